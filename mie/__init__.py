@@ -1,0 +1,50 @@
+"""mie: a miniature LLM inference engine whose every number can be checked.
+
+    from mie import LLM, SamplingParams
+
+Names are loaded when they are first used, so that ``import mie`` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from mie.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from mie.config import EngineConfig as EngineConfig
+    from mie.engine import Engine as Engine
+    from mie.errors import MieError as MieError
+    from mie.llm import LLM as LLM
+    from mie.outputs import CompletionOutput as CompletionOutput
+    from mie.outputs import RequestOutput as RequestOutput
+    from mie.sched.params import SamplingParams as SamplingParams
+
+_HOMES = {
+    "LLM": "mie.llm",
+    "SamplingParams": "mie.sched.params",
+    "RequestOutput": "mie.outputs",
+    "CompletionOutput": "mie.outputs",
+    "EngineConfig": "mie.config",
+    "Engine": "mie.engine",
+    "MieError": "mie.errors",
+}
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Engine",
+    "EngineConfig",
+    "MieError",
+    "RequestOutput",
+    "SamplingParams",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mie' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,314 @@
+"""The engine: requests of token ids in, tokens out, one step at a time. It never sees text."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from mie.config import EngineConfig
+from mie.errors import RequestError
+from mie.outputs import RequestMetrics
+from mie.runner import ChunkResult, ModelRunner, TokenLogprobs
+from mie.sched.params import SamplingParams
+from mie.sched.plan import StepPlan
+from mie.sched.scheduler import Scheduler
+from mie.sched.sequence import FinishReason, Request
+from mie.sched.sequence import Sequence as RunningSequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceOutput:
+    """What one choice got in a step."""
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    num_cached_tokens: int
+    metrics: RequestMetrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepStats:
+    """One step in numbers; for observers."""
+
+    step: int
+    num_running: int
+    num_waiting: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_preempted: int
+    num_blocks_used: int
+    """Blocks that stand in a sequence's table."""
+    num_blocks_cached: int
+    """Blocks that only the prefix cache holds."""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutput:
+    """What a step gave: choices with new tokens, and prompt log-probabilities by request."""
+
+    outputs: tuple[SequenceOutput, ...]
+    prompt_logprobs: dict[str, list[TokenLogprobs]]
+    stats: StepStats
+
+
+@dataclass(eq=False)
+class _Times:
+    """When things happened to a request."""
+
+    arrival: float
+    first_step: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+@dataclass
+class EngineStats:
+    """Running totals of an engine."""
+
+    num_steps: int = 0
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+    peak_blocks: int = 0
+
+    def add(self, stats: StepStats, num_generated: int) -> None:
+        self.num_steps += 1
+        self.num_generated_tokens += num_generated
+        self.num_preemptions += stats.num_preempted
+        self.peak_blocks = max(self.peak_blocks, stats.num_blocks_used)
+
+
+class Engine:
+    """Runs requests to their ends. Not thread-safe: one thread calls it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        self.config = config
+        self.scheduler = scheduler
+        self.stats = EngineStats()
+        self.observers: list[Callable[[StepStats], None]] = []
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._requests: dict[str, Request] = {}
+        self._times: dict[str, _Times] = {}
+        self._request_ids: dict[int, str] = {}
+        self._num_requests = 0
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return self.scheduler.max_model_len
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add_request(
+        self, token_ids: Sequence[int], params: SamplingParams, request_id: str | None = None
+    ) -> str:
+        """Queue a prompt of token ids: its request id (by default its number).
+
+        Raises:
+            RequestError: the request could never be served; nothing was added.
+        """
+        request_id = str(self._num_requests) if request_id is None else request_id
+        if request_id in self._requests:
+            raise RequestError(f"request id {request_id!r} is in use; choose another")
+        self._check_token_ids(token_ids, params)
+        request = Request(
+            request_id,
+            self._num_requests,
+            token_ids,
+            params,
+            self._eos_token_ids,
+            self.config.seed,
+        )
+        _check_something_allowed(request)
+        with _interrupts_deferred():
+            self.scheduler.add(request)
+            self._requests[request_id] = request
+            self._times[request_id] = _Times(time.perf_counter())
+            self._request_ids[request.number] = request_id
+            self._num_requests += 1
+        return request_id
+
+    def _check_token_ids(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        if not token_ids:
+            raise RequestError("prompt is empty; it needs at least one token")
+        last = self._vocab_size - 1
+        for what, ids in (("prompt", token_ids), *params.named_token_ids.items()):
+            for token_id in ids:
+                if not isinstance(token_id, int) or not 0 <= token_id <= last:
+                    raise RequestError(
+                        f"{what} has token id {token_id!r}; the vocabulary has ids 0 … {last}"
+                    )
+
+    def abort(self, request_id: str) -> None:
+        """End a request in any state and give its blocks back; unknown ids are ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            with _interrupts_deferred():
+                self.scheduler.abort(request)
+                self._forget(request)
+
+    def finish(
+        self, request_id: str, index: int, reason: FinishReason, stop_reason: int | str | None
+    ) -> None:
+        """End one choice of a request; its siblings go on."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            with _interrupts_deferred():
+                self.scheduler.finish(request.sequences[index], reason, stop_reason)
+                if request.is_finished:
+                    self._forget(request)
+
+    def step(self) -> StepOutput:
+        """Compute one step. Whatever ends it early, Ctrl-C included, leaks no block: the sequences
+        that were running wait again, with the tokens they had."""
+        start = time.perf_counter()
+        try:
+            with _interrupts_deferred():
+                plan = self.scheduler.schedule()
+            num_blocks_used = self.scheduler.manager.num_used
+            results = self._runner.run(plan) if plan.chunks else []
+            with _interrupts_deferred():
+                sampled = self.scheduler.update(plan, [result.token_ids for result in results])
+        except BaseException:
+            # What the step had written is unknown: every sequence is computed again.
+            with _interrupts_deferred():
+                self.scheduler.preempt_all()
+            raise
+        now = time.perf_counter()
+        self._stamp(plan, sampled, start, now)
+        stats = self._step_stats(plan, num_blocks_used, now - start)
+        output = StepOutput(
+            outputs=tuple(self._outputs(sampled, results)),
+            prompt_logprobs=self._prompt_logprobs(plan, results),
+            stats=stats,
+        )
+        for seq in sampled:
+            if seq.request.is_finished:
+                self._forget(seq.request)
+        self.stats.add(stats, len(sampled))
+        for observer in self.observers:
+            observer(stats)
+        return output
+
+    def _outputs(
+        self, sampled: Sequence[RunningSequence], results: Sequence[ChunkResult]
+    ) -> Iterator[SequenceOutput]:
+        logprobs = (
+            result.logprobs[i : i + 1] for result in results for i in range(len(result.token_ids))
+        )
+        for seq, row in zip(sampled, logprobs, strict=True):
+            yield SequenceOutput(
+                request_id=seq.request.request_id,
+                index=seq.index,
+                token_ids=(seq.token_ids[-1],),
+                logprobs=tuple(row),
+                finish_reason=seq.finish_reason,
+                stop_reason=seq.stop_reason,
+                num_cached_tokens=seq.num_cached_tokens or 0,
+                metrics=self._metrics(seq.request),
+            )
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, results: Sequence[ChunkResult]
+    ) -> dict[str, list[TokenLogprobs]]:
+        ids = self._request_ids
+        return {
+            ids[chunk.seq_id[0]]: result.prompt_logprobs
+            for chunk, result in zip(plan.chunks, results, strict=True)
+            if result.prompt_logprobs
+        }
+
+    def _stamp(
+        self, plan: StepPlan, sampled: Sequence[RunningSequence], start: float, now: float
+    ) -> None:
+        for chunk in plan.chunks:
+            times = self._times[self._request_ids[chunk.seq_id[0]]]
+            times.first_step = start if times.first_step is None else times.first_step
+        for seq in sampled:
+            times = self._times[seq.request.request_id]
+            times.first_token = now if times.first_token is None else times.first_token
+            times.last_token = now
+
+    def _metrics(self, request: Request) -> RequestMetrics:
+        times = self._times[request.request_id]
+        assert times.first_step is not None
+        assert times.first_token is not None
+        assert times.last_token is not None
+        return RequestMetrics(
+            queue_time=times.first_step - times.arrival,
+            time_to_first_token=times.first_token - times.arrival,
+            total_time=times.last_token - times.arrival,
+            num_preemptions=sum(seq.num_preemptions for seq in request.sequences),
+            num_recomputed_tokens=sum(seq.num_recomputed for seq in request.sequences),
+        )
+
+    def _step_stats(self, plan: StepPlan, num_blocks_used: int, seconds: float) -> StepStats:
+        num_decodes = sum(chunk.is_decode for chunk in plan.chunks)
+        scheduler = self.scheduler
+        return StepStats(
+            step=plan.step,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_prefill_tokens=plan.num_tokens - num_decodes,
+            num_decode_tokens=num_decodes,
+            num_preempted=len(plan.preempted),
+            num_blocks_used=num_blocks_used,
+            num_blocks_cached=scheduler.manager.num_cached,
+            seconds=seconds,
+        )
+
+    def _forget(self, request: Request) -> None:
+        self._requests.pop(request.request_id, None)
+        self._times.pop(request.request_id, None)
+        self._request_ids.pop(request.number, None)
+
+
+def _check_something_allowed(request: Request) -> None:
+    """While ``min_tokens`` bans the tokens that end a sequence, others must be allowed."""
+    params = request.params
+    banned = request.eos_token_ids | request.stop_token_ids
+    if (
+        params.min_tokens
+        and params.allowed_token_ids
+        and banned.issuperset(params.allowed_token_ids)
+    ):
+        raise RequestError(
+            f"allowed_token_ids {list(params.allowed_token_ids)} all end the sequence, which "
+            f"min_tokens={params.min_tokens} forbids; allow another token, or set min_tokens to 0"
+        )
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Let a Ctrl-C wait until the block is done, so that the queues are never half-changed."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    arrived: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if arrived:
+            handler(*arrived[0])

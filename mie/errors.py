@@ -1,0 +1,50 @@
+"""Every error that ``mie`` raises for something a caller can cause.
+
+    MieError
+    ├── ConfigError                 a setting is out of range, unknown, or contradicts another
+    ├── ModelError                  a model directory cannot be used
+    │   ├── UnsupportedModelError   it asks for something that is not implemented
+    │   ├── WeightsError            a weights file is broken or does not fit the configuration
+    │   └── TokenizerError          the tokenizer is broken or does not fit the configuration
+    ├── RequestError                one request cannot be served; the engine goes on
+    │   └── ChatTemplateError       the chat template is missing, raised, or did not end
+    └── MissingExtraError           an optional dependency is not installed
+
+A message says what, got, limit and remedy. Our own broken promises are ``AssertionError``.
+"""
+
+
+class MieError(Exception):
+    """Base class of every error in this module."""
+
+
+class ConfigError(MieError, ValueError):
+    """A setting is out of range, unknown, or contradicts another."""
+
+
+class ModelError(MieError):
+    """A model directory cannot be used."""
+
+
+class UnsupportedModelError(ModelError):
+    """The model asks for an architecture or a feature that is not implemented."""
+
+
+class WeightsError(ModelError):
+    """A weights file is broken, or its tensors do not fit the configuration."""
+
+
+class TokenizerError(ModelError):
+    """The tokenizer is broken, or does not fit the configuration."""
+
+
+class RequestError(MieError, ValueError):
+    """One request cannot be served; nothing was added and the engine goes on."""
+
+
+class ChatTemplateError(RequestError):
+    """The chat template is missing, raised an error, or did not end in time."""
+
+
+class MissingExtraError(MieError, ImportError):
+    """An optional dependency is not installed; the message names the extra."""

@@ -1,0 +1,247 @@
+"""`LLM`: prompts in, text out, spelled as in vLLM."""
+
+import inspect
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from mie.config import EngineConfig, refuse_unknown
+from mie.engine import Engine
+from mie.errors import ConfigError, RequestError
+from mie.load import load_engine
+from mie.model.config import ModelConfig
+from mie.model.locate import locate_model
+from mie.outputs import RequestOutput
+from mie.processor import OutputProcessor
+from mie.sched.params import SamplingParams
+from mie.text.chat import ChatTemplate
+from mie.text.tokenizer import Tokenizer
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
+Message: TypeAlias = Mapping[str, Any]
+"""``{"role": "user", "content": "Hello"}``."""
+
+
+class LLM:
+    """A model, its tokenizer and an engine.
+
+        llm = LLM("bundled")
+        [output] = llm.generate(["Once upon a time"], SamplingParams(max_tokens=64))
+        print(output.outputs[0].text)
+
+    Prompts of one call, and of `add_request`, run together through one paged cache. Not
+    thread-safe: one thread calls it.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = "bundled",
+        *,
+        tokenizer: str | os.PathLike[str] | None = None,
+        skip_tokenizer_init: bool = False,
+        backend: str = "numpy",
+        dtype: str = "auto",
+        seed: int = 0,
+        max_model_len: int | None = None,
+        max_num_seqs: int = EngineConfig.max_num_seqs,
+        max_num_batched_tokens: int = EngineConfig.max_num_batched_tokens,
+        block_size: int = EngineConfig.block_size,
+        num_blocks: int | None = None,
+        kv_cache_memory_bytes: int | None = None,
+        enable_prefix_caching: bool = True,
+        **unknown: Any,
+    ) -> None:
+        """Load ``model``: "bundled", a directory in Hugging Face format, or a hub id.
+
+        Args:
+            tokenizer: where the tokenizer is, if not beside the model.
+            skip_tokenizer_init: load none; prompts are token ids, and outputs have no text.
+            backend: "numpy".
+            dtype: "auto" and "float32", or "float64".
+            seed: stands in where a request has none.
+            max_model_len: tokens of a prompt and its answer together; the model's context if None.
+            max_num_seqs: sequences that run at once.
+            max_num_batched_tokens: tokens that a step computes at most.
+            block_size: tokens in a block of the KV cache.
+            num_blocks: blocks in the KV cache; or
+            kv_cache_memory_bytes: as many blocks as fit. By default what ``max_num_seqs`` sequences
+                can use, at most 4 GiB and a quarter of the free memory.
+            enable_prefix_caching: share the blocks of equal prompt beginnings.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range.
+            ModelError: the model cannot be used.
+        """
+        refuse_unknown("LLM", unknown, list(inspect.signature(LLM).parameters)[:-1])
+        config = EngineConfig(
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            enable_prefix_caching=enable_prefix_caching,
+            seed=seed,
+        )
+        self.directory = locate_model(model)
+        self._text_directory = self.directory if tokenizer is None else locate_model(tokenizer)
+        self.tokenizer: Tokenizer | None = None
+        if not skip_tokenizer_init:  # before the weights: it is quick, and may be wrong
+            vocab_size = ModelConfig.load(self.directory).vocab_size
+            self.tokenizer = Tokenizer.load(self._text_directory, vocab_size)
+        self._chat_template: ChatTemplate | None = None
+        self.engine: Engine = load_engine(self.directory, config, backend=backend, dtype=dtype)
+        self._processor = OutputProcessor(self.engine, self.tokenizer)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """The completions of all prompts, in their order.
+
+        ``sampling_params`` is for all prompts, or a list with one for each. A bad prompt raises
+        `RequestError` before anything runs; Ctrl-C ends all of them and gives every block back.
+        """
+        each: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
+        params = _one_for_each(sampling_params, len(each))
+        return self._run(list(zip(each, params, strict=True)), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """The assistant's answers to one conversation, or to each of several.
+
+        ``template_options`` go to `apply_chat_template`.
+        """
+        is_single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: list[Any] = [messages] if is_single else list(messages)
+        prompts = [self.chat_prompt(each, **template_options) for each in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """The growing output of one prompt, after every token; `CompletionOutput.new_text` is the
+        new piece. Closing the iterator early ends the request."""
+        request_id = self.add_request(prompt, sampling_params or SamplingParams())
+        try:
+            finished = False
+            while not finished:
+                for output in self.step():
+                    if output.request_id == request_id:
+                        finished = output.finished
+                        yield output
+        finally:
+            self.abort(request_id)
+
+    def apply_chat_template(self, messages: Sequence[Message], **options: Any) -> str:
+        """The conversation as the model's chat template writes it.
+
+        Options: ``add_generation_prompt`` (default True), and whatever the template knows.
+        """
+        if self._chat_template is None:
+            self._chat_template = ChatTemplate.load(self._text_directory)
+        return self._chat_template.render(messages, **options)
+
+    def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
+        """The conversation as a prompt for `generate`. The template writes BOS itself."""
+        text = self.apply_chat_template(messages, **options)
+        token_ids = self._require_tokenizer().encode(text, add_special_tokens=False)
+        return {"prompt": text, "prompt_token_ids": token_ids}
+
+    # Request by request, for programs that bring their own loop.
+
+    def add_request(
+        self, prompt: Prompt, sampling_params: SamplingParams, request_id: str | None = None
+    ) -> str:
+        """Queue one prompt; `step` runs it. Its request id (by default its number).
+
+        Raises:
+            RequestError: it could never be served; nothing was added.
+        """
+        text, token_ids = self._tokenize(prompt)
+        return self._processor.add_request(text, token_ids, sampling_params, request_id)
+
+    def step(self) -> list[RequestOutput]:
+        """One step of the engine: the requests that got a token, with all they have so far."""
+        return self._processor.process(self.engine.step())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return self.engine.has_work
+
+    def abort(self, request_id: str) -> None:
+        """End a request and give its blocks back; unknown and finished ones are ignored."""
+        self._processor.abort(request_id)
+
+    def _run(
+        self, requests: Sequence[tuple[Prompt, SamplingParams]], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        tokenized = [(*self._tokenize(prompt), params) for prompt, params in requests]
+        running: dict[str, RequestOutput | None] = {}
+        with _progress_bar(len(requests), use_tqdm) as bar:
+            try:
+                for text, token_ids, params in tokenized:
+                    running[self._processor.add_request(text, token_ids, params)] = None
+                while None in running.values():
+                    for output in self.step():
+                        if output.finished and output.request_id in running:
+                            running[output.request_id] = output
+                            bar.update()
+            finally:
+                for request_id in [key for key, done in running.items() if done is None]:
+                    self.abort(request_id)
+        return [done for done in running.values() if done is not None]
+
+    def _tokenize(self, prompt: Any) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self._require_tokenizer().encode(prompt)
+        if isinstance(prompt, Mapping):
+            text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if token_ids is not None:
+                return text, list(token_ids)
+            if isinstance(text, str):
+                return self._tokenize(text)
+            got = ", ".join(map(repr, prompt)) or "neither"
+            raise RequestError(f"a prompt needs 'prompt' or 'prompt_token_ids'; got {got}")
+        if isinstance(prompt, Sequence):
+            return None, list(prompt)
+        raise RequestError(f"a prompt is a text or a list of token ids; got {prompt!r}")
+
+    def _require_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError(
+                "this LLM has no tokenizer (skip_tokenizer_init=True); pass token ids"
+            )
+        return self.tokenizer
+
+
+def _is_single(prompts: object) -> bool:
+    """Whether it is one prompt: a text, a mapping, or a list of token ids."""
+    if isinstance(prompts, (str, Mapping)):
+        return True
+    return isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int)
+
+
+def _one_for_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ConfigError(f"{count} prompts need as many sampling_params; got {len(params)}")
+    return list(params)
+
+
+def _progress_bar(total: int, is_shown: bool) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="generating", unit="request", disable=not is_shown)

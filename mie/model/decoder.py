@@ -1,0 +1,160 @@
+"""The decoder-only transformer of every supported family; a family is flags of `ModelConfig`."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.model.config import ModelConfig
+from mie.model.rope import rope_inv_freq
+from mie.model.weights import Checkpoint
+from mie.ops.backend import Array, Backend, KVCacheShape, StepBatch
+
+BLOCK_BYTES = 4 << 20
+"""How much of the checkpoint is converted at a time: small against any model's weights."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """The weights of one layer, as the backend keeps them."""
+
+    attention_norm: Array
+    qkv: Array
+    q_norm: Array | None
+    k_norm: Array | None
+    attention_out: Array
+    mlp_norm: Array
+    gate_up: Array
+    down: Array
+    window: int | None
+
+
+class Decoder:
+    """Weights on a backend, and the forward pass over them."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        backend: Backend,
+        checkpoint: Checkpoint,
+        num_positions: int,
+        progress: Callable[[int], object] = lambda num_bytes: None,
+    ) -> None:
+        """Load the weights for positions 0 … num_positions - 1.
+
+        ``progress`` is told how many bytes of the checkpoint were converted just now.
+        """
+        self.config = config
+        self.backend = backend
+        loader = _Loader(config, backend, checkpoint, progress)
+        self._embedding = loader.embedding("model.embed_tokens.weight")
+        self._layers = [loader.layer(index) for index in range(config.num_layers)]
+        self._norm = loader.vector("model.norm.weight")
+        if config.tie_word_embeddings:
+            self._head = backend.tie_linear(self._embedding)
+        else:
+            self._head = loader.linear("lm_head")
+        inv_freq, scaling = rope_inv_freq(
+            config.rope, config.head_dim, config.max_position_embeddings
+        )
+        self._rope = backend.load_rope(inv_freq, scaling, num_positions)
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int) -> KVCacheShape:
+        """The cache that `forward` wants."""
+        return KVCacheShape(
+            num_layers=self.config.num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+        )
+
+    def forward(self, batch: StepBatch, kv_cache: Array) -> Array:
+        """The logits [R, V] of a step's wanted rows; its keys and values go to the cache."""
+        config, backend = self.config, self.backend
+        x = backend.embed(batch.token_ids, self._embedding)
+        for index, layer in enumerate(self._layers):
+            x = self._attention(x, index, layer, batch, kv_cache)
+            h = backend.rms_norm(x, layer.mlp_norm, config.rms_norm_eps)
+            h = backend.silu_mul(backend.linear(h, layer.gate_up))
+            x = backend.linear(h, layer.down, residual=x)
+        x = backend.take_rows(x, batch.logits_rows)
+        return backend.linear(backend.rms_norm(x, self._norm, config.rms_norm_eps), self._head)
+
+    def _attention(
+        self, x: Array, index: int, layer: Layer, batch: StepBatch, kv_cache: Array
+    ) -> Array:
+        config, backend = self.config, self.backend
+        num_heads, num_kv_heads, eps = config.num_heads, config.num_kv_heads, config.rms_norm_eps
+        h = backend.rms_norm(x, layer.attention_norm, eps)
+        qkv = backend.linear(h, layer.qkv)
+        qkv = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, config.head_dim)
+        if layer.q_norm is not None:
+            backend.head_norm(qkv, 0, num_heads, layer.q_norm, eps)
+            backend.head_norm(qkv, num_heads, num_heads + num_kv_heads, layer.k_norm, eps)
+        q = backend.rope_write_kv(qkv, self._rope, kv_cache, index, batch)
+        attended = backend.paged_attention(q, kv_cache, index, batch, layer.window)
+        return backend.linear(attended.reshape(len(q), -1), layer.attention_out, residual=x)
+
+
+class _Loader:
+    """Reads a checkpoint tensor by tensor into the backend, giving the file's pages back."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        backend: Backend,
+        checkpoint: Checkpoint,
+        progress: Callable[[int], object],
+    ) -> None:
+        self._config = config
+        self._backend = backend
+        self._checkpoint = checkpoint
+        self._progress = progress
+
+    def layer(self, index: int) -> Layer:
+        name = f"model.layers.{index}."
+        attention, mlp = name + "self_attn.", name + "mlp."
+        has_norms = self._config.qk_norm
+        return Layer(
+            attention_norm=self.vector(name + "input_layernorm.weight"),
+            qkv=self.linear(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
+            q_norm=self.vector(attention + "q_norm.weight") if has_norms else None,
+            k_norm=self.vector(attention + "k_norm.weight") if has_norms else None,
+            attention_out=self.linear(attention + "o_proj"),
+            mlp_norm=self.vector(name + "post_attention_layernorm.weight"),
+            gate_up=self.linear(mlp + "gate_proj", mlp + "up_proj"),
+            down=self.linear(mlp + "down_proj"),
+            window=self._config.layer_windows[index],
+        )
+
+    def vector(self, name: str) -> Array:
+        vector = self._read(name)
+        return self._backend.load_vector(vector)
+
+    def embedding(self, name: str) -> Array:
+        return self._backend.load_embedding(self._checkpoint.read(name).shape, self._rows([name]))
+
+    def linear(self, *names: str) -> Array:
+        """One matrix from the named ones, side by side."""
+        weights = [name + ".weight" for name in names]
+        shapes = [self._checkpoint.read(weight).shape for weight in weights]
+        biases = [name + ".bias" for name in names if name + ".bias" in self._checkpoint.dtypes]
+        bias = np.concatenate([self._read(name) for name in biases]) if biases else None
+        shape = (sum(num_rows for num_rows, _ in shapes), shapes[0][1])
+        return self._backend.load_linear(shape, self._rows(weights), bias)
+
+    def _read(self, name: str) -> NDArray[Any]:
+        tensor = self._checkpoint.read(name)
+        self._progress(tensor.nbytes)
+        return tensor
+
+    def _rows(self, names: Iterable[str]) -> Iterator[NDArray[Any]]:
+        for block in chain.from_iterable(
+            self._checkpoint.blocks(name, BLOCK_BYTES) for name in names
+        ):
+            yield block
+            self._progress(block.nbytes)

@@ -1,0 +1,87 @@
+"""From what a user calls a model to the directory it lies in."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from mie.errors import MissingExtraError, ModelError
+
+BUNDLED = "bundled"
+BUNDLED_DIRECTORY = Path(__file__).resolve().parent.parent / "assets" / "tiny"
+
+# What a model directory is read for. Patterns, so that absent files are not an error; weights in
+# other layouts ("consolidated", PyTorch pickles, ONNX) would only take time and space.
+HUB_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def locate_model(name: str | os.PathLike[str]) -> Path:
+    """The directory of the model ``name``.
+
+    Args:
+        name: ``"bundled"``, a directory, or a Hugging Face hub id such as
+            ``"HuggingFaceTB/SmolLM2-135M"``. A directory of that name wins over the hub. From the
+            hub, only the files that are read are fetched, into its usual cache.
+
+    Raises:
+        ModelError: there is no such directory, or the hub does not give the model.
+        MissingExtraError: it is a hub id, and ``huggingface_hub`` is not installed.
+    """
+    name = os.fspath(name)
+    if name == BUNDLED:
+        return _bundled()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"model {name!r} is a file; pass the directory that holds config.json")
+    if _HUB_ID.fullmatch(name):
+        return _download(name)
+    raise ModelError(
+        f"model directory {name!r} does not exist; a model is {BUNDLED!r}, a directory in Hugging "
+        "Face format, or a hub id such as 'HuggingFaceTB/SmolLM2-135M'"
+    )
+
+
+def _bundled() -> Path:
+    if not (BUNDLED_DIRECTORY / "config.json").exists():
+        raise ModelError(
+            f"this installation lacks the bundled model ({BUNDLED_DIRECTORY}); install mie again, "
+            "or pass a model directory"
+        )
+    return BUNDLED_DIRECTORY
+
+
+def _download(hub_id: str) -> Path:
+    """The local snapshot of the hub's model, fetched if need be."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise MissingExtraError(
+            f"there is no directory {hub_id!r}, and fetching a hub id takes huggingface_hub, which "
+            "is not installed: pip install 'mie[hub]'"
+        ) from error
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
+    except Exception as error:  # its network stack raises errors of several libraries
+        raise ModelError(
+            f"there is no directory {hub_id!r}, and the Hugging Face hub did not give a model of "
+            f"that name: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,114 @@
+"""Rotation frequencies of rotary position embeddings (RoPE).
+
+A pair of channels ``j`` of a head turns by ``position * inv_freq[j]`` radians; queries and keys
+are then multiplied by ``attention_scaling``. The scalings below let a model read beyond the context
+that it was trained on by turning some pairs more slowly. All of them depend on the configuration
+alone, never on the current length, so a key can be cached once it is rotated.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from mie.model.config import RopeConfig
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+
+def rope_inv_freq(
+    rope: RopeConfig, head_dim: int, max_position_embeddings: int
+) -> tuple[FloatArray, float]:
+    """Radians per position of each channel pair, and the factor for cos and sin.
+
+    Args:
+        rope: the kind of scaling and its parameters.
+        head_dim: Dh, even.
+        max_position_embeddings: stands in for ``rope.original_max_position_embeddings`` if that is
+            None, as in Hugging Face transformers.
+
+    Returns:
+        ``inv_freq`` float64 [Dh/2], and ``attention_scaling``, by which both cos and sin are
+        multiplied (1.0 except for YaRN).
+
+    Source: ``modeling_rope_utils.py`` of transformers, which computes in float32; here everything
+    is float64.
+    """
+    plain = _default(rope.theta, head_dim)
+    original_context = rope.original_max_position_embeddings or max_position_embeddings
+    if rope.rope_type == "linear":
+        return plain / rope.factor, 1.0
+    if rope.rope_type == "llama3":
+        return _llama3(rope, plain, original_context), 1.0
+    if rope.rope_type == "yarn":
+        return _yarn(rope, plain, original_context), yarn_attention_scaling(rope)
+    assert rope.rope_type == "default", rope.rope_type
+    return plain, 1.0
+
+
+def _default(theta: float, head_dim: int) -> FloatArray:
+    """``theta ** (-2j / Dh)``; float64 [Dh/2]. Su et al. 2021, arXiv:2104.09864, section 3.2.2."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    return np.asarray(theta**-exponents, dtype=np.float64)
+
+
+def _llama3(rope: RopeConfig, plain: FloatArray, original_context: int) -> FloatArray:
+    """Slow pairs ``factor`` times slower, fast pairs unchanged, a blend between; float64 [Dh/2].
+
+    A pair that turns fewer than ``low_freq_factor`` times within the original context is slow, one
+    that turns more than ``high_freq_factor`` times is fast.
+
+    Source: ``apply_scaling`` in the reference code of Llama 3.1 (meta-llama/llama-models).
+    """
+    turns = original_context * plain / (2 * math.pi)
+    keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    keep = np.clip(keep, 0.0, 1.0)
+    return np.asarray(keep * plain + (1 - keep) * plain / rope.factor, dtype=np.float64)
+
+
+def _yarn(rope: RopeConfig, plain: FloatArray, original_context: int) -> FloatArray:
+    """Fast pairs kept, slow pairs ``factor`` times slower, a linear ramp between; float64 [Dh/2].
+
+    Source: "NTK-by-parts" interpolation, Peng et al. 2023 (YaRN), arXiv:2309.00071, section 3.2.
+    The ramp is linear in the pair's index, as in the authors' code and in transformers.
+    """
+    first, last = _yarn_ramp(rope, 2 * len(plain), original_context)
+    slowed = np.clip((np.arange(len(plain)) - first) / (last - first), 0.0, 1.0)
+    return np.asarray(slowed * plain / rope.factor + (1 - slowed) * plain, dtype=np.float64)
+
+
+def _yarn_ramp(rope: RopeConfig, head_dim: int, original_context: int) -> tuple[float, float]:
+    """The pair indices between which the ramp rises: ``beta_fast`` and ``beta_slow`` turns."""
+
+    def pair_that_turns(turns: float) -> float:
+        wavelengths = original_context / (turns * 2 * math.pi)
+        return head_dim * math.log(wavelengths) / (2 * math.log(rope.theta))
+
+    first, last = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    return first, last + 0.001 if first == last else last  # a ramp of no width would divide by zero
+
+
+def yarn_attention_scaling(rope: RopeConfig) -> float:
+    """The factor on cos and sin: ``0.1 ln(factor) + 1``, unless the configuration says otherwise.
+
+    ``attention_factor`` overrides it; ``mscale`` and ``mscale_all_dim``, when both are set, replace
+    it by the ratio of two such terms.
+
+    Source: arXiv:2309.00071, section 3.4 (sqrt(1/t)); the ratio is from DeepSeek-V2's code.
+    """
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
+    return _mscale(rope.factor, 1.0)
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

@@ -1,0 +1,134 @@
+"""Attention of a ragged batch over the paged KV cache.
+
+`paged_attention` is the definition: sequence by sequence, gather and attend. `decode_attention` is
+the same for sequences with one query each, several sequences in one matrix product.
+"""
+
+import numpy as np
+
+from mie.ops.arrays import Bools, Floats, Ints
+from mie.ops.kv_cache import gather_kv
+
+QUERY_TILE = 128
+"""Queries that are scored together: bounds the scores to Hq * 128 * s, whatever the chunk."""
+
+GATHER_BYTES = 1 << 19
+"""Keys that `decode_attention` gathers at once: with the values they fit a 1 MiB L2 cache."""
+
+
+def paged_attention(
+    q: Floats,
+    k_cache: Floats,
+    v_cache: Floats,
+    block_tables: Ints,
+    cu_seqlens_q: Ints,
+    seq_lens: Ints,
+    scale: float,
+    window: int | None = None,
+) -> Floats:
+    """softmax(scale * q·Kᵀ)·V for every query over its own sequence, as a new array [T, Hq, Dh].
+
+    q [T, Hq, Dh]; caches [N, B, Hkv, Dh]; block_tables [S, M]; cu_seqlens_q [S + 1];
+    seq_lens [S], the tokens in the cache, this step's included. Query head h reads KV head
+    h * Hkv // Hq (grouped-query attention: Ainslie et al., 2023, arXiv:2305.13245). Query i of a
+    sequence with n queries and length s stands at position p = s - n + i and sees the keys at
+    max(0, p - window + 1) … p.
+    Slots beyond a sequence's length are never read, whatever they hold.
+    """
+    out = np.empty_like(q)
+    for s, seq_len in enumerate(seq_lens.tolist()):
+        begin, end = int(cu_seqlens_q[s]), int(cu_seqlens_q[s + 1])
+        for tile in range(begin, end, QUERY_TILE):
+            tile_end = min(tile + QUERY_TILE, end)
+            last = seq_len - (end - tile_end)  # one past the position of the tile's last query
+            first = last - (tile_end - tile)
+            start = 0 if window is None else max(0, first - window + 1)
+            keys = gather_kv(k_cache, block_tables[s], start, last)
+            values = gather_kv(v_cache, block_tables[s], start, last)
+            mask = causal_mask(first - start, tile_end - tile, window)
+            out[tile:tile_end] = attend(q[tile:tile_end], keys, values, scale, mask)
+    return out
+
+
+def causal_mask(first: int, num_queries: int, window: int | None) -> Bools:
+    """What the n queries at positions first … first + n - 1 may see: bool [n, first + n]."""
+    query = np.arange(first, first + num_queries)[:, None]
+    key = np.arange(first + num_queries)
+    visible = key <= query
+    if window is not None:
+        visible &= key > query - window
+    return visible
+
+
+def attend(
+    q: Floats,
+    keys: Floats,
+    values: Floats,
+    scale: float,
+    mask: Bools,
+) -> Floats:
+    """Masked attention of one sequence, as a new array [n, Hq, Dh].
+
+    q [n, Hq, Dh]; keys, values [s, Hkv, Dh]; mask [n, s], True where a query sees a key; every
+    query sees at least one. Vaswani et al., 2017, arXiv:1706.03762, equation 1.
+    """
+    n, num_heads, head_dim = q.shape
+    num_kv_heads = keys.shape[1]
+    group = num_heads // num_kv_heads
+    # [n, Hq, Dh] -> [Hkv, n * G, Dh]: the queries that share a KV head become rows of one matrix.
+    rows = q.reshape(n, num_kv_heads, group, head_dim).swapaxes(0, 1)
+    scores = rows.reshape(num_kv_heads, n * group, head_dim) @ keys.transpose(1, 2, 0)
+    scores *= scale
+    scores = scores.reshape(num_kv_heads, n, group, -1)
+    np.copyto(scores, -np.inf, where=~mask[None, :, None, :])
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=-1, keepdims=True)
+    out = scores.reshape(num_kv_heads, n * group, -1) @ values.swapaxes(0, 1)
+    out = out.reshape(num_kv_heads, n, group, head_dim) / total
+    attended: Floats = out.swapaxes(0, 1).reshape(n, num_heads, head_dim)
+    return attended
+
+
+def decode_attention(
+    q: Floats,
+    k_cache: Floats,
+    v_cache: Floats,
+    block_tables: Ints,
+    seq_lens: Ints,
+    scale: float,
+) -> Floats:
+    """`paged_attention` of S sequences with one query each and no window: new array [S, Hq, Dh].
+
+    q [S, Hq, Dh]; the rest as in `paged_attention`. Sequences are taken in order of length, as many
+    at once as fit the cache, and padded to the longest of them.
+    """
+    out = np.empty_like(q)
+    num_heads, head_dim = q.shape[1:]
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    rows = q.reshape(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    block_bytes = k_cache[0].nbytes
+    order = np.argsort(-seq_lens, kind="stable")
+    begin = 0
+    while begin < order.size:
+        num_blocks = -(-int(seq_lens[order[begin]]) // block_size)
+        end = begin + max(1, GATHER_BYTES // (num_blocks * block_bytes))
+        chosen = order[begin:end]
+        tables = block_tables[chosen, :num_blocks]
+        gathered = (chosen.size, num_blocks * block_size, num_kv_heads, head_dim)
+        # A shorter sequence's table is read past its end here, where it may hold anything: hence
+        # "clip", and hence the masking of both products below.
+        keys = np.take(k_cache, tables, axis=0, mode="clip").reshape(gathered)
+        values = np.take(v_cache, tables, axis=0, mode="clip").reshape(gathered)
+        scores = (rows[chosen] * scale) @ keys.transpose(0, 2, 3, 1)
+        for i, seq_len in enumerate(seq_lens[chosen].tolist()):
+            scores[i, ..., seq_len:] = -np.inf
+            values[i, seq_len:] = 0.0  # an unwritten slot may hold NaN, and 0 * NaN is NaN
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+        total = scores.sum(axis=-1, keepdims=True)
+        attended = scores @ values.swapaxes(1, 2)
+        attended /= total
+        out[chosen] = attended.reshape(chosen.size, num_heads, head_dim)
+        begin = end
+    return out

@@ -1,0 +1,28 @@
+"""Token embedding and the matrix product."""
+
+from mie.ops.arrays import Floats, Ints
+
+
+def embed(token_ids: Ints, table: Floats) -> Floats:
+    """Rows of ``table`` [V, D] named by ``token_ids`` [T], as a new array [T, D]."""
+    rows: Floats = table[token_ids]
+    return rows
+
+
+def linear(
+    x: Floats,
+    weight: Floats,
+    bias: Floats | None = None,
+    residual: Floats | None = None,
+) -> Floats:
+    """``x @ weight + bias + residual``, as a new array [T, N].
+
+    x [T, K], weight [K, N] (the transpose of the [N, K] that Hugging Face stores), bias [N],
+    residual [T, N]; all of one float dtype.
+    """
+    y: Floats = x @ weight
+    if bias is not None:
+        y += bias
+    if residual is not None:
+        y += residual
+    return y

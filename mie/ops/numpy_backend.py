@@ -1,0 +1,149 @@
+"""The Backend contract over NumPy arrays: the oracle, and the CPU engine."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.errors import ConfigError
+from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
+from mie.ops.arrays import Floats, Ints
+from mie.ops.backend import KVCacheShape, StepBatch
+from mie.ops.sampling import RowControls
+
+
+class Linear(NamedTuple):
+    """A matrix [K, N], the transpose of the checkpoint's, and its bias [N]."""
+
+    weight: Floats
+    bias: Floats | None
+
+
+class NumpyBackend:
+    """Runs on the CPU in ``dtype``: "float32" (also "auto"), or "float64" for the oracle tests."""
+
+    name = "numpy"
+
+    def __init__(self, dtype: str = "auto") -> None:
+        if dtype not in ("auto", "float32", "float64"):
+            raise ConfigError(
+                f"dtype {dtype!r} is not supported by the numpy backend; "
+                "choose auto, float32 or float64"
+            )
+        self.dtype: np.dtype[Any] = np.dtype("float32" if dtype == "auto" else dtype)
+        self.itemsize = self.dtype.itemsize
+
+    def load_vector(self, vector: NDArray[Any]) -> Floats:
+        return vector.astype(self.dtype)
+
+    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Floats:
+        table = np.empty(shape, self.dtype)
+        row = 0
+        for block in blocks:
+            table[row : row + len(block)] = block
+            row += len(block)
+        return table
+
+    def load_linear(
+        self,
+        shape: tuple[int, int],
+        blocks: Iterable[NDArray[Any]],
+        bias: NDArray[Any] | None = None,
+    ) -> Linear:
+        weight = np.empty(shape[::-1], self.dtype)
+        row = 0
+        for block in blocks:
+            weight[:, row : row + len(block)] = block.astype(self.dtype).T
+            row += len(block)
+        return Linear(weight, None if bias is None else bias.astype(self.dtype))
+
+    def tie_linear(self, embedding: Floats) -> Linear:
+        return Linear(embedding.T, None)
+
+    def load_rope(
+        self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int
+    ) -> Floats:
+        return rope.rope_table(inv_freq, scaling, num_positions, self.dtype)
+
+    def new_kv_cache(self, shape: KVCacheShape) -> Floats:
+        s = shape
+        dims = (s.num_layers, 2, s.num_blocks, s.block_size, s.num_kv_heads, s.head_dim)
+        return np.empty(dims, self.dtype)
+
+    def embed(self, token_ids: Ints, embedding: Floats) -> Floats:
+        return linear.embed(token_ids, embedding)
+
+    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
+        return norm.rms_norm(x, weight, eps)
+
+    def linear(self, x: Floats, weight: Linear, residual: Floats | None = None) -> Floats:
+        return linear.linear(x, weight.weight, weight.bias, residual)
+
+    def head_norm(self, qkv: Floats, first: int, last: int, weight: Floats, eps: float) -> None:
+        qkv[:, first:last] = norm.rms_norm(qkv[:, first:last], weight, eps)
+
+    def rope_write_kv(
+        self, qkv: Floats, rope_table: Floats, cache: Floats, layer: int, batch: StepBatch
+    ) -> Floats:
+        num_kv_heads = cache.shape[-2]
+        num_rotated = qkv.shape[1] - num_kv_heads
+        rotated = rope.rope(qkv[:, :num_rotated], rope_table[batch.positions])
+        q, keys = rotated[:, :-num_kv_heads], rotated[:, -num_kv_heads:]
+        values = qkv[:, num_rotated:]
+        kv_cache.write_kv(keys, values, cache[layer, 0], cache[layer, 1], batch.slot_mapping)
+        return q
+
+    def paged_attention(
+        self, q: Floats, cache: Floats, layer: int, batch: StepBatch, window: int | None
+    ) -> Floats:
+        """Decode rows in one call, the others one by one."""
+        k_cache, v_cache = cache[layer]
+        scale = q.shape[-1] ** -0.5
+        starts, seq_lens, tables = batch.cu_seqlens_q, batch.seq_lens, batch.block_tables
+        if window is not None and seq_lens.max() <= window:
+            window = None
+        decode = np.diff(starts) == 1
+        if window is not None or not decode.any():
+            return attention.paged_attention(
+                q, k_cache, v_cache, tables, starts, seq_lens, scale, window
+            )
+        if decode.all():
+            return attention.decode_attention(q, k_cache, v_cache, tables, seq_lens, scale)
+        out = np.empty_like(q)
+        rows = starts[:-1][decode]
+        out[rows] = attention.decode_attention(
+            q[rows], k_cache, v_cache, tables[decode], seq_lens[decode], scale
+        )
+        for s in np.flatnonzero(~decode).tolist():
+            begin, end = int(starts[s]), int(starts[s + 1])
+            out[begin:end] = attention.paged_attention(
+                q[begin:end],
+                k_cache,
+                v_cache,
+                tables[s : s + 1],
+                np.array([0, end - begin]),
+                seq_lens[s : s + 1],
+                scale,
+            )
+        return out
+
+    def silu_mul(self, gate_up: Floats) -> Floats:
+        return activation.silu_mul(gate_up)
+
+    def take_rows(self, x: Floats, rows: Ints) -> Floats:
+        return x[rows]
+
+    def copy_blocks(self, cache: Floats, src: Sequence[int], dst: Sequence[int]) -> None:
+        kv_cache.copy_blocks(cache, np.asarray(src), np.asarray(dst))
+
+    def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
+        return sampling.sample(logits, rows)
+
+    def top_logprobs(
+        self, logits: Floats, row: int, token_id: int, num_top: int
+    ) -> tuple[list[int], list[float], int]:
+        return sampling.top_logprobs(logits[row], token_id, num_top)
+
+    def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
+        return forward(batch)

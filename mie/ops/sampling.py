@@ -1,0 +1,169 @@
+"""From logits to tokens: softmax, the edits of a row of logits, and the draw.
+
+The order of the edits is vLLM's: logit bias and masks, penalties, temperature, min-p, top-k, top-p.
+The random number is data: the same logits, controls and number give the same token on every backend.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mie.ops.arrays import Floats, Ints
+
+
+def softmax(x: Floats) -> Floats:
+    """exp(x) / sum(exp(x)) over the last axis, as a new array; stable for any finite x."""
+    y: Floats = np.exp(x - x.max(axis=-1, keepdims=True))
+    y /= y.sum(axis=-1, keepdims=True)
+    return y
+
+
+def log_softmax(x: Floats) -> Floats:
+    """log(softmax(x)) over the last axis, as a new array; stable for any finite x."""
+    y: Floats = x - x.max(axis=-1, keepdims=True)
+    y -= np.log(np.exp(y).sum(axis=-1, keepdims=True))
+    return y
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowControls:
+    """How one row of logits becomes a token. Every id is in 0 … V - 1.
+
+    The edits (None: no such edit) make the row's effective logits:
+
+    * ``bias`` (ids, values): added to the logits;
+    * ``allowed_ids``: every other token gets -inf; ``banned_ids``: these get -inf;
+    * ``repetition_penalty`` over ``seen_ids`` (prompt and output, each once): a positive logit is
+      divided by it, a negative one multiplied (Keskar et al., 2019, arXiv:1909.05858, section 4.1);
+    * ``presence_penalty`` and ``frequency_penalty``: subtracted once, and once per occurrence, for
+      the tokens in ``output_ids`` (each once) with ``output_counts``, as OpenAI's API defines them.
+
+    Then temperature 0 takes the largest logit (the lowest id among equals); any other divides the
+    logits, keeps the tokens whose probability is at least min_p times the largest, of these the
+    ``top_k`` largest (0: all; ties with the last are kept), of these the fewest whose probabilities
+    sum to ``top_p`` (ties with the last are kept), and draws with ``uniform`` in [0, 1) by the
+    inverse of the cumulative distribution in id order. ``forced_id`` is returned whatever the
+    logits say.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    uniform: float = 0.0
+    bias: tuple[Ints, Floats] | None = None
+    allowed_ids: Ints | None = None
+    banned_ids: Ints | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seen_ids: Ints | None = None
+    output_ids: Ints | None = None
+    output_counts: Ints | None = None
+    forced_id: int | None = None
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether the row's effective logits differ from its logits."""
+        edits = (self.bias, self.allowed_ids, self.banned_ids, self.seen_ids, self.output_ids)
+        return any(edit is not None for edit in edits)
+
+
+def sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
+    """One token id for each row of ``logits`` [R, V], chosen as its `RowControls` say."""
+    greedy = logits.argmax(axis=-1).tolist()
+    return [
+        sample_row(logits[r], row) if _needs_own_pass(row) else greedy[r]
+        for r, row in enumerate(rows)
+    ]
+
+
+def _needs_own_pass(row: RowControls) -> bool:
+    return row.temperature > 0.0 or row.edits_logits or row.forced_id is not None
+
+
+def sample_row(logits: Floats, row: RowControls) -> int:
+    """One token id for one row of logits [V]."""
+    if row.forced_id is not None:
+        return row.forced_id
+    x = edit_logits(logits, row)
+    if row.temperature == 0.0:
+        return int(x.argmax())
+    return draw(keep_likely(x / row.temperature, row.top_k, row.top_p, row.min_p), row.uniform)
+
+
+def edit_logits(logits: Floats, row: RowControls) -> Floats:
+    """The effective logits [V] of a row, float64, as a new array (see `RowControls`)."""
+    x = logits.astype(np.float64)
+    if row.bias is not None:
+        ids, values = row.bias
+        x[ids] += values
+    if row.allowed_ids is not None:
+        allowed = x[row.allowed_ids]
+        x.fill(-np.inf)
+        x[row.allowed_ids] = allowed
+    if row.banned_ids is not None:
+        x[row.banned_ids] = -np.inf
+    if row.seen_ids is not None:
+        seen = x[row.seen_ids]
+        penalty = row.repetition_penalty
+        x[row.seen_ids] = np.where(seen > 0, seen / penalty, seen * penalty)
+    if row.output_ids is not None and row.output_counts is not None:
+        x[row.output_ids] -= row.presence_penalty + row.frequency_penalty * row.output_counts
+    return x
+
+
+def keep_likely(x: Floats, top_k: int, top_p: float, min_p: float) -> Floats:
+    """Logits [V] with -inf for every token that min-p, top-k or top-p drops; x itself is edited.
+
+    min-p: Nguyen et al., 2024, arXiv:2407.01082; top-k: Fan et al., 2018, arXiv:1805.04833;
+    top-p: Holtzman et al., 2019, arXiv:1904.09751.
+    """
+    if min_p > 0.0:
+        x[x < x.max() + np.log(min_p)] = -np.inf
+    if 0 < top_k < x.size:
+        x[x < np.partition(x, -top_k)[-top_k]] = -np.inf
+    if top_p < 1.0:
+        probabilities = softmax(x)
+        x[probabilities < _nucleus_threshold(probabilities, top_p)] = -np.inf
+    return x
+
+
+def _nucleus_threshold(probabilities: Floats, top_p: float) -> float:
+    """The smallest probability in the smallest set of largest ones that sums to top_p."""
+    size = probabilities.size
+    count = min(64, size)
+    while True:  # the head of the distribution is nearly always enough: no sort of the vocabulary
+        head = np.sort(np.partition(probabilities, size - count)[size - count :])[::-1]
+        inside = int(np.searchsorted(np.cumsum(head), top_p))
+        if inside < count or count == size:
+            return float(head[min(inside, count - 1)])
+        count = min(count * 8, size)
+
+
+def draw(x: Floats, uniform: float) -> int:
+    """The first id whose cumulative probability exceeds ``uniform``; x [V] holds logits."""
+    cumulative = np.cumsum(np.exp(x - x.max()))
+    token_id = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    # Rounding may carry the product up to the total itself: then it is the last possible token.
+    return min(token_id, int(np.searchsorted(cumulative, cumulative[-1])))
+
+
+def top_logprobs(logits: Floats, token_id: int, num_top: int) -> tuple[list[int], list[float], int]:
+    """(ids, log-probabilities, rank of token_id): token_id first, then the num_top most likely.
+
+    logits [V] are taken as they are, before any edit or temperature; -1 asks for the whole
+    vocabulary. The ids of the top come in falling order, equal ones by rising id; the rank of the
+    most likely token is 1.
+    """
+    logprobs = log_softmax(logits.astype(np.float64))
+    count = logprobs.size if num_top < 0 else min(num_top, logprobs.size)
+    top = np.empty(0, np.int64)
+    if count:
+        threshold = np.partition(logprobs, -count)[-count]
+        candidates = np.flatnonzero(logprobs >= threshold)
+        top = candidates[np.argsort(-logprobs[candidates], kind="stable")][:count]
+    rank = 1 + int(np.count_nonzero(logprobs > logprobs[token_id]))
+    ids = [token_id, *(i for i in top.tolist() if i != token_id)]
+    return ids, logprobs[ids].tolist(), rank

@@ -1,0 +1,67 @@
+"""What a user gets back, spelled as in vLLM."""
+
+from dataclasses import dataclass, field
+
+from mie.sched.sequence import FinishReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logprob:
+    """One token's log-probability at a position, before temperature and any edit of the logits."""
+
+    logprob: float
+    rank: int | None
+    """1 for the most likely token of the position."""
+    decoded_token: str | None
+
+
+LogprobRow = dict[int, Logprob]
+"""token id -> Logprob: the chosen token first, then the most likely ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestMetrics:
+    """Where a request's time went; seconds, from a monotonic clock."""
+
+    queue_time: float
+    """From arrival to the first step that computed for it."""
+    time_to_first_token: float | None
+    """From arrival."""
+    total_time: float
+    """From arrival to its last token so far."""
+    num_preemptions: int
+    num_recomputed_tokens: int
+
+
+@dataclass(kw_only=True)
+class CompletionOutput:
+    """One of a request's n choices."""
+
+    index: int
+    text: str = ""
+    new_text: str = ""
+    """What the latest step added to ``text``; for streaming."""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    """Sum of the chosen tokens' log-probabilities, if ``logprobs`` were asked for."""
+    logprobs: list[LogprobRow] | None = None
+    finish_reason: FinishReason | None = None
+    """"stop", "length" or "abort"; None while it runs."""
+    stop_reason: int | str | None = None
+    """The stop string or the id from ``stop_token_ids``; None for EOS and for other endings."""
+
+
+@dataclass(kw_only=True)
+class RequestOutput:
+    """A request and its choices."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[LogprobRow | None] | None = None
+    """One entry for each prompt token; None for the first, which nothing predicts."""
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache."""
+    metrics: RequestMetrics | None = None

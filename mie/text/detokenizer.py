@@ -1,0 +1,326 @@
+"""Token ids to text, piece by piece.
+
+    ids ─ id_to_token ─▶ tokens ─ step ─ step ─ … ─▶ text that no later token can change
+
+A tokenizer's decoder is a list of steps. Each is followed here by a small machine that passes on
+what is settled and holds back what a later token may still change: the first bytes of a character,
+or (``ByteFallback``) a run of byte tokens, whose text depends on the whole run. So the join of all
+deltas equals ``Tokenizer.decode`` of all ids, and every token is looked at once. The steps are
+those of https://github.com/huggingface/tokenizers, ``tokenizers/src/decoders``.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from codecs import utf_8_decode
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from mie.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """The text of one growing list of token ids.
+
+    Without ``prompt_token_ids`` the deltas join to ``tokenizer.decode(ids, skip_special_tokens)``.
+    With them the text continues the prompt's: a SentencePiece tokenizer keeps the space before the
+    first new word, and a character that the prompt began is completed.
+
+    A decoder that rewrites whole words at once (CTC, ``</w>`` suffixes) yields its text at the end.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._steps = _build_steps(tokenizer, skip_special_tokens)
+        self.add(prompt_token_ids)
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """The text that ``token_ids`` settle: never half a character, often nothing."""
+        if isinstance(self._steps[0], _WholeText):
+            return self._steps[0].hold(token_ids)
+        return _run(self._steps, self._tokens(token_ids))
+
+    def finish(self) -> str:
+        """The rest of the text; bytes that nothing completed become U+FFFD. Call it once, last."""
+        pieces: list[str] = []
+        for step in self._steps:
+            pieces = step.add(pieces) + step.rest()
+        return "".join(pieces)
+
+    def pending(self) -> str:
+        """What ``finish`` would give now: text that the next token may still change."""
+        if not any(step.held for step in self._steps):
+            return ""
+        fork = copy.copy(self)
+        fork._steps = [copy.copy(step) for step in self._steps]
+        return fork.finish()
+
+    def _tokens(self, token_ids: Iterable[int]) -> list[str]:
+        spell = self._tokenizer.id_to_token
+        tokens = (spell(token_id) for token_id in token_ids if token_id not in self._skipped)
+        return [token for token in tokens if token is not None]
+
+
+class _Step(Protocol):
+    """One step of a decoder: tokens in, settled pieces of text out. A shallow copy is a fork."""
+
+    @property
+    def held(self) -> bool:
+        """Whether anything is held back."""
+
+    def add(self, pieces: list[str]) -> list[str]:
+        """What ``pieces`` settle."""
+
+    def rest(self) -> list[str]:
+        """What is held back, settled because nothing follows."""
+
+
+def _run(steps: Sequence[_Step], pieces: list[str]) -> str:
+    for step in steps:
+        if not pieces:
+            break
+        pieces = step.add(pieces)
+    return "".join(pieces)
+
+
+class _PerToken:
+    """A step that rewrites each token by itself: it holds back nothing."""
+
+    held = False
+
+    def __init__(self, rewrite: Callable[[list[str]], list[str]]) -> None:
+        self._rewrite = rewrite
+
+    def add(self, pieces: list[str]) -> list[str]:
+        return self._rewrite(pieces)
+
+    def rest(self) -> list[str]:
+        return []
+
+
+class _ByteLevel:
+    """GPT-2's bytes spelled as letters: holds back the first bytes of a character."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+
+    @property
+    def held(self) -> bool:
+        return bool(self._bytes)
+
+    def add(self, pieces: list[str]) -> list[str]:
+        data = self._bytes + b"".join(map(_letters_to_bytes, pieces))
+        text, used = utf_8_decode(data, "replace", False)
+        self._bytes = data[used:]
+        return [text]
+
+    def rest(self) -> list[str]:
+        data, self._bytes = self._bytes, b""
+        return [data.decode("utf-8", "replace")]
+
+
+class _ByteFallback:
+    """SentencePiece's ``<0xE2>`` tokens: holds back a run of them.
+
+    A run that is UTF-8 becomes its text. Of any other run every byte becomes U+FFFD, the valid
+    characters in it too, which is why nothing of a run is settled before it ends.
+    """
+
+    _BYTE = re.compile(r"<0x([+0-9A-Fa-f][0-9A-Fa-f])>")
+
+    def __init__(self) -> None:
+        self._run = b""
+
+    @property
+    def held(self) -> bool:
+        return bool(self._run)
+
+    def add(self, pieces: list[str]) -> list[str]:
+        settled: list[str] = []
+        run = bytearray(self._run)
+        for piece in pieces:
+            byte = self._BYTE.fullmatch(piece)
+            if byte:
+                run.append(int(byte[1], 16))
+                continue
+            settled += _run_to_pieces(run)
+            run.clear()
+            settled.append(piece)
+        self._run = bytes(run)
+        return settled
+
+    def rest(self) -> list[str]:
+        run, self._run = self._run, b""
+        return _run_to_pieces(run)
+
+
+class _StripStart:
+    """Removes up to ``count`` characters ``content`` from the start of the whole text."""
+
+    held = False
+
+    def __init__(self, content: str, count: int) -> None:
+        self._content = content
+        self._left = count
+
+    def add(self, pieces: list[str]) -> list[str]:
+        text = "".join(pieces)
+        start = 0
+        while start < min(self._left, len(text)) and text[start] == self._content:
+            start += 1
+        self._left = self._left - start if start == len(text) else 0
+        return [text[start:]]
+
+    def rest(self) -> list[str]:
+        return []
+
+
+class _Continued:
+    """A library decoder that rewrites each token by itself, but the first one differently."""
+
+    held = False
+    _BEFORE = "x"  # a first token, so that the others are not
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+        self._started = False
+
+    def add(self, pieces: list[str]) -> list[str]:
+        return [self._rewritten(piece) for piece in pieces]
+
+    def _rewritten(self, piece: str) -> str:
+        if not self._started:
+            self._started = True
+            return str(self._decoder.decode([piece]))
+        return str(self._decoder.decode([self._BEFORE, piece]))[len(self._BEFORE) :]
+
+    def rest(self) -> list[str]:
+        return []
+
+
+class _JoinWithSpaces:
+    """What the library does when a tokenizer has no decoder."""
+
+    held = False
+
+    def __init__(self) -> None:
+        self._started = False
+
+    def add(self, pieces: list[str]) -> list[str]:
+        if not pieces:
+            return []
+        before = " " if self._started else ""
+        self._started = True
+        return [before + " ".join(pieces)]
+
+    def rest(self) -> list[str]:
+        return []
+
+
+class _WholeText:
+    """For decoders whose last word depends on all of the text: holds back everything."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._prompt_text: str | None = None
+        self._token_ids: list[int] = []
+
+    held = True
+
+    def hold(self, token_ids: Sequence[int]) -> str:
+        """Nothing, after remembering ``token_ids``; the first call brings the prompt's."""
+        self._token_ids += token_ids
+        if self._prompt_text is None:
+            self._prompt_text = self._decoded()
+        return ""
+
+    def add(self, pieces: list[str]) -> list[str]:
+        return pieces
+
+    def rest(self) -> list[str]:
+        return [self._decoded().removeprefix(self._prompt_text or "")]
+
+    def _decoded(self) -> str:
+        return self._tokenizer.decode(self._token_ids, self._skip_special_tokens)
+
+
+def _build_steps(tokenizer: Tokenizer, skip_special_tokens: bool) -> list[_Step]:
+    """The machines that follow a tokenizer's decoder, or one that waits for the whole text."""
+    if not tokenizer.decoder_steps:
+        return [_JoinWithSpaces()]
+    steps: list[_Step] = []
+    joined = False  # from some step on, the text is one piece and no token ends
+    for spec in tokenizer.decoder_steps:
+        kind = spec["type"]
+        step = None if kind == "Fuse" else _build_step(spec, joined)
+        if step is None and kind != "Fuse":
+            return [_WholeText(tokenizer, skip_special_tokens)]
+        joined = joined or kind in ("Fuse", "ByteLevel")
+        steps += [step] if step else []
+    return steps
+
+
+def _build_step(spec: dict[str, Any], joined: bool) -> _Step | None:
+    """The machine for one step, or None when there is none that need not wait for the end."""
+    from tokenizers import decoders
+
+    kind = spec["type"]
+    if kind == "Replace":
+        return _replace(spec["pattern"].get("String"), spec["content"], joined)
+    if kind == "Strip" and joined and spec["stop"] == 0:
+        return _StripStart(spec["content"], spec["start"])
+    if joined:
+        return None
+    if kind == "ByteLevel":
+        return _ByteLevel()
+    if kind == "ByteFallback":
+        return _ByteFallback()
+    if kind == "Metaspace":
+        scheme = spec["prepend_scheme"]
+        return _Continued(decoders.Metaspace(spec["replacement"], scheme))
+    if kind == "WordPiece":
+        return _Continued(decoders.WordPiece(spec["prefix"], spec["cleanup"]))
+    return None
+
+
+def _replace(old: str | None, new: str, joined: bool) -> _Step | None:
+    """``old`` to ``new``; None for a regular expression, or a pattern that may span two pieces."""
+    if not old or (joined and len(old) > 1):
+        return None
+    return _PerToken(lambda pieces: [piece.replace(old, new) for piece in pieces])
+
+
+def _run_to_pieces(run: bytes | bytearray) -> list[str]:
+    if not run:
+        return []
+    try:
+        return [run.decode("utf-8")]
+    except UnicodeDecodeError:
+        return ["\ufffd"] * len(run)
+
+
+def _letters_to_bytes(token: str) -> bytes:
+    """The bytes a byte-level token spells; an added token that is plain text spells itself."""
+    try:
+        return bytes([_BYTE_OF_LETTER[letter] for letter in token])
+    except KeyError:
+        return token.encode("utf-8")
+
+
+def _letter_table() -> dict[str, int]:
+    """GPT-2's table: printable Latin-1 stands for itself, the other bytes for U+0100 onwards."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF_LETTER = _letter_table()

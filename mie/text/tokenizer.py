@@ -1,0 +1,181 @@
+"""Text to token ids and back, by the ``tokenizer.json`` of a model directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mie.errors import RequestError, TokenizerError
+from mie.text.tokenizer_config import TokenizerConfig, read_text
+
+if TYPE_CHECKING:
+    import tokenizers
+
+FILE_NAME = "tokenizer.json"
+
+
+class Tokenizer:
+    """A model's tokenizer: ``encode``, ``decode``, and the ids that mean more than text.
+
+    Special tokens are added as Hugging Face adds them: the post-processor in ``tokenizer.json``
+    decides; where it adds none, ``add_bos_token`` and ``add_eos_token`` of
+    ``tokenizer_config.json`` do. ``decode`` is the tokenizers library's:
+    ``clean_up_tokenization_spaces`` is not applied, since it would rewrite text that a stream has
+    already shown.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, config: TokenizerConfig, source: str = FILE_NAME
+    ) -> None:
+        self._backend = backend
+        self._source = source
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.config = config
+        self.bos_token_id = self._special_id("bos_token")
+        self.eos_token_id = self._special_id("eos_token")
+        self.special_ids = frozenset(
+            token_id for token_id, token in self._added_tokens().items() if token.special
+        )
+        self._prefix, self._suffix = self._ids_around()
+
+    @classmethod
+    def load(cls, directory: Path, vocab_size: int | None) -> Tokenizer:
+        """The tokenizer in ``directory``, checked against the model's ``vocab_size`` (None: not).
+
+        A model may have more rows than its tokenizer has ids (padding); never fewer.
+
+        Raises:
+            TokenizerError: a file is missing or broken, or an id has no row in the model.
+        """
+        path = directory / FILE_NAME
+        if not path.is_file():
+            raise TokenizerError(_missing(directory))
+        tokenizer = cls(_parse(path), TokenizerConfig.load(directory), str(path))
+        if vocab_size is not None:
+            tokenizer._check_vocabulary(vocab_size)
+        return tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of ``text``, with BOS and EOS as the model expects them unless told not to.
+
+        Raises:
+            RequestError: ``text`` is not a string, or holds half of a surrogate pair.
+        """
+        _check_text(text)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``token_ids``. Ids that stand for nothing are left out.
+
+        Raises:
+            RequestError: an id is negative or does not fit 32 bits.
+        """
+        try:
+            return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise RequestError(f"token ids must be integers in [0, 2**32): {error}") from error
+
+    def token_str(self, token_id: int) -> str:
+        """The text of one token standing alone, special ones by name: for log-probabilities."""
+        return self.decode([token_id], skip_special_tokens=False)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of an id (``Ġworld``, ``▁world``), or None: not an id."""
+        return self._backend.id_to_token(token_id)
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token in the vocabulary's own spelling, or None when it has none."""
+        return self._backend.token_to_id(token)
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Names and texts as chat templates know them: ``{"eos_token": "</s>", …}``."""
+        return dict(self.config.special_tokens)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The largest id plus one: the least number of rows a model must have."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def decoder_steps(self) -> tuple[dict[str, Any], ...]:
+        """The steps that turn tokens into text, as ``tokenizer.json`` spells them, unnested."""
+        decoder = self._backend.decoder
+        return () if decoder is None else tuple(_unnested(json.loads(decoder.__getstate__())))
+
+    def _added_tokens(self) -> dict[int, Any]:
+        return dict(self._backend.get_added_tokens_decoder())
+
+    def _special_id(self, name: str) -> int | None:
+        text = self.config.special_tokens.get(name)
+        if text is None:
+            return None
+        token_id = self._backend.token_to_id(text)
+        if token_id is None:
+            raise TokenizerError(
+                f"tokenizer_config.json says {name} is {text!r}, which {self._source} does not have"
+            )
+        return token_id
+
+    def _ids_around(self) -> tuple[list[int], list[int]]:
+        """The ids that ``encode`` adds itself, where the post-processor adds none."""
+        if self._backend.num_special_tokens_to_add(False) > 0:
+            return [], []
+        bos = self._wanted(self.config.add_bos_token, "bos_token", self.bos_token_id)
+        eos = self._wanted(self.config.add_eos_token, "eos_token", self.eos_token_id)
+        return bos, eos
+
+    def _wanted(self, wanted: bool, name: str, token_id: int | None) -> list[int]:
+        if wanted and token_id is None:
+            raise TokenizerError(f"tokenizer_config.json sets add_{name} but names no {name}")
+        return [token_id] if wanted and token_id is not None else []
+
+    def _check_vocabulary(self, vocab_size: int) -> None:
+        if self.vocab_size > vocab_size:
+            raise TokenizerError(
+                f"{self._source} has token id {self.vocab_size - 1}, but the model's vocab_size is"
+                f" {vocab_size} (ids 0 … {vocab_size - 1}): they do not belong together"
+            )
+
+
+def _parse(path: Path) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer as Backend
+
+    text = read_text(path)
+    try:
+        return Backend.from_str(text)
+    except Exception as error:  # the library raises nothing narrower
+        raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
+
+
+def _missing(directory: Path) -> str:
+    message = f"no {FILE_NAME} in {directory}"
+    if (directory / "tokenizer.model").is_file():
+        return (
+            f"{message}: tokenizer.model alone is not supported (save the model's fast tokenizer"
+            " with transformers' save_pretrained to get one)"
+        )
+    return f"{message}: is it a model directory in Hugging Face format?"
+
+
+def _unnested(step: dict[str, Any]) -> list[dict[str, Any]]:
+    if step["type"] != "Sequence":
+        return [step]
+    return [inner for outer in step["decoders"] for inner in _unnested(outer)]
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise RequestError(f"a prompt must be a string, got {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the prompt holds half of a surrogate pair, U+{ord(text[error.start]):04X}, at"
+            f" character {error.start}: it is not valid Unicode (was it read in a wrong encoding?)"
+        ) from error
