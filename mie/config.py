@@ -35,26 +35,23 @@ def keyword_checked(cls: type[T]) -> type[T]:
     return cls
 
 
-def check_integer(name: str, value: object, low: int, high: int | None = None) -> None:
+def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
     """Raise `ConfigError` unless ``value`` is an integer in low … high."""
-    if isinstance(value, Integral) and type(value) is not bool:
-        if low <= int(value) <= (math.inf if high is None else high):
-            return
-    allowed = f"at least {low}" if high is None else f"in {low} … {high}"
-    raise ConfigError(f"{name} must be an integer {allowed}; got {value!r}")
+    is_integer = isinstance(value, Integral) and type(value) is not bool
+    if not is_integer or value < low or (high is not None and value > high):
+        allowed = f"at least {low}" if high is None else f"in {low} … {high}"
+        raise ConfigError(f"{name} must be an integer {allowed}; got {value!r}")
 
 
 def check_real(
-    name: str, value: object, low: float, high: float = math.inf, *, above_low: bool = False
+    name: str, value: Any, low: float, high: float = math.inf, *, above_low: bool = False
 ) -> None:
     """Raise `ConfigError` unless ``value`` is a finite number in low … high (or above low)."""
-    if isinstance(value, Real) and type(value) is not bool:
-        number = float(value)
-        if math.isfinite(number) and low <= number <= high and not (above_low and number == low):
-            return
-    bracket = "(" if above_low else "["
-    allowed = f"in {bracket}{low:g}, {high:g}]".replace("inf]", "inf)")
-    raise ConfigError(f"{name} must be a number {allowed}; got {value!r}")
+    is_number = isinstance(value, Real) and type(value) is not bool and math.isfinite(value)
+    if not is_number or not low <= value <= high or (above_low and value == low):
+        bracket = "(" if above_low else "["
+        allowed = f"in {bracket}{low:g}, {high:g}]".replace("inf]", "inf)")
+        raise ConfigError(f"{name} must be a number {allowed}; got {value!r}")
 
 
 def check_switch(name: str, value: object) -> None:

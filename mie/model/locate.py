@@ -43,9 +43,9 @@ def locate_model(name: str | os.PathLike[str]) -> Path:
     if name == BUNDLED:
         return _bundled()
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():  # an empty name is no name for the current directory
         return path
-    if path.exists():
+    if path.is_file():
         raise ModelError(f"model {name!r} is a file; pass the directory that holds config.json")
     if _HUB_ID.fullmatch(name):
         return _download(name)

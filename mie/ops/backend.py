@@ -9,8 +9,8 @@ The shape letters, used in every docstring:
     K, N inputs and outputs of a matrix                      L layers
 
 A backend is an object with its own state, so that two of them can live in one process and be
-compared. It owns the layout of weights and cache: what its ``load_*`` and ``new_kv_cache`` return is
-opaque to the model.
+compared. It owns the layout of weights and cache: what its ``load_*`` and ``new_kv_cache`` return
+is opaque to the model.
 """
 
 from collections.abc import Callable, Iterable, Sequence

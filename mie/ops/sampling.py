@@ -1,7 +1,8 @@
 """From logits to tokens: softmax, the edits of a row of logits, and the draw.
 
-The order of the edits is vLLM's: logit bias and masks, penalties, temperature, min-p, top-k, top-p.
-The random number is data: the same logits, controls and number give the same token on every backend.
+The order of the edits is vLLM's: logit bias and masks, penalties, temperature, min-p, top-k,
+top-p. The random number is data: the same logits, controls and number give the same token on every
+backend.
 """
 
 from collections.abc import Sequence

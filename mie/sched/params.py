@@ -37,7 +37,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     """None: until the context is full."""
     min_tokens: int = 0
-    """Before this many tokens, EOS and stop_token_ids cannot be drawn, and stop strings are text."""
+    """Before so many tokens, EOS and stop_token_ids cannot be drawn, and stop strings are text."""
     logprobs: int | None = None
     """Report this many most likely tokens at every position (-1: all), besides the chosen one."""
     prompt_logprobs: int | None = None

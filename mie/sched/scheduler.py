@@ -1,8 +1,8 @@
 """Iteration-level continuous batching with chunked prefill, strict first come, first served.
 
 A step takes the decodes, then the running prefills, then admits from the head of the queue, all
-under one token budget. When a block is missing, the last admitted sequence gives its blocks back and
-goes to the front of the queue: it keeps its tokens and is recomputed.
+under one token budget. When a block is missing, the last admitted sequence gives its blocks back
+and goes to the front of the queue: it keeps its tokens and is recomputed.
 """
 
 from collections import deque
