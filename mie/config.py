@@ -37,7 +37,7 @@ def keyword_checked(cls: type[T]) -> type[T]:
 
 def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
     """Raise `ConfigError` unless ``value`` is an integer in low … high."""
-    is_integer = isinstance(value, Integral) and type(value) is not bool
+    is_integer = _is(Integral, value)
     if not is_integer or value < low or (high is not None and value > high):
         allowed = f"at least {low}" if high is None else f"in {low} … {high}"
         raise ConfigError(f"{name} must be an integer {allowed}; got {value!r}")
@@ -47,11 +47,15 @@ def check_real(
     name: str, value: Any, low: float, high: float = math.inf, *, above_low: bool = False
 ) -> None:
     """Raise `ConfigError` unless ``value`` is a finite number in low … high (or above low)."""
-    is_number = isinstance(value, Real) and type(value) is not bool and math.isfinite(value)
+    is_number = _is(Real, value) and math.isfinite(value)
     if not is_number or not low <= value <= high or (above_low and value == low):
         bracket = "(" if above_low else "["
         allowed = f"in {bracket}{low:g}, {high:g}]".replace("inf]", "inf)")
         raise ConfigError(f"{name} must be a number {allowed}; got {value!r}")
+
+
+def _is(kind: type, value: object) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def check_switch(name: str, value: object) -> None:

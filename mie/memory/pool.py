@@ -5,7 +5,7 @@ class BlockPool:
     """``num_blocks`` blocks, 0 … num_blocks - 1, each free or held by some number of holders.
 
     A block returns to the free list only when `decref` brings its count to zero. Counting errors
-    are our own bugs, so they are asserted: they raise at once, and cost nothing under ``python -O``.
+    are our own bugs, so they are asserted: they raise at once and cost nothing under python -O.
     """
 
     def __init__(self, num_blocks: int) -> None:

@@ -1,0 +1,43 @@
+"""Shared by all tests: hypothesis profiles, and the tiny models."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tiny_models
+
+# The default finds the same examples every time, so that a red run means a change of the code;
+# `make test-all` looks further, at random.
+settings.register_profile("default", derandomize=True, deadline=None)
+settings.register_profile("far", max_examples=3000, deadline=None)
+settings.load_profile(os.environ.get("MIE_HYPOTHESIS", "default"))
+
+TINY = {
+    "llama": tiny_models.LLAMA,
+    "mistral_window": tiny_models.MISTRAL_WINDOW,
+    "qwen2": tiny_models.QWEN2,
+    "qwen3_tied": tiny_models.QWEN3_TIED,
+}
+
+
+class TinyModel:
+    """A model directory, and the same model as the oracle wants it."""
+
+    def __init__(self, directory: Path, config: dict) -> None:
+        weights = tiny_models.random_weights(config)
+        self.config = config
+        self.weights = {name: array.astype(np.float64) for name, array in weights.items()}
+        self.directory = tiny_models.write_model(directory, config, weights)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TinyModel]:
+    """Random models of every family, by name."""
+    root = tmp_path_factory.mktemp("tiny")
+    return {name: TinyModel(root / name, config) for name, config in TINY.items()}

@@ -1,0 +1,104 @@
+"""The oracle: a whole model and sampler in float64, with no cache, no batch and no paging.
+
+It imports nothing from mie. Weights are a dict from Hugging Face's names to arrays [N, K]; ``config`` is a
+config.json as a dict. A token costs a forward pass over everything before it.
+"""
+
+import numpy as np
+
+
+def logits(config, weights, ids):
+    """[len(ids), V]: what follows each of the tokens."""
+    n, num_heads, num_kv = len(ids), config["num_attention_heads"], config["num_key_value_heads"]
+    dim, eps = config["head_dim"], config["rms_norm_eps"]
+    freq = config["rope_theta"] ** -(np.arange(0, dim, 2) / dim)
+    angle = np.arange(n)[:, None, None] * np.concatenate([freq, freq])
+    distance = np.arange(n)[:, None] - np.arange(n)[None]
+    visible = (distance >= 0) & (distance < (config.get("sliding_window") or n + 1))
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weights[name]
+
+    def project(x, name):
+        return x @ weights[name + ".weight"].T + weights.get(name + ".bias", 0)
+
+    def turn(x):
+        first, second = np.split(x, 2, axis=-1)
+        return x * np.cos(angle) + np.concatenate([-second, first], -1) * np.sin(angle)
+
+    x = weights["model.embed_tokens.weight"][np.array(ids)]
+    for layer in range(config["num_hidden_layers"]):
+        p = f"model.layers.{layer}."
+        h = norm(x, p + "input_layernorm.weight")
+        q = project(h, p + "self_attn.q_proj").reshape(n, num_heads, dim)
+        k = project(h, p + "self_attn.k_proj").reshape(n, num_kv, dim)
+        v = project(h, p + "self_attn.v_proj").reshape(n, num_kv, dim)
+        if p + "self_attn.q_norm.weight" in weights:
+            q = norm(q, p + "self_attn.q_norm.weight")
+            k = norm(k, p + "self_attn.k_norm.weight")
+        q, k = turn(q), turn(k)
+        k, v = (np.repeat(a, num_heads // num_kv, axis=1) for a in (k, v))
+        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(dim)
+        weight = np.exp(np.where(visible, scores, -np.inf))
+        attended = np.einsum("hqk,khd->qhd", weight / weight.sum(-1, keepdims=True), v)
+        x = x + project(attended.reshape(n, -1), p + "self_attn.o_proj")
+        h = norm(x, p + "post_attention_layernorm.weight")
+        gate, up = project(h, p + "mlp.gate_proj"), project(h, p + "mlp.up_proj")
+        x = x + project(gate / (1 + np.exp(-gate)) * up, p + "mlp.down_proj")
+    x = norm(x, "model.norm.weight")
+    return x @ weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).T
+
+
+def uniform(seed, stream, choice, position):
+    """The random number of one draw."""
+    key, counter = np.uint64([seed % 2**64, choice]), np.uint64([position, stream, 0, 0])
+    return (int(np.random.Philox(key=key, counter=counter).random_raw()) >> 11) / 2**53
+
+
+def choose(row, prompt, output, params, banned, u):
+    """The next token, by sorting everything."""
+    x = row.copy()
+    for token, bias in (params.get("logit_bias") or {}).items():
+        x[token] += bias
+    if params.get("allowed_token_ids"):
+        x[[t for t in range(len(x)) if t not in params["allowed_token_ids"]]] = -np.inf
+    if len(output) < params.get("min_tokens", 0):
+        x[list(banned)] = -np.inf
+    for token in {*prompt, *output}:
+        repetition = params.get("repetition_penalty", 1.0)
+        x[token] = x[token] / repetition if x[token] > 0 else x[token] * repetition
+    for token in output:
+        x[token] -= params.get("frequency_penalty", 0.0)
+    for token in set(output):
+        x[token] -= params.get("presence_penalty", 0.0)
+    if params["temperature"] == 0:
+        return int(np.argmax(x))
+    p = np.exp((x - x.max()) / params["temperature"])
+    p[p < params.get("min_p", 0.0) * p.max()] = 0
+    if 0 < params.get("top_k", 0) < len(p):
+        p[p < sorted(p)[-params["top_k"]]] = 0
+    if params.get("top_p", 1.0) < 1:
+        p /= p.sum()
+        largest = np.array(sorted(p, reverse=True))
+        p[p < largest[np.cumsum(largest) - largest < params["top_p"]][-1]] = 0
+    return int(np.argmax(np.cumsum(p) > u * p.sum()))
+
+
+def generate(config, weights, prompt, params, *, choice=0, stream=0, eos=(), limit=10**9):
+    """(output tokens, finish reason, log-probability of each) of one choice."""
+    forced = params.get("trace_decode_token_ids") or ()
+    stops = set() if params.get("ignore_eos") else set(eos)
+    stops |= set(params.get("stop_token_ids") or ())
+    output, logprobs = [], []
+    while True:
+        row = logits(config, weights, [*prompt, *output])[-1]
+        u = uniform(params.get("seed") or 0, stream, choice, len(prompt) + len(output))
+        token = choose(row, prompt, output, params, stops, u)
+        is_forced = len(output) < len(forced)
+        token = forced[len(output)] if is_forced else token
+        output.append(token)
+        logprobs.append(row[token] - row.max() - np.log(np.exp(row - row.max()).sum()))
+        if token in stops and not is_forced:
+            return output, "stop", logprobs
+        if len(output) == params["max_tokens"] or len(prompt) + len(output) >= limit:
+            return output, "length", logprobs
