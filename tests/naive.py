@@ -1,7 +1,7 @@
 """The oracle: a whole model and sampler in float64, with no cache, no batch and no paging.
 
-It imports nothing from mie. Weights are a dict from Hugging Face's names to arrays [N, K]; ``config`` is a
-config.json as a dict. A token costs a forward pass over everything before it.
+It imports nothing from mie. Weights are a dict from Hugging Face's names to arrays [N, K];
+``config`` is a config.json as a dict. A token costs a forward pass over everything before it.
 """
 
 import numpy as np

@@ -41,6 +41,7 @@ _FEATURES: Mapping[str, Sequence[str]] = {
 _SWITCHES: Mapping[str, str] = {
     "is_encoder_decoder": "encoder-decoder models",
     "add_cross_attention": "cross attention",
+    "rope_interleaved": "interleaved RoPE",
 }
 # Keys that one family implements, and that transformers silently ignores in the others.
 _FAMILY_SWITCHES: Mapping[str, tuple[str, Sequence[str]]] = {

@@ -69,7 +69,8 @@ class NumpyBackend:
     def new_kv_cache(self, shape: KVCacheShape) -> Floats:
         s = shape
         dims = (s.num_layers, 2, s.num_blocks, s.block_size, s.num_kv_heads, s.head_dim)
-        return np.empty(dims, self.dtype)
+        # Zeros, not whatever was there: masked slots go through a product before they are dropped.
+        return np.zeros(dims, self.dtype)
 
     def embed(self, token_ids: Ints, embedding: Floats) -> Floats:
         return linear.embed(token_ids, embedding)

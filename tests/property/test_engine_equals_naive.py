@@ -1,6 +1,7 @@
 """The crown: whatever is asked, and however it is scheduled, the engine gives the oracle's tokens.
 
-The engine runs in float64, its cache filled with NaN, and its invariants are checked after every step.
+The engine runs in float64, its cache filled with NaN, and its invariants are checked after every
+step.
 """
 
 from collections import Counter

@@ -1,0 +1,541 @@
+"""Makes the golden models: tiny random models, with the logits that Hugging Face gives for them.
+
+    pip install "mie[bench]" safetensors
+    python scripts/make_golden.py [NAME ...] [--output tests/golden/models]
+
+Each directory is a model as transformers saves it, and ``golden.npz`` with, for each prompt:
+
+    <prompt>.ids      the prompt
+    <prompt>.greedy   64 greedy tokens after it, with the end-of-sequence token disabled
+    <prompt>.rows     positions in prompt + greedy whose logits are recorded
+    <prompt>.logits   those logits, float32 [rows, V]
+
+and the rotation frequencies that transformers computed. ``provenance.json`` says what made it.
+
+A model is kept only if it can tell right from wrong: logits spread, greedy tokens vary and lead by
+a margin that float32 noise cannot turn around, and each feature that the case is about
+(``without``) changes the logits when it is switched off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+NUM_GREEDY = 64
+MIN_GAP = 1e-3  # between the two largest logits at every greedy step
+MIN_DISTINCT = 12  # tokens among the greedy ones
+MIN_EFFECT = 1e-2  # relative change of the logits when a feature is switched off
+MAX_NOISE = 1e-5  # relative change of the logits by float64 arithmetic and RoPE's last bit
+MAX_SEEDS = 60
+
+SMALL = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "vocab_size": 101,
+}
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One model: its configuration, how it is saved, and what it is about."""
+
+    name: str
+    about: str
+    config_class: type[PretrainedConfig]
+    config: Mapping[str, Any]
+    dtype: torch.dtype = torch.bfloat16
+    max_shard_size: str = "1GB"
+    transformers_4_config: bool = False
+    prompt_lengths: Mapping[str, int] = field(default_factory=lambda: {"short": 5, "long": 40})
+    without: Sequence[Mapping[str, Any]] = ()
+
+
+def rope(rope_type: str, theta: float = 10000.0, **parameters: Any) -> dict[str, Any]:
+    """``rope_parameters`` as transformers 5 spells them."""
+    return {"rope_type": rope_type, "rope_theta": theta, **parameters}
+
+
+PAST_CONTEXT = {"short": 7, "long": 110}
+NO_SCALING = ({"rope_parameters": DEFAULT_ROPE},)
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+CASES = (
+    Case(
+        name="llama2_mha",
+        about="Llama 2: multi-head attention, float32 weights",
+        config_class=LlamaConfig,
+        config={**SMALL, "num_key_value_heads": 4, "hidden_size": 32, "rms_norm_eps": 1e-5},
+        dtype=torch.float32,
+        without=({"rms_norm_eps": 0.1},),
+    ),
+    Case(
+        name="llama31_gqa",
+        about="Llama 3.1: grouped queries, llama3 RoPE past the original context",
+        config_class=LlamaConfig,
+        config={
+            **SMALL,
+            "hidden_size": 64,
+            "num_attention_heads": 8,
+            "head_dim": 16,
+            "rope_parameters": rope(
+                "llama3", 500.0, factor=8.0, original_max_position_embeddings=32, **LLAMA3
+            ),
+        },
+        prompt_lengths=PAST_CONTEXT,
+        without=({"rope_parameters": rope("default", 500.0)},),
+    ),
+    Case(
+        name="llama32_tied",
+        about="Llama 3.2: tied embeddings, llama3 RoPE, several end-of-sequence ids",
+        config_class=LlamaConfig,
+        config={
+            **SMALL,
+            "tie_word_embeddings": True,
+            "head_dim": 16,
+            "eos_token_id": [2, 3],
+            "rope_parameters": rope(
+                "llama3", 5000.0, factor=32.0, original_max_position_embeddings=24, **LLAMA3
+            ),
+        },
+        prompt_lengths=PAST_CONTEXT,
+        without=({"rope_parameters": rope("default", 5000.0)},),
+    ),
+    Case(
+        name="smollm2_tied",
+        about="SmolLM2: tied embeddings, three query heads a key head, transformers 4 spelling",
+        config_class=LlamaConfig,
+        config={
+            **SMALL,
+            "num_attention_heads": 6,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-5,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            "rope_parameters": rope("default", 100000.0),
+        },
+        transformers_4_config=True,
+        without=(NO_SCALING),
+    ),
+    Case(
+        name="llama_biases",
+        about="Llama with biases in attention and MLP, float16 weights",
+        config_class=LlamaConfig,
+        config={**SMALL, "attention_bias": True, "mlp_bias": True},
+        dtype=torch.float16,
+    ),
+    Case(
+        name="llama_head_dim",
+        about="Llama with a head_dim other than hidden_size / num_attention_heads",
+        config_class=LlamaConfig,
+        config={**SMALL, "head_dim": 20},
+    ),
+    Case(
+        name="mistral_window",
+        about="Mistral: a window shorter than the prompt, transformers 4 spelling, float16",
+        config_class=MistralConfig,
+        config={**SMALL, "sliding_window": 13},
+        dtype=torch.float16,
+        transformers_4_config=True,
+        prompt_lengths={"short": 6, "long": 75},
+        without=({"sliding_window": None}, {"sliding_window": 12}, {"sliding_window": 14}),
+    ),
+    Case(
+        name="mistral_full",
+        about="Mistral without a window, weights in shards with an index",
+        config_class=MistralConfig,
+        config={**SMALL, "sliding_window": None, "rope_parameters": rope("default", 1e6)},
+        max_shard_size="60KB",
+        without=(NO_SCALING),
+    ),
+    Case(
+        name="qwen2_bias",
+        about="Qwen2: biases of q, k and v; a window that use_sliding_window turns off",
+        config_class=Qwen2Config,
+        config={
+            **SMALL,
+            "use_sliding_window": False,
+            "sliding_window": 8,
+            "max_window_layers": 0,
+            "rope_parameters": rope("default", 1e6),
+        },
+        transformers_4_config=True,
+    ),
+    Case(
+        name="qwen2_tied",
+        about="Qwen2.5-0.5B: biases of q, k and v, tied embeddings, seven queries a key head",
+        config_class=Qwen2Config,
+        config={
+            **SMALL,
+            "hidden_size": 56,
+            "num_attention_heads": 7,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    Case(
+        name="qwen2_windows",
+        about="Qwen2: full attention below max_window_layers, sliding windows above",
+        config_class=Qwen2Config,
+        config={
+            **SMALL,
+            "hidden_size": 32,
+            "num_hidden_layers": 4,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 2,
+        },
+        prompt_lengths={"short": 5, "long": 60},
+        without=(
+            {"layer_types": ["full_attention"] * 4},
+            {"layer_types": ["sliding_attention"] * 4},
+        ),
+    ),
+    Case(
+        name="qwen3_layer_types",
+        about="Qwen3: windows by layer_types, biases in attention",
+        config_class=Qwen3Config,
+        config={
+            **SMALL,
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 11,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        prompt_lengths={"short": 5, "long": 60},
+        without=({"layer_types": ["full_attention", "sliding_attention", "full_attention"]},),
+    ),
+    Case(
+        name="qwen3_qk_norm",
+        about="Qwen3: norms of queries and keys, explicit head_dim",
+        config_class=Qwen3Config,
+        config={**SMALL, "head_dim": 32, "rope_parameters": rope("default", 1e6)},
+        without=(NO_SCALING),
+    ),
+    Case(
+        name="qwen3_tied",
+        about="Qwen3-0.6B: norms of queries and keys, tied embeddings, float32 weights",
+        config_class=Qwen3Config,
+        config={**SMALL, "hidden_size": 32, "head_dim": 16, "tie_word_embeddings": True},
+        dtype=torch.float32,
+    ),
+    Case(
+        name="llama_linear_rope",
+        about="linear RoPE scaling, in transformers 4 spelling",
+        config_class=LlamaConfig,
+        config={**SMALL, "rope_parameters": rope("linear", factor=4.0)},
+        transformers_4_config=True,
+        prompt_lengths=PAST_CONTEXT,
+        without=(NO_SCALING),
+    ),
+    Case(
+        name="llama_yarn",
+        about="YaRN past the original context",
+        config_class=LlamaConfig,
+        config={
+            **SMALL,
+            "hidden_size": 64,
+            "head_dim": 16,
+            "rope_parameters": rope("yarn", factor=8.0, original_max_position_embeddings=32),
+        },
+        prompt_lengths=PAST_CONTEXT,
+        without=(
+            *NO_SCALING,
+            {
+                "rope_parameters": rope(
+                    "yarn", factor=8.0, original_max_position_embeddings=32, attention_factor=1.0
+                )
+            },
+        ),
+    ),
+    Case(
+        name="qwen2_yarn_mscale",
+        about="YaRN with mscale, mscale_all_dim, betas, and a ramp that is not truncated",
+        config_class=Qwen2Config,
+        config={
+            **SMALL,
+            "hidden_size": 64,
+            "head_dim": 16,
+            "rope_parameters": rope(
+                "yarn",
+                factor=8.0,
+                original_max_position_embeddings=32,
+                mscale=2.0,
+                mscale_all_dim=0.5,
+                beta_fast=4.0,
+                beta_slow=0.5,
+                truncate=False,
+            ),
+        },
+        prompt_lengths=PAST_CONTEXT,
+        without=(NO_SCALING),
+    ),
+    Case(
+        name="qwen3_yarn_attention_factor",
+        about="YaRN with an explicit attention_factor, in transformers 4 spelling",
+        config_class=Qwen3Config,
+        config={
+            **SMALL,
+            "head_dim": 16,
+            "rope_parameters": rope(
+                "yarn", 1e6, factor=4.0, original_max_position_embeddings=64, attention_factor=1.3
+            ),
+        },
+        transformers_4_config=True,
+        prompt_lengths=PAST_CONTEXT,
+        without=(
+            {"rope_parameters": rope("yarn", 1e6, factor=4.0, original_max_position_embeddings=64)},
+        ),
+    ),
+)
+
+
+class Unsuitable(Exception):
+    """The random weights of one seed make a model that cannot tell right from wrong."""
+
+
+def make(case: Case, directory: Path) -> None:
+    """Writes the golden directory of ``case``, with the first seed that makes a suitable model."""
+    for seed in range(MAX_SEEDS):
+        save_model(case, seed, directory)
+        try:
+            arrays, facts = record(case, seed, directory)
+        except Unsuitable as reason:
+            print(f"  seed {seed}: {reason}")
+            continue
+        np.savez_compressed(directory / "golden.npz", **arrays)
+        write_json(directory / "provenance.json", provenance(case, seed) | facts)
+        return
+    raise SystemExit(f"{case.name}: none of {MAX_SEEDS} seeds is suitable")
+
+
+def save_model(case: Case, seed: int, directory: Path) -> None:
+    """Saves a random model, replacing ``directory``."""
+    if directory.exists():
+        shutil.rmtree(directory)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(case.config_class(**case.config))
+    randomize(model)
+    model.to(case.dtype).save_pretrained(directory, max_shard_size=case.max_shard_size)
+    for path in directory.glob("*.safetensors"):
+        path.chmod(0o644)
+    if case.transformers_4_config:
+        path = directory / "config.json"
+        write_json(path, spelled_as_transformers_4(json.loads(path.read_text())))
+
+
+@torch.no_grad()
+def randomize(model: torch.nn.Module) -> None:
+    """Weights under which activations keep their size, attention selects, and logits spread."""
+    for name, parameter in model.named_parameters():
+        noise = torch.randn_like(parameter)
+        if "norm" in name:
+            parameter.copy_(1 + 0.2 * noise)
+        elif name.endswith(".bias"):
+            parameter.copy_(0.3 * noise)
+        else:
+            parameter.copy_(noise * gain(name) / parameter.shape[1] ** 0.5)
+
+
+def gain(name: str) -> float:
+    """The standard deviation of a matrix's outputs for inputs of standard deviation one."""
+    gains = {"q_proj": 1.6, "k_proj": 1.6, "down_proj": 2.5, "lm_head": 3.0, "embed_tokens": 3.0}
+    return next((value for part, value in gains.items() if part in name), 1.0)
+
+
+def spelled_as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
+    """The same configuration with the keys of transformers 4."""
+    config = dict(config)
+    scaling = dict(config.pop("rope_parameters"))
+    config["rope_theta"] = scaling.pop("rope_theta")
+    rope_type = scaling.pop("rope_type")
+    config["rope_scaling"] = None if rope_type == "default" else {"type": rope_type, **scaling}
+    config["torch_dtype"] = config.pop("dtype")
+    config.pop("layer_types", None)
+    if config["model_type"] == "qwen2":  # transformers 5 saves the window that is in use
+        config["sliding_window"] = 8
+    config["transformers_version"] = "4.40.0"
+    return dict(sorted(config.items()))
+
+
+def record(case: Case, seed: int, directory: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays of ``golden.npz`` and the facts that go into the provenance."""
+    model = load(directory)
+    generator = np.random.default_rng(seed)
+    arrays: dict[str, np.ndarray] = {}
+    gaps, spreads = [], []
+    for prompt, length in case.prompt_lengths.items():
+        ids = generator.integers(0, model.config.vocab_size, length).tolist()
+        greedy, gap = greedy_tokens(model, ids)
+        rows = chosen_rows(length)
+        logits = all_logits(model, ids + greedy)[rows]
+        arrays |= {
+            f"{prompt}.ids": np.asarray(ids, dtype=np.int32),
+            f"{prompt}.greedy": np.asarray(greedy, dtype=np.int32),
+            f"{prompt}.rows": np.asarray(rows, dtype=np.int32),
+            f"{prompt}.logits": logits,
+        }
+        gaps.append(gap)
+        spreads.append(float(logits.std()))
+    if not 1.5 < min(spreads) <= max(spreads) < 5:
+        raise Unsuitable(f"logits have standard deviations {spreads}")
+    noise = float32_noise(model, arrays)
+    effects = [effect_of(change, case, directory, arrays) for change in case.without]
+    rotary = load(directory).model.rotary_emb
+    arrays["rope.inv_freq"] = rotary.inv_freq.numpy()
+    arrays["rope.attention_scaling"] = np.asarray(rotary.attention_scaling, dtype=np.float64)
+    return arrays, {
+        "greedy_min_gap": min(gaps),
+        "logits_std": spreads,
+        "float32_noise": noise,
+        "effect_of_each_change": effects,
+    }
+
+
+def load(directory: Path, **changes: Any) -> Any:
+    """The saved model in float32, with some keys of its configuration changed."""
+    config = AutoConfig.from_pretrained(directory)
+    if changes:
+        values = config.to_dict() | changes
+        config = type(config)(**values)
+    return AutoModelForCausalLM.from_pretrained(
+        directory, config=config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@torch.no_grad()
+def all_logits(model: Any, ids: list[int]) -> np.ndarray:
+    """The logits after every token, computed without a cache; float32 [len(ids), V]."""
+    return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy()
+
+
+def greedy_tokens(model: Any, ids: list[int]) -> tuple[list[int], float]:
+    """Greedy tokens and the smallest lead of one over the runner-up."""
+    sequence, min_gap = list(ids), float("inf")
+    for _ in range(NUM_GREEDY):
+        logits = all_logits(model, sequence)[-1]
+        second, first = np.partition(logits, -2)[-2:]
+        min_gap = min(min_gap, float(first - second))
+        sequence.append(int(logits.argmax()))
+    greedy = sequence[len(ids) :]
+    if min_gap <= MIN_GAP:
+        raise Unsuitable(f"a greedy token leads by {min_gap:.1e} only")
+    if len(set(greedy)) < MIN_DISTINCT:
+        raise Unsuitable(f"only {len(set(greedy))} distinct greedy tokens")
+    return greedy, min_gap
+
+
+def chosen_rows(prompt_length: int) -> list[int]:
+    """Rows at both ends of the prompt, within it, and among the tokens after it."""
+    last = prompt_length + NUM_GREEDY - 1
+    rows = {0, 1, 2, prompt_length // 2, prompt_length - 1, prompt_length, last - 20, last}
+    return sorted(rows)
+
+
+def difference(model: Any, arrays: Mapping[str, np.ndarray]) -> float:
+    """The largest difference of the model's logits from the recorded ones, relative to these."""
+    ids = [*arrays["long.ids"].tolist(), *arrays["long.greedy"].tolist()]
+    wanted = arrays["long.logits"]
+    got = all_logits(model, ids)[arrays["long.rows"]]
+    return float(np.abs(got - wanted).max() / np.abs(wanted).max())
+
+
+def float32_noise(model: Any, arrays: Mapping[str, np.ndarray]) -> float:
+    """How far rounding moves the logits of the long prompt. Turns the model to float64.
+
+    Rotary frequencies stay float32 in transformers, so they are moved by one in the last place.
+    """
+    model.double().model.rotary_emb.inv_freq.mul_(1 + 2**-23)
+    noise = difference(model, arrays)
+    if noise > MAX_NOISE:
+        raise Unsuitable(f"rounding moves the logits by {noise:.1e}")
+    return noise
+
+
+def effect_of(
+    change: Mapping[str, Any], case: Case, directory: Path, arrays: Mapping[str, np.ndarray]
+) -> float:
+    """By how much the logits of the long prompt change with ``change``, relative to their size."""
+    model = load(directory, **change)
+    effect = difference(model, arrays)
+    if effect < MIN_EFFECT:
+        raise Unsuitable(f"{change} changes the logits by {effect:.1e} only")
+    return effect
+
+
+def provenance(case: Case, seed: int) -> dict[str, Any]:
+    """What made this golden file."""
+    return {
+        "name": case.name,
+        "about": case.about,
+        "script": "scripts/make_golden.py",
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "seed": seed,
+        "computed": "transformers, float32, eager attention, without a cache, on a CPU",
+        "config": "keys rewritten as in transformers 4"
+        if case.transformers_4_config
+        else "as transformers saved it",
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "numpy": np.__version__,
+            "safetensors": safetensors.__version__,
+        },
+    }
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes ``value`` as transformers writes its files."""
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def main() -> None:
+    """Makes the cases named on the command line, or all."""
+    names = [case.name for case in CASES]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument("--output", type=Path, default=Path("tests/golden/models"))
+    args = parser.parse_args()
+    unknown = sorted(set(args.names) - set(names))
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}")
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    for case in CASES:
+        if not args.names or case.name in args.names:
+            print(case.name, flush=True)
+            make(case, args.output / case.name)
+
+
+if __name__ == "__main__":
+    main()

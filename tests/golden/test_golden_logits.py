@@ -1,0 +1,151 @@
+"""Logits and greedy tokens equal to those of Hugging Face transformers.
+
+The models are tiny and random; `scripts/make_golden.py` made them, and each has a provenance. A
+relative difference is the largest difference of logits over the largest logit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mie import LLM, SamplingParams
+from mie.backend import load_backend
+from mie.model.config import ModelConfig, RopeConfig
+from mie.model.decoder import Decoder
+from mie.model.weights import Checkpoint, expected_tensors
+from mie.ops.backend import StepBatch
+
+MODELS = Path(__file__).parent / "models"
+NAMES = sorted(path.name for path in MODELS.iterdir())
+TOLERANCE = 3e-5  # transformers' own rounding moves none of these models by more than 1e-5
+BLOCK_SIZE = 8
+DTYPES = ("float32", "float64")
+
+Floats = NDArray[np.floating]
+
+
+def load_decoder(name: str, dtype: str, **changes: object) -> Decoder:
+    """The model's decoder, with some fields of its configuration changed after loading."""
+    config = ModelConfig.load(MODELS / name)
+    with Checkpoint.open(MODELS / name, expected_tensors(config)) as checkpoint:
+        changed = dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+        return Decoder(changed, load_backend("numpy", dtype), checkpoint, num_positions=256)
+
+
+def all_logits(decoder: Decoder, token_ids: list[int], chunk_size: int) -> Floats:
+    """The logits after every token, computed chunk by chunk through a paged cache."""
+    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+    cache = decoder.backend.new_kv_cache(decoder.kv_cache_shape(num_blocks, BLOCK_SIZE))
+    table = np.arange(num_blocks)[::-1]  # in no order that an accident could produce
+    logits = []
+    for start in range(0, len(token_ids), chunk_size):
+        positions = np.arange(start, min(start + chunk_size, len(token_ids)))
+        batch = StepBatch(
+            token_ids=np.asarray(token_ids)[positions],
+            positions=positions,
+            slot_mapping=table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE,
+            cu_seqlens_q=np.array([0, len(positions)]),
+            seq_lens=positions[-1:] + 1,
+            block_tables=table[None],
+            logits_rows=np.arange(len(positions)),
+        )
+        logits.append(np.array(decoder.forward(batch, cache)))
+    return np.concatenate(logits)
+
+
+def difference(decoder: Decoder, name: str, prompt: str, chunk_size: int = 1000) -> float:
+    """The relative difference from the golden logits after ``prompt`` and its greedy tokens."""
+    golden = np.load(MODELS / name / "golden.npz")
+    token_ids = [*golden[f"{prompt}.ids"].tolist(), *golden[f"{prompt}.greedy"].tolist()]
+    logits = all_logits(decoder, token_ids, chunk_size)[golden[f"{prompt}.rows"]]
+    wanted = golden[f"{prompt}.logits"]
+    return float(np.abs(logits - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("prompt", ["short", "long"])
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_equal_those_of_transformers(name: str, prompt: str, dtype: str) -> None:
+    decoder = load_decoder(name, dtype)
+    assert difference(decoder, name, prompt) < TOLERANCE
+    assert difference(decoder, name, prompt, chunk_size=13) < TOLERANCE
+    assert difference(decoder, name, prompt, chunk_size=1) < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_tokens_equal_those_of_transformers(name: str, dtype: str) -> None:
+    """Both prompts at once, in chunks of at most 24 tokens a step."""
+    golden = np.load(MODELS / name / "golden.npz")
+    llm = LLM(
+        str(MODELS / name),
+        skip_tokenizer_init=True,
+        dtype=dtype,
+        max_num_batched_tokens=24,
+        max_num_seqs=2,
+    )
+    prompts = [{"prompt_token_ids": golden[f"{key}.ids"].tolist()} for key in ("short", "long")]
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    short, long = llm.generate(prompts, params, use_tqdm=False)
+    assert short.outputs[0].token_ids == golden["short.greedy"].tolist()
+    assert long.outputs[0].token_ids == golden["long.greedy"].tolist()
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "yarn" in n or "linear" in n or "31" in n])
+def test_the_comparison_sees_the_scaling_of_rope(name: str) -> None:
+    rope = ModelConfig.load(MODELS / name).rope
+    decoder = load_decoder(name, "float32", rope=RopeConfig(theta=rope.theta))
+    assert difference(decoder, name, "long") > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "window" in n or "layer_types" in n])
+@pytest.mark.parametrize("wider", [1, 1000])
+def test_the_comparison_sees_a_window(name: str, wider: int) -> None:
+    windows = ModelConfig.load(MODELS / name).layer_windows
+    assert any(windows)
+    changed = tuple(window and window + wider for window in windows)
+    decoder = load_decoder(name, "float32", layer_windows=changed)
+    assert difference(decoder, name, "long") > 100 * TOLERANCE
+
+
+def test_the_comparison_sees_epsilon() -> None:
+    decoder = load_decoder("llama2_mha", "float32", rms_norm_eps=1e-3)
+    assert difference(decoder, "llama2_mha", "long") > TOLERANCE
+
+
+def test_the_models_cover_every_family_and_flag() -> None:
+    configs = [ModelConfig.load(MODELS / name) for name in NAMES]
+    assert len(configs) >= 12
+    assert {config.architecture for config in configs} == {
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+    }
+    assert {config.rope.rope_type for config in configs} == {"default", "linear", "llama3", "yarn"}
+    for flag in ("tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm"):
+        assert {getattr(config, flag) for config in configs} == {False, True}
+    assert {config.num_heads == config.num_kv_heads for config in configs} == {False, True}
+    widths = {c.num_heads * c.head_dim == c.hidden_size for c in configs}
+    assert widths == {False, True}
+    assert any(None in c.layer_windows and any(c.layer_windows) for c in configs)
+    assert {config.dtype for config in configs} == {"float32", "float16", "bfloat16"}
+    indexed = [name for name in NAMES if (MODELS / name / "model.safetensors.index.json").exists()]
+    assert indexed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_says_what_made_it(name: str) -> None:
+    provenance = json.loads((MODELS / name / "provenance.json").read_text())
+    assert provenance["name"] == name
+    assert provenance["script"] == "scripts/make_golden.py"
+    assert isinstance(provenance["seed"], int)
+    assert {"torch", "transformers", "numpy"} <= provenance["versions"].keys()
+    assert provenance["greedy_min_gap"] > 1e-3
+    assert max(path.stat().st_size for path in (MODELS / name).iterdir()) < 200_000

@@ -1,0 +1,456 @@
+"""`ModelConfig`: every family, both spellings, everything refused, everything malformed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_files import hf_config
+
+from mie.errors import ModelError, UnsupportedModelError
+from mie.model.config import SUPPORTED_ARCHITECTURES, ModelConfig, RopeConfig
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+SIZES += ("num_attention_heads",)
+
+
+def load(architecture: str = "LlamaForCausalLM", **changes: Any) -> ModelConfig:
+    return ModelConfig.from_hf(hf_config(architecture, **changes))
+
+
+# The families, by the defaults of transformers' configuration classes.
+
+
+def test_llama_flags_and_defaults() -> None:
+    config = load(num_key_value_heads=..., max_position_embeddings=...)
+    assert config.architecture == "LlamaForCausalLM"
+    assert (config.num_layers, config.num_heads, config.num_kv_heads) == (2, 4, 4)
+    assert config.head_dim == 4
+    assert config.rms_norm_eps == 1e-6
+    assert config.max_position_embeddings == 2048
+    assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
+    assert not config.tie_word_embeddings
+    assert not any((config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm))
+    assert config.layer_windows == (None, None)
+    assert config.rope == RopeConfig(theta=10000.0)
+    assert config.dtype == "float32"
+
+
+def test_llama_ignores_a_sliding_window_as_transformers_does() -> None:
+    assert load(sliding_window=8).layer_windows == (None, None)
+
+
+def test_llama_biases() -> None:
+    config = load(attention_bias=True)
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (True, True, False)
+    config = load(mlp_bias=True)
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (False, False, True)
+
+
+def test_mistral_slides_in_every_layer_by_default() -> None:
+    config = load("MistralForCausalLM", max_position_embeddings=...)
+    assert config.layer_windows == (4096, 4096)
+    assert config.max_position_embeddings == 131072
+    assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
+
+
+def test_mistral_has_eight_kv_heads_unless_told_otherwise() -> None:
+    sizes = {"num_attention_heads": 16, "hidden_size": 64}
+    assert load("MistralForCausalLM", num_key_value_heads=..., **sizes).num_kv_heads == 8
+    assert load("MistralForCausalLM", num_key_value_heads=None, **sizes).num_kv_heads == 16
+
+
+def test_mistral_with_a_null_window_has_none() -> None:
+    assert load("MistralForCausalLM", sliding_window=None).layer_windows == (None, None)
+    assert load("MistralForCausalLM", sliding_window=7).layer_windows == (7, 7)
+
+
+def test_qwen2_has_biases_of_queries_keys_and_values_only() -> None:
+    config = load("Qwen2ForCausalLM")
+    assert (config.qkv_bias, config.o_bias, config.qk_norm) == (True, False, False)
+    assert (config.bos_token_id, config.eos_token_ids) == (None, ())
+
+
+def test_qwen3_has_norms_of_queries_and_keys_and_wide_heads() -> None:
+    config = load("Qwen3ForCausalLM")
+    assert (config.qkv_bias, config.o_bias, config.qk_norm) == (False, False, True)
+    assert config.head_dim == 128
+    config = load("Qwen3ForCausalLM", head_dim=6, attention_bias=True)
+    assert (config.head_dim, config.qkv_bias, config.o_bias) == (6, True, True)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_qwen_windows_need_the_switch_and_start_at_max_window_layers(architecture: str) -> None:
+    window = {"sliding_window": 5, "max_window_layers": 1, "num_hidden_layers": 3}
+    assert load(architecture, **window).layer_windows == (None, None, None)
+    on = load(architecture, use_sliding_window=True, **window)
+    assert on.layer_windows == (None, 5, 5)
+    window["max_window_layers"] = ...
+    assert load(architecture, use_sliding_window=True, **window).layer_windows == (None,) * 3
+
+
+def test_qwen_layer_types_decide_each_layer() -> None:
+    layer_types = ["sliding_attention", "full_attention"]
+    config = load(
+        "Qwen3ForCausalLM", use_sliding_window=True, sliding_window=5, layer_types=layer_types
+    )
+    assert config.layer_windows == (5, None)
+
+
+def test_layer_types_that_repeat_the_rule_are_accepted_everywhere() -> None:
+    assert load(layer_types=["full_attention"] * 2).layer_windows == (None, None)
+    mistral = load("MistralForCausalLM", sliding_window=3, layer_types=["sliding_attention"] * 2)
+    assert mistral.layer_windows == (3, 3)
+
+
+def test_explicit_head_dim_wins_over_the_quotient() -> None:
+    assert load(head_dim=10).head_dim == 10
+    assert load(head_dim=10, hidden_size=18).head_dim == 10
+    assert load(head_dim=None).head_dim == 4
+
+
+def test_model_type_stands_in_for_absent_architectures() -> None:
+    assert load(architectures=..., model_type="qwen3").architecture == "Qwen3ForCausalLM"
+
+
+def test_the_first_supported_of_several_architectures_counts() -> None:
+    config = load(architectures=["Other", "Qwen2ForCausalLM"])
+    assert config.architecture == "Qwen2ForCausalLM"
+
+
+# Two spellings, one meaning.
+
+SCALINGS: list[dict[str, Any]] = [
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    | {"original_max_position_embeddings": 32},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    | {"beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 0.9, "truncate": False},
+    {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.2},
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling["rope_type"])
+@pytest.mark.parametrize("type_key", ["type", "rope_type"])
+def test_transformers_4_and_5_spellings_agree(scaling: dict[str, Any], type_key: str) -> None:
+    five = load(rope_parameters={**scaling, "rope_theta": 777.0}, dtype="bfloat16")
+    old = {key: value for key, value in scaling.items() if key != "rope_type"}
+    four = load(
+        rope_theta=777.0,
+        rope_scaling={type_key: scaling["rope_type"], **old},
+        torch_dtype="bfloat16",
+    )
+    assert four == five
+    assert five.rope.theta == 777.0
+    assert five.dtype == "bfloat16"
+    for key in old:
+        assert getattr(five.rope, key) == scaling[key]
+
+
+def test_theta_in_the_scaling_wins_over_the_one_outside() -> None:
+    rope = load(rope_theta=5.0, rope_parameters={"rope_theta": 6.0}).rope
+    assert rope == RopeConfig(theta=6.0)
+
+
+def test_null_scaling_is_no_scaling() -> None:
+    assert load(rope_theta=50, rope_scaling=None).rope == RopeConfig(theta=50.0)
+
+
+def test_yarn_without_a_factor_takes_it_from_the_two_contexts() -> None:
+    scaling = {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16}
+    assert load(rope_parameters=scaling, max_position_embeddings=64).rope.factor == 4.0
+
+
+def test_original_context_beside_the_scaling_wins() -> None:
+    scaling = {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 16}
+    config = load(rope_parameters=scaling, original_max_position_embeddings=20)
+    assert config.rope.original_max_position_embeddings == 20
+
+
+def test_dtype_may_carry_the_name_of_torch() -> None:
+    assert load(torch_dtype="torch.float16").dtype == "float16"
+
+
+# What follows from the sizes.
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        ({}, 64),
+        ({"rope_type": "linear", "factor": 4.0}, 256),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4}, 64),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
+        ({"rope_type": "yarn", "factor": 4.0}, 256),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+    ],
+)
+def test_context_length(scaling: dict[str, Any], context: int) -> None:
+    assert load(rope_parameters=scaling).context_length == context
+
+
+def test_kv_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
+    assert load(num_hidden_layers=3, head_dim=6).kv_bytes_per_token(4) == 2 * 3 * 2 * 6 * 4
+    assert load(num_hidden_layers=3, head_dim=6).kv_bytes_per_token(2) == 2 * 3 * 2 * 6 * 2
+
+
+def published(architecture: str, sizes: str, **changes: Any) -> ModelConfig:
+    """Sizes as "V D F L Hq Hkv"."""
+    keys = (*SIZES, "num_key_value_heads")
+    values = dict(zip(keys, map(int, sizes.split()), strict=True))
+    return load(architecture, **values, **changes)
+
+
+@pytest.mark.parametrize(
+    ("config", "num_parameters"),
+    [
+        (published("LlamaForCausalLM", "32000 2048 5632 22 32 4"), 1_100_048_384),
+        (
+            published("LlamaForCausalLM", "128256 2048 8192 16 32 8", tie_word_embeddings=True),
+            1_235_814_400,
+        ),
+        (
+            published("LlamaForCausalLM", "49152 576 1536 30 9 3", tie_word_embeddings=True),
+            134_515_008,
+        ),
+        (published("MistralForCausalLM", "32000 4096 14336 32 32 8"), 7_241_732_096),
+        (
+            published("Qwen2ForCausalLM", "151936 896 4864 24 14 2", tie_word_embeddings=True),
+            494_032_768,
+        ),
+        (
+            published("Qwen3ForCausalLM", "151936 1024 3072 28 16 8", tie_word_embeddings=True),
+            596_049_920,
+        ),
+    ],
+    ids=[
+        "TinyLlama-1.1B",
+        "Llama-3.2-1B",
+        "SmolLM2-135M",
+        "Mistral-7B",
+        "Qwen2.5-0.5B",
+        "Qwen3-0.6B",
+    ],
+)
+def test_num_parameters_equals_the_published_count(
+    config: ModelConfig, num_parameters: int
+) -> None:
+    assert config.num_parameters == num_parameters
+
+
+def test_a_config_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load().num_layers = 3  # type: ignore[misc]
+
+
+# Refused by name.
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_experts": 60}, "mixture of experts"),
+        ({"num_local_experts": 8}, "mixture of experts"),
+        ({"n_routed_experts": 64}, "n_routed_experts"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized weights"),
+        ({"hidden_act": "gelu"}, "activation 'gelu'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "depends on the current length"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "LongRoPE"),
+        ({"rope_scaling": {"type": "su"}}, "LongRoPE"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "RoPE type 'spiral'"),
+        ({"rope_scaling": {"type": "default", "mrope_section": [1, 1]}}, "multimodal RoPE"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "per layer type"),
+        ({"partial_rotary_factor": 0.5}, "partial RoPE"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor 0.25"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "'linear_attention'"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"attn_logit_softcapping": 50.0}, "logit softcapping"),
+        ({"final_logit_softcapping": 30.0}, "logit softcapping"),
+        ({"residual_multiplier": 0.22}, "scaling multipliers"),
+        ({"kv_lora_rank": 512}, "multi-head latent attention"),
+        ({"no_rope_layers": [1, 0]}, "layers without RoPE"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"rope_interleaved": True}, "interleaved RoPE"),
+    ],
+)
+def test_a_feature_that_is_not_implemented_is_refused_by_name(
+    changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"not supported.*LlamaForCausalLM") as error:
+        load(**changes)
+    assert named in str(error.value)
+    assert "config.json" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("MistralForCausalLM", {"attention_bias": True}),
+        ("Qwen3ForCausalLM", {"mlp_bias": True}),
+        ("Qwen2ForCausalLM", {"mlp_bias": True}),
+    ],
+)
+def test_a_flag_that_transformers_ignores_in_the_family_is_refused(
+    architecture: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=next(iter(changes))):
+        load(architecture, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quantization_config": None, "num_experts": 0, "num_local_experts": 1},
+        {"attn_logit_softcapping": None, "residual_multiplier": 1.0, "rope_interleaved": False},
+        {"hidden_act": "swish", "partial_rotary_factor": 1.0, "pretraining_tp": 2},
+        {"rope_scaling": {}, "layer_types": None, "some_new_key": {"a": 1}},
+    ],
+)
+def test_harmless_keys_change_nothing(changes: dict[str, Any]) -> None:
+    assert load(**changes) == load()
+
+
+def test_an_unknown_architecture_names_the_nearest_and_all_supported() -> None:
+    with pytest.raises(UnsupportedModelError) as error:
+        load("Qwen3NextForCausalLM")
+    message = str(error.value)
+    assert "architecture 'Qwen3NextForCausalLM' (nearest: 'Qwen3ForCausalLM')" in message
+    assert all(name in message for name in SUPPORTED_ARCHITECTURES)
+
+
+def test_one_message_names_everything_that_is_not_supported() -> None:
+    with pytest.raises(UnsupportedModelError) as error:
+        load("MixtralForCausalLM", num_local_experts=8, hidden_act="relu")
+    message = str(error.value)
+    assert "MixtralForCausalLM" in message
+    assert "mixture of experts" in message
+    assert "'relu'" in message
+
+
+# Malformed.
+
+
+@pytest.mark.parametrize("key", SIZES)
+def test_the_sizes_are_required(key: str) -> None:
+    for absent in (..., None):
+        with pytest.raises(ModelError, match=f"config.json: required key '{key}'"):
+            load(**{key: absent})
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"hidden_size": "16"}, "hidden_size"),
+        ({"hidden_size": 16.0}, "hidden_size"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"vocab_size": -3}, "vocab_size"),
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"hidden_size": 18}, "hidden_size must be a multiple"),
+        ({"head_dim": 5}, "head_dim must be even"),
+        ({"head_dim": 0}, "head_dim"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads must divide"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads must divide"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+        ({"attention_bias": 1}, "attention_bias"),
+        ({"rope_theta": 1.0}, "rope_theta"),
+        ({"rope_theta": [1e4]}, "rope_theta"),
+        ({"rope_scaling": "linear"}, "rope_scaling"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: required key 'factor'"),
+        ({"rope_scaling": {"type": "linear", "factor": -1.0}}, "factor"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        ({"rope_scaling": {**SCALINGS[1], "high_freq_factor": 1.0}}, "high_freq_factor"),
+        ({"rope_scaling": {**SCALINGS[2], "truncate": "no"}}, "truncate"),
+        ({"layer_types": "full_attention"}, "layer_types"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        ({"architectures": ..., "model_type": ...}, "'architectures' nor 'model_type'"),
+        ({"eos_token_id": "2"}, "eos_token_id"),
+        ({"eos_token_id": [2, 24]}, "eos_token_id must lie in 0 … 23"),
+        ({"bos_token_id": -1}, "bos_token_id"),
+        ({"dtype": 4}, "dtype"),
+    ],
+)
+def test_a_bad_value_names_file_and_key(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(ModelError) as error:
+        load(**changes)
+    assert not isinstance(error.value, UnsupportedModelError)
+    assert "config.json" in str(error.value)
+    assert key in str(error.value)
+
+
+def test_sliding_layers_without_a_window_contradict() -> None:
+    with pytest.raises(ModelError, match=r"sliding_window is null or use_sliding_window is false"):
+        load("Qwen2ForCausalLM", sliding_window=4, layer_types=["sliding_attention"] * 2)
+
+
+# Files.
+
+
+def write(directory: Path, name: str, text: str | bytes) -> Path:
+    path = directory / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_load_reads_the_directory(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", json.dumps(hf_config()))
+    assert ModelConfig.load(tmp_path) == load()
+
+
+@pytest.mark.parametrize(
+    ("generation", "eos"),
+    [
+        ({"eos_token_id": [5, 6, 5]}, (5, 6)),
+        ({"eos_token_id": 7}, (7,)),
+        ({"eos_token_id": None}, (3,)),
+        ({"temperature": 1.0}, (3,)),
+    ],
+)
+def test_generation_config_decides_the_end_of_sequence(
+    tmp_path: Path, generation: dict[str, Any], eos: tuple[int, ...]
+) -> None:
+    write(tmp_path, "config.json", json.dumps(hf_config(eos_token_id=3)))
+    write(tmp_path, "generation_config.json", json.dumps(generation))
+    assert ModelConfig.load(tmp_path).eos_token_ids == eos
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", b"\xff\xfe{}", "[1, 2]", '"text"', "null", "[" * 100_000, ""],
+    ids=["cut", "not UTF-8", "list", "string", "null", "deep", "empty"],
+)
+def test_a_file_that_is_no_json_object_is_named(tmp_path: Path, text: str | bytes) -> None:
+    path = write(tmp_path, "config.json", text)
+    with pytest.raises(ModelError) as error:
+        ModelConfig.load(tmp_path)
+    assert str(path) in str(error.value)
+    assert "JSON" in str(error.value)
+
+
+def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", json.dumps(hf_config()))
+    path = write(tmp_path, "generation_config.json", "{]")
+    with pytest.raises(ModelError) as error:
+        ModelConfig.load(tmp_path)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_directory_or_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere does not exist"):
+        ModelConfig.load(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        ModelConfig.load(tmp_path)
+
+
+def test_an_error_in_a_file_names_its_path(tmp_path: Path) -> None:
+    path = write(tmp_path, "config.json", json.dumps(hf_config(head_dim=3)))
+    with pytest.raises(ModelError) as error:
+        ModelConfig.load(tmp_path)
+    assert str(path) in str(error.value)

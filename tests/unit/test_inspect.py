@@ -1,0 +1,204 @@
+"""`mie inspect`: what it prints, and its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from model_files import hf_config, random_tensors, write_model, write_shards
+
+from mie.cli.inspect import add_parser, inspect_model
+from mie.errors import ModelError
+from mie.model.config import ModelConfig
+
+CONFIG = ModelConfig.from_hf(hf_config())
+
+
+def run(*arguments: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    args = parser.parse_args(["inspect", *map(str, arguments)])
+    code: int = args.run(args)
+    return code
+
+
+def facts(text: str) -> dict[str, str]:
+    """The printed lines by their keys."""
+    return {line[:15].strip(): line[16:] for line in text.splitlines()}
+
+
+def test_it_prints_what_the_model_is_and_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path)
+    assert run(tmp_path, "--kv-cache-memory-bytes", "1.5KiB") == 0
+    printed = facts(capsys.readouterr().out)
+    assert printed == {
+        "model": str(tmp_path),
+        "architecture": "LlamaForCausalLM",
+        "supported": "yes",
+        "layers": "2: 2 with full attention",
+        "heads": "4 query, 2 key/value, 4 wide",
+        "hidden size": "16, intermediate 32",
+        "vocabulary": "24",
+        "context": "64 tokens, RoPE default",
+        "parameters": f"{CONFIG.num_parameters:,}",
+        "weights": f"{CONFIG.num_parameters * 2 / 1024:.1f} KiB in the files (BF16)",
+        "weights loaded": f"{CONFIG.num_parameters * 4 / 1024:.1f} KiB as float32",
+        "KV per token": "128 bytes in float32, 64 bytes in 16 bits",
+        "KV cache": "1.5 KiB hold 12 tokens in float32, 24 in 16 bits",
+    }
+
+
+def test_windows_are_counted_by_width(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = hf_config(
+        "Qwen2ForCausalLM",
+        num_hidden_layers=3,
+        use_sliding_window=True,
+        sliding_window=2048,
+        max_window_layers=1,
+    )
+    write_model(tmp_path, config)
+    assert run(tmp_path) == 0
+    layers = facts(capsys.readouterr().out)["layers"]
+    assert layers == "3: 1 with full attention, 2 with a window of 2,048 tokens"
+
+
+def test_only_headers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path)
+
+    def read(*args: Any) -> None:
+        raise AssertionError("data was read")
+
+    monkeypatch.setattr("mie.model.weights.Checkpoint.read", read)
+    assert run(tmp_path) == 0
+    with pytest.raises(AssertionError):
+        run(tmp_path, "--check")
+
+
+def test_json_holds_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path)
+    assert run(tmp_path, "--json", "--kv-cache-memory-bytes", "1280") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["supported"] is True
+    assert report["problem"] is None
+    assert report["num_parameters"] == CONFIG.num_parameters
+    assert report["weights_bytes"] == 2 * CONFIG.num_parameters
+    assert report["weights_bytes_float32"] == 4 * CONFIG.num_parameters
+    assert report["weights_dtypes"] == {"BF16": 21}
+    assert report["kv_bytes_per_token_float32"] == 128
+    assert report["kv_cache"] == {
+        "memory_bytes": 1280,
+        "tokens_float32": 10,
+        "tokens_float16": 20,
+    }
+    assert report["config"]["num_layers"] == 2
+    assert report["non_finite"] is None
+
+
+def test_an_unsupported_model_says_why_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path)
+    config = hf_config("MixtralForCausalLM", num_local_experts=8)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run(tmp_path) == 1
+    printed = facts(capsys.readouterr().out)
+    assert printed["architecture"] == "MixtralForCausalLM"
+    assert printed["supported"] == "no"
+    assert "mixture of experts" in printed["problem"]
+    assert run(tmp_path, "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["supported"] is False
+    assert report["config"] is None
+
+
+def test_a_bad_value_is_a_problem_of_a_supported_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(hf_config(head_dim=3)))
+    assert run(tmp_path) == 1
+    printed = facts(capsys.readouterr().out)
+    assert printed["supported"] == "yes"
+    assert "head_dim" in printed["problem"]
+
+
+def test_broken_weights_are_a_problem_and_the_rest_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_model(tmp_path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert run(tmp_path) == 1
+    printed = facts(capsys.readouterr().out)
+    assert "truncated" in printed["problem"]
+    assert printed["parameters"] == f"{CONFIG.num_parameters:,}"
+    assert "weights" not in printed
+
+
+def test_shards_are_one_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(hf_config()))
+    write_shards(tmp_path, random_tensors(CONFIG))
+    assert inspect_model(str(tmp_path)).weights_bytes == 4 * CONFIG.num_parameters
+
+
+def test_check_names_tensors_that_are_not_finite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = random_tensors(CONFIG, np.float16)
+    tensors["model.norm.weight"][:3] = math.nan
+    tensors["lm_head.weight"][0, 0] = math.inf
+    write_model(tmp_path, tensors=tensors)
+    assert run(tmp_path) == 0
+    assert capsys.readouterr().err == ""
+    assert run(tmp_path, "--check") == 1
+    out, err = capsys.readouterr()
+    assert facts(out)["check"] == "NaN or infinite values in 2 tensors"
+    assert err.splitlines() == [
+        "warning: model.norm.weight holds 3 NaN or infinite values",
+        "warning: lm_head.weight holds 1 NaN or infinite values",
+    ]
+
+
+def test_check_passes_finite_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path)
+    assert run(tmp_path, "--check") == 0
+    out, err = capsys.readouterr()
+    assert facts(out)["check"] == "all values are finite"
+    assert err == ""
+
+
+def test_check_finds_a_head_that_contradicts_tied_embeddings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path, hf_config(tie_word_embeddings=True), random_tensors(CONFIG))
+    assert run(tmp_path) == 0
+    capsys.readouterr()
+    assert run(tmp_path, "--check") == 1
+    assert "tie_word_embeddings" in facts(capsys.readouterr().out)["problem"]
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_without_a_readable_config_it_raises(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        run(tmp_path)
+
+
+def test_a_missing_directory_raises(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        run(tmp_path / "nowhere")
+
+
+def test_a_bad_size_is_refused_by_the_parser(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        run(tmp_path, "--kv-cache-memory-bytes", "lots")
+    assert error.value.code == 2
+    assert "512MiB" in capsys.readouterr().err

@@ -1,0 +1,143 @@
+"""From the name of a model to its directory."""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mie.errors import MissingExtraError, ModelError
+from mie.model import locate
+from mie.model.locate import locate_model
+
+
+def fake_hub(monkeypatch: pytest.MonkeyPatch, snapshot_download: Any) -> None:
+    module = types.ModuleType("huggingface_hub")
+    module.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+
+
+def no_hub(*args: Any, **kwargs: Any) -> str:
+    raise AssertionError("the hub was asked")
+
+
+def test_a_directory_is_itself(tmp_path: Path) -> None:
+    assert locate_model(str(tmp_path)) == tmp_path
+    assert locate_model(tmp_path) == tmp_path
+
+
+def test_a_directory_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_hub(monkeypatch, no_hub)
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert locate_model("org/model") == Path("org/model")
+
+
+def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    assert locate_model("~/model") == tmp_path / "model"
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "./model", "model", "a/b/c", "../x", "", "~/x"])
+def test_a_missing_directory_says_what_a_model_can_be(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_hub(monkeypatch, no_hub)
+    empty = tmp_path / "empty" / "deeper"
+    empty.mkdir(parents=True)
+    monkeypatch.chdir(empty)
+    monkeypatch.setenv("HOME", str(empty))
+    with pytest.raises(ModelError, match="does not exist") as error:
+        locate_model(name)
+    assert repr(name) in str(error.value)
+    assert "'bundled'" in str(error.value)
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.touch()
+    with pytest.raises(ModelError, match="pass the directory"):
+        locate_model(path)
+
+
+def test_bundled_is_the_directory_in_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert locate.BUNDLED_DIRECTORY.parts[-3:] == ("mie", "assets", "tiny")
+    monkeypatch.setattr(locate, "BUNDLED_DIRECTORY", tmp_path)
+    with pytest.raises(ModelError, match="lacks the bundled model"):
+        locate_model("bundled")
+    (tmp_path / "config.json").touch()
+    assert locate_model("bundled") == tmp_path
+
+
+def test_a_hub_id_without_the_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'mie\[hub\]'") as error:
+        locate_model("org/model-1.5")
+    assert "org/model-1.5" in str(error.value)
+
+
+def test_a_hub_id_is_fetched_without_what_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def snapshot_download(repo_id: str, *, allow_patterns: list[str]) -> str:
+        calls.append((repo_id, allow_patterns))
+        return str(tmp_path)
+
+    fake_hub(monkeypatch, snapshot_download)
+    assert locate_model("org/model-1.5") == tmp_path
+    [(repo_id, patterns)] = calls
+    assert repo_id == "org/model-1.5"
+
+    def wanted(name: str) -> bool:
+        return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+    assert all(
+        wanted(name)
+        for name in (
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "model-00001-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+        )
+    )
+    assert not any(
+        wanted(name)
+        for name in (
+            "pytorch_model.bin",
+            "consolidated.safetensors",
+            "consolidated.00.pth",
+            "original/model.safetensors",
+            "onnx/config.json",
+            "README.md",
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no route to host\nmore"), ValueError("bad id"), RuntimeError("401")]
+)
+def test_an_error_of_the_hub_becomes_a_model_error(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def snapshot_download(*args: Any, **kwargs: Any) -> str:
+        raise error
+
+    fake_hub(monkeypatch, snapshot_download)
+    with pytest.raises(ModelError, match="org/model") as raised:
+        locate_model("org/model")
+    assert str(error).splitlines()[0] in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert raised.value.__cause__ is error

@@ -1,0 +1,128 @@
+"""Rotation frequencies, against the formulas' sources and against transformers' own numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mie.model.config import ModelConfig, RopeConfig
+from mie.model.rope import rope_inv_freq
+
+GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "models").iterdir())
+HEAD_DIM = 16
+LLAMA3 = RopeConfig(
+    rope_type="llama3", theta=500.0, factor=8.0, original_max_position_embeddings=64
+)
+YARN = RopeConfig(rope_type="yarn", theta=1e4, factor=8.0, original_max_position_embeddings=512)
+
+
+def plain(theta: float) -> np.ndarray:
+    return np.array([theta ** (-2 * j / HEAD_DIM) for j in range(HEAD_DIM // 2)])
+
+
+@pytest.mark.parametrize("directory", GOLDEN, ids=lambda directory: directory.name)
+def test_frequencies_equal_those_of_transformers(directory: Path) -> None:
+    config = ModelConfig.load(directory)
+    golden = np.load(directory / "golden.npz")
+    inv_freq, scaling = rope_inv_freq(config.rope, config.head_dim, config.max_position_embeddings)
+    assert inv_freq.dtype == np.float64
+    np.testing.assert_allclose(inv_freq, golden["rope.inv_freq"], rtol=1e-6)
+    assert scaling == pytest.approx(float(golden["rope.attention_scaling"]), rel=1e-12)
+
+
+def test_the_golden_models_cover_every_kind_of_scaling() -> None:
+    configs = [ModelConfig.from_hf(json.loads((d / "config.json").read_text())) for d in GOLDEN]
+    assert {c.rope.rope_type for c in configs} == {"default", "linear", "llama3", "yarn"}
+
+
+def test_default_is_the_geometric_series() -> None:
+    inv_freq, scaling = rope_inv_freq(RopeConfig(theta=500.0), HEAD_DIM, 64)
+    np.testing.assert_allclose(inv_freq, plain(500.0), rtol=1e-15)
+    assert scaling == 1.0
+
+
+def test_linear_divides_every_frequency() -> None:
+    rope = RopeConfig(rope_type="linear", theta=500.0, factor=4.0)
+    inv_freq, scaling = rope_inv_freq(rope, HEAD_DIM, 64)
+    np.testing.assert_allclose(inv_freq, plain(500.0) / 4, rtol=1e-15)
+    assert scaling == 1.0
+
+
+def test_llama3_keeps_fast_pairs_slows_slow_ones_and_blends_between() -> None:
+    inv_freq, scaling = rope_inv_freq(LLAMA3, HEAD_DIM, 99)
+    for slowed, frequency in zip(inv_freq, plain(500.0), strict=True):
+        wavelength = 2 * math.pi / frequency
+        if wavelength < 64 / 4:
+            wanted = frequency
+        elif wavelength > 64 / 1:
+            wanted = frequency / 8
+        else:
+            smooth = (64 / wavelength - 1) / (4 - 1)
+            wanted = (1 - smooth) * frequency / 8 + smooth * frequency
+        assert slowed == pytest.approx(wanted, rel=1e-12)
+    ratios = plain(500.0) / inv_freq
+    assert ratios[0] == 1.0
+    assert ratios[-1] == pytest.approx(8.0)
+    assert np.any((ratios > 1.01) & (ratios < 7.99))
+    assert scaling == 1.0
+
+
+def test_yarn_keeps_fast_pairs_slows_slow_ones_and_ramps_between() -> None:
+    inv_freq, _ = rope_inv_freq(YARN, HEAD_DIM, 99)
+    ratios = plain(1e4) / inv_freq
+    # 512 positions: 32 turns at pair 0.81 and 1 turn at pair 3.82, so the ramp runs from 0 to 4.
+    slowed = np.clip(np.arange(8) / 4, 0, 1)
+    np.testing.assert_allclose(1 / ratios, slowed / 8 + (1 - slowed), rtol=1e-12)
+
+
+def test_yarn_without_truncation_ramps_between_fractions_of_pairs() -> None:
+    rope = RopeConfig(**{**vars(YARN), "truncate": False})
+    inv_freq, _ = rope_inv_freq(rope, HEAD_DIM, 99)
+    first, last = (
+        HEAD_DIM * math.log(512 / (turns * 2 * math.pi)) / (2 * math.log(1e4)) for turns in (32, 1)
+    )
+    assert 0 < first < 1 < 3 < last < 4
+    slowed = np.clip((np.arange(8) - first) / (last - first), 0, 1)
+    np.testing.assert_allclose(inv_freq, plain(1e4) * (slowed / 8 + 1 - slowed), rtol=1e-12)
+
+
+def test_yarn_with_a_ramp_of_no_width_steps() -> None:
+    rope = RopeConfig(rope_type="yarn", factor=8.0, original_max_position_embeddings=4)
+    inv_freq, _ = rope_inv_freq(rope, HEAD_DIM, 99)
+    np.testing.assert_allclose(inv_freq[1:], plain(1e4)[1:] / 8, rtol=1e-12)
+    assert inv_freq[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "scaling"),
+    [
+        ({}, 0.1 * math.log(8) + 1),
+        ({"factor": 1.0}, 1.0),
+        ({"factor": 0.5}, 1.0),
+        ({"attention_factor": 1.5}, 1.5),
+        (
+            {"mscale": 2.0, "mscale_all_dim": 0.5},
+            (0.2 * math.log(8) + 1) / (0.05 * math.log(8) + 1),
+        ),
+        ({"mscale": 2.0}, 0.1 * math.log(8) + 1),
+        ({"mscale": 2.0, "mscale_all_dim": 0.0}, 0.1 * math.log(8) + 1),
+        ({"mscale": 2.0, "mscale_all_dim": 0.5, "attention_factor": 1.1}, 1.1),
+    ],
+)
+def test_yarn_attention_scaling(changes: dict[str, float], scaling: float) -> None:
+    rope = RopeConfig(**{**vars(YARN), **changes})
+    assert rope_inv_freq(rope, HEAD_DIM, 99)[1] == pytest.approx(scaling, rel=1e-12)
+
+
+@pytest.mark.parametrize("rope", [LLAMA3, YARN], ids=lambda rope: rope.rope_type)
+def test_max_position_embeddings_stands_in_for_an_absent_original_context(rope: RopeConfig) -> None:
+    absent = RopeConfig(**{**vars(rope), "original_max_position_embeddings": None})
+    original = rope.original_max_position_embeddings
+    assert original is not None
+    wanted, _ = rope_inv_freq(rope, HEAD_DIM, 7)
+    np.testing.assert_array_equal(rope_inv_freq(absent, HEAD_DIM, original)[0], wanted)
+    assert not np.array_equal(rope_inv_freq(absent, HEAD_DIM, 3 * original)[0], wanted)

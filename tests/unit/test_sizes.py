@@ -1,0 +1,67 @@
+"""Sizes as people write them."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from mie.cli.sizes import format_size, parse_size, size_argument
+from mie.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("1b", 1),
+        ("2kB", 2000),
+        ("2KiB", 2048),
+        ("512MiB", 512 * 1024**2),
+        ("2GB", 2 * 1000**3),
+        (" 1.5 GiB ", 3 * 1024**3 // 2),
+        ("0.1kb", 100),
+        ("1tib", 1024**4),
+        ("3TB", 3 * 1000**4),
+        ("1.9", 1),
+    ],
+)
+def test_parse_size(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1e9", "12 XB", "1,000", "5M", "٣", "1.", "nan"])
+def test_what_is_not_a_size_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ConfigError, match="such as 512MiB") as error:
+        parse_size(text)
+    assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["0", "0GB", "0.4"])
+def test_a_size_must_be_positive(text: str) -> None:
+    with pytest.raises(ConfigError, match="at least one byte"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (1536 * 1024, "1.5 MiB"),
+        (1024**3, "1.0 GiB"),
+        (5 * 1024**4, "5.0 TiB"),
+    ],
+)
+def test_format_size(size: int, text: str) -> None:
+    assert format_size(size) == text
+
+
+def test_argparse_shows_the_message(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", type=size_argument)
+    assert parser.parse_args(["--size", "2kB"]).size == 2000
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--size", "many"])
+    assert "size 'many' is not understood" in capsys.readouterr().err

@@ -1,0 +1,573 @@
+"""Checkpoints: what is read, what is refused before anything is read, and what memory it takes."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_files import (
+    hf_config,
+    random_tensors,
+    safetensors_bytes,
+    write_index,
+    write_model,
+    write_shards,
+)
+from numpy.typing import DTypeLike, NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from mie.errors import WeightsError
+from mie.model.config import ModelConfig
+from mie.model.safetensors_header import read_header
+from mie.model.weights import (
+    Checkpoint,
+    check_tied_head,
+    expected_tensors,
+    non_finite_tensors,
+)
+
+CONFIG = ModelConfig.from_hf(hf_config())
+EXPECTED = expected_tensors(CONFIG)
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
+
+
+def opened(directory: Path) -> Checkpoint:
+    return Checkpoint.open(directory, EXPECTED)
+
+
+def refused(directory: Path, *named: str) -> str:
+    """The message with which the checkpoint is refused, after checking what it names."""
+    with pytest.raises(WeightsError) as error:
+        opened(directory)
+    message = str(error.value)
+    for name in named:
+        assert name in message
+    return message
+
+
+# The tensors of a model.
+
+
+def shapes(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, tuple[int, ...]]:
+    return expected_tensors(ModelConfig.from_hf(hf_config(architecture, **changes)))
+
+
+def test_expected_tensors_of_a_llama() -> None:
+    assert len(EXPECTED) == 2 * 9 + 3
+    assert EXPECTED["model.embed_tokens.weight"] == (24, 16)
+    assert EXPECTED[Q_PROJ] == (16, 16)
+    assert EXPECTED["model.layers.1.self_attn.k_proj.weight"] == (8, 16)
+    assert EXPECTED["model.layers.1.mlp.down_proj.weight"] == (16, 32)
+    assert EXPECTED["lm_head.weight"] == (24, 16)
+    assert next(iter(EXPECTED)) == "model.embed_tokens.weight"
+    assert list(EXPECTED)[-2:] == ["model.norm.weight", "lm_head.weight"]
+
+
+def test_expected_tensors_follow_the_flags() -> None:
+    assert EXPECTED.keys() - shapes(tie_word_embeddings=True).keys() == {"lm_head.weight"}
+    biases = {n.split(".", 3)[3] for n in shapes("Qwen2ForCausalLM") if n.endswith(".bias")}
+    assert biases == {f"self_attn.{x}_proj.bias" for x in "qkv"}
+    biases = {n.split(".", 3)[3] for n in shapes(attention_bias=True) if n.endswith(".bias")}
+    assert biases == {f"self_attn.{x}_proj.bias" for x in "qkvo"}
+    biases = {n.split(".", 3)[3] for n in shapes(mlp_bias=True) if n.endswith(".bias")}
+    assert biases == {f"mlp.{x}_proj.bias" for x in ("gate", "up", "down")}
+    wide = shapes("Qwen3ForCausalLM", head_dim=6)
+    assert wide["model.layers.0.self_attn.q_norm.weight"] == (6,)
+    assert wide["model.layers.0.self_attn.k_norm.weight"] == (6,)
+    assert wide["model.layers.0.self_attn.o_proj.weight"] == (16, 24)
+
+
+GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "models").iterdir())
+
+
+@pytest.mark.parametrize("directory", GOLDEN, ids=lambda directory: directory.name)
+def test_a_model_saved_by_transformers_holds_the_expected_tensors(directory: Path) -> None:
+    config = ModelConfig.load(directory)
+    with Checkpoint.open(directory, expected_tensors(config)) as checkpoint:
+        assert list(checkpoint) == list(expected_tensors(config))
+        assert checkpoint.ignored == ()
+        assert non_finite_tensors(checkpoint) == {}
+
+
+# Reading.
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_every_dtype_is_read_exactly(tmp_path: Path, dtype: DTypeLike) -> None:
+    tensors = random_tensors(CONFIG, dtype)
+    write_model(tmp_path, tensors=tensors)
+    with opened(tmp_path) as checkpoint:
+        for name, tensor in tensors.items():
+            got = checkpoint.read(name)
+            assert got.dtype == tensor.dtype
+            np.testing.assert_array_equal(got, tensor)
+            checkpoint.release(name)
+            np.testing.assert_array_equal(got, tensor)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_sixteen_bits_widen_to_the_same_value(tmp_path: Path, dtype: DTypeLike) -> None:
+    bits = np.arange(2**16, dtype=np.uint16)
+    bits = bits[np.isfinite(bits.view(dtype).astype(np.float32))]
+    save_file({"w": bits.view(dtype)}, tmp_path / "model.safetensors")
+    with Checkpoint.open(tmp_path, {"w": bits.shape}) as checkpoint:
+        widened = checkpoint.read("w").astype(np.float32)
+    np.testing.assert_array_equal(widened.astype(dtype).view(np.uint16), bits)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_every_bit_pattern_that_is_not_finite_counts(tmp_path: Path, dtype: DTypeLike) -> None:
+    bits = np.arange(2**16, dtype=np.uint16)
+    save_file({"w": bits.view(dtype)}, tmp_path / "model.safetensors")
+    exponent = 5 if dtype == np.float16 else 8
+    with Checkpoint.open(tmp_path, {"w": bits.shape}) as checkpoint:
+        assert non_finite_tensors(checkpoint) == {"w": 2 ** (16 - exponent)}
+
+
+def test_reading_copies_nothing_and_cannot_write(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    with opened(tmp_path) as checkpoint:
+        tensor = checkpoint.read(Q_PROJ)
+        assert not tensor.flags.owndata
+        assert np.shares_memory(tensor, checkpoint.read(Q_PROJ))
+        with pytest.raises(ValueError, match="read-only"):
+            tensor[0] = 0
+
+
+def test_a_view_outlives_its_checkpoint(tmp_path: Path) -> None:
+    tensors = random_tensors(CONFIG)
+    write_model(tmp_path, tensors=tensors)
+    with opened(tmp_path) as checkpoint:
+        tensor = checkpoint.read(Q_PROJ)
+    np.testing.assert_array_equal(tensor, tensors[Q_PROJ])
+
+
+@pytest.mark.parametrize("max_bytes", [1, 64, 200, 1 << 20])
+def test_blocks_are_the_tensor_in_pieces(tmp_path: Path, max_bytes: int) -> None:
+    tensors = random_tensors(CONFIG)
+    write_model(tmp_path, tensors=tensors)
+    with opened(tmp_path) as checkpoint:
+        blocks = list(checkpoint.blocks(Q_PROJ, max_bytes))
+        assert all(block.nbytes <= max(max_bytes, 64) for block in blocks)
+        np.testing.assert_array_equal(np.concatenate(blocks), tensors[Q_PROJ])
+
+
+def test_shards_are_read_like_one_file(tmp_path: Path) -> None:
+    tensors = random_tensors(CONFIG)
+    write_shards(tmp_path, tensors, num_shards=3)
+    with opened(tmp_path) as checkpoint:
+        for name, tensor in tensors.items():
+            np.testing.assert_array_equal(checkpoint.read(name), tensor)
+
+
+def test_the_single_file_wins_over_an_index(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    write_index(tmp_path, {"nonsense": 3})
+    opened(tmp_path).close()
+
+
+def test_sizes_and_dtypes_are_those_of_the_files(tmp_path: Path) -> None:
+    tensors = random_tensors(CONFIG, ml_dtypes.bfloat16)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float32)
+    write_model(tmp_path, tensors=tensors)
+    with opened(tmp_path) as checkpoint:
+        assert checkpoint.nbytes == sum(tensor.nbytes for tensor in tensors.values())
+        assert checkpoint.dtypes["model.norm.weight"] == "F32"
+        assert checkpoint.dtypes[Q_PROJ] == "BF16"
+
+
+def test_data_that_is_not_aligned_is_read(tmp_path: Path) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    header = {"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
+    text = json.dumps(header).encode()
+    text += b" " * (1 + -len(text) % 2)  # an odd length, so the data starts at an odd byte
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(text, values.tobytes()))
+    with Checkpoint.open(tmp_path, {"w": (2, 3)}) as checkpoint:
+        np.testing.assert_array_equal(checkpoint.read("w"), values)
+        assert non_finite_tensors(checkpoint) == {}
+
+
+# Harmless extras.
+
+
+def test_rotary_buffers_are_ignored(tmp_path: Path) -> None:
+    tensors = random_tensors(CONFIG)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(2, np.float32)
+    write_model(tmp_path, tensors=tensors)
+    with opened(tmp_path) as checkpoint:
+        assert list(checkpoint) == list(EXPECTED)
+        assert checkpoint.ignored == ("model.layers.0.self_attn.rotary_emb.inv_freq",)
+        assert checkpoint.nbytes == 4 * CONFIG.num_parameters
+
+
+def write_tied_with_head(directory: Path, head: NDArray[Any] | None = None) -> Checkpoint:
+    config = hf_config(tie_word_embeddings=True)
+    tensors = random_tensors(ModelConfig.from_hf(config))
+    tensors["lm_head.weight"] = (
+        tensors["model.embed_tokens.weight"].copy() if head is None else head
+    )
+    write_model(directory, config, tensors)
+    return Checkpoint.open(directory, expected_tensors(ModelConfig.from_hf(config)))
+
+
+def test_a_copy_of_the_tied_embedding_is_ignored(tmp_path: Path) -> None:
+    with write_tied_with_head(tmp_path) as checkpoint:
+        assert checkpoint.ignored == ("lm_head.weight",)
+        check_tied_head(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "head", [np.ones((24, 16), np.float32), np.ones((24, 16), np.float16), np.ones(3, np.float32)]
+)
+def test_a_head_that_contradicts_the_tied_embedding_is_refused(
+    tmp_path: Path, head: NDArray[Any]
+) -> None:
+    with (
+        write_tied_with_head(tmp_path, head) as checkpoint,
+        pytest.raises(WeightsError, match="tie_word_embeddings"),
+    ):
+        check_tied_head(checkpoint)
+
+
+def test_without_a_second_head_there_is_nothing_to_check(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    with opened(tmp_path) as checkpoint:
+        check_tied_head(checkpoint)
+
+
+# Refused from the headers.
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    tensors = random_tensors(CONFIG)
+    del tensors[Q_PROJ]
+    refused(write_model(tmp_path, tensors=tensors), str(tmp_path), "1 missing", Q_PROJ)
+
+
+def test_an_unexpected_tensor_is_named(tmp_path: Path) -> None:
+    tensors = random_tensors(CONFIG) | {"model.layers.2.x": np.ones(1, np.float32)}
+    refused(write_model(tmp_path, tensors=tensors), "1 unexpected", "model.layers.2.x")
+
+
+def test_many_missing_tensors_are_counted(tmp_path: Path) -> None:
+    message = refused(write_model(tmp_path, tensors={"a": np.ones(1, np.float32)}))
+    assert f"{len(EXPECTED)} missing" in message
+    assert f"and {len(EXPECTED) - 4} more" in message
+
+
+@pytest.mark.parametrize("shape", [(16, 15), (256,), (16, 16, 1), (8, 32)])
+def test_a_wrong_shape_is_named(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    tensors = random_tensors(CONFIG) | {Q_PROJ: np.ones(shape, np.float32)}
+    refused(
+        write_model(tmp_path, tensors=tensors),
+        "model.safetensors",
+        Q_PROJ,
+        str(list(shape)),
+        "[16, 16]",
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int8, np.int32])
+def test_an_unsupported_dtype_is_named(tmp_path: Path, dtype: DTypeLike) -> None:
+    tensors = random_tensors(CONFIG) | {Q_PROJ: np.ones((16, 16), dtype)}
+    refused(write_model(tmp_path, tensors=tensors), Q_PROJ, "dtype", "F32, F16, BF16")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 8, 100, -1000, -1])
+def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
+    path = write_model(tmp_path) / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: keep if keep >= 0 else len(whole) + keep])
+    refused(tmp_path, str(path))
+
+
+def test_a_file_cut_within_its_data_names_the_tensor(tmp_path: Path) -> None:
+    path = write_model(tmp_path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    last = list(read_header_names(path.read_bytes()))[-1]
+    refused(tmp_path, "truncated", last)
+
+
+def read_header_names(data: bytes) -> dict[str, Any]:
+    (size,) = struct.unpack("<Q", data[:8])
+    header: dict[str, Any] = json.loads(data[8 : 8 + size])
+    return dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"][1]))
+
+
+def entry(begin: int, end: int, dtype: str = "F32", shape: object = None) -> dict[str, Any]:
+    shape = [(end - begin) // 4] if shape is None else shape
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (struct.pack("<Q", 10**9) + b"{}", "claims a header of 1000000000 bytes"),
+        (struct.pack("<Q", 5000) + b"{}", "claims a header of 5000 bytes"),
+        (safetensors_bytes(b"not json"), "not valid JSON"),
+        (safetensors_bytes(b'{"a": \xff}'), "not valid JSON"),
+        (safetensors_bytes(b"[" * 100_000), "not valid JSON"),
+        (safetensors_bytes(b' {"a": 1}'), "must be a JSON object"),
+        (safetensors_bytes([1]), "must be a JSON object"),
+        (safetensors_bytes({"__metadata__": {"a": 1}}), "__metadata__"),
+        (safetensors_bytes({"a": 1}), "'a'"),
+        (safetensors_bytes({"a": {"dtype": "F32"}}), "'a'"),
+        (safetensors_bytes({"a": entry(0, 4) | {"x": 1}}, bytes(4)), "'a'"),
+        (safetensors_bytes({"a": entry(0, 4, dtype="F99")}, bytes(4)), "unknown dtype 'F99'"),
+        (safetensors_bytes({"a": entry(0, 4, shape=[-1])}, bytes(4)), "bad shape [-1]"),
+        (safetensors_bytes({"a": entry(0, 4, shape=[1.0])}, bytes(4)), "bad shape"),
+        (safetensors_bytes({"a": entry(0, 4, shape=[True])}, bytes(4)), "bad shape"),
+        (safetensors_bytes({"a": entry(0, 4, shape="1")}, bytes(4)), "bad shape"),
+        (safetensors_bytes({"a": entry(4, 0, shape=[0])}, bytes(4)), "bad data_offsets"),
+        (safetensors_bytes({"a": entry(-4, 0)}, bytes(4)), "bad data_offsets"),
+        (safetensors_bytes({"a": entry(0, 4, shape=[2])}, bytes(4)), "takes 8 bytes"),
+        (safetensors_bytes({"a": entry(0, 8)}, bytes(4)), "truncated: tensor 'a'"),
+        (safetensors_bytes({"a": entry(0, 4), "b": entry(0, 4)}, bytes(4)), "overlaps"),
+        (safetensors_bytes({"a": entry(0, 8), "b": entry(4, 12)}, bytes(12)), "'b' overlaps"),
+        (safetensors_bytes({"a": entry(0, 4), "b": entry(8, 12)}, bytes(12)), "unused bytes"),
+        (safetensors_bytes({"a": entry(4, 8)}, bytes(8)), "unused bytes after that of 'the header"),
+        (safetensors_bytes({"a": entry(0, 4)}, bytes(7)), "3 bytes after the last tensor"),
+        (safetensors_bytes({"a": entry(2**63, 2**63 + 4)}, bytes(4)), "'a'"),
+        (
+            safetensors_bytes(
+                b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, '
+                b'"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+                bytes(4),
+            ),
+            "'a' is given twice",
+        ),
+    ],
+)
+def test_a_corrupt_header_is_refused(tmp_path: Path, data: bytes, named: str) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    refused(tmp_path, str(path), named)
+    with pytest.raises(WeightsError):
+        read_header(path)
+
+
+VALID = safetensors_bytes(
+    {"a": entry(0, 8, shape=[2]), "b": entry(8, 20, dtype="F16", shape=[2, 3])}, bytes(20)
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(edits=st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), max_size=3))
+def test_what_the_reference_refuses_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]]
+) -> None:
+    data = bytearray(VALID)
+    for position, value in edits:
+        data[position] = value
+    path = tmp_path_factory.getbasetemp() / "edited.safetensors"
+    path.write_bytes(data)
+    try:
+        entries = read_header(path)
+    except WeightsError:
+        return
+    with safe_open(path, framework="numpy") as reference:
+        assert set(entries) == set(reference.keys())
+        for name, found in entries.items():
+            assert list(found.shape) == reference.get_slice(name).get_shape()
+            assert found.dtype == reference.get_slice(name).get_dtype()
+
+
+def test_the_unedited_file_is_accepted_by_both(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(VALID)
+    assert set(read_header(path)) == {"a", "b"}
+    path.write_bytes(VALID[:-1])
+    with pytest.raises(SafetensorError), safe_open(path, framework="numpy"):
+        pass
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").mkdir()
+    refused(tmp_path, "model.safetensors", "directory")
+
+
+# Refused from the directory and the index.
+
+
+def test_an_empty_or_missing_directory_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path, str(tmp_path), "model.safetensors")
+    refused(tmp_path / "nowhere", "nowhere does not exist")
+
+
+def test_pickles_are_refused_with_a_way_out(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    refused(tmp_path, "pytorch_model.bin", "convert", "save_pretrained")
+
+
+def test_safetensors_of_other_names_are_named(tmp_path: Path) -> None:
+    save_file({"a": np.ones(1, np.float32)}, tmp_path / "consolidated.safetensors")
+    refused(tmp_path, "consolidated.safetensors", "not read")
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "../x.safetensors",
+        "/etc/x.safetensors",
+        "a/b.safetensors",
+        "a\\b.safetensors",
+        "x\0.safetensors",
+        "..",
+        "x.bin",
+        "",
+        3,
+        None,
+    ],
+)
+def test_an_index_may_name_only_files_beside_it(tmp_path: Path, shard: object) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    save_file(random_tensors(CONFIG), tmp_path / "x.safetensors")
+    write_index(directory, dict.fromkeys(EXPECTED, shard))
+    refused(directory, "index.json", repr(shard), "model.embed_tokens.weight")
+
+
+def test_a_shard_may_be_a_link_as_in_the_hub_cache(tmp_path: Path) -> None:
+    directory, blobs = tmp_path / "snapshot", tmp_path / "blobs"
+    directory.mkdir()
+    blobs.mkdir()
+    save_file(random_tensors(CONFIG), blobs / "0123")
+    (directory / "model-1.safetensors").symlink_to("../blobs/0123")
+    write_index(directory, dict.fromkeys(EXPECTED, "model-1.safetensors"))
+    opened(directory).close()
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    write_shards(tmp_path, random_tensors(CONFIG))
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    refused(tmp_path, "model-00002-of-00002.safetensors", "missing")
+
+
+def test_a_broken_shard_is_named(tmp_path: Path) -> None:
+    write_shards(tmp_path, random_tensors(CONFIG))
+    path = tmp_path / "model-00002-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    refused(tmp_path, str(path), "truncated")
+
+
+def test_a_tensor_that_its_shard_lacks_is_named(tmp_path: Path) -> None:
+    weight_map = write_shards(tmp_path, random_tensors(CONFIG))
+    other = next(shard for shard in weight_map.values() if shard != weight_map[Q_PROJ])
+    write_index(tmp_path, {**weight_map, Q_PROJ: other})
+    refused(tmp_path, "index.json", Q_PROJ, other)
+
+
+def test_a_tensor_that_the_index_does_not_place_is_named(tmp_path: Path) -> None:
+    weight_map = write_shards(tmp_path, random_tensors(CONFIG))
+    shard = weight_map.pop(Q_PROJ)
+    write_index(tmp_path, weight_map)
+    refused(tmp_path, shard, Q_PROJ, "no file")
+
+
+def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
+    tensors = random_tensors(CONFIG)
+    weight_map = write_shards(tmp_path, tensors)
+    first = "model-00001-of-00002.safetensors"
+    twice = next(name for name, shard in weight_map.items() if shard != first)
+    part = {name: tensor for name, tensor in tensors.items() if weight_map[name] == first}
+    save_file(part | {twice: tensors[twice]}, tmp_path / first)
+    refused(tmp_path, first, twice)
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {}, "x"])
+def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, weight_map: object) -> None:
+    write_index(tmp_path, weight_map)
+    refused(tmp_path, "index.json", "weight_map")
+
+
+def test_an_index_that_is_not_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    refused(tmp_path, "index.json", "not valid JSON")
+
+
+# Values.
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_values_that_are_not_finite_are_counted_by_tensor(tmp_path: Path, dtype: DTypeLike) -> None:
+    tensors = random_tensors(CONFIG, dtype)
+    tensors[Q_PROJ][3, 4:6] = math.nan
+    tensors["model.norm.weight"][0] = math.inf
+    tensors["model.norm.weight"][5] = -math.inf
+    write_model(tmp_path, tensors=tensors)
+    with opened(tmp_path) as checkpoint:
+        assert non_finite_tensors(checkpoint) == {Q_PROJ: 2, "model.norm.weight": 2}
+
+
+# Memory.
+
+LOADER = """
+import sys
+from pathlib import Path
+import numpy as np
+from mie.model.config import ModelConfig
+from mie.model.weights import Checkpoint, expected_tensors
+
+def kilobytes(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key + ":"))
+
+directory, release = Path(sys.argv[1]), sys.argv[2] == "release"
+config = ModelConfig.load(directory)
+baseline = kilobytes("VmHWM")
+loaded = {}
+with Checkpoint.open(directory, expected_tensors(config)) as checkpoint:
+    for name in checkpoint:
+        tensor = checkpoint.read(name)
+        loaded[name] = np.empty(tensor.shape, np.float32)
+        np.copyto(loaded[name], tensor)
+        if release:
+            checkpoint.release(name)
+weights = sum(tensor.nbytes for tensor in loaded.values())
+print((kilobytes("VmHWM") - baseline) * 1024 / weights)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_loading_peaks_at_little_more_than_the_loaded_weights(
+    tmp_path: Path, dtype: DTypeLike
+) -> None:
+    """A tied model of 110 MB in float32, a fifth of it embedding, in a process of its own.
+
+    The peak is VmHWM and not ru_maxrss, which starts at the size of the process that forked.
+    """
+    config = hf_config(
+        vocab_size=11000,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=7,
+        num_attention_heads=8,
+        tie_word_embeddings=True,
+    )
+    shapes = expected_tensors(ModelConfig.from_hf(config))
+    write_model(tmp_path, config, {name: np.ones(shape, dtype) for name, shape in shapes.items()})
+    assert peak_over_weights(tmp_path, "release") < 1.15
+    keeping = 1 + np.dtype(dtype).itemsize / 4
+    assert peak_over_weights(tmp_path, "keep") > keeping - 0.1  # what the measure must see
+
+
+def peak_over_weights(directory: Path, mode: str) -> float:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADER, str(directory), mode],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout)
