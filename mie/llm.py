@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mie.config import EngineConfig, refuse_unknown
@@ -127,7 +127,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """The growing output of one prompt, after every token; `CompletionOutput.new_text` is the
         new piece. Closing the iterator early ends the request."""
         request_id = self.add_request(prompt, sampling_params or SamplingParams())

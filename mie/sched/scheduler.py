@@ -1,8 +1,9 @@
 """Iteration-level continuous batching with chunked prefill, strict first come, first served.
 
-A step takes the decodes, then the running prefills, then admits from the head of the queue, all
-under one token budget. When a block is missing, the last admitted sequence gives its blocks back
-and goes to the front of the queue: it keeps its tokens and is recomputed.
+A step takes the running in order of admission, then admits from the head of the queue, all under
+one token budget. A prompt that is not finished has used up its step's budget, so only the last of
+the running can be one: decodes come first. When a block is missing, the last admitted sequence
+gives its blocks back and goes to the front of the queue: it keeps its tokens and is recomputed.
 """
 
 from collections import deque
@@ -62,38 +63,43 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Decide what the next step computes, and reserve the blocks for it."""
-        chunks: dict[Sequence, Chunk] = {}
+        chunks: list[Chunk] = []
         preempted: list[SeqId] = []
         budget = self._token_budget
-        for seq in sorted(self.running, key=lambda seq: seq.num_missing > 1):
-            if seq.table is None:
-                continue  # preempted a moment ago
+        for seq in list(self.running):
+            if budget == 0 or seq.table is None:
+                break  # from a sequence that was preempted just now, all the rest were, too
             count = min(seq.num_missing, budget)
-            if count == 0:
-                break
-            copies = self.manager.grow(seq.table, seq.num_computed + count)
-            while copies is None:
-                victim = self.running[-1]
-                dropped = chunks.pop(victim, None)
-                budget += len(dropped.token_ids) if dropped else 0
-                self.preempt(victim)
-                preempted.append(victim.seq_id)
-                if victim is seq:
-                    break
-                copies = self.manager.grow(seq.table, seq.num_computed + count)
+            copies = self._grow_or_preempt(seq, seq.num_computed + count, preempted)
             if copies is not None:
-                chunks[seq] = self._chunk(seq, count, copies)
+                chunks.append(self._chunk(seq, count, copies))
                 budget -= count
-        while self.waiting and budget > 0 and not preempted:
+        while self.waiting and budget > 0:
             seq = self.waiting[0]
             copies = self._admit(seq)
             if copies is None:
                 break  # strict order: nobody overtakes
             count = min(seq.num_missing, budget)
-            chunks[seq] = self._chunk(seq, count, copies)
+            chunks.append(self._chunk(seq, count, copies))
             budget -= count
         self._step += 1
-        return StepPlan(step=self._step, chunks=tuple(chunks.values()), preempted=tuple(preempted))
+        return StepPlan(step=self._step, chunks=tuple(chunks), preempted=tuple(preempted))
+
+    def _grow_or_preempt(
+        self, seq: Sequence, num_tokens: int, preempted: list[SeqId]
+    ) -> tuple[Copy, ...] | None:
+        """Room for ``num_tokens`` of the sequence, if need be at the cost of those admitted after
+        it, the last first; None if it was itself the last and had to go."""
+        assert seq.table is not None
+        while True:
+            copies = self.manager.grow(seq.table, num_tokens)
+            if copies is not None:
+                return copies
+            victim = self.running[-1]
+            self.preempt(victim)
+            preempted.append(victim.seq_id)
+            if victim is seq:
+                return None
 
     def _admit(self, seq: Sequence) -> tuple[Copy, ...] | None:
         """Move the head of the queue to the running, with blocks for all its tokens; else None."""
@@ -251,3 +257,4 @@ class Scheduler:
             assert seq.table is not None
             assert seq.num_missing >= 1
             assert seq.num_computed == seq.table.num_tokens
+        assert all(seq.num_missing == 1 for seq in self.running[:-1]), "a prefill before a decode"

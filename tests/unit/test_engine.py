@@ -1,0 +1,180 @@
+"""The engine's door: what it refuses, what it survives, and what it reports."""
+
+import os
+import signal
+
+import pytest
+
+from mie import EngineConfig, SamplingParams
+from mie.errors import ConfigError, RequestError
+from mie.load import load_engine
+
+
+@pytest.fixture
+def engine(tiny):
+    return load_engine(tiny["llama"].directory, EngineConfig(num_blocks=16, block_size=4))
+
+
+def greedy(**params):
+    return SamplingParams(temperature=0, ignore_eos=True, **params)
+
+
+def run(engine):
+    """{(request, choice): tokens}"""
+    tokens = {}
+    while engine.has_work:
+        for new in engine.step().outputs:
+            tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], {}, "prompt is empty; it needs at least one token"),
+        ([1, 40], {}, "prompt has token id 40; the vocabulary has ids 0 … 39"),
+        ([-1], {}, "prompt has token id -1"),
+        ([1.5], {}, "prompt has token id 1.5"),
+        ([1] * 256, {}, "prompt has 256 tokens; the context holds 256"),
+        ([1] * 65, {}, "prompt has 65 tokens; the KV cache holds 64 .raise num_blocks to at least"),
+        ([1], {"logit_bias": {40: 1}}, "logit_bias has token id 40"),
+        ([1], {"allowed_token_ids": [99]}, "allowed_token_ids has token id 99"),
+        ([1], {"stop_token_ids": [99]}, "stop_token_ids has token id 99"),
+        ([1], {"trace_decode_token_ids": [99]}, "trace_decode_token_ids has token id 99"),
+        (
+            [1],
+            {"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1},
+            "all end the sequence, which min_tokens=1 forbids",
+        ),
+    ],
+)
+def test_a_bad_request_is_refused_and_leaves_nothing(engine, prompt, params, message):
+    with pytest.raises(RequestError, match=message):
+        engine.add_request(prompt, SamplingParams(**params))
+    assert not engine.has_work
+    engine.add_request([1], greedy())
+    assert len(run(engine)["0", 0]) == 16
+
+
+def test_a_request_id_is_used_once(engine):
+    engine.add_request([1], greedy(), "mine")
+    with pytest.raises(RequestError, match="'mine' is in use"):
+        engine.add_request([1], greedy(), "mine")
+    run(engine)
+    engine.add_request([1], greedy(), "mine")
+
+
+def test_aborting_what_is_unknown_or_finished_does_nothing(engine):
+    engine.abort("nobody")
+    engine.add_request([1], greedy(max_tokens=1))
+    run(engine)
+    engine.abort("0")
+    engine.finish("0", 0, "stop", None)
+
+
+def test_whatever_breaks_a_step_loses_nothing(engine, monkeypatch):
+    expected = None
+    for is_broken in (False, True):
+        engine.add_request([1, 2, 3, 4, 5], greedy(n=2, max_tokens=6), "a")
+        engine.add_request([6, 7], greedy(max_tokens=6), "b")
+        tokens = {}
+        for step in range(100):
+            if is_broken and step in (0, 2, 3):
+                with monkeypatch.context() as patch:
+                    patch.setattr(engine._runner.backend, "sample", _broken)
+                    with pytest.raises(RuntimeError, match="broken"):
+                        engine.step()
+                engine.scheduler.check_invariants()
+            for new in engine.step().outputs:
+                tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
+            if not engine.has_work:
+                break
+        expected = expected or tokens
+        assert tokens == expected
+    assert engine.scheduler.manager.num_used == 0
+
+
+def _broken(*args):
+    raise RuntimeError("broken")
+
+
+def test_ctrl_c_reaches_the_caller_only_when_the_queues_are_whole(engine, monkeypatch):
+    original = engine.scheduler.schedule
+
+    def interrupted():
+        os.kill(os.getpid(), signal.SIGINT)  # in the midst of scheduling
+        plan = original()
+        interrupted.was_whole = True
+        return plan
+
+    engine.add_request([1, 2, 3], greedy(max_tokens=3))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler, "schedule", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    assert interrupted.was_whole
+    engine.scheduler.check_invariants()
+    assert len(run(engine)["0", 0]) == 3
+
+
+def test_stats_reach_the_observers(engine):
+    seen = []
+    engine.observers.append(seen.append)
+    engine.add_request([1, 2, 3, 4, 5], greedy(n=2, max_tokens=3))
+    run(engine)
+    assert [(s.num_prefill_tokens, s.num_decode_tokens) for s in seen] == [(5, 0), (0, 2), (0, 2)]
+    assert [s.num_blocks_used for s in seen] == [2, 3, 3]
+    assert engine.stats.peak_blocks == 3
+    assert engine.stats.num_generated_tokens == 6
+    assert all(s.seconds > 0 for s in seen)
+
+
+def test_metrics_of_a_request(engine):
+    engine.add_request([1, 2, 3], greedy(max_tokens=3))
+    while engine.has_work:
+        [new] = engine.step().outputs
+    metrics = new.metrics
+    assert 0 < metrics.queue_time < metrics.time_to_first_token < metrics.total_time
+    assert metrics.num_preemptions == metrics.num_recomputed_tokens == 0
+
+
+def test_nothing_is_kept_of_finished_requests(engine):
+    for _ in range(20):
+        engine.add_request([1, 2, 3], greedy(max_tokens=2, n=2))
+    engine.add_request([1], greedy(), "gone")
+    engine.abort("gone")
+    run(engine)
+    assert not engine._requests
+    assert not engine._times
+    assert not engine._request_ids
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_model_len": 257}, "max_model_len is 257; the model's context is 256"),
+        ({"kv_cache_memory_bytes": 1}, r"kv_cache_memory_bytes is 1; one block of 16 tokens takes"),
+        ({"num_blocks": 10**12}, "takes .* bytes, which this machine does not have"),
+    ],
+)
+def test_settings_that_do_not_fit_the_model(tiny, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        load_engine(tiny["llama"].directory, EngineConfig(**settings))
+
+
+def test_kv_cache_memory_is_spent_on_blocks(tiny):
+    block_bytes = 16 * 2 * 2 * 2 * 8 * 4  # B, K and V, L, Hkv, Dh, float32
+    config = EngineConfig(kv_cache_memory_bytes=10 * block_bytes + 5)
+    assert load_engine(tiny["llama"].directory, config).scheduler.manager.num_blocks == 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"backend": "cupy"}, "backend 'cupy' is not available; choose from: numpy"),
+        ({"dtype": "float16"}, "dtype 'float16' is not supported by the numpy backend"),
+    ],
+)
+def test_unknown_machines_are_refused(tiny, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        load_engine(tiny["llama"].directory, **settings)

@@ -1,0 +1,256 @@
+"""`LLM`, with the bundled model: the API of vLLM's offline examples."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from mie import LLM, SamplingParams
+from mie.errors import ConfigError, ModelError, RequestError
+
+PROMPT = "Tell me a story about Mia the fox, the old mill and a silver bell."
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return LLM("bundled", max_num_seqs=8)
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(llm):
+    yield
+    assert not llm.has_work
+    assert llm.engine.scheduler.manager.num_used == 0
+    assert llm._processor.request_ids == []
+    llm.engine.scheduler.check_invariants()
+
+
+def generate(llm, prompt=PROMPT, **params):
+    [output] = llm.generate(prompt, SamplingParams(**{"temperature": 0, **params}), use_tqdm=False)
+    return output
+
+
+def test_vllms_offline_example_runs(llm):
+    prompts = ["Hello, my name is", "The president of the United States is", "The capital of"]
+    sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+    outputs = llm.generate(prompts, sampling_params)
+    assert [output.prompt for output in outputs] == prompts
+    for output in outputs:
+        assert output.finished
+        assert isinstance(output.outputs[0].text, str)
+        assert 1 <= len(output.outputs[0].token_ids) <= 16
+        assert output.outputs[0].finish_reason in ("stop", "length")
+
+
+def test_a_text_and_its_token_ids_are_the_same_prompt(llm):
+    token_ids = llm.tokenizer.encode(PROMPT)
+    by_text = generate(llm)
+    assert by_text.prompt_token_ids == token_ids
+    for prompt in (token_ids, {"prompt_token_ids": token_ids}, {"prompt": PROMPT}, [PROMPT]):
+        assert generate(llm, prompt).outputs[0].token_ids == by_text.outputs[0].token_ids
+
+
+def test_the_text_is_what_the_tokens_say(llm):
+    choice = generate(llm, max_tokens=40, ignore_eos=True).outputs[0]
+    assert choice.text == llm.tokenizer.decode(choice.token_ids)
+    assert choice.finish_reason == "length"
+
+
+def test_a_story_ends_by_itself(llm):
+    choice = generate(llm, max_tokens=400).outputs[0]
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", None)
+    assert choice.token_ids[-1] == llm.tokenizer.eos_token_id
+    assert choice.text == llm.tokenizer.decode(choice.token_ids)
+
+
+def test_params_can_be_given_for_each_prompt(llm):
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 7)]
+    outputs = llm.generate([PROMPT, PROMPT], params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 7]
+    with pytest.raises(ConfigError, match="1 prompts need as many sampling_params; got 2"):
+        llm.generate([PROMPT], params)
+
+
+def test_a_seeded_request_gives_the_same_text_whatever_runs_beside_it(llm):
+    params = SamplingParams(temperature=1, seed=7, max_tokens=20)
+    alone = llm.generate([PROMPT], params, use_tqdm=False)[0].outputs[0].text
+    crowd = llm.generate(["Once", PROMPT, "A fox"] * 4, params, use_tqdm=False)
+    assert crowd[1].outputs[0].text == alone
+    assert crowd[4].outputs[0].text == alone
+    other = generate(llm, temperature=1, seed=8, max_tokens=20)
+    assert other.outputs[0].text != alone
+
+
+def test_a_stop_string_ends_the_text_across_tokens(llm):
+    whole = generate(llm, max_tokens=60, ignore_eos=True).outputs[0].text
+    stop = whole[30:41]
+    stopped = generate(llm, max_tokens=60, stop=[stop]).outputs[0]
+    assert stopped.text == whole[: whole.index(stop)]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
+    included = generate(llm, max_tokens=60, stop=stop, include_stop_str_in_output=True).outputs[0]
+    assert included.text == stopped.text + stop
+
+
+def test_min_tokens_holds_back_every_ending(llm):
+    whole = generate(llm, max_tokens=60, ignore_eos=True).outputs[0]
+    stopped = generate(llm, max_tokens=60, stop=[whole.text[:4]], min_tokens=5).outputs[0]
+    assert len(stopped.token_ids) >= 5
+    banned = generate(llm, max_tokens=9, stop_token_ids=[whole.token_ids[0]], min_tokens=3)
+    assert banned.outputs[0].token_ids[0] != whole.token_ids[0]
+
+
+def test_a_stop_token_is_named_and_is_no_part_of_the_text(llm):
+    whole = generate(llm, ignore_eos=True).outputs[0]
+    stopped = generate(llm, stop_token_ids=[whole.token_ids[5]]).outputs[0]
+    assert stopped.stop_reason == stopped.token_ids[-1] == whole.token_ids[5]
+    assert stopped.text == llm.tokenizer.decode(stopped.token_ids[:-1])
+
+
+def test_a_choice_that_meets_a_stop_string_does_not_end_its_siblings(llm):
+    params = {"temperature": 1, "seed": 3, "n": 3, "max_tokens": 30, "ignore_eos": True}
+    free = generate(llm, **params)
+    stop = free.outputs[1].text[10:16]
+    stopped = generate(llm, **params, stop=[stop])
+    for a, b in zip(free.outputs, stopped.outputs, strict=True):
+        if stop in a.text:
+            assert (b.stop_reason, b.text) == (stop, a.text[: a.text.index(stop)])
+        else:
+            assert b.text == a.text
+    assert {choice.finish_reason for choice in stopped.outputs} == {"stop", "length"}
+    assert len({choice.text for choice in free.outputs}) == 3
+
+
+def test_logprobs(llm):
+    output = generate(llm, max_tokens=5, logprobs=3, prompt_logprobs=2)
+    [choice] = output.outputs
+    assert len(choice.logprobs) == len(choice.token_ids) == 5
+    for token_id, row in zip(choice.token_ids, choice.logprobs, strict=True):
+        assert next(iter(row)) == token_id
+        assert len(row) == 3, "the chosen token is one of the three: greedy"
+        assert [entry.rank for entry in row.values()] == [1, 2, 3]
+        assert row[token_id].decoded_token == llm.tokenizer.token_str(token_id)
+    assert choice.cumulative_logprob == pytest.approx(
+        sum(row[t].logprob for t, row in zip(choice.token_ids, choice.logprobs, strict=True))
+    )
+    assert output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    for token_id, row in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
+        ranks = {entry.rank for entry in row.values()}
+        assert token_id in row
+        assert {1, 2} <= ranks
+        assert len(row) == len(ranks) in (2, 3)
+    without = generate(llm, max_tokens=5)
+    assert without.outputs[0].logprobs is without.prompt_logprobs is None
+
+
+def test_forced_decoding_returns_true_logprobs(llm):
+    free = generate(llm, max_tokens=12, logprobs=0, ignore_eos=True).outputs[0]
+    trace = free.token_ids[:8]
+    forced = generate(
+        llm, max_tokens=12, logprobs=0, ignore_eos=True, temperature=1, top_k=1,
+        trace_decode_token_ids=trace,
+    ).outputs[0]  # fmt: skip
+    assert forced.token_ids == free.token_ids
+    assert forced.cumulative_logprob == pytest.approx(free.cumulative_logprob, abs=1e-4)
+    odd = generate(llm, max_tokens=3, logprobs=0, trace_decode_token_ids=[9, 9, 9]).outputs[0]
+    assert odd.token_ids == [9, 9, 9]
+    assert odd.logprobs[0][9].rank > 1
+
+
+def test_cached_tokens_are_reported(llm):
+    llm.generate("A prompt that nobody used before " * 4, use_tqdm=False)
+    again = generate(llm, "A prompt that nobody used before " * 4)
+    assert again.num_cached_tokens >= 16
+    assert again.num_cached_tokens % 16 == 0
+    assert generate(llm, "Something else entirely, from its first word").num_cached_tokens == 0
+
+
+def test_a_stream_gives_the_text_piece_by_piece(llm):
+    pieces = [output.outputs[0].new_text for output in llm.stream(PROMPT, SamplingParams(seed=1))]
+    expected = generate(llm, temperature=1, seed=1).outputs[0].text
+    assert "".join(pieces) == expected
+    assert len(pieces) == 16
+
+
+def test_closing_a_stream_ends_its_request(llm):
+    stream = llm.stream(PROMPT)
+    next(stream)
+    assert llm.has_work
+    stream.close()
+    assert not llm.has_work
+
+
+def test_requests_can_be_driven_one_by_one(llm):
+    ids = [llm.add_request(PROMPT, SamplingParams(max_tokens=n, ignore_eos=True)) for n in (2, 4)]
+    llm.abort(llm.add_request(PROMPT, SamplingParams()))
+    finished = []
+    while llm.has_work:
+        finished += [output.request_id for output in llm.step() if output.finished]
+    assert finished == ids
+
+
+def test_chat_writes_the_conversation_with_the_models_template(llm):
+    messages = [{"role": "user", "content": PROMPT}]
+    [output] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+    assert output.prompt == llm.apply_chat_template(messages)
+    assert PROMPT in output.prompt
+    assert output.prompt_token_ids.count(llm.tokenizer.bos_token_id) == 1
+    assert output.outputs[0].text
+    several = llm.chat([messages, messages], SamplingParams(max_tokens=1), use_tqdm=False)
+    assert len(several) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("a " * 3000, "the context holds"),
+        ([], "prompt is empty"),
+        ([999999], "prompt has token id 999999; the vocabulary has ids"),
+        ({"text": "typo"}, "a prompt needs 'prompt' or 'prompt_token_ids'; got 'text'"),
+        (3, "a prompt is a text or a list of token ids; got 3"),
+        ("\ud800", "half of a surrogate pair"),
+    ],
+)
+def test_one_bad_prompt_stops_the_call_before_it_runs(llm, prompt, message):
+    with pytest.raises(RequestError, match=message):
+        llm.generate([PROMPT, prompt], use_tqdm=False)
+
+
+def test_ctrl_c_frees_every_block_and_leaves_the_engine_usable(llm):
+    expected = generate(llm, max_tokens=20).outputs[0].text
+    for delay in (0.02, 0.1, 0.3):
+        timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # the timer runs beside the call
+            timer.start()
+            generate(llm, n=4, max_tokens=1000, ignore_eos=True)
+        assert not llm.has_work
+        assert llm.engine.scheduler.manager.num_used == 0
+    assert generate(llm, max_tokens=20).outputs[0].text == expected
+
+
+def test_unknown_settings_are_refused_with_a_suggestion():
+    with pytest.raises(
+        ConfigError, match=r"LLM has no parameter 'block_sise'; did you mean 'block_size'"
+    ):
+        LLM("bundled", block_sise=8)
+    with pytest.raises(
+        ConfigError, match=r"SamplingParams has no parameter 'max_token'; did you mean"
+    ):
+        SamplingParams(max_token=8)
+
+
+def test_without_a_tokenizer_there_are_ids_and_no_text(tiny):
+    llm = LLM(tiny["llama"].directory, skip_tokenizer_init=True)
+    choice = generate(llm, [1, 2, 3], ignore_eos=True, logprobs=1).outputs[0]
+    assert (len(choice.token_ids), choice.text) == (16, "")
+    assert choice.logprobs[0][choice.token_ids[0]].decoded_token is None
+    with pytest.raises(RequestError, match="no tokenizer"):
+        llm.generate("text")
+    with pytest.raises(RequestError, match="stop strings need a tokenizer"):
+        llm.generate([1], SamplingParams(stop="x"), use_tqdm=False)
+
+
+def test_a_model_without_its_tokenizer_says_so(tiny):
+    with pytest.raises(ModelError, match=r"no tokenizer\.json in"):
+        LLM(tiny["llama"].directory)
