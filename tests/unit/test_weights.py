@@ -563,9 +563,45 @@ def test_loading_peaks_at_little_more_than_the_loaded_weights(
     assert peak_over_weights(tmp_path, "keep") > keeping - 0.1  # what the measure must see
 
 
-def peak_over_weights(directory: Path, mode: str) -> float:
+ENGINE_LOADER = """
+import sys
+from pathlib import Path
+from mie import EngineConfig
+from mie.load import load_engine
+
+def kilobytes(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key + ":"))
+
+baseline = kilobytes("VmHWM")
+engine = load_engine(Path(sys.argv[1]), EngineConfig(num_blocks=1))
+print((kilobytes("VmHWM") - baseline) * 1024 / int(sys.argv[2]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_the_engine_loads_within_115_percent_of_its_weights(
+    tmp_path: Path, dtype: DTypeLike
+) -> None:
+    """Matrices are converted and transposed in blocks: the file and its copy are never both held."""
+    config = hf_config(
+        vocab_size=11000,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=7,
+        num_attention_heads=8,
+        tie_word_embeddings=True,
+    )
+    model = ModelConfig.from_hf(config)
+    tensors = {name: np.ones(shape, dtype) for name, shape in expected_tensors(model).items()}
+    write_model(tmp_path, config, tensors)
+    assert peak_over_weights(tmp_path, str(4 * model.num_parameters), ENGINE_LOADER) < 1.15
+
+
+def peak_over_weights(directory: Path, argument: str, loader: str = LOADER) -> float:
     done = subprocess.run(
-        [sys.executable, "-c", LOADER, str(directory), mode],
+        [sys.executable, "-c", loader, str(directory), argument],
         capture_output=True,
         text=True,
         check=True,

@@ -1,0 +1,38 @@
+# Everything installs what it needs into .venv; nothing but Python is required.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test test-all check clean
+
+demo: $(VENV)/.installed
+	$(BIN)/mie generate --temperature 0.7 --seed 5 \
+	  "Tell me a story about Mia the fox, the old mill and a silver bell." \
+	  "Tell me a story about Tom the owl, the lake and a red kite." \
+	  "Tell me a story about Ella the bear, the garden and a lantern." \
+	  "Once upon a time"
+
+test: check
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
+
+test-all: check
+	$(BIN)/python -m pytest -n auto --dist loadfile
+	MIE_HYPOTHESIS=far $(BIN)/python -m pytest tests/property
+
+check: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/check_types.py
+
+# The demo needs the package alone; an editable install, so that changes show at once.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,check]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,51 @@
+"""A decode loop of 10,000 steps allocates nothing that grows."""
+
+import gc
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+
+from mie import EngineConfig, SamplingParams
+from mie.load import load_engine
+
+
+def resident_kib() -> int:
+    """VmRSS of this process."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+def decode(engine, num_steps, rng):
+    """Keep four requests running; they differ, so that the prefix cache fills and evicts."""
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    target = engine.stats.num_steps + num_steps
+    while engine.stats.num_steps < target:
+        while len(engine.scheduler.running) + len(engine.scheduler.waiting) < 4:
+            engine.add_request(rng.integers(4, 40, 8).tolist(), params)
+        engine.step()
+
+
+def test_memory_stays_flat_over_10000_steps(tiny):
+    engine = load_engine(tiny["llama"].directory, EngineConfig(num_blocks=64))
+    cache = engine._runner._kv_cache
+    address, rng = cache.ctypes.data, np.random.default_rng(0)
+    decode(engine, 1000, rng)  # caches of the interpreter and the prefix cache fill
+    rss = resident_kib()
+    decode(engine, 8000, rng)
+    assert resident_kib() - rss < 1024, "RSS grew"
+    # Under tracemalloc steps are slow: the last thousand shows the same to the byte.
+    tracemalloc.start()
+    try:
+        decode(engine, 200, rng)
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        decode(engine, 800, rng)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert abs(after - before) < 32 * 1024, "Python objects grew"
+    assert engine._runner._kv_cache is cache
+    assert cache.ctypes.data == address
+    assert engine.stats.num_steps == 10_000
