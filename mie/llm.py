@@ -144,8 +144,13 @@ class LLM:
     def apply_chat_template(self, messages: Sequence[Message], **options: Any) -> str:
         """The conversation as the model's chat template writes it.
 
-        Options: ``add_generation_prompt`` (default True), and whatever the template knows.
+        Options: ``chat_template`` (the text of another template), ``add_generation_prompt``
+        (default True), and whatever the template knows.
         """
+        own = options.pop("chat_template", None)
+        if own is not None:
+            tokens = self._require_tokenizer().special_tokens
+            return ChatTemplate(own, special_tokens=tokens).render(messages, **options)
         if self._chat_template is None:
             self._chat_template = ChatTemplate.load(self._text_directory)
         return self._chat_template.render(messages, **options)
@@ -155,6 +160,14 @@ class LLM:
         text = self.apply_chat_template(messages, **options)
         token_ids = self._require_tokenizer().encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._require_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses when it is given none."""
+        return SamplingParams()
 
     # Request by request, for programs that bring their own loop.
 

@@ -197,6 +197,9 @@ def test_chat_writes_the_conversation_with_the_models_template(llm):
     assert PROMPT in output.prompt
     assert output.prompt_token_ids.count(llm.tokenizer.bos_token_id) == 1
     assert output.outputs[0].text
+    plain = "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}"
+    [output] = llm.chat(messages, llm.get_default_sampling_params(), chat_template=plain)
+    assert output.prompt == llm.tokenizer.special_tokens["bos_token"] + PROMPT
     several = llm.chat([messages, messages], SamplingParams(max_tokens=1), use_tqdm=False)
     assert len(several) == 2
 

@@ -584,7 +584,7 @@ print((kilobytes("VmHWM") - baseline) * 1024 / int(sys.argv[2]))
 def test_the_engine_loads_within_115_percent_of_its_weights(
     tmp_path: Path, dtype: DTypeLike
 ) -> None:
-    """Matrices are converted and transposed in blocks: the file and its copy are never both held."""
+    """Matrices are converted in blocks: the file and its copy are never both held."""
     config = hf_config(
         vocab_size=11000,
         hidden_size=512,
