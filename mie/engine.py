@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from types import FrameType
 
 from mie.config import EngineConfig
@@ -59,16 +60,6 @@ class StepOutput:
     stats: StepStats
 
 
-@dataclass(eq=False)
-class _Times:
-    """When things happened to a request."""
-
-    arrival: float
-    first_step: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-
-
 @dataclass
 class EngineStats:
     """Running totals of an engine."""
@@ -105,8 +96,7 @@ class Engine:
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._requests: dict[str, Request] = {}
-        self._times: dict[str, _Times] = {}
-        self._request_ids: dict[int, str] = {}
+        self._by_number: dict[int, Request] = {}
         self._num_requests = 0
 
     @property
@@ -139,11 +129,11 @@ class Engine:
             self.config.seed,
         )
         _check_something_allowed(request)
+        request.arrival_time = time.perf_counter()
         with _interrupts_deferred():
             self.scheduler.add(request)
             self._requests[request_id] = request
-            self._times[request_id] = _Times(time.perf_counter())
-            self._request_ids[request.number] = request_id
+            self._by_number[request.number] = request
             self._num_requests += 1
         return request_id
 
@@ -153,7 +143,7 @@ class Engine:
         last = self._vocab_size - 1
         for what, ids in (("prompt", token_ids), *params.named_token_ids.items()):
             for token_id in ids:
-                if not isinstance(token_id, int) or not 0 <= token_id <= last:
+                if not _is_integer(token_id) or not 0 <= token_id <= last:
                     raise RequestError(
                         f"{what} has token id {token_id!r}; the vocabulary has ids 0 … {last}"
                     )
@@ -230,9 +220,8 @@ class Engine:
     def _prompt_logprobs(
         self, plan: StepPlan, results: Sequence[ChunkResult]
     ) -> dict[str, list[TokenLogprobs]]:
-        ids = self._request_ids
         return {
-            ids[chunk.seq_id[0]]: result.prompt_logprobs
+            self._by_number[chunk.seq_id[0]].request_id: result.prompt_logprobs
             for chunk, result in zip(plan.chunks, results, strict=True)
             if result.prompt_logprobs
         }
@@ -241,22 +230,22 @@ class Engine:
         self, plan: StepPlan, sampled: Sequence[RunningSequence], start: float, now: float
     ) -> None:
         for chunk in plan.chunks:
-            times = self._times[self._request_ids[chunk.seq_id[0]]]
-            times.first_step = start if times.first_step is None else times.first_step
+            request = self._by_number[chunk.seq_id[0]]
+            if request.first_step_time is None:
+                request.first_step_time = start
         for seq in sampled:
-            times = self._times[seq.request.request_id]
-            times.first_token = now if times.first_token is None else times.first_token
-            times.last_token = now
+            if seq.request.first_token_time is None:
+                seq.request.first_token_time = now
+            seq.request.last_token_time = now
 
     def _metrics(self, request: Request) -> RequestMetrics:
-        times = self._times[request.request_id]
-        assert times.first_step is not None
-        assert times.first_token is not None
-        assert times.last_token is not None
+        assert request.first_step_time is not None
+        assert request.first_token_time is not None
+        assert request.last_token_time is not None
         return RequestMetrics(
-            queue_time=times.first_step - times.arrival,
-            time_to_first_token=times.first_token - times.arrival,
-            total_time=times.last_token - times.arrival,
+            queue_time=request.first_step_time - request.arrival_time,
+            time_to_first_token=request.first_token_time - request.arrival_time,
+            total_time=request.last_token_time - request.arrival_time,
             num_preemptions=sum(seq.num_preemptions for seq in request.sequences),
             num_recomputed_tokens=sum(seq.num_recomputed for seq in request.sequences),
         )
@@ -278,8 +267,11 @@ class Engine:
 
     def _forget(self, request: Request) -> None:
         self._requests.pop(request.request_id, None)
-        self._times.pop(request.request_id, None)
-        self._request_ids.pop(request.number, None)
+        self._by_number.pop(request.number, None)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral)
 
 
 def _check_something_allowed(request: Request) -> None:

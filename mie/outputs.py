@@ -25,7 +25,7 @@ class RequestMetrics:
 
     queue_time: float
     """From arrival to the first step that computed for it."""
-    time_to_first_token: float | None
+    time_to_first_token: float
     """From arrival."""
     total_time: float
     """From arrival to its last token so far."""

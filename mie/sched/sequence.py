@@ -32,6 +32,11 @@ class Request:
         """(seed, stream) of the random numbers: a user's seed has stream 0 to itself."""
         self.num_prompt_scored = 0
         """Prompt positions whose log-probabilities were returned: each is returned once."""
+        self.arrival_time = 0.0
+        """Seconds, stamped by the engine as the next three: this room reads no clock."""
+        self.first_step_time: float | None = None
+        self.first_token_time: float | None = None
+        self.last_token_time: float | None = None
         self.sequences = [Sequence(self, index, prompt_token_ids) for index in range(params.n)]
         self.is_forked = params.n == 1
         """Whether all choices have tables of their own; before, only the first runs."""

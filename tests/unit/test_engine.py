@@ -145,8 +145,7 @@ def test_nothing_is_kept_of_finished_requests(engine):
     engine.abort("gone")
     run(engine)
     assert not engine._requests
-    assert not engine._times
-    assert not engine._request_ids
+    assert not engine._by_number
 
 
 @pytest.mark.parametrize(

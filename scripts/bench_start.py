@@ -1,0 +1,58 @@
+"""How long a user waits: `import mie`, and `mie generate` until its first token.
+
+    python scripts/bench_start.py [--rounds 7]
+
+Each figure is the median of fresh processes, from launch: to the end of `import mie` less the
+interpreter's own start, and to the first byte of the bundled model's text.
+"""
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+PROMPT = "Tell me a story about Mia the fox, the old mill and a silver bell."
+GENERATE = [sys.executable, "-m", "mie", "generate", "--temperature", "0", PROMPT]
+# As a user has it: nothing tunes OpenBLAS.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not re.match("OPENBLAS_|OMP_", k)}
+
+
+def seconds_to_run(code: str) -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)
+    return time.perf_counter() - start
+
+
+def seconds_to_first_token() -> float:
+    start = time.perf_counter()
+    with subprocess.Popen(
+        GENERATE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        seconds = time.perf_counter() - start
+        process.kill()
+    return seconds
+
+
+def median(measure: Callable[[], float], rounds: int) -> str:
+    times = [measure() for _ in range(rounds)]
+    return f"{statistics.median(times):.3f} s ({min(times):.3f}–{max(times):.3f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    print(f"load average {os.getloadavg()[0]:.2f}, {os.cpu_count()} CPUs, median of {rounds}")
+    print("python alone            ", median(lambda: seconds_to_run("pass"), rounds))
+    print("python and import mie   ", median(lambda: seconds_to_run("import mie"), rounds))
+    print("mie generate, 1st token ", median(seconds_to_first_token, rounds))
+
+
+if __name__ == "__main__":
+    main()
