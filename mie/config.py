@@ -1,6 +1,7 @@
 """The settings of an engine, and the checks that all settings share."""
 
 import difflib
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -27,6 +28,7 @@ def keyword_checked(cls: type[T]) -> type[T]:
     original = cls.__init__
     known = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
 
+    @functools.wraps(original)
     def __init__(self: T, **kwargs: Any) -> None:
         refuse_unknown(cls.__name__, kwargs, known)
         original(self, **kwargs)
@@ -47,7 +49,8 @@ def check_real(
     name: str, value: Any, low: float, high: float = math.inf, *, above_low: bool = False
 ) -> None:
     """Raise `ConfigError` unless ``value`` is a finite number in low … high (or above low)."""
-    is_number = _is(Real, value) and math.isfinite(value)
+    # An integer may be too large for a float; comparing it with one is exact all the same.
+    is_number = _is(Real, value) and value == value and abs(value) != math.inf
     if not is_number or not low <= value <= high or (above_low and value == low):
         bracket = "(" if above_low else "["
         allowed = f"in {bracket}{low:g}, {high:g}]".replace("inf]", "inf)")

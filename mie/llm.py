@@ -1,9 +1,11 @@
 """`LLM`: prompts in, text out, spelled as in vLLM."""
 
+from __future__ import annotations
+
 import inspect
 import os
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mie.config import EngineConfig, refuse_unknown
 from mie.engine import Engine
@@ -14,8 +16,10 @@ from mie.model.locate import locate_model
 from mie.outputs import RequestOutput
 from mie.processor import OutputProcessor
 from mie.sched.params import SamplingParams
-from mie.text.chat import ChatTemplate
 from mie.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from mie.text.chat import ChatTemplate
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
@@ -147,6 +151,8 @@ class LLM:
         Options: ``chat_template`` (the text of another template), ``add_generation_prompt``
         (default True), and whatever the template knows.
         """
+        from mie.text.chat import ChatTemplate  # brings jinja2, which only chats need
+
         own = options.pop("chat_template", None)
         if own is not None:
             tokens = self._require_tokenizer().special_tokens

@@ -16,7 +16,10 @@ def write_kv(
     v_cache: Floats,
     slot_mapping: Ints,
 ) -> None:
-    """Store keys and values [T, Hkv, Dh] in the caches [N, B, Hkv, Dh] at slot_mapping [T]."""
+    """Store keys and values [T, Hkv, Dh] in the caches [N, B, Hkv, Dh] at slot_mapping [T].
+
+    The caches must be contiguous over N and B, so that slots are a view of them.
+    """
     slots_shape = (-1, *k_cache.shape[2:])
     k_cache.reshape(slots_shape)[slot_mapping] = keys
     v_cache.reshape(slots_shape)[slot_mapping] = values

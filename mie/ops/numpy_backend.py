@@ -136,7 +136,7 @@ class NumpyBackend:
         return x[rows]
 
     def copy_blocks(self, cache: Floats, src: Sequence[int], dst: Sequence[int]) -> None:
-        kv_cache.copy_blocks(cache, np.asarray(src), np.asarray(dst))
+        kv_cache.copy_blocks(cache, np.asarray(src, np.int64), np.asarray(dst, np.int64))
 
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
         return sampling.sample(logits, rows)

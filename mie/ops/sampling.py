@@ -14,14 +14,14 @@ from mie.ops.arrays import Floats, Ints
 
 
 def softmax(x: Floats) -> Floats:
-    """exp(x) / sum(exp(x)) over the last axis, as a new array; stable for any finite x."""
+    """exp(x) / sum(exp(x)) over the last axis, as a new array; stable at ±1e4 and far beyond."""
     y: Floats = np.exp(x - x.max(axis=-1, keepdims=True))
     y /= y.sum(axis=-1, keepdims=True)
     return y
 
 
 def log_softmax(x: Floats) -> Floats:
-    """log(softmax(x)) over the last axis, as a new array; stable for any finite x."""
+    """log(softmax(x)) over the last axis, as a new array; stable at ±1e4 and far beyond."""
     y: Floats = x - x.max(axis=-1, keepdims=True)
     y -= np.log(np.exp(y).sum(axis=-1, keepdims=True))
     return y
@@ -91,7 +91,10 @@ def sample_row(logits: Floats, row: RowControls) -> int:
     x = edit_logits(logits, row)
     if row.temperature == 0.0:
         return int(x.argmax())
-    return draw(keep_likely(x / row.temperature, row.top_k, row.top_p, row.min_p), row.uniform)
+    x -= x.max()
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf
+        x /= row.temperature
+    return draw(keep_likely(x, row.top_k, row.top_p, row.min_p), row.uniform)
 
 
 def edit_logits(logits: Floats, row: RowControls) -> Floats:

@@ -80,10 +80,10 @@ class SamplingParams:
             if self.min_tokens > self.max_tokens:
                 limit = f"min_tokens must be at most max_tokens ({self.max_tokens})"
                 raise ConfigError(f"{limit}; got {self.min_tokens}")
-        check_real("temperature", self.temperature, 0)
+        check_real("temperature", self.temperature, 0, 1000)
         check_real("top_p", self.top_p, 0, 1, above_low=True)
         check_real("min_p", self.min_p, 0, 1)
-        check_real("repetition_penalty", self.repetition_penalty, 0, above_low=True)
+        check_real("repetition_penalty", self.repetition_penalty, 0.001, 1000)
         check_real("presence_penalty", self.presence_penalty, -2, 2)
         check_real("frequency_penalty", self.frequency_penalty, -2, 2)
 
@@ -102,7 +102,7 @@ class SamplingParams:
 def _token_ids(name: str, value: object) -> tuple[int, ...] | None:
     if value is None:
         return None
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         raise ConfigError(f"{name} must be a list of token ids; got {value!r}")
     ids = tuple(value)
     for token_id in ids:
@@ -116,7 +116,7 @@ def _stop_strings(value: object) -> tuple[str, ...] | None:
     if value is None:
         return None
     strings = (value,) if isinstance(value, str) else value
-    if not isinstance(strings, Iterable):
+    if not isinstance(strings, Iterable) or isinstance(strings, bytes | Mapping):
         raise ConfigError(f"stop must be a string or a list of strings; got {value!r}")
     strings = tuple(strings)
     for string in strings:
@@ -133,7 +133,8 @@ def _logit_bias(value: object) -> dict[int, float] | None:
     bias: dict[int, float] = {}
     for key, amount in value.items():
         # JSON has only string keys, and clients of the OpenAI API send them.
-        token_id = int(key) if isinstance(key, str) and key.isdecimal() else key
+        is_number = isinstance(key, str) and key.isdecimal() and len(key) < 20
+        token_id = int(key) if is_number else key
         check_integer("each key of logit_bias", token_id, 0)
         check_real(f"logit_bias of token {token_id}", amount, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
         bias[int(token_id)] = float(amount)

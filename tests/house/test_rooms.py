@@ -1,0 +1,508 @@
+"""The rooms of `mie`, who may know whom, and a few rules of style, checked with `ast`.
+
+`ROOMS` has a line for every room (a folder of mie/ or a file beside them). A new room, or a new
+arrow, is a line to change here, with a reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import mie
+
+PACKAGE = Path(mie.__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What a room may import: rooms or single modules of mie, and installed packages."""
+
+    mie: set[str] = field(default_factory=set)
+    packages: set[str] = field(default_factory=set)
+
+
+ROOMS = {
+    # level 0: the standard library
+    "version": Room(),
+    "errors": Room(),
+    "config": Room(mie={"errors"}),
+    # level 1: arrays, integers, text
+    "ops": Room(mie={"errors"}, packages={"numpy"}),
+    "memory": Room(),
+    "text": Room(mie={"errors"}, packages={"tokenizers", "jinja2"}),
+    # level 2
+    "backend": Room(mie={"errors", "ops"}),
+    "model": Room(
+        mie={"errors", "ops.backend"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
+    ),
+    "sched": Room(mie={"config", "errors", "memory"}),
+    # level 3
+    "outputs": Room(mie={"sched.sequence"}),
+    "runner": Room(
+        mie={"model.decoder", "ops.backend", "ops.sampling", "sched.plan"}, packages={"numpy"}
+    ),
+    "engine": Room(mie={"config", "errors", "outputs", "runner", "sched"}),
+    # level 4: what wires things together, and what turns ids into text
+    "load": Room(
+        mie={
+            "backend",
+            "config",
+            "engine",
+            "errors",
+            "memory",
+            "model",
+            "ops.backend",
+            "runner",
+            "sched",
+        },
+        packages={"tqdm"},
+    ),
+    "processor": Room(mie={"engine", "errors", "outputs", "runner", "sched.params", "text"}),
+    "llm": Room(
+        mie={
+            "config",
+            "engine",
+            "errors",
+            "load",
+            "model.config",
+            "model.locate",
+            "outputs",
+            "processor",
+            "sched.params",
+            "text",
+        },
+        packages={"tqdm"},
+    ),
+    # level 5: the edges
+    "cli": Room(
+        mie={"errors", "llm", "model", "outputs", "sched.params", "version"}, packages={"tqdm"}
+    ),
+    "__main__": Room(mie={"cli"}),
+    "__init__": Room(
+        mie={"config", "engine", "errors", "llm", "outputs", "sched.params", "version"}
+    ),
+}
+
+LAZY = {
+    "cupy",
+    "huggingface_hub",
+    "matplotlib",
+    "psutil",
+    "starlette",
+    "tokenizers",
+    "torch",
+    "tqdm",
+    "transformers",
+    "uvicorn",
+}
+"""Optional or slow to import: only inside functions, or for type checkers."""
+
+NO_CLOCK = {"sched": {"time", "datetime", "random"}, "memory": {"time", "datetime", "random"}}
+"""Standard modules that would make a room's results depend on more than its input."""
+
+MAX_LINES = 400
+DOCUMENTED = ("ops", "memory", "sched", "engine", "llm")
+MUTABLE = {"dict", "list", "set", "bytearray", "defaultdict", "Counter", "deque", "OrderedDict"}
+MUTATORS = {"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"}
+CACHES = {"cache", "lru_cache"}
+
+EXCUSED = {
+    ("text.sandbox", "tags"),  # a class attribute that jinja2 defines as a set, and only reads
+}
+
+
+# Reading a tree of sources.
+
+
+def sources(root: Path) -> Iterator[tuple[str, Path, ast.Module]]:
+    """(dotted name without "mie.", path, syntax tree) of every module under ``root``."""
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if parts[-1] == "__init__" and len(parts) > 1:
+            parts = parts[:-1]
+        yield ".".join(parts), path, ast.parse(path.read_text())
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """One imported name: "numpy.typing", or "mie.ops.backend"; eager if it runs with the module."""
+
+    name: str
+    line: int
+    is_eager: bool
+
+
+def imports(tree: ast.Module, module: str, root: Path) -> Iterator[Import]:
+    for node, is_eager in _walk(tree, True):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, module, root)
+            names = [_submodule(f"{base}.{alias.name}", root) or base for alias in node.names]
+        else:
+            continue
+        for name in names:
+            yield Import(name=name, line=node.lineno, is_eager=is_eager)
+
+
+def _walk(node: ast.AST, is_eager: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node, and whether it runs when the module is imported."""
+    for child in ast.iter_child_nodes(node):
+        runs = is_eager and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            runs = False
+        yield child, runs
+        yield from _walk(child, runs)
+
+
+def _absolute(node: ast.ImportFrom, module: str, root: Path) -> str:
+    if node.level == 0:
+        return node.module or ""
+    is_package = (root / Path(*module.split(".")) / "__init__.py").exists()
+    parts = ["mie", *([] if module == "__init__" else module.split("."))]
+    drop = node.level - (is_package or module == "__init__")
+    return ".".join([*parts[: len(parts) - drop], *filter(None, [node.module])])
+
+
+def _submodule(name: str, root: Path) -> str | None:
+    """``name`` if it is a module of mie, else None."""
+    if not name.startswith("mie."):
+        return None
+    path = root / Path(*name.split(".")[1:])
+    return name if path.is_dir() or path.with_suffix(".py").exists() else None
+
+
+# The rules. Each gives sentences about what breaks it.
+
+
+def arrows(root: Path) -> Iterator[str]:
+    """Imports that a room may not make."""
+    for module, _, tree in sources(root):
+        room = room_of(module)
+        if room not in ROOMS:
+            yield f"{module}: room {room!r} is not in the table"
+            continue
+        for found in imports(tree, module, root):
+            top, _, rest = found.name.partition(".")
+            where = f"{module}:{found.line}"
+            if top == "mie":
+                own = room_of(rest) == room and bool(rest)
+                known = any(f"{rest}.".startswith(f"{allowed}.") for allowed in ROOMS[room].mie)
+                if not own and not known:
+                    yield f"{where} {room} may not know {found.name}"
+            elif top in sys.stdlib_module_names:
+                if top in NO_CLOCK.get(room, ()):
+                    yield f"{where} {room} may not read {top}"
+                if top == "importlib" and room != "__init__":
+                    yield f"{where} {room} hides an import"
+            elif top not in ROOMS[room].packages:
+                yield f"{where} {room} may not import {top}"
+            elif top in LAZY and found.is_eager:
+                yield f"{where} {top} must be imported inside a function"
+
+
+def mutable_state(root: Path) -> Iterator[str]:
+    """State that outlives a call and belongs to no object."""
+    for module, _, tree in sources(root):
+        for node, is_eager in _walk(tree, True):
+            where = f"{module}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Global):
+                yield f"{where} global statement"
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and is_eager:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for name in (t.id for t in targets if isinstance(t, ast.Name)):
+                    is_constant = name == name.upper() or name == "__all__"
+                    if (
+                        _is_mutable(node.value)
+                        and not is_constant
+                        and (module, name) not in EXCUSED
+                    ):
+                        yield f"{where} {name} is mutable"
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                if CACHES & {_last_name(decorator) for decorator in node.decorator_list}:
+                    yield f"{where} {node.name} keeps a cache"
+                yield from _constants_changed(node, module)
+
+
+def _is_mutable(value: ast.expr | None) -> bool:
+    literals = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
+    return isinstance(value, literals) or (
+        isinstance(value, ast.Call) and _last_name(value) in MUTABLE
+    )
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Call):
+        return _last_name(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _constants_changed(function: ast.AST, module: str) -> Iterator[str]:
+    for node in ast.walk(function):
+        assigned = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+        mutated = isinstance(node, ast.Attribute) and node.attr in MUTATORS
+        owner = node.value if assigned or mutated else None
+        if isinstance(owner, ast.Name) and len(owner.id) > 1 and owner.id.isupper():
+            yield f"{module}:{node.lineno} changes {owner.id}"
+
+
+def undocumented(root: Path) -> Iterator[str]:
+    """Modules, and public functions and classes of some rooms, without a docstring."""
+    for module, _, tree in sources(root):
+        if not ast.get_docstring(tree) and module not in ("version", "__main__"):
+            yield f"{module} has no docstring"
+        if room_of(module) in DOCUMENTED:
+            named = [
+                node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            ]
+            for node in named:
+                if not node.name.startswith("_") and not ast.get_docstring(node):
+                    yield f"{module}.{node.name} has no docstring"
+
+
+def long_files(root: Path) -> Iterator[str]:
+    for module, path, _ in sources(root):
+        count = len(path.read_text().splitlines())
+        if count > MAX_LINES:
+            yield f"{module} has {count} lines; at most {MAX_LINES} (split it)"
+
+
+RULES = [arrows, mutable_state, undocumented, long_files]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_house_keeps_the_rule(rule):
+    assert list(rule(PACKAGE)) == []
+
+
+# The table itself.
+
+
+def test_the_table_names_no_room_that_does_not_exist():
+    assert {room_of(module) for module, _, _ in sources(PACKAGE)} == ROOMS.keys()
+
+
+def test_the_arrows_of_the_table_go_down():
+    """In the table's order a room knows only rooms above it."""
+    order = [room for room in ROOMS if room != "__init__"]
+    for position, room in enumerate(order):
+        assert {room_of(name) for name in ROOMS[room].mie} <= set(order[:position]), room
+
+
+def test_nothing_imports_the_engine_but_what_wires_it_and_the_edges():
+    knows = {room for room, may in ROOMS.items() if "engine" in may.mie}
+    assert knows == {"load", "processor", "llm", "__init__"}
+
+
+def test_arrays_stay_in_three_rooms():
+    assert {room for room, may in ROOMS.items() if "numpy" in may.packages} == {
+        "ops",
+        "model",
+        "runner",
+    }
+
+
+# The rules can fail.
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A small tree that keeps every rule."""
+    files = {
+        "__init__.py": '"""The package."""\n',
+        "errors.py": '"""Errors."""\n\nclass MieError(Exception):\n    """Base."""\n',
+        "ops/__init__.py": '"""The operators."""\n',
+        "ops/rope.py": '"""Rotation."""\nimport numpy as np\nfrom mie.errors import MieError\n',
+        "sched/__init__.py": '"""The scheduler."""\n',
+        "sched/plan.py": '"""A plan."""\nfrom mie.memory import pool\nimport math\n',
+        "memory/__init__.py": '"""Blocks."""\n',
+        "memory/pool.py": '"""A pool."""\n',
+        "model/__init__.py": '"""The model."""\n',
+        "model/decoder.py": '"""A decoder."""\nfrom mie.ops.backend import Backend\n',
+        "engine.py": '"""The engine."""\n',
+    }
+    for name, text in files.items():
+        path = tmp_path / "mie" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "mie"
+
+
+def test_a_tidy_house_passes(house: Path):
+    assert [sentence for rule in RULES for sentence in rule(house)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "sentence"),
+    [
+        ("ops/rope.py", "from mie.sched import plan", "ops may not know mie.sched.plan"),
+        ("ops/rope.py", "from mie.sched.plan import StepPlan", "ops may not know mie.sched.plan"),
+        ("ops/rope.py", "import mie.engine", "ops may not know mie.engine"),
+        ("ops/rope.py", "from ..sched import plan", "ops may not know mie.sched.plan"),
+        ("ops/rope.py", "from .. import engine", "ops may not know mie.engine"),
+        ("ops/__init__.py", "from ..sched import plan", "ops may not know mie.sched.plan"),
+        ("ops/rope.py", "def f():\n    import mie.sched", "ops may not know mie.sched"),
+        ("ops/rope.py", "from mie import LLM", "ops may not know mie"),
+        ("ops/rope.py", "import torch", "ops may not import torch"),
+        ("sched/plan.py", "import numpy as np", "sched may not import numpy"),
+        ("sched/plan.py", "from numpy.typing import NDArray", "sched may not import numpy"),
+        ("sched/plan.py", "import time", "sched may not read time"),
+        ("memory/pool.py", "from random import random", "memory may not read random"),
+        ("memory/pool.py", "import numpy", "memory may not import numpy"),
+        (
+            "memory/pool.py",
+            "from mie.sched.plan import Chunk",
+            "memory may not know mie.sched.plan",
+        ),
+        ("model/decoder.py", "from mie.ops import rope", "model may not know mie.ops.rope"),
+        ("model/decoder.py", "from mie.ops.rope import rope", "model may not know mie.ops.rope"),
+        ("model/decoder.py", "import huggingface_hub", "must be imported inside a function"),
+        ("errors.py", "import importlib", "errors hides an import"),
+        ("errors.py", "import numpy", "errors may not import numpy"),
+        ("attic.py", '"""New."""', "room 'attic' is not in the table"),
+    ],
+)
+def test_a_forbidden_import_is_seen(house: Path, name: str, line: str, sentence: str):
+    with (house / name).open("a") as file:
+        file.write(line + "\n")
+    [found] = arrows(house)
+    assert sentence in found
+
+
+def test_an_import_for_type_checkers_is_an_arrow_but_not_eager(house: Path):
+    lines = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import huggingface_hub\n"
+    (house / "model/decoder.py").write_text(lines + "    from mie.memory import pool\n")
+    assert list(arrows(house)) == ["model.decoder:4 model may not know mie.memory.pool"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "registry = {}",
+        "names: list[str] = []",
+        "seen = set()",
+        "counts = collections.defaultdict(int)",
+        "squares = [i * i for i in range(9)]",
+        "if True:\n    memo = dict()",
+        "class Settings:\n    options = {}",
+        "def f():\n    global counter\n    counter = 1",
+        "@functools.lru_cache(maxsize=None)\ndef f():\n    return 1",
+        "@cache\ndef f():\n    return 1",
+        "TABLE = {}\ndef f():\n    TABLE[1] = 2",
+        "TABLE = []\ndef f():\n    TABLE.append(2)",
+        "TABLE = {}\ndef f():\n    del TABLE[1]",
+    ],
+)
+def test_mutable_state_is_seen(house: Path, line: str):
+    (house / "errors.py").write_text(line + "\n")
+    assert len(list(mutable_state(house))) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "TABLE = {1: 2}",
+        "_NAMES = ['a']",
+        "__all__ = ['a']",
+        "Row = dict[int, float]",
+        "pair = (1, 2)",
+        "names = frozenset('ab')",
+        "def f():\n    local = []\n    local.append(1)\n    return local",
+        "class Pool:\n    def __init__(self):\n        self.free = []",
+    ],
+)
+def test_what_is_no_state_passes(house: Path, line: str):
+    (house / "errors.py").write_text(line + "\n")
+    assert list(mutable_state(house)) == []
+
+
+def test_a_missing_docstring_is_seen(house: Path):
+    (house / "ops/rope.py").write_text("def rope():\n    pass\n\ndef _half():\n    pass\n")
+    assert list(undocumented(house)) == [
+        "ops.rope has no docstring",
+        "ops.rope.rope has no docstring",
+    ]
+
+
+def test_a_long_file_is_seen(house: Path):
+    (house / "errors.py").write_text("x = 1\n" * MAX_LINES)
+    assert list(long_files(house)) == []
+    (house / "errors.py").write_text("x = 1\n" * (MAX_LINES + 1))
+    assert list(long_files(house)) == ["errors has 401 lines; at most 400 (split it)"]
+
+
+# What importing does, seen from outside.
+
+RECORDER = """
+import json, sys
+
+class Recorder:
+    asked = set()
+    def find_spec(self, name, path=None, target=None):
+        self.asked.add(name.split(".")[0])
+
+sys.meta_path.insert(0, Recorder())
+"""
+REPORT = """
+print(json.dumps(sorted(Recorder.asked | {name.split(".")[0] for name in sys.modules})))
+"""
+
+
+def packages_after(code: str) -> set[str]:
+    """The packages that a fresh Python has, or tried to import, after running ``code``."""
+    program = RECORDER + code + REPORT
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=PACKAGE.parent,
+    )
+    assert result.returncode == 0, result.stderr
+    return set(json.loads(result.stdout.splitlines()[-1]))
+
+
+HEAVY = {"numpy", "ml_dtypes", "tokenizers", "jinja2", "safetensors", "tqdm", *LAZY}
+
+
+def test_importing_mie_imports_nothing_else():
+    assert not packages_after("import mie; mie.__version__; dir(mie)") & HEAVY
+
+
+def test_settings_and_errors_need_no_package():
+    code = "from mie import EngineConfig, MieError, SamplingParams; SamplingParams(n=2)"
+    assert not packages_after(code) & HEAVY
+
+
+def test_the_command_line_helps_without_loading_anything():
+    code = "import mie.cli\ntry: mie.cli.main(['--help'])\nexcept SystemExit: pass"
+    assert not packages_after(code) & {"tokenizers", "jinja2", *LAZY}
+
+
+def test_generating_on_the_cpu_asks_for_no_package_of_another_machine(tiny):
+    code = f"""
+from mie import LLM, SamplingParams
+llm = LLM({str(tiny["llama"].directory)!r}, skip_tokenizer_init=True, num_blocks=4)
+[output] = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, seed=1), use_tqdm=False)
+assert output.outputs[0].token_ids
+"""
+    packages = packages_after(code)
+    assert "numpy" in packages
+    assert not packages & (LAZY - {"tqdm"})
+
+
+def test_the_recorder_sees_an_attempt():
+    code = "try: import cupy_that_is_not_there\nexcept ImportError: pass"
+    assert "cupy_that_is_not_there" in packages_after(code)

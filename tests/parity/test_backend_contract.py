@@ -1,0 +1,477 @@
+"""What every backend must satisfy: its methods equal the plain functions of `mie.ops`.
+
+One body for all backends: a `Machine` says how arrays reach it and come back, and `MACHINES` lists
+those there are. The plain functions run in float64 on the numbers the backend was given, so the
+difference is the backend's own rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mie.backend import load_backend
+from mie.errors import ConfigError
+from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
+from mie.ops.backend import Backend, KVCacheShape, StepBatch
+from mie.ops.sampling import RowControls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A backend under test, and the way of arrays to it and back."""
+
+    backend: Backend
+    dtype: str
+    """What it computes in."""
+    put: Callable[[np.ndarray], Any]
+    """A host array as the backend's own; float arrays in its dtype."""
+    get: Callable[[Any], np.ndarray]
+    """A host copy of an array of the backend."""
+    put_cache: Callable[[Any, np.ndarray], None]
+    """Overwrite a whole KV cache with a host array [L, 2, N, B, Hkv, Dh]."""
+    get_cache: Callable[[Any], np.ndarray]
+    """A KV cache as a host array [L, 2, N, B, Hkv, Dh]."""
+
+
+def numpy_machine(dtype: str) -> Machine:
+    def put(array: np.ndarray) -> np.ndarray:
+        return array.astype(dtype) if array.dtype.kind == "f" else array.copy()
+
+    def put_cache(cache: np.ndarray, planes: np.ndarray) -> None:
+        cache[...] = planes
+
+    return Machine(
+        backend=load_backend("numpy", dtype),
+        dtype=dtype,
+        put=put,
+        get=np.array,
+        put_cache=put_cache,
+        get_cache=np.array,
+    )
+
+
+MACHINES: dict[str, Callable[[], Machine]] = {
+    "numpy-float32": lambda: numpy_machine("float32"),
+    "numpy-float64": lambda: numpy_machine("float64"),
+}
+
+# (relative, absolute) differences that are allowed from float64, by operator and dtype. Inputs are
+# standard normal, so results are of order 1 (sqrt(K) after a product).
+TOLERANCES: dict[tuple[str, str], tuple[float, float]] = {
+    # Rows are copied, nothing is computed.
+    ("exact", "float32"): (0, 0),
+    ("exact", "float64"): (0, 0),
+    # A sum of up to 64 products and two additions; terms cancel, so the bound is absolute:
+    # 66 roundings of at most 6e-8, of terms that sum to about 50, rarely add up to a tenth of that.
+    ("linear", "float32"): (0, 2e-5),
+    ("linear", "float64"): (0, 5e-14),
+    # A mean of squares (no cancellation), a root, a quotient, two products.
+    ("rms_norm", "float32"): (2e-6, 0),
+    ("rms_norm", "float64"): (5e-15, 0),
+    # Two products that may cancel; cos and sin are rounded to the dtype once.
+    ("rope", "float32"): (0, 1e-6),
+    ("rope", "float64"): (0, 2e-15),
+    # exp is within a few units in the last place; then a sum, a quotient, a product.
+    ("silu_mul", "float32"): (1e-6, 0),
+    ("silu_mul", "float64"): (4e-15, 0),
+    # An absolute error of a score (a few units, so about 1e-6) is a relative one of its weight.
+    ("paged_attention", "float32"): (0, 5e-6),
+    ("paged_attention", "float64"): (0, 1e-13),
+    # Computed in float64 from logits that are exact in either dtype.
+    ("top_logprobs", "float32"): (1e-14, 0),
+    ("top_logprobs", "float64"): (1e-14, 0),
+}
+
+Check = Callable[[str, Any, np.ndarray], None]
+
+
+@pytest.fixture(params=MACHINES.values(), ids=MACHINES)
+def machine(request: pytest.FixtureRequest) -> Machine:
+    return request.param()
+
+
+def check(machine: Machine, operator: str, got: Any, wanted: np.ndarray) -> None:
+    got = machine.get(got)
+    rtol, atol = TOLERANCES[operator, machine.dtype]
+    assert got.shape == wanted.shape
+    assert got.dtype == machine.dtype
+    np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    """Standard normal numbers that float32 holds exactly, as float64."""
+    rng = np.random.default_rng([seed, *shape])
+    return rng.normal(size=shape).astype(np.float32).astype(np.float64)
+
+
+def in_blocks(matrix: np.ndarray, rows: int) -> Iterator[np.ndarray]:
+    """The matrix in blocks of rows; a block is spoiled once the next one is asked for."""
+    for start in range(0, len(matrix), rows):
+        block = matrix[start : start + rows].copy()
+        yield block
+        block.fill(77.0)
+
+
+# Weights.
+
+STORED = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)} | {
+    "BF16": np.dtype(ml_dtypes.bfloat16)
+}
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("rows_in_block", [1, 3, 100])
+def test_a_checkpoint_is_widened_exactly(machine: Machine, stored: str, rows_in_block: int):
+    """The identity reads a loaded matrix out: a product with one 1 rounds nothing."""
+    backend, dtype = machine.backend, STORED[stored]
+    matrix, bias = (100 * normal(7, 5)).astype(dtype), (100 * normal(7, seed=1)).astype(dtype)
+    loaded = backend.load_linear((7, 5), in_blocks(matrix, rows_in_block))
+    unit = machine.put(np.eye(5))
+    check(machine, "exact", backend.linear(unit, loaded), matrix.astype(np.float64).T)
+    biased = backend.load_linear((7, 5), in_blocks(matrix, rows_in_block), bias)
+    nothing = machine.put(np.zeros((1, 5)))
+    check(machine, "exact", backend.linear(nothing, biased), bias.astype(np.float64)[None])
+    table = backend.load_embedding((7, 5), in_blocks(matrix, rows_in_block))
+    everything = machine.put(np.arange(7))
+    check(machine, "exact", backend.embed(everything, table), matrix.astype(np.float64))
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_the_extremes_of_a_dtype_survive(machine: Machine, stored: str):
+    """The largest, the smallest normal and the smallest subnormal number."""
+    info = ml_dtypes.finfo(STORED[stored])
+    values = np.array([info.max, -info.max, info.tiny, info.smallest_subnormal, 0.0])
+    matrix = values.astype(STORED[stored])[:, None]
+    table = machine.backend.load_embedding((5, 1), [matrix])
+    got = machine.get(machine.backend.embed(machine.put(np.arange(5)), table))
+    assert got[:, 0].tolist() == [float(value) for value in matrix[:, 0]]
+
+
+def test_a_fused_matrix_is_its_parts_side_by_side(machine: Machine):
+    q, k = normal(6, 4, seed=1), normal(3, 4, seed=2)
+    fused = machine.backend.load_linear((9, 4), iter([q[:4], q[4:], k]))
+    x = normal(5, 4)
+    wanted = linear.linear(x, np.concatenate([q, k]).T)
+    check(machine, "linear", machine.backend.linear(machine.put(x), fused), wanted)
+
+
+def test_a_tied_head_is_the_embedding_and_takes_no_memory_of_its_own(machine: Machine):
+    matrix, x = normal(11, 6, seed=3), normal(4, 6)
+    embedding = machine.backend.load_embedding((11, 6), [matrix])
+    head = machine.backend.tie_linear(embedding)
+    check(machine, "linear", machine.backend.linear(machine.put(x), head), x @ matrix.T)
+    embedding[...] = machine.put(2 * matrix)
+    check(machine, "linear", machine.backend.linear(machine.put(x), head), x @ (2 * matrix.T))
+
+
+# Operators.
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 33])
+def test_embed_and_take_rows(machine: Machine, num_tokens: int):
+    matrix = normal(10, 8)
+    table = machine.backend.load_embedding((10, 8), [matrix])
+    token_ids = np.random.default_rng(0).integers(0, 10, num_tokens)
+    x = machine.backend.embed(machine.put(token_ids), table)
+    check(machine, "exact", x, linear.embed(token_ids, matrix))
+    rows = np.array([0, num_tokens - 1, 0] if num_tokens else [], np.int64)
+    taken = machine.backend.take_rows(x, machine.put(rows))
+    check(machine, "exact", taken, matrix[token_ids[rows]])
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 33])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_linear(machine: Machine, num_tokens: int, has_bias: bool, has_residual: bool):
+    x, matrix = normal(num_tokens, 64), normal(24, 64, seed=1)
+    bias = normal(24, seed=2) if has_bias else None
+    residual = normal(num_tokens, 24, seed=3) if has_residual else None
+    weight = machine.backend.load_linear((24, 64), [matrix], bias)
+    own_residual = None if residual is None else machine.put(residual)
+    own_x = machine.put(x)
+    y = machine.backend.linear(own_x, weight, own_residual)
+    check(machine, "linear", y, linear.linear(x, matrix.T, bias, residual))
+    check(machine, "exact", own_x, x)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 33])
+def test_rms_norm(machine: Machine, num_tokens: int):
+    x, weight = normal(num_tokens, 48), normal(48, seed=1)
+    own_x = machine.put(x)
+    y = machine.backend.rms_norm(own_x, machine.backend.load_vector(weight), 1e-5)
+    check(machine, "rms_norm", y, norm.rms_norm(x, weight, 1e-5))
+    check(machine, "exact", own_x, x)
+
+
+def test_head_norm_changes_its_heads_and_no_other(machine: Machine):
+    qkv, weight = normal(5, 8, 16), normal(16, seed=1)
+    own = machine.put(qkv)
+    machine.backend.head_norm(own, 4, 6, machine.backend.load_vector(weight), 1e-6)
+    wanted = qkv.copy()
+    wanted[:, 4:6] = norm.rms_norm(qkv[:, 4:6], weight, 1e-6)
+    check(machine, "rms_norm", own, wanted)
+    others = [0, 1, 2, 3, 6, 7]
+    np.testing.assert_array_equal(machine.get(own)[:, others], qkv[:, others])
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 33])
+def test_silu_mul(machine: Machine, num_tokens: int):
+    gate_up = 4 * normal(num_tokens, 40)
+    y = machine.backend.silu_mul(machine.put(gate_up))
+    check(machine, "silu_mul", y, activation.silu_mul(gate_up))
+
+
+# The cache. Block size 4, three KV heads, two layers.
+
+SHAPE = KVCacheShape(num_layers=2, num_blocks=40, block_size=4, num_kv_heads=3, head_dim=8)
+INV_FREQ = np.array([10000.0 ** (-j / 4) for j in range(4)])
+
+
+def step_batch(sequences: list[tuple[int, int]], seed: int = 0) -> StepBatch:
+    """Sequences of (number of queries, length) as a batch; the tables go on with stale numbers."""
+    rng = np.random.default_rng(seed)
+    size, free = SHAPE.block_size, rng.permutation(SHAPE.num_blocks).tolist()
+    needed = [-(-length // size) for _, length in sequences]
+    # The runner's tables hold old block ids past a sequence's end; nothing may come of them.
+    tables = rng.choice([0, 5, SHAPE.num_blocks + 3, -7], (len(sequences), max(needed) + 1))
+    positions, slots = [], []
+    for row, (num_queries, length) in enumerate(sequences):
+        tables[row, : needed[row]] = [free.pop() for _ in range(needed[row])]
+        for position in range(length - num_queries, length):
+            positions.append(position)
+            slots.append(int(tables[row, position // size]) * size + position % size)
+    counts = [num_queries for num_queries, _ in sequences]
+    cu_seqlens_q = np.array([0, *np.cumsum(counts)])
+    return StepBatch(
+        token_ids=np.zeros(len(positions), np.int64),
+        positions=np.array(positions),
+        slot_mapping=np.array(slots),
+        cu_seqlens_q=cu_seqlens_q,
+        seq_lens=np.array([length for _, length in sequences]),
+        block_tables=tables,
+        logits_rows=cu_seqlens_q[1:] - 1,
+    )
+
+
+def put_batch(machine: Machine, batch: StepBatch) -> StepBatch:
+    return replace(batch, **{name: machine.put(array) for name, array in vars(batch).items()})
+
+
+def filled_cache(batch: StepBatch, seed: int = 0) -> np.ndarray:
+    """Planes that hold numbers for the batch's sequences, and NaN in every other slot."""
+    planes = np.full((2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8), np.nan)
+    content = normal(*planes.shape, seed=seed)
+    for table, length in zip(batch.block_tables, batch.seq_lens.tolist(), strict=True):
+        for position in range(length):
+            slot = (table[position // SHAPE.block_size], position % SHAPE.block_size)
+            planes[:, :, slot[0], slot[1]] = content[:, :, slot[0], slot[1]]
+    return planes
+
+
+BATCHES = {
+    "one decode": [(1, 9)],
+    "decodes": [(1, 9), (1, 1), (1, 16), (1, 4)],
+    "one prompt": [(6, 6)],
+    "chunks": [(3, 10), (7, 7), (2, 12)],
+    "decodes, then chunks": [(1, 5), (1, 13), (4, 4), (5, 11)],
+    "chunks, then decodes": [(4, 4), (1, 13), (5, 11), (1, 5)],
+}
+
+
+@pytest.mark.parametrize("sequences", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("scaling", [1.0, 1.2])
+def test_rope_write_kv(machine: Machine, sequences: list[tuple[int, int]], scaling: float):
+    batch = step_batch(sequences)
+    num_tokens, num_heads = len(batch.positions), 6
+    qkv = normal(num_tokens, num_heads + 6, 8)
+    table = rope.rope_table(INV_FREQ, scaling, 20, "float64")
+    rotated = rope.rope(qkv[:, : num_heads + 3], table[batch.positions])
+    planes = np.zeros((2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8))
+    kv_cache.write_kv(
+        rotated[:, num_heads:], qkv[:, num_heads + 3 :], *planes[1], batch.slot_mapping
+    )
+
+    cache = machine.backend.new_kv_cache(SHAPE)
+    machine.put_cache(cache, np.zeros_like(planes))
+    own_table = machine.backend.load_rope(INV_FREQ, scaling, 20)
+    q = machine.backend.rope_write_kv(
+        machine.put(qkv), own_table, cache, 1, put_batch(machine, batch)
+    )
+    check(machine, "rope", q, rotated[:, :num_heads])
+    check(machine, "rope", machine.get_cache(cache), planes)
+    values = machine.get_cache(cache)[:, 1]
+    np.testing.assert_array_equal(values, planes[:, 1])
+
+
+def attend(machine: Machine, batch: StepBatch, window: int | None, seed: int = 0) -> None:
+    """Compare one call, in the layer of the highest number."""
+    planes, q = filled_cache(batch, seed), normal(len(batch.positions), 6, 8, seed=seed)
+    wanted = attention.paged_attention(
+        q,
+        planes[1, 0],
+        planes[1, 1],
+        batch.block_tables,
+        batch.cu_seqlens_q,
+        batch.seq_lens,
+        8**-0.5,
+        window,
+    )
+    cache = machine.backend.new_kv_cache(SHAPE)
+    machine.put_cache(cache, planes)
+    own_q = machine.put(q)
+    got = machine.backend.paged_attention(own_q, cache, 1, put_batch(machine, batch), window)
+    check(machine, "paged_attention", got, wanted)
+    check(machine, "exact", own_q, q)
+    np.testing.assert_array_equal(machine.get_cache(cache), planes.astype(machine.dtype))
+
+
+@pytest.mark.parametrize("sequences", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("window", [None, 1, 3, 9, 16, 100])
+def test_paged_attention(machine: Machine, sequences: list[tuple[int, int]], window: int | None):
+    attend(machine, step_batch(sequences), window)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@given(
+    sequences=st.lists(
+        st.one_of(
+            st.integers(1, 18).map(lambda length: (1, length)),
+            st.tuples(st.integers(1, 8), st.integers(0, 8)).map(lambda s: (s[0], sum(s))),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    window=st.none() | st.integers(1, 20),
+    seed=st.integers(0, 1000),
+)
+def test_paged_attention_of_any_batch(
+    name: str, sequences: list[tuple[int, int]], window: int | None, seed: int
+):
+    attend(MACHINES[name](), step_batch(sequences, seed), window, seed)
+
+
+def test_layers_do_not_touch_each_other(machine: Machine):
+    batch = step_batch([(2, 2)])
+    cache = machine.backend.new_kv_cache(SHAPE)
+    machine.put_cache(cache, np.full((2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8), 5.0))
+    table = machine.backend.load_rope(INV_FREQ, 1.0, 20)
+    qkv = machine.put(normal(2, 9, 8))
+    machine.backend.rope_write_kv(qkv, table, cache, 0, put_batch(machine, batch))
+    planes = machine.get_cache(cache)
+    assert np.all(planes[1] == 5.0)
+    assert np.count_nonzero(planes[0] != 5.0) == 2 * 2 * 3 * 8
+
+
+@pytest.mark.parametrize(
+    "pairs", [[(2, 5)], [(0, 1), (1, 2)], [(1, 2), (0, 1)], [(3, 4), (4, 3)], [(6, 7), (6, 8)]]
+)
+def test_copy_blocks_copies_keys_and_values_in_every_layer(
+    machine: Machine, pairs: list[tuple[int, int]]
+):
+    planes = normal(2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8)
+    cache = machine.backend.new_kv_cache(SHAPE)
+    machine.put_cache(cache, planes)
+    machine.backend.copy_blocks(cache, *zip(*pairs, strict=True))
+    wanted = planes.copy()
+    for source, destination in pairs:
+        wanted[:, :, destination] = planes[:, :, source]
+    check(machine, "exact", machine.get_cache(cache), wanted)
+
+
+def test_a_new_cache_has_the_size_that_was_asked_for(machine: Machine):
+    planes = machine.get_cache(machine.backend.new_kv_cache(SHAPE))
+    assert planes.shape == (2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8)
+    assert planes.nbytes == planes.size * machine.backend.itemsize
+    assert np.isfinite(planes).all()
+
+
+# Tokens.
+
+CONTROLS = [
+    RowControls(),
+    RowControls(temperature=0.7, uniform=0.4),
+    RowControls(temperature=1.0, uniform=0.9, top_k=5),
+    RowControls(temperature=1.3, uniform=0.2, top_p=0.6),
+    RowControls(temperature=1.3, uniform=0.7, min_p=0.1),
+    RowControls(banned_ids=np.arange(0, 60, 2)),
+    RowControls(allowed_ids=np.array([3, 17, 44]), temperature=1.0, uniform=0.5),
+    RowControls(bias=(np.array([9]), np.array([50.0]))),
+    RowControls(repetition_penalty=1.7, seen_ids=np.arange(20)),
+    RowControls(
+        presence_penalty=1.0,
+        frequency_penalty=0.5,
+        output_ids=np.array([1, 2]),
+        output_counts=np.array([3, 1]),
+    ),
+    RowControls(forced_id=12),
+]
+
+
+def test_sample(machine: Machine):
+    logits = 4 * normal(len(CONTROLS), 60)
+    tokens = machine.backend.sample(machine.put(logits), CONTROLS)
+    assert tokens == sampling.sample(logits, CONTROLS)
+    assert all(type(token) is int for token in tokens)
+
+
+def test_greedy_ties_go_to_the_lowest_id(machine: Machine):
+    logits = machine.put(np.array([[0.0, 2.0, 2.0], [1.0, 1.0, 1.0]]))
+    assert machine.backend.sample(logits, [RowControls()] * 2) == [1, 0]
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 5, 1000, -1])
+def test_top_logprobs(machine: Machine, num_top: int):
+    logits = 4 * normal(4, 60)
+    for row, token_id in ((0, 7), (3, int(logits[3].argmax()))):
+        ids, logprobs, rank = machine.backend.top_logprobs(
+            machine.put(logits), row, token_id, num_top
+        )
+        wanted = sampling.top_logprobs(logits[row], token_id, num_top)
+        assert (ids, rank) == (wanted[0], wanted[2])
+        rtol, atol = TOLERANCES["top_logprobs", machine.dtype]
+        np.testing.assert_allclose(logprobs, wanted[1], rtol=rtol, atol=atol)
+
+
+def test_run_step_gives_what_forward_gives(machine: Machine):
+    batch, logits = step_batch([(1, 3)]), machine.put(normal(1, 5))
+    seen: list[StepBatch] = []
+
+    def forward(given: StepBatch) -> Any:
+        seen.append(given)
+        return logits
+
+    got = machine.backend.run_step(forward, batch)
+    np.testing.assert_array_equal(machine.get(got), machine.get(logits))
+    assert seen
+
+
+# The object itself.
+
+
+def test_two_backends_live_side_by_side():
+    x, matrix = normal(3, 16), normal(5, 16, seed=1)
+    machines = [make() for make in MACHINES.values()]
+    weights = [machine.backend.load_linear((5, 16), [matrix]) for machine in machines]
+    for machine, weight in zip(machines, weights, strict=True):
+        check(machine, "linear", machine.backend.linear(machine.put(x), weight), x @ matrix.T)
+
+
+def test_what_a_backend_says_of_itself(machine: Machine):
+    assert isinstance(machine.backend.name, str)
+    assert machine.backend.itemsize == np.dtype(machine.dtype).itemsize
+
+
+def test_a_dtype_that_numpy_does_not_run_is_refused():
+    with pytest.raises(ConfigError, match=r"float16.*choose auto, float32 or float64"):
+        load_backend("numpy", "float16")
+    with pytest.raises(ConfigError, match="'abacus' is not available; choose from: numpy"):
+        load_backend("abacus")
+    assert load_backend("numpy").itemsize == 4

@@ -1,0 +1,106 @@
+"""`EngineConfig`: defaults, ranges, and what a refusal says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mie import EngineConfig
+from mie.errors import ConfigError, MieError
+
+SEED_RANGE = f"in {-(2**63)} … {2**64 - 1}"
+REQUIRED = ("max_num_seqs", "max_num_batched_tokens", "block_size")
+OPTIONAL = ("max_model_len", "num_blocks", "kv_cache_memory_bytes")
+
+
+def refuses(message: str, **settings: Any) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        EngineConfig(**settings)
+
+
+def test_the_defaults():
+    assert dataclasses.asdict(EngineConfig()) == {
+        "max_model_len": None,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+        "block_size": 16,
+        "num_blocks": None,
+        "kv_cache_memory_bytes": None,
+        "enable_prefix_caching": True,
+        "seed": 0,
+    }
+
+
+@pytest.mark.parametrize("name", REQUIRED + OPTIONAL)
+def test_sizes_are_integers_from_one(name: str):
+    for value in (1, 7, 10**12, np.int64(3)):
+        assert getattr(EngineConfig(**{name: value}), name) == value
+    for wrong in (0, -1, 1.0, 2.5, True, False, "16", math.nan, math.inf, [1]):
+        refuses(f"{name} must be an integer at least 1; got {wrong!r}", **{name: wrong})
+
+
+def test_none_leaves_a_size_to_the_model_where_it_can():
+    for name in OPTIONAL:
+        assert getattr(EngineConfig(**{name: None}), name) is None
+    for name in REQUIRED:
+        refuses(f"{name} must be an integer at least 1; got None", **{name: None})
+
+
+def test_the_seed_is_an_integer_of_64_bits():
+    for value in (0, -(2**63), 2**64 - 1):
+        assert EngineConfig(seed=value).seed == value
+    for wrong in (-(2**63) - 1, 2**64, None, True, 1.0, "1"):
+        refuses(f"seed must be an integer {SEED_RANGE}; got {wrong!r}", seed=wrong)
+
+
+def test_the_switch():
+    for value in (True, False):
+        assert EngineConfig(enable_prefix_caching=value).enable_prefix_caching is value
+    for wrong in (0, 1, None, "yes"):
+        message = f"enable_prefix_caching must be True or False; got {wrong!r}"
+        refuses(message, enable_prefix_caching=wrong)
+
+
+def test_the_cache_is_sized_once():
+    assert EngineConfig(num_blocks=5).kv_cache_memory_bytes is None
+    assert EngineConfig(kv_cache_memory_bytes=5).num_blocks is None
+    message = "num_blocks and kv_cache_memory_bytes both size the KV cache; give one"
+    refuses(message, num_blocks=5, kv_cache_memory_bytes=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("block_sizes", "block_size"),
+        ("max_num_seq", "max_num_seqs"),
+        ("enable_prefix_cache", "enable_prefix_caching"),
+        ("num_block", "num_blocks"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_a_suggestion(name: str, near: str):
+    refuses(f"EngineConfig has no parameter {name!r}; did you mean {near!r}?", **{name: 1})
+
+
+def test_a_name_like_no_other_is_refused_with_all_there_are():
+    with pytest.raises(ConfigError, match="no parameter 'xyzzy'; known are: max_model_len"):
+        EngineConfig(xyzzy=1)
+
+
+def test_a_refusal_is_a_value_error_and_an_error_of_mie():
+    for error in (ValueError, MieError):
+        with pytest.raises(error):
+            EngineConfig(block_size=0)
+
+
+def test_nothing_can_be_changed_afterwards():
+    config = EngineConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1  # type: ignore[misc]
+    assert dataclasses.replace(config, seed=1).seed == 1
+    with pytest.raises(ConfigError, match="seed must be an integer"):
+        dataclasses.replace(config, seed="1")

@@ -1,0 +1,56 @@
+"""`silu_mul`, against the formula in Python's floats."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mie.ops.activation import silu_mul
+
+DTYPES = ("float32", "float64")
+
+
+def silu(z: float) -> float:
+    """z times the logistic function, from whichever of e^z and e^-z is small."""
+    if z >= 0:
+        return z / (1.0 + math.exp(-z))
+    return z * math.exp(z) / (1.0 + math.exp(z))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0, 8), (1, 2), (1, 10), (7, 12), (2, 3, 4)])
+def test_silu_mul(shape: tuple[int, ...], dtype: str):
+    gate_up = np.random.default_rng([0, *shape]).normal(0, 3, shape).astype(dtype)
+    gate_up.flags.writeable = False
+    y = silu_mul(gate_up)
+    half = shape[-1] // 2
+    assert y.shape == (*shape[:-1], half)
+    assert y.dtype == dtype
+    assert not np.shares_memory(y, gate_up)
+    for index in np.ndindex(y.shape):
+        gate, up = gate_up[(*index[:-1], index[-1])], gate_up[(*index[:-1], half + index[-1])]
+        wanted = silu(float(gate)) * float(up)
+        assert float(y[index]) == pytest.approx(wanted, rel=16 * float(np.finfo(dtype).eps), abs=0)
+
+
+def test_the_gate_comes_first():
+    np.testing.assert_array_equal(silu_mul(np.array([[0.0, 1e3, 5.0, 7.0]])), [[0.0, 7e3]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [80.0, 88.0, 89.0, 104.0, 710.0, 1e4, 1e30])
+def test_extreme_gates_reach_their_limits_without_a_warning(size: float, dtype: str):
+    y = silu_mul(np.array([[size, -size, 2.0, 2.0]], dtype))
+    assert y[0, 0] == np.dtype(dtype).type(size) * 2
+    # Below e^-88 float32 may give 0 for a number that it could just represent.
+    assert y[0, 1] == pytest.approx(2 * silu(-size), rel=1e-5, abs=1e-35)
+    assert y[0, 1] <= 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_zero_gate_gives_zero_and_small_gates_half_of_themselves(dtype: str):
+    y = silu_mul(np.array([[0.0, 1e-6, 3.0, 1.0]], dtype))
+    assert y[0, 0] == 0
+    assert y[0, 1] == pytest.approx(5e-7, rel=1e-5)

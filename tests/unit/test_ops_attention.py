@@ -1,0 +1,267 @@
+"""Attention over the paged cache, against one query, one head and one key at a time in float64.
+
+Every cache here is NaN except in the slots of the sequences' own tokens, and every table goes on
+past its sequence with numbers that name no block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mie.ops import attention
+from mie.ops.attention import decode_attention, paged_attention
+
+DTYPES = ("float32", "float64")
+HEADS = [(1, 1), (4, 4), (4, 2), (4, 1), (6, 3)]  # Hq, Hkv: groups of 1, 2 and 4
+STALE = (10**9, -(10**9), -1, 12_345, 0)
+
+# float32 rounds scores of a few units to about 1e-6, and a weight's relative error is its score's
+# absolute error; values are of order 1.
+ATOL = {"float32": 5e-6, "float64": 1e-13}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The arguments of `paged_attention`, by name."""
+
+    q: np.ndarray
+    k_cache: np.ndarray
+    v_cache: np.ndarray
+    block_tables: np.ndarray
+    cu_seqlens_q: np.ndarray
+    seq_lens: np.ndarray
+    scale: float
+
+
+def ragged(
+    sequences: list[tuple[int, int]],
+    *,
+    block_size: int = 3,
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 8,
+    dtype: str = "float64",
+    seed: int = 0,
+    spread: float = 1.0,
+) -> Batch:
+    """A batch of (number of queries, length) sequences, their blocks strewn over the cache."""
+    rng = np.random.default_rng(seed)
+    num_heads, num_kv_heads = heads
+    needed = [-(-length // block_size) for _, length in sequences]
+    num_blocks = sum(needed) + 2
+    block_ids = rng.permutation(num_blocks).tolist()
+    cache = np.full((2, num_blocks, block_size, num_kv_heads, head_dim), np.nan)
+    tables = rng.choice(STALE, (len(sequences), max(needed, default=0) + 2))
+    for row, ((_, length), count) in enumerate(zip(sequences, needed, strict=True)):
+        mine = [block_ids.pop() for _ in range(count)]
+        tables[row, :count] = mine
+        for token in range(length):
+            slot = cache[:, mine[token // block_size], token % block_size]
+            slot[...] = rng.normal(0, spread, slot.shape)
+    counts = [num_queries for num_queries, _ in sequences]
+    batch = Batch(
+        q=rng.normal(0, spread, (sum(counts), num_heads, head_dim)).astype(dtype),
+        k_cache=cache[0].astype(dtype),
+        v_cache=cache[1].astype(dtype),
+        block_tables=tables,
+        cu_seqlens_q=np.array([0, *np.cumsum(counts)], np.int64),
+        seq_lens=np.array([length for _, length in sequences], np.int64),
+        scale=head_dim**-0.5,
+    )
+    for array in vars(batch).values():
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False
+    return batch
+
+
+def one_query(batch: Batch, row: int, t: int, head: int, window: int | None) -> np.ndarray:
+    """The attention of query t, which belongs to sequence ``row``; [Dh]."""
+    end, length = int(batch.cu_seqlens_q[row + 1]), int(batch.seq_lens[row])
+    block_size, num_kv_heads = batch.k_cache.shape[1:3]
+    kv_head = head // (batch.q.shape[1] // num_kv_heads)
+    position = length - (end - t)
+    first = 0 if window is None else max(0, position - window + 1)
+    slots = [
+        (batch.block_tables[row, key // block_size], key % block_size, kv_head)
+        for key in range(first, position + 1)
+    ]
+    keys = np.array([batch.k_cache[slot] for slot in slots], float)
+    values = np.array([batch.v_cache[slot] for slot in slots], float)
+    products = batch.scale * (keys * batch.q[t, head].astype(float)).sum(axis=1)
+    weights = np.exp(products - products.max())
+    return (weights[:, None] * values).sum(axis=0) / weights.sum()
+
+
+def plain(batch: Batch, window: int | None = None) -> np.ndarray:
+    out = np.full(batch.q.shape, np.nan)
+    for row in range(len(batch.seq_lens)):
+        for t in range(int(batch.cu_seqlens_q[row]), int(batch.cu_seqlens_q[row + 1])):
+            for head in range(batch.q.shape[1]):
+                out[t, head] = one_query(batch, row, t, head, window)
+    return out
+
+
+def paged(batch: Batch, window: int | None = None) -> np.ndarray:
+    return paged_attention(**vars(batch), window=window)
+
+
+def decode(batch: Batch) -> np.ndarray:
+    arguments = {name: value for name, value in vars(batch).items() if name != "cu_seqlens_q"}
+    return decode_attention(**arguments)
+
+
+def check(got: np.ndarray, wanted: np.ndarray, dtype: str = "float64") -> None:
+    assert got.dtype == dtype
+    assert got.shape == wanted.shape
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=ATOL[dtype])
+
+
+# Decode, whole prompt, chunk of a prompt, a sequence without a query, a single token.
+MIXED = [(1, 9), (5, 5), (3, 10), (0, 4), (1, 1), (4, 7)]
+DECODES = [(1, 9), (1, 1), (1, 16), (1, 9), (1, 2)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_a_ragged_batch(block_size: int, heads: tuple[int, int], dtype: str):
+    batch = ragged(MIXED, block_size=block_size, heads=heads, dtype=dtype)
+    check(paged(batch), plain(batch), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 2, 4, 9, 10, 11, 1000])
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_a_sliding_window(block_size: int, window: int, dtype: str):
+    """Smaller than, equal to and larger than the lengths, of which 10 is the largest."""
+    batch = ragged(MIXED, block_size=block_size, dtype=dtype)
+    check(paged(batch, window), plain(batch, window), dtype)
+
+
+def test_a_window_never_reads_the_blocks_that_it_has_passed():
+    batch = ragged([(1, 10), (2, 9)])
+    tables, k_cache = batch.block_tables.copy(), batch.k_cache.copy()
+    k_cache[tables[0, :2]] = np.nan  # positions 0 … 5; the window of the query at 9 begins at 6
+    tables[0, :2] = 10**9
+    seen = Batch(**{**vars(batch), "block_tables": tables, "k_cache": k_cache})
+    check(paged(seen, 4), plain(batch, 4))
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 5, 100])
+def test_tiles_of_queries_join_without_a_seam(window: int | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention, "QUERY_TILE", 4)
+    batch = ragged([(3, 3), (4, 4), (5, 5), (13, 20), (1, 6), (8, 30)])
+    check(paged(batch, window), plain(batch, window))
+
+
+@pytest.mark.parametrize("num_queries", [127, 128, 129, 257])
+@pytest.mark.parametrize("window", [None, 7])
+def test_chunks_of_several_tiles_as_shipped(num_queries: int, window: int | None):
+    assert attention.QUERY_TILE == 128, "choose other numbers of queries"
+    sequences = [(num_queries, num_queries + 5), (1, 3)]
+    batch = ragged(sequences, block_size=16, heads=(2, 1), head_dim=4)
+    check(paged(batch, window), plain(batch, window))
+
+
+@pytest.mark.parametrize("cut", [1, 4, 7])
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_chunk_gives_what_the_whole_prompt_gives(cut: int, window: int | None):
+    whole = ragged([(8, 8)])
+    chunk = Batch(
+        **{**vars(whole), "q": whole.q[cut:], "cu_seqlens_q": np.array([0, 8 - cut])},
+    )
+    check(paged(chunk, window), paged(whole, window)[cut:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_query_that_sees_one_key_returns_its_value_exactly(dtype: str):
+    batch = ragged([(1, 1), (3, 6)], dtype=dtype, heads=(4, 2))
+    own = [(0, 0), (1, 3), (1, 4), (1, 5)]
+    blocks = [batch.block_tables[row, position // 3] for row, position in own]
+    values = batch.v_cache[blocks, [position % 3 for _, position in own]]
+    np.testing.assert_array_equal(paged(batch, window=1), np.repeat(values, 2, axis=1))
+    first = ragged([(1, 1)], dtype=dtype)
+    value = first.v_cache[first.block_tables[0, 0], 0]
+    np.testing.assert_array_equal(decode(first)[0], np.repeat(value, 2, axis=0))
+
+
+@pytest.mark.parametrize("spread", [1e-3, 30.0, 100.0])
+def test_scores_of_any_size_are_stable(spread: float):
+    """Products reach 1e4 and more: exp of them, unshifted, would overflow."""
+    sequences = [(4, 9), (1, 12), (1, 1)]
+    batch = ragged(sequences, spread=spread)
+    wanted = plain(batch)
+    np.testing.assert_allclose(paged(batch), wanted, rtol=1e-10, atol=1e-10 * spread)
+    decodes = ragged(DECODES, spread=spread)
+    np.testing.assert_allclose(decode(decodes), plain(decodes), rtol=1e-10, atol=1e-10 * spread)
+
+
+def test_no_sequences():
+    batch = ragged([])
+    assert paged(batch).shape == decode(batch).shape == (0, 4, 8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_decodes_together(block_size: int, heads: tuple[int, int], dtype: str):
+    batch = ragged(DECODES, block_size=block_size, heads=heads, dtype=dtype)
+    check(decode(batch), plain(batch), dtype)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 800, 2000, 1 << 30])
+def test_decodes_in_groups_of_any_size(num_bytes: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention, "GATHER_BYTES", num_bytes)
+    batch = ragged(DECODES)
+    check(decode(batch), plain(batch))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), max_size=12),
+    block_size=st.sampled_from([1, 2, 3, 4, 16]),
+    heads=st.sampled_from(HEADS),
+    head_dim=st.sampled_from([2, 6, 8]),
+    num_bytes=st.sampled_from([1, 500, 4000, 1 << 19]),
+    seed=st.integers(0, 1000),
+)
+def test_decode_attention_equals_paged_attention(
+    lengths: list[int],
+    block_size: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    num_bytes: int,
+    seed: int,
+):
+    batch = ragged(
+        [(1, length) for length in lengths],
+        block_size=block_size,
+        heads=heads,
+        head_dim=head_dim,
+        seed=seed,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "GATHER_BYTES", num_bytes)
+        check(decode(batch), paged(batch))
+
+
+@given(
+    sequences=st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 12)).map(lambda s: (s[0], s[0] + s[1])),
+        max_size=5,
+    ),
+    block_size=st.sampled_from([1, 2, 3, 16]),
+    window=st.none() | st.integers(1, 25),
+    tile=st.integers(1, 6),
+    seed=st.integers(0, 1000),
+)
+def test_paged_attention_equals_the_plain_loops(
+    sequences: list[tuple[int, int]], block_size: int, window: int | None, tile: int, seed: int
+):
+    batch = ragged(sequences, block_size=block_size, heads=(2, 1), head_dim=4, seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "QUERY_TILE", tile)
+        check(paged(batch, window), plain(batch, window))

@@ -1,0 +1,118 @@
+"""`rope_table` and `rope`: the rotation, its properties, and Hugging Face's spelling of it."""
+
+from __future__ import annotations
+
+import cmath
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from mie.ops.rope import rope, rope_table
+
+DTYPES = ("float32", "float64")
+SHAPES = [(0, 2, 4), (1, 1, 2), (1, 3, 8), (6, 2, 16), (5, 4, 6)]  # T, H, Dh
+
+TWO_PI = Fraction("6.28318530717958647692528676655900576839433879875021164194988918461563281257242")
+
+
+def frequencies(head_dim: int, theta: float = 10000.0) -> np.ndarray:
+    return np.array([theta ** (-2 * j / head_dim) for j in range(head_dim // 2)])
+
+
+def normal(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    array = np.random.default_rng([7, *shape]).normal(size=shape).astype(dtype)
+    array.flags.writeable = False
+    return array
+
+
+def at(positions: list[int], head_dim: int, dtype: str = "float64") -> np.ndarray:
+    """The rows of the table at some positions."""
+    return rope_table(frequencies(head_dim), 1.0, max(positions, default=0) + 1, dtype)[positions]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pairs_turn_as_complex_numbers(shape: tuple[int, int, int], dtype: str):
+    num_tokens, num_heads, head_dim = shape
+    x, half = normal(shape, dtype), head_dim // 2
+    positions = [(5 * t + 3) % 23 for t in range(num_tokens)]
+    cos_sin = at(positions, head_dim, dtype)
+    cos_sin.flags.writeable = False
+    y = rope(x, cos_sin)
+    assert y.shape == shape
+    assert y.dtype == dtype
+    tolerance = 16 * np.finfo(dtype).eps
+    for t, h, j in np.ndindex(num_tokens, num_heads, half):
+        angle = positions[t] * 10000.0 ** (-2 * j / head_dim)
+        turned = complex(x[t, h, j], x[t, h, j + half]) * cmath.rect(1.0, angle)
+        got = complex(y[t, h, j], y[t, h, j + half])
+        assert abs(got - turned) <= tolerance * max(1.0, abs(turned))
+
+
+def test_it_is_rotate_half_of_hugging_face():
+    """modeling_llama.py: (q * cos) + (rotate_half(q) * sin), cos and sin doubled along Dh."""
+    x, positions = normal((9, 3, 16), "float64"), np.arange(40, 49)
+    angles = positions[:, None] * frequencies(16)
+    doubled = np.concatenate([angles, angles], axis=-1)[:, None]
+    rotated_half = np.concatenate([-x[..., 8:], x[..., :8]], axis=-1)
+    wanted = x * np.cos(doubled) + rotated_half * np.sin(doubled)
+    np.testing.assert_allclose(rope(x, at(positions.tolist(), 16)), wanted, atol=1e-14)
+
+
+def test_position_zero_changes_nothing():
+    x = normal((1, 3, 8), "float32")
+    np.testing.assert_array_equal(rope(x, at([0], 8, "float32")), x)
+
+
+def test_the_norm_of_every_pair_is_kept():
+    x = normal((50, 2, 12), "float64")
+    y = rope(x, at(list(range(1000, 1050)), 12))
+    before, after = np.hypot(x[..., :6], x[..., 6:]), np.hypot(y[..., :6], y[..., 6:])
+    np.testing.assert_allclose(after, before, rtol=1e-14)
+
+
+@pytest.mark.parametrize("distance", [0, 1, 17, 300])
+def test_a_product_of_q_and_k_depends_on_their_distance_alone(distance: int):
+    rng = np.random.default_rng(distance)
+    q, k = rng.normal(size=(2, 1, 1, 16))
+    products = [
+        float((rope(q, at([p + distance], 16)) * rope(k, at([p], 16))).sum())
+        for p in (0, 1, 9, 777)
+    ]
+    np.testing.assert_allclose(products, products[0], atol=1e-11)
+    other = float((rope(q, at([distance + 2], 16)) * rope(k, at([0], 16))).sum())
+    assert abs(other - products[0]) > 1e-3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_positions", [1, 4095, 4096, 4097, 9000])
+def test_the_table_has_the_cosine_and_sine_of_every_position(num_positions: int, dtype: str):
+    inv_freq = frequencies(8)
+    table = rope_table(inv_freq, 1.0, num_positions, dtype)
+    assert table.shape == (num_positions, 2, 4)
+    assert table.dtype == dtype
+    angles = np.arange(num_positions)[:, None] * inv_freq
+    np.testing.assert_array_equal(table[:, 0], np.cos(angles).astype(dtype))
+    np.testing.assert_array_equal(table[:, 1], np.sin(angles).astype(dtype))
+
+
+def test_a_table_of_no_positions():
+    assert rope_table(frequencies(8), 1.0, 0, "float32").shape == (0, 2, 4)
+
+
+def test_scaling_multiplies_cosine_and_sine():
+    plain, scaled = (rope_table(frequencies(8), s, 50, "float64") for s in (1.0, 1.25))
+    np.testing.assert_allclose(scaled, 1.25 * plain, rtol=1e-15)
+
+
+def test_far_positions_are_exact():
+    """The angle is reduced with 78 digits of 2 pi here; float32 angles would be off by 0.002."""
+    inv_freq = frequencies(16)
+    tables = {dtype: rope_table(inv_freq, 1.0, 100_001, dtype) for dtype in DTYPES}
+    for position in (65_537, 99_999, 100_000):
+        for j, frequency in enumerate(inv_freq.tolist()):
+            angle = float((Fraction(frequency) * position) % TWO_PI)
+            wanted = cmath.rect(1.0, angle)
+            assert abs(complex(*tables["float64"][position, :, j]) - wanted) < 1e-10
+            assert abs(complex(*tables["float32"][position, :, j]) - wanted) < 1e-7

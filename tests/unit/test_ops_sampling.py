@@ -1,0 +1,494 @@
+"""Softmax, the edits of a row of logits, and the draw, against plain Python and the oracle."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mie.ops.sampling import (
+    RowControls,
+    draw,
+    edit_logits,
+    keep_likely,
+    log_softmax,
+    sample,
+    sample_row,
+    softmax,
+    top_logprobs,
+)
+
+DTYPES = ("float32", "float64")
+INF = math.inf
+ALMOST_ONE = 1.0 - 2.0**-53
+
+
+def frozen(values: Any, dtype: Any = float) -> np.ndarray:
+    array = np.array(values, dtype)
+    array.flags.writeable = False
+    return array
+
+
+def normal(size: int, seed: int = 0, dtype: str = "float64") -> np.ndarray:
+    return frozen(np.random.default_rng([seed, size]).normal(0, 3, size), dtype)
+
+
+# Softmax.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 5), (2, 3, 4), (0, 4)])
+def test_softmax_and_log_softmax(shape: tuple[int, ...], dtype: str):
+    x = frozen(np.random.default_rng([1, *shape]).normal(0, 3, shape), dtype)
+    probabilities, logs = softmax(x), log_softmax(x)
+    assert probabilities.dtype == logs.dtype == dtype
+    assert probabilities.shape == logs.shape == shape
+    for index in np.ndindex(shape[:-1]):
+        row = [math.exp(value) for value in x[index].tolist()]
+        wanted = [value / math.fsum(row) for value in row]
+        tolerance = 32 * np.finfo(dtype).eps
+        np.testing.assert_allclose(probabilities[index], wanted, rtol=tolerance)
+        np.testing.assert_allclose(logs[index], np.log(wanted), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_softmax_is_stable_far_from_zero(dtype: str):
+    x = frozen([1e4, 1e4, -1e4], dtype)
+    np.testing.assert_array_equal(softmax(x), [0.5, 0.5, 0.0])
+    np.testing.assert_allclose(log_softmax(x), [-math.log(2)] * 2 + [-2e4 - math.log(2)], rtol=1e-6)
+    for shift in (1e4, -1e4):
+        row = frozen([0.0, 1.0, 3.0], dtype) + np.dtype(dtype).type(shift)
+        wanted = [math.exp(i) / (1 + math.e + math.e**3) for i in (0, 1, 3)]
+        np.testing.assert_allclose(softmax(row), wanted, rtol=1e-6)
+        np.testing.assert_allclose(log_softmax(row), np.log(wanted), rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e4, -1e4])
+def test_softmax_of_one_element(value: float):
+    assert softmax(np.array([value])).tolist() == [1.0]
+    assert log_softmax(np.array([value])).tolist() == [0.0]
+
+
+def test_softmax_gives_nothing_to_what_is_forbidden():
+    assert softmax(frozen([-INF, 2.0, -INF, 2.0])).tolist() == [0.0, 0.5, 0.0, 0.5]
+    assert log_softmax(frozen([-INF, 2.0])).tolist() == [-INF, 0.0]
+
+
+# Greedy.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_greedy_takes_the_largest_and_the_lowest_id_among_equals(dtype: str):
+    logits = frozen([[0, 3, 3, 1], [5, 5, 5, 5], [-2, -4, -1, -1], [-INF, -INF, -9, -INF]], dtype)
+    assert sample(logits, [RowControls()] * 4) == [1, 0, 2, 2]
+    # The same through the edits, which take another way.
+    edited = RowControls(bias=(np.array([0]), np.array([0.0])))
+    assert sample(logits, [edited] * 4) == [1, 0, 2, 2]
+
+
+def test_rows_keep_their_own_controls():
+    logits = frozen([[0.0, 1.0, 2.0]] * 5)
+    rows = [
+        RowControls(),
+        RowControls(forced_id=0),
+        RowControls(banned_ids=np.array([2])),
+        RowControls(temperature=1.0, uniform=0.0),
+        RowControls(temperature=1.0, uniform=ALMOST_ONE),
+    ]
+    assert sample(logits, rows) == [2, 0, 1, 0, 2]
+    assert sample(logits[:0], []) == []
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_a_forced_token_is_returned_whatever_the_logits_say(temperature: float):
+    logits = frozen([-INF, 9.0, 0.0])
+    row = RowControls(temperature=temperature, forced_id=0, banned_ids=np.array([0]), top_k=1)
+    assert sample_row(logits, row) == 0
+
+
+# The edits, each alone.
+
+LOGITS = frozen([2.0, -1.0, 0.0, 4.0, -3.0])
+EDITS: dict[str, tuple[dict[str, Any], list[float]]] = {
+    "nothing": ({}, [2.0, -1.0, 0.0, 4.0, -3.0]),
+    "bias": (
+        {"bias": (np.array([1, 4]), np.array([5.0, -2.5]))},
+        [2.0, 4.0, 0.0, 4.0, -5.5],
+    ),
+    "allowed": ({"allowed_ids": np.array([2, 4])}, [-INF, -INF, 0.0, -INF, -3.0]),
+    "banned": ({"banned_ids": np.array([3, 0])}, [-INF, -1.0, 0.0, -INF, -3.0]),
+    "allowed, then banned": (
+        {"allowed_ids": np.array([2, 3]), "banned_ids": np.array([3])},
+        [-INF, -INF, 0.0, -INF, -INF],
+    ),
+    "repetition": (
+        {"repetition_penalty": 2.0, "seen_ids": np.array([0, 1, 2, 4])},
+        [1.0, -2.0, 0.0, 4.0, -6.0],
+    ),
+    "repetition below one": (
+        {"repetition_penalty": 0.5, "seen_ids": np.array([0, 1])},
+        [4.0, -0.5, 0.0, 4.0, -3.0],
+    ),
+    "presence": (
+        {
+            "presence_penalty": 1.5,
+            "output_ids": np.array([0, 3]),
+            "output_counts": np.array([1, 7]),
+        },
+        [0.5, -1.0, 0.0, 2.5, -3.0],
+    ),
+    "frequency": (
+        {
+            "frequency_penalty": -0.5,
+            "output_ids": np.array([0, 3]),
+            "output_counts": np.array([1, 7]),
+        },
+        [2.5, -1.0, 0.0, 7.5, -3.0],
+    ),
+    "bias before penalties": (
+        {
+            "bias": (np.array([1]), np.array([3.0])),
+            "repetition_penalty": 2.0,
+            "seen_ids": np.array([1, 3]),
+            "presence_penalty": 0.25,
+            "frequency_penalty": 0.5,
+            "output_ids": np.array([3]),
+            "output_counts": np.array([2]),
+        },
+        [2.0, 1.0, 0.0, 0.75, -3.0],
+    ),
+    "penalties of what is forbidden": (
+        {
+            "banned_ids": np.array([0]),
+            "repetition_penalty": 3.0,
+            "seen_ids": np.array([0]),
+            "presence_penalty": -2.0,
+            "output_ids": np.array([0]),
+            "output_counts": np.array([1]),
+        },
+        [-INF, -1.0, 0.0, 4.0, -3.0],
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("controls", "wanted"), EDITS.values(), ids=EDITS)
+def test_edits(controls: dict[str, Any], wanted: list[float], dtype: str):
+    logits = frozen(LOGITS, dtype)
+    row = RowControls(**controls)
+    edited = edit_logits(logits, row)
+    assert edited.tolist() == wanted
+    assert edited.dtype == np.float64
+    assert not np.shares_memory(edited, logits)
+    assert row.edits_logits == bool(controls)
+
+
+def test_edits_are_made_in_float64():
+    logits = frozen([2**24, 2**24 + 2], np.float32)
+    bias = (np.array([0]), np.array([3.0]))  # float32 would round 2**24 + 3 to 2**24 + 4
+    assert edit_logits(logits, RowControls(bias=bias)).tolist() == [2**24 + 3, 2**24 + 2]
+    assert sample(logits[None], [RowControls(bias=bias)]) == [0]
+
+
+# What is kept.
+
+
+def kept(logits: Any, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
+    x = np.array(logits, float)
+    result = keep_likely(x.copy(), top_k, top_p, min_p)
+    ids = np.flatnonzero(result > -INF).tolist()
+    np.testing.assert_array_equal(result[ids], x[ids])
+    return ids
+
+
+def test_top_k_keeps_the_largest_and_ties_with_the_last():
+    logits = [1.0, 5.0, 3.0, 3.0, 2.0, 3.0]
+    assert kept(logits, top_k=1) == [1]
+    assert kept(logits, top_k=2) == [1, 2, 3, 5]
+    assert kept(logits, top_k=4) == [1, 2, 3, 5]
+    assert kept(logits, top_k=5) == [1, 2, 3, 4, 5]
+    for everything in (0, 6, 7, 1000):
+        assert kept(logits, top_k=everything) == [0, 1, 2, 3, 4, 5]
+
+
+def test_top_p_keeps_the_fewest_that_reach_it():
+    logits = np.log([0.15, 0.5, 0.05, 0.3])
+    assert kept(logits, top_p=1e-9) == [1]
+    assert kept(logits, top_p=0.49) == [1]
+    assert kept(logits, top_p=0.51) == [1, 3]
+    assert kept(logits, top_p=0.79) == [1, 3]
+    assert kept(logits, top_p=0.81) == [0, 1, 3]
+    assert kept(logits, top_p=0.96) == [0, 1, 2, 3]
+    assert kept(logits, top_p=1.0) == [0, 1, 2, 3]
+
+
+def test_top_p_keeps_ties_with_the_last():
+    assert kept(np.log([0.25, 0.25, 0.25, 0.25]), top_p=0.3) == [0, 1, 2, 3]
+    assert kept(np.log([0.2, 0.4, 0.2, 0.2]), top_p=0.5) == [0, 1, 2, 3]
+    assert kept(np.log([0.2, 0.4, 0.2, 0.2]), top_p=0.39) == [1]
+
+
+@pytest.mark.parametrize("size", [63, 64, 65, 512, 513, 700])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999, ALMOST_ONE])
+@pytest.mark.parametrize("spread", [30.0, 1.0, 0.05])
+def test_top_p_over_heads_of_any_length(size: int, top_p: float, spread: float):
+    """The search looks at 64 tokens, then 512, and so on: it must not show."""
+    x = spread * normal(size)
+    weights = {i: math.exp(value - x.max()) for i, value in enumerate(x.tolist())}
+    total, reached, wanted = math.fsum(weights.values()), [], set()
+    for i in sorted(weights, key=lambda i: -weights[i]):
+        if reached and math.fsum(reached) / total >= top_p - 1e-14:
+            break
+        reached.append(weights[i])
+        wanted.add(i)
+    got = set(kept(x, top_p=top_p))
+    if top_p == ALMOST_ONE:  # rounding decides about a tail of 1e-16
+        assert math.fsum(weights[i] for i in got) / total >= 1 - 1e-13
+    else:
+        assert got == wanted
+
+
+def test_min_p_compares_with_the_largest():
+    logits = np.log([0.1, 0.5, 0.24, 0.26, 0.25])
+    assert kept(logits, min_p=0.0) == [0, 1, 2, 3, 4]
+    assert kept(logits, min_p=0.19) == [0, 1, 2, 3, 4]
+    assert kept(logits, min_p=0.49) == [1, 3, 4]
+    assert kept(logits, min_p=0.51) == [1, 3]
+    assert kept(logits, min_p=1.0) == [1]
+    assert kept([7.0, 7.0, 6.9], min_p=1.0) == [0, 1]
+
+
+def test_the_nucleus_is_taken_of_what_top_k_left():
+    logits = np.log([0.4, 0.3, 0.2, 0.1])
+    assert kept(logits, top_k=2, top_p=0.57) == [0]  # 0.4 / 0.7 = 0.571
+    assert kept(logits, top_k=2, top_p=0.58) == [0, 1]
+    assert kept(logits, min_p=0.6, top_p=0.57) == [0]
+    assert kept(logits, top_k=3, min_p=0.6) == [0, 1]
+
+
+def test_what_is_forbidden_is_never_kept():
+    logits = [-INF, 1.0, -INF, 0.0]
+    assert kept(logits, top_k=3) == [1, 3]
+    assert kept(logits, top_p=0.999) == [1, 3]
+    assert kept(logits, min_p=0.01) == [1, 3]
+
+
+# The draw.
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.1, 0.25, 0.5, 0.75, ALMOST_ONE])
+def test_draw_inverts_the_cumulative_distribution(uniform: float):
+    """Probabilities 0, ¼, ¼, 0, ½, 0: exact in floating point, so that the limits are too."""
+    x = frozen([-INF, 0.0, 0.0, -INF, math.log(2), -INF])
+    wanted = 1 if uniform < 0.25 else 2 if uniform < 0.5 else 4
+    assert draw(x, uniform) == wanted
+
+
+def test_the_ends_of_the_unit_interval_stay_among_the_possible():
+    for size in (1, 2, 3, 10, 1000, 50_000):
+        x = np.full(size + 2, -INF)
+        x[1:-1] = normal(size)
+        assert draw(frozen(x), 0.0) == 1
+        assert draw(frozen(x), ALMOST_ONE) in range(size - 20, size + 1)
+        assert x[draw(frozen(x), ALMOST_ONE)] > -INF
+
+
+def test_a_draw_from_one_candidate():
+    for uniform in (0.0, 0.3, ALMOST_ONE):
+        assert draw(frozen([-INF, -INF, -1e4, -INF]), uniform) == 2
+        assert draw(frozen([7.0]), uniform) == 0
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_evenly_spread_numbers_give_every_token_its_share(temperature: float):
+    """The inverse of a distribution function maps n equidistant numbers to n p ± 1 of each."""
+    logits, n = normal(12, seed=3), 4000
+    row = [math.exp(value / temperature) for value in logits.tolist()]
+    counts = Counter(
+        sample_row(logits, RowControls(temperature=temperature, uniform=(i + 0.5) / n))
+        for i in range(n)
+    )
+    for token, weight in enumerate(row):
+        assert abs(counts[token] - n * weight / math.fsum(row)) <= 1
+
+
+def test_random_numbers_give_the_distribution():
+    """Chi-square with 9 degrees of freedom exceeds 33.7 once in 10,000 times; the seed is fixed."""
+    probabilities, n = [0.02, 0.05, 0.08, 0.2, 0.15, 0.1, 0.1, 0.03, 0.17, 0.1], 5000
+    logits, rng = frozen(np.log(probabilities)), np.random.default_rng(11)
+    counts = Counter(
+        sample_row(logits, RowControls(temperature=1.0, uniform=rng.random())) for _ in range(n)
+    )
+    chi_square = sum((counts[i] - n * p) ** 2 / (n * p) for i, p in enumerate(probabilities))
+    assert chi_square < 33.7
+
+
+# Everything together.
+
+
+def brute_force(logits: np.ndarray, row: RowControls) -> int:
+    """The token, from the words of `RowControls`, in Python's floats."""
+    if row.forced_id is not None:
+        return row.forced_id
+    x = dict(enumerate(logits.astype(float).tolist()))
+    bias_ids, bias_values = row.bias or ((), ())
+    for token, value in zip(bias_ids, bias_values, strict=True):
+        x[int(token)] += float(value)
+    banned = set() if row.banned_ids is None else set(row.banned_ids.tolist())
+    allowed = set(x) if row.allowed_ids is None else set(row.allowed_ids.tolist())
+    x = {token: value for token, value in x.items() if token in allowed - banned}
+    seen = () if row.seen_ids is None else row.seen_ids.tolist()
+    for token in set(seen) & set(x):
+        positive = x[token] > 0
+        x[token] *= 1 / row.repetition_penalty if positive else row.repetition_penalty
+    if row.output_ids is not None and row.output_counts is not None:
+        for token, count in zip(row.output_ids.tolist(), row.output_counts.tolist(), strict=True):
+            if token in x:
+                x[token] -= row.presence_penalty + row.frequency_penalty * count
+    if row.temperature == 0:
+        return min(x, key=lambda token: (-x[token], token))
+    p = {token: math.exp((v - max(x.values())) / row.temperature) for token, v in x.items()}
+    p = {token: value for token, value in p.items() if value >= row.min_p}  # the largest is 1
+    if 0 < row.top_k < len(p):
+        smallest = sorted(p.values(), reverse=True)[row.top_k - 1]
+        p = {token: value for token, value in p.items() if value >= smallest}
+    if row.top_p < 1:
+        reached, total = 0.0, math.fsum(p.values())
+        for smallest in sorted(p.values(), reverse=True):
+            reached += smallest / total
+            if reached >= row.top_p:
+                break
+        p = {token: value for token, value in p.items() if value >= smallest}
+    target, reached = row.uniform * math.fsum(p.values()), 0.0
+    for token in sorted(p):
+        reached += p[token]
+        if reached > target:
+            break
+    return token
+
+
+@st.composite
+def vocabulary_and_params(draw: st.DrawFn) -> tuple[int, dict[str, Any]]:
+    size = draw(st.integers(2, 90))
+    token = st.integers(0, size - 1)
+    optional: dict[str, st.SearchStrategy[Any]] = {
+        "top_k": st.integers(1, 12),
+        "top_p": st.floats(0.05, 0.99),
+        "min_p": st.floats(0.01, 0.9),
+        "repetition_penalty": st.floats(0.5, 2.0),
+        "presence_penalty": st.floats(-2.0, 2.0),
+        "frequency_penalty": st.floats(-2.0, 2.0),
+        "logit_bias": st.dictionaries(token, st.floats(-9.0, 9.0), min_size=1, max_size=4),
+        "allowed_token_ids": st.lists(token, min_size=1, unique=True),
+    }
+    names = draw(st.lists(st.sampled_from(sorted(optional)), unique=True))
+    return size, {name: draw(optional[name]) for name in names}
+
+
+@given(
+    chosen=vocabulary_and_params(),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    seed=st.integers(0, 10_000),
+    num_prompt=st.integers(0, 6),
+    num_output=st.integers(0, 6),
+    has_ban=st.booleans(),
+    uniform=st.floats(0, ALMOST_ONE),
+)
+def test_all_controls_together(
+    chosen: tuple[int, dict[str, Any]],
+    temperature: float,
+    seed: int,
+    num_prompt: int,
+    num_output: int,
+    has_ban: bool,
+    uniform: float,
+):
+    size, params = chosen
+    rng = np.random.default_rng(seed)
+    logits = frozen(rng.normal(0, 3, size))
+    prompt, output = (rng.integers(0, size, count).tolist() for count in (num_prompt, num_output))
+    allowed = params.get("allowed_token_ids")
+    ban = [0] if has_ban and allowed != [0] else []
+    bias = params.get("logit_bias", {})
+    row = RowControls(
+        temperature=temperature,
+        uniform=uniform,
+        top_k=params.get("top_k", 0),
+        top_p=params.get("top_p", 1.0),
+        min_p=params.get("min_p", 0.0),
+        bias=(np.array(list(bias)), np.array(list(bias.values()))) if bias else None,
+        allowed_ids=None if allowed is None else np.array(allowed),
+        banned_ids=np.array(ban) if ban else None,
+        repetition_penalty=params.get("repetition_penalty", 1.0),
+        presence_penalty=params.get("presence_penalty", 0.0),
+        frequency_penalty=params.get("frequency_penalty", 0.0),
+        seen_ids=np.unique([*prompt, *output]).astype(int) if prompt or output else None,
+        output_ids=np.unique(output) if output else None,
+        output_counts=np.unique(output, return_counts=True)[1] if output else None,
+    )
+    [token] = sample(logits[None], [row])
+    assert token == brute_force(logits, row)
+    oracle = {**params, "temperature": temperature, "min_tokens": len(output) + bool(ban)}
+    assert token == naive.choose(logits, prompt, output, oracle, ban, uniform)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_batch_equals_its_rows_alone(dtype: str, temperature: float):
+    rng = np.random.default_rng(5)
+    logits = frozen(rng.normal(0, 2, (20, 50)), dtype)
+    rows = [RowControls(temperature=temperature, top_k=9, uniform=u) for u in rng.random(20)]
+    together = sample(logits, rows)
+    assert together == [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    assert together == [brute_force(logits[i], row) for i, row in enumerate(rows)]
+
+
+# Log-probabilities.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_top", [0, 1, 3, 6, 7, 100, -1])
+def test_top_logprobs(num_top: int, dtype: str):
+    logits = frozen([1.0, 3.0, 2.0, 3.0, -1.0, 3.0], dtype)
+    order = [1, 3, 5, 2, 0, 4]  # falling, equal ones by rising id
+    total = math.log(math.fsum(math.exp(value) for value in logits.tolist()))
+    for token_id, rank in zip(order, [1, 1, 1, 4, 5, 6], strict=True):
+        ids, logprobs, got_rank = top_logprobs(logits, token_id, num_top)
+        top = order if num_top < 0 else order[:num_top]
+        assert ids == [token_id, *(i for i in top if i != token_id)]
+        assert logprobs == pytest.approx([float(logits[i]) - total for i in ids], rel=1e-14)
+        assert got_rank == rank
+        assert all(type(i) is int for i in ids)
+        assert all(type(value) is float for value in logprobs)
+
+
+def test_top_logprobs_cuts_a_tie_at_the_lower_ids():
+    ids, _, rank = top_logprobs(frozen([0.0, 1.0, 1.0, 1.0]), 3, 2)
+    assert ids == [3, 1, 2]
+    assert rank == 1
+
+
+def test_top_logprobs_of_what_is_forbidden_and_of_one_token():
+    ids, logprobs, rank = top_logprobs(frozen([-INF, 1e4, -1e4]), 0, 1)
+    assert (ids, logprobs, rank) == ([0, 1], [-INF, 0.0], 3)
+    assert top_logprobs(frozen([3.0]), 0, 5) == ([0], [0.0], 1)
+
+
+def test_top_logprobs_are_computed_in_float64():
+    logits = frozen(np.random.default_rng(8).normal(0, 3, 3000), np.float32)
+    values = [math.exp(value) for value in logits.tolist()]
+    _, [logprob], _ = top_logprobs(logits, 17, 0)
+    assert logprob == pytest.approx(float(logits[17]) - math.log(math.fsum(values)), rel=1e-14)
+
+
+def test_a_tiny_temperature_takes_the_most_likely_token():
+    row = RowControls(temperature=1e-308, uniform=0.5)
+    assert sample(np.array([[11.0, 10.0, 29.0]]), [row]) == [2]
+    row = RowControls(temperature=1e-308, uniform=0.5, banned_ids=np.array([0]))
+    assert sample(np.array([[-9.0, -10.0, -19.0]]), [row]) == [1]
