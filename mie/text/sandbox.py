@@ -5,7 +5,7 @@ insides, but not from running for hours or filling the memory. Here everything i
 each piece is charged before it is done, and a template that has spent its allowance is stopped:
 
 * a turn of a loop, a filter and a test cost ``STEP``, a call some more, plus the size of what goes
-  in and comes out; so do operators, comparisons, slices, lists, and everything written;
+  in; operators, comparisons, slices, lists and everything written cost their size;
 * what can make much out of little pays for its result in advance: ``'a' * 10**10``, padding,
   ``replace``, ``join``, ``format``; integers end at 4,096 bits; filters and methods of that kind
   that no chat template needs are missing.
@@ -21,8 +21,6 @@ import re
 import string
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from types import GeneratorType
 from typing import Any
 
 from jinja2 import nodes, pass_context
@@ -35,7 +33,7 @@ from jinja2.visitor import NodeTransformer
 
 STEP = 100  # the work of one turn of a loop; a character is 1
 _CALL = 5 * STEP
-_ELEMENT = 16  # of one element of a container
+_ELEMENT = 40  # of one element of a container
 _FILTER_FACTOR = 4  # filters are Python, slower per character than an operator
 _LARGEST_INTEGER = 4096  # bits; the time of a product grows faster than its digits
 
@@ -66,7 +64,7 @@ class TooMuchWork(Exception):
 class Sandbox(ImmutableSandboxedEnvironment):
     """Hugging Face's template settings, with an allowance of work (see the module).
 
-    Render inside ``with sandbox.allowance(work):``; each thread has its own.
+    Call ``allow`` before each rendering; each thread has its own allowance.
     """
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
@@ -76,7 +74,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[LoopControlExtension, _GenerationTag],
-            optimized=False,  # constants are computed while rendering, under the allowance
             finalize=_charge_output,
         )
         self._thread = threading.local()
@@ -95,14 +92,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """The template of ``source``, with every loop and operator under the meter."""
         return self.from_string(_Metering().visit(self.parse(source)))
 
-    @contextmanager
-    def allowance(self, work: int) -> Iterator[None]:
-        """Let this thread's templates do ``work`` and no more."""
+    def allow(self, work: int) -> None:
+        """Let this thread's templates do ``work`` from now on, and no more."""
         self._thread.left = work
-        try:
-            yield
-        finally:
-            self._thread.left = 0
 
     def charge(self, work: int) -> None:
         """Spend ``work``.
@@ -121,9 +113,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             yield value
 
     def charged(self, value: Any) -> Any:
-        """``value``, for the price of its size; of a generator, for a price per element."""
-        if isinstance(value, GeneratorType):
-            return self.steps(value)
+        """``value``, for the price of its size."""
         self.charge(self._size(value))
         return value
 
@@ -139,12 +129,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """``obj(*args, **kwargs)``, for the price of a call, its arguments and its result."""
+        """``obj(*args, **kwargs)``, for the price of a call and of its arguments."""
         text = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)
         self.charge(_CALL + self._size(text) + self._size(args) + self._size(kwargs))
         if isinstance(text, str):
             self.charge(_method_work(obj.__name__, text, *args, **kwargs))
-        return self.charged(super().call(context, obj, *args, **kwargs))
+        return super().call(context, obj, *args, **kwargs)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Whether a template may see ``obj.attr``: of Python's own types, a short list."""
@@ -170,7 +160,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.charge(STEP + _FILTER_FACTOR * (self._size(args) + self._size(kwargs)))
             values = args[1:] if hasattr(function, "jinja_pass_arg") else args
             self.charge(_filter_work(name, *values, **kwargs))
-            return self.charged(function(*args, **kwargs))
+            return function(*args, **kwargs)
 
         return guarded
 
@@ -288,7 +278,7 @@ def _braces_work(template: str, values: Any) -> int:
 
 def _width(digits: str) -> int:
     """A width in a format; one that is itself an argument may be anything, so it is too much."""
-    if digits in ("*", "{") or len(digits) > 9:
+    if digits in ("*", "{"):
         raise TooMuchWork
     return int(digits or 0)
 
@@ -309,7 +299,6 @@ class _Metering(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        node.expr = _filtered(node.expr, self.CHARGED)
         for operand in node.ops:
             operand.expr = _filtered(operand.expr, self.CHARGED)
         return node
@@ -317,7 +306,7 @@ class _Metering(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         node.nodes[:] = [_filtered(operand, self.CHARGED) for operand in node.nodes]
-        return _filtered(node, self.CHARGED)
+        return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)

@@ -75,6 +75,8 @@ class Tokenizer:
         Raises:
             RequestError: an id is negative or does not fit 32 bits.
         """
+        if not token_ids:
+            return ""  # which the library's Strip would not survive
         try:
             return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:

@@ -1,0 +1,112 @@
+"""The command line. One file a command: ``add_parser`` describes it, ``run`` does it.
+
+This room knows text and terminals, never arrays. A command imports the engine when it runs, so that
+help and mistakes in the arguments cost nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from mie.cli import chat, generate, inspect
+from mie.errors import MieError
+from mie.version import __version__
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE
+
+_EPILOG = """\
+examples:
+  mie generate "Once upon a time"                   a story by the model that ships with mie
+  mie generate --temperature 0 --json "Hello" | jq  for programs: one JSON object a line
+  mie generate --input requests.jsonl > out.txt     many requests at once, in one paged cache
+  mie generate --model ./Qwen3-0.6B --chat "Why?"   any Llama, Mistral, Qwen2 or Qwen3 directory
+  mie chat                                          a conversation
+  mie inspect ./Qwen3-0.6B                          what it is and what memory it takes
+
+exit codes:
+  0  everything was done
+  1  part of it failed; standard error names the lines
+  2  nothing was done: an argument, the model or the input is wrong
+
+"mie COMMAND --help" tells all about a command.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line (by default the process's own): its exit code.
+
+    No error that a user can cause shows a traceback: it is one line on standard error.
+    """
+    try:
+        code = _run(argv)
+        _flush()
+    except BrokenPipeError:
+        return _output_is_gone(EXIT_CLOSED_PIPE)
+    except KeyboardInterrupt:
+        print("mie: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except MieError as error:
+        return _failed(error)
+    except OSError as error:  # a full disk, a file that cannot be read
+        return _output_is_gone(_failed(error))
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    _make_streams_safe()
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as end:  # --help, or a mistake in the arguments, which argparse has shown
+        return int(end.code or 0)
+    return int(args.run(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mie",
+        description=(
+            "A miniature LLM inference engine: paged KV cache, continuous batching, prefix sharing;"
+            " every number can be checked against NumPy."
+        ),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"mie {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (generate, chat, inspect):
+        command.add_parser(commands)
+    return parser
+
+
+def _failed(error: Exception) -> int:
+    message = " ".join(str(error).split("\n"))
+    print(f"mie: error: {message}", file=sys.stderr)
+    return EXIT_ERROR
+
+
+def _make_streams_safe() -> None:
+    """A closed stream swallows what is written; a terminal without Unicode shows "?" for "é"."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # to the end
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _flush() -> None:
+    """Write what is buffered while errors can still be caught."""
+    sys.stdout.flush()
+
+
+def _output_is_gone(code: int) -> int:
+    """``code``, after making sure that the flush when Python ends has nothing to complain about."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return code

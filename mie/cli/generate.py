@@ -1,0 +1,264 @@
+"""``mie generate``: prompts in, completions out, all of them together in one engine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from mie.cli.options import add_engine_options, add_sampling_options, load_llm, sampling_params
+from mie.cli.requests import CliRequest, from_json_lines, from_prompts, prompts_from_stdin
+from mie.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from mie.llm import LLM
+    from mie.outputs import CompletionOutput, RequestOutput
+    from mie.sched.params import SamplingParams
+
+DEFAULT_MAX_TOKENS = 256
+
+_EPILOG = """\
+Prompts are arguments, or lines of standard input, or JSON lines with --input: objects with one of
+"prompt", "messages" or "prompt_token_ids", and any sampling parameter by its name, such as
+  {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
+Blank lines are skipped. A bad JSON line does not stop the others: it is named on standard error,
+and the exit code is 1.
+
+One prompt is answered token by token; several run together, and each answer is printed whole, in
+order. Standard error ends with a line of numbers.
+
+examples:
+  mie generate "Once upon a time"
+  mie generate --chat "Tell me a story about Mia the fox, the garden and a kite."
+  mie generate --temperature 0 --stop . "Once upon a time" "One day"
+  printf 'First prompt\\nSecond prompt\\n' | mie generate --json
+  mie generate --input requests.jsonl --max-num-seqs 64 > answers.txt
+"""
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Adds ``mie generate`` to the command line; its arguments carry ``run``."""
+    parser = subparsers.add_parser(
+        "generate",
+        help="complete prompts",
+        description="Completes prompts, all together in one paged cache.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="a text to go on with")
+    parser.add_argument(
+        "--input", metavar="FILE", help="read requests from a file of JSON lines ('-': from stdin)"
+    )
+    parser.add_argument(
+        "--chat",
+        "--apply-chat-template",
+        dest="chat",
+        action="store_true",
+        help="prompts are a user's messages to the model's chat template",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: the system message")
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each answer")
+    add_engine_options(parser)
+    add_sampling_options(parser, max_tokens=DEFAULT_MAX_TOKENS)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the completions; 0, or 1 if a line of ``--input`` could not be served.
+
+    Raises:
+        ConfigError: an argument is out of range, or contradicts another.
+        RequestError: a prompt cannot be served; none was.
+        ModelError: the model cannot be used.
+    """
+    requests = _read_requests(args)
+    sampling_params(args)  # refuses bad values before the model is loaded
+    llm = load_llm(args)
+    batch = _Batch(llm, args, requests)
+    try:
+        if len(requests) == 1 and not args.input and not args.json and (args.n or 1) == 1:
+            batch.stream()
+        else:
+            batch.print_all()
+    except KeyboardInterrupt:
+        print()
+        batch.print_numbers()
+        raise
+    batch.print_numbers()
+    return 1 if batch.num_failed else 0
+
+
+def _read_requests(args: argparse.Namespace) -> list[CliRequest | RequestError]:
+    if args.system is not None and not args.chat:
+        raise ConfigError("--system needs --chat: it is a message of the chat template")
+    if args.input is None:
+        prompts = args.prompts or _stdin_or_help()
+        return [*from_prompts(prompts, system=args.system, chat=args.chat)]
+    if args.prompts or args.chat:
+        raise ConfigError(
+            "--input brings its own requests: pass no prompts with it, and no --chat (a line with"
+            ' "messages" is a chat)'
+        )
+    return [*from_json_lines(args.input)]
+
+
+def _stdin_or_help() -> list[str]:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ConfigError(
+            'no prompt: pass one, as in: mie generate "Once upon a time" (see mie generate --help)'
+        )
+    return prompts_from_stdin()
+
+
+class _Batch:
+    """The requests of one command, and what became of them."""
+
+    def __init__(
+        self, llm: LLM, args: argparse.Namespace, requests: Sequence[CliRequest | RequestError]
+    ) -> None:
+        self._llm = llm
+        self._args = args
+        self._requests = requests
+        self._has_titles = len(requests) > 1
+        self._began = perf_counter()
+        self._first_token: float | None = None
+        self._num_done = 0
+        self.num_failed = 0
+
+    def stream(self) -> None:
+        """Print the one answer as its tokens come."""
+        (request,) = self._requests
+        assert isinstance(request, CliRequest)
+        prompt, params = self._prepared(request)
+        with closing(self._llm.stream(prompt, params)) as outputs:
+            for output in outputs:
+                self._note_first_token()
+                print(output.outputs[0].new_text, end="", flush=True)
+        self._num_done += 1
+        print()
+
+    def print_all(self) -> None:
+        """Run all requests together; print each answer when it and those before it are done."""
+        added = self._add_all()
+        finished: dict[str, RequestOutput] = {}
+        order = iter(added)
+        due = next(order, None)
+        for output in self._finished(len(added)):
+            finished[output.request_id] = output
+            while due in finished:
+                self._print(added[due], finished.pop(due))
+                due = next(order, None)
+
+    def print_numbers(self) -> None:
+        """Say on standard error how much was generated, how fast, and in how much of the cache."""
+        stats, seconds = self._llm.engine.stats, perf_counter() - self._began
+        tokens = stats.num_generated_tokens
+        numbers = [
+            f"{_count(self._num_done, 'request')}",
+            f"{_count(tokens, 'token')} in {seconds:.2f} s",
+            f"{tokens / seconds:.1f} tokens/s",
+        ]
+        if self._first_token is not None:
+            numbers.append(f"first token after {self._first_token:.3f} s")
+        numbers.append(f"peak {_count(stats.peak_blocks, 'block')}")
+        if self.num_failed:
+            numbers.append(f"{self.num_failed} failed")
+        print(f"[{' · '.join(numbers)}]", file=sys.stderr)
+
+    def _add_all(self) -> dict[str, CliRequest]:
+        added: dict[str, CliRequest] = {}
+        for request in self._requests:
+            try:
+                if isinstance(request, RequestError):
+                    raise request
+                added[self._llm.add_request(*self._prepared(request))] = request
+            except (ConfigError, RequestError) as error:
+                if not self._args.input:
+                    raise
+                self._report(request, error)
+        return added
+
+    def _report(self, request: CliRequest | RequestError, error: Exception) -> None:
+        """A line on standard error for one that failed; the others go on."""
+        where = f"{request.source}: " if isinstance(request, CliRequest) else ""
+        print(f"mie: error: {where}{' '.join(str(error).split())}", file=sys.stderr)
+        self.num_failed += 1
+
+    def _prepared(self, request: CliRequest) -> tuple[Any, SamplingParams]:
+        params = sampling_params(self._args, request.overrides)
+        if request.messages is not None:
+            return self._llm.chat_prompt(request.messages), params
+        if request.prompt_token_ids is not None:
+            return {"prompt_token_ids": request.prompt_token_ids}, params
+        return request.prompt, params
+
+    def _finished(self, total: int) -> Iterator[RequestOutput]:
+        """The outputs as they finish, under a progress bar where somebody can see it."""
+        from tqdm import tqdm
+
+        shown = bool(self._args.input) and sys.stderr.isatty()
+        with tqdm(total=total, unit="request", desc="generating", disable=not shown) as bar:
+            while self._llm.has_work:
+                for output in self._llm.step():
+                    self._note_first_token()
+                    if output.finished:
+                        bar.update()
+                        yield output
+
+    def _note_first_token(self) -> None:
+        if self._first_token is None:
+            self._first_token = perf_counter() - self._began
+
+    def _print(self, request: CliRequest, output: RequestOutput) -> None:
+        self._num_done += 1
+        if not self._args.json and self._has_titles:
+            print(_title(request.title))
+        for choice in output.outputs:
+            if self._args.json:
+                print(json.dumps(_as_json(output, choice)))
+            else:
+                print(f"[{choice.index}] {choice.text}" if len(output.outputs) > 1 else choice.text)
+        if not self._args.json and self._has_titles:
+            print()
+        sys.stdout.flush()
+
+
+def _as_json(output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+    """One answer for programs, in vLLM's words."""
+    return {
+        "request_id": output.request_id,
+        "index": choice.index,
+        "prompt": output.prompt,
+        "prompt_token_ids": output.prompt_token_ids,
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "cumulative_logprob": choice.cumulative_logprob,
+        "logprobs": choice.logprobs and [_row_as_json(row) for row in choice.logprobs],
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "num_cached_tokens": output.num_cached_tokens,
+        "metrics": output.metrics and asdict(output.metrics),
+    }
+
+
+def _row_as_json(row: dict[int, Any]) -> list[dict[str, Any]]:
+    return [{"token_id": token_id, **asdict(entry)} for token_id, entry in row.items()]
+
+
+def _title(text: str) -> str:
+    """A heading no wider than the terminal."""
+    width = max(20, shutil.get_terminal_size().columns - 4)
+    return f"=== {text if len(text) <= width else text[: width - 1] + '…'}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

@@ -1,0 +1,156 @@
+"""Flags that commands share, spelled as vLLM spells them: of the engine, and of sampling."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mie.cli.sizes import size_argument
+
+if TYPE_CHECKING:
+    from mie.llm import LLM
+    from mie.sched.params import SamplingParams
+
+DEFAULT_MODEL = "bundled"
+
+# The names that become keyword arguments of LLM and of SamplingParams.
+_ENGINE_NAMES = (
+    "backend",
+    "dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "num_blocks",
+    "kv_cache_memory_bytes",
+    "enable_prefix_caching",
+)
+_SAMPLING_NAMES = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "skip_special_tokens",
+    "n",
+    "logprobs",
+)
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """The model, and how large and how wide its engine is."""
+    parser.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="MODEL",
+        help="'bundled' (the default), a directory in Hugging Face format, or a hub id",
+    )
+    group = parser.add_argument_group("engine", "What is not given is chosen from the model.")
+    _add(group, "--backend", metavar="NAME", help="what computes: numpy")
+    _add(group, "--dtype", metavar="TYPE", help="auto, float32 or float64")
+    _add(group, "--max-model-len", type=int, help="tokens of a prompt and its answer together")
+    _add(group, "--max-num-seqs", type=int, help="sequences that run at once")
+    _add(group, "--max-num-batched-tokens", type=int, help="tokens that a step computes at most")
+    _add(group, "--block-size", type=int, help="tokens in a block of the KV cache")
+    _add(
+        group,
+        "--num-blocks",
+        "--num-gpu-blocks-override",
+        dest="num_blocks",
+        type=int,
+        help="blocks in the KV cache",
+    )
+    _add(
+        group,
+        "--kv-cache-memory-bytes",
+        type=size_argument,
+        metavar="SIZE",
+        help="size of the KV cache, such as 512MiB; instead of --num-blocks",
+    )
+    _add(
+        group,
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        help="share the blocks of equal prompt beginnings (the default)",
+    )
+
+
+def add_sampling_options(
+    parser: argparse.ArgumentParser, *, max_tokens: int | None, choices: bool = True
+) -> None:
+    """How tokens are chosen and when an answer ends; ``choices``: with ``--n`` and the like."""
+    group = parser.add_argument_group("sampling")
+    limit = "until the context is full" if max_tokens is None else f"default {max_tokens}"
+    _add(group, "--max-tokens", type=int, default=max_tokens, help=f"most new tokens ({limit})")
+    _add(group, "--min-tokens", type=int, help="do not end before so many")
+    _add(group, "--temperature", type=float, metavar="T", help="0 takes the most likely token (1)")
+    _add(group, "--top-p", type=float, metavar="P", help="of the most likely, up to this mass (1)")
+    _add(group, "--top-k", type=int, metavar="K", help="of the K most likely (0: of all)")
+    _add(group, "--min-p", type=float, metavar="P", help="at least P times the most likely (0)")
+    _add(group, "--seed", type=int, help="a prompt and a seed give one text, whatever else runs")
+    _add(group, "--stop", action="append", metavar="TEXT", help="end before TEXT; repeatable")
+    _add(
+        group,
+        "--stop-token-ids",
+        action="append",
+        type=int,
+        metavar="ID",
+        help="end after this token; repeatable",
+    )
+    _add(group, "--include-stop-str-in-output", action="store_true", help="keep the stop string")
+    _add(group, "--ignore-eos", action="store_true", help="go on after the end-of-text token")
+    _add(group, "--repetition-penalty", type=float, metavar="X", help="above 1: repeat less (1)")
+    _add(group, "--presence-penalty", type=float, metavar="X", help="-2 … 2 (0)")
+    _add(group, "--frequency-penalty", type=float, metavar="X", help="-2 … 2 (0)")
+    _add(
+        group,
+        "--skip-special-tokens",
+        action=argparse.BooleanOptionalAction,
+        help="leave special tokens out of the text (the default)",
+    )
+    if choices:
+        _add(group, "--n", type=int, help="answers to each prompt (1)")
+        _add(group, "--logprobs", type=int, metavar="K", help="with --json: the K most likely")
+
+
+def load_llm(args: argparse.Namespace) -> LLM:
+    """The model that ``args`` name, with the engine that they describe."""
+    from mie.llm import LLM
+
+    return LLM(args.model, **_given(args, _ENGINE_NAMES))
+
+
+def sampling_params(
+    args: argparse.Namespace, overrides: Mapping[str, Any] | None = None
+) -> SamplingParams:
+    """The sampling flags in ``args``, with ``overrides`` by name.
+
+    Raises:
+        ConfigError: a value is out of range, or an override is no parameter.
+    """
+    from mie.sched.params import SamplingParams
+
+    unlimited = {"max_tokens": None} if args.max_tokens is None else {}
+    return SamplingParams(**{**unlimited, **_given(args, _SAMPLING_NAMES), **(overrides or {})})
+
+
+def _add(group: argparse._ArgumentGroup, *names: str, **settings: Any) -> None:
+    """A flag that is None unless given: defaults are LLM's and SamplingParams' own."""
+    if settings.get("type") is int:
+        settings.setdefault("metavar", "N")
+    group.add_argument(*names, **{"default": None, **settings})
+
+
+def _given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    values = {name: getattr(args, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,121 @@
+"""What ``mie generate`` is asked for: prompts from arguments, standard input, or JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mie.errors import RequestError
+
+_KINDS: Mapping[str, type[Any]] = {"prompt": str, "messages": list, "prompt_token_ids": list}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CliRequest:
+    """One request, and where it came from."""
+
+    source: str  # "prompt 2", "requests.jsonl line 7": for messages
+    prompt: str | None = None
+    messages: Sequence[Any] | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters
+
+    @property
+    def title(self) -> str:
+        """The request in one line, for people."""
+        if self.prompt is not None:
+            return " ".join(self.prompt.split())
+        if self.messages is not None:
+            return " ".join(str(self.messages[-1].get("content", "")).split())
+        return str(self.prompt_token_ids)
+
+
+def from_prompts(prompts: Sequence[str], *, system: str | None, chat: bool) -> list[CliRequest]:
+    """A request for each prompt; with ``chat`` as a user's message, after a ``system`` one."""
+    return [
+        _from_prompt(prompt, f"prompt {number}", system=system, chat=chat)
+        for number, prompt in enumerate(prompts, start=1)
+    ]
+
+
+def _from_prompt(prompt: str, source: str, *, system: str | None, chat: bool) -> CliRequest:
+    if not prompt:
+        raise RequestError(f"{source} is empty; give it some text")
+    if not chat:
+        return CliRequest(source=source, prompt=prompt)
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    return CliRequest(source=source, messages=[*opening, {"role": "user", "content": prompt}])
+
+
+def prompts_from_stdin() -> list[str]:
+    """One prompt a line of standard input, without the blank ones.
+
+    Raises:
+        RequestError: a line is not UTF-8, or there is none.
+    """
+    lines = [_decoded(raw, f"standard input, line {i}") for i, raw in _lines("-")]
+    if not lines:
+        raise RequestError(
+            "no prompt: standard input is empty; pass prompts as arguments, one a line on standard"
+            " input, or as JSON lines with --input"
+        )
+    return lines
+
+
+def from_json_lines(path: str) -> Iterator[CliRequest | RequestError]:
+    """A request, or what is wrong with it, for each line of ``path`` ("-": standard input)."""
+    name = "standard input" if path == "-" else path
+    for number, raw in _lines(path):
+        source = f"{name}, line {number}"
+        try:
+            yield _from_json(_decoded(raw, source), source)
+        except RequestError as error:
+            yield error
+
+
+def _lines(path: str) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, numbered from 1."""
+    lines = _read(path).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return ((i, line.rstrip(b"\r")) for i, line in enumerate(lines, start=1) if line.strip())
+
+
+def _read(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read() if sys.stdin is not None else b""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise RequestError(f"cannot read --input {path}: {error.strerror or error}") from error
+
+
+def _decoded(raw: bytes, source: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{source} is not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}"
+        ) from error
+
+
+def _from_json(text: str, source: str) -> CliRequest:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
+        raise RequestError(f"{source} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise RequestError(f"{source} must be a JSON object, got a {type(values).__name__}")
+    given = {name: values.pop(name) for name in _KINDS if name in values}
+    if len(given) != 1:
+        got = " and ".join(given) or "none of them"
+        raise RequestError(f"{source} needs one of {', '.join(_KINDS)}; got {got}")
+    ((name, value),) = given.items()
+    if not isinstance(value, _KINDS[name]):
+        kind = "a string" if _KINDS[name] is str else "a list"
+        raise RequestError(f"{source}: {name} must be {kind}, got {value!r}")
+    if not value:
+        raise RequestError(f"{source}: {name} is empty")
+    return CliRequest(source=source, overrides=values, **given)

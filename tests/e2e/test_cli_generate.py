@@ -1,0 +1,276 @@
+"""``mie generate`` as a process: what it prints, and what it says about bad input."""
+
+import fcntl
+import json
+import os
+import pty
+import shlex
+import signal
+import struct
+import subprocess
+import termios
+import time
+from pathlib import Path
+
+import pytest
+from command_line import COMMAND, ENVIRONMENT, NUMBERS, error_line, mie, start
+
+from mie import LLM, RequestOutput, SamplingParams
+
+GREEDY = ("--temperature", "0", "--max-tokens", "12")
+LONG = ("--ignore-eos", "--max-tokens", "120")
+
+
+@pytest.fixture(scope="module")
+def outputs() -> list[RequestOutput]:
+    """What the library itself answers to two prompts."""
+    prompts = ["Once upon a time", "One day"]
+    params = SamplingParams(temperature=0, max_tokens=12)
+    return LLM("bundled").generate(prompts, params, use_tqdm=False)
+
+
+@pytest.fixture(scope="module")
+def answers(outputs: list[RequestOutput]) -> dict[str, str]:
+    """The texts, by prompt."""
+    return {output.prompt or "": output.outputs[0].text for output in outputs}
+
+
+def json_lines(text: bytes) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# What it prints
+
+
+def test_one_prompt_is_answered_and_counted(outputs: list[RequestOutput]) -> None:
+    process = mie("generate", *GREEDY, "--block-size", "4", "Once upon a time")
+    assert process.returncode == 0
+    assert process.stdout.decode() == outputs[0].outputs[0].text + "\n"
+    numbers = NUMBERS.fullmatch(process.stderr.decode().strip())
+    assert numbers is not None
+    assert numbers["requests"] == "1"
+    assert numbers["tokens"] == "12"
+    num_in_cache = len(outputs[0].prompt_token_ids) + 11  # the last token is never fed back
+    assert int(numbers["blocks"]) == -(-num_in_cache // 4)
+
+
+def test_the_first_token_comes_soon_and_before_the_others() -> None:
+    began = time.perf_counter()
+    with start("generate", *LONG, "Once upon a time") as process:
+        assert process.stdout.read(1)
+        first = time.perf_counter() - began
+        process.stdout.read()
+        assert process.wait() == 0
+    assert first < 5  # the aim is 1.5 s on an idle machine
+    assert time.perf_counter() - began > first + 0.2  # the other 119 came later
+
+
+def test_several_prompts_come_in_order_under_their_titles(answers: dict[str, str]) -> None:
+    process = mie("generate", *GREEDY, "Once upon a time", "One day")
+    expected = "".join(f"=== {prompt}\n{text}\n\n" for prompt, text in answers.items())
+    assert process.stdout.decode() == expected
+    assert NUMBERS.search(process.stderr.decode())["requests"] == "2"
+
+
+def test_prompts_come_from_standard_input_one_a_line(answers: dict[str, str]) -> None:
+    process = mie("generate", *GREEDY, "--json", stdin=b"Once upon a time\r\n\nOne day")
+    lines = json_lines(process.stdout)
+    assert {line["prompt"]: line["text"] for line in lines} == answers
+
+
+def test_json_lines_tell_everything() -> None:
+    process = mie(
+        *("generate", "--json", "--n", "2", "--seed", "5", "--logprobs", "2", "--max-tokens", "40"),
+        *("--temperature", "1.5", "--ignore-eos"),
+        "Once upon a time",
+    )
+    lines = json_lines(process.stdout)
+    assert [line["index"] for line in lines] == [0, 1]
+    for line in lines:
+        assert line["prompt"] == "Once upon a time"
+        assert len(line["token_ids"]) == len(line["logprobs"]) == 40
+        assert line["finish_reason"] == "length"
+        assert line["stop_reason"] is None
+        assert line["num_cached_tokens"] == 0
+        assert line["metrics"]["time_to_first_token"] > 0
+        assert {"request_id", "prompt_token_ids", "cumulative_logprob"} <= line.keys()
+    assert lines[0]["token_ids"] != lines[1]["token_ids"]
+
+
+def test_flags_reach_the_sampler_and_a_seed_does_not_mind_the_company() -> None:
+    flags = ("generate", "--json", "--seed", "7", "--max-tokens", "20", "--stop", ".")
+    (alone,) = json_lines(mie(*flags, "Once upon a time").stdout)
+    among = json_lines(mie(*flags, "One day", "Once upon a time", "Then").stdout)
+    assert among[1]["token_ids"] == alone["token_ids"]
+    for line in [alone, *among]:
+        assert "." not in line["text"]
+        assert line["finish_reason"] == "length" or line["stop_reason"] == "."
+
+
+def test_chat_wraps_the_prompt_in_the_template() -> None:
+    (line,) = json_lines(mie("generate", "--json", "--chat", *GREEDY, "Who are you?").stdout)
+    assert line["prompt"] == "<|bos|><|user|>Who are you?<|assistant|>"
+    assert line["prompt_token_ids"].count(line["prompt_token_ids"][0]) == 1  # one BOS
+
+
+def test_a_file_of_requests_with_bad_lines_serves_the_others(tmp_path: Path) -> None:
+    lines = [
+        b'{"prompt": "Once upon a time", "max_tokens": 3}',
+        b"not json",
+        b'{"messages": [{"role": "user", "content": "Who are you?"}], "temperature": 0}',
+        b'{"prompt": "x", "max_token": 5}',
+        b"",
+        b'{"prompt": "' + b"far " * 2000 + b'"}',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": ""}',
+        b'{"prompt": "x", "messages": []}',
+        b'{"prompt": 5}',
+        b'["prompt"]',
+        b'{"prompt_token_ids": [5, 999999]}',
+        b'{"prompt": "half of a pair: \\ud83d"}',
+        b'{"messages": [{"role": "tool", "content": "x"}]}',
+        b'{"prompt": "x", "max_tokens": 0}',
+        b'{"prompt_token_ids": [0, 300, 301], "max_tokens": 2}',
+    ]
+    (tmp_path / "requests.jsonl").write_bytes(b"\n".join(lines))
+    process = mie("generate", "--json", "--input", tmp_path / "requests.jsonl")
+    assert process.returncode == 1
+    served = json_lines(process.stdout)
+    assert [len(line["token_ids"]) for line in (served[0], served[2])] == [3, 2]
+    assert "I am the tiny story model" in served[1]["text"]
+    assert len(served) == 3
+    errors = process.stderr.decode().splitlines()
+    assert NUMBERS.fullmatch(errors.pop())["failed"] == "12"
+    expected = {
+        2: "is not JSON",
+        4: "did you mean 'max_tokens'?",
+        6: "the context holds 1024",
+        7: "is not UTF-8: byte 0xff",
+        8: "prompt is empty",
+        9: "needs one of prompt, messages, prompt_token_ids; got prompt and messages",
+        10: "prompt must be a string, got 5",
+        11: "must be a JSON object, got a list",
+        12: "token id 999999",
+        13: "half of a surrogate pair",
+        14: "the role is tool",
+        15: "max_tokens must be an integer at least 1; got 0",
+    }
+    for number, message in expected.items():
+        (line,) = [line for line in errors if f"requests.jsonl, line {number}" in line]
+        assert message in line
+    assert len(errors) == len(expected)
+
+
+def test_requests_come_from_standard_input_too() -> None:
+    process = mie("generate", "--input", "-", stdin=b'{"prompt": "One day", "max_tokens": 1}\n[')
+    assert process.returncode == 1
+    assert "standard input, line 2 is not JSON" in process.stderr.decode()
+    assert b"\r" not in process.stderr  # no progress bar where nobody watches
+
+
+def test_a_terminal_sees_a_progress_bar(tmp_path: Path) -> None:
+    (tmp_path / "requests.jsonl").write_bytes(b'{"prompt": "One day", "max_tokens": 1}')
+    terminal, stderr = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 25, 80, 0, 0))  # rows, columns
+    with start("generate", "--input", tmp_path / "requests.jsonl", stderr=stderr) as process:
+        os.close(stderr)
+        process.stdout.read()
+        assert process.wait(60) == 0
+    assert b"generating: 100%" in os.read(terminal, 100_000)
+    os.close(terminal)
+
+
+def test_help_and_version() -> None:
+    assert b"examples:" in mie("--help").stdout
+    assert b"--kv-cache-memory-bytes SIZE" in mie("generate", "--help").stdout
+    assert mie("--version").stdout.startswith(b"mie ")
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("",), "prompt 1 is empty"),
+        (("far " * 2000,), "the context holds 1024"),
+        (("--max-tokens", "0", "Hi"), "max_tokens must be an integer at least 1; got 0"),
+        (("--max-tokens", "-4", "Hi"), "max_tokens must be an integer at least 1; got -4"),
+        (("--temperature", "nan", "Hi"), "temperature must be a number"),
+        (("--top-p", "0", "Hi"), "top_p must be a number"),
+        (("--model", "./no/such", "Hi"), "model directory './no/such' does not exist"),
+        (("--num-blocks", "2", "far " * 99), "raise num_blocks"),
+        (("--num-blocks", "1", "--kv-cache-memory-bytes", "1GiB", "Hi"), "give one"),
+        (("--dtype", "float12", "Hi"), "float12"),
+        (("--backend", "abacus", "Hi"), "abacus"),
+        (("--system", "Be brief.", "Hi"), "--system needs --chat"),
+        (("--input", "no-such-file"), "cannot read --input no-such-file"),
+        (("--input", "-", "Hi"), "--input brings its own requests"),
+        (("Hi", ""), "prompt 2 is empty"),
+        ((), "standard input is empty"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(arguments: tuple[str, ...], message: str) -> None:
+    assert message in error_line(mie("generate", *arguments))
+
+
+def test_prompts_that_are_not_utf8_are_named() -> None:
+    line = error_line(mie("generate", stdin=b"Once upon a time\nfaux pas \xe9t\xe9\n"))
+    assert "standard input, line 2 is not UTF-8: byte 0xe9 at column 10" in line
+
+
+@pytest.mark.parametrize("arguments", [("--max-tokens", "many", "Hi"), ("--no-such-flag",)])
+def test_mistakes_in_the_arguments_show_the_usage(arguments: tuple[str, ...]) -> None:
+    process = mie("generate", *arguments)
+    assert process.returncode == 2
+    assert b"usage: mie" in process.stderr
+
+
+@pytest.mark.parametrize("arguments", [("Once upon a time",), ("--json", "One", "Two")])
+def test_a_closed_pipe_ends_it_quietly(arguments: tuple[str, ...]) -> None:
+    with start("generate", *LONG, *arguments) as process:
+        if len(arguments) == 1:
+            assert process.stdout.read(1)
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(60) == 141
+    assert errors == b""
+
+
+def test_a_pipe_closed_before_the_last_flush_ends_it_quietly() -> None:
+    with start("--help") as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_said_in_one_line() -> None:
+    with (
+        open("/dev/full", "wb") as full,
+        start("generate", *GREEDY, "Hi", stdout=full) as process,
+    ):
+        errors = process.stderr.read().decode()
+        assert process.wait(60) == 2
+    assert errors.startswith("mie: error: ")
+    assert "No space left" in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_closed_standard_error_is_no_error(outputs: list[RequestOutput]) -> None:
+    command = shlex.join([*COMMAND, "generate", *GREEDY, "Once upon a time"])
+    process = subprocess.run(
+        f"{command} 2>&-", shell=True, capture_output=True, env=ENVIRONMENT, check=True
+    )
+    assert process.stdout.decode() == outputs[0].outputs[0].text + "\n"
+
+
+def test_an_interrupt_ends_it_with_the_numbers_so_far() -> None:
+    with start("generate", *LONG, "Once upon a time") as process:
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        errors = process.stderr.read().decode()
+        assert process.wait(60) == 130
+    assert "Traceback" not in errors
+    assert NUMBERS.search(errors)["requests"] == "0"
+    assert errors.endswith("mie: interrupted\n")

@@ -1,0 +1,75 @@
+"""Stop strings in pieces behave as ``str.find`` on the whole text."""
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from small_tokenizers import KINDS
+
+from mie.text.stop import StopStrings
+from mie.text.stream import TextStream
+
+letters = st.text(alphabet="ab\n", max_size=12)
+stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=4)
+
+
+def by_find(text: str, stop: list[str], include: bool) -> tuple[str, str | None]:
+    """The text up to the first complete stop string, the longer of two that end together."""
+    ends = [(text.find(s) + len(s), -len(s), s) for s in stop if s in text]
+    if not ends:
+        return text, None
+    end, _, found = min(ends)
+    return text[: end if include else end - len(found)], found
+
+
+@given(st.lists(letters, max_size=8), stops, st.booleans())
+@example(["aa", "ab"], ["aab"], False)
+@example(["abc", "abd"], ["abab", "abd"], False)
+@example(["ab", "a"], ["aba", "ba"], False)
+def test_pieces_equal_find_on_the_whole(pieces: list[str], stop: list[str], include: bool) -> None:
+    search = StopStrings(stop, include)
+    text, found = "", None
+    for piece in pieces:
+        peeked = search.peek(piece)
+        more, hit = search.add(piece)
+        assert peeked == hit
+        text, found = text + more, found or hit
+    text += search.flush()
+    assert (text, found) == by_find("".join(pieces), stop, include)
+
+
+@given(letters, stops)
+def test_only_what_may_begin_a_stop_string_is_held(text: str, stop: list[str]) -> None:
+    emitted, found = StopStrings(stop).add(text)
+    if found is None:
+        held = text[len(emitted) :]
+        could_begin = [text[i:] for i in range(len(text) + 1)]
+        longest = next(t for t in could_begin if not t or any(s.startswith(t) for s in stop))
+        assert held == longest
+
+
+@given(letters, letters, stops)
+def test_nothing_stops_the_text_while_unarmed(early: str, late: str, stop: list[str]) -> None:
+    search = StopStrings(stop)
+    first, none = search.add(early, armed=False)
+    more, found = search.add(late)
+    assert (first, none) == (early, None)
+    assert (more + search.flush(), found) == by_find(late, stop, include=False)
+
+
+@given(st.lists(st.integers(0, 400), max_size=30), stops, st.booleans(), st.sampled_from([*KINDS]))
+def test_a_text_stream_stops_with_the_token_that_completes_a_stop_string(
+    ids: list[int], stop: list[str], include: bool, kind: str
+) -> None:
+    tokenizer = KINDS[kind]()
+    stream = TextStream(tokenizer, stop=stop, include_stop_str_in_output=include)
+    text, found, used = "", None, 0
+    while used < len(ids) and found is None:
+        more, found = stream.add([ids[used]])
+        text, used = text + more, used + 1
+    if found is None:
+        more, found = stream.finish()
+        text += more
+    else:
+        decoded = tokenizer.decode(ids[: used - 1])
+        # A character that is still open hides nothing: only its end can complete a stop string.
+        assert by_find(decoded, stop, include)[1] is None
+    assert (text, found) == by_find(tokenizer.decode(ids[:used]), stop, include)

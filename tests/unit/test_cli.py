@@ -1,0 +1,182 @@
+"""The parts of the command line that need no process."""
+
+import argparse
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import mie.llm
+from mie.cli import main
+from mie.cli.chat import Conversation
+from mie.cli.generate import _title
+from mie.cli.options import add_engine_options, add_sampling_options, load_llm, sampling_params
+from mie.errors import ConfigError, RequestError
+from mie.sched.params import SamplingParams
+
+
+def parsed(*arguments: str, max_tokens: int | None = 256) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_engine_options(parser)
+    add_sampling_options(parser, max_tokens=max_tokens)
+    return parser.parse_args(arguments)
+
+
+def test_flags_that_are_not_given_leave_the_defaults() -> None:
+    assert sampling_params(parsed()) == SamplingParams(max_tokens=256)
+    assert sampling_params(parsed(max_tokens=None)) == SamplingParams(max_tokens=None)
+
+
+def test_every_sampling_flag_arrives() -> None:
+    flags = (
+        "--max-tokens 9 --min-tokens 2 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --n 3"
+        " --seed 7 --stop a --stop b --stop-token-ids 4 --stop-token-ids 5 --ignore-eos"
+        " --include-stop-str-in-output --repetition-penalty 1.1 --presence-penalty 0.2"
+        " --frequency-penalty 0.3 --no-skip-special-tokens --logprobs 5"
+    )
+    assert sampling_params(parsed(*flags.split())) == SamplingParams(
+        max_tokens=9,
+        min_tokens=2,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.1,
+        n=3,
+        seed=7,
+        stop=["a", "b"],
+        stop_token_ids=[4, 5],
+        ignore_eos=True,
+        include_stop_str_in_output=True,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        skip_special_tokens=False,
+        logprobs=5,
+    )
+
+
+def test_zeros_are_given_values_too() -> None:
+    assert sampling_params(parsed("--temperature", "0", "--seed", "0")) == SamplingParams(
+        max_tokens=256, temperature=0, seed=0
+    )
+    with pytest.raises(ConfigError, match="max_tokens"):
+        sampling_params(parsed("--max-tokens", "0"))
+
+
+def test_a_requests_own_parameters_win() -> None:
+    params = sampling_params(parsed("--temperature", "0.5"), {"temperature": 0, "max_tokens": 3})
+    assert params == SamplingParams(temperature=0, max_tokens=3)
+    with pytest.raises(ConfigError, match="did you mean 'max_tokens'"):
+        sampling_params(parsed(), {"max_token": 3})
+
+
+def test_every_engine_flag_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mie.llm, "LLM", lambda model, **settings: (model, settings))
+    flags = (
+        "--model m --backend numpy --dtype float64 --max-model-len 128 --max-num-seqs 4"
+        " --max-num-batched-tokens 64 --block-size 8 --num-gpu-blocks-override 32"
+        " --kv-cache-memory-bytes 2MiB --no-enable-prefix-caching"
+    )
+    assert load_llm(parsed(*flags.split())) == (
+        "m",
+        {
+            "backend": "numpy",
+            "dtype": "float64",
+            "max_model_len": 128,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 64,
+            "block_size": 8,
+            "num_blocks": 32,
+            "kv_cache_memory_bytes": 2 << 20,
+            "enable_prefix_caching": False,
+        },
+    )
+    assert load_llm(parsed()) == ("bundled", {})
+
+
+def test_a_title_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert _title("short") == "=== short"
+    assert len(_title("long " * 20)) == 40
+    assert _title("long " * 20).endswith("…")
+
+
+def test_an_error_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--model", "no\nsuch", "Hi"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+class FakeLLM:
+    """Answers "a1", "a2" …; a message "loop" is interrupted after its first piece."""
+
+    engine = SimpleNamespace(max_model_len=100)
+
+    def __init__(self) -> None:
+        self.prompts: list[list[dict[str, str]]] = []
+        self.num_closed = 0
+
+    def apply_chat_template(self, messages: Any) -> str:
+        return str(messages)
+
+    def chat_prompt(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+        return {"messages": messages, "prompt_token_ids": [0] * (20 * len(messages))}
+
+    def stream(self, prompt: dict[str, Any], params: SamplingParams) -> Iterator[Any]:
+        self.prompts.append(prompt["messages"])
+        text = f"a{len(self.prompts)}"
+        try:
+            for end, reason in ((1, None), (2, "stop")):
+                piece = SimpleNamespace(
+                    text=text[:end],
+                    new_text=text[end - 1 : end],
+                    finish_reason=reason,
+                    token_ids=[],
+                )
+                yield SimpleNamespace(outputs=[piece])
+                if prompt["messages"][-1]["content"] == "loop":
+                    raise KeyboardInterrupt
+        finally:
+            self.num_closed += 1
+
+
+def say(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def conversation(system: str | None = None) -> tuple[FakeLLM, Conversation]:
+    llm = FakeLLM()
+    return llm, Conversation(llm, SamplingParams(), system)  # type: ignore[arg-type]
+
+
+def test_a_conversation_remembers_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    llm, talk = conversation(system="Be brief.")
+    talk.answer("one")
+    talk.answer("two")
+    assert llm.prompts[1] == [
+        say("system", "Be brief."),
+        say("user", "one"),
+        say("assistant", "a1"),
+        say("user", "two"),
+    ]
+    assert capsys.readouterr().out == "a1\na2\n"
+    talk.reset()
+    assert talk.messages == [say("system", "Be brief.")]
+
+
+def test_what_was_said_before_an_interrupt_is_remembered() -> None:
+    llm, talk = conversation()
+    talk.answer("loop")
+    assert talk.messages == [say("user", "loop"), say("assistant", "a")]
+    assert llm.num_closed == 1
+
+
+def test_a_message_that_does_not_fit_is_not_remembered() -> None:
+    llm, talk = conversation()
+    talk.answer("one")
+    talk.answer("two")
+    before = list(talk.messages)
+    with pytest.raises(RequestError, match=r"has 100 tokens .* holds 100, .* not sent: /reset"):
+        talk.answer("three")
+    assert talk.messages == before
+    assert len(llm.prompts) == 2

@@ -1,0 +1,130 @@
+"""Detokenizer and TextStream, case by case (the promise itself is in property/)."""
+
+import pytest
+from small_tokenizers import KINDS, wrap
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
+from mie.text.detokenizer import Detokenizer
+from mie.text.stream import TextStream
+from mie.text.tokenizer import Tokenizer
+
+NEWLINE = 3 + 0x0A  # llama2's byte tokens begin at id 3
+
+
+def deltas(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    detokenizer = Detokenizer(tokenizer)
+    return [detokenizer.add([token_id]) for token_id in ids]
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "llama2", "metaspace", "wordpiece"])
+def test_plain_words_are_shown_at_once(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    ids = tokenizer.encode("the small dragon lived near the town", add_special_tokens=False)
+    assert all(deltas(tokenizer, ids)[1:])  # a first "▁" alone is stripped
+    assert len(ids) > 5
+
+
+def test_a_character_in_four_tokens_appears_with_the_fourth() -> None:
+    tokenizer = KINDS["byte_level"]()
+    ids = [tokenizer.token_to_id(letter) for letter in "ðŁ¦Ħ"]  # the bytes of U+1F984
+    assert deltas(tokenizer, ids) == ["", "", "", "🦄"]
+
+
+def test_a_character_that_breaks_off_is_replaced_when_that_is_certain() -> None:
+    tokenizer = KINDS["byte_level"]()
+    ids = [tokenizer.token_to_id(letter) for letter in "ðŁa"]
+    assert deltas(tokenizer, ids) == ["", "", "\ufffda"]
+
+
+def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
+    tokenizer = KINDS["llama2"]()
+    word = tokenizer.token_to_id("▁the")
+    ids = [3 + 0xC3, 3 + 0xA9, word]
+    assert deltas(tokenizer, ids) == ["", "", "é the"]
+    assert deltas(tokenizer, [3 + 0xC3, 3 + 0xA9, 3 + 0xC3, word])[-1] == "\ufffd\ufffd\ufffd the"
+
+
+def test_the_space_between_prompt_and_text_is_kept() -> None:
+    tokenizer = KINDS["llama2"]()
+    prompt = tokenizer.encode("the dragon")
+    word = [tokenizer.token_to_id("▁the")]
+    assert Detokenizer(tokenizer).add(word) == "the"
+    assert Detokenizer(tokenizer, prompt).add(word) == " the"
+    assert Detokenizer(tokenizer, [1]).add(word) == "the"  # BOS is no text
+
+
+def test_a_character_that_the_prompt_began_is_completed() -> None:
+    tokenizer = KINDS["byte_level"]()
+    first, second = (tokenizer.token_to_id(letter) for letter in "Ã©")
+    assert Detokenizer(tokenizer, [first]).add([second]) == "é"
+
+
+def test_a_text_is_never_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = KINDS["llama2"]()
+    looked_at: list[int] = []
+    spell = tokenizer.id_to_token
+    monkeypatch.setattr(tokenizer, "id_to_token", lambda i: looked_at.append(i) or spell(i))
+    monkeypatch.setattr(tokenizer, "decode", None)
+    ids = tokenizer.encode("the dragon 🦄 sings " * 20)
+    stream = TextStream(tokenizer, stop=["not there"])
+    for token_id in ids:
+        stream.add([token_id])
+    stream.finish()
+    assert len(looked_at) == len([i for i in ids if i not in tokenizer.special_ids])
+
+
+def test_special_tokens_are_shown_on_request() -> None:
+    tokenizer = KINDS["byte_level"]()
+    assert Detokenizer(tokenizer).add([tokenizer.eos_token_id]) == ""
+    assert Detokenizer(tokenizer, skip_special_tokens=False).add([tokenizer.eos_token_id]) == (
+        "<|end|>"
+    )
+
+
+def test_a_stop_string_of_byte_tokens_stops_at_once() -> None:
+    tokenizer = KINDS["llama2"]()
+    word = tokenizer.token_to_id("▁the")
+    stream = TextStream(tokenizer, stop=["\n"])
+    assert stream.add([word]) == ("the", None)
+    assert stream.add([NEWLINE]) == ("", "\n")  # the run is still open, yet nothing follows
+
+
+def test_min_tokens_lets_a_stop_string_pass() -> None:
+    tokenizer = KINDS["byte_level"]()
+    stream = TextStream(tokenizer, stop=["sea"], include_stop_str_in_output=True)
+    assert stream.add(tokenizer.encode("the sea"), armed=False) == ("the sea", None)
+    assert stream.add(tokenizer.encode(" the sea")) == (" the sea", "sea")
+
+
+def test_finish_gives_what_a_stop_string_had_held_back() -> None:
+    tokenizer = KINDS["byte_level"]()
+    stream = TextStream(tokenizer, stop=["sea shore"])
+    assert stream.add(tokenizer.encode("the sea")) == ("the ", None)
+    assert stream.finish() == ("sea", None)
+
+
+def test_a_character_that_is_still_open_is_no_replacement_character() -> None:
+    tokenizer = KINDS["byte_level"]()
+    first, second = (tokenizer.token_to_id(letter) for letter in "Ã©")
+    stream = TextStream(tokenizer, stop=["\ufffd"])
+    assert stream.add([first]) == ("", None)
+    assert stream.add([second]) == ("é", None)
+    assert stream.add([first]) == ("", None)
+    assert stream.finish() == ("", "\ufffd")  # now it is one
+
+
+def test_a_decoder_that_waits_for_the_end_still_continues_the_prompt() -> None:
+    tokenizer = KINDS["end_of_word"]()
+    prompt, ids = tokenizer.encode("the dragon"), tokenizer.encode("sings near the sea")
+    detokenizer = Detokenizer(tokenizer, prompt)
+    assert detokenizer.add(ids) == ""
+    assert tokenizer.decode(prompt) + detokenizer.finish() == tokenizer.decode([*prompt, *ids])
+
+
+def test_a_decoder_that_strips_the_end_waits_for_it() -> None:
+    backend = Backend(models.WordLevel({"a": 0, "b ": 1}, "a"))
+    backend.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)])
+    detokenizer = Detokenizer(wrap(backend))
+    assert detokenizer.add([0, 1]) == ""
+    assert detokenizer.finish() == "ab"
