@@ -7,9 +7,9 @@ BIN    := $(VENV)/bin
 
 demo: $(VENV)/.installed
 	$(BIN)/mie generate --temperature 0.7 --seed 5 \
-	  "Tell me a story about Mia the fox, the old mill and a silver bell." \
-	  "Tell me a story about Tom the owl, the lake and a red kite." \
-	  "Tell me a story about Ella the bear, the garden and a lantern." \
+	  "Tell me a story about Mia the otter, the mill and a bell." \
+	  "Tell me a story about Tom the owl, the lake and a kite." \
+	  "Tell me a story about Nora the hedgehog and her friend Hugo the tiger, the lighthouse and an umbrella." \
 	  "Once upon a time"
 
 test: check
