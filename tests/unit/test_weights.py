@@ -548,16 +548,7 @@ def test_loading_peaks_at_little_more_than_the_loaded_weights(
 
     The peak is VmHWM and not ru_maxrss, which starts at the size of the process that forked.
     """
-    config = hf_config(
-        vocab_size=11000,
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=7,
-        num_attention_heads=8,
-        tie_word_embeddings=True,
-    )
-    shapes = expected_tensors(ModelConfig.from_hf(config))
-    write_model(tmp_path, config, {name: np.ones(shape, dtype) for name, shape in shapes.items()})
+    write_large_model(tmp_path, dtype)
     assert peak_over_weights(tmp_path, "release") < 1.15
     keeping = 1 + np.dtype(dtype).itemsize / 4
     assert peak_over_weights(tmp_path, "keep") > keeping - 0.1  # what the measure must see
@@ -585,6 +576,11 @@ def test_the_engine_loads_within_115_percent_of_its_weights(
     tmp_path: Path, dtype: DTypeLike
 ) -> None:
     """Matrices are converted in blocks: the file and its copy are never both held."""
+    model = write_large_model(tmp_path, dtype)
+    assert peak_over_weights(tmp_path, str(4 * model.num_parameters), ENGINE_LOADER) < 1.15
+
+
+def write_large_model(directory: Path, dtype: DTypeLike) -> ModelConfig:
     config = hf_config(
         vocab_size=11000,
         hidden_size=512,
@@ -595,8 +591,8 @@ def test_the_engine_loads_within_115_percent_of_its_weights(
     )
     model = ModelConfig.from_hf(config)
     tensors = {name: np.ones(shape, dtype) for name, shape in expected_tensors(model).items()}
-    write_model(tmp_path, config, tensors)
-    assert peak_over_weights(tmp_path, str(4 * model.num_parameters), ENGINE_LOADER) < 1.15
+    write_model(directory, config, tensors)
+    return model
 
 
 def peak_over_weights(directory: Path, argument: str, loader: str = LOADER) -> float:
