@@ -1,16 +1,13 @@
 """The engine: requests of token ids in, tokens out, one step at a time. It never sees text."""
 
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
-from types import FrameType
 
 from mie.config import EngineConfig
 from mie.errors import RequestError
+from mie.interrupts import interrupts_deferred
 from mie.outputs import RequestMetrics
 from mie.runner import ChunkResult, ModelRunner, TokenLogprobs
 from mie.sched.params import SamplingParams
@@ -130,7 +127,7 @@ class Engine:
         )
         _check_something_allowed(request)
         request.arrival_time = time.perf_counter()
-        with _interrupts_deferred():
+        with interrupts_deferred():
             self.scheduler.add(request)
             self._requests[request_id] = request
             self._by_number[request.number] = request
@@ -152,7 +149,7 @@ class Engine:
         """End a request in any state and give its blocks back; unknown ids are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
-            with _interrupts_deferred():
+            with interrupts_deferred():
                 self.scheduler.abort(request)
                 self._forget(request)
 
@@ -162,7 +159,7 @@ class Engine:
         """End one choice of a request; its siblings go on."""
         request = self._requests.get(request_id)
         if request is not None:
-            with _interrupts_deferred():
+            with interrupts_deferred():
                 self.scheduler.finish(request.sequences[index], reason, stop_reason)
                 if request.is_finished:
                     self._forget(request)
@@ -172,15 +169,15 @@ class Engine:
         that were running wait again, with the tokens they had."""
         start = time.perf_counter()
         try:
-            with _interrupts_deferred():
+            with interrupts_deferred():
                 plan = self.scheduler.schedule()
             num_blocks_used = self.scheduler.manager.num_used
             results = self._runner.run(plan) if plan.chunks else []
-            with _interrupts_deferred():
+            with interrupts_deferred():
                 sampled = self.scheduler.update(plan, [result.token_ids for result in results])
         except BaseException:
             # What the step had written is unknown: every sequence is computed again.
-            with _interrupts_deferred():
+            with interrupts_deferred():
                 self.scheduler.preempt_all()
             raise
         now = time.perf_counter()
@@ -287,20 +284,3 @@ def _check_something_allowed(request: Request) -> None:
             f"allowed_token_ids {list(params.allowed_token_ids)} all end the sequence, which "
             f"min_tokens={params.min_tokens} forbids; allow another token, or set min_tokens to 0"
         )
-
-
-@contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    """Let a Ctrl-C wait until the block is done, so that the queues are never half-changed."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    arrived: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if arrived:
-            handler(*arrived[0])

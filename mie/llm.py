@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mie.config import EngineConfig, refuse_unknown
 from mie.engine import Engine
 from mie.errors import ConfigError, RequestError
+from mie.interrupts import interrupts_deferred
 from mie.load import load_engine
 from mie.model.config import ModelConfig
 from mie.model.locate import locate_model
@@ -134,9 +135,10 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """The growing output of one prompt, after every token; `CompletionOutput.new_text` is the
         new piece. Closing the iterator early ends the request."""
-        request_id = self.add_request(prompt, sampling_params or SamplingParams())
+        request_id, finished = "", False
         try:
-            finished = False
+            with interrupts_deferred():
+                request_id = self.add_request(prompt, sampling_params or SamplingParams())
             while not finished:
                 for output in self.step():
                     if output.request_id == request_id:
@@ -209,15 +211,17 @@ class LLM:
         with _progress_bar(len(requests), use_tqdm) as bar:
             try:
                 for text, token_ids, params in tokenized:
-                    running[self._processor.add_request(text, token_ids, params)] = None
+                    with interrupts_deferred():
+                        running[self._processor.add_request(text, token_ids, params)] = None
                 while None in running.values():
                     for output in self.step():
                         if output.finished and output.request_id in running:
                             running[output.request_id] = output
                             bar.update()
             finally:
-                for request_id in [key for key, done in running.items() if done is None]:
-                    self.abort(request_id)
+                with interrupts_deferred():
+                    for request_id in [key for key, done in running.items() if done is None]:
+                        self.abort(request_id)
         return [done for done in running.values() if done is not None]
 
     def _tokenize(self, prompt: Any) -> tuple[str | None, list[int]]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mie.engine import Engine, SequenceOutput, StepOutput
 from mie.errors import RequestError
+from mie.interrupts import interrupts_deferred
 from mie.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 from mie.runner import TokenLogprobs
 from mie.sched.params import SamplingParams
@@ -43,27 +44,37 @@ class OutputProcessor:
         """Queue a prompt in the engine, and follow it: its request id."""
         if params.stop and self._tokenizer is None:
             raise RequestError("stop strings need a tokenizer; load the model with its tokenizer")
-        request_id = self._engine.add_request(token_ids, params, request_id)
+        added: str | None = None
+        try:
+            with interrupts_deferred():
+                added = self._engine.add_request(token_ids, params, request_id)
+                self._live[added] = self._new_live(added, prompt, token_ids, params)
+            return added
+        except BaseException:  # Ctrl-C: the caller never learns the id
+            if added is not None:
+                self.abort(added)
+            raise
+
+    def _new_live(
+        self, request_id: str, prompt: str | None, token_ids: list[int], params: SamplingParams
+    ) -> _Live:
         asked = params.logprobs is not None
-        self._live[request_id] = _Live(
-            params=params,
-            output=RequestOutput(
-                request_id=request_id,
-                prompt=prompt,
-                prompt_token_ids=list(token_ids),
-                prompt_logprobs=None if params.prompt_logprobs is None else [None],
-                outputs=[
-                    CompletionOutput(
-                        index=index,
-                        logprobs=[] if asked else None,
-                        cumulative_logprob=0.0 if asked else None,
-                    )
-                    for index in range(params.n)
-                ],
-            ),
-            streams=[self._new_stream(token_ids, params) for _ in range(params.n)],
+        output = RequestOutput(
+            request_id=request_id,
+            prompt=prompt,
+            prompt_token_ids=list(token_ids),
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            outputs=[
+                CompletionOutput(
+                    index=index,
+                    logprobs=[] if asked else None,
+                    cumulative_logprob=0.0 if asked else None,
+                )
+                for index in range(params.n)
+            ],
         )
-        return request_id
+        streams = [self._new_stream(token_ids, params) for _ in range(params.n)]
+        return _Live(params=params, output=output, streams=streams)
 
     def _new_stream(self, token_ids: list[int], params: SamplingParams) -> TextStream | None:
         if self._tokenizer is None or not params.detokenize:
@@ -78,8 +89,9 @@ class OutputProcessor:
 
     def abort(self, request_id: str) -> None:
         """End a request and give its blocks back; unknown ids are ignored."""
-        self._engine.abort(request_id)
-        live = self._live.pop(request_id, None)
+        with interrupts_deferred():
+            self._engine.abort(request_id)
+            live = self._live.pop(request_id, None)
         if live is not None:
             for choice in live.output.outputs:
                 choice.finish_reason = choice.finish_reason or "abort"

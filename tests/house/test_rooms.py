@@ -34,6 +34,7 @@ ROOMS = {
     "version": Room(),
     "errors": Room(),
     "config": Room(mie={"errors"}),
+    "interrupts": Room(),
     # level 1: arrays, integers, text
     "ops": Room(mie={"errors"}, packages={"numpy"}),
     "memory": Room(),
@@ -49,7 +50,7 @@ ROOMS = {
     "runner": Room(
         mie={"model.decoder", "ops.backend", "ops.sampling", "sched.plan"}, packages={"numpy"}
     ),
-    "engine": Room(mie={"config", "errors", "outputs", "runner", "sched"}),
+    "engine": Room(mie={"config", "errors", "interrupts", "outputs", "runner", "sched"}),
     # level 4: what wires things together, and what turns ids into text
     "load": Room(
         mie={
@@ -65,12 +66,15 @@ ROOMS = {
         },
         packages={"tqdm"},
     ),
-    "processor": Room(mie={"engine", "errors", "outputs", "runner", "sched.params", "text"}),
+    "processor": Room(
+        mie={"engine", "errors", "interrupts", "outputs", "runner", "sched.params", "text"}
+    ),
     "llm": Room(
         mie={
             "config",
             "engine",
             "errors",
+            "interrupts",
             "load",
             "model.config",
             "model.locate",

@@ -232,6 +232,34 @@ def test_ctrl_c_frees_every_block_and_leaves_the_engine_usable(llm):
     assert generate(llm, max_tokens=20).outputs[0].text == expected
 
 
+@pytest.mark.parametrize("method", ["add", "abort"])
+def test_ctrl_c_while_a_request_comes_or_goes_leaves_nothing(llm, monkeypatch, method):
+    original = getattr(llm.engine.scheduler, method)
+
+    def interrupted(request):
+        os.kill(os.getpid(), signal.SIGINT)
+        original(request)
+
+    streams = (
+        lambda: llm.generate([PROMPT, PROMPT], use_tqdm=False),
+        lambda: list(llm.stream(PROMPT)),
+        lambda: llm.abort(llm.add_request(PROMPT, SamplingParams())),
+    )
+    for call in streams:
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine.scheduler, method, interrupted)
+            if method == "abort":  # something has to be aborted
+                patch.setattr(llm.engine, "step", _broken)
+            with pytest.raises((KeyboardInterrupt, RuntimeError)):
+                call()
+        assert not llm.has_work
+        assert llm._processor.request_ids == []
+
+
+def _broken():
+    raise RuntimeError("broken")
+
+
 def test_unknown_settings_are_refused_with_a_suggestion():
     with pytest.raises(
         ConfigError, match=r"LLM has no parameter 'block_sise'; did you mean 'block_size'"
