@@ -3,7 +3,7 @@
 import difflib
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -67,6 +67,15 @@ def check_switch(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be True or False; got {value!r}")
 
 
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise `ConfigError` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+POLICIES = ("fcfs", "priority", "sjf")
+
+
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -80,21 +89,96 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    max_prefill_chunk: int | None = None
+    """Tokens of one prompt that a step computes at most."""
+    enable_chunked_prefill: bool = True
+    """False: a prompt is computed in one step; it waits until it fits what decodes leave."""
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
+    partial_block_sharing: bool = True
+    """Reuse, by a copy, the beginning of a block too. False: whole blocks only."""
+    max_cached_blocks: int | None = None
+    """Blocks that the prefix cache keeps at most when nothing else holds them."""
+    scheduling_policy: str = "fcfs"
+    """"fcfs", "priority" or "sjf" (shortest job first)."""
+    sjf_ageing: int | None = None
+    """Under sjf, tokens by which a waiting job gets shorter each step (1), so that none starves."""
+    batching: str = "continuous"
+    """"static": admit only when everything that ran has ended; for comparison."""
+    watermark: float = 0.01
+    """Share of the blocks that an admission leaves free, unless nothing runs."""
+    admit_after_preemption: bool = False
+    """Admit in a step that preempted; for comparison."""
+    preemption_mode: str = "recompute"
+    """"swap": a victim's blocks go to the host and come back."""
+    swap_space: int | None = None
+    """Bytes of the host's pool; by default 4 GiB, at most a quarter of the free memory."""
+    event_log_steps: int = 2000
+    """Steps that the event log keeps in memory; 0: none."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             check_integer(name, getattr(self, name), 1)
-        for name in ("max_model_len", "num_blocks", "kv_cache_memory_bytes"):
+        for name in (
+            "max_model_len",
+            "num_blocks",
+            "kv_cache_memory_bytes",
+            "max_prefill_chunk",
+            "swap_space",
+            "sjf_ageing",
+        ):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
+        if self.max_cached_blocks is not None:
+            check_integer("max_cached_blocks", self.max_cached_blocks, 0)
+        check_integer("event_log_steps", self.event_log_steps, 0)
         check_integer("seed", self.seed, -(2**63), 2**64 - 1)
-        check_switch("enable_prefix_caching", self.enable_prefix_caching)
-        if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
-            raise ConfigError(
-                "num_blocks and kv_cache_memory_bytes both size the KV cache; give one"
-            )
+        check_real("watermark", self.watermark, 0, 1)
+        for name in (
+            "enable_chunked_prefill",
+            "enable_prefix_caching",
+            "partial_block_sharing",
+            "admit_after_preemption",
+        ):
+            check_switch(name, getattr(self, name))
+        check_choice("scheduling_policy", self.scheduling_policy, POLICIES)
+        check_choice("batching", self.batching, ("continuous", "static"))
+        check_choice("preemption_mode", self.preemption_mode, ("recompute", "swap"))
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        """A setting that another makes meaningless is refused, not ignored."""
+        swaps = self.preemption_mode == "swap"
+        caches = self.enable_prefix_caching
+        for is_refused, message in (
+            (
+                self.num_blocks is not None and self.kv_cache_memory_bytes is not None,
+                "num_blocks and kv_cache_memory_bytes both size the KV cache; give one",
+            ),
+            (
+                self.swap_space is not None and not swaps,
+                "swap_space needs preemption_mode='swap'; got preemption_mode='recompute'",
+            ),
+            (
+                self.sjf_ageing is not None and self.scheduling_policy != "sjf",
+                f"sjf_ageing needs scheduling_policy='sjf'; got {self.scheduling_policy!r}",
+            ),
+            (
+                self.admit_after_preemption and swaps,
+                "admit_after_preemption needs preemption_mode='recompute': a step that swaps out"
+                " cannot also swap in",
+            ),
+            (
+                self.max_cached_blocks is not None and not caches,
+                "max_cached_blocks needs enable_prefix_caching=True; got False",
+            ),
+            (
+                self.max_prefill_chunk is not None and not self.enable_chunked_prefill,
+                "max_prefill_chunk needs enable_chunked_prefill=True; got False",
+            ),
+        ):
+            if is_refused:
+                raise ConfigError(message)

@@ -3,13 +3,16 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Integral
 
 from mie.config import EngineConfig
 from mie.errors import RequestError
+from mie.events import EventLog
 from mie.interrupts import interrupts_deferred
-from mie.outputs import RequestMetrics
-from mie.runner import ChunkResult, ModelRunner, TokenLogprobs
+from mie.memory.stats import MemoryStats
+from mie.runner import ChunkResult, ModelRunner, StepResult, TokenLogprobs
+from mie.sched.metrics import RequestMetrics
 from mie.sched.params import SamplingParams
 from mie.sched.plan import StepPlan
 from mie.sched.scheduler import Scheduler
@@ -17,7 +20,7 @@ from mie.sched.sequence import FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True)
 class SequenceOutput:
     """What one choice got in a step."""
 
@@ -27,13 +30,14 @@ class SequenceOutput:
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason | None
     stop_reason: int | str | None
-    num_cached_tokens: int
     metrics: RequestMetrics
+    """The request's own, which goes on growing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepStats:
-    """One step in numbers; for observers."""
+    """One step in numbers, for observers and the event log. Blocks are counted while it computes,
+    queues and slots at its end; times are in seconds."""
 
     step: int
     num_running: int
@@ -41,10 +45,26 @@ class StepStats:
     num_prefill_tokens: int
     num_decode_tokens: int
     num_preempted: int
+    num_finished: int
     num_blocks_used: int
     """Blocks that stand in a sequence's table."""
     num_blocks_cached: int
     """Blocks that only the prefix cache holds."""
+    num_blocks_saved: int
+    """Entries of tables minus used blocks: what sharing saves."""
+    num_slots_empty: int
+    """Slots of used blocks without a token: internal fragmentation."""
+    num_copies: int
+    num_evicted: int
+    num_exported: int
+    """Blocks swapped out; and"""
+    num_imported: int
+    """swapped in."""
+    start: float
+    """Since the engine was made."""
+    schedule_seconds: float
+    run_seconds: float
+    update_seconds: float
     seconds: float
 
 
@@ -57,16 +77,19 @@ class StepOutput:
     stats: StepStats
 
 
-@dataclass
 class EngineStats:
     """Running totals of an engine."""
 
-    num_steps: int = 0
-    num_generated_tokens: int = 0
-    num_preemptions: int = 0
-    peak_blocks: int = 0
+    def __init__(self, memory: MemoryStats) -> None:
+        self.memory = memory
+        """Prefix hits, copies, evictions, swaps."""
+        self.num_steps = 0
+        self.num_generated_tokens = 0
+        self.num_preemptions = 0
+        self.peak_blocks = 0
 
     def add(self, stats: StepStats, num_generated: int) -> None:
+        """Count a step."""
         self.num_steps += 1
         self.num_generated_tokens += num_generated
         self.num_preemptions += stats.num_preempted
@@ -81,13 +104,15 @@ class Engine:
         config: EngineConfig,
         scheduler: Scheduler,
         runner: ModelRunner,
+        log: EventLog,
         *,
         vocab_size: int,
         eos_token_ids: Sequence[int],
     ) -> None:
         self.config = config
         self.scheduler = scheduler
-        self.stats = EngineStats()
+        self.log = log
+        self.stats = EngineStats(scheduler.manager.stats)
         self.observers: list[Callable[[StepStats], None]] = []
         self._runner = runner
         self._vocab_size = vocab_size
@@ -95,6 +120,9 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._by_number: dict[int, Request] = {}
         self._num_requests = 0
+        self._moved = (0, 0, 0, 0)  # copies, evictions, exports, imports up to the last step
+        self._began = time.perf_counter()
+        log.start(scheduler.snapshot)
 
     @property
     def max_model_len(self) -> int:
@@ -106,9 +134,18 @@ class Engine:
         return self.scheduler.has_work
 
     def add_request(
-        self, token_ids: Sequence[int], params: SamplingParams, request_id: str | None = None
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> str:
         """Queue a prompt of token ids: its request id (by default its number).
+
+        Under the priority policy a lower ``priority`` goes first. Only requests with the same
+        ``cache_salt`` share cached blocks.
 
         Raises:
             RequestError: the request could never be served; nothing was added.
@@ -117,6 +154,7 @@ class Engine:
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use; choose another")
         self._check_token_ids(token_ids, params)
+        _check_labels(priority, cache_salt)
         request = Request(
             request_id,
             self._num_requests,
@@ -124,9 +162,11 @@ class Engine:
             params,
             self._eos_token_ids,
             self.config.seed,
+            priority=int(priority),
+            cache_salt=cache_salt,
         )
         _check_something_allowed(request)
-        request.arrival_time = time.perf_counter()
+        request.metrics.arrival_time = time.perf_counter()
         with interrupts_deferred():
             self.scheduler.add(request)
             self._requests[request_id] = request
@@ -139,6 +179,8 @@ class Engine:
             raise RequestError("prompt is empty; it needs at least one token")
         last = self._vocab_size - 1
         for what, ids in (("prompt", token_ids), *params.named_token_ids.items()):
+            if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= last):
+                continue
             for token_id in ids:
                 if not _is_integer(token_id) or not 0 <= token_id <= last:
                     raise RequestError(
@@ -164,55 +206,67 @@ class Engine:
                 if request.is_finished:
                     self._forget(request)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached block; False, and nothing done, while a request holds blocks."""
+        with interrupts_deferred():
+            return self.scheduler.manager.reset_prefix_cache()
+
     def step(self) -> StepOutput:
         """Compute one step. Whatever ends it early, Ctrl-C included, leaks no block: the sequences
         that were running wait again, with the tokens they had."""
-        start = time.perf_counter()
+        clock = [time.perf_counter()]
         try:
             with interrupts_deferred():
                 plan = self.scheduler.schedule()
-            num_blocks_used = self.scheduler.manager.num_used
-            results = self._runner.run(plan) if plan.chunks else []
+            assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
+            blocks = self._block_counts(plan)
+            clock.append(time.perf_counter())
+            result = self._runner.run(plan)
+            clock.append(time.perf_counter())
             with interrupts_deferred():
-                sampled = self.scheduler.update(plan, [result.token_ids for result in results])
+                sampled = self.scheduler.update(
+                    plan, result.token_ids, [chunk.token_ids for chunk in result.chunks]
+                )
         except BaseException:
             # What the step had written is unknown: every sequence is computed again.
             with interrupts_deferred():
                 self.scheduler.preempt_all()
             raise
-        now = time.perf_counter()
-        self._stamp(plan, sampled, start, now)
-        stats = self._step_stats(plan, num_blocks_used, now - start)
+        clock.append(time.perf_counter())
+        self._stamp(plan, sampled, clock[0], clock[-1])
         output = StepOutput(
-            outputs=tuple(self._outputs(sampled, results)),
-            prompt_logprobs=self._prompt_logprobs(plan, results),
-            stats=stats,
+            outputs=tuple(self._outputs(sampled, result)),
+            prompt_logprobs=self._prompt_logprobs(plan, result.chunks),
+            stats=self._step_stats(plan, blocks, clock, self._forget_finished(sampled)),
         )
-        for seq in sampled:
-            if seq.request.is_finished:
-                self._forget(seq.request)
-        self.stats.add(stats, len(sampled))
+        self.stats.add(output.stats, len(sampled))
+        self.log.end_step(vars(output.stats))
         for observer in self.observers:
-            observer(stats)
+            observer(output.stats)
         return output
 
     def _outputs(
-        self, sampled: Sequence[RunningSequence], results: Sequence[ChunkResult]
+        self, sampled: Sequence[RunningSequence], result: StepResult
     ) -> Iterator[SequenceOutput]:
-        logprobs = (
-            result.logprobs[i : i + 1] for result in results for i in range(len(result.token_ids))
-        )
+        logprobs = chain(result.logprobs, *(chunk.logprobs for chunk in result.chunks))
         for seq, row in zip(sampled, logprobs, strict=True):
             yield SequenceOutput(
-                request_id=seq.request.request_id,
-                index=seq.index,
-                token_ids=(seq.token_ids[-1],),
-                logprobs=tuple(row),
-                finish_reason=seq.finish_reason,
-                stop_reason=seq.stop_reason,
-                num_cached_tokens=seq.num_cached_tokens or 0,
-                metrics=self._metrics(seq.request),
+                seq.request.request_id,
+                seq.index,
+                (seq.token_ids[-1],),
+                () if row is None else (row,),
+                seq.finish_reason,
+                seq.stop_reason,
+                seq.request.metrics,
             )
+
+    def _forget_finished(self, sampled: Sequence[RunningSequence]) -> int:
+        """Forget the requests that ended; how many."""
+        num_before = len(self._requests)
+        for seq in sampled:
+            if seq.finish_reason is not None and seq.request.is_finished:
+                self._forget(seq.request)
+        return num_before - len(self._requests)
 
     def _prompt_logprobs(
         self, plan: StepPlan, results: Sequence[ChunkResult]
@@ -227,39 +281,54 @@ class Engine:
         self, plan: StepPlan, sampled: Sequence[RunningSequence], start: float, now: float
     ) -> None:
         for chunk in plan.chunks:
-            request = self._by_number[chunk.seq_id[0]]
-            if request.first_step_time is None:
-                request.first_step_time = start
+            metrics = self._by_number[chunk.seq_id[0]].metrics
+            if metrics.first_step_time is None:
+                metrics.first_step_time = start
         for seq in sampled:
-            if seq.request.first_token_time is None:
-                seq.request.first_token_time = now
-            seq.request.last_token_time = now
+            metrics = seq.request.metrics
+            metrics.last_token_time = now
+            if metrics.first_token_time is None:
+                metrics.first_token_time = now
 
-    def _metrics(self, request: Request) -> RequestMetrics:
-        assert request.first_step_time is not None
-        assert request.first_token_time is not None
-        assert request.last_token_time is not None
-        return RequestMetrics(
-            queue_time=request.first_step_time - request.arrival_time,
-            time_to_first_token=request.first_token_time - request.arrival_time,
-            total_time=request.last_token_time - request.arrival_time,
-            num_preemptions=sum(seq.num_preemptions for seq in request.sequences),
-            num_recomputed_tokens=sum(seq.num_recomputed for seq in request.sequences),
+    def _block_counts(self, plan: StepPlan) -> dict[str, int]:
+        manager = self.scheduler.manager
+        return {
+            "num_blocks_used": manager.num_used,
+            "num_blocks_cached": manager.num_cached,
+            "num_blocks_saved": manager.num_saved,
+            "num_slots_empty": manager.num_slots_empty - plan.num_tokens,
+        }
+
+    def _step_stats(
+        self, plan: StepPlan, blocks: dict[str, int], clock: Sequence[float], num_finished: int
+    ) -> StepStats:
+        memory, scheduler = self.stats.memory, self.scheduler
+        before = self._moved
+        self._moved = now = (
+            memory.num_copies,
+            memory.num_evictions,
+            memory.num_exported,
+            memory.num_imported,
         )
-
-    def _step_stats(self, plan: StepPlan, num_blocks_used: int, seconds: float) -> StepStats:
-        num_decodes = sum(chunk.is_decode for chunk in plan.chunks)
-        scheduler = self.scheduler
+        start, planned, ran, end = clock
         return StepStats(
             step=plan.step,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
-            num_prefill_tokens=plan.num_tokens - num_decodes,
-            num_decode_tokens=num_decodes,
+            num_prefill_tokens=plan.num_prefill_tokens,
+            num_decode_tokens=len(plan.decodes),
             num_preempted=len(plan.preempted),
-            num_blocks_used=num_blocks_used,
-            num_blocks_cached=scheduler.manager.num_cached,
-            seconds=seconds,
+            num_finished=num_finished,
+            **blocks,
+            num_copies=now[0] - before[0],
+            num_evicted=now[1] - before[1],
+            num_exported=now[2] - before[2],
+            num_imported=now[3] - before[3],
+            start=start - self._began,
+            schedule_seconds=planned - start,
+            run_seconds=ran - planned,
+            update_seconds=end - ran,
+            seconds=end - start,
         )
 
     def _forget(self, request: Request) -> None:
@@ -269,6 +338,13 @@ class Engine:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, Integral)
+
+
+def _check_labels(priority: object, cache_salt: object) -> None:
+    if not _is_integer(priority) or isinstance(priority, bool):
+        raise RequestError(f"priority must be an integer; got {priority!r}")
+    if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+        raise RequestError(f"cache_salt must be a string that is not empty; got {cache_salt!r}")
 
 
 def _check_something_allowed(request: Request) -> None:

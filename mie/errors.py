@@ -8,6 +8,7 @@
     │   └── TokenizerError          the tokenizer is broken or does not fit the configuration
     ├── RequestError                one request cannot be served; the engine goes on
     │   └── ChatTemplateError       the chat template is missing, raised, or did not end
+    ├── TraceError                  an event log cannot be read, or tells what cannot have been
     └── MissingExtraError           an optional dependency is not installed
 
 A message says what, got, limit and remedy. Our own broken promises are ``AssertionError``.
@@ -44,6 +45,10 @@ class RequestError(MieError, ValueError):
 
 class ChatTemplateError(RequestError):
     """The chat template is missing, raised an error, or did not end in time."""
+
+
+class TraceError(MieError):
+    """An event log cannot be read, has no such step, or tells what cannot have happened."""
 
 
 class MissingExtraError(MieError, ImportError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from mie.config import EngineConfig, refuse_unknown
 from mie.engine import Engine
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from mie.text.chat import ChatTemplate
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
+"""A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; a mapping may have a
+``"cache_salt"`` too: only prompts with the same one share cached blocks."""
 Message: TypeAlias = Mapping[str, Any]
 """``{"role": "user", "content": "Hello"}``."""
 
@@ -47,15 +48,8 @@ class LLM:
         skip_tokenizer_init: bool = False,
         backend: str = "numpy",
         dtype: str = "auto",
-        seed: int = 0,
-        max_model_len: int | None = None,
-        max_num_seqs: int = EngineConfig.max_num_seqs,
-        max_num_batched_tokens: int = EngineConfig.max_num_batched_tokens,
-        block_size: int = EngineConfig.block_size,
-        num_blocks: int | None = None,
-        kv_cache_memory_bytes: int | None = None,
-        enable_prefix_caching: bool = True,
-        **unknown: Any,
+        trace: TextIO | None = None,
+        **settings: Any,
     ) -> None:
         """Load ``model``: "bundled", a directory in Hugging Face format, or a hub id.
 
@@ -64,31 +58,17 @@ class LLM:
             skip_tokenizer_init: load none; prompts are token ids, and outputs have no text.
             backend: "numpy".
             dtype: "auto" and "float32", or "float64".
-            seed: stands in where a request has none.
-            max_model_len: tokens of a prompt and its answer together; the model's context if None.
-            max_num_seqs: sequences that run at once.
-            max_num_batched_tokens: tokens that a step computes at most.
-            block_size: tokens in a block of the KV cache.
-            num_blocks: blocks in the KV cache; or
-            kv_cache_memory_bytes: as many blocks as fit. By default what ``max_num_seqs`` sequences
-                can use, at most 4 GiB and a quarter of the free memory.
-            enable_prefix_caching: share the blocks of equal prompt beginnings.
+            trace: a text file that gets the event log as JSON lines, for ``mie trace``. It stays
+                the caller's to close.
+            settings: those of `EngineConfig`, such as max_num_seqs, num_blocks, scheduling_policy.
 
         Raises:
             ConfigError: a setting is unknown or out of range.
             ModelError: the model cannot be used.
         """
-        refuse_unknown("LLM", unknown, list(inspect.signature(LLM).parameters)[:-1])
-        config = EngineConfig(
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            enable_prefix_caching=enable_prefix_caching,
-            seed=seed,
-        )
+        own = list(inspect.signature(LLM).parameters)[:-1]
+        refuse_unknown("LLM", settings, [*own, *EngineConfig.__dataclass_fields__])
+        config = EngineConfig(**settings)
         self.directory = locate_model(model)
         self._text_directory = self.directory if tokenizer is None else locate_model(tokenizer)
         self.tokenizer: Tokenizer | None = None
@@ -96,7 +76,9 @@ class LLM:
             vocab_size = ModelConfig.load(self.directory).vocab_size
             self.tokenizer = Tokenizer.load(self._text_directory, vocab_size)
         self._chat_template: ChatTemplate | None = None
-        self.engine: Engine = load_engine(self.directory, config, backend=backend, dtype=dtype)
+        self.engine: Engine = load_engine(
+            self.directory, config, backend=backend, dtype=dtype, trace=trace
+        )
         self._processor = OutputProcessor(self.engine, self.tokenizer)
 
     def generate(
@@ -104,15 +86,21 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """The completions of all prompts, in their order.
 
-        ``sampling_params`` is for all prompts, or a list with one for each. A bad prompt raises
+        ``sampling_params`` is for all prompts, or a list with one for each; ``priority`` has one
+        for each, the lowest first, under the policy of that name. A bad prompt raises
         `RequestError` before anything runs; Ctrl-C ends all of them and gives every block back.
         """
         each: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
         params = _one_for_each(sampling_params, len(each))
-        return self._run(list(zip(each, params, strict=True)), use_tqdm)
+        priorities = [0] * len(each) if priority is None else list(priority)
+        if len(priorities) != len(each):
+            raise ConfigError(f"{len(each)} prompts need as many priorities; got {len(priorities)}")
+        return self._run(list(zip(each, params, priorities, strict=True)), use_tqdm)
 
     def chat(
         self,
@@ -180,15 +168,29 @@ class LLM:
     # Request by request, for programs that bring their own loop.
 
     def add_request(
-        self, prompt: Prompt, sampling_params: SamplingParams, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
     ) -> str:
         """Queue one prompt; `step` runs it. Its request id (by default its number).
+
+        A lower ``priority`` goes first, under the policy of that name.
 
         Raises:
             RequestError: it could never be served; nothing was added.
         """
         text, token_ids = self._tokenize(prompt)
-        return self._processor.add_request(text, token_ids, sampling_params, request_id)
+        return self._processor.add_request(
+            text,
+            token_ids,
+            sampling_params,
+            request_id,
+            priority=priority,
+            cache_salt=_cache_salt(prompt),
+        )
 
     def step(self) -> list[RequestOutput]:
         """One step of the engine: the requests that got a token, with all they have so far."""
@@ -203,16 +205,25 @@ class LLM:
         """End a request and give its blocks back; unknown and finished ones are ignored."""
         self._processor.abort(request_id)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False, and nothing done, while a request holds blocks."""
+        return self.engine.reset_prefix_cache()
+
     def _run(
-        self, requests: Sequence[tuple[Prompt, SamplingParams]], use_tqdm: bool
+        self, requests: Sequence[tuple[Prompt, SamplingParams, int]], use_tqdm: bool
     ) -> list[RequestOutput]:
-        tokenized = [(*self._tokenize(prompt), params) for prompt, params in requests]
+        tokenized = [
+            (*self._tokenize(prompt), params, {"priority": priority, "cache_salt": salt})
+            for prompt, params, priority in requests
+            for salt in [_cache_salt(prompt)]
+        ]
         running: dict[str, RequestOutput | None] = {}
         with _progress_bar(len(requests), use_tqdm) as bar:
             try:
-                for text, token_ids, params in tokenized:
+                for text, token_ids, params, labels in tokenized:
                     with interrupts_deferred():
-                        running[self._processor.add_request(text, token_ids, params)] = None
+                        added = self._processor.add_request(text, token_ids, params, **labels)
+                        running[added] = None
                 while None in running.values():
                     for output in self.step():
                         if output.finished and output.request_id in running:
@@ -252,6 +263,10 @@ def _is_single(prompts: object) -> bool:
     if isinstance(prompts, (str, Mapping)):
         return True
     return isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int)
+
+
+def _cache_salt(prompt: Any) -> Any:
+    return prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
 
 
 def _one_for_each(

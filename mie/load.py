@@ -5,11 +5,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from mie.backend import load_backend
 from mie.config import EngineConfig
 from mie.engine import Engine
 from mie.errors import ConfigError
+from mie.events import EventLog
 from mie.memory.manager import KVCacheManager
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
@@ -22,14 +24,19 @@ DEFAULT_KV_CACHE_BYTES = 4 << 30
 """Most that the KV cache takes unless told otherwise; and at most a quarter of the free memory."""
 
 
+DEFAULT_SWAP_BYTES = 4 << 30
+
+
 def load_engine(
     directory: Path,
     config: EngineConfig | None = None,
     *,
     backend: str = "numpy",
     dtype: str = "auto",
+    trace: TextIO | None = None,
 ) -> Engine:
-    """An engine with the model in ``directory``; token ids in, token ids out.
+    """An engine with the model in ``directory``; token ids in, token ids out. ``trace`` gets the
+    event log as JSON lines.
 
     Raises:
         ConfigError: a setting is out of range for the model or the machine.
@@ -42,28 +49,59 @@ def load_engine(
     block_bytes = config.block_size * model.kv_bytes_per_token(machine.itemsize)
     num_blocks = _num_blocks(config, max_model_len, block_bytes)
     num_positions = min(max_model_len, num_blocks * config.block_size)
+    num_host_blocks = _num_host_blocks(config, block_bytes)
+    log = EventLog(config.event_log_steps, trace)
+    with _memory_for(num_blocks, block_bytes):
+        scheduler = new_scheduler(config, num_blocks, max_model_len, log, num_host_blocks)
     decoder = _load_decoder(directory, model, machine, num_positions)
-    try:
+    with _memory_for(num_blocks, block_bytes):
         runner = ModelRunner(
             decoder,
             num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_blocks_per_seq=-(-num_positions // config.block_size),
         )
+    return Engine(
+        config,
+        scheduler,
+        runner,
+        log,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+    )
+
+
+def new_scheduler(
+    config: EngineConfig,
+    num_blocks: int,
+    max_model_len: int,
+    log: EventLog,
+    num_host_blocks: int = 0,
+) -> Scheduler:
+    """A scheduler with its memory, both writing to ``log``."""
+    manager = KVCacheManager(
+        num_blocks,
+        config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        partial_block_sharing=config.partial_block_sharing,
+        max_cached_blocks=config.max_cached_blocks,
+        num_host_blocks=num_host_blocks,
+        emit=log.emit,
+    )
+    return Scheduler(config, manager, max_model_len, log.emit)
+
+
+@contextmanager
+def _memory_for(num_blocks: int, block_bytes: int) -> Iterator[None]:
+    try:
+        yield
     except MemoryError as error:
         raise ConfigError(
             f"the KV cache of {num_blocks} blocks takes {num_blocks * block_bytes} bytes, which "
             "this machine does not have (lower num_blocks or kv_cache_memory_bytes)"
         ) from error
-    manager = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching)
-    return Engine(
-        config,
-        Scheduler(config, manager, max_model_len),
-        runner,
-        vocab_size=model.vocab_size,
-        eos_token_ids=model.eos_token_ids,
-    )
 
 
 def _load_decoder(
@@ -103,6 +141,19 @@ def _num_blocks(config: EngineConfig, max_model_len: int, block_bytes: int) -> i
     wanted = config.max_num_seqs * -(-max_model_len // config.block_size)
     affordable = min(DEFAULT_KV_CACHE_BYTES, _available_bytes() // 4) // block_bytes
     return max(1, min(wanted, affordable))
+
+
+def _num_host_blocks(config: EngineConfig, block_bytes: int) -> int:
+    if config.preemption_mode != "swap":
+        return 0
+    if config.swap_space is None:
+        return min(DEFAULT_SWAP_BYTES, _available_bytes() // 4) // block_bytes
+    if config.swap_space < block_bytes:
+        raise ConfigError(
+            f"swap_space is {config.swap_space} bytes; one block of {config.block_size} tokens "
+            f"takes {block_bytes} (raise it to at least that, or lower block_size)"
+        )
+    return config.swap_space // block_bytes
 
 
 def _available_bytes() -> int:

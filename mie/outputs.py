@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from mie.sched.metrics import RequestMetrics
 from mie.sched.sequence import FinishReason
 
 
@@ -17,20 +18,6 @@ class Logprob:
 
 LogprobRow = dict[int, Logprob]
 """token id -> Logprob: the chosen token first, then the most likely ones."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestMetrics:
-    """Where a request's time went; seconds, from a monotonic clock."""
-
-    queue_time: float
-    """From arrival to the first step that computed for it."""
-    time_to_first_token: float
-    """From arrival."""
-    total_time: float
-    """From arrival to its last token so far."""
-    num_preemptions: int
-    num_recomputed_tokens: int
 
 
 @dataclass(kw_only=True)

@@ -40,6 +40,9 @@ class OutputProcessor:
         token_ids: list[int],
         params: SamplingParams,
         request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> str:
         """Queue a prompt in the engine, and follow it: its request id."""
         if params.stop and self._tokenizer is None:
@@ -47,7 +50,9 @@ class OutputProcessor:
         added: str | None = None
         try:
             with interrupts_deferred():
-                added = self._engine.add_request(token_ids, params, request_id)
+                added = self._engine.add_request(
+                    token_ids, params, request_id, priority=priority, cache_salt=cache_salt
+                )
                 self._live[added] = self._new_live(added, prompt, token_ids, params)
             return added
         except BaseException:  # Ctrl-C: the caller never learns the id
@@ -123,7 +128,8 @@ class OutputProcessor:
         if choice.logprobs is not None and choice.cumulative_logprob is not None:
             choice.logprobs.extend(self._logprob_row(row) for row in new.logprobs)
             choice.cumulative_logprob += sum(row.logprobs[0] for row in new.logprobs)
-        live.output.num_cached_tokens, live.output.metrics = new.num_cached_tokens, new.metrics
+        live.output.num_cached_tokens = new.metrics.num_cached_tokens
+        live.output.metrics = new.metrics
         if stream is not None:
             self._add_text(live, choice, stream, list(new.token_ids))
         live.output.finished = all(c.finish_reason for c in live.output.outputs)

@@ -4,6 +4,8 @@ It keeps one row for each running sequence (its block table, its tokens, its sam
 the plan's changes to it, so that a step costs what changed and not what is there.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -17,6 +19,9 @@ from mie.ops.sampling import RowControls
 from mie.sched.plan import Chunk, NewRow, StepPlan
 
 Ints = NDArray[np.int64]
+
+GREEDY = RowControls()
+"""Take the largest logit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +41,21 @@ class ChunkResult:
 
     token_ids: list[int]
     """One for each of the chunk's choices."""
-    logprobs: list[TokenLogprobs]
-    """As many, if the request asked for them, else none."""
+    logprobs: list[TokenLogprobs | None]
+    """As many; None where the request did not ask for them."""
     prompt_logprobs: list[TokenLogprobs]
     """One for each of the chunk's scored prompt positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step yielded, in the order of its plan."""
+
+    token_ids: list[int]
+    """One for each decode."""
+    logprobs: list[TokenLogprobs | None]
+    """As many; None where the request did not ask for them."""
+    chunks: list[ChunkResult]
 
 
 class _Row:
@@ -51,13 +67,17 @@ class _Row:
         self.params = new.params
         self.banned_ids = np.asarray(new.banned_ids, np.int64)
         self.draw_key = new.draw_key
+        self.choice = new.choice
         bias = new.params.logit_bias
         self.bias = (np.array(list(bias)), np.array(list(bias.values()))) if bias else None
         allowed = new.params.allowed_token_ids
         self.allowed_ids = None if allowed is None else np.unique(allowed)
+        self.is_plain = _is_plain(new)
 
     def controls(self, choice: int) -> RowControls:
         """How the token after the row's last one is chosen."""
+        if self.is_plain:
+            return GREEDY
         params = self.params
         num_generated = len(self.token_ids) - self.num_prompt
         forced = params.trace_decode_token_ids or ()
@@ -97,6 +117,18 @@ class _Row:
         return float(int(generator.random_raw()) >> 11) * 2.0**-53
 
 
+def _is_plain(new: NewRow) -> bool:
+    """Whether nothing but the largest logit decides, at every position."""
+    params = new.params
+    return (
+        params.temperature == 0
+        and params.repetition_penalty == 1
+        and not (params.presence_penalty or params.frequency_penalty)
+        and not (params.logit_bias or params.allowed_token_ids or params.trace_decode_token_ids)
+        and not (params.min_tokens and new.banned_ids)
+    )
+
+
 class ModelRunner:
     """A decoder, its KV cache and the rows of the running sequences."""
 
@@ -105,6 +137,7 @@ class ModelRunner:
         decoder: Decoder,
         *,
         num_blocks: int,
+        num_host_blocks: int = 0,
         block_size: int,
         max_num_seqs: int,
         max_blocks_per_seq: int,
@@ -112,92 +145,162 @@ class ModelRunner:
         self.decoder = decoder
         self.backend = decoder.backend
         self.block_size = block_size
-        self._kv_cache = self.backend.new_kv_cache(decoder.kv_cache_shape(num_blocks, block_size))
-        self._block_tables: Ints = np.zeros((max_num_seqs, max_blocks_per_seq), np.int64)
+        shape = decoder.kv_cache_shape(num_blocks, block_size)
+        self._kv_cache = self.backend.new_kv_cache(shape)
+        self._host_cache: Array = None
+        if num_host_blocks:
+            host_shape = decoder.kv_cache_shape(num_host_blocks, block_size)
+            self._host_cache = self.backend.new_host_cache(host_shape)
         self._rows: list[_Row | None] = [None] * max_num_seqs
+        # By row, changed by a plan's deltas only.
+        self._block_tables: Ints = np.zeros((max_num_seqs, max_blocks_per_seq), np.int64)
+        self._num_stored: Ints = np.zeros(max_num_seqs, np.int64)
+        self._last_tokens: Ints = np.zeros(max_num_seqs, np.int64)
 
-    def run(self, plan: StepPlan) -> list[ChunkResult]:
-        """Compute the plan's tokens and sample: one result for each of its chunks."""
-        copies = [copy for chunk in plan.chunks for copy in chunk.copies]
-        if copies:
-            self.backend.copy_blocks(self._kv_cache, *zip(*copies, strict=True))
-        for chunk in plan.chunks:
-            self._apply(chunk)
-        batch = self._pack(plan.chunks)
+    def run(self, plan: StepPlan) -> StepResult:
+        """Move blocks, compute the plan's tokens and sample."""
+        self.prepare(plan)
+        if plan.is_empty:
+            return StepResult(token_ids=[], logprobs=[], chunks=[])
+        batch = self.pack(plan)
         logits = self.backend.run_step(self._forward, batch)
-        return self._results(plan.chunks, logits)
+        return self._results(plan, logits)
+
+    def prepare(self, plan: StepPlan) -> None:
+        """Bring rows, tables and blocks to where the plan wants them."""
+        for new_row in plan.new_rows:
+            self._rows[new_row.row] = _Row(new_row)
+            self._num_stored[new_row.row] = new_row.num_computed
+            self._last_tokens[new_row.row] = new_row.token_ids[-1]
+        moves = plan.moves
+        for row, index, block_ids in moves.updates:
+            if len(block_ids) == 1:
+                self._block_tables[row, index] = block_ids[0]
+            else:
+                self._block_tables[row, index : index + len(block_ids)] = block_ids
+        if moves.imports:
+            host_ids, block_ids = zip(*moves.imports, strict=True)
+            self.backend.import_blocks(self._host_cache, self._kv_cache, host_ids, block_ids)
+        if moves.exports:
+            block_ids, host_ids = zip(*moves.exports, strict=True)
+            self.backend.export_blocks(self._kv_cache, self._host_cache, block_ids, host_ids)
+        if moves.copies:
+            self.backend.copy_blocks(self._kv_cache, *zip(*moves.copies, strict=True))
 
     def _forward(self, batch: StepBatch) -> Array:
         return self.decoder.forward(batch, self._kv_cache)
 
-    def _apply(self, chunk: Chunk) -> None:
-        if chunk.new_row is not None:
-            self._rows[chunk.row] = _Row(chunk.new_row)
-        table = self._block_tables[chunk.row]
-        for index, block_id in chunk.block_updates:
-            table[index] = block_id
-
-    def _pack(self, chunks: Sequence[Chunk]) -> StepBatch:
-        """The chunks as one ragged batch, in the order of the plan."""
-        num_queries = np.array([len(chunk.token_ids) for chunk in chunks])
-        seq_lens = np.array([chunk.end for chunk in chunks])
-        rows = np.array([chunk.row for chunk in chunks])
-        cu_seqlens_q = np.concatenate([[0], np.cumsum(num_queries)])
-        total = int(cu_seqlens_q[-1])
-        token_ids = np.fromiter(chain.from_iterable(c.token_ids for c in chunks), np.int64, total)
-        # Query i of a sequence stands at seq_len - n + i; the shift is constant in each sequence.
-        positions = np.arange(total) + np.repeat(seq_lens - cu_seqlens_q[1:], num_queries)
+    def pack(self, plan: StepPlan) -> StepBatch:
+        """The plan as one ragged batch: its decodes, then its chunks."""
+        rows = np.array(plan.decodes, np.int64)
+        token_ids, positions = self._last_tokens[rows], self._num_stored[rows]
+        cu_seqlens_q = np.arange(len(rows) + 1)
+        logits_rows = cu_seqlens_q[:-1]
+        token_rows = rows
+        if plan.chunks:
+            chunks = plan.chunks
+            counts = np.array([len(chunk.token_ids) for chunk in chunks])
+            chunk_rows = np.array([chunk.row for chunk in chunks])
+            new_ids = chain.from_iterable(chunk.token_ids for chunk in chunks)
+            starts = np.array([chunk.start for chunk in chunks])
+            offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            token_ids = np.concatenate([token_ids, np.fromiter(new_ids, np.int64)])
+            positions = np.concatenate([positions, np.repeat(starts, counts) + offsets])
+            begins = len(rows) + np.cumsum(counts) - counts
+            wanted = _logits_rows(chunks, begins.tolist())
+            logits_rows = np.concatenate([logits_rows, np.array(wanted, np.int64)])
+            cu_seqlens_q = np.concatenate([cu_seqlens_q, begins + counts])
+            token_rows = np.concatenate([rows, np.repeat(chunk_rows, counts)])
+            rows = np.concatenate([rows, chunk_rows])
         block_index, offset = np.divmod(positions, self.block_size)
-        blocks = self._block_tables[np.repeat(rows, num_queries), block_index]
-        max_blocks = -(-int(seq_lens.max()) // self.block_size)
+        seq_lens = positions[cu_seqlens_q[1:] - 1] + 1
         return StepBatch(
             token_ids=token_ids,
             positions=positions,
-            slot_mapping=blocks * self.block_size + offset,
+            slot_mapping=self._block_tables[token_rows, block_index] * self.block_size + offset,
             cu_seqlens_q=cu_seqlens_q,
             seq_lens=seq_lens,
-            block_tables=self._block_tables[rows, :max_blocks],
-            logits_rows=np.array(_logits_rows(chunks, cu_seqlens_q.tolist()), np.int64),
+            block_tables=self._tables_of(rows, -(-int(seq_lens.max()) // self.block_size)),
+            logits_rows=logits_rows,
         )
 
-    def _results(self, chunks: Sequence[Chunk], logits: Array) -> list[ChunkResult]:
-        controls, sampled_rows = [], []
-        row = 0
-        for chunk in chunks:
-            row += chunk.scored[1] - chunk.scored[0]
+    def _tables_of(self, rows: Ints, num_blocks: int) -> Ints:
+        """The first entries of the rows' tables: a view, where the rows are the first ones."""
+        if rows[-1] == len(rows) - 1 and bool((rows[:-1] < rows[1:]).all()):
+            return self._block_tables[: len(rows), :num_blocks]
+        return self._block_tables[rows, :num_blocks]
+
+    def _results(self, plan: StepPlan, logits: Array) -> StepResult:
+        decoding = [self._row(row) for row in plan.decodes]
+        controls = [row.controls(row.choice) for row in decoding]
+        sampled_rows = list(range(len(controls)))
+        at = len(controls)
+        for chunk in plan.chunks:
+            at += chunk.scored[1] - chunk.scored[0]
             for choice in chunk.choices:
-                controls.append(self._row(chunk).controls(choice))
-                sampled_rows.append(row)
-                row += 1
+                controls.append(self._row(chunk.row).controls(choice))
+                sampled_rows.append(at)
+                at += 1
         # Without prompt log-probabilities every row is sampled from, and none need be copied.
         sampled = logits if len(controls) == len(logits) else logits[sampled_rows]
-        token_ids = iter(self.backend.sample(sampled, controls) if controls else [])
-        results, row = [], 0
+        token_ids = self.backend.sample(sampled, controls) if controls else []
+        num_decodes = len(decoding)
+        decoded = token_ids[:num_decodes]
+        logprobs = [
+            self._token_logprobs(row, logits, i, token_id)
+            for i, (row, token_id) in enumerate(zip(decoding, decoded, strict=True))
+        ]
+        chunks = self._chunk_results(plan.chunks, logits, num_decodes, token_ids[num_decodes:])
+        self.advance(plan, decoded)
+        return StepResult(token_ids=decoded, logprobs=logprobs, chunks=chunks)
+
+    def advance(self, plan: StepPlan, decoded: Sequence[int]) -> None:
+        """Remember what a step stored, and the tokens that its decodes drew."""
+        rows = list(plan.decodes)
+        self._num_stored[rows] += 1
+        self._last_tokens[rows] = decoded
+        for row, token_id in zip(rows, decoded, strict=True):
+            self._row(row).token_ids.append(token_id)
+        for chunk in plan.chunks:
+            self._num_stored[chunk.row] = chunk.end
+
+    def _chunk_results(
+        self, chunks: Sequence[Chunk], logits: Array, at: int, token_ids: Sequence[int]
+    ) -> list[ChunkResult]:
+        """The results of the chunks, whose logits begin at row ``at``."""
+        results, drawn = [], iter(token_ids)
         for chunk in chunks:
-            state, params = self._row(chunk), self._row(chunk).params
-            scored = range(*chunk.scored)
+            row = self._row(chunk.row)
             prompt = [
                 self._logprobs(
-                    logits, row + i, state.token_ids[position + 1], params.prompt_logprobs
+                    logits, at + i, row.token_ids[position + 1], row.params.prompt_logprobs
                 )
-                for i, position in enumerate(scored)
+                for i, position in enumerate(range(*chunk.scored))
             ]
-            row += len(scored)
-            chosen = [next(token_ids) for _ in chunk.choices]
+            at += len(prompt)
+            chosen = [next(drawn) for _ in chunk.choices]
             logprobs = [
-                self._logprobs(logits, row + i, token_id, params.logprobs)
+                self._token_logprobs(row, logits, at + i, token_id)
                 for i, token_id in enumerate(chosen)
-                if params.logprobs is not None
             ]
-            row += len(chosen)
-            state.token_ids.extend(chosen[:1])
+            at += len(chosen)
+            if chosen:  # the first is the row's own; the runner hears of its siblings' rows later
+                row.token_ids.append(chosen[0])
+                self._last_tokens[chunk.row] = chosen[0]
             results.append(ChunkResult(token_ids=chosen, logprobs=logprobs, prompt_logprobs=prompt))
         return results
 
-    def _row(self, chunk: Chunk) -> _Row:
-        row = self._rows[chunk.row]
+    def _row(self, index: int) -> _Row:
+        row = self._rows[index]
         assert row is not None
         return row
+
+    def _token_logprobs(
+        self, row: _Row, logits: Array, at: int, token_id: int
+    ) -> TokenLogprobs | None:
+        if row.params.logprobs is None:
+            return None
+        return self._logprobs(logits, at, token_id, row.params.logprobs)
 
     def _logprobs(
         self, logits: Array, row: int, token_id: int, num_top: int | None
@@ -207,11 +310,11 @@ class ModelRunner:
         return TokenLogprobs(token_ids=ids, logprobs=logprobs, rank=rank)
 
 
-def _logits_rows(chunks: Sequence[Chunk], starts: Sequence[int]) -> list[int]:
+def _logits_rows(chunks: Sequence[Chunk], begins: Sequence[int]) -> list[int]:
     """The rows whose logits are wanted: each chunk's scored positions, then its last row once for
     each choice that samples from it."""
     rows: list[int] = []
-    for chunk, start in zip(chunks, starts, strict=False):
-        rows.extend(start + position - chunk.start for position in range(*chunk.scored))
-        rows.extend([start + len(chunk.token_ids) - 1] * len(chunk.choices))
+    for chunk, begin in zip(chunks, begins, strict=True):
+        rows.extend(begin + position - chunk.start for position in range(*chunk.scored))
+        rows.extend([begin + len(chunk.token_ids) - 1] * len(chunk.choices))
     return rows

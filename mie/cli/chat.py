@@ -11,7 +11,8 @@ from mie.cli.options import (
     DEFAULT_MODEL,
     add_engine_options,
     add_sampling_options,
-    load_llm,
+    add_trace_option,
+    llm_with_trace,
     sampling_params,
 )
 from mie.errors import RequestError
@@ -51,6 +52,7 @@ def add_parser(
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    add_trace_option(parser)
     add_engine_options(parser)
     add_sampling_options(parser, max_tokens=None, choices=False)
     parser.set_defaults(run=run)
@@ -67,11 +69,12 @@ def run(args: argparse.Namespace) -> int:
     if args.positional_model and args.model == DEFAULT_MODEL:
         args.model = args.positional_model
     params = sampling_params(args)
-    conversation = Conversation(load_llm(args), params, args.system)
-    is_terminal = sys.stdin is not None and sys.stdin.isatty()
-    if is_terminal:
-        print(f"{args.model} · {_COMMANDS}", file=sys.stderr)
-    return _talk(conversation, is_terminal)
+    with llm_with_trace(args) as llm:
+        conversation = Conversation(llm, params, args.system)
+        is_terminal = sys.stdin is not None and sys.stdin.isatty()
+        if is_terminal:
+            print(f"{args.model} · {_COMMANDS}", file=sys.stderr)
+        return _talk(conversation, is_terminal)
 
 
 class Conversation:

@@ -12,7 +12,13 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mie.cli.options import add_engine_options, add_sampling_options, load_llm, sampling_params
+from mie.cli.options import (
+    add_engine_options,
+    add_sampling_options,
+    add_trace_option,
+    llm_with_trace,
+    sampling_params,
+)
 from mie.cli.requests import CliRequest, from_json_lines, from_prompts, prompts_from_stdin
 from mie.errors import ConfigError, RequestError
 
@@ -25,7 +31,8 @@ DEFAULT_MAX_TOKENS = 256
 
 _EPILOG = """\
 Prompts are arguments, or lines of standard input, or JSON lines with --input: objects with one of
-"prompt", "messages" or "prompt_token_ids", and any sampling parameter by its name, such as
+"prompt", "messages" or "prompt_token_ids", and any sampling parameter by its name, "priority" or
+"cache_salt", such as
   {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
 Blank lines are skipped. A bad JSON line does not stop the others: it is named on standard error,
 and the exit code is 1.
@@ -66,6 +73,7 @@ def add_parser(
     )
     parser.add_argument("--system", metavar="TEXT", help="with --chat: the system message")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each answer")
+    add_trace_option(parser)
     add_engine_options(parser)
     add_sampling_options(parser, max_tokens=DEFAULT_MAX_TOKENS)
     parser.set_defaults(run=run)
@@ -82,19 +90,19 @@ def run(args: argparse.Namespace) -> int:
     """
     requests = _read_requests(args)
     sampling_params(args)  # refuses bad values before the model is loaded
-    llm = load_llm(args)
-    batch = _Batch(llm, args, requests)
-    try:
-        if len(requests) == 1 and not args.input and not args.json and (args.n or 1) == 1:
-            batch.stream()
-        else:
-            batch.print_all()
-    except KeyboardInterrupt:
-        print()
+    with llm_with_trace(args) as llm:
+        batch = _Batch(llm, args, requests)
+        try:
+            if len(requests) == 1 and not args.input and not args.json and (args.n or 1) == 1:
+                batch.stream()
+            else:
+                batch.print_all()
+        except KeyboardInterrupt:
+            print()
+            batch.print_numbers()
+            raise
         batch.print_numbers()
-        raise
-    batch.print_numbers()
-    return 1 if batch.num_failed else 0
+        return 1 if batch.num_failed else 0
 
 
 def _read_requests(args: argparse.Namespace) -> list[CliRequest | RequestError]:
@@ -180,7 +188,9 @@ class _Batch:
             try:
                 if isinstance(request, RequestError):
                     raise request
-                added[self._llm.add_request(*self._prepared(request))] = request
+                prompt, params = self._prepared(request)
+                priority = request.labels.get("priority", 0)
+                added[self._llm.add_request(prompt, params, priority=priority)] = request
             except (ConfigError, RequestError) as error:
                 if not self._args.input:
                     raise
@@ -196,10 +206,12 @@ class _Batch:
     def _prepared(self, request: CliRequest) -> tuple[Any, SamplingParams]:
         params = sampling_params(self._args, request.overrides)
         if request.messages is not None:
-            return self._llm.chat_prompt(request.messages), params
-        if request.prompt_token_ids is not None:
-            return {"prompt_token_ids": request.prompt_token_ids}, params
-        return request.prompt, params
+            prompt = self._llm.chat_prompt(request.messages)
+        elif request.prompt_token_ids is not None:
+            prompt = {"prompt_token_ids": request.prompt_token_ids}
+        else:
+            prompt = {"prompt": request.prompt}
+        return {**prompt, "cache_salt": request.labels.get("cache_salt")}, params
 
     def _finished(self, total: int) -> Iterator[RequestOutput]:
         """The outputs as they finish, under a progress bar where somebody can see it."""
@@ -246,7 +258,7 @@ def _as_json(output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "num_cached_tokens": output.num_cached_tokens,
-        "metrics": output.metrics and asdict(output.metrics),
+        "metrics": output.metrics and output.metrics.as_dict(),
     }
 
 

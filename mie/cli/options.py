@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mie.cli.sizes import size_argument
+from mie.errors import ConfigError
 
 if TYPE_CHECKING:
     from mie.llm import LLM
@@ -25,6 +27,15 @@ _ENGINE_NAMES = (
     "num_blocks",
     "kv_cache_memory_bytes",
     "enable_prefix_caching",
+    "partial_block_sharing",
+    "max_cached_blocks",
+    "scheduling_policy",
+    "batching",
+    "max_prefill_chunk",
+    "enable_chunked_prefill",
+    "watermark",
+    "preemption_mode",
+    "swap_space",
 )
 _SAMPLING_NAMES = (
     "max_tokens",
@@ -83,6 +94,31 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="share the blocks of equal prompt beginnings (the default)",
     )
+    _add(
+        group,
+        "--partial-block-sharing",
+        action=argparse.BooleanOptionalAction,
+        help="reuse the equal beginning of a block too, by a copy (the default)",
+    )
+    _add(group, "--max-cached-blocks", type=int, help="blocks kept at most when nobody holds them")
+    _add(group, "--scheduling-policy", metavar="NAME", help="fcfs (the default), priority or sjf")
+    _add(group, "--batching", metavar="NAME", help="continuous (the default) or static")
+    _add(group, "--max-prefill-chunk", type=int, help="tokens of one prompt in a step at most")
+    _add(
+        group,
+        "--enable-chunked-prefill",
+        action=argparse.BooleanOptionalAction,
+        help="compute a long prompt in several steps (the default)",
+    )
+    _add(group, "--watermark", type=float, metavar="SHARE", help="blocks left free (0.01)")
+    _add(group, "--preemption-mode", metavar="NAME", help="recompute (the default) or swap")
+    _add(
+        group,
+        "--swap-space",
+        type=size_argument,
+        metavar="SIZE",
+        help="with swap: the host's room for blocks, such as 1GiB",
+    )
 
 
 def add_sampling_options(
@@ -123,11 +159,40 @@ def add_sampling_options(
         _add(group, "--logprobs", type=int, metavar="K", help="with --json: the K most likely")
 
 
-def load_llm(args: argparse.Namespace) -> LLM:
+def load_llm(args: argparse.Namespace, trace: TextIO | None = None) -> LLM:
     """The model that ``args`` name, with the engine that they describe."""
     from mie.llm import LLM
 
-    return LLM(args.model, **_given(args, _ENGINE_NAMES))
+    return LLM(args.model, trace=trace, **_given(args, _ENGINE_NAMES))
+
+
+def add_trace_option(parser: argparse.ArgumentParser) -> None:
+    """``--trace FILE``."""
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write the event log as JSON lines; mie trace FILE shows it"
+    )
+
+
+@contextmanager
+def llm_with_trace(args: argparse.Namespace) -> Iterator[LLM]:
+    """`load_llm`, with the file that ``--trace`` names open as long as it is needed.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    if args.trace is None:
+        yield load_llm(args)
+        return
+    try:
+        file = open(args.trace, "w", encoding="utf-8")  # noqa: SIM115  # closed just below
+    except OSError as error:
+        raise ConfigError(f"cannot write --trace {args.trace}: {error.strerror}") from error
+    with file:
+        llm = load_llm(args, file)
+        try:
+            yield llm
+        finally:
+            llm.engine.log.close()
 
 
 def sampling_params(

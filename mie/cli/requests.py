@@ -23,6 +23,7 @@ class CliRequest:
     messages: Sequence[Any] | None = None
     prompt_token_ids: Sequence[int] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters
+    labels: Mapping[str, Any] = field(default_factory=dict)  # priority, cache_salt
 
     @property
     def title(self) -> str:
@@ -109,6 +110,7 @@ def _from_json(text: str, source: str) -> CliRequest:
     if not isinstance(values, dict):
         raise RequestError(f"{source} must be a JSON object, got a {type(values).__name__}")
     given = {name: values.pop(name) for name in _KINDS if name in values}
+    labels = {name: values.pop(name) for name in ("priority", "cache_salt") if name in values}
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
         raise RequestError(f"{source} needs one of {', '.join(_KINDS)}; got {got}")
@@ -118,4 +120,4 @@ def _from_json(text: str, source: str) -> CliRequest:
         raise RequestError(f"{source}: {name} must be {kind}, got {value!r}")
     if not value:
         raise RequestError(f"{source}: {name} is empty")
-    return CliRequest(source=source, overrides=values, **given)
+    return CliRequest(source=source, overrides=values, labels=labels, **given)

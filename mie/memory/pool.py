@@ -26,23 +26,30 @@ class BlockPool:
 
     def allocate(self) -> int | None:
         """A free block, now with one holder, or None when there is none."""
-        if not self._free:
-            return None
+        return self.take() if self._free else None
+
+    def take(self) -> int:
+        """`allocate` for a caller who knows that a block is free."""
         block_id = self._free.pop()
+        assert self._refcounts[block_id] == 0, f"block {block_id} is free and held"
         self._refcounts[block_id] = 1
         return block_id
 
-    def incref(self, block_id: int) -> None:
-        """Add a holder to a block that has one already."""
-        assert self._refcounts[block_id] > 0, f"incref of free block {block_id}"
-        self._refcounts[block_id] += 1
+    def incref(self, *block_ids: int) -> None:
+        """Add a holder to blocks that have one already."""
+        refcounts = self._refcounts
+        for block_id in block_ids:
+            assert refcounts[block_id] > 0, f"incref of free block {block_id}"
+            refcounts[block_id] += 1
 
-    def decref(self, block_id: int) -> None:
-        """Take a holder away; without any left the block is free."""
-        assert self._refcounts[block_id] > 0, f"decref of free block {block_id}"
-        self._refcounts[block_id] -= 1
-        if self._refcounts[block_id] == 0:
-            self._free.append(block_id)
+    def decref(self, *block_ids: int) -> None:
+        """Take a holder away from each; without any left a block is free."""
+        refcounts = self._refcounts
+        for block_id in block_ids:
+            assert refcounts[block_id] > 0, f"decref of free block {block_id}"
+            refcounts[block_id] -= 1
+            if refcounts[block_id] == 0:
+                self._free.append(block_id)
 
     def check_invariants(self) -> None:
         """Assert that the free list is exactly the blocks without a holder."""

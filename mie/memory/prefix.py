@@ -5,24 +5,55 @@ without a holder stay until they are evicted: leaves only, least recently used f
 shared root outlives its branches.
 """
 
+from __future__ import annotations
+
 import heapq
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from mie.memory.table import BlockTable
 
 
 class Node:
     """One full block in the tree. The roots, one a salt, hold no block."""
 
-    __slots__ = ("block_id", "children", "is_held", "last_used", "parent", "tokens")
+    __slots__ = (
+        "block_id",
+        "children",
+        "is_held",
+        "last_used",
+        "parent",
+        "salt",
+        "sorted_tokens",
+        "tables",
+        "tokens",
+    )
 
     def __init__(
-        self, parent: "Node | None", tokens: tuple[int, ...], block_id: int | None
+        self, parent: Node | None, tokens: tuple[int, ...], block_id: int | None, salt: str | None
     ) -> None:
         self.parent = parent
         self.tokens = tokens
         self.block_id = block_id
+        self.salt = salt
         self.children: dict[tuple[int, ...], Node] = {}
+        self.sorted_tokens: list[tuple[int, ...]] = []
+        """The keys of ``children`` in order: the one with the longest common prefix is found
+        beside the place where a query would stand."""
+        self.tables: dict[BlockTable, None] = {}
+        """The open tables whose last committed block this is (a dict, for its order)."""
         self.is_held = True
         self.last_used = 0
+
+
+class PartialMatch(NamedTuple):
+    """The block that begins with most of what comes next."""
+
+    block_id: int
+    num_tokens: int
+    node: Node | None
+    """Its node; None for a block that a running sequence is still filling."""
 
 
 class PrefixCache:
@@ -41,35 +72,77 @@ class PrefixCache:
         self.num_unheld = 0
 
     def match(self, token_ids: Sequence[int], limit: int, salt: str | None) -> list[Node]:
-        """The longest path that spells a prefix of at most ``limit`` of the tokens."""
+        """The longest path of full blocks that spells a prefix of at most ``limit`` tokens."""
         node = self._roots.get(salt)
         path: list[Node] = []
         size = self._block_size
-        while node is not None and (len(path) + 1) * size <= limit:
-            tokens = tuple(token_ids[len(path) * size : (len(path) + 1) * size])
-            node = node.children.get(tokens)
-            if node is not None:
-                path.append(node)
+        if node is None:
+            return path
+        for start in range(0, limit - size + 1, size):
+            node = node.children.get(tuple(token_ids[start : start + size]))
+            if node is None:
+                break
+            path.append(node)
         return path
 
-    def child(self, parent: Node | None, tokens: tuple[int, ...], salt: str | None) -> Node | None:
-        """The node that continues ``parent`` (None: the salt's root) with ``tokens``, if any."""
-        return self._at(parent, salt).children.get(tokens)
+    def match_inside(
+        self, path: Sequence[Node], token_ids: Sequence[int], limit: int, salt: str | None
+    ) -> PartialMatch | None:
+        """The block after ``path`` that has the longest common prefix with the next tokens, at most
+        up to ``limit``: a child, or what a running sequence has written of its next block."""
+        node = path[-1] if path else self._roots.get(salt)
+        start = len(path) * self._block_size
+        wanted = tuple(token_ids[start : min(limit, start + self._block_size)])
+        if node is None or not wanted:
+            return None
+        best = PartialMatch(-1, 0, None)
+        place = bisect_left(node.sorted_tokens, wanted)
+        for tokens in node.sorted_tokens[max(0, place - 1) : place + 1]:
+            count = _num_common(tokens, wanted)
+            if count > best.num_tokens:
+                child = node.children[tokens]
+                best = PartialMatch(block_of(child), count, child)
+        for table in node.tables:
+            written = table.token_ids[start : min(table.num_tokens, start + len(wanted))]
+            # A table that has not run yet holds a copy that is only planned.
+            if table.has_run and written and written[0] == wanted[0]:
+                count = _num_common(written, wanted)
+                if count > best.num_tokens:
+                    index = table.num_committed
+                    best = PartialMatch(table.block_ids[index], count, None)
+        return best if best.num_tokens else None
 
-    def insert(
-        self, parent: Node | None, tokens: tuple[int, ...], block_id: int, salt: str | None
-    ) -> Node:
-        """A new, held node under ``parent`` (None: the salt's root)."""
-        parent = self._at(parent, salt)
+    def enter(self, table: BlockTable, node: Node | None, salt: str | None = None) -> None:
+        """``node`` (None: the salt's root) is the last committed block of an open table."""
+        if table.node is not None:
+            self.leave(table)
+        if node is None:
+            node = self._roots.get(salt)
+            if node is None:
+                node = self._roots[salt] = Node(None, (), None, salt)
+        node.tables[table] = None
+        table.node = node
+
+    def leave(self, table: BlockTable) -> None:
+        """The table is closed, or goes on to the next node."""
+        assert table.node is not None
+        del table.node.tables[table]
+        self._drop_empty_root(table.node)
+        table.node = None
+
+    def insert(self, parent: Node, tokens: tuple[int, ...], block_id: int) -> Node:
+        """A new, held node under ``parent``."""
         assert tokens not in parent.children, "these tokens are in the tree already"
-        node = parent.children[tokens] = Node(parent, tokens, block_id)
+        node = parent.children[tokens] = Node(parent, tokens, block_id, parent.salt)
+        insort(parent.sorted_tokens, tokens)
         return node
 
-    def hold(self, node: Node) -> None:
-        """A holder came to a node that had none."""
-        assert not node.is_held
-        node.is_held = True
-        self.num_unheld -= 1
+    def hold(self, nodes: Sequence[Node]) -> None:
+        """A holder came to nodes that had none."""
+        for node in nodes:
+            assert not node.is_held
+            node.is_held = True
+        self.num_unheld -= len(nodes)
 
     def release(self, path: Sequence[Node]) -> None:
         """The last holder of these nodes left; they were all used just now."""
@@ -90,30 +163,50 @@ class PrefixCache:
             last_used, _, node = heapq.heappop(self._leaves)
             if self._is_evictable(node, last_used):
                 break
-        parent, block_id = node.parent, node.block_id
+        parent = node.parent
         assert parent is not None
-        assert block_id is not None
         del parent.children[node.tokens]
+        del parent.sorted_tokens[bisect_left(parent.sorted_tokens, node.tokens)]
         node.parent = None
         self.num_unheld -= 1
         if parent.block_id is None:
-            if not parent.children:
-                self._roots = {salt: r for salt, r in self._roots.items() if r is not parent}
+            self._drop_empty_root(parent)
         elif not parent.is_held:
             self._offer(parent)
-        return block_id
+        return block_of(node)
 
     def nodes(self) -> Iterator[Node]:
         """Every node that holds a block."""
+        return (node for node in self._walk() if node.block_id is not None)
+
+    def _walk(self) -> Iterator[Node]:
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()
-            if node.block_id is not None:
-                yield node
+            yield node
             stack.extend(node.children.values())
 
-    def _at(self, node: Node | None, salt: str | None) -> Node:
-        return node or self._roots.setdefault(salt, Node(None, (), None))
+    def check_invariants(self, tables: Iterable[BlockTable]) -> None:
+        """Assert what the tree promises about itself, and that it knows exactly ``tables``."""
+        known = [table for node in self._walk() for table in node.tables]
+        assert len(known) == len(set(known)), "a table stands at two nodes"
+        assert set(known) == set(tables), "the tree knows a closed table, or misses an open one"
+        for root in self._roots.values():
+            assert root.children or root.tables, "an empty root stays"
+        for node in self._walk():
+            assert node.sorted_tokens == sorted(node.children), "the sorted keys are not the keys"
+            assert all(table.node is node for table in node.tables), "a table stands elsewhere"
+            for child in node.children.values():
+                assert child.parent is node
+                assert child.salt == node.salt
+                assert node.block_id is None or node.is_held or not child.is_held, (
+                    "a held node has an unheld parent"
+                )
+        assert self.num_unheld == sum(not node.is_held for node in self.nodes())
+
+    def _drop_empty_root(self, node: Node) -> None:
+        if node.block_id is None and not node.children and not node.tables:
+            del self._roots[node.salt]
 
     def _is_evictable(self, node: Node, last_used: int) -> bool:
         current = node.parent is not None and node.last_used == last_used
@@ -122,7 +215,41 @@ class PrefixCache:
     def _offer(self, node: Node) -> None:
         if node.children:
             return
-        heapq.heappush(self._leaves, (node.last_used, id(node), node))
+        heapq.heappush(self._leaves, (node.last_used, block_of(node), node))
         if len(self._leaves) > 2 * self.num_unheld + 64:  # mostly stale entries: rebuild
             self._leaves = [e for e in self._leaves if self._is_evictable(e[2], e[0])]
             heapq.heapify(self._leaves)
+
+
+def block_of(node: Node) -> int:
+    """The block of a node that is no root."""
+    assert node.block_id is not None
+    return node.block_id
+
+
+def unheld(path: Sequence[Node]) -> list[Node]:
+    """The nodes of a path without a holder: whatever follows one of them has none either."""
+    count = len(path)
+    while count and not path[count - 1].is_held:
+        count -= 1
+    return list(path[count:])
+
+
+def path_to(node: Node) -> list[Node]:
+    """The nodes from the root's child to ``node``."""
+    path: list[Node] = []
+    at: Node | None = node
+    while at is not None and at.block_id is not None:
+        path.append(at)
+        at = at.parent
+    return path[::-1]
+
+
+def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count

@@ -87,6 +87,9 @@ class Backend(Protocol):
     def new_kv_cache(self, shape: KVCacheShape) -> Array:
         """The KV cache, allocated once."""
 
+    def new_host_cache(self, shape: KVCacheShape) -> Array:
+        """Room in the host's memory for blocks that are swapped out of a KV cache."""
+
     # Operators, in the order of a layer.
     def embed(self, token_ids: Array, embedding: Array) -> Array:
         """[T, D]: `ops.linear.embed`."""
@@ -119,7 +122,17 @@ class Backend(Protocol):
 
     # Blocks and tokens.
     def copy_blocks(self, kv_cache: Array, src: Sequence[int], dst: Sequence[int]) -> None:
-        """Copy blocks whole, in every layer: `ops.kv_cache.copy_blocks`."""
+        """Copy blocks whole, in every plane: `ops.kv_cache.copy_blocks`."""
+
+    def export_blocks(
+        self, kv_cache: Array, host_cache: Array, src: Sequence[int], dst: Sequence[int]
+    ) -> None:
+        """Copy blocks whole from the KV cache to the host: `ops.kv_cache.move_blocks`."""
+
+    def import_blocks(
+        self, host_cache: Array, kv_cache: Array, src: Sequence[int], dst: Sequence[int]
+    ) -> None:
+        """Copy blocks whole from the host to the KV cache: `ops.kv_cache.move_blocks`."""
 
     def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
         """One token id for each of the R rows: `ops.sampling.sample`."""

@@ -42,4 +42,10 @@ def copy_blocks(caches: Floats, src: Ints, dst: Ints) -> None:
 
     All sources are read before any destination is written.
     """
-    caches[..., dst, :, :, :] = caches[..., src, :, :, :]
+    move_blocks(caches, caches, src, dst)
+
+
+def move_blocks(source: Floats, target: Floats, src: Ints, dst: Ints) -> None:
+    """Copy whole blocks src [C] of ``source`` onto dst [C] of ``target``, both [..., N, B, Hkv, Dh]
+    with their own N, in every plane."""
+    target[..., dst, :, :, :] = source[..., src, :, :, :]

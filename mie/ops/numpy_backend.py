@@ -72,6 +72,9 @@ class NumpyBackend:
         # Zeros, not whatever was there: masked slots go through a product before they are dropped.
         return np.zeros(dims, self.dtype)
 
+    def new_host_cache(self, shape: KVCacheShape) -> Floats:
+        return self.new_kv_cache(shape)  # a second arena: here the host is the device
+
     def embed(self, token_ids: Ints, embedding: Floats) -> Floats:
         return linear.embed(token_ids, embedding)
 
@@ -137,6 +140,20 @@ class NumpyBackend:
 
     def copy_blocks(self, cache: Floats, src: Sequence[int], dst: Sequence[int]) -> None:
         kv_cache.copy_blocks(cache, np.asarray(src, np.int64), np.asarray(dst, np.int64))
+
+    def export_blocks(
+        self, cache: Floats, host_cache: Floats, src: Sequence[int], dst: Sequence[int]
+    ) -> None:
+        kv_cache.move_blocks(
+            cache, host_cache, np.asarray(src, np.int64), np.asarray(dst, np.int64)
+        )
+
+    def import_blocks(
+        self, host_cache: Floats, cache: Floats, src: Sequence[int], dst: Sequence[int]
+    ) -> None:
+        kv_cache.move_blocks(
+            host_cache, cache, np.asarray(src, np.int64), np.asarray(dst, np.int64)
+        )
 
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
         return sampling.sample(logits, rows)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mie.memory.moves import Moves
 from mie.sched.params import SamplingParams
 
 SeqId = tuple[int, int]
@@ -11,7 +12,12 @@ SeqId = tuple[int, int]
 class NewRow:
     """What the runner must know of a sequence that gets a row: at admission, resumption or fork."""
 
+    row: int
+    choice: int
+    """Which of the request's n choices it is."""
     token_ids: tuple[int, ...]
+    num_computed: int
+    """Of these, tokens whose keys and values are stored."""
     num_prompt: int
     params: SamplingParams
     banned_ids: tuple[int, ...]
@@ -21,42 +27,46 @@ class NewRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """The tokens of one sequence that a step computes."""
+    """Tokens of one sequence, from its prompt or lost in a preemption, that a step computes."""
 
     seq_id: SeqId
     row: int
     start: int
     """Position of the first token."""
     token_ids: tuple[int, ...]
-    block_updates: tuple[tuple[int, int], ...]
-    """(index, block id): entries of the row's block table that are new or replaced."""
-    copies: tuple[tuple[int, int], ...]
-    """(source, destination): blocks to copy before anything is written."""
     choices: tuple[int, ...]
     """Choices that sample from the last token's logits; none while the prompt is incomplete."""
     scored: tuple[int, int]
     """The prompt positions (start, stop) whose logits give prompt log-probabilities."""
-    new_row: NewRow | None
 
     @property
     def end(self) -> int:
         """One past the position of the last token: the tokens in the cache after the step."""
         return self.start + len(self.token_ids)
 
-    @property
-    def is_decode(self) -> bool:
-        """Whether it computes just the one token that was sampled last."""
-        return len(self.token_ids) == 1 and bool(self.choices)
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """One step: the chunks that are computed together, and who lost their blocks for it."""
+    """One step: what is moved, what is computed, and who lost their blocks for it."""
 
     step: int
+    new_rows: tuple[NewRow, ...]
+    moves: Moves
+    decodes: tuple[int, ...]
+    """Rows, ascending, whose last token is computed and whose next one is sampled. The runner knows
+    the rest, so that a decode costs next to nothing to plan."""
     chunks: tuple[Chunk, ...]
     preempted: tuple[SeqId, ...]
 
     @property
-    def num_tokens(self) -> int:
+    def num_prefill_tokens(self) -> int:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decodes) + self.num_prefill_tokens
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is computed; there may be moves all the same."""
+        return not self.decodes and not self.chunks

@@ -1,208 +1,300 @@
-"""Iteration-level continuous batching with chunked prefill, strict first come, first served.
+"""Iteration-level continuous batching with chunked prefill and preemption.
 
-A step takes the running in order of admission, then admits from the head of the queue, all under
-one token budget. A prompt that is not finished has used up its step's budget, so only the last of
-the running can be one: decodes come first. When a block is missing, the last admitted sequence
-gives its blocks back and goes to the front of the queue: it keeps its tokens and is recomputed.
+A step takes the running sequences' decodes first, then their unfinished prompts, then admits from
+the head of the queue, all under one token budget. Both queues are ordered by the policy's key, and
+nobody overtakes. When a decode needs a block and there is none, the last of the running gives its
+blocks back and waits again: it keeps its tokens, and is computed again or swapped back in.
+The rules, with their reasons: docs/scheduling.md.
 """
 
-from collections import deque
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import insort
 from collections.abc import Sequence as Items
+from typing import Any
 
 from mie.config import EngineConfig
-from mie.errors import RequestError
-from mie.memory.manager import Copy, KVCacheManager
+from mie.errors import ConfigError
+from mie.memory.manager import KVCacheManager
+from mie.memory.moves import Emit, Room
 from mie.memory.table import BlockTable
-from mie.sched.plan import Chunk, NewRow, SeqId, StepPlan
-from mie.sched.sequence import FinishReason, Request, Sequence
+from mie.sched.admission import check_fits
+from mie.sched.plan import Chunk, SeqId, StepPlan
+from mie.sched.policy import VICTIM_RULES, WaitingQueue, rank_of
+from mie.sched.sequence import FinishReason, Request, Sequence, queues
 
 
 class Scheduler:
-    """The queues. ``waiting`` is in order of arrival, ``running`` in order of admission."""
+    """The queues: ``waiting`` and ``running``, each in order of the sequences' keys."""
 
-    def __init__(self, config: EngineConfig, manager: KVCacheManager, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        manager: KVCacheManager,
+        max_model_len: int,
+        emit: Emit = lambda record: None,
+    ) -> None:
+        if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
+            raise ConfigError(
+                f"max_num_batched_tokens is {config.max_num_batched_tokens}; without chunked"
+                f" prefill a step must take a whole context of {max_model_len} tokens (raise it to"
+                " that, lower max_model_len, or allow enable_chunked_prefill)"
+            )
         self.manager = manager
         self.max_model_len = max_model_len
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
-        self._max_num_seqs = config.max_num_seqs
-        self._token_budget = config.max_num_batched_tokens
-        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._config = config
+        self._emit = emit
+        self._max_chunk = config.max_prefill_chunk or config.max_num_batched_tokens
+        self._num_spare = math.ceil(config.watermark * manager.num_blocks)
+        self._rows: list[Sequence | None] = [None] * config.max_num_seqs
+        self._free_rows = list(range(config.max_num_seqs))  # a heap: low rows are taken first
+        self._new_rows: dict[int, Sequence] = {}  # rows that the runner has yet to hear of
+        self._num_seats = 0  # of the running
+        self._num_prefilling = 0
+        self._exported: list[Sequence] = []  # swapped out in this step
         self._step = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.running or self.waiting)
 
     def add(self, request: Request) -> None:
         """Queue a request, or raise `RequestError` if it could never run."""
-        self._check_fits(request)
-        self.waiting.append(request.sequences[0])
+        check_fits(request, self._config, self.manager, self.max_model_len)
+        longest = self._longest
+        rank = rank_of(self._config, request, self._step, longest)
+        max_tokens = request.params.max_tokens
+        for seq in request.sequences:
+            seq.key = (rank, *seq.seq_id)
+            seq.max_tokens = longest
+            if max_tokens is not None:
+                seq.max_tokens = min(longest, request.num_prompt + max_tokens)
+        n = request.params.n
+        self._emit(
+            ("add", request.request_id, request.number, rank, request.num_prompt, n, max_tokens)
+        )
+        self.waiting.add(request.sequences[0])
 
-    def _check_fits(self, request: Request) -> None:
-        num_prompt, manager = request.num_prompt, self.manager
-        if num_prompt >= self.max_model_len:
-            raise RequestError(
-                f"prompt has {num_prompt} tokens; the context holds {self.max_model_len}, the "
-                "answer included (shorten the prompt, or raise max_model_len to at least "
-                f"{num_prompt + 1} if the model allows it)"
-            )
-        if manager.blocks_for(num_prompt) > manager.num_blocks:
-            raise RequestError(
-                f"prompt has {num_prompt} tokens; the KV cache holds "
-                f"{manager.num_blocks * manager.block_size} "
-                f"(raise num_blocks to at least {manager.blocks_for(num_prompt + 1)})"
-            )
-        if request.params.n > self._max_num_seqs:
-            raise RequestError(
-                f"n is {request.params.n}; at most {self._max_num_seqs} sequences run at once "
-                f"(raise max_num_seqs to at least {request.params.n})"
-            )
+    @property
+    def _longest(self) -> int:
+        """Tokens that a sequence can have: the last one's keys and values are never stored."""
+        return min(self.max_model_len, self.manager.num_blocks * self.manager.block_size + 1)
 
     # One step.
 
     def schedule(self) -> StepPlan:
         """Decide what the next step computes, and reserve the blocks for it."""
-        chunks: list[Chunk] = []
-        preempted: list[SeqId] = []
-        budget = self._token_budget
-        for seq in list(self.running):
-            if budget == 0 or seq.table is None:
-                break  # from a sequence that was preempted just now, all the rest were, too
-            count = min(seq.num_missing, budget)
-            copies = self._grow_or_preempt(seq, seq.num_computed + count, preempted)
-            if copies is not None:
-                chunks.append(self._chunk(seq, count, copies))
-                budget -= count
-        while self.waiting and budget > 0:
-            seq = self.waiting[0]
-            copies = self._admit(seq)
-            if copies is None:
-                break  # strict order: nobody overtakes
-            count = min(seq.num_missing, budget)
-            chunks.append(self._chunk(seq, count, copies))
-            budget -= count
         self._step += 1
-        return StepPlan(step=self._step, chunks=tuple(chunks), preempted=tuple(preempted))
+        is_drained = not self.running
+        preempted: list[SeqId] = []
+        budget = self._config.max_num_batched_tokens
+        decodes = self._take_decodes(budget, preempted)
+        budget -= len(decodes)
+        chunks: list[Chunk] = []
+        if self._num_prefilling:
+            budget = self._take_prefills(budget, chunks)
+        if self._may_admit(is_drained, preempted):
+            self._admit(budget, chunks)
+        new_rows = tuple([seq.new_row() for seq in self._new_rows.values()])
+        self._new_rows.clear()
+        return StepPlan(
+            step=self._step,
+            new_rows=new_rows,
+            moves=self.manager.take_moves(),
+            decodes=tuple(decodes),
+            chunks=tuple(chunks),
+            preempted=tuple(preempted),
+        )
 
-    def _grow_or_preempt(
-        self, seq: Sequence, num_tokens: int, preempted: list[SeqId]
-    ) -> tuple[Copy, ...] | None:
-        """Room for ``num_tokens`` of the sequence, if need be at the cost of those admitted after
-        it, the last first; None if it was itself the last and had to go."""
+    def _take_decodes(self, budget: int, preempted: list[SeqId]) -> list[int]:
+        """The rows that decode. Most need no block, and cost one comparison."""
+        rows: list[int] = []
+        for seq in self.running[:]:
+            if seq.is_prefilling:
+                continue
+            table = seq.table
+            if table is None or len(rows) == budget:
+                break  # from a sequence that was preempted just now, all the rest were, too
+            if table.num_tokens == table.num_writable and not self._grow(seq, preempted):
+                break
+            rows.append(table.row)
+        rows.sort()
+        return rows
+
+    def _grow(self, seq: Sequence, preempted: list[SeqId]) -> bool:
+        """Room for the next token, if need be at the cost of those with a larger key, the largest
+        first; False if the sequence was itself the last and had to go."""
         assert seq.table is not None
-        while True:
-            copies = self.manager.grow(seq.table, num_tokens)
-            if copies is not None:
-                return copies
+        while not self.manager.grow(seq.table, seq.num_tokens):
             victim = self.running[-1]
-            self.preempt(victim)
+            self.preempt(victim, by=seq)
             preempted.append(victim.seq_id)
             if victim is seq:
-                return None
+                return False
+        return True
 
-    def _admit(self, seq: Sequence) -> tuple[Copy, ...] | None:
-        """Move the head of the queue to the running, with blocks for all its tokens; else None."""
-        num_seats = sum(other.num_seats for other in self.running) + seq.num_seats
-        if num_seats > self._max_num_seqs:
-            return None
-        request = seq.request
-        use_cache = request.num_prompt_scored >= request.num_prompt_to_score
-        table = self.manager.open_table(seq.token_ids, use_cache=use_cache)
-        copies = self.manager.grow(table, seq.num_tokens)
-        if copies is None:
-            self.manager.close_table(table)
-            return None
-        self.waiting.popleft()
-        self.running.append(seq)
+    def _take_prefills(self, budget: int, chunks: list[Chunk]) -> int:
+        """Chunks of the running prompts, whose blocks they have already; the budget left."""
+        for seq in self.running:
+            count = self._chunk_size(seq.num_missing, budget) if seq.is_prefilling else 0
+            if count:
+                chunks.append(seq.chunk(count))
+                budget -= count
+        return budget
+
+    def _chunk_size(self, num_missing: int, budget: int) -> int:
+        if not self._config.enable_chunked_prefill:
+            return num_missing if num_missing <= budget else 0
+        return min(num_missing, budget, self._max_chunk)
+
+    def _may_admit(self, is_drained: bool, preempted: list[SeqId]) -> bool:
+        if self._config.batching == "static":
+            return is_drained
+        return not preempted or self._config.admit_after_preemption
+
+    def _admit(self, budget: int, chunks: list[Chunk]) -> None:
+        """Move sequences from the head of the queue to the running while there are seats, blocks
+        and budget. A static batch is filled whatever the budget; its prompts take turns."""
+        is_static = self._config.batching == "static"
+        while self.waiting and (budget or is_static):
+            seq = self.waiting.first
+            if self._num_seats + seq.num_seats > self._config.max_num_seqs:
+                return
+            request = seq.request
+            room = self.manager.find_room(
+                seq.token_ids,
+                salt=request.cache_salt,
+                use_cache=self._may_use_cache(request),
+                host=seq.host,
+                num_spare=self._num_spare_for(seq),
+            )
+            if room is None:
+                return
+            count = self._chunk_size(seq.num_tokens - room.num_computed, budget)
+            if not count and not is_static:
+                return
+            self._open(seq, room)
+            if count:
+                chunks.append(seq.chunk(count))
+                budget -= count
+
+    def _may_use_cache(self, request: Request) -> bool:
+        return request.num_prompt_scored >= request.num_prompt_to_score
+
+    def _num_spare_for(self, seq: Sequence) -> int:
+        """Blocks to leave free: the watermark, and those that forks of the last block will copy.
+        Alone, a sequence may have them all, or it could wait for ever."""
+        if not self.running:
+            return 0
+        is_split = seq.request.num_prompt % self.manager.block_size > 0
+        return self._num_spare + (seq.num_seats - 1 if is_split else 0)
+
+    def _open(self, seq: Sequence, room: Room) -> None:
+        self.waiting.remove(seq)
+        row = heapq.heappop(self._free_rows)
+        event = (seq.seq_id, row, seq.num_tokens, room.num_computed)
+        if seq.was_admitted:
+            self._emit(("resume", *event, "recompute" if seq.host is None else "swap"))
+            recomputed = max(0, seq.num_lost - room.num_computed)
+            seq.request.metrics.num_recomputed_tokens += recomputed
+        else:
+            self._emit(("admit", *event))
+            self._count_query(seq, room)
+        seq.was_admitted, seq.host = True, None
+        table = self.manager.open_table(room, seq.seq_id, row)
         self._seat(seq, table)
-        seq.num_recomputed += max(0, seq.num_lost - table.num_cached)
-        if seq.num_cached_tokens is None:
-            seq.num_cached_tokens = table.num_cached
-        return copies
+        seq.is_prefilling = True
+        self._num_prefilling += 1
+        insort(self.running, seq, key=lambda seq: seq.key)
+
+    def _count_query(self, seq: Sequence, room: Room) -> None:
+        request = seq.request
+        request.metrics.num_cached_tokens = room.num_computed
+        if self._may_use_cache(request):
+            num_full = len(room.path) * self.manager.block_size
+            num_partial = room.num_computed - num_full
+            self.manager.stats.add_query(request.num_prompt, num_full, num_partial)
+            if room.num_computed:
+                source = room.partial and room.partial.block_id
+                hit = (request.num_prompt, num_full, num_partial, source)
+                self._emit(("hit", seq.seq_id, *hit))
 
     def _seat(self, seq: Sequence, table: BlockTable) -> None:
-        seq.table, seq.row, seq.is_new_row = table, self._free_rows.pop(), True
-        seq.num_computed = table.num_tokens
+        seq.table, seq.row = table, table.row
+        self._rows[table.row] = self._new_rows[table.row] = seq
+        self._num_seats += seq.num_seats
 
-    def _chunk(self, seq: Sequence, count: int, copies: tuple[Copy, ...]) -> Chunk:
-        assert seq.table is not None
-        assert seq.row is not None
-        request, start = seq.request, seq.num_computed
-        end = start + count
-        choices: tuple[int, ...] = ()
-        if end == seq.num_tokens:
-            choices = (seq.index,) if request.is_forked else tuple(range(request.params.n))
-        new_row = self._new_row(seq) if seq.is_new_row else None
-        seq.is_new_row = False
-        scored = (max(start, request.num_prompt_scored), min(end, request.num_prompt_to_score))
-        return Chunk(
-            seq_id=seq.seq_id,
-            row=seq.row,
-            start=start,
-            token_ids=tuple(seq.token_ids[start:end]),
-            block_updates=seq.table.take_changes(),
-            copies=copies,
-            choices=choices,
-            scored=scored if scored[0] < scored[1] else (0, 0),
-            new_row=new_row,
-        )
-
-    def _new_row(self, seq: Sequence) -> NewRow:
-        request = seq.request
-        return NewRow(
-            token_ids=tuple(seq.token_ids),
-            num_prompt=request.num_prompt,
-            params=request.params,
-            banned_ids=tuple(sorted(request.eos_token_ids | request.stop_token_ids)),
-            draw_key=request.draw_key,
-        )
-
-    def update(self, plan: StepPlan, token_ids: Items[Items[int]]) -> list[Sequence]:
-        """Take in a step's result: the sampled tokens of each chunk, one for each of its choices.
+    def update(
+        self, plan: StepPlan, decoded: Items[int], sampled: Items[Items[int]]
+    ) -> list[Sequence]:
+        """Take in a step's result: a token for each decode, and for each chunk one for each of its
+        choices.
 
         Returns the sequences that got a token, in that order; those that ended have a
         ``finish_reason`` and no blocks.
         """
-        running = {seq.seq_id: seq for seq in self.running}
-        sampled: list[Sequence] = []
-        for chunk, chunk_token_ids in zip(plan.chunks, token_ids, strict=True):
-            seq = running[chunk.seq_id]
-            request = seq.request
-            assert seq.table is not None
-            seq.num_computed = chunk.end
-            self.manager.commit(seq.table, seq.token_ids, chunk.end)
-            request.num_prompt_scored = max(request.num_prompt_scored, chunk.scored[1])
-            if chunk.choices and not request.is_forked:
+        self.manager.end_step()
+        self._exported.clear()
+        seqs = [seq for seq in map(self._rows.__getitem__, plan.decodes) if seq is not None]
+        if seqs:
+            self._emit(("decode", plan.decodes))
+            self.manager.advance([seq.table for seq in seqs if seq.table is not None])
+        for seq, token_id in zip(seqs, decoded, strict=True):
+            seq.token_ids.append(token_id)
+            if token_id in seq.end_token_ids or len(seq.token_ids) >= seq.max_tokens:
+                self._end(seq, token_id)
+        for chunk, token_ids in zip(plan.chunks, sampled, strict=True):
+            seqs += self._update_chunk(chunk, token_ids)
+        return seqs
+
+    def _update_chunk(self, chunk: Chunk, token_ids: Items[int]) -> list[Sequence]:
+        seq = self._rows[chunk.row]
+        assert seq is not None
+        assert seq.table is not None
+        request = seq.request
+        self._emit(("prefill", seq.seq_id, chunk.start, len(chunk.token_ids), chunk.choices))
+        self.manager.commit(seq.table, chunk.end)
+        request.num_prompt_scored = max(request.num_prompt_scored, chunk.scored[1])
+        if chunk.choices:
+            seq.is_prefilling = False
+            self._num_prefilling -= 1
+            if not request.is_forked:
                 self._fork(seq)
-            for choice, token_id in zip(chunk.choices, chunk_token_ids, strict=True):
-                chosen = request.sequences[choice]
-                self._append(chosen, token_id)
-                sampled.append(chosen)
-        return sampled
+        chosen = [request.sequences[choice] for choice in chunk.choices]
+        for each, token_id in zip(chosen, token_ids, strict=True):
+            each.token_ids.append(token_id)
+        for each, token_id in zip(chosen, token_ids, strict=True):
+            if token_id in each.end_token_ids or each.num_tokens >= each.max_tokens:
+                self._end(each, token_id)
+        return chosen
 
     def _fork(self, first: Sequence) -> None:
         """The prompt is computed: seat the other choices beside the first, over its blocks."""
         assert first.table is not None
         request = first.request
+        self._num_seats -= first.num_seats - 1
         request.is_forked = True
-        place = self.running.index(first) + 1
-        siblings = request.sequences[1:]
-        self.running[place:place] = siblings
-        for sibling in siblings:
-            self._seat(sibling, self.manager.fork(first.table))
-            sibling.num_cached_tokens = first.num_cached_tokens
+        for sibling in request.sequences[1:]:
+            row = heapq.heappop(self._free_rows)
+            self._emit(("fork", sibling.seq_id, first.seq_id, row))
+            table = self.manager.fork(first.table, sibling.seq_id, row, sibling.token_ids)
+            self._seat(sibling, table)
+            sibling.was_admitted = True
+            insort(self.running, sibling, key=lambda seq: seq.key)
 
-    def _append(self, seq: Sequence, token_id: int) -> None:
-        seq.token_ids.append(token_id)
+    def _end(self, seq: Sequence, token_id: int) -> None:
+        """Finish a sequence whose last token or length may be its end."""
         request, params = seq.request, seq.request.params
         is_forced = seq.num_generated <= len(params.trace_decode_token_ids or ())
-        longest = min(self.max_model_len, self.manager.num_blocks * self.manager.block_size + 1)
         if token_id in request.eos_token_ids and not is_forced:
             self.finish(seq, "stop")
         elif token_id in request.stop_token_ids and not is_forced:
             self.finish(seq, "stop", token_id)
-        elif seq.num_generated == params.max_tokens or seq.num_tokens >= longest:
+        elif seq.num_tokens >= seq.max_tokens:
             self.finish(seq, "length")
 
     # Leaving, legal in every state.
@@ -219,42 +311,88 @@ class Scheduler:
             self._leave(seq)
         elif seq in self.waiting:
             self.waiting.remove(seq)
+        if seq.host is not None:
+            self._drop_host(seq)
+        self._emit(("finish", seq.seq_id, reason))
 
     def abort(self, request: Request) -> None:
         """End every choice of a request."""
         for seq in request.sequences:
             self.finish(seq, "abort")
 
-    def preempt(self, seq: Sequence) -> None:
-        """Take a running sequence's blocks; it keeps its tokens and waits first in the queue."""
-        seq.num_preemptions += 1
-        seq.num_lost = seq.num_computed
+    def preempt(self, seq: Sequence, by: Sequence | None = None, *, swap: bool = True) -> None:
+        """Take a running sequence's blocks, for ``by`` to have; it keeps its tokens and waits."""
+        assert seq.table is not None
+        metrics = seq.request.metrics
+        metrics.num_preemptions += 1
+        num_computed, mode = seq.num_computed, "recompute"
+        if swap and self._config.preemption_mode == "swap":
+            seq.host = self.manager.swap_out(seq.table)
+            mode = "swap" if seq.host else "recompute: host pool full"
+        if seq.host is not None:
+            metrics.num_swaps += 1
+            self._exported.append(seq)
+        seq.num_lost = 0 if seq.host else num_computed
         self._leave(seq)
-        self.waiting.appendleft(seq)
+        self.waiting.add(seq)
+        rule = VICTIM_RULES[self._config.scheduling_policy]
+        self._emit(("preempt", seq.seq_id, by and by.seq_id, mode, rule, seq.num_lost))
 
     def preempt_all(self) -> None:
-        """Forget what is in the cache's tables: what a step that was broken off leaves behind."""
+        """Forget what is in the cache's tables: what a step that was broken off leaves behind.
+
+        What it had swapped in or out is computed again, since the moves may not have been made.
+        """
+        self.manager.end_step()
+        for seq in self._exported:
+            if seq.host is not None:
+                seq.num_lost = seq.host.num_tokens
+                self._drop_host(seq)
+        self._exported.clear()
         while self.running:
-            self.preempt(self.running[-1])
+            self.preempt(self.running[-1], swap=False)
 
     def _leave(self, seq: Sequence) -> None:
         assert seq.table is not None
         assert seq.row is not None
+        self._num_seats -= seq.num_seats
+        self._num_prefilling -= seq.is_prefilling
         self.running.remove(seq)
+        seq.request.metrics.num_copied_blocks += seq.table.num_copies
         self.manager.close_table(seq.table)
-        self._free_rows.append(seq.row)
-        seq.table, seq.row, seq.num_computed = None, None, 0
+        heapq.heappush(self._free_rows, seq.row)
+        self._rows[seq.row] = None
+        self._new_rows.pop(seq.row, None)
+        seq.table, seq.row, seq.is_prefilling = None, None, False
+
+    def _drop_host(self, seq: Sequence) -> None:
+        assert seq.host is not None
+        self.manager.drop_host(seq.host)
+        seq.host = None
+
+    # For tests and the event log.
+
+    def snapshot(self) -> dict[str, Any]:
+        """The queues, their sequences and the blocks, as plain data."""
+        return {**self.manager.snapshot(), **queues(list(self.waiting), self.running)}
 
     def check_invariants(self) -> None:
         """Assert what holds between steps; for tests."""
-        self.manager.check_invariants(seq.table for seq in self.running if seq.table is not None)
-        order = [seq.seq_id for seq in [*self.running, *self.waiting]]
-        assert order == sorted(set(order)), "somebody overtook"
-        rows = [seq.row for seq in self.running]
-        assert len({*rows, *self._free_rows}) == len(rows) + len(self._free_rows), "a shared row"
-        for seq in self.running:
+        waiting = list(self.waiting)
+        assert all(seq.table is not None for seq in self.running)
+        tables = [seq.table for seq in self.running if seq.table is not None]
+        self.manager.check_invariants(tables, [seq.host for seq in waiting if seq.host is not None])
+        assert [seq.key for seq in self.running] == sorted(seq.key for seq in self.running)
+        assert not {*waiting} & {*self.running}, "waits and runs"
+        rows = [seq.row for seq in self.running if seq.row is not None]
+        assert sorted([*rows, *self._free_rows]) == list(range(len(self._rows))), "a row is lost"
+        assert self._num_seats == sum(seq.num_seats for seq in self.running)
+        assert self._num_seats <= self._config.max_num_seqs
+        assert self._num_prefilling == sum(seq.is_prefilling for seq in self.running)
+        for seq in [*waiting, *self.running]:
             assert seq.finish_reason is None
-            assert seq.table is not None
             assert seq.num_missing >= 1
-            assert seq.num_computed == seq.table.num_tokens
-        assert all(seq.num_missing == 1 for seq in self.running[:-1]), "a prefill before a decode"
+        for seq in self.running:
+            assert self._rows[seq.row or 0] is seq
+            assert seq.host is None, "swapped out and running"
+            assert seq.is_prefilling or seq.num_missing == 1

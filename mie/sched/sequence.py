@@ -1,10 +1,14 @@
 """What the scheduler runs: a request and its sequences, one for each of its n choices."""
 
-from collections.abc import Sequence as Items
-from typing import Literal
+from __future__ import annotations
 
-from mie.memory.table import BlockTable
+from collections.abc import Sequence as Items
+from typing import Any, Literal
+
+from mie.memory.table import BlockTable, HostTable
+from mie.sched.metrics import RequestMetrics
 from mie.sched.params import SamplingParams
+from mie.sched.plan import Chunk, NewRow
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -20,23 +24,27 @@ class Request:
         params: SamplingParams,
         eos_token_ids: Items[int] = (),
         draw_seed: int = 0,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> None:
         self.request_id = request_id
         self.number = number
         """Arrival: 0 for the first request of the engine."""
         self.params = params
+        self.priority = priority
+        """Lower runs first, under the policy of that name."""
+        self.cache_salt = cache_salt
+        """Only requests with the same salt share cached blocks."""
         self.num_prompt = len(prompt_token_ids)
         self.eos_token_ids = frozenset(() if params.ignore_eos else eos_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        self.end_token_ids = self.eos_token_ids | self.stop_token_ids
         self.draw_key = (params.seed, 0) if params.seed is not None else (draw_seed, number + 1)
         """(seed, stream) of the random numbers: a user's seed has stream 0 to itself."""
         self.num_prompt_scored = 0
         """Prompt positions whose log-probabilities were returned: each is returned once."""
-        self.arrival_time = 0.0
-        """Seconds, stamped by the engine as the next three: this room reads no clock."""
-        self.first_step_time: float | None = None
-        self.first_token_time: float | None = None
-        self.last_token_time: float | None = None
+        self.metrics = RequestMetrics()
         self.sequences = [Sequence(self, index, prompt_token_ids) for index in range(params.n)]
         self.is_forked = params.n == 1
         """Whether all choices have tables of their own; before, only the first runs."""
@@ -56,35 +64,57 @@ class Sequence:
 
     There is no prefill phase and no decode phase: every step lets ``num_computed`` catch up with
     ``num_tokens``. Where the sequence stands (waiting, running, finished) is told by the queue that
-    holds it.
+    holds it; swapped out is waiting with a ``host`` table.
     """
+
+    __slots__ = (
+        "end_token_ids",
+        "finish_reason",
+        "host",
+        "index",
+        "is_prefilling",
+        "key",
+        "max_tokens",
+        "num_lost",
+        "request",
+        "row",
+        "seq_id",
+        "stop_reason",
+        "table",
+        "token_ids",
+        "was_admitted",
+    )
 
     def __init__(self, request: Request, index: int, prompt_token_ids: Items[int]) -> None:
         self.request = request
         self.index = index
+        self.seq_id = (request.number, index)
+        """Orders by arrival."""
+        self.key = (0, request.number, index)
+        """Orders the queues: (the policy's rank, number, index). The scheduler sets the rank."""
         self.token_ids = list(prompt_token_ids)
-        self.num_computed = 0
+        self.end_token_ids = request.end_token_ids
+        self.max_tokens = 0
+        """Tokens, the prompt's included, at which it ends; set by the scheduler."""
         self.table: BlockTable | None = None
         self.row: int | None = None
-        self.is_new_row = False
-        """Whether the runner has yet to hear of this row."""
+        self.host: HostTable | None = None
+        self.is_prefilling = False
+        """Whether it runs and has more to compute than the token that was sampled last."""
+        self.was_admitted = False
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self.num_cached_tokens: int | None = None
-        """Prompt tokens found in the prefix cache at the first admission."""
-        self.num_preemptions = 0
         self.num_lost = 0
-        """Tokens that were computed when it was last preempted."""
-        self.num_recomputed = 0
-
-    @property
-    def seq_id(self) -> tuple[int, int]:
-        """(request number, choice): orders by arrival."""
-        return self.request.number, self.index
+        """Tokens that were computed when it was last preempted, and not swapped out."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose keys and values are on the device."""
+        return self.table.num_tokens if self.table is not None else 0
 
     @property
     def num_generated(self) -> int:
@@ -100,5 +130,60 @@ class Sequence:
         """Places among the running that it takes: its unforked siblings wait in it."""
         return 1 if self.request.is_forked else len(self.request.sequences)
 
+    def chunk(self, count: int) -> Chunk:
+        """The next ``count`` tokens to compute."""
+        assert self.row is not None
+        request, start = self.request, self.num_computed
+        end = start + count
+        choices: tuple[int, ...] = ()
+        if end == self.num_tokens:
+            choices = (self.index,) if request.is_forked else tuple(range(request.params.n))
+        scored = (max(start, request.num_prompt_scored), min(end, request.num_prompt_to_score))
+        return Chunk(
+            seq_id=self.seq_id,
+            row=self.row,
+            start=start,
+            token_ids=tuple(self.token_ids[start:end]),
+            choices=choices,
+            scored=scored if scored[0] < scored[1] else (0, 0),
+        )
+
+    def new_row(self) -> NewRow:
+        """What the runner must know of it."""
+        assert self.row is not None
+        return NewRow(
+            row=self.row,
+            choice=self.index,
+            token_ids=tuple(self.token_ids),
+            num_computed=self.num_computed,
+            num_prompt=self.request.num_prompt,
+            params=self.request.params,
+            banned_ids=tuple(sorted(self.end_token_ids)),
+            draw_key=self.request.draw_key,
+        )
+
     def __repr__(self) -> str:
         return f"<Sequence {self.request.request_id}/{self.index}: {self.num_tokens} tokens>"
+
+
+def queues(waiting: Items[Sequence], running: Items[Sequence]) -> dict[str, Any]:
+    """The sequences in both queues as plain data, for the event log."""
+    return {
+        "waiting": [seq.seq_id for seq in waiting],
+        "running": [seq.seq_id for seq in running],
+        "sequences": {
+            seq.seq_id: {
+                "request_id": seq.request.request_id,
+                "rank": seq.key[0],
+                "num_prompt": seq.request.num_prompt,
+                "max_tokens": seq.request.params.max_tokens,
+                "num_tokens": seq.num_tokens,
+                "num_computed": seq.num_computed,
+                "row": seq.row,
+                "blocks": list(seq.table.block_ids) if seq.table else [],
+                "host": list(seq.host.block_ids) if seq.host else None,
+                "n": seq.request.params.n,
+            }
+            for seq in [*waiting, *running]
+        },
+    }

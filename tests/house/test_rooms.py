@@ -46,11 +46,13 @@ ROOMS = {
     ),
     "sched": Room(mie={"config", "errors", "memory"}),
     # level 3
-    "outputs": Room(mie={"sched.sequence"}),
+    "outputs": Room(mie={"sched.metrics", "sched.sequence"}),
     "runner": Room(
         mie={"model.decoder", "ops.backend", "ops.sampling", "sched.plan"}, packages={"numpy"}
     ),
-    "engine": Room(mie={"config", "errors", "interrupts", "outputs", "runner", "sched"}),
+    "engine": Room(
+        mie={"config", "errors", "events", "interrupts", "memory.stats", "runner", "sched"}
+    ),
     # level 4: what wires things together, and what turns ids into text
     "load": Room(
         mie={
@@ -58,6 +60,7 @@ ROOMS = {
             "config",
             "engine",
             "errors",
+            "events",
             "memory",
             "model",
             "ops.backend",

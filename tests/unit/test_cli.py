@@ -72,11 +72,13 @@ def test_a_requests_own_parameters_win() -> None:
 
 
 def test_every_engine_flag_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mie.llm, "LLM", lambda model, **settings: (model, settings))
+    monkeypatch.setattr(mie.llm, "LLM", lambda model, trace, **settings: (model, settings))
     flags = (
         "--model m --backend numpy --dtype float64 --max-model-len 128 --max-num-seqs 4"
         " --max-num-batched-tokens 64 --block-size 8 --num-gpu-blocks-override 32"
-        " --kv-cache-memory-bytes 2MiB --no-enable-prefix-caching"
+        " --kv-cache-memory-bytes 2MiB --no-enable-prefix-caching --no-partial-block-sharing"
+        " --max-cached-blocks 9 --scheduling-policy sjf --batching static --max-prefill-chunk 5"
+        " --no-enable-chunked-prefill --watermark 0.5 --preemption-mode swap --swap-space 1KiB"
     )
     assert load_llm(parsed(*flags.split())) == (
         "m",
@@ -90,6 +92,15 @@ def test_every_engine_flag_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
             "num_blocks": 32,
             "kv_cache_memory_bytes": 2 << 20,
             "enable_prefix_caching": False,
+            "partial_block_sharing": False,
+            "max_cached_blocks": 9,
+            "scheduling_policy": "sjf",
+            "batching": "static",
+            "max_prefill_chunk": 5,
+            "enable_chunked_prefill": False,
+            "watermark": 0.5,
+            "preemption_mode": "swap",
+            "swap_space": 1024,
         },
     )
     assert load_llm(parsed()) == ("bundled", {})

@@ -15,7 +15,7 @@ from mie.errors import ConfigError, MieError
 
 SEED_RANGE = f"in {-(2**63)} … {2**64 - 1}"
 REQUIRED = ("max_num_seqs", "max_num_batched_tokens", "block_size")
-OPTIONAL = ("max_model_len", "num_blocks", "kv_cache_memory_bytes")
+OPTIONAL = ("max_model_len", "num_blocks", "kv_cache_memory_bytes", "max_prefill_chunk")
 
 
 def refuses(message: str, **settings: Any) -> None:
@@ -32,8 +32,51 @@ def test_the_defaults():
         "num_blocks": None,
         "kv_cache_memory_bytes": None,
         "enable_prefix_caching": True,
+        "partial_block_sharing": True,
+        "max_cached_blocks": None,
+        "max_prefill_chunk": None,
+        "enable_chunked_prefill": True,
+        "scheduling_policy": "fcfs",
+        "sjf_ageing": None,
+        "batching": "continuous",
+        "watermark": 0.01,
+        "admit_after_preemption": False,
+        "preemption_mode": "recompute",
+        "swap_space": None,
+        "event_log_steps": 2000,
         "seed": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scheduling_policy": "lifo"}, "must be one of fcfs, priority, sjf; got 'lifo'"),
+        ({"batching": "dynamic"}, "must be one of continuous, static; got 'dynamic'"),
+        ({"preemption_mode": "drop"}, "must be one of recompute, swap; got 'drop'"),
+        ({"preemption_mode": None}, "preemption_mode must be one of"),
+        ({"watermark": 1.5}, "watermark must be a number in [0, 1]; got 1.5"),
+        ({"max_cached_blocks": -1}, "max_cached_blocks must be an integer at least 0; got -1"),
+        ({"event_log_steps": -1}, "event_log_steps must be an integer at least 0; got -1"),
+        ({"swap_space": 1 << 20}, "swap_space needs preemption_mode='swap'"),
+        ({"sjf_ageing": 2}, "sjf_ageing needs scheduling_policy='sjf'; got 'fcfs'"),
+        ({"sjf_ageing": 0, "scheduling_policy": "sjf"}, "sjf_ageing must be an integer at least 1"),
+        (
+            {"admit_after_preemption": True, "preemption_mode": "swap"},
+            "admit_after_preemption needs preemption_mode='recompute'",
+        ),
+        (
+            {"max_cached_blocks": 4, "enable_prefix_caching": False},
+            "max_cached_blocks needs enable_prefix_caching=True",
+        ),
+        (
+            {"max_prefill_chunk": 4, "enable_chunked_prefill": False},
+            "max_prefill_chunk needs enable_chunked_prefill=True",
+        ),
+    ],
+)
+def test_what_has_no_meaning_is_refused_by_name(settings, message):
+    refuses(message, **settings)
 
 
 @pytest.mark.parametrize("name", REQUIRED + OPTIONAL)

@@ -159,11 +159,60 @@ def test_forced_decoding_returns_true_logprobs(llm):
 
 
 def test_cached_tokens_are_reported(llm):
-    llm.generate("A prompt that nobody used before " * 4, use_tqdm=False)
+    llm.reset_prefix_cache()
+    first = generate(llm, "A prompt that nobody used before " * 4)
     again = generate(llm, "A prompt that nobody used before " * 4)
-    assert again.num_cached_tokens >= 16
-    assert again.num_cached_tokens % 16 == 0
-    assert generate(llm, "Something else entirely, from its first word").num_cached_tokens == 0
+    assert first.num_cached_tokens == 0
+    assert again.num_cached_tokens == len(again.prompt_token_ids) - 1, "all but the last"
+    other = generate(llm, "Something else entirely, from its first word")
+    assert other.num_cached_tokens == 1, "the token that begins every text"
+
+
+def test_a_salt_keeps_prompts_apart_and_a_reset_forgets(llm):
+    def num_cached(**salt):
+        prompt = {"prompt": "A secret that only one tenant has told " * 3, **salt}
+        return generate(llm, prompt).num_cached_tokens
+
+    llm.reset_prefix_cache()
+    assert num_cached(cache_salt="a") == 0
+    assert num_cached(cache_salt="b") == 0
+    assert num_cached() == 0
+    assert num_cached(cache_salt="a") > 16
+    assert llm.reset_prefix_cache()
+    assert num_cached(cache_salt="a") == 0
+    for wrong in ("", 3):
+        with pytest.raises(RequestError, match="cache_salt must be a string that is not empty"):
+            num_cached(cache_salt=wrong)
+
+
+def test_the_cache_is_not_reset_while_a_request_holds_blocks(llm):
+    request_id = llm.add_request("Once upon a time", SamplingParams(max_tokens=4))
+    llm.step()
+    assert not llm.reset_prefix_cache()
+    llm.abort(request_id)
+    assert llm.reset_prefix_cache()
+
+
+def test_priorities_need_their_policy_and_one_for_each_prompt(tiny):
+    llm = LLM(tiny["llama"].directory, skip_tokenizer_init=True, scheduling_policy="priority")
+    params = SamplingParams(max_tokens=2)
+    outputs = llm.generate([[1], [2], [3]], params, use_tqdm=False, priority=[2, 0, 1])
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [2, 2, 2]
+    with pytest.raises(ConfigError, match="3 prompts need as many priorities; got 1"):
+        llm.generate([[1], [2], [3]], params, use_tqdm=False, priority=[1])
+    with pytest.raises(RequestError, match="priority must be an integer; got 1.5"):
+        llm.add_request([1], params, priority=1.5)
+
+
+def test_metrics_tell_where_the_time_went(llm):
+    metrics = generate(llm, "Once upon a time there was").metrics
+    assert metrics.queue_time >= 0
+    assert metrics.prefill_time > 0
+    assert metrics.decode_time > 0
+    total = metrics.queue_time + metrics.prefill_time + metrics.decode_time
+    assert total == pytest.approx(metrics.total_time)
+    assert metrics.time_to_first_token == pytest.approx(metrics.queue_time + metrics.prefill_time)
+    assert set(metrics.as_dict()) >= {"num_preemptions", "num_recomputed_tokens", "num_swaps"}
 
 
 def test_a_stream_gives_the_text_piece_by_piece(llm):

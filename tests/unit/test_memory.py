@@ -8,16 +8,48 @@ from mie.memory.pool import BlockPool
 B = 4
 
 
-def manager(num_blocks=8, enable_prefix_caching=True):
-    return KVCacheManager(num_blocks, B, enable_prefix_caching)
+def manager(num_blocks=8, **settings):
+    return KVCacheManager(num_blocks, B, **settings)
 
 
-def compute(memory, table, token_ids):
-    """Store all the tokens: the copies that were needed, or None."""
-    copies = memory.grow(table, len(token_ids))
-    if copies is not None:
-        memory.commit(table, token_ids, len(token_ids))
+def opened(memory, token_ids, **settings):
+    """A table for the tokens, nothing computed yet; None if there is no room."""
+    room = memory.find_room(token_ids, **settings)
+    return room and memory.open_table(room, (0, 0), 0)
+
+
+def compute(memory, table, count=None):
+    """End the step in which the table's tokens, or the first ``count``, were stored."""
+    memory.take_moves()
+    memory.end_step()
+    memory.commit(table, len(table.token_ids) if count is None else count)
+    return table
+
+
+def stored(memory, token_ids, **settings):
+    """A table whose tokens are all stored."""
+    return compute(memory, opened(memory, token_ids, **settings))
+
+
+def num_cached(memory, token_ids, **settings):
+    """How many tokens would be found."""
+    return memory.find_room(token_ids, **settings).num_computed
+
+
+def fork(memory, table):
+    return memory.fork(table, (0, 1), 1, list(table.token_ids))
+
+
+def write(memory, table, token_id=7):
+    """One more token: the copies that its place needed."""
+    table.token_ids.append(token_id)
+    assert memory.grow(table, len(table.token_ids))
+    copies = memory.take_moves().copies
+    memory.commit(table, len(table.token_ids))
     return copies
+
+
+# The pool.
 
 
 def test_out_of_memory_is_a_value():
@@ -44,54 +76,90 @@ def test_a_free_block_cannot_be_counted(misuse):
         getattr(pool, misuse)(0)
 
 
-def test_a_table_cannot_be_closed_twice():
+def test_a_pool_that_counted_wrongly_is_noticed():
+    pool = BlockPool(2)
+    pool._refcounts[0] = 1
+    with pytest.raises(AssertionError, match=r"free list"):
+        pool.check_invariants()
+    with pytest.raises(AssertionError, match="block 0 is free and held"):
+        pool.take()
+
+
+# Opening and growing: all or nothing.
+
+
+@pytest.mark.parametrize("use", ["close_table", "swap_out", "fork", "grow", "commit"])
+def test_a_closed_table_cannot_be_used(use):
     memory = manager()
-    table = memory.open_table([1])
+    table = opened(memory, [1])
     memory.close_table(table)
-    with pytest.raises(AssertionError, match="closed twice"):
-        memory.close_table(table)
+    arguments = {"fork": ((0, 1), 1, [1]), "grow": (2,), "commit": (1,)}.get(use, ())
+    with pytest.raises(AssertionError):
+        getattr(memory, use)(table, *arguments)
+
+
+def test_looking_for_room_takes_nothing():
+    memory = manager(num_blocks=2)
+    assert memory.find_room([0] * 9) is None
+    assert memory.find_room([0] * 8).num_new == 2
+    assert memory.num_available == 2
+    memory.check_invariants([])
+
+
+def test_a_table_is_opened_with_blocks_for_all_its_tokens():
+    memory = manager()
+    table = opened(memory, [0] * 9)
+    assert len(table.block_ids) == 3
+    assert memory.take_moves().updates == ((0, 0, tuple(table.block_ids)),)
 
 
 def test_growing_is_all_or_nothing():
     memory = manager(num_blocks=2)
-    table = memory.open_table([0] * 9)
-    assert memory.grow(table, 9) is None
-    assert table.block_ids == []
-    assert memory.num_available == 2
-    assert memory.grow(table, 8) == ()
+    table = stored(memory, [0] * 4)
+    assert not memory.grow(table, 9)
+    assert len(table.block_ids) == 1
+    assert memory.num_available == 1
+    assert memory.grow(table, 8)
     assert len(table.block_ids) == 2
 
 
+def test_spare_blocks_must_be_left_over():
+    memory = manager(num_blocks=4)
+    assert memory.find_room([0] * 8, num_spare=3) is None
+    assert memory.find_room([0] * 8, num_spare=2).num_new == 2
+
+
+# Full blocks.
+
+
 def test_full_blocks_are_shared_and_the_last_token_is_always_computed():
-    memory = manager()
-    first = memory.open_table(list(range(8)))
-    compute(memory, first, list(range(8)))
-    same = memory.open_table(list(range(8)))
-    longer = memory.open_table(list(range(9)))
+    memory = manager(partial_block_sharing=False)
+    first = stored(memory, list(range(8)))
+    same, longer = opened(memory, list(range(8))), opened(memory, list(range(9)))
     assert same.num_cached == 4
     assert longer.num_cached == 8
-    assert longer.block_ids == first.block_ids
+    assert longer.block_ids[:2] == first.block_ids
+    assert memory.num_saved == 3
 
 
 def test_tokens_are_compared_with_everything_before_them():
     memory = manager()
-    compute(memory, memory.open_table([1] * 8), [1] * 8)
-    other = memory.open_table([2] * 4 + [1] * 5)
-    assert other.num_cached == 0
+    stored(memory, [1] * 8)
+    assert num_cached(memory, [2] * 4 + [1] * 5) == 0
 
 
 def test_a_salt_keeps_tenants_apart():
     memory = manager()
-    compute(memory, memory.open_table([1] * 5, salt="a"), [1] * 5)
-    assert memory.open_table([1] * 5, salt="b").num_cached == 0
-    assert memory.open_table([1] * 5, salt="a").num_cached == 4
+    stored(memory, [1] * 6, salt="a")
+    assert num_cached(memory, [1] * 7, salt="b") == 0
+    assert num_cached(memory, [1] * 7) == 0
+    assert num_cached(memory, [1] * 7, salt="a") == 6
 
 
 def test_without_prefix_caching_nothing_is_shared_or_kept():
     memory = manager(enable_prefix_caching=False)
-    table = memory.open_table([1] * 8)
-    compute(memory, table, [1] * 8)
-    assert memory.open_table([1] * 9).num_cached == 0
+    table = stored(memory, [1] * 8)
+    assert num_cached(memory, [1] * 9) == 0
     memory.close_table(table)
     assert memory.num_cached == 0
     assert memory.num_available == 8
@@ -99,92 +167,300 @@ def test_without_prefix_caching_nothing_is_shared_or_kept():
 
 def test_two_that_computed_the_same_block_end_up_sharing_it():
     memory = manager()
-    tables = [memory.open_table([1] * 4) for _ in range(2)]
+    tables = [opened(memory, [1] * 4), opened(memory, [1] * 4)]
+    tables[1].row = 1
+    memory.take_moves()
     for table in tables:
-        assert memory.grow(table, 4) == ()
-    for table in tables:
-        table.take_changes()
-        memory.commit(table, [1] * 4, 4)
+        memory.commit(table, 4)
     assert tables[0].block_ids == tables[1].block_ids
-    assert tables[1].take_changes() == ((0, tables[0].block_ids[0]),), "the runner must be told"
+    update = (1, 0, tuple(tables[0].block_ids))
+    assert memory.take_moves().updates == (update,), "the runner must be told"
     assert memory.num_used == 1
+
+
+# Parts of blocks.
+
+
+def test_the_beginning_of_a_block_is_reused_by_a_copy():
+    memory = manager()
+    first = stored(memory, [1, 2, 3, 4, 5, 6, 7, 8])
+    other = opened(memory, [1, 2, 3, 4, 5, 6, 9, 9])
+    assert other.num_cached == 6
+    assert other.block_ids[0] == first.block_ids[0]
+    assert memory.take_moves().copies == ((first.block_ids[1], other.block_ids[1]),)
+    assert other.num_copies == 1
+
+
+def test_the_best_of_many_children_is_found():
+    memory = manager(num_blocks=40)
+    for middle in range(30):
+        memory.close_table(stored(memory, [0, 0, 0, 0, 5, middle, middle, 5]))
+    best = [0, 0, 0, 0, 5, 17, 17, 6, 1]
+    assert memory.find_room(best).num_computed == 7
+    assert memory.find_room([0, 0, 0, 0, 5, 99, 1]).num_computed == 5
+    assert memory.find_room([0, 0, 0, 0, 4, 17, 1]).num_computed == 4
+
+
+def test_the_whole_prompt_in_a_longer_block_leaves_one_token_to_compute():
+    memory = manager()
+    stored(memory, [1, 2, 3, 4])
+    assert num_cached(memory, [1, 2, 3]) == 2
+    assert num_cached(memory, [1, 2, 3, 4]) == 3
+
+
+def test_a_running_sequences_block_lends_what_was_written_before_this_step():
+    memory = manager()
+    owner = stored(memory, [1, 2, 3, 4, 5, 6])
+    owner.token_ids.append(7)
+    assert memory.grow(owner, 7)  # being written in this step
+    borrower = opened(memory, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert borrower.num_cached == 6
+    assert borrower.block_ids[1] != owner.block_ids[1]
+    memory.take_moves()
+    memory.end_step()
+    memory.commit(owner, 7)
+    assert owner.block_ids[1] not in borrower.block_ids
+
+
+def test_a_copy_that_is_only_planned_is_not_copied_on():
+    memory = manager()
+    source = stored(memory, [1, 2, 3, 4, 5, 6])
+    for _ in range(2):
+        opened(memory, [1, 2, 3, 4, 5, 6, 9, 9])
+    assert {copied for copied, _ in memory.take_moves().copies} == {source.block_ids[1]}
+
+
+def test_the_source_of_a_copy_is_pinned_until_the_step_ends():
+    memory = manager(num_blocks=3)
+    memory.close_table(stored(memory, [1, 2, 3, 4]))
+    borrower = opened(memory, [1, 2, 9])
+    assert memory.num_cached == 0, "the source cannot be evicted"
+    assert memory.num_available == 1
+    memory.take_moves()
+    memory.end_step()
+    assert memory.num_cached == 1
+    memory.check_invariants([borrower])
+
+
+def test_a_pinned_source_never_costs_the_last_block():
+    memory = manager(num_blocks=2)
+    memory.close_table(stored(memory, [1, 2, 3, 4]))
+    assert memory.find_room([1, 2, 9, 9, 9]).partial is None
+    assert opened(memory, [1, 2, 9, 9, 9]).num_cached == 0
+
+
+def test_partial_sharing_can_be_turned_off():
+    memory = manager(partial_block_sharing=False)
+    stored(memory, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert num_cached(memory, [1, 2, 3, 4, 5, 6, 9, 9]) == 4
+
+
+# Forks.
 
 
 def test_each_writer_but_the_last_copies_a_forked_partial_block():
     memory = manager()
-    parent = memory.open_table([1] * 6)
-    compute(memory, parent, [1] * 6)
+    parent = stored(memory, [1] * 6)
     full, partial = parent.block_ids
-    forks = [parent, memory.fork(parent), memory.fork(parent)]
-    copies = [compute(memory, table, [1] * 6 + [i]) for i, table in enumerate(forks)]
+    forks = [parent, fork(memory, parent), fork(memory, parent)]
+    assert memory.num_slots_empty == 2, "a shared block is counted once"
+    copies = [write(memory, table, i) for i, table in enumerate(forks)]
     assert [len(c) for c in copies] == [1, 1, 0]
     assert [c[0][0] for c in copies[:2]] == [partial, partial]
     assert forks[2].block_ids == [full, partial]
     assert len({table.block_ids[1] for table in forks}) == 3
     assert {table.block_ids[0] for table in forks} == {full}
+    memory.check_invariants(forks)
 
 
 def test_a_copy_that_does_not_fit_leaves_no_trace():
     memory = manager(num_blocks=1)
-    parent = memory.open_table([1, 2])
-    compute(memory, parent, [1, 2])
-    twin = memory.fork(parent)
-    assert memory.grow(twin, 3) is None
+    parent = stored(memory, [1, 2])
+    twin = fork(memory, parent)
+    assert not memory.grow(twin, 3)
     assert twin.block_ids == parent.block_ids
     memory.check_invariants([parent, twin])
 
 
+def test_a_sibling_that_leaves_takes_its_share_of_the_empty_slots_along():
+    memory = manager()
+    parent = stored(memory, [1] * 5)
+    twin = fork(memory, parent)
+    memory.close_table(twin)
+    assert memory.num_slots_empty == 3
+    memory.check_invariants([parent])
+
+
+# What stays after its request.
+
+
 def test_cached_blocks_outlive_their_request_until_they_are_needed():
     memory = manager(num_blocks=3)
-    table = memory.open_table([1] * 8)
-    compute(memory, table, [1] * 8)
-    memory.close_table(table)
+    memory.close_table(stored(memory, [1] * 8))
     assert (memory.num_used, memory.num_cached, memory.num_available) == (0, 2, 3)
-    big = memory.open_table([2] * 12)
-    assert memory.grow(big, 12) == ()
+    stored(memory, [2] * 12)
     assert memory.num_cached == 0
-    assert memory.open_table([1] * 9).num_cached == 0
+    assert memory.stats.num_evictions == 2
 
 
 def test_leaves_go_first_and_the_least_recently_used_of_them():
-    memory = manager(num_blocks=4)
+    memory = manager(num_blocks=4, partial_block_sharing=False)
     root, old, new = [0] * 4, [1] * 4, [2] * 4
     for branch in (old, new):
-        table = memory.open_table(root + branch)
-        compute(memory, table, root + branch)
-        memory.close_table(table)
-    filler = memory.open_table([9] * 8)
-    assert memory.grow(filler, 8) == ()  # one free block, one eviction
-    assert memory.open_table([*root, *old, 5]).num_cached == 4, "the old branch is gone"
-    assert memory.open_table([*root, *new, 5]).num_cached == 8, "root and new branch are there"
+        memory.close_table(stored(memory, root + branch))
+    filler = opened(memory, [9] * 8)  # one free block, one eviction
+    assert num_cached(memory, [*root, *old, 5], num_spare=-9) == 4, "the old branch is gone"
+    assert num_cached(memory, [*root, *new, 5], num_spare=-9) == 8, "root and new branch are there"
+    memory.check_invariants([filler])
 
 
 def test_what_is_in_use_is_never_evicted():
     memory = manager(num_blocks=2)
-    table = memory.open_table([1] * 4)
-    compute(memory, table, [1] * 4)
-    other = memory.open_table([2] * 8)
-    assert memory.grow(other, 8) is None
-    assert memory.open_table([1] * 5).block_ids == table.block_ids
+    table = stored(memory, [1] * 4)
+    assert opened(memory, [2] * 8) is None
+    assert opened(memory, [1] * 5).block_ids[0] == table.block_ids[0]
 
 
 def test_what_came_back_into_use_is_not_evicted_for_its_age():
-    memory = manager(num_blocks=3)
+    memory = manager(num_blocks=4)
     for token_id in (1, 2):
-        table = memory.open_table([token_id] * 4)
-        compute(memory, table, [token_id] * 4)
-        memory.close_table(table)
-    again = memory.open_table([1] * 5)
-    other = memory.open_table([3] * 8)
-    assert memory.grow(other, 8) == ()
+        memory.close_table(stored(memory, [token_id] * 4))
+    again = opened(memory, [1] * 5)
+    other = opened(memory, [3] * 8)
+    memory.take_moves()
+    memory.end_step()
     memory.check_invariants([again, other])
-    assert again.block_ids[0] not in other.block_ids
+    assert not {*again.block_ids} & {*other.block_ids}
 
 
 def test_many_uses_of_one_prefix_cost_no_memory():
     memory = manager()
     for _ in range(1000):
-        table = memory.open_table([1] * 5)
-        compute(memory, table, [1] * 5)
-        memory.close_table(table)
+        memory.close_table(stored(memory, [1] * 5))
     assert len(memory._prefix._leaves) < 100
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3])
+def test_the_cache_keeps_to_its_budget(budget):
+    memory = manager(max_cached_blocks=budget)
+    for token_id in range(4):
+        memory.close_table(stored(memory, [token_id] * 8))
+        assert memory.num_cached <= budget
+    memory.check_invariants([])
+    assert memory.num_cached == budget
+
+
+def test_a_pin_that_ends_keeps_to_the_budget_too():
+    memory = manager(max_cached_blocks=1)
+    memory.close_table(stored(memory, [1, 2, 3, 4]))
+    other = stored(memory, [5, 5, 5, 5])
+    borrower = opened(memory, [1, 2, 9])
+    memory.end_step()
+    memory.close_table(other)
+    memory.check_invariants([borrower])
+
+
+def test_reset_forgets_all_unless_blocks_are_in_use():
+    memory = manager()
+    table = stored(memory, [1] * 8, salt="tenant")
+    assert not memory.reset_prefix_cache()
+    assert num_cached(memory, [1] * 9, salt="tenant") == 8
+    memory.close_table(table)
+    assert memory.reset_prefix_cache()
+    assert memory.num_cached == 0
+    assert memory._prefix._roots == {}, "a tenant that has nothing costs nothing"
+
+
+# Swapping.
+
+
+def test_a_swapped_table_holds_no_block_and_comes_back_whole():
+    memory = manager(num_blocks=4, num_host_blocks=3, enable_prefix_caching=False)
+    table = stored(memory, [1, 2, 3, 4, 5, 6])
+    device = list(table.block_ids)
+    host = memory.swap_out(table)
+    memory.close_table(table)
+    assert memory.take_moves().exports == tuple(zip(device, host.block_ids, strict=True))
+    assert memory.num_used == 0
+    memory.check_invariants([], [host])
+    back = opened(memory, [1, 2, 3, 4, 5, 6, 7], host=host)
+    assert back.num_cached == 6
+    assert memory.take_moves().imports == tuple(zip(host.block_ids, back.block_ids, strict=True))
+    memory.check_invariants([back])
+
+
+def test_swapping_in_looks_into_the_prefix_cache_first():
+    memory = manager(num_host_blocks=3)
+    table = stored(memory, [1, 2, 3, 4, 5, 6])
+    cached = table.block_ids[0]
+    host = memory.swap_out(table)
+    memory.close_table(table)
+    memory.take_moves()
+    back = opened(memory, [1, 2, 3, 4, 5, 6, 7], host=host)
+    assert back.block_ids[0] == cached
+    assert memory.take_moves().imports == ((host.block_ids[1], back.block_ids[1]),)
+    assert memory.stats.num_imported == 1
+
+
+def test_the_cache_may_know_more_than_was_swapped_out():
+    memory = manager(num_host_blocks=3)
+    table = compute(memory, opened(memory, [1] * 9), 3)
+    host = memory.swap_out(table)
+    memory.close_table(table)
+    stored(memory, [1] * 8)
+    back = opened(memory, [1] * 9, host=host)
+    assert back.num_cached == 8
+    memory.take_moves()
+    assert memory.stats.num_imported == 0
+    memory.check_invariants([t for n in memory._prefix._walk() for t in n.tables])
+
+
+def test_a_full_host_pool_is_a_value_and_nothing_is_done():
+    memory = manager(num_host_blocks=1)
+    table = stored(memory, [1] * 5)
+    assert memory.swap_out(table) is None
+    assert memory.take_moves().exports == ()
+    memory.check_invariants([table])
+
+
+def test_shared_blocks_are_exported_for_each_sibling():
+    memory = manager(num_host_blocks=4)
+    parent = stored(memory, [1] * 6)
+    hosts = []
+    for table in (parent, fork(memory, parent)):
+        hosts.append(memory.swap_out(table))
+        memory.close_table(table)
+    assert len({h for host in hosts for h in host.block_ids}) == 4
+    memory.check_invariants([], hosts)
+    memory.drop_host(hosts[0])
+    memory.check_invariants([], hosts[1:])
+
+
+# Numbers.
+
+
+def test_hits_are_counted_by_kind_and_over_a_window():
+    memory = manager()
+    memory.stats.add_query(10, 4, 2)
+    memory.stats.add_query(10, 0, 0)
+    stats = memory.stats
+    counts = (stats.num_queried_tokens, stats.num_hit_tokens, stats.num_partial_hit_tokens)
+    assert counts == (20, 4, 2)
+    assert stats.hit_rate == 0.3
+    for _ in range(1000):
+        memory.stats.add_query(1, 1, 0)
+    assert memory.stats.hit_rate == 1.0
+
+
+def test_fragmentation_is_reserved_minus_used_slots():
+    memory = manager()
+    table = opened(memory, [1] * 6)
+    assert memory.num_slots_empty == 8
+    compute(memory, table)
+    assert memory.num_slots_empty == 2
+    other = opened(memory, [1] * 7)
+    assert other.num_cached == 6
+    assert memory.num_slots_empty == 2 + 2
+    memory.end_step()
+    memory.close_table(table)
+    assert memory.num_slots_empty == 2

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from mie.config import EngineConfig
-from mie.errors import RequestError
+from mie.errors import ConfigError, RequestError
 from mie.memory.manager import KVCacheManager
 from mie.sched.params import SamplingParams
 from mie.sched.scheduler import Scheduler
@@ -17,45 +17,79 @@ EOS = 3
 class Driver:
     """A scheduler whose steps are answered at once."""
 
-    def __init__(self, num_blocks=16, max_model_len=64, enable_prefix_caching=False, **config):
-        settings = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64, **config}
-        self.manager = KVCacheManager(num_blocks, settings["block_size"], enable_prefix_caching)
-        self.scheduler = Scheduler(EngineConfig(**settings), self.manager, max_model_len)
+    def __init__(self, num_blocks=16, max_model_len=64, num_host_blocks=0, **config):
+        settings = {
+            "block_size": 4,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 64,
+            "enable_prefix_caching": False,
+            "watermark": 0.0,
+            **config,
+        }
+        config = EngineConfig(**settings)
+        self.manager = KVCacheManager(
+            num_blocks,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            num_host_blocks=num_host_blocks,
+        )
+        self.records = []
+        self.scheduler = Scheduler(config, self.manager, max_model_len, self.records.append)
         self.requests = []
+        self.work = {}  # {request number: tokens computed in the last step}
 
-    def add(self, num_prompt, max_tokens=4, first_id=10, **params):
+    def add(self, num_prompt, max_tokens=4, first_id=10, priority=0, cache_salt=None, **params):
         prompt = list(range(first_id, first_id + num_prompt))
         params = SamplingParams(max_tokens=max_tokens, **params)
-        request = Request(str(len(self.requests)), len(self.requests), prompt, params, [EOS])
+        number = len(self.requests)
+        labels = {"priority": priority, "cache_salt": cache_salt}
+        request = Request(str(number), number, prompt, params, [EOS], **labels)
         self.scheduler.add(request)
         self.requests.append(request)
         return request
 
     def step(self, answer=7):
         plan = self.scheduler.schedule()
-        self.scheduler.update(plan, [[answer] * len(chunk.choices) for chunk in plan.chunks])
-        self.scheduler.check_invariants()
+        decoding = [self.scheduler._rows[row].request.number for row in plan.decodes]
+        self.work = {number: decoding.count(number) for number in sorted(decoding)}
+        self.work |= {chunk.seq_id[0]: len(chunk.token_ids) for chunk in plan.chunks}
+        self.answer(plan, answer)
         return plan
 
+    def answer(self, plan, answer=7):
+        sampled = [[answer] * len(chunk.choices) for chunk in plan.chunks]
+        got = self.scheduler.update(plan, [answer] * len(plan.decodes), sampled)
+        self.scheduler.check_invariants()
+        return got
+
     def run(self, max_steps=1000):
-        plans = []
+        """The work of every step, until all is done."""
+        works = []
         while self.scheduler.has_work:
-            plans.append(self.step())
-            assert len(plans) < max_steps, "the scheduler has work and does nothing"
-        return plans
+            self.step()
+            works.append(self.work)
+            assert len(works) < max_steps, "the scheduler has work and does nothing"
+        return works
+
+    def events(self, kind):
+        return [record for record in self.records if record[0] == kind]
 
 
-def work(plan):
-    """{request number: tokens computed in the step}"""
-    return {chunk.seq_id[0]: len(chunk.token_ids) for chunk in plan.chunks}
+def numbers(queue):
+    return [seq.request.number for seq in queue]
+
+
+# Budgets.
 
 
 def test_a_prompt_is_computed_in_chunks_and_samples_at_its_end():
     driver = Driver(max_num_batched_tokens=4)
     driver.add(10, max_tokens=2)
-    plans = driver.run()
-    assert [work(plan) for plan in plans] == [{0: 4}, {0: 4}, {0: 2}, {0: 1}]
-    assert [plan.chunks[0].choices for plan in plans] == [(), (), (0,), (0,)]
+    plans = [driver.step() for _ in range(3)]
+    assert [len(plan.chunks[0].token_ids) for plan in plans] == [4, 4, 2]
+    assert [plan.chunks[0].choices for plan in plans] == [(), (), (0,)]
+    assert driver.step().decodes == (0,)
+    assert not driver.scheduler.has_work
 
 
 def test_decodes_come_before_running_prefills_before_admissions():
@@ -64,8 +98,81 @@ def test_decodes_come_before_running_prefills_before_admissions():
     driver.step()
     driver.add(9)
     driver.add(9)
-    assert work(driver.step()) == {0: 1, 1: 5}
-    assert list(work(driver.step()).items()) == [(0, 1), (1, 4), (2, 1)]
+    driver.step()
+    assert driver.work == {0: 1, 1: 5}
+    driver.step()
+    assert list(driver.work.items()) == [(0, 1), (1, 4), (2, 1)]
+
+
+def test_a_late_decode_comes_before_an_early_prefill():
+    driver = Driver(max_prefill_chunk=2)
+    driver.add(9)
+    driver.add(1)
+    driver.step()
+    assert driver.work == {0: 2, 1: 1}
+    assert driver.step().decodes == (1,)
+    assert list(driver.work.items()) == [(1, 1), (0, 2)]
+
+
+def test_no_prompt_takes_more_than_its_chunk():
+    driver = Driver(max_prefill_chunk=3, max_num_batched_tokens=8)
+    for _ in range(3):
+        driver.add(7, max_tokens=1)
+    driver.step()
+    assert driver.work == {0: 3, 1: 3, 2: 2}
+    driver.step()
+    assert driver.work == {0: 3, 1: 3, 2: 2}
+
+
+def test_the_budget_holds_for_decodes_too_and_the_first_go_first():
+    driver = Driver(max_num_batched_tokens=2)
+    for _ in range(3):
+        driver.add(1, max_tokens=3)
+    works = driver.run()
+    assert all(sum(work.values()) <= 2 for work in works)
+    assert works[:3] == [{0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1}]
+
+
+def test_without_chunking_a_prompt_waits_whole_and_nobody_passes_it():
+    driver = Driver(enable_chunked_prefill=False, max_num_batched_tokens=16, max_model_len=16)
+    for num_prompt in (10, 8, 2):
+        driver.add(num_prompt, max_tokens=2)
+    driver.step()
+    assert driver.work == {0: 10}
+    driver.step()
+    assert driver.work == {0: 1, 1: 8, 2: 2}
+
+
+def test_without_chunking_a_step_must_take_a_whole_context():
+    message = r"max_num_batched_tokens is 8; .* context of 64 tokens \(raise it to that"
+    with pytest.raises(ConfigError, match=message):
+        Driver(enable_chunked_prefill=False, max_num_batched_tokens=8)
+
+
+def test_a_cached_prefix_leaves_more_of_the_budget():
+    driver = Driver(
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=16,
+        max_model_len=16,
+        enable_prefix_caching=True,
+    )
+    driver.add(13, max_tokens=3)
+    driver.step()
+    driver.add(14, max_tokens=1)
+    driver.step()
+    assert driver.work == {0: 1, 1: 1}
+
+
+def test_seats_are_limited_and_count_the_choices_to_come():
+    driver = Driver(max_num_seqs=3)
+    driver.add(2, n=2)
+    driver.add(2, n=2)
+    driver.add(2)
+    driver.step()
+    assert driver.work == {0: 2}, "the second needs two seats, the third may not pass it"
+
+
+# Admission.
 
 
 def test_nobody_overtakes_the_head_of_the_queue():
@@ -74,7 +181,8 @@ def test_nobody_overtakes_the_head_of_the_queue():
     driver.step()
     driver.add(12)
     driver.add(1)
-    assert work(driver.step()) == {0: 1}, "the short one would fit, but it is not its turn"
+    driver.step()
+    assert driver.work == {0: 1}, "the short one would fit, but it is not its turn"
 
 
 def test_a_sequence_is_admitted_with_room_for_all_its_tokens():
@@ -84,12 +192,124 @@ def test_a_sequence_is_admitted_with_room_for_all_its_tokens():
     assert driver.manager.num_available == 1
 
 
-def test_seats_are_limited_and_count_the_choices_to_come():
-    driver = Driver(max_num_seqs=3)
-    driver.add(2, n=2)
-    driver.add(2, n=2)
-    driver.add(2)
-    assert work(driver.step()) == {0: 2}, "the second needs two seats, the third may not pass it"
+def test_admission_leaves_the_watermark_free_unless_nothing_runs():
+    driver = Driver(num_blocks=8, watermark=0.25)
+    driver.add(28, max_tokens=2)
+    driver.step()
+    assert driver.manager.num_available == 1, "alone it may have all"
+    driver.run()
+    driver.add(12, max_tokens=3)
+    driver.add(12, max_tokens=3)
+    driver.add(1, max_tokens=1)
+    driver.step()
+    assert driver.work == {1: 12, 2: 12}, "two of eight blocks stay free"
+
+
+def test_admission_counts_the_copies_that_forks_will_need():
+    for num_prompt, is_admitted in ((5, False), (8, True)):
+        driver = Driver(num_blocks=5)
+        driver.add(8, max_tokens=5)
+        driver.step()
+        driver.add(num_prompt, n=3, max_tokens=2)
+        driver.step()
+        assert (1 in driver.work) == is_admitted, "2 blocks, and 2 copies of the second"
+
+
+def test_running_is_never_preempted_to_admit():
+    driver = Driver(num_blocks=4, scheduling_policy="priority")
+    driver.add(9, max_tokens=4, priority=5)
+    driver.step()
+    driver.add(9, priority=-5)
+    assert driver.step().preempted == ()
+    assert driver.work == {0: 1}
+
+
+@pytest.mark.parametrize("admits", [False, True])
+def test_nobody_is_admitted_in_a_step_that_preempted(admits):
+    policy = {"scheduling_policy": "priority", "admit_after_preemption": admits}
+    driver = Driver(num_blocks=5, **policy)
+    driver.add(4, max_tokens=9)
+    driver.add(12, max_tokens=9, priority=1)
+    driver.step()
+    driver.add(1)
+    plan = driver.step()
+    assert plan.preempted == ((1, 0),)
+    assert bool(plan.chunks) == admits
+
+
+def test_a_static_batch_drains_before_the_next_is_admitted():
+    driver = Driver(batching="static", max_num_seqs=2, max_num_batched_tokens=6)
+    for max_tokens in (5, 2, 2, 1):
+        driver.add(4, max_tokens=max_tokens)
+    works = driver.run()
+    assert works[:2] == [{0: 4, 1: 2}, {0: 1, 1: 2}], "the batch is filled whatever the budget"
+    first = [set(work) for work in works].index({2, 3})
+    assert all(not {2, 3} & set(work) for work in works[:first])
+    assert all(not {0, 1} & set(work) for work in works[first:])
+
+
+# Policies.
+
+
+def admitted(driver):
+    """Request numbers in the order of their first admission."""
+    driver.run()
+    return [record[1][0] for record in driver.events("admit")]
+
+
+def test_fcfs_goes_by_arrival():
+    driver = Driver(max_num_seqs=1)
+    for num_prompt in (9, 1, 5):
+        driver.add(num_prompt)
+    assert admitted(driver) == [0, 1, 2]
+
+
+def test_priority_goes_by_priority_then_arrival():
+    driver = Driver(max_num_seqs=1, scheduling_policy="priority")
+    for priority in (0, 3, -1, 0, -1):
+        driver.add(2, priority=priority)
+    assert admitted(driver) == [2, 4, 0, 3, 1]
+
+
+def test_priority_preempts_the_lowest_then_the_latest():
+    driver = Driver(num_blocks=6, scheduling_policy="priority")
+    for priority in (2, 0, 2):
+        driver.add(7, max_tokens=9, priority=priority)
+    driver.step()
+    driver.step()
+    assert driver.step().preempted == ((2, 0),)
+    assert driver.events("preempt") == [
+        ("preempt", (2, 0), (1, 0), "recompute", "lowest priority, then last arrived", 8)
+    ]
+
+
+def test_a_priority_needs_its_policy():
+    with pytest.raises(RequestError, match=r"priority is 1; .* by fcfs \(set scheduling_policy"):
+        Driver().add(2, priority=1)
+
+
+def test_sjf_takes_the_shortest_job():
+    driver = Driver(max_num_seqs=1, scheduling_policy="sjf")
+    for num_prompt, max_tokens in ((9, 4), (2, 8), (5, 4), (1, None)):
+        driver.add(num_prompt, max_tokens=max_tokens)
+    assert admitted(driver) == [2, 1, 0, 3], "9, 10, 13 and whatever the context holds"
+
+
+@pytest.mark.parametrize(("ageing", "bound"), [(1, 40), (8, 8)])
+def test_sjf_starves_nobody(ageing, bound):
+    driver = Driver(max_num_seqs=1, scheduling_policy="sjf", sjf_ageing=ageing)
+    driver.add(1, max_tokens=1)
+    driver.step()
+    long = driver.add(30, max_tokens=8)
+    for steps in range(100):
+        driver.add(1, max_tokens=1)
+        driver.step()
+        if long.sequences[0].was_admitted:
+            break
+    assert bound / 2 < steps <= bound
+
+
+# Preemption.
 
 
 def test_the_last_admitted_is_preempted_keeps_its_tokens_and_comes_back_first():
@@ -99,47 +319,102 @@ def test_the_last_admitted_is_preempted_keeps_its_tokens_and_comes_back_first():
     driver.step()
     plan = driver.step()
     assert plan.preempted == ((1, 0),)
-    assert [seq.request for seq in driver.scheduler.waiting] == [second]
+    assert numbers(driver.scheduler.waiting) == [1]
     assert second.sequences[0].num_generated == 2
-    assert work(plan) == {0: 1}
+    assert driver.work == {0: 1}
     driver.add(1)
-    assert driver.scheduler.waiting[0].request is second
+    assert driver.scheduler.waiting.first.request is second
     driver.run()
     assert [len(r.sequences[0].token_ids) for r in (first, second)] == [16, 16]
-    assert second.sequences[0].num_preemptions == 1
-    assert second.sequences[0].num_recomputed == 8
+    assert second.metrics.num_preemptions == 1
+    assert second.metrics.num_recomputed_tokens == 8
+    assert driver.events("preempt")[0][1:4] == ((1, 0), (0, 0), "recompute")
 
 
 def test_who_is_preempted_computes_nothing_in_that_step():
     driver = Driver(num_blocks=3, max_num_batched_tokens=2, block_size=2)
     driver.add(1, max_tokens=8)
     driver.add(1, max_tokens=8)
-    for plan in driver.run():
+    while driver.scheduler.has_work:
+        plan = driver.step()
         assert plan.num_tokens <= 2
-        assert not set(plan.preempted) & {chunk.seq_id for chunk in plan.chunks}
+        assert not {number for number, _ in plan.preempted} & set(driver.work)
 
 
-def test_nobody_is_admitted_in_a_step_that_preempted():
-    driver = Driver(num_blocks=4)
+def test_a_swapped_sequence_comes_back_without_computing():
+    driver = Driver(num_blocks=4, num_host_blocks=4, preemption_mode="swap")
     driver.add(7, max_tokens=9)
-    driver.add(7, max_tokens=9)
+    victim = driver.add(7, max_tokens=9)
     driver.step()
     driver.step()
-    driver.add(1)
     plan = driver.step()
-    assert plan.preempted
-    assert len(plan.chunks) == 1
+    assert [pair[1] for pair in plan.moves.exports] == list(victim.sequences[0].host.block_ids)
+    assert driver.manager.num_used == 3
+    while not driver.work.get(1):
+        plan = driver.step()
+    assert driver.work == {1: 1}, "just the token that was sampled last"
+    assert len(plan.moves.imports) == 2
+    driver.run()
+    assert victim.metrics.num_swaps == 1
+    assert victim.metrics.num_recomputed_tokens == 0
+    assert victim.sequences[0].num_generated == 9
+    assert driver.manager._swap._pool.num_free == 4
+
+
+def test_a_full_host_pool_falls_back_to_recompute_and_says_so():
+    driver = Driver(num_blocks=4, num_host_blocks=1, preemption_mode="swap")
+    driver.add(7, max_tokens=9)
+    victim = driver.add(7, max_tokens=9)
+    driver.run()
+    assert driver.events("preempt")[0][3] == "recompute: host pool full"
+    assert victim.metrics.num_swaps == 0
+    assert victim.metrics.num_recomputed_tokens == 8
+
+
+def test_a_step_never_swaps_both_ways():
+    driver = Driver(num_blocks=6, num_host_blocks=9, preemption_mode="swap", block_size=2)
+    for _ in range(4):
+        driver.add(3, max_tokens=9)
+    num_exported = 0
+    while driver.scheduler.has_work:
+        plan = driver.step()
+        num_exported += len(plan.moves.exports)
+        assert not (plan.moves.imports and plan.moves.exports)
+    assert num_exported
+
+
+@pytest.mark.parametrize("when", ["exported", "imported"])
+def test_a_broken_off_swap_is_computed_again(when):
+    driver = Driver(num_blocks=4, num_host_blocks=4, preemption_mode="swap")
+    driver.add(7, max_tokens=9)
+    victim = driver.add(7, max_tokens=9)
+    plan = driver.scheduler.schedule()
+    while not (plan.moves.exports if when == "exported" else plan.moves.imports):
+        driver.answer(plan)
+        plan = driver.scheduler.schedule()
+    driver.scheduler.preempt_all()
+    driver.scheduler.check_invariants()
+    assert victim.sequences[0].host is None
+    assert driver.manager.num_used == 0
+    driver.run()
+    assert victim.sequences[0].num_generated == 9
+
+
+# Forks.
 
 
 def test_forks_share_the_prompt_and_copy_once_per_writer_but_the_last():
     driver = Driver()
-    driver.add(6, n=3, max_tokens=3)
+    request = driver.add(6, n=3, max_tokens=3)
     plan = driver.step()
     assert plan.chunks[0].choices == (0, 1, 2)
     assert driver.manager.num_used == 2
     plan = driver.step()
-    assert [len(chunk.copies) for chunk in plan.chunks] == [1, 1, 0]
+    assert len(plan.moves.copies) == 2
+    assert {source for source, _ in plan.moves.copies} == {1}
     assert driver.manager.num_used == 4
+    driver.run()
+    assert request.metrics.num_copied_blocks == 2
 
 
 def test_one_choice_can_finish_without_ending_its_siblings():
@@ -154,10 +429,14 @@ def test_one_choice_can_finish_without_ending_its_siblings():
     assert driver.manager.num_used == 0
 
 
+# Endings.
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("steps", range(8))
 @pytest.mark.parametrize("n", [1, 2])
-def test_abort_is_legal_in_every_state(steps, n):
-    driver = Driver(num_blocks=4, max_num_batched_tokens=4)
+def test_abort_is_legal_in_every_state(steps, n, mode):
+    driver = Driver(num_blocks=4, max_num_batched_tokens=4, num_host_blocks=4, preemption_mode=mode)
     requests = [driver.add(7, max_tokens=6, n=n) for _ in range(3)]
     for _ in range(steps):
         driver.step()
@@ -227,10 +506,12 @@ def test_prompt_logprobs_skip_prefix_hits_and_are_scored_once():
     driver.add(7, max_tokens=9, first_id=50)
     driver.step()
     request = driver.add(9, max_tokens=6, prompt_logprobs=0)
-    spans = [chunk.scored for plan in driver.run() for chunk in plan.chunks if chunk.seq_id[0] == 2]
+    spans = []
+    while driver.scheduler.has_work:
+        spans += [chunk.scored for chunk in driver.step().chunks if chunk.seq_id[0] == 2]
     scored = [position for span in spans for position in range(*span)]
     assert scored == list(range(8)), "each position with a next token, once"
-    assert request.sequences[0].num_cached_tokens == 0
+    assert request.metrics.num_cached_tokens == 0
 
 
 def test_what_was_scored_before_a_preemption_is_not_scored_again():
@@ -238,7 +519,8 @@ def test_what_was_scored_before_a_preemption_is_not_scored_again():
     request = driver.add(12, prompt_logprobs=0)
     spans = [driver.step().chunks[0].scored]
     driver.scheduler.preempt(request.sequences[0])
-    spans += [chunk.scored for plan in driver.run() for chunk in plan.chunks]
+    while driver.scheduler.has_work:
+        spans += [chunk.scored for chunk in driver.step().chunks]
     assert spans[:4] == [(0, 5), (0, 0), (5, 10), (10, 11)]
 
 

@@ -1,0 +1,34 @@
+"""The event log: what every step did to requests and blocks, in memory and in a file.
+
+This room knows records: names, numbers and their order. It never heard of a scheduler or a block
+table; those emit records here, and `mie.replay` rebuilds their state from them.
+"""
+
+from mie.events.file import read_log
+from mie.events.log import SNAPSHOT_EVERY, EventLog
+from mie.events.vocabulary import (
+    FIELDS,
+    SUMMARY_FIELDS,
+    Record,
+    Segment,
+    Seq,
+    Snapshot,
+    Step,
+    Summary,
+    summary_of,
+)
+
+__all__ = [
+    "FIELDS",
+    "SNAPSHOT_EVERY",
+    "SUMMARY_FIELDS",
+    "EventLog",
+    "Record",
+    "Segment",
+    "Seq",
+    "Snapshot",
+    "Step",
+    "Summary",
+    "read_log",
+    "summary_of",
+]

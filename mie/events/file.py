@@ -1,0 +1,191 @@
+"""The log as a file of JSON lines: small, to be searched with grep or jq, and read back exactly.
+
+Every line has a ``step`` and an ``event``: a kind of record with its fields by name, ``step`` with
+its summary, or ``snapshot``. The file begins with a snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from typing import Any, BinaryIO
+
+from mie.errors import TraceError
+from mie.events.shapes import check_numbers, checked
+from mie.events.vocabulary import FIELDS, SUMMARY_FIELDS, Record, Segment, Snapshot, Step
+
+FORMAT_VERSION = 1
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+# Writing.
+
+
+def record_line(step: int, record: Record) -> str:
+    """The line of a record."""
+    kind, *values = record
+    fields = values[0] if kind == "step" else dict(zip(FIELDS[kind], values, strict=True))
+    return _encode({"step": step, "event": kind, **fields}) + "\n"
+
+
+def snapshot_line(step: int, snapshot: Snapshot) -> str:
+    """The line of a snapshot taken after ``step``. Lists stand for its dictionaries, whose keys
+    JSON would turn into text."""
+    head = {"step": step, "event": "snapshot", "version": FORMAT_VERSION}
+    lists = {
+        "sequences": [{"seq": seq, **fields} for seq, fields in snapshot["sequences"].items()],
+        "refs": list(snapshot["refs"].items()),
+        "tree": [{"block": block, **fields} for block, fields in snapshot["tree"].items()],
+    }
+    return _encode({**head, **snapshot, **lists}) + "\n"
+
+
+# Reading.
+
+
+def read_log(path: str | PathLike[str]) -> Iterator[Segment]:
+    """The segments of the file at ``path``, one at a time, as they were when they were written.
+
+    A run that was killed may have left half a last line: it is dropped, and `Segment.is_cut` set.
+
+    Raises:
+        TraceError: the file cannot be read, or is not an event log; the message names the line.
+    """
+    try:
+        with open(path, "rb") as file:
+            yield from _segments(str(path), file)
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _segments(path: str, file: BinaryIO) -> Iterator[Segment]:
+    draft: _Draft | None = None
+    for number, line in enumerate(file, 1):
+        if draft and not line.endswith(b"\n"):
+            yield draft.segment(is_cut=True)
+            return
+        try:
+            fields = _parse(line)
+            if draft is None:
+                draft = _Draft(fields)
+            elif fields["event"] == "snapshot":
+                draft.check_ended_at(fields["step"])
+                yield draft.segment()
+                draft = _Draft(fields)
+            else:
+                draft.add(fields)
+        except TraceError as error:
+            where = f"{path}, line {number}" if draft else f"{path} is not an event log: line 1"
+            raise TraceError(f"{where}: {error}") from error
+    if draft is None:
+        raise TraceError(f"{path} is not an event log: it is empty")
+    yield draft.segment()
+
+
+class _Draft:
+    """A segment that is being read."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        if fields["event"] != "snapshot":
+            raise TraceError("a snapshot must come first")
+        self._after = self._last = fields["step"]
+        self._snapshot = _read_snapshot(fields)
+        self._steps: list[Step] = []
+        self._rest: list[Record] = []
+
+    def add(self, fields: dict[str, Any]) -> None:
+        """Append the record of a line, whose step must come after the last one ended."""
+        step, kind = fields["step"], fields.pop("event")
+        if step <= self._last:
+            raise TraceError(f"step {step} after the end of step {self._last}")
+        self._rest.append(_read_record(kind, fields))
+        if kind == "step":
+            self._steps.append(tuple(self._rest))
+            self._rest.clear()
+            self._last = step
+
+    def check_ended_at(self, step: int) -> None:
+        """Raise `TraceError` unless a snapshot taken after ``step`` may follow."""
+        if self._rest or step != self._last:
+            raise TraceError(f"a snapshot after step {step} where step {self._last} has ended last")
+
+    def segment(self, *, is_cut: bool = False) -> Segment:
+        """What was read."""
+        return Segment(
+            after=self._after,
+            snapshot=self._snapshot,
+            steps=tuple(self._steps),
+            rest=tuple(self._rest),
+            is_cut=is_cut,
+        )
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """The object in a line, which has a step and an event."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise TraceError("not JSON") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
+        raise TraceError("not an event")
+    if type(fields.get("step")) is not int:
+        raise TraceError("an event of no step")
+    return fields
+
+
+def _read_record(kind: str, fields: dict[str, Any]) -> Record:
+    if kind == "step":
+        check_numbers(fields, SUMMARY_FIELDS)
+        return (kind, fields)
+    if kind not in FIELDS:
+        raise TraceError(f"unknown event {kind!r}")
+    return (kind, *checked(fields, FIELDS[kind]).values())
+
+
+_SIZES = ("block_size", "num_blocks", "num_host_blocks")
+_OF_SEQUENCE = (
+    *("seq", "request_id", "rank", "num_prompt", "max_tokens", "num_tokens", "num_computed"),
+    *("row", "blocks", "host", "n"),
+)
+_OF_NODE = ("block", "parent", "salt", "tokens")
+
+
+def _read_snapshot(fields: Mapping[str, Any]) -> Snapshot:
+    version = fields.get("version")
+    if version != FORMAT_VERSION:
+        raise TraceError(f"format {version!r}; this mie reads format {FORMAT_VERSION}")
+    sizes = checked(fields, _SIZES)
+    if sizes["block_size"] < 1 or sizes["num_blocks"] < 1:
+        raise TraceError("there must be a block with a slot")
+    sequences = [_with_lists(checked(entry, _OF_SEQUENCE)) for entry in _list(fields, "sequences")]
+    nodes = [_with_lists(checked(entry, _OF_NODE)) for entry in _list(fields, "tree")]
+    return {
+        **sizes,
+        "waiting": _pairs(fields, "waiting"),
+        "running": _pairs(fields, "running"),
+        "sequences": {entry.pop("seq"): entry for entry in sequences},
+        "refs": dict(_pairs(fields, "refs")),
+        "tree": {entry.pop("block"): entry for entry in nodes},
+    }
+
+
+def _list(fields: Mapping[str, Any], name: str) -> list[Any]:
+    value = fields.get(name)
+    if not isinstance(value, list):
+        raise TraceError(f"{name} is not a list")
+    return value
+
+
+def _pairs(fields: Mapping[str, Any], name: str) -> list[tuple[int, int]]:
+    return [checked({"seq": pair}, ("seq",))["seq"] for pair in _list(fields, name)]
+
+
+def _with_lists(fields: dict[str, Any]) -> dict[str, Any]:
+    """What a snapshot has as a list, as a list."""
+    lists = {"blocks", "host", "tokens"}
+    return {
+        name: list(value) if name in lists and value is not None else value
+        for name, value in fields.items()
+    }

@@ -1,0 +1,111 @@
+"""Keeping what is emitted: the last steps in memory, all of them in a file."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TextIO
+
+from mie.events.file import record_line, snapshot_line
+from mie.events.vocabulary import Record, Segment, Snapshot, Step, Summary
+
+SNAPSHOT_EVERY = 1000
+"""Steps between two snapshots: few to replay, and so many that a snapshot costs a step nothing."""
+
+
+class EventLog:
+    """Takes in records; keeps the last ``num_steps`` steps in memory, and writes all to ``file``.
+
+    In memory are whole segments of `SNAPSHOT_EVERY` steps: once there were so many, at least
+    ``num_steps`` steps, and fewer than two segments more. With 0 and no file nothing is kept.
+
+    The file is its opener's to close, after the log. If writing fails the error is raised once,
+    and nothing more is written: the file stays the readable beginning of a log.
+    """
+
+    def __init__(self, num_steps: int, file: TextIO | None = None) -> None:
+        self._num_steps = num_steps
+        self._file = file
+        self._pending: list[Record] = []
+        self.emit: Callable[[Record], None] = self._pending.append
+        """Takes in one record, as quickly as can be; the same function for the log's whole life."""
+        self._segments: deque[Segment] = deque()
+        self._steps: list[Step] = []  # of the last segment
+        self._last = 0
+        self._num_left = 0  # steps until the next snapshot
+        self._take_snapshot: Callable[[], Snapshot] | None = None
+
+    def start(self, take_snapshot: Callable[[], Snapshot], step: int = 0) -> None:
+        """Begin with a snapshot of now, after step ``step``; the next are taken as time goes by.
+
+        Records emitted before are forgotten: the snapshot tells of them already.
+        """
+        self._pending.clear()
+        self._take_snapshot = take_snapshot
+        self._last = step
+        self._begin_segment()
+
+    def end_step(self, summary: Summary) -> None:
+        """End a step with its numbers. The mapping is kept, not copied.
+
+        Raises:
+            OSError: the file could not be written.
+        """
+        self._pending.append(("step", summary))
+        records = tuple(self._pending)
+        self._pending.clear()
+        self._last = summary["step"]
+        self._num_left -= 1
+        if self._num_steps:
+            self._steps.append(records)
+        if self._file is not None:
+            self._write(record_line(self._last, record) for record in records)
+        if self._num_left <= 0:
+            self._begin_segment()
+
+    def segments(self) -> list[Segment]:
+        """What is in memory now, oldest first."""
+        segments = list(self._segments)
+        if segments:
+            steps, rest = tuple(self._steps), tuple(self._pending)
+            segments[-1] = replace(segments[-1], steps=steps, rest=rest)
+        return segments
+
+    def close(self) -> None:
+        """Write the records since the last step, and then no more; the memory stays.
+
+        Raises:
+            OSError: the file could not be written.
+        """
+        if self._file is not None:
+            self._write(record_line(self._last + 1, record) for record in self._pending)
+        self._file = None
+
+    def _begin_segment(self) -> None:
+        self._num_left = SNAPSHOT_EVERY
+        if not self._num_steps and self._file is None:
+            return
+        assert self._take_snapshot is not None, "start the log first"
+        snapshot = self._take_snapshot()
+        if self._num_steps:
+            self._steps = []
+            self._segments.append(Segment(after=self._last, snapshot=snapshot, steps=self._steps))
+            self._drop_old_segments()
+        if self._file is not None:
+            self._write([snapshot_line(self._last, snapshot)])
+
+    def _drop_old_segments(self) -> None:
+        num_held = sum(len(segment.steps) for segment in self._segments)
+        while num_held - len(self._segments[0].steps) >= self._num_steps:
+            num_held -= len(self._segments.popleft().steps)
+
+    def _write(self, lines: Iterable[str]) -> None:
+        assert self._file is not None
+        text = "".join(lines)
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except BaseException:
+            self._file = None  # a log that ends early can be read, one with a hole cannot
+            raise

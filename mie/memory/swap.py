@@ -1,0 +1,51 @@
+"""The host's pool: where the blocks of preempted sequences wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mie.memory.pool import BlockPool
+from mie.memory.table import BlockTable, HostTable
+
+
+class SwapSpace:
+    """``num_blocks`` blocks on the host, and the block moves that are to be made."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._pool = BlockPool(num_blocks)
+        self.imports: list[tuple[int, int]] = []
+        self.exports: list[tuple[int, int]] = []
+
+    @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    def take_out(self, table: BlockTable, num_blocks: int) -> HostTable | None:
+        """Room for the table's first ``num_blocks`` blocks; None, and nothing done, without."""
+        if num_blocks > self._pool.num_free:
+            return None
+        host_ids = [self._pool.take() for _ in range(num_blocks)]
+        self.exports.extend(zip(table.block_ids, host_ids, strict=False))
+        return HostTable(table.owner, host_ids, table.num_tokens)
+
+    def take_in(
+        self, host: HostTable, table: BlockTable, index: int
+    ) -> tuple[tuple[int, int], ...]:
+        """Bring back the blocks from ``index`` on. The host's blocks are free at once: a step
+        imports before it exports."""
+        pairs = tuple(zip(host.block_ids[index:], table.block_ids[index:], strict=False))
+        self.imports.extend(pairs)
+        self.free(host)
+        return pairs
+
+    def free(self, host: HostTable) -> None:
+        """Give up what was swapped out."""
+        self._pool.decref(*host.block_ids)
+
+    def check_invariants(self, tables: Iterable[HostTable]) -> None:
+        """Assert that exactly the blocks of ``tables`` are taken, each once."""
+        self._pool.check_invariants()
+        held = [host_id for table in tables for host_id in table.block_ids]
+        assert len(set(held)) == len(held), "a host block has two owners"
+        assert len(held) == self._pool.num_blocks - self._pool.num_free, "a host block leaked"
+        assert all(self._pool.refcount(host_id) == 1 for host_id in held)

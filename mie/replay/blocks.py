@@ -1,0 +1,149 @@
+"""The blocks' side of the state: who holds each, and the prefix tree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mie.errors import TraceError
+from mie.events import Snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """A block in the prefix tree."""
+
+    parent: int | None
+    salt: str | None
+    tokens: tuple[int, ...]
+
+
+class BlockState:
+    """References, and what they come from: entries of tables, the prefix tree, pins."""
+
+    def __init__(self, block_size: int, num_blocks: int) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.refs: dict[int, int] = {}
+        self.tree: dict[int, NodeState] = {}
+        self.in_tables: Counter[int] = Counter()
+        """How often each block stands in a table."""
+        self._pins: Counter[int] = Counter()
+        self._num_children: Counter[int] = Counter()
+        self._touched: set[int] = set()  # blocks with a change since the last check
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Take over what a snapshot says. Holders that it does not name are pins."""
+        self.refs = dict(snapshot["refs"])
+        for values in snapshot["sequences"].values():
+            self.in_tables.update(values["blocks"])
+        for block, node in snapshot["tree"].items():
+            self.tree[block] = NodeState(**{**node, "tokens": tuple(node["tokens"])})
+            if node["parent"] is not None:
+                self._num_children[node["parent"]] += 1
+        for block, count in self.refs.items():
+            self._pins[block] = count - self.in_tables[block] - (block in self.tree)
+        self._touched.update(self.refs, self.in_tables, self.tree)
+        self.check()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The blocks' part of a snapshot."""
+        nodes = self.tree.items()
+        return {
+            "refs": dict(self.refs),
+            "tree": {block: {**vars(node), "tokens": list(node.tokens)} for block, node in nodes},
+        }
+
+    # What one asks.
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that stand in a table."""
+        return len(self.in_tables)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that only the prefix tree holds."""
+        return len(self.tree.keys() - self.in_tables.keys())
+
+    @property
+    def num_saved(self) -> int:
+        """Blocks that sharing saves: entries of tables minus used blocks."""
+        return self.in_tables.total() - self.num_used
+
+    # What happens.
+
+    def enter_table(self, block: int) -> None:
+        """The block is one more entry of a table, and has one more reference."""
+        self.in_tables[block] += 1
+        self._hold(block)
+
+    def leave_table(self, block: int) -> None:
+        """The block is one entry less; its reference is let go by itself."""
+        self._touched.add(block)
+        self.in_tables[block] -= 1
+        if not self.in_tables[block]:
+            del self.in_tables[block]
+
+    def let_go(self, block: int) -> None:
+        """The block has one reference less."""
+        require(block in self.refs, f"nobody holds block {block}")
+        self._touched.add(block)
+        self.refs[block] -= 1
+        if not self.refs[block]:
+            del self.refs[block]
+
+    def seal(self, block: int, parent: int | None, salt: str | None, tokens: Iterable[int]) -> None:
+        """The block enters the tree."""
+        node = NodeState(parent=parent, salt=salt, tokens=tuple(tokens))
+        require(block in self.in_tables, "it is in no table")
+        require(block not in self.tree, "it is in the tree already")
+        require(parent is None or parent in self.tree, "its parent is not in the tree")
+        require(len(node.tokens) == self.block_size, "only a full block enters the tree")
+        self.tree[block] = node
+        if parent is not None:
+            self._num_children[parent] += 1
+        self._hold(block)
+
+    def evict(self, block: int) -> None:
+        """The block leaves the tree."""
+        require(block in self.tree, "it is not in the tree")
+        require(not self._num_children[block], "it is no leaf")
+        node = self.tree.pop(block)
+        if node.parent is not None:
+            self._num_children[node.parent] -= 1
+        self.let_go(block)
+
+    def pin(self, block: int) -> None:
+        """The block is held for a while by nobody's table."""
+        require(block in self.refs, "nobody holds it")
+        self._pins[block] += 1
+        self._hold(block)
+
+    def unpin(self, block: int) -> None:
+        """One pin less."""
+        require(self._pins[block] > 0, "it is not pinned")
+        self._pins[block] -= 1
+        self.let_go(block)
+
+    def check(self) -> None:
+        """Raise `TraceError` unless every block that changed has the references it should."""
+        for block in self._touched:
+            expected = self.in_tables[block] + (block in self.tree) + self._pins[block]
+            found = self.refs.get(block, 0)
+            require(found == expected, f"block {block} has {found} references, not {expected}")
+            require(self._pins[block] >= 0, f"block {block} has only {found} references")
+        self._touched.clear()
+
+    def _hold(self, block: int) -> None:
+        require(0 <= block < self.num_blocks, f"there is no block {block}")
+        self._touched.add(block)
+        self.refs[block] = self.refs.get(block, 0) + 1
+
+
+def require(is_so: bool, otherwise: str) -> None:
+    """Raise `TraceError` unless it is so."""
+    if not is_so:
+        raise TraceError(otherwise)

@@ -1,0 +1,305 @@
+"""The state of queues, tables and blocks after some step, and what each record does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mie.errors import TraceError
+from mie.events import FIELDS, Record, Seq, Snapshot, Step, Summary
+from mie.replay.blocks import BlockState, require
+
+
+@dataclass(kw_only=True, eq=False)
+class SequenceState:
+    """A sequence that waits or runs."""
+
+    request_id: str
+    rank: int
+    num_prompt: int
+    max_tokens: int | None
+    n: int
+    num_tokens: int
+    num_computed: int = 0
+    row: int | None = None
+    """None: it waits."""
+    blocks: list[int] = field(default_factory=list)
+    host: list[int] | None = None
+    """Host blocks with what was swapped out."""
+
+
+class State:
+    """Queues, tables, references and the prefix tree after some step."""
+
+    def __init__(
+        self, *, block_size: int, num_blocks: int, num_host_blocks: int, step: int = 0
+    ) -> None:
+        self.blocks = BlockState(block_size, num_blocks)
+        self.num_host_blocks = num_host_blocks
+        self.step = step
+        """The number of the last step that is done."""
+        self.sequences: dict[Seq, SequenceState] = {}
+        self.rows: dict[int, Seq] = {}
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot, step: int = 0) -> State:
+        """The state that a snapshot taken after ``step`` describes.
+
+        Raises:
+            TraceError: it contradicts itself.
+        """
+        sizes = {name: snapshot[name] for name in ("block_size", "num_blocks", "num_host_blocks")}
+        state = cls(**sizes, step=step)
+        for seq, values in snapshot["sequences"].items():
+            state.sequences[seq] = SequenceState(**_copied(values))
+            if values["row"] is not None:
+                state.rows[values["row"]] = seq
+        state.blocks.load(snapshot)
+        is_in_order = [state.waiting, state.running] == [snapshot["waiting"], snapshot["running"]]
+        require(is_in_order, "a snapshot whose queues are not those of its sequences")
+        return state
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state as plain data: what `Scheduler.snapshot` would give."""
+        return {
+            "block_size": self.blocks.block_size,
+            "num_blocks": self.blocks.num_blocks,
+            "num_host_blocks": self.num_host_blocks,
+            "waiting": self.waiting,
+            "running": self.running,
+            "sequences": {seq: _copied(vars(values)) for seq, values in self.sequences.items()},
+            **self.blocks.snapshot(),
+        }
+
+    # What one asks.
+
+    @property
+    def waiting(self) -> list[Seq]:
+        """In the order of the queue."""
+        return self._in_order(seq for seq, values in self.sequences.items() if values.row is None)
+
+    @property
+    def running(self) -> list[Seq]:
+        """In the order of the queue."""
+        return self._in_order(self.rows.values())
+
+    def fills(self) -> dict[int, int]:
+        """How many slots hold a token, of each block that stands in a table or in the tree."""
+        size = self.blocks.block_size
+        fills = dict.fromkeys(self.blocks.tree, size)
+        for values in self.sequences.values():
+            for index, block in enumerate(values.blocks):
+                stored = min(max(0, values.num_computed - index * size), size)
+                fills[block] = max(stored, fills.get(block, 0))
+        return fills
+
+    def _in_order(self, seqs: Iterable[Seq]) -> list[Seq]:
+        return sorted(seqs, key=lambda seq: (self.sequences[seq].rank, seq))
+
+    # Records.
+
+    def apply_step(self, records: Step) -> None:
+        """Apply the records of one step."""
+        for record in records:
+            self.apply(record)
+
+    def apply(self, record: Record) -> None:
+        """Change as the record tells.
+
+        Raises:
+            TraceError: that cannot have happened in this state.
+        """
+        kind, *values = record
+        try:
+            require(kind in FIELDS, "no such event")
+            getattr(self, f"_on_{kind}")(*values)
+        except TraceError as error:
+            what = " ".join([str(kind), *map(str, values if kind != "step" else ())])
+            raise TraceError(f"after step {self.step}: {what}: {error}") from error
+
+    def _on_add(
+        self, request_id: str, number: int, rank: int, num_prompt: int, n: int, max_tokens: int
+    ) -> None:
+        seq = (number, 0)
+        require(seq not in self.sequences, "it is there already")
+        self.sequences[seq] = SequenceState(
+            request_id=request_id,
+            rank=rank,
+            num_prompt=num_prompt,
+            max_tokens=max_tokens,
+            n=n,
+            num_tokens=num_prompt,
+        )
+
+    def _on_admit(self, seq: Seq, row: int, num_tokens: int, num_computed: int) -> None:
+        values = self._sequence(seq)
+        require(values.row is None, "it runs already")
+        require(values.num_tokens == num_tokens, f"it has {values.num_tokens} tokens")
+        require(0 <= num_computed < num_tokens, "there must be a token to compute")
+        self._seat(seq, row)
+        values.num_computed = num_computed
+
+    def _on_resume(self, seq: Seq, row: int, num_tokens: int, num_computed: int, mode: str) -> None:
+        is_swapped = self._sequence(seq).host is not None
+        require((mode == "swap") == is_swapped, "it was preempted in another mode")
+        self._on_admit(seq, row, num_tokens, num_computed)
+
+    def _on_hit(
+        self, seq: Seq, num_queried: int, num_full: int, num_partial: int, source: int | None
+    ) -> None:
+        num_hit = self._runner(seq).num_computed
+        require(num_full + num_partial == num_hit, f"{num_hit} tokens were found")
+        require(num_hit <= num_queried, "more was found than sought")
+        require(source is None or source in self.blocks.refs, "nobody holds the source")
+
+    def _on_prefill(self, seq: Seq, start: int, count: int, choices: tuple[int, ...]) -> None:
+        values = self._runner(seq)
+        require(values.num_computed == start, f"it has computed {values.num_computed} tokens")
+        is_complete = start + count == values.num_tokens
+        require(is_complete == bool(choices), "a token comes when the prompt is complete")
+        self._compute(values, count)
+        values.num_tokens += is_complete
+
+    def _on_decode(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            require(row in self.rows, f"nobody has row {row}")
+            values = self.sequences[self.rows[row]]
+            require(values.num_computed == values.num_tokens - 1, f"row {row} has more to compute")
+            self._compute(values, 1)
+            values.num_tokens += 1
+
+    def _on_fork(self, seq: Seq, parent: Seq, row: int) -> None:
+        values = self._runner(parent)
+        require(seq not in self.sequences, "it is there already")
+        require(seq[0] == parent[0] and 0 < seq[1] < values.n, "it is no choice of that request")
+        self.sequences[seq] = SequenceState(**{**vars(values), "row": None, "blocks": []})
+        self._seat(seq, row)
+        self._put(seq, 0, values.blocks)
+
+    def _on_preempt(self, seq: Seq, by: Seq | None, mode: str, rule: str, num_lost: int) -> None:
+        values = self._runner(seq)
+        require(by is None or by in self.sequences, "nobody has that number")
+        require((mode == "swap") == (values.host is not None), "its host blocks say otherwise")
+        self._leave_row(values)
+        values.num_computed = 0
+
+    def _on_finish(self, seq: Seq, reason: str) -> None:
+        if reason == "abort" and seq[1] and seq not in self.sequences:
+            return  # a choice that was never forked
+        values = self._sequence(seq)
+        require(values.host is None, "it still has host blocks")
+        if values.row is not None:
+            self._leave_row(values)
+        del self.sequences[seq]
+
+    def _on_alloc(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
+        self._put(seq, index, blocks)
+        for block in blocks:
+            require(self.blocks.refs[block] == 1, f"block {block} was in use")
+
+    def _on_share(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            require(block in self.blocks.refs, f"nobody holds block {block}")
+        self._put(seq, index, blocks)
+
+    def _on_release(self, seq: Seq, blocks: Iterable[int]) -> None:
+        self._runner(seq)
+        for block in blocks:
+            self.blocks.let_go(block)
+
+    def _on_close(self, seq: Seq) -> None:
+        values = self._runner(seq)
+        for block in values.blocks:
+            self.blocks.leave_table(block)
+            self.blocks.let_go(block)
+        values.blocks = []
+
+    def _on_copy(self, source: int, target: int, seq: Seq, cause: str) -> None:
+        require(target in self._runner(seq).blocks, "the target is not in its table")
+        require(source in self.blocks.refs, "nobody holds the source")
+
+    def _on_seal(
+        self, block: int, parent: int | None, salt: str | None, tokens: Iterable[int]
+    ) -> None:
+        self.blocks.seal(block, parent, salt, tokens)
+
+    def _on_evict(self, block: int) -> None:
+        self.blocks.evict(block)
+
+    def _on_pin(self, block: int) -> None:
+        self.blocks.pin(block)
+
+    def _on_unpin(self, block: int) -> None:
+        self.blocks.unpin(block)
+
+    def _on_export(self, seq: Seq, host: Iterable[int]) -> None:
+        values, host = self._runner(seq), list(host)
+        taken = {block for other in self.sequences.values() for block in other.host or ()}
+        require(values.host is None, "it has host blocks already")
+        require(len(host) <= len(values.blocks), "its table is shorter")
+        require(len({*host} - taken) == len(host), "a host block is in use")
+        require({*host} <= {*range(self.num_host_blocks)}, "there is no such host block")
+        values.host = host
+
+    def _on_import(self, seq: Seq, host: Iterable[int], blocks: Iterable[int]) -> None:
+        values, host, blocks = self._runner(seq), list(host), list(blocks)
+        require({*host} <= {*(values.host or ())}, "the host blocks are not its own")
+        require(len(host) == len(blocks), "so many host blocks do not fit")
+        require({*blocks} <= {*values.blocks}, "the blocks are not in its table")
+        values.host = None
+
+    def _on_drop(self, seq: Seq) -> None:
+        values = self._sequence(seq)
+        require(values.host is not None, "it has no host blocks")
+        values.host = None
+
+    def _on_step(self, summary: Summary) -> None:
+        require(summary["step"] > self.step, f"step {summary['step']} comes too late")
+        self.blocks.check()
+        self.step = summary["step"]
+
+    # Parts of the above.
+
+    def _sequence(self, seq: Seq) -> SequenceState:
+        require(seq in self.sequences, f"nobody is {seq}")
+        return self.sequences[seq]
+
+    def _runner(self, seq: Seq) -> SequenceState:
+        values = self._sequence(seq)
+        require(values.row is not None, f"{seq} does not run")
+        return values
+
+    def _seat(self, seq: Seq, row: int) -> None:
+        require(row not in self.rows, f"row {row} is taken")
+        self.rows[row] = seq
+        self.sequences[seq].row = row
+
+    def _leave_row(self, values: SequenceState) -> None:
+        require(not values.blocks, "its table is still open")
+        assert values.row is not None
+        del self.rows[values.row]
+        values.row = None
+
+    def _compute(self, values: SequenceState, count: int) -> None:
+        values.num_computed += count
+        num_slots = len(values.blocks) * self.blocks.block_size
+        require(count > 0, "nothing was computed")
+        require(values.num_computed <= values.num_tokens, "it has fewer tokens")
+        require(values.num_computed <= num_slots, f"its table has {num_slots} slots")
+
+    def _put(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
+        """The blocks become entries index, index + 1, … of a table, in place of what was there."""
+        blocks, table = list(blocks), self._runner(seq).blocks
+        end = index + len(blocks)
+        require(0 <= index <= len(table), f"its table has {len(table)} blocks")
+        for block in table[index:end]:
+            self.blocks.leave_table(block)
+        table[index:end] = blocks
+        for block in blocks:
+            self.blocks.enter_table(block)
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a sequence, with lists of its own."""
+    return {name: value[:] if isinstance(value, list) else value for name, value in values.items()}

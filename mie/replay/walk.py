@@ -1,0 +1,53 @@
+"""Going through a log: to one step, or along all records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from mie.errors import TraceError
+from mie.events import Record, Segment, Summary, summary_of
+from mie.replay.state import State
+
+
+def at(segments: Iterable[Segment], step: int) -> State:
+    """The state after ``step``, as `EventLog.segments` or `read_log` tell it.
+
+    Raises:
+        TraceError: the step is not in the log, or a record before it cannot be.
+    """
+    first = last = None
+    for segment in segments:
+        first, last = segment.after if first is None else first, segment.last
+        if not segment.after <= step <= last:
+            continue
+        state = State.from_snapshot(segment.snapshot, segment.after)
+        for records in segment.steps:
+            if state.step == step:
+                break
+            state.apply_step(records)
+        if state.step == step:
+            return state
+    raise TraceError(f"step {step} is not in the log; it holds steps {first} to {last}")
+
+
+def walk(segments: Iterable[Segment]) -> Iterator[tuple[Summary | None, Record, State]]:
+    """Every record with its step's summary (None after the last step) and the state before it.
+
+    The state is one object, which changes as the walk goes on.
+
+    Raises:
+        TraceError: a record cannot be, or a snapshot differs from what the records give.
+    """
+    state: State | None = None
+    for segment in segments:
+        if state is None:
+            state = State.from_snapshot(segment.snapshot, segment.after)
+        elif state.snapshot() != segment.snapshot:
+            raise TraceError(f"the snapshot after step {segment.after} is not what its steps give")
+        for records in segment.steps:
+            for record in records:
+                yield summary_of(records), record, state
+                state.apply(record)
+        for record in segment.rest:
+            yield None, record, state
+            state.apply(record)
