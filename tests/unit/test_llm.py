@@ -200,7 +200,7 @@ def test_priorities_need_their_policy_and_one_for_each_prompt(tiny):
     assert [len(output.outputs[0].token_ids) for output in outputs] == [2, 2, 2]
     with pytest.raises(ConfigError, match="3 prompts need as many priorities; got 1"):
         llm.generate([[1], [2], [3]], params, use_tqdm=False, priority=[1])
-    with pytest.raises(RequestError, match="priority must be an integer; got 1.5"):
+    with pytest.raises(RequestError, match=r"priority must be an integer; got 1\.5"):
         llm.add_request([1], params, priority=1.5)
 
 

@@ -1,0 +1,145 @@
+"""The event log tells all: replayed, it gives the queues and the blocks after every step, exactly.
+
+The scheduler is the real one, under settings and requests drawn at random; the model answers at
+once. Replaying shares no code with it.
+"""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mie.config import EngineConfig
+from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
+from mie.load import new_scheduler
+from mie.replay import State, at
+from mie.sched.params import SamplingParams
+from mie.sched.sequence import Request
+
+MAX_MODEL_LEN, EOS = 24, 1
+
+seen: Counter[str] = Counter()
+
+
+@st.composite
+def configs(draw):
+    swaps = draw(st.booleans())
+    chunked = draw(st.booleans())
+    caches = draw(st.booleans())
+    return EngineConfig(
+        block_size=draw(st.integers(1, 4)),
+        max_num_seqs=draw(st.integers(2, 5)),
+        max_num_batched_tokens=draw(st.sampled_from([1, 3, 8])) if chunked else MAX_MODEL_LEN,
+        max_prefill_chunk=draw(st.sampled_from([None, 2])) if chunked else None,
+        enable_chunked_prefill=chunked,
+        enable_prefix_caching=caches,
+        partial_block_sharing=draw(st.booleans()),
+        max_cached_blocks=draw(st.sampled_from([None, 1, 4])) if caches else None,
+        scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "sjf"])),
+        batching=draw(st.sampled_from(["continuous", "continuous", "static"])),
+        watermark=draw(st.sampled_from([0.0, 0.1])),
+        preemption_mode="swap" if swaps else "recompute",
+    )
+
+
+@st.composite
+def requests(draw):
+    """(arrival step, prompt, max_tokens, n, priority, salt): few tokens, so that prefixes meet."""
+    return [
+        (
+            draw(st.integers(0, 8)),
+            draw(st.lists(st.integers(0, 1), min_size=1, max_size=10)),
+            draw(st.integers(1, 8)),
+            draw(st.sampled_from([1, 1, 2])),
+            draw(st.integers(-1, 1)),
+            draw(st.sampled_from([None, None, "tenant"])),
+        )
+        for _ in range(draw(st.integers(1, 6)))
+    ]
+
+
+class Run:
+    """A scheduler and its log; `step` gives the records of one step and the state after it."""
+
+    def __init__(self, config, num_blocks, num_host_blocks, file):
+        self.config = config
+        self.log = EventLog(1 << 20, file)
+        swaps = config.preemption_mode == "swap"
+        self.scheduler = new_scheduler(
+            config, num_blocks, MAX_MODEL_LEN, self.log, num_host_blocks if swaps else 0
+        )
+        self.log.start(self.scheduler.snapshot)
+        self.requests = []
+
+    def add(self, prompt, max_tokens, n, priority, salt):
+        number = len(self.requests)
+        params = SamplingParams(max_tokens=max_tokens, n=n)
+        if self.config.scheduling_policy != "priority":
+            priority = 0
+        labels = {"priority": priority, "cache_salt": salt}
+        self.requests.append(Request(str(number), number, prompt, params, [EOS], **labels))
+        self.scheduler.add(self.requests[-1])
+
+    def step(self, number, draw_token, breaks):
+        plan = self.scheduler.schedule()
+        if breaks:
+            self.scheduler.preempt_all()
+        else:
+            decoded = [draw_token() for _ in plan.decodes]
+            sampled = [[draw_token() for _ in chunk.choices] for chunk in plan.chunks]
+            self.scheduler.update(plan, decoded, sampled)
+        self.scheduler.check_invariants()
+        self.log.end_step({**dict.fromkeys(SUMMARY_FIELDS, 0), "step": number})
+        return self.log.segments()[-1].steps[-1]
+
+
+@given(
+    config=configs(),
+    arrivals=requests(),
+    spare=st.integers(0, 5),
+    num_host_blocks=st.integers(1, 9),
+    tokens=st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
+    aborted=st.dictionaries(st.integers(0, 12), st.integers(0, 5), max_size=3),
+    broken=st.sets(st.integers(3, 30), max_size=1),
+)
+@settings(max_examples=max(1000, settings().max_examples))
+def check_run(path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken):
+    longest = max(len(prompt) for _, prompt, *_ in arrivals)
+    num_blocks = -(-longest // config.block_size) + spare
+    with path.open("w") as file:
+        run = Run(config, num_blocks, num_host_blocks, file)
+        state = State.from_snapshot(run.scheduler.snapshot())
+        waiting, number, drawn, snapshots = list(arrivals), 0, 0, []
+
+        def draw_token():
+            nonlocal drawn
+            drawn += 1
+            return tokens[drawn % len(tokens)]
+
+        while waiting or run.scheduler.has_work:
+            for arrival in [each for each in waiting if each[0] <= number]:
+                waiting.remove(arrival)
+                prompt, max_tokens, n, *labels = arrival[1:]
+                run.add(prompt, max_tokens, min(n, config.max_num_seqs), *labels)
+            victim = aborted.get(number)
+            if victim is not None and victim < len(run.requests):
+                run.scheduler.abort(run.requests[victim])
+            number += 1
+            records = run.step(number, draw_token, number in broken)
+            seen.update(kind for kind, *_ in records)
+            state.apply_step(records)
+            snapshots.append(run.scheduler.snapshot())
+            assert state.snapshot() == snapshots[-1]
+            assert number < 1000
+        run.log.close()
+    segments = list(read_log(path))
+    for step in {1, len(snapshots) // 2 + 1, len(snapshots)} - {len(snapshots) + 1}:
+        assert at(segments, step).snapshot() == snapshots[step - 1]
+        assert at(run.log.segments(), step).snapshot() == snapshots[step - 1]
+
+
+def test_a_replayed_log_is_the_run(tmp_path):
+    seen.clear()
+    check_run(tmp_path / "trace.jsonl")
+    for kind in FIELDS:
+        assert seen[kind] >= 5, (kind, seen)
