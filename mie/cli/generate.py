@@ -178,6 +178,13 @@ class _Batch:
         if self._first_token is not None:
             numbers.append(f"first token after {self._first_token:.3f} s")
         numbers.append(f"peak {_count(stats.peak_blocks, 'block')}")
+        num_hit = stats.memory.num_hit_tokens + stats.memory.num_partial_hit_tokens
+        if num_hit:
+            numbers.append(
+                f"{num_hit:,} of {stats.memory.num_queried_tokens:,} prompt tokens cached"
+            )
+        if stats.num_preemptions:
+            numbers.append(_count(stats.num_preemptions, "preemption"))
         if self.num_failed:
             numbers.append(f"{self.num_failed} failed")
         print(f"[{' · '.join(numbers)}]", file=sys.stderr)

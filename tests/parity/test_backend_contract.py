@@ -386,6 +386,23 @@ def test_copy_blocks_copies_keys_and_values_in_every_layer(
     check(machine, "exact", machine.get_cache(cache), wanted)
 
 
+def test_blocks_come_back_from_the_host_as_they_went(machine: Machine):
+    """Out to other host blocks, overwritten on the device, in to other blocks: byte for byte."""
+    backend, host_shape = machine.backend, replace(SHAPE, num_blocks=4)
+    planes = normal(2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8)
+    cache, host = backend.new_kv_cache(SHAPE), backend.new_host_cache(host_shape)
+    machine.put_cache(cache, planes)
+    before = machine.get_cache(cache).copy()
+    backend.export_blocks(cache, host, (1, 5, 0), (3, 0, 2))
+    machine.put_cache(cache, np.full_like(planes, 7.0))
+    backend.import_blocks(host, cache, (0, 2, 3), (6, 4, 1))
+    after = machine.get_cache(cache)
+    for source, target in ((5, 6), (0, 4), (1, 1)):
+        assert after[:, :, target].tobytes() == before[:, :, source].tobytes()
+    untouched = [block for block in range(SHAPE.num_blocks) if block not in (6, 4, 1)]
+    assert (after[:, :, untouched] == 7.0).all()
+
+
 def test_a_new_cache_has_the_size_that_was_asked_for(machine: Machine):
     planes = machine.get_cache(machine.backend.new_kv_cache(SHAPE))
     assert planes.shape == (2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8)

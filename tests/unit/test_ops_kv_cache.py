@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mie.ops.kv_cache import copy_blocks, gather_kv, write_kv
+from mie.ops.kv_cache import copy_blocks, gather_kv, move_blocks, write_kv
 
 DTYPES = ("float32", "float64")
 BLOCK_SIZES = (1, 3, 16)
@@ -106,3 +106,13 @@ def test_copy_blocks_reads_every_source_first(
     copy_blocks(caches, frozen(src), frozen(dst))
     np.testing.assert_array_equal(caches, wanted)
     assert caches.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_move_blocks_carries_every_plane_and_nothing_else(dtype: str):
+    source = frozen(normal(6, (2, 2, NUM_BLOCKS, 3, NUM_KV_HEADS, HEAD_DIM), dtype))
+    target = normal(7, (2, 2, 3, 3, NUM_KV_HEADS, HEAD_DIM), dtype)
+    wanted = target.copy()
+    wanted[:, :, 2], wanted[:, :, 0] = source[:, :, 1], source[:, :, 6]
+    move_blocks(source, target, np.array([1, 6]), np.array([2, 0]))
+    np.testing.assert_array_equal(target, wanted)
