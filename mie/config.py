@@ -172,6 +172,10 @@ class EngineConfig:
                 " cannot also swap in",
             ),
             (
+                self.admit_after_preemption and self.batching == "static",
+                "admit_after_preemption needs batching='continuous'; got 'static'",
+            ),
+            (
                 self.max_cached_blocks is not None and not caches,
                 "max_cached_blocks needs enable_prefix_caching=True; got False",
             ),

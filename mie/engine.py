@@ -37,7 +37,7 @@ class SequenceOutput:
 @dataclass(frozen=True, kw_only=True)
 class StepStats:
     """One step in numbers, for observers and the event log. Blocks are counted while it computes,
-    queues and slots at its end; times are in seconds."""
+    slots when its tokens are stored, queues at its end; times are in seconds."""
 
     step: int
     num_running: int
@@ -47,11 +47,11 @@ class StepStats:
     num_preempted: int
     num_finished: int
     num_blocks_used: int
-    """Blocks that stand in a sequence's table."""
+    """Blocks that stand in a sequence's table, or are being copied from."""
     num_blocks_cached: int
     """Blocks that only the prefix cache holds."""
     num_blocks_saved: int
-    """Entries of tables minus used blocks: what sharing saves."""
+    """Entries of tables minus blocks in tables: what sharing saves."""
     num_slots_empty: int
     """Slots of used blocks without a token: internal fragmentation."""
     num_copies: int

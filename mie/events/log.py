@@ -66,10 +66,9 @@ class EventLog:
 
     def segments(self) -> list[Segment]:
         """What is in memory now, oldest first."""
-        segments = list(self._segments)
+        segments = [replace(segment, steps=tuple(segment.steps)) for segment in self._segments]
         if segments:
-            steps, rest = tuple(self._steps), tuple(self._pending)
-            segments[-1] = replace(segments[-1], steps=steps, rest=rest)
+            segments[-1] = replace(segments[-1], rest=tuple(self._pending))
         return segments
 
     def close(self) -> None:

@@ -69,8 +69,10 @@ class KVCacheManager:
 
     @property
     def num_saved(self) -> int:
-        """Blocks that sharing saves at this moment: entries of tables minus used blocks."""
-        return max(0, self._num_entries - self.num_used)
+        """Blocks that sharing saves at this moment: entries of tables minus blocks in tables."""
+        pinned = [block_id for block_id, node in self._pinned if node is not None]
+        alone = {b for b in pinned if self._pool.refcount(b) == 1 + pinned.count(b)}
+        return self._num_entries - (self.num_used - len(alone))
 
     @property
     def num_slots_empty(self) -> int:
@@ -282,8 +284,7 @@ class KVCacheManager:
     def _import(self, host: HostTable, table: BlockTable, index: int) -> None:
         pairs = self._swap.take_in(host, table, index)
         self.stats.num_imported += len(pairs)
-        host_ids, block_ids = tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
-        self._emit(("import", table.owner, host_ids, block_ids))
+        self._emit(("import", table.owner, *(tuple(p[side] for p in pairs) for side in (0, 1))))
 
     # A step.
 
@@ -295,13 +296,11 @@ class KVCacheManager:
             tuple(self._swap.exports),
             tuple(self._copies),
         )
-        self._updates.clear()
         self._clear_moves()
         return moves
 
     def end_step(self) -> None:
         """The moves are done, or the step was broken off: what they read is no longer pinned."""
-        self._updates.clear()
         self._clear_moves()
         for block_id, node in self._pinned:
             self._emit(("unpin", block_id))
@@ -329,12 +328,12 @@ class KVCacheManager:
 
     def snapshot(self) -> dict[str, Any]:
         """The blocks with a holder and the tree, as plain data."""
-        sizes = {
+        return {
             "block_size": self.block_size,
             "num_blocks": self.num_blocks,
             "num_host_blocks": self._swap.num_blocks,
+            **holders_and_tree(self._pool, self._prefix),
         }
-        return {**sizes, **holders_and_tree(self._pool, self._prefix)}
 
     # Parts of the above.
 
@@ -393,8 +392,9 @@ class KVCacheManager:
         self._pool.decref(block_id)
 
     def _clear_moves(self) -> None:
-        for moves in (self._swap.imports, self._swap.exports, self._copies):
-            moves.clear()
+        self._updates.clear()
+        for pairs in (self._swap.imports, self._swap.exports, self._copies):
+            pairs.clear()
 
     def _num_empty_in_last(self, table: BlockTable) -> int:
         return -table.num_tokens % self.block_size

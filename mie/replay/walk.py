@@ -27,7 +27,10 @@ def at(segments: Iterable[Segment], step: int) -> State:
             state.apply_step(records)
         if state.step == step:
             return state
-    raise TraceError(f"step {step} is not in the log; it holds steps {first} to {last}")
+    if first is None or last is None:
+        raise TraceError(f"step {step} is not in the log, which is empty")
+    why = "it was broken off" if first < step < last else f"it holds steps {first} to {last}"
+    raise TraceError(f"step {step} is not in the log; {why}")
 
 
 def walk(segments: Iterable[Segment]) -> Iterator[tuple[Summary | None, Record, State]]:

@@ -21,9 +21,10 @@ from mie.memory.manager import KVCacheManager
 from mie.memory.moves import Emit, Room
 from mie.memory.table import BlockTable
 from mie.sched.admission import check_fits
+from mie.sched.audit import check_queues, queues
 from mie.sched.plan import Chunk, SeqId, StepPlan
 from mie.sched.policy import VICTIM_RULES, WaitingQueue, rank_of
-from mie.sched.sequence import FinishReason, Request, Sequence, queues
+from mie.sched.sequence import FinishReason, Request, Sequence
 
 
 class Scheduler:
@@ -53,7 +54,8 @@ class Scheduler:
         self._rows: list[Sequence | None] = [None] * config.max_num_seqs
         self._free_rows = list(range(config.max_num_seqs))  # a heap: low rows are taken first
         self._new_rows: dict[int, Sequence] = {}  # rows that the runner has yet to hear of
-        self._num_seats = 0  # of the running
+        self._num_seats = 0  # of the running, as the next two
+        self._num_fork_copies = 0
         self._num_prefilling = 0
         self._exported: list[Sequence] = []  # swapped out in this step
         self._step = 0
@@ -140,8 +142,10 @@ class Scheduler:
     def _take_prefills(self, budget: int, chunks: list[Chunk]) -> int:
         """Chunks of the running prompts, whose blocks they have already; the budget left."""
         for seq in self.running:
-            count = self._chunk_size(seq.num_missing, budget) if seq.is_prefilling else 0
-            if count:
+            if seq.is_prefilling:
+                count = self._chunk_size(seq.num_missing, budget)
+                if not count:
+                    break
                 chunks.append(seq.chunk(count))
                 budget -= count
         return budget
@@ -183,15 +187,20 @@ class Scheduler:
                 budget -= count
 
     def _may_use_cache(self, request: Request) -> bool:
-        return request.num_prompt_scored >= request.num_prompt_to_score
+        is_scored = request.num_prompt_scored >= request.num_prompt_to_score
+        return self._config.enable_prefix_caching and is_scored
 
     def _num_spare_for(self, seq: Sequence) -> int:
-        """Blocks to leave free: the watermark, and those that forks of the last block will copy.
-        Alone, a sequence may have them all, or it could wait for ever."""
+        """Blocks to leave free: the watermark, and those that the forks to come will copy. Alone, a
+        sequence may have them all, or it could wait for ever."""
         if not self.running:
             return 0
+        return self._num_spare + self._num_fork_copies + self._fork_copies(seq)
+
+    def _fork_copies(self, seq: Sequence) -> int:
+        """Blocks that the choices of an unforked request will copy."""
         is_split = seq.request.num_prompt % self.manager.block_size > 0
-        return self._num_spare + (seq.num_seats - 1 if is_split else 0)
+        return seq.num_seats - 1 if is_split else 0
 
     def _open(self, seq: Sequence, room: Room) -> None:
         self.waiting.remove(seq)
@@ -227,6 +236,7 @@ class Scheduler:
         seq.table, seq.row = table, table.row
         self._rows[table.row] = self._new_rows[table.row] = seq
         self._num_seats += seq.num_seats
+        self._num_fork_copies += self._fork_copies(seq)
 
     def update(
         self, plan: StepPlan, decoded: Items[int], sampled: Items[Items[int]]
@@ -277,6 +287,7 @@ class Scheduler:
         assert first.table is not None
         request = first.request
         self._num_seats -= first.num_seats - 1
+        self._num_fork_copies -= self._fork_copies(first)
         request.is_forked = True
         for sibling in request.sequences[1:]:
             row = heapq.heappop(self._free_rows)
@@ -326,7 +337,7 @@ class Scheduler:
         metrics = seq.request.metrics
         metrics.num_preemptions += 1
         num_computed, mode = seq.num_computed, "recompute"
-        if swap and self._config.preemption_mode == "swap":
+        if swap and self._config.preemption_mode == "swap" and num_computed:
             seq.host = self.manager.swap_out(seq.table)
             mode = "swap" if seq.host else "recompute: host pool full"
         if seq.host is not None:
@@ -335,7 +346,7 @@ class Scheduler:
         seq.num_lost = 0 if seq.host else num_computed
         self._leave(seq)
         self.waiting.add(seq)
-        rule = VICTIM_RULES[self._config.scheduling_policy]
+        rule = VICTIM_RULES[self._config.scheduling_policy] if by else "all: the step broke off"
         self._emit(("preempt", seq.seq_id, by and by.seq_id, mode, rule, seq.num_lost))
 
     def preempt_all(self) -> None:
@@ -356,6 +367,7 @@ class Scheduler:
         assert seq.table is not None
         assert seq.row is not None
         self._num_seats -= seq.num_seats
+        self._num_fork_copies -= self._fork_copies(seq)
         self._num_prefilling -= seq.is_prefilling
         self.running.remove(seq)
         seq.request.metrics.num_copied_blocks += seq.table.num_copies
@@ -379,20 +391,10 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Assert what holds between steps; for tests."""
         waiting = list(self.waiting)
-        assert all(seq.table is not None for seq in self.running)
         tables = [seq.table for seq in self.running if seq.table is not None]
         self.manager.check_invariants(tables, [seq.host for seq in waiting if seq.host is not None])
-        assert [seq.key for seq in self.running] == sorted(seq.key for seq in self.running)
-        assert not {*waiting} & {*self.running}, "waits and runs"
-        rows = [seq.row for seq in self.running if seq.row is not None]
-        assert sorted([*rows, *self._free_rows]) == list(range(len(self._rows))), "a row is lost"
+        check_queues(waiting, self.running, self._rows, self._free_rows)
         assert self._num_seats == sum(seq.num_seats for seq in self.running)
         assert self._num_seats <= self._config.max_num_seqs
+        assert self._num_fork_copies == sum(map(self._fork_copies, self.running))
         assert self._num_prefilling == sum(seq.is_prefilling for seq in self.running)
-        for seq in [*waiting, *self.running]:
-            assert seq.finish_reason is None
-            assert seq.num_missing >= 1
-        for seq in self.running:
-            assert self._rows[seq.row or 0] is seq
-            assert seq.host is None, "swapped out and running"
-            assert seq.is_prefilling or seq.num_missing == 1

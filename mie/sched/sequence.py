@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from typing import Any, Literal
+from typing import Literal
 
 from mie.memory.table import BlockTable, HostTable
 from mie.sched.metrics import RequestMetrics
@@ -164,26 +164,3 @@ class Sequence:
 
     def __repr__(self) -> str:
         return f"<Sequence {self.request.request_id}/{self.index}: {self.num_tokens} tokens>"
-
-
-def queues(waiting: Items[Sequence], running: Items[Sequence]) -> dict[str, Any]:
-    """The sequences in both queues as plain data, for the event log."""
-    return {
-        "waiting": [seq.seq_id for seq in waiting],
-        "running": [seq.seq_id for seq in running],
-        "sequences": {
-            seq.seq_id: {
-                "request_id": seq.request.request_id,
-                "rank": seq.key[0],
-                "num_prompt": seq.request.num_prompt,
-                "max_tokens": seq.request.params.max_tokens,
-                "num_tokens": seq.num_tokens,
-                "num_computed": seq.num_computed,
-                "row": seq.row,
-                "blocks": list(seq.table.block_ids) if seq.table else [],
-                "host": list(seq.host.block_ids) if seq.host else None,
-                "n": seq.request.params.n,
-            }
-            for seq in [*waiting, *running]
-        },
-    }

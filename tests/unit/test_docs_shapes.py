@@ -10,10 +10,11 @@ import numpy as np
 from mie import EngineConfig, SamplingParams
 from mie.backend import load_backend
 from mie.engine import Engine
+from mie.events import EventLog
+from mie.load import new_scheduler
 from mie.memory.manager import KVCacheManager
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
 from mie.runner import ModelRunner
-from mie.sched.scheduler import Scheduler
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "shapes.md"
 NUM_BLOCKS, BLOCK_SIZE, VOCAB = 8, 4, 50
@@ -55,7 +56,7 @@ def make_engine(recorder: Recorder) -> Engine:
     config = EngineConfig(
         block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, max_num_batched_tokens=8, max_num_seqs=4
     )
-    manager = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=True)
+    log = EventLog(0)
     runner = ModelRunner(
         recorder,  # type: ignore[arg-type]  # it has what the runner uses of a decoder
         num_blocks=NUM_BLOCKS,
@@ -63,18 +64,21 @@ def make_engine(recorder: Recorder) -> Engine:
         max_num_seqs=4,
         max_blocks_per_seq=NUM_BLOCKS,
     )
-    scheduler = Scheduler(config, manager, max_model_len=32)
-    return Engine(config, scheduler, runner, vocab_size=VOCAB, eos_token_ids=())
+    scheduler = new_scheduler(config, NUM_BLOCKS, max_model_len=32, log=log)
+    return Engine(config, scheduler, runner, log, vocab_size=VOCAB, eos_token_ids=())
 
 
 def hand_out_in_order(manager: KVCacheManager, order: list[int]) -> None:
     """Let the free blocks be allocated in this order: the block freed last is taken first."""
-    tables = [manager.open_table([0]) for _ in range(NUM_BLOCKS)]
-    for table in tables:
-        assert manager.grow(table, 1) == ()
-    by_block = {table.block_ids[0]: table for table in tables}
+    by_block = {}
+    for _ in range(NUM_BLOCKS):
+        room = manager.find_room([0])
+        assert room is not None
+        table = manager.open_table(room, owner=(0, 0), row=0)
+        by_block[table.block_ids[0]] = table
     for block_id in reversed(order):
         manager.close_table(by_block[block_id])
+    manager.end_step()
 
 
 def test_the_example_is_a_step_of_the_engine():

@@ -66,6 +66,10 @@ def test_the_defaults():
             "admit_after_preemption needs preemption_mode='recompute'",
         ),
         (
+            {"admit_after_preemption": True, "batching": "static"},
+            "admit_after_preemption needs batching='continuous'; got 'static'",
+        ),
+        (
             {"max_cached_blocks": 4, "enable_prefix_caching": False},
             "max_cached_blocks needs enable_prefix_caching=True",
         ),

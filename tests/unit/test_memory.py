@@ -464,3 +464,15 @@ def test_fragmentation_is_reserved_minus_used_slots():
     memory.end_step()
     memory.close_table(table)
     assert memory.num_slots_empty == 2
+
+
+def test_what_sharing_saves_does_not_count_a_block_that_is_only_pinned():
+    memory = manager(num_blocks=9)
+    memory.close_table(stored(memory, [5] * 4))
+    stored(memory, [1] * 8)
+    tables = [opened(memory, [1] * 9), opened(memory, [1] * 9)]
+    assert memory.num_saved == 4
+    opened(memory, [5, 5, 6])
+    assert memory.num_used == 6, "the source of the copy is kept"
+    assert memory.num_saved == 4, "and stands in no table"
+    assert len({*tables[0].block_ids, *tables[1].block_ids}) == 4

@@ -215,6 +215,17 @@ def test_admission_counts_the_copies_that_forks_will_need():
         assert (1 in driver.work) == is_admitted, "2 blocks, and 2 copies of the second"
 
 
+def test_the_copies_of_forks_to_come_are_not_given_to_the_next():
+    driver = Driver(num_blocks=8)
+    driver.add(1, max_tokens=30)
+    driver.step()
+    driver.add(5, n=3, max_tokens=4)
+    driver.add(17, max_tokens=4)
+    driver.step()
+    assert driver.work == {0: 1, 1: 5}, "2 blocks, 2 copies to come, 5 of 7 left for the last"
+    assert driver.step().preempted == ()
+
+
 def test_running_is_never_preempted_to_admit():
     driver = Driver(num_blocks=4, scheduling_policy="priority")
     driver.add(9, max_tokens=4, priority=5)

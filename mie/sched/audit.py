@@ -1,0 +1,54 @@
+"""The queues seen from outside: plain data for the event log, brute-force checks for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import Any
+
+from mie.sched.sequence import Sequence
+
+
+def queues(waiting: Items[Sequence], running: Items[Sequence]) -> dict[str, Any]:
+    """The sequences in both queues as plain data, for the event log."""
+    return {
+        "waiting": [seq.seq_id for seq in waiting],
+        "running": [seq.seq_id for seq in running],
+        "sequences": {
+            seq.seq_id: {
+                "request_id": seq.request.request_id,
+                "rank": seq.key[0],
+                "num_prompt": seq.request.num_prompt,
+                "max_tokens": seq.request.params.max_tokens,
+                "num_tokens": seq.num_tokens,
+                "num_computed": seq.num_computed,
+                "row": seq.row,
+                "blocks": list(seq.table.block_ids) if seq.table else [],
+                "host": list(seq.host.block_ids) if seq.host else None,
+                "n": seq.request.params.n,
+            }
+            for seq in [*waiting, *running]
+        },
+    }
+
+
+def check_queues(
+    waiting: Items[Sequence],
+    running: Items[Sequence],
+    rows: Items[Sequence | None],
+    free_rows: Items[int],
+) -> None:
+    """Assert that each live sequence stands in one queue, in order, and each row has one owner."""
+    assert [seq.key for seq in running] == sorted(seq.key for seq in running)
+    assert not {*waiting} & {*running}, "waits and runs"
+    taken = [seq.row for seq in running if seq.row is not None]
+    assert sorted([*taken, *free_rows]) == list(range(len(rows))), "a row is lost"
+    for seq in [*waiting, *running]:
+        assert seq.finish_reason is None
+        assert seq.num_missing >= 1
+    for seq in waiting:
+        assert seq.table is None, "waits and holds blocks"
+    for seq in running:
+        assert seq.row is not None
+        assert rows[seq.row] is seq
+        assert seq.host is None, "swapped out and running"
+        assert seq.is_prefilling or seq.num_missing == 1
