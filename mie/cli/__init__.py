@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mie.cli import chat, generate, inspect
+from mie.cli import chat, generate, inspect, trace
 from mie.errors import MieError
 from mie.version import __version__
 
@@ -27,6 +27,7 @@ examples:
   mie generate --model ./Qwen3-0.6B --chat "Why?"   any Llama, Mistral, Qwen2 or Qwen3 directory
   mie chat                                          a conversation
   mie inspect ./Qwen3-0.6B                          what it is and what memory it takes
+  mie trace run.jsonl                               what the scheduler did in a run, step by step
 
 exit codes:
   0  everything was done
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mie {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (generate, chat, inspect):
+    for command in (generate, chat, inspect, trace):
         command.add_parser(commands)
     return parser
 

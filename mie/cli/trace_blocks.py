@@ -1,0 +1,137 @@
+"""The block map: who holds which block after some step, in 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from string import ascii_lowercase, ascii_uppercase
+
+from mie.cli.trace_text import WIDTH, clipped, count, percent, title
+from mie.events import Seq
+from mie.replay import State
+
+FREE, CACHED, PINNED = "·", "▒", "?"
+LETTERS = ascii_uppercase + ascii_lowercase
+MAX_WAITING = 20
+"""Lines for the waiting queue."""
+
+_LEGEND = (
+    "A letter is a sequence whose table has the block; AB, A+: several share it. Then",
+    "how many slots hold a token, and × references (of tables and the prefix cache).",
+    f"{CACHED} in the prefix cache only   {FREE} free",
+)
+
+
+def render_blocks(state: State) -> str:
+    """The map, the queues and the numbers."""
+    labels = dict(zip(state.running, _labels(), strict=False))
+    size, blocks = state.blocks.block_size, state.blocks.num_blocks
+    lines = [f"After step {state.step}: {count(blocks, 'block')} of {count(size, 'slot')}", ""]
+    lines += _grid(_cells(state, labels))
+    lines += ["", *_LEGEND, "", *_queues(state, labels), "", *_numbers(state)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _labels() -> Iterator[str]:
+    """A … Z, a … z, AA … zz, and so on."""
+    prefixes = [""]
+    while True:
+        prefixes = [prefix + letter for prefix in prefixes for letter in LETTERS]
+        yield from prefixes
+
+
+def _cells(state: State, labels: dict[Seq, str]) -> list[str]:
+    """What to show of each block, all of one width."""
+    owners, fills = _owners(state, labels), state.fills()
+    parts = []
+    for block in range(state.blocks.num_blocks):
+        refs = state.blocks.refs.get(block)
+        if refs is None:
+            parts.append((FREE, "", ""))
+        else:
+            mark = CACHED if block in state.blocks.tree else PINNED
+            parts.append((owners.get(block, mark), str(fills.get(block, "")), f"×{refs}"))
+    widths = [max(map(len, column)) for column in zip(*parts, strict=True)]
+    return [
+        f"{owner:<{widths[0]}} {fill:>{widths[1]}}{refs:<{widths[2]}}"
+        for owner, fill, refs in parts
+    ]
+
+
+def _owners(state: State, labels: dict[Seq, str]) -> dict[int, str]:
+    """The letters of those who have a block in their table; of many, the first and a plus."""
+    owners: dict[int, list[str]] = {}
+    for seq, label in labels.items():
+        for block in state.sequences[seq].blocks:
+            owners.setdefault(block, []).append(label)
+    most = 3 if len(labels) <= len(LETTERS) else 1  # where "AB" is one label, it is not A and B
+    return {
+        block: "".join(names) if len(names) <= most else f"{names[0]}+"
+        for block, names in owners.items()
+    }
+
+
+def _grid(cells: list[str]) -> Iterator[str]:
+    """Rows of cells after the number of their first block; many like rows become one."""
+    margin = len(str(len(cells))) + 2
+    num_fitting = (WIDTH + 1 - margin) // (len(cells[0]) + 1)
+    per_row = max(n for n in (1, 2, 4, 8, 16) if n == 1 or n <= num_fitting)
+    rows = [cells[start : start + per_row] for start in range(0, len(cells), per_row)]
+    for _, group in groupby(enumerate(rows), _likeness):
+        first, *others = list(group)
+        start = first[0] * per_row
+        yield f"{start:>{margin - 2}}  {' '.join(first[1])}"
+        if others:
+            num_more = sum(len(row) for _, row in others)
+            yield f"{'':>{margin}}… and {count(num_more, 'block')} like these"
+
+
+def _likeness(numbered: tuple[int, list[str]]) -> object:
+    """What rows have in common that are shown as one: free blocks only, or cached ones only."""
+    number, row = numbered
+    return row if len({*row}) == 1 and row[0][0] in (FREE, CACHED) else number
+
+
+def _queues(state: State, labels: dict[Seq, str]) -> Iterator[str]:
+    """A line for each sequence, in the order of the queues."""
+    width = max([len(_title(state, seq)) for seq in state.sequences] or [0])
+    width = min(max(width, len("running")), 20)
+    yield f"{'':4}{'running':<{width}}   row  tokens  computed  blocks"
+    for seq, label in labels.items():
+        values = state.sequences[seq]
+        numbers = f"{values.row:>6}  {values.num_tokens:>6}  {values.num_computed:>8}"
+        line = f"{label:<4}{clipped(_title(state, seq), width):<{width}}{numbers}  "
+        yield line + _in_width(values.blocks, WIDTH - len(line))
+    waiting = state.waiting
+    if waiting:
+        yield f"{'':4}waiting"
+    for seq in waiting[:MAX_WAITING]:
+        values = state.sequences[seq]
+        line = f"{'':4}{clipped(_title(state, seq), width):<{width}}{values.num_tokens:>14}"
+        yield line + ("" if values.host is None else f"  {count(len(values.host), 'host block')}")
+    if waiting[MAX_WAITING:]:
+        yield f"{'':4}… and {len(waiting) - MAX_WAITING:,} more"
+
+
+def _in_width(numbers: Sequence[int], width: int) -> str:
+    """The numbers, or as many as there is room for."""
+    text = " ".join(map(str, numbers))
+    return text if len(text) <= width else text[: width - 2].rpartition(" ")[0] + " …"
+
+
+def _title(state: State, seq: Seq) -> str:
+    values = state.sequences[seq]
+    return title(values.request_id, seq[1], values.n)
+
+
+def _numbers(state: State) -> Iterator[str]:
+    blocks, fills = state.blocks, state.fills()
+    num_slots = blocks.num_used * blocks.block_size
+    num_empty = num_slots - sum(fills[block] for block in blocks.in_tables)
+    yield (
+        f"{blocks.num_used} of {count(blocks.num_blocks, 'block')} used"
+        f" ({percent(blocks.num_used, blocks.num_blocks)}) · {blocks.num_cached:,} cached"
+        f" · {blocks.num_blocks - len(blocks.refs):,} free · sharing saves {blocks.num_saved:,}"
+    )
+    waste = percent(num_empty, num_slots)
+    yield f"{num_empty:,} of {count(num_slots, 'slot')} in used blocks empty ({waste})"

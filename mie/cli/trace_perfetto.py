@@ -1,0 +1,246 @@
+"""The timeline of a run as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from mie.cli.trace_text import title
+from mie.errors import ConfigError
+from mie.events import Record, Segment, Seq, Summary
+from mie.replay import State, walk
+
+Event = dict[str, Any]
+
+ENGINE, REQUESTS = 1, 2
+"""The processes of the trace: one track of steps and the counters; a track for each sequence."""
+
+STEPS = 1
+"""The track of the steps."""
+
+
+def write_perfetto(segments: Iterable[Segment], path: Path, *, source: Path) -> int:
+    """Write the timeline of a log, read from ``source``, to ``path``; returns how many events.
+
+    Raises:
+        TraceError: the log contradicts itself; ``path`` is as it was.
+        ConfigError: ``path`` cannot be written.
+    """
+    num_events = 0
+    with _replacing(path, source) as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[')
+        for event in _Timeline().events(segments):
+            file.write(",\n" if num_events else "\n")
+            file.write(json.dumps(event, separators=(",", ":")))
+            num_events += 1
+        file.write("\n]}\n")
+    return num_events
+
+
+@contextmanager
+def _replacing(path: Path, source: Path) -> Iterator[TextIO]:
+    """A file that takes the place of ``path`` when the block is done; else nothing changes."""
+    path = path.resolve()
+    if path.exists() and (not path.is_file() or path.samefile(source)):
+        raise ConfigError(f"--perfetto would write over {path}; name another file")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        file = draft.open("x", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+    try:
+        with file:
+            yield file
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@dataclass(kw_only=True)
+class _Span:
+    """What a sequence is in the middle of."""
+
+    name: str
+    start: int
+    args: Event = field(default_factory=dict)
+    end: int | None = None
+    """Of decodes, the end of the last one's step. None: it lasts until something else happens."""
+    step: int = 0
+    """Of decodes, the last one's step."""
+
+
+class _Timeline:
+    """Turns records into events. Times are in nanoseconds. Whoever computes in a step does so from
+    its start to its end."""
+
+    def __init__(self) -> None:
+        self._spans: dict[Seq, _Span] = {}
+        self._tracks: dict[Seq, int] = {}
+        self._summary: Summary | None = None
+        self._step = 0  # counted from 1, without the gaps that broken-off steps leave
+        self._start = self._end = 0  # of the step
+        self._has_run = False  # whether the records tell of what came after its computation
+
+    def events(self, segments: Iterable[Segment]) -> Iterator[Event]:
+        """All events, not in order of time."""
+        yield _meta("process_name", ENGINE, name="engine")
+        yield _meta("process_name", REQUESTS, name="requests")
+        yield _meta("thread_name", ENGINE, STEPS, name="steps")
+        for summary, record, state in walk(segments):
+            if summary is not self._summary:
+                self._begin_step(summary)
+            if not self._tracks:
+                yield from self._meet(state)
+            yield from self._of(record, state)
+        for seq in list(self._spans):
+            yield from self._end_span(seq, self._end)
+
+    def _begin_step(self, summary: Summary | None) -> None:
+        self._summary, self._has_run = summary, False
+        self._step += 1
+        if summary is None:
+            self._start = self._end
+        else:
+            self._start = _nanoseconds(summary["start"])
+            self._end = _nanoseconds(summary["start"] + summary["seconds"])
+
+    def _meet(self, state: State) -> Iterator[Event]:
+        """Those who were there when the log began."""
+        for seq, values in state.sequences.items():
+            yield from self._new_track(seq, values.request_id, values.n)
+            if values.row is None:
+                self._spans[seq] = _Span(name="waiting", start=self._start)
+
+    def _of(self, record: Record, state: State) -> Iterator[Event]:
+        match record:
+            case ("add", request_id, number, _, num_prompt, n, _):
+                yield from self._new_track((number, 0), request_id, n)
+                args = {"prompt tokens": num_prompt}
+                self._spans[number, 0] = _Span(name="waiting", start=self._start, args=args)
+            case ("admit" | "resume", seq, *_):
+                yield from self._end_span(seq, self._start)
+            case ("hit", seq, num_queried, num_full, num_partial, _):
+                args = {"queried": num_queried, "in full blocks": num_full, "copied": num_partial}
+                yield self._instant(seq, "prefix hit", args)
+            case ("prefill", seq, first, count, choices):
+                self._has_run = True
+                yield from self._end_span(seq, self._start)
+                args = {"from position": first, "tokens": count, "sampled": len(choices)}
+                yield _slice(
+                    f"prefill {count}", self._start, self._end, REQUESTS, self._tracks[seq], args
+                )
+            case ("decode", rows):
+                self._has_run = True
+                for row in rows:
+                    yield from self._decode(state.rows[row])
+            case ("fork", seq, parent, _):
+                values = state.sequences[parent]
+                yield from self._new_track(seq, values.request_id, values.n)
+                yield self._instant(seq, "forked", {})
+            case ("preempt", seq, by, mode, rule, num_lost):
+                yield from self._end_span(seq, self._start)
+                args = {"for": _name_of(by, state), "rule": rule, "mode": mode, "lost": num_lost}
+                yield self._instant(seq, "preempted", args)
+                name = "swapped out" if mode == "swap" else "preempted"
+                self._spans[seq] = _Span(name=name, start=self._start, args=args)
+            case ("finish", seq, reason) if seq in self._tracks:
+                yield from self._end_span(seq, self._now)
+                yield self._instant(seq, f"finished: {reason}", {})
+            case ("step", summary):
+                yield from self._step_slices(summary)
+                yield from self._counters(summary, state)
+
+    @property
+    def _now(self) -> int:
+        return self._end if self._has_run else self._start
+
+    def _decode(self, seq: Seq) -> Iterator[Event]:
+        """One more token; a run of decodes in steps without a gap is one slice."""
+        span = self._spans.get(seq)
+        if span is None or span.step != self._step - 1:
+            yield from self._end_span(seq, self._start)
+            span = self._spans[seq] = _Span(name="decode", start=self._start, args={"tokens": 0})
+        span.end, span.step = self._end, self._step
+        span.args["tokens"] += 1
+
+    def _end_span(self, seq: Seq, now: int) -> Iterator[Event]:
+        span = self._spans.pop(seq, None)
+        if span is not None:
+            end = now if span.end is None else span.end
+            if end > span.start:
+                track = self._tracks[seq]
+                yield _slice(span.name, span.start, end, REQUESTS, track, span.args)
+
+    def _new_track(self, seq: Seq, request_id: str, n: int) -> Iterator[Event]:
+        self._tracks[seq] = track = len(self._tracks) + 1
+        yield _meta("thread_name", REQUESTS, track, name=title(request_id, seq[1], n))
+        # In the order of the requests, each with its choices below it.
+        yield _meta("thread_sort_index", REQUESTS, track, sort_index=seq[0] * 1000 + seq[1])
+
+    def _instant(self, seq: Seq, name: str, args: Event) -> Event:
+        return {
+            "ph": "i",
+            "s": "t",
+            "name": name,
+            "ts": self._now / 1000,
+            "pid": REQUESTS,
+            "tid": self._tracks[seq],
+            "args": args,
+        }
+
+    def _step_slices(self, summary: Summary) -> Iterator[Event]:
+        numbers = {name: value for name, value in summary.items() if name.startswith("num_")}
+        yield _slice(f"step {summary['step']}", self._start, self._end, ENGINE, STEPS, numbers)
+        start, seconds = self._start, summary["start"]
+        for name in ("schedule", "run", "update"):
+            seconds += summary[f"{name}_seconds"]
+            end = min(_nanoseconds(seconds), self._end)
+            yield _slice(name, start, end, ENGINE, STEPS, {})
+            start = end
+
+    def _counters(self, summary: Summary, state: State) -> Iterator[Event]:
+        used, cached = summary["num_blocks_used"], summary["num_blocks_cached"]
+        num_slots = used * state.blocks.block_size
+        waste = 100 * summary["num_slots_empty"] / num_slots if num_slots else 0
+        for name, values in (
+            ("KV blocks", {"used": used, "cached": cached}),
+            ("running", {"sequences": summary["num_running"]}),
+            ("waiting", {"sequences": summary["num_waiting"]}),
+            ("waste %", {"of used slots": round(waste, 2)}),
+        ):
+            yield {"ph": "C", "name": name, "ts": self._end / 1000, "pid": ENGINE, "args": values}
+
+
+def _name_of(seq: Seq | None, state: State) -> str | None:
+    if seq is None:
+        return None
+    values = state.sequences[seq]
+    return title(values.request_id, seq[1], values.n)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _slice(name: str, start: int, end: int, process: int, track: int, args: Event) -> Event:
+    return {
+        "ph": "X",
+        "name": name,
+        "ts": start / 1000,  # the format counts microseconds
+        "dur": (end - start) / 1000,
+        "pid": process,
+        "tid": track,
+        "args": args,
+    }
+
+
+def _meta(what: str, process: int, track: int = 0, **args: object) -> Event:
+    return {"ph": "M", "name": what, "pid": process, "tid": track, "args": args}

@@ -1,0 +1,153 @@
+"""The life of one request, a line for each thing that befell it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from mie.cli.trace_text import clipped, count, title
+from mie.errors import TraceError
+from mie.events import FIELDS, Record, Segment, Seq
+from mie.replay import State, walk
+
+MAX_NAMED = 8
+"""Other requests that a message names."""
+
+
+def request_lines(segments: Iterable[Segment], request_id: str) -> Iterator[str]:
+    """What the log says of every choice of the request, in order.
+
+    Raises:
+        TraceError: the log has no such request, or contradicts itself.
+    """
+    life = _Life(request_id)
+    for summary, record, state in walk(segments):
+        life.meet(record, state)
+        yield from life.lines(state.step + 1 if summary is None else summary["step"], record, state)
+    yield from life.last_lines()
+    if not life.is_known:
+        raise TraceError(f"the log has no request {request_id!r}; it has {life.others()}")
+
+
+@dataclass(kw_only=True)
+class _Decodes:
+    """Tokens that one choice got, one a step."""
+
+    first: int
+    last: int
+    num_tokens: int
+
+
+class _Life:
+    """Picks what concerns a request, and gathers its decodes."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._ids: dict[str, None] = {}  # of all requests, in order
+        self._names: dict[Seq, str] = {}  # of its own sequences
+        self._decodes: dict[Seq, _Decodes] = {}
+
+    @property
+    def is_known(self) -> bool:
+        return self._request_id in self._ids
+
+    def others(self) -> str:
+        """The first few requests of the log, in words."""
+        ids = [clipped(title(request_id, 0, 1), 40) for request_id in self._ids]
+        return ", ".join(ids[:MAX_NAMED] + ["…"] * (len(ids) > MAX_NAMED)) or "none"
+
+    def meet(self, record: Record, state: State) -> None:
+        """Take note of sequences that are new."""
+        if not self._ids:
+            for seq, values in state.sequences.items():
+                self._name(seq, values.request_id, values.n)
+        match record:
+            case ("add", request_id, number, _, _, n, _):
+                self._name((number, 0), request_id, n)
+            case ("fork", seq, parent, _):
+                values = state.sequences[parent]
+                self._name(seq, values.request_id, values.n)
+
+    def _name(self, seq: Seq, request_id: str, n: int) -> None:
+        self._ids[request_id] = None
+        if request_id == self._request_id:
+            self._names[seq] = title("", seq[1], n).strip()
+
+    def lines(self, step: int, record: Record, state: State) -> Iterator[str]:
+        """What to say of a record, before which the state was ``state``."""
+        if record[0] == "decode":
+            self._gather(step, record, state)
+            return
+        seq, sentence = _seq_of(record), _sentence(record, state)
+        if seq in self._names and sentence is not None:
+            yield from self._decode_lines(seq)
+            yield _line(f"step {step}", self._names[seq], sentence)
+
+    def last_lines(self) -> Iterator[str]:
+        """What is left to say at the end of the log."""
+        for seq in list(self._decodes):
+            yield from self._decode_lines(seq)
+
+    def _gather(self, step: int, record: Record, state: State) -> None:
+        for seq in map(state.rows.__getitem__, record[1]):
+            if seq in self._names:
+                run = self._decodes.setdefault(seq, _Decodes(first=step, last=step, num_tokens=0))
+                run.last = step
+                run.num_tokens += 1
+
+    def _decode_lines(self, seq: Seq) -> Iterator[str]:
+        run = self._decodes.pop(seq, None)
+        if run is not None:
+            is_one = run.first == run.last
+            when = f"step {run.first}" if is_one else f"steps {run.first}–{run.last}"
+            yield _line(when, self._names[seq], f"decoded {count(run.num_tokens, 'token')}")
+
+
+def _line(when: str, name: str, sentence: str) -> str:
+    return f"{when:>15}  {name}{' ' if name else ''}{sentence}"
+
+
+def _seq_of(record: Record) -> Seq | None:
+    """Whom a record is about."""
+    kind, *values = record
+    if kind == "add":
+        return (values[1], 0)
+    return values[0] if FIELDS[kind][0] == "seq" else None
+
+
+def _sentence(record: Record, state: State) -> str | None:
+    """What a record means to a request; None: nothing that it would notice."""
+    match record:
+        case ("add", _, _, _, num_prompt, n, max_tokens):
+            limit = "" if max_tokens is None else f", at most {count(max_tokens, 'new token')}"
+            choices = f", {n} choices" if n > 1 else ""
+            return f"added: {count(num_prompt, 'prompt token')}{limit}{choices}"
+        case ("admit", _, row, num_tokens, num_computed):
+            return f"admitted to row {row}: {_left(num_tokens, num_computed)}"
+        case ("resume", _, row, num_tokens, num_computed, mode):
+            how = "swapped in" if mode == "swap" else "resumed"
+            return f"{how} to row {row}: {_left(num_tokens, num_computed)}"
+        case ("hit", _, num_queried, num_full, num_partial, source):
+            part = "" if source is None else f", {num_partial} by a copy from block {source}"
+            return f"prefix hit: of {num_queried} tokens {num_full} in full blocks{part}"
+        case ("prefill", _, start, num_tokens, choices):
+            got = f", and sampled {count(len(choices), 'token')}" if choices else ""
+            return f"computed {count(num_tokens, 'token')} from position {start}{got}"
+        case ("fork", _, _, row):
+            return f"forked to row {row}"
+        case ("preempt", _, by, mode, rule, num_lost):
+            return f"preempted: {mode}, {num_lost} computed tokens lost ({_cause(by, rule, state)})"
+        case ("finish", _, reason):
+            return f"finished: {reason}"
+    return None
+
+
+def _left(num_tokens: int, num_computed: int) -> str:
+    return f"{num_tokens - num_computed} of {count(num_tokens, 'token')} to compute"
+
+
+def _cause(by: Seq | None, rule: str, state: State) -> str:
+    if by is None:
+        return "a step was broken off"
+    values = state.sequences[by]
+    return f"{title(values.request_id, by[1], values.n)} needed a block; victim: {rule}"

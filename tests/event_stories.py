@@ -1,0 +1,295 @@
+"""Event logs made by hand, for tests that need no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mie.events import SUMMARY_FIELDS, EventLog, Record
+
+A, A1, B, C, D = (0, 0), (0, 1), (1, 0), (2, 0), (3, 0)
+
+EMPTY: dict[str, Any] = {
+    "block_size": 4,
+    "num_blocks": 8,
+    "num_host_blocks": 4,
+    "waiting": [],
+    "running": [],
+    "sequences": {},
+    "refs": {},
+    "tree": {},
+}
+
+STORY: list[list[Record]] = [
+    # A, of two choices, computes its prompt and forks. B is cut by the budget.
+    [
+        ("add", "a", 0, 0, 6, 2, 3),
+        ("add", "b", 1, 0, 5, 1, None),
+        ("admit", A, 0, 6, 0),
+        ("alloc", A, 0, (0, 1)),
+        ("admit", B, 1, 5, 0),
+        ("alloc", B, 0, (2, 3)),
+        ("prefill", A, 0, 6, (0, 1)),
+        ("seal", 0, None, None, (10, 11, 12, 13)),
+        ("fork", A1, A, 2),
+        ("prefill", B, 0, 3, ()),
+    ],
+    # A writes into the block that it shares with its other choice: copy, decref, swap.
+    [
+        ("alloc", A, 1, (4,)),
+        ("copy", 1, 4, A, "fork"),
+        ("release", A, (1,)),
+        ("decode", (0, 2)),
+        ("prefill", B, 3, 2, (0,)),
+        ("seal", 2, None, None, (20, 21, 22, 23)),
+    ],
+    # B is swapped out. Both choices of A end; their blocks stay in the tree.
+    [
+        ("export", B, (0, 1)),
+        ("close", B),
+        ("preempt", B, A1, "swap", "last arrived", 0),
+        ("decode", (0, 2)),
+        ("seal", 4, 0, None, (14, 15, 16, 17)),
+        ("close", A),
+        ("finish", A, "length"),
+        ("seal", 1, 0, None, (14, 15, 18, 19)),
+        ("close", A1),
+        ("finish", A1, "length"),
+    ],
+    # C begins like A: one block is shared, half of another is copied. B comes back; the prefix
+    # cache still has its first block.
+    [
+        ("add", "c", 2, 0, 7, 1, 20),
+        ("resume", B, 0, 6, 5, "swap"),
+        ("share", B, 0, (2,)),
+        ("alloc", B, 1, (3,)),
+        ("import", B, (1,), (3,)),
+        ("admit", C, 1, 7, 6),
+        ("hit", C, 7, 4, 2, 4),
+        ("share", C, 0, (0,)),
+        ("pin", 4),
+        ("alloc", C, 1, (5,)),
+        ("copy", 4, 5, C, "prefix"),
+        ("unpin", 4),
+        ("prefill", B, 5, 1, (0,)),
+        ("prefill", C, 6, 1, (0,)),
+    ],
+    # D gives up before it runs. A step was broken off, and C computes again.
+    [
+        ("add", "d", 3, 0, 4, 2, 5),
+        ("finish", D, "abort"),
+        ("finish", (3, 1), "abort"),
+        ("close", C),
+        ("preempt", C, None, "recompute", "last arrived", 7),
+        ("evict", 1),
+        ("export", B, (2, 3)),
+        ("close", B),
+        ("preempt", B, C, "swap", "last arrived", 0),
+        ("drop", B),
+        ("resume", C, 0, 8, 4, "recompute"),
+        ("share", C, 0, (0,)),
+        ("alloc", C, 1, (1,)),
+        ("prefill", C, 4, 4, (0,)),
+        ("seal", 1, 0, None, (14, 15, 24, 25)),
+    ],
+    [
+        ("alloc", C, 2, (5,)),
+        ("decode", (0,)),
+    ],
+]
+"""What one step after the other emits, in blocks of four. Every kind of record occurs."""
+
+
+def sequence(
+    request_id: str, *, num_prompt: int, max_tokens: int | None, n: int, rank: int = 0
+) -> dict[str, Any]:
+    """What a snapshot says of a sequence from its request."""
+    return {
+        "request_id": request_id,
+        "rank": rank,
+        "num_prompt": num_prompt,
+        "max_tokens": max_tokens,
+        "n": n,
+    }
+
+
+AFTER_STORY: dict[int, dict[str, Any]] = {
+    2: {
+        "waiting": [],
+        "running": [A, A1, B],
+        "sequences": {
+            A: {
+                **sequence("a", num_prompt=6, max_tokens=3, n=2),
+                "num_tokens": 8,
+                "num_computed": 7,
+                "row": 0,
+                "blocks": [0, 4],
+                "host": None,
+            },
+            A1: {
+                **sequence("a", num_prompt=6, max_tokens=3, n=2),
+                "num_tokens": 8,
+                "num_computed": 7,
+                "row": 2,
+                "blocks": [0, 1],
+                "host": None,
+            },
+            B: {
+                **sequence("b", num_prompt=5, max_tokens=None, n=1),
+                "num_tokens": 6,
+                "num_computed": 5,
+                "row": 1,
+                "blocks": [2, 3],
+                "host": None,
+            },
+        },
+        "refs": {0: 3, 1: 1, 2: 2, 3: 1, 4: 1},
+        "tree": {
+            0: {"parent": None, "salt": None, "tokens": [10, 11, 12, 13]},
+            2: {"parent": None, "salt": None, "tokens": [20, 21, 22, 23]},
+        },
+    },
+    3: {
+        "waiting": [B],
+        "running": [],
+        "sequences": {
+            B: {
+                **sequence("b", num_prompt=5, max_tokens=None, n=1),
+                "num_tokens": 6,
+                "num_computed": 0,
+                "row": None,
+                "blocks": [],
+                "host": [0, 1],
+            },
+        },
+        "refs": {0: 1, 1: 1, 2: 1, 4: 1},
+        "tree": {
+            0: {"parent": None, "salt": None, "tokens": [10, 11, 12, 13]},
+            1: {"parent": 0, "salt": None, "tokens": [14, 15, 18, 19]},
+            2: {"parent": None, "salt": None, "tokens": [20, 21, 22, 23]},
+            4: {"parent": 0, "salt": None, "tokens": [14, 15, 16, 17]},
+        },
+    },
+    6: {
+        "waiting": [B],
+        "running": [C],
+        "sequences": {
+            B: {
+                **sequence("b", num_prompt=5, max_tokens=None, n=1),
+                "num_tokens": 7,
+                "num_computed": 0,
+                "row": None,
+                "blocks": [],
+                "host": None,
+            },
+            C: {
+                **sequence("c", num_prompt=7, max_tokens=20, n=1),
+                "num_tokens": 10,
+                "num_computed": 9,
+                "row": 0,
+                "blocks": [0, 1, 5],
+                "host": None,
+            },
+        },
+        "refs": {0: 2, 1: 2, 2: 1, 4: 1, 5: 1},
+        "tree": {
+            0: {"parent": None, "salt": None, "tokens": [10, 11, 12, 13]},
+            1: {"parent": 0, "salt": None, "tokens": [14, 15, 24, 25]},
+            2: {"parent": None, "salt": None, "tokens": [20, 21, 22, 23]},
+            4: {"parent": 0, "salt": None, "tokens": [14, 15, 16, 17]},
+        },
+    },
+}
+"""The state after some of its steps, without the sizes."""
+
+
+def summary(step: int, **numbers: float) -> dict[str, Any]:
+    """A step's numbers: zeros but for those given. A step takes 5 ms, and one begins every 10."""
+    times = {
+        "start": step / 100,
+        "schedule_seconds": 0.001,
+        "run_seconds": 0.003,
+        "update_seconds": 0.001,
+        "seconds": 0.005,
+    }
+    return {**dict.fromkeys(SUMMARY_FIELDS, 0), **times, **numbers, "step": step}
+
+
+def tell(log: EventLog) -> None:
+    """The story, to a log that has not been started."""
+    log.start(lambda: EMPTY)
+    for step, records in enumerate(STORY, 1):
+        for record in records:
+            log.emit(record)
+        log.end_step(summary(step, num_decode_tokens=step, num_blocks_used=4, num_blocks_saved=1))
+
+
+def write_story(path: Path) -> Path:
+    """The story as a file."""
+    with path.open("w") as file:
+        log = EventLog(0, file)
+        tell(log)
+        log.close()
+    return path
+
+
+class ToyEngine:
+    """One request after the other: a prompt of one token, then seven more, in blocks of two."""
+
+    def __init__(self, emit: Callable[[Record], None]) -> None:
+        self._emit = emit
+        self._number = 0
+        self._num_tokens = 1
+        self._num_computed = 0
+        self.step_number = 0
+
+    def step(self) -> dict[str, Any]:
+        """Emit a step's records: its summary."""
+        seq = (self._number, 0)
+        if not self._num_computed:
+            self._emit(("add", f"r{self._number}", self._number, 5, 1, 1, 7))
+            self._emit(("admit", seq, 0, 1, 0))
+        if self._num_computed % 2 == 0:
+            block = self._num_computed // 2
+            self._emit(("alloc", seq, block, (block,)))
+        self._emit(("decode", (0,)) if self._num_computed else ("prefill", seq, 0, 1, (0,)))
+        self._num_computed += 1
+        self._num_tokens += 1
+        if self._num_tokens == 8:
+            self._emit(("close", seq))
+            self._emit(("finish", seq, "length"))
+            self._number, self._num_tokens, self._num_computed = self._number + 1, 1, 0
+        self.step_number += 1
+        return summary(self.step_number)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state in its own words."""
+        blocks = list(range(-(-self._num_computed // 2)))
+        seq = (self._number, 0)
+        values = {
+            **sequence(f"r{self._number}", num_prompt=1, max_tokens=7, n=1, rank=5),
+            "num_tokens": self._num_tokens,
+            "num_computed": self._num_computed,
+            "row": 0,
+            "blocks": blocks,
+            "host": None,
+        }
+        return {
+            **EMPTY,
+            "block_size": 2,
+            "running": [seq] if blocks else [],
+            "sequences": {seq: values} if blocks else {},
+            "refs": dict.fromkeys(blocks, 1),
+        }
+
+
+def run_toy(log: EventLog, num_steps: int) -> list[dict[str, Any]]:
+    """Log so many steps of a toy: the snapshots after each, from step 0 on."""
+    toy = ToyEngine(log.emit)
+    log.start(toy.snapshot)
+    snapshots = [toy.snapshot()]
+    for _ in range(num_steps):
+        log.end_step(toy.step())
+        snapshots.append(toy.snapshot())
+    return snapshots

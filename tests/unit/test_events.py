@@ -1,0 +1,339 @@
+"""The event log: its ring in memory, and its file."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from event_stories import EMPTY, STORY, A, run_toy, summary, tell, write_story
+
+from mie.errors import TraceError
+from mie.events import FIELDS, SNAPSHOT_EVERY, EventLog, Segment, read_log, summary_of
+
+
+def numbers_of(segment: Segment) -> list[int]:
+    return [summary_of(step)["step"] for step in segment.steps]
+
+
+# The vocabulary.
+
+
+def test_the_table_of_fields_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        FIELDS["add"] = ()  # type: ignore[index]
+
+
+def test_the_story_has_every_kind_and_all_its_fields() -> None:
+    records = [record for records in STORY for record in records]
+    assert {record[0] for record in records} | {"step"} == FIELDS.keys()
+    assert all(len(record) == 1 + len(FIELDS[record[0]]) for record in records)
+
+
+def test_the_docs_have_the_same_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "tracing.md"
+    rows = [
+        line.split("|")[1:3] for line in page.read_text().splitlines() if line.startswith("| `")
+    ]
+    documented = {
+        kind: tuple(fields.strip(" `").split())
+        for kinds, fields in rows
+        for kind in re.findall(r"`(\w+)`", kinds)
+    }
+    assert documented == FIELDS
+
+
+# In memory.
+
+
+def test_a_step_is_a_tuple_of_its_records_and_the_summary() -> None:
+    log = EventLog(10)
+    log.start(lambda: EMPTY)
+    numbers = summary(1)
+    for record in STORY[0]:
+        log.emit(record)
+    log.end_step(numbers)
+    [segment] = log.segments()
+    step = (*STORY[0], ("step", numbers))
+    assert segment == Segment(after=0, snapshot=EMPTY, steps=(step,))
+    assert segment.last == 1
+    assert summary_of(segment.steps[0]) is numbers
+
+
+def test_emit_is_one_function_for_life() -> None:
+    log = EventLog(3)
+    emit = log.emit
+    tell(log)
+    assert log.emit is emit
+    emit(("evict", 0))
+    assert log.segments()[-1].rest == (("evict", 0),)
+
+
+def test_what_came_before_the_start_is_in_the_snapshot_alone() -> None:
+    log = EventLog(10)
+    log.emit(("evict", 0))
+    log.start(lambda: EMPTY, step=7)
+    assert log.segments() == [Segment(after=7, snapshot=EMPTY, steps=())]
+    assert log.segments()[0].last == 7
+
+
+def test_a_log_that_keeps_nothing_holds_nothing_and_takes_no_snapshot() -> None:
+    class Thing:
+        pass
+
+    def refuse() -> dict[str, Any]:
+        raise AssertionError("nobody wants a snapshot")
+
+    log, thing = EventLog(0), Thing()
+    gone = weakref.ref(thing)
+    log.start(refuse)
+    log.emit(("add", thing))
+    del thing
+    for step in range(1, 2 * SNAPSHOT_EVERY + 2):
+        log.end_step(summary(step))
+    assert gone() is None
+    assert log.segments() == []
+    log.close()
+
+
+def test_what_segments_gives_does_not_change_later() -> None:
+    log = EventLog(10)
+    run_toy(log, 2)
+    before = log.segments()
+    log.end_step(summary(3))
+    assert [numbers_of(segment) for segment in before] == [[1, 2]]
+    assert [numbers_of(segment) for segment in log.segments()] == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("num_steps", [1, 500, 1000, 1001, 2500])
+def test_the_ring_drops_whole_old_segments(num_steps: int) -> None:
+    for total in (999, 1000, 1001, 1999, 2000, 5000, 5999, 6000):
+        log = EventLog(num_steps)
+        snapshots = run_toy(log, total)
+        segments = log.segments()
+        held = [number for segment in segments for number in numbers_of(segment)]
+        assert held == list(range(total - len(held) + 1, total + 1))
+        assert min(total, num_steps) <= len(held) < num_steps + 2 * SNAPSHOT_EVERY
+        for segment in segments:
+            assert segment.after % SNAPSHOT_EVERY == 0
+            assert segment.snapshot == snapshots[segment.after]
+
+
+# In a file.
+
+
+def test_a_line_is_small_and_names_its_fields(tmp_path: Path) -> None:
+    lines = write_story(tmp_path / "log").read_text().splitlines()
+    assert lines[0] == (
+        '{"step":0,"event":"snapshot","version":1,"block_size":4,"num_blocks":8,'
+        '"num_host_blocks":4,"waiting":[],"running":[],"sequences":[],"refs":[],"tree":[]}'
+    )
+    assert lines[4] == '{"step":1,"event":"alloc","seq":[0,0],"index":0,"blocks":[0,1]}'
+    numbers = summary(1, num_decode_tokens=1, num_blocks_used=4, num_blocks_saved=1)
+    assert json.loads(lines[1 + len(STORY[0])]) == {**numbers, "event": "step"}
+
+
+def test_the_file_reads_back_as_what_was_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("w") as file:
+        log = EventLog(100, file)
+        tell(log)
+        log.emit(("evict", 2))
+        in_memory = log.segments()
+        log.close()
+    assert list(read_log(path)) == in_memory
+    assert in_memory[-1].rest == (("evict", 2),)
+
+
+def test_a_long_file_has_a_snapshot_every_thousand_steps(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("w") as file:
+        log = EventLog(10_000, file)
+        run_toy(log, 2500)
+        log.close()
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "snapshot"] == [0, 1000, 2000]
+    assert list(read_log(path)) == log.segments()
+
+
+def test_each_step_is_in_the_file_when_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("w") as file:
+        log = EventLog(0, file)
+        run_toy(log, 3)
+        [segment] = read_log(path)
+        assert numbers_of(segment) == [1, 2, 3]
+        assert not segment.is_cut
+
+
+def test_text_of_any_kind_comes_back(tmp_path: Path) -> None:
+    path, request_id = tmp_path / "log", 'a "ü"\n\u2028\ud800'
+    with path.open("w", encoding="ascii") as file:
+        log = EventLog(0, file)
+        log.start(lambda: EMPTY)
+        log.emit(("add", request_id, 0, 0, 1, 1, None))
+        log.close()
+    [segment] = read_log(path)
+    assert segment.rest == (("add", request_id, 0, 0, 1, 1, None),)
+
+
+class FullDisk(io.StringIO):
+    """Takes so many writes, and of the next one a half."""
+
+    num_left = 3
+
+    def write(self, text: str) -> int:
+        if not self.num_left:
+            super().write(text[: len(text) // 2])
+            raise OSError(28, "No space left on device")
+        self.num_left -= 1
+        return super().write(text)
+
+
+def test_a_full_disk_is_raised_once_and_leaves_a_readable_beginning(tmp_path: Path) -> None:
+    file = FullDisk()
+    log = EventLog(100, file)
+    log.start(lambda: EMPTY)
+    for step in (1, 2):
+        log.end_step(summary(step))
+    with pytest.raises(OSError, match="No space"):
+        log.end_step(summary(3))
+    log.end_step(summary(4))
+    log.close()
+    assert numbers_of(log.segments()[0]) == [1, 2, 3, 4]
+    (tmp_path / "log").write_text(file.getvalue())
+    [segment] = read_log(tmp_path / "log")
+    assert numbers_of(segment) == [1, 2]
+    assert segment.is_cut
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_device_is_noticed_at_the_first_write() -> None:
+    # Closing the file finds the same text in its buffer, and fails again.
+    with (
+        contextlib.suppress(OSError),
+        open("/dev/full", "w") as file,
+        pytest.raises(OSError, match="No space"),
+    ):
+        EventLog(0, file).start(lambda: EMPTY)
+
+
+# Files that are not as they should be.
+
+
+def test_a_file_cut_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
+    path = write_story(tmp_path / "log")
+    whole, [segment] = path.read_bytes(), read_log(path)
+    first_line = whole.index(b"\n")
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        if length <= first_line - 1:
+            with pytest.raises(TraceError, match="is not an event log"):
+                list(read_log(path))
+            continue
+        [cut] = read_log(path)
+        assert tuple(cut.steps) == tuple(segment.steps[: len(cut.steps)])
+        assert len(cut.steps) == whole[:length].count(b'"event":"step"') - (
+            b'"event":"step"' in whole[:length].rpartition(b"\n")[2]
+        )
+        assert cut.is_cut == (length > first_line and whole[length - 1 : length] != b"\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not an event log: it is empty"),
+        (b"\n", "is not an event log: line 1: not JSON"),
+        (b"once upon a time\n", "is not an event log: line 1: not JSON"),
+        (b"\xff\xfe\x00", "is not an event log: line 1: not JSON"),
+        (b"[" * 100_000, "is not an event log: line 1: not JSON"),
+        (b"[1]\n", "is not an event log: line 1: not an event"),
+        (b'{"prompt":"a"}\n', "is not an event log: line 1: not an event"),
+        (b'{"event":"snapshot"}\n', "is not an event log: line 1: an event of no step"),
+        (b'{"step":1,"event":"evict","block":0}\n', "a snapshot must come first"),
+        (b'{"step":0,"event":"snapshot"}\n', "format None; this mie reads format 1"),
+        (b'{"step":0,"event":"snapshot","version":2}\n', "format 2; this mie reads format 1"),
+    ],
+)
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=message):
+        list(read_log(path))
+
+
+@pytest.mark.parametrize("name", ["nothing", "."])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(TraceError, match=r"cannot be read: (No such file|Is a directory)"):
+        list(read_log(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ('{"step":7}', "not an event"),
+        ('{"step":7,"event":"sneeze"}', "unknown event 'sneeze'"),
+        ('{"step":6,"event":"evict","block":0}', "step 6 after the end of step 6"),
+        ('{"step":7,"event":"evict"}', "block is missing"),
+        ('{"step":7,"event":"evict","block":"0"}', "block cannot be '0'"),
+        ('{"step":7,"event":"evict","block":true}', "block cannot be True"),
+        ('{"step":7,"event":"close","seq":[1]}', r"seq cannot be \(1,\)"),
+        ('{"step":7,"event":"close","seq":null}', "seq cannot be None"),
+        ('{"step":7,"event":"decode","rows":[1,"2"]}', r"rows cannot be \(1, '2'\)"),
+        ('{"step":7,"event":"finish","seq":[1,0],"reason":3}', "reason cannot be 3"),
+        ('{"step":7,"event":"step"}', "num_running is None, not a number"),
+        (json.dumps({**summary(7), "event": "step", "start": "x"}), "start is 'x', not a number"),
+        (json.dumps({**summary(7), "event": "step", "start": 1e999}), "start is inf"),
+        ('{"step":5,"event":"snapshot","version":1}', "a snapshot after step 5 where step 6"),
+        ('{"step":6,"event":"snapshot","version":1}', "block_size is missing"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = write_story(tmp_path / "log")
+    num_lines = len(path.read_text().splitlines())
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(TraceError, match=f"log, line {num_lines + 1}: {message}"):
+        list(read_log(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_size": 0}, "there must be a block with a slot"),
+        ({"num_blocks": None}, "num_blocks cannot be None"),
+        ({"waiting": None}, "waiting is not a list"),
+        ({"running": [[1, 2, 3]]}, r"seq cannot be \(1, 2, 3\)"),
+        ({"sequences": {}}, "sequences is not a list"),
+        ({"sequences": [[1]]}, r"\[1\] is not an object"),
+        ({"sequences": [{"seq": [0, 0]}]}, "request_id is missing"),
+        ({"refs": [[1]]}, r"seq cannot be \(1,\)"),
+        ({"tree": [{"block": 1, "parent": None, "salt": 1, "tokens": []}]}, "salt cannot be 1"),
+    ],
+)
+def test_a_malformed_snapshot_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    path = write_story(tmp_path / "log")
+    head, _, rest = path.read_text().partition("\n")
+    path.write_text(f"{json.dumps({**json.loads(head), **change})}\n{rest}")
+    with pytest.raises(TraceError, match=message):
+        list(read_log(path))
+
+
+def test_a_snapshot_inside_a_step_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("w") as file:
+        log = EventLog(0, file)
+        log.start(lambda: EMPTY)
+        log.emit(("finish", A, "abort"))
+        log.close()
+        EventLog(0, file).start(lambda: EMPTY)
+    with pytest.raises(TraceError, match="line 3: a snapshot after step 0"):
+        list(read_log(path))

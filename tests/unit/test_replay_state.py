@@ -1,0 +1,298 @@
+"""The state rebuilt from an event log, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from event_stories import (
+    A1,
+    AFTER_STORY,
+    EMPTY,
+    STORY,
+    A,
+    B,
+    C,
+    D,
+    run_toy,
+    summary,
+    tell,
+    write_story,
+)
+
+from mie.errors import TraceError
+from mie.events import EventLog, Record, Segment, read_log
+from mie.replay import State, at, walk
+
+
+def told(num_steps: int = len(STORY), more: int = 0) -> State:
+    """The state after some steps of the story, and so many records of the next."""
+    state = State.from_snapshot(EMPTY)
+    for step, records in enumerate(STORY[:num_steps], 1):
+        state.apply_step((*records, ("step", summary(step))))
+    if more:
+        state.apply_step(tuple(STORY[num_steps][:more]))
+    return state
+
+
+# What records do.
+
+
+@pytest.mark.parametrize("step", AFTER_STORY)
+def test_the_state_after_a_step_of_the_story(step: int) -> None:
+    state = told(step)
+    assert state.step == step
+    assert state.snapshot() == {**EMPTY, **AFTER_STORY[step]}
+
+
+@pytest.mark.parametrize("step", range(len(STORY) + 1))
+def test_a_snapshot_gives_its_state_back(step: int) -> None:
+    snapshot = told(step).snapshot()
+    before = copy.deepcopy(snapshot)
+    state = State.from_snapshot(snapshot, step)
+    assert state.snapshot() == before
+    assert state.step == step
+    for number, records in enumerate(STORY[step:], step + 1):
+        state.apply_step((*records, ("step", summary(number))))
+    assert state.snapshot() == told().snapshot()
+    assert snapshot == before, "the snapshot was changed"
+
+
+def test_lists_do_as_well_as_tuples() -> None:
+    """Those who emit may hand over lists; a file gives tuples."""
+    state = State.from_snapshot(EMPTY)
+    for records in STORY:
+        for record in records:
+            seqs = (A, A1, B, C, D, (3, 1))
+            state.apply(
+                tuple(
+                    list(value) if isinstance(value, tuple) and value not in seqs else value
+                    for value in record
+                )
+            )
+    assert state.snapshot() == told().snapshot()
+
+
+def test_blocks_are_counted() -> None:
+    state = told(2)
+    assert (state.blocks.num_used, state.blocks.num_cached, state.blocks.num_saved) == (5, 0, 1)
+    assert state.fills() == {0: 4, 1: 3, 2: 4, 3: 1, 4: 3}
+    state = told(3)
+    assert (state.blocks.num_used, state.blocks.num_cached, state.blocks.num_saved) == (0, 4, 0)
+    assert state.fills() == {0: 4, 1: 4, 2: 4, 4: 4}
+
+
+def test_queues_are_in_the_order_of_rank_then_number_then_choice() -> None:
+    state = State.from_snapshot(EMPTY)
+    for number, rank in ((0, 5), (1, -1), (2, 5), (3, 0)):
+        state.apply(("add", str(number), number, rank, 1, 2, None))
+    assert state.waiting == [(1, 0), (3, 0), (0, 0), (2, 0)]
+    for row, number in enumerate((0, 1)):
+        state.apply(("admit", (number, 0), row, 1, 0))
+        state.apply(("alloc", (number, 0), 0, (row,)))
+        state.apply(("prefill", (number, 0), 0, 1, (0, 1)))
+    state.apply(("fork", (0, 1), (0, 0), 2))
+    assert state.running == [(1, 0), (0, 0), (0, 1)]
+    assert state.waiting == [(3, 0), (2, 0)]
+
+
+def test_pins_of_a_snapshot_are_known() -> None:
+    state = told(3, more=9)
+    assert state.blocks.refs[4] == 2
+    state = State.from_snapshot(state.snapshot(), 3)
+    state.apply(("unpin", 4))
+    assert state.blocks.refs[4] == 1
+    with pytest.raises(TraceError, match="it is not pinned"):
+        state.apply(("unpin", 4))
+
+
+# What cannot have been.
+
+
+IMPOSSIBLE: list[tuple[tuple[int, int], Record, str]] = [
+    ((2, 0), ("sneeze", A), "no such event"),
+    ((2, 0), ("add", "a", 0, 0, 6, 2, 3), "it is there already"),
+    ((3, 0), ("admit", A, 0, 6, 0), r"nobody is \(0, 0\)"),
+    ((2, 0), ("admit", A, 5, 8, 0), "it runs already"),
+    ((3, 0), ("admit", B, 5, 5, 0), "it has 6 tokens"),
+    ((3, 0), ("admit", B, 5, 6, 6), "there must be a token to compute"),
+    ((4, 1), ("admit", D, 0, 4, 0), "row 0 is taken"),
+    ((3, 0), ("resume", B, 0, 6, 0, "recompute"), "it was preempted in another mode"),
+    ((4, 6), ("resume", C, 1, 8, 0, "swap"), "it was preempted in another mode"),
+    ((3, 6), ("hit", C, 7, 4, 1, 4), "6 tokens were found"),
+    ((3, 6), ("hit", C, 5, 4, 2, 4), "more was found than sought"),
+    ((3, 6), ("hit", C, 7, 4, 2, 7), "nobody holds the source"),
+    ((3, 0), ("prefill", B, 0, 6, (0,)), r"\(1, 0\) does not run"),
+    ((1, 0), ("prefill", B, 2, 3, (0,)), "it has computed 3 tokens"),
+    ((1, 0), ("prefill", B, 3, 2, ()), "a token comes when the prompt is complete"),
+    ((1, 0), ("prefill", B, 3, 1, (0,)), "a token comes when the prompt is complete"),
+    ((1, 0), ("prefill", B, 3, 3, ()), "it has fewer tokens"),
+    ((1, 0), ("prefill", B, 3, 0, ()), "nothing was computed"),
+    ((0, 3), ("prefill", A, 0, 6, (0, 1)), "its table has 0 slots"),
+    ((2, 0), ("decode", (0, 3)), "nobody has row 3"),
+    ((1, 0), ("decode", (0, 1)), "row 1 has more to compute"),
+    ((0, 7), ("fork", B, A, 1), "it is there already|row 1 is taken"),
+    ((0, 7), ("fork", (0, 2), A, 2), "it is no choice of that request"),
+    ((0, 7), ("fork", (2, 1), A, 2), "it is no choice of that request"),
+    ((0, 7), ("fork", A1, A, 1), "row 1 is taken"),
+    ((3, 0), ("fork", (1, 1), B, 2), "does not run"),
+    ((2, 0), ("preempt", B, A, "recompute", "last arrived", 5), "its table is still open"),
+    ((2, 0), ("preempt", B, A, "swap", "last arrived", 0), "its host blocks say otherwise"),
+    ((2, 2), ("preempt", B, C, "swap", "last arrived", 0), "nobody has that number"),
+    ((3, 0), ("preempt", B, None, "swap", "last arrived", 0), "does not run"),
+    ((2, 0), ("finish", A, "stop"), "its table is still open"),
+    ((3, 0), ("finish", A, "abort"), "nobody is"),
+    ((3, 0), ("finish", A1, "length"), "nobody is"),
+    ((3, 0), ("finish", B, "abort"), "it still has host blocks"),
+    ((2, 0), ("alloc", A, 2, (0,)), "block 0 was in use"),
+    ((2, 0), ("alloc", A, 2, (5, 5)), "block 5 was in use"),
+    ((2, 0), ("alloc", A, 3, (5,)), "its table has 2 blocks"),
+    ((2, 0), ("alloc", A, 2, (8,)), "there is no block 8"),
+    ((2, 0), ("alloc", A, 2, (-1,)), "there is no block -1"),
+    ((3, 0), ("alloc", B, 0, (5,)), "does not run"),
+    ((2, 0), ("share", A, 2, (5,)), "nobody holds block 5"),
+    ((2, 0), ("release", A, (5,)), "nobody holds block 5"),
+    ((3, 0), ("release", B, (0,)), "does not run"),
+    ((3, 0), ("close", B), "does not run"),
+    ((2, 0), ("copy", 1, 1, A, "fork"), "the target is not in its table"),
+    ((2, 0), ("copy", 7, 4, A, "fork"), "nobody holds the source"),
+    ((2, 0), ("seal", 5, None, None, (1, 2, 3, 4)), "it is in no table"),
+    ((2, 0), ("seal", 0, None, None, (1, 2, 3, 4)), "it is in the tree already"),
+    ((2, 0), ("seal", 4, 3, None, (1, 2, 3, 4)), "its parent is not in the tree"),
+    ((2, 0), ("seal", 4, 0, None, (1, 2, 3)), "only a full block enters the tree"),
+    ((3, 0), ("evict", 3), "it is not in the tree"),
+    ((3, 0), ("evict", 0), "it is no leaf"),
+    ((2, 0), ("pin", 7), "nobody holds it"),
+    ((2, 0), ("unpin", 0), "it is not pinned"),
+    ((2, 1), ("export", B, (2, 3)), "it has host blocks already"),
+    ((2, 0), ("export", B, (0, 1, 2)), "its table is shorter"),
+    ((2, 1), ("export", A, (1, 2)), "a host block is in use"),
+    ((2, 0), ("export", A, (2, 2)), "a host block is in use"),
+    ((2, 0), ("export", A, (4,)), "there is no such host block"),
+    ((3, 0), ("export", B, (2,)), "does not run"),
+    ((3, 4), ("import", B, (2,), (3,)), "the host blocks are not its own"),
+    ((3, 4), ("import", B, (0, 1), (3,)), "so many host blocks do not fit"),
+    ((3, 4), ("import", B, (1,), (4,)), "the blocks are not in its table"),
+    ((2, 0), ("drop", A), "it has no host blocks"),
+    ((2, 0), ("step", summary(2)), "step 2 comes too late"),
+]
+"""(Steps of the story, records of the next one), what comes then, and what is wrong with it."""
+
+
+@pytest.mark.parametrize(("told_until", "record", "message"), IMPOSSIBLE)
+def test_what_cannot_have_happened_is_refused(
+    told_until: tuple[int, int], record: Record, message: str
+) -> None:
+    state = told(*told_until)
+    with pytest.raises(TraceError, match=message) as caught:
+        state.apply(record)
+    assert str(caught.value).startswith(f"after step {state.step}: {record[0]}")
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([("release", A, (0,))], "block 0 has 2 references, not 3"),
+        ([("alloc", A, 1, (5,))], "block 4 has 1 references, not 0"),
+        ([("evict", 2), ("release", A, (3,))], "block 3 has 0 references, not 1"),
+    ],
+)
+def test_references_must_add_up_when_the_step_ends(records: list[Record], message: str) -> None:
+    state = told(2)
+    state.apply_step(tuple(records))
+    with pytest.raises(TraceError, match=message):
+        state.apply(("step", summary(3)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"refs": {**AFTER_STORY[2]["refs"], 0: 2}}, "block 0 has only 2 references"),
+        ({"refs": {0: 3}}, "block . has 0 references"),
+        ({"running": [A, B, A1]}, "queues"),
+        ({"waiting": [A]}, "queues"),
+        ({"running": [A, A1]}, "queues"),
+    ],
+)
+def test_a_snapshot_that_contradicts_itself_is_refused(
+    change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TraceError, match=message):
+        State.from_snapshot({**EMPTY, **AFTER_STORY[2], **change})
+
+
+# Going through a log.
+
+
+def test_any_step_that_a_log_holds_can_be_had() -> None:
+    log = EventLog(2500)
+    snapshots = run_toy(log, 5100)
+    first = log.segments()[0].after
+    assert first > 0
+    for step in (first, first + 1, first + 999, first + 1000, first + 1001, 5099, 5100):
+        state = at(log.segments(), step)
+        assert state.step == step
+        assert state.snapshot() == snapshots[step]
+    for step in (first - 1, -1, 5101):
+        with pytest.raises(
+            TraceError, match=f"step {step} is not in the log; it holds steps {first} to 5100"
+        ):
+            at(log.segments(), step)
+
+
+def test_any_step_of_a_file_can_be_had(tmp_path: Path) -> None:
+    path = write_story(tmp_path / "log")
+    for step in AFTER_STORY:
+        assert at(read_log(path), step).snapshot() == {**EMPTY, **AFTER_STORY[step]}
+
+
+def test_a_step_that_was_broken_off_is_no_step() -> None:
+    log = EventLog(10)
+    log.start(lambda: EMPTY)
+    for step in (1, 3):
+        log.end_step(summary(step))
+    with pytest.raises(TraceError, match="step 2 is not in the log; it was broken off"):
+        at(log.segments(), 2)
+
+
+def test_an_empty_log_has_no_step() -> None:
+    with pytest.raises(TraceError, match="step 0 is not in the log, which is empty"):
+        at(EventLog(0).segments(), 0)
+
+
+def test_a_walk_meets_every_record_before_it_is_applied() -> None:
+    log = EventLog(10)
+    tell(log)
+    log.emit(("evict", 2))
+    met = []
+    for numbers, record, state in walk(log.segments()):
+        met.append(record)
+        assert numbers is None or numbers["step"] == state.step + 1
+        if record == ("decode", (0, 2)):
+            assert state.rows[2] == A1
+    [segment] = log.segments()
+    assert met == [record for step in [*segment.steps, segment.rest] for record in step]
+    assert met[-1] == ("evict", 2)
+    assert numbers is None
+
+
+def test_a_walk_compares_the_snapshots_on_its_way() -> None:
+    log = EventLog(5000)
+    run_toy(log, 2500)
+    first, second, third = log.segments()
+    assert len(list(walk([first, second, third]))) > 5000
+    wrong = replace(second, snapshot=first.snapshot)
+    with pytest.raises(TraceError, match="the snapshot after step 1000 is not what"):
+        list(walk([first, wrong, third]))
+
+
+def test_a_step_is_applied_once_only() -> None:
+    log = EventLog(10)
+    tell(log)
+    [segment] = log.segments()
+    twice = Segment(after=0, snapshot=EMPTY, steps=(segment.steps[0], segment.steps[0]))
+    with pytest.raises(TraceError, match="after step 1: add a 0 0 6 2 3: it is there already"):
+        list(walk([twice]))
