@@ -1,6 +1,7 @@
 """The engine: requests of token ids in, tokens out, one step at a time. It never sees text."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -112,6 +113,8 @@ class Engine:
         self.config = config
         self.scheduler = scheduler
         self.log = log
+        self.log_error: OSError | None = None
+        """Why the file of the event log is incomplete, if it is; the requests go on."""
         self.stats = EngineStats(scheduler.manager.stats)
         self.observers: list[Callable[[StepStats], None]] = []
         self._runner = runner
@@ -240,10 +243,17 @@ class Engine:
             stats=self._step_stats(plan, blocks, clock, self._forget_finished(sampled)),
         )
         self.stats.add(output.stats, len(sampled))
-        self.log.end_step(vars(output.stats))
+        self._log_step(output.stats)
         for observer in self.observers:
             observer(output.stats)
         return output
+
+    def _log_step(self, stats: StepStats) -> None:
+        try:
+            self.log.end_step(vars(stats))
+        except OSError as error:  # a full disk must not cost the step's tokens
+            self.log_error = error
+            warnings.warn(f"the event log ends at step {stats.step}: {error}", stacklevel=3)
 
     def _outputs(
         self, sampled: Sequence[RunningSequence], result: StepResult

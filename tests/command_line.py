@@ -16,7 +16,9 @@ ENVIRONMENT.pop("PYTHONUNBUFFERED", None)  # or argparse would meet a closed pip
 
 NUMBERS = re.compile(
     r"\[(?P<requests>\d+) requests? · (?P<tokens>\d+) tokens? in [\d.]+ s · [\d.]+ tokens/s"
-    r" · first token after [\d.]+ s · peak (?P<blocks>\d+) blocks?(?: · (?P<failed>\d+) failed)?\]"
+    r" · first token after [\d.]+ s · peak (?P<blocks>\d+) blocks?"
+    r"(?: · (?P<hits>\d+) of \d+ prompt tokens cached)?"
+    r"(?: · (?P<preemptions>\d+) preemptions?)?(?: · (?P<failed>\d+) failed)?\]"
 )
 
 

@@ -14,6 +14,7 @@ from mie.cli.options import (
     add_trace_option,
     llm_with_trace,
     sampling_params,
+    trace_failed,
 )
 from mie.errors import RequestError
 
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         is_terminal = sys.stdin is not None and sys.stdin.isatty()
         if is_terminal:
             print(f"{args.model} · {_COMMANDS}", file=sys.stderr)
-        return _talk(conversation, is_terminal)
+        code = _talk(conversation, is_terminal)
+        return 1 if trace_failed(args, llm) else code
 
 
 class Conversation:

@@ -18,6 +18,7 @@ from mie.cli.options import (
     add_trace_option,
     llm_with_trace,
     sampling_params,
+    trace_failed,
 )
 from mie.cli.requests import CliRequest, from_json_lines, from_prompts, prompts_from_stdin
 from mie.errors import ConfigError, RequestError
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             batch.print_numbers()
             raise
         batch.print_numbers()
-        return 1 if batch.num_failed else 0
+        return 1 if trace_failed(args, llm) or batch.num_failed else 0
 
 
 def _read_requests(args: argparse.Namespace) -> list[CliRequest | RequestError]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mie.cli.sizes import size_argument
@@ -187,12 +189,33 @@ def llm_with_trace(args: argparse.Namespace) -> Iterator[LLM]:
         file = open(args.trace, "w", encoding="utf-8")  # noqa: SIM115  # closed just below
     except OSError as error:
         raise ConfigError(f"cannot write --trace {args.trace}: {error.strerror}") from error
-    with file:
+    with closing_quietly(file), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # `trace_failed` says it
         llm = load_llm(args, file)
         try:
             yield llm
         finally:
-            llm.engine.log.close()
+            with suppress(OSError):  # so little is left that its loss only cuts the last line
+                llm.engine.log.close()
+
+
+@contextmanager
+def closing_quietly(file: TextIO) -> Iterator[None]:
+    """Close a file whose failed writes were reported already."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.close()
+
+
+def trace_failed(args: argparse.Namespace, llm: LLM) -> bool:
+    """Whether the trace ended early; standard error says so."""
+    error = llm.engine.log_error
+    if error is not None:
+        message = f"--trace {args.trace} is incomplete: {error.strerror}"
+        print(f"mie: error: {message}", file=sys.stderr)
+    return error is not None
 
 
 def sampling_params(

@@ -257,6 +257,30 @@ def test_a_full_disk_is_said_in_one_line() -> None:
     assert len(errors.splitlines()) == 1
 
 
+def test_a_trace_is_written_as_json_lines(tmp_path: Path) -> None:
+    trace = tmp_path / "run.jsonl"
+    process = mie("generate", *GREEDY, "--n", "2", "--trace", trace, "Once upon a time")
+    assert process.returncode == 0
+    lines = json_lines(trace.read_bytes())
+    assert [line["event"] for line in lines[:3]] == ["snapshot", "add", "admit"]
+    assert lines[-1]["event"] == "step"
+    assert sum(line["event"] == "fork" for line in lines) == 1
+
+
+def test_a_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    trace = tmp_path / "no" / "run.jsonl"
+    line = error_line(mie("generate", *GREEDY, "--trace", trace, "Hi"))
+    assert line == f"mie: error: cannot write --trace {trace}: No such file or directory"
+
+
+def test_repeated_prompts_and_preemptions_are_counted() -> None:
+    small = ("--num-blocks", "12", "--block-size", "4", "--watermark", "0")
+    process = mie("generate", "--ignore-eos", "--max-tokens", "30", *small, "Hello", "Hello there")
+    numbers = NUMBERS.search(process.stderr.decode())
+    assert int(numbers["preemptions"]) >= 1
+    assert process.returncode == 0
+
+
 def test_a_closed_standard_error_is_no_error(outputs: list[RequestOutput]) -> None:
     command = shlex.join([*COMMAND, "generate", *GREEDY, "Once upon a time"])
     process = subprocess.run(

@@ -1,5 +1,7 @@
 """The engine's door: what it refuses, what it survives, and what it reports."""
 
+import errno
+import io
 import os
 import signal
 
@@ -177,3 +179,29 @@ def test_kv_cache_memory_is_spent_on_blocks(tiny):
 def test_unknown_machines_are_refused(tiny, settings, message):
     with pytest.raises(ConfigError, match=message):
         load_engine(tiny["llama"].directory, **settings)
+
+
+class FullDisk(io.StringIO):
+    """A file that takes so many writes and then no more."""
+
+    def __init__(self, num_writes):
+        super().__init__()
+        self.num_left = num_writes
+
+    def write(self, text):
+        if self.num_left == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.num_left -= 1
+        return super().write(text)
+
+
+def test_a_full_disk_ends_the_event_log_and_not_the_requests(tiny):
+    file = FullDisk(3)
+    config = EngineConfig(num_blocks=16, block_size=4)
+    engine = load_engine(tiny["llama"].directory, config, trace=file)
+    engine.add_request([5, 6, 7], greedy(max_tokens=6))
+    with pytest.warns(UserWarning, match="the event log ends at step 3: .*No space left"):
+        assert len(run(engine)["0", 0]) == 6
+    assert engine.log_error.errno == errno.ENOSPC
+    assert file.getvalue().count('"event":"step"') == 2
+    assert engine.scheduler.manager.num_used == 0
