@@ -307,9 +307,7 @@ class KVCacheManager:
             self._pool.decref(block_id)
             if self._prefix and node is not None and self._pool.refcount(block_id) == 1:
                 self._prefix.release([node])
-        if self._pinned:
-            self._pinned.clear()
-            self._keep_budget()
+        self._pinned.clear()
 
     # For tests and the event log.
 

@@ -209,8 +209,8 @@ class PrefixCache:
             del self._roots[node.salt]
 
     def _is_evictable(self, node: Node, last_used: int) -> bool:
-        current = node.parent is not None and node.last_used == last_used
-        return current and not node.is_held and not node.children
+        # A node gets children while it is held, so an entry from before is out of date.
+        return node.parent is not None and node.last_used == last_used and not node.is_held
 
     def _offer(self, node: Node) -> None:
         if node.children:

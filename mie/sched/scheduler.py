@@ -184,7 +184,7 @@ class Scheduler:
             self._open(seq, room)
             if count:
                 chunks.append(seq.chunk(count))
-                budget -= count
+            budget = budget - count if count else 0  # a prompt that waits whole is not passed
 
     def _may_use_cache(self, request: Request) -> bool:
         is_scored = request.num_prompt_scored >= request.num_prompt_to_score

@@ -1,5 +1,196 @@
-"""The allocator's rules that `scripts/mutate.py` found untested."""
+"""The allocator's finer rules: each was found untested by a mutant of `scripts/mutants.py`."""
+
+from test_memory import compute, fork, manager, num_cached, opened, stored, write
+
+EMPTY = ((), (), (), ())
+
+# Forks.
 
 
-def test_x():
-    pass
+def test_after_a_fork_both_must_ask_before_they_write():
+    memory = manager()
+    parent = stored(memory, [1] * 6)
+    for table in (parent, fork(memory, parent)):
+        assert table.num_writable == table.num_tokens
+
+
+def test_the_runner_is_told_the_blocks_of_a_fork():
+    memory = manager()
+    parent = stored(memory, [1] * 6)
+    fork(memory, parent)
+    assert memory.take_moves().updates == ((1, 0, tuple(parent.block_ids)),)
+
+
+def test_a_fork_lends_what_was_computed_for_its_parent():
+    memory = manager()
+    parent = stored(memory, [1] * 6)
+    twin = fork(memory, parent)
+    memory.close_table(parent)
+    assert num_cached(memory, [1] * 6 + [9]) == 6
+    assert memory.find_room([1] * 6 + [9]).partial.block_id == twin.block_ids[1]
+
+
+def test_the_planned_copy_of_a_fork_is_not_copied_on():
+    memory = manager()
+    parent = stored(memory, [1] * 6)
+    twin = fork(memory, parent)
+    parent.token_ids.append(7)
+    assert memory.grow(parent, 7)
+    opened(memory, [1] * 6 + [9, 9])
+    sources = [source for source, _ in memory.take_moves().copies]
+    assert sources == [twin.block_ids[1]] * 2, "what both read was written before this step"
+
+
+# Hits.
+
+
+def test_a_salt_keeps_the_beginnings_of_blocks_apart_too():
+    memory = manager()
+    stored(memory, [1, 2, 3, 4])
+    stored(memory, [5, 6, 7, 8], salt="a")
+    assert num_cached(memory, [1, 2, 9], salt="a") == 0
+    assert num_cached(memory, [5, 6, 9], salt="a") == 2
+    assert num_cached(memory, [5, 6, 9]) == 0
+
+
+def test_whoever_may_not_use_the_cache_finds_nothing():
+    memory = manager()
+    stored(memory, [1] * 8)
+    assert num_cached(memory, [1] * 9, use_cache=False) == 0
+
+
+def test_a_prompt_on_its_way_lends_the_block_that_it_has_reached():
+    memory = manager()
+    owner = compute(memory, opened(memory, list(range(12))), 6)
+    opened(memory, [0, 1, 2, 3, 4, 5, 99])
+    [(source, _)] = memory.take_moves().copies
+    assert source == owner.block_ids[1], "the second of three"
+
+
+def test_generated_tokens_are_published_as_the_prompt_was():
+    memory = manager()
+    table = stored(memory, [1] * 7)
+    table.token_ids.append(1)
+    memory.advance([table])
+    memory.close_table(table)
+    assert memory.num_cached == 2
+    assert num_cached(memory, [1] * 9) == 8
+
+
+def test_each_way_of_sharing_a_block_is_counted():
+    memory = manager()
+    for way, expected in [
+        (lambda: stored(memory, [1] * 5), 0),
+        (lambda: stored(memory, [1] * 4 + [2] * 4), 1),  # a prefix hit
+        (lambda: stored(memory, [1] * 4, use_cache=False), 2),  # the merge of two equal blocks
+        (lambda: fork(memory, stored(memory, [3] * 6)), 4),
+    ]:
+        way()
+        assert memory.stats.num_shared_blocks == expected
+
+
+# Pins.
+
+
+def test_a_source_is_pinned_before_a_block_is_taken():
+    memory = manager(num_blocks=3)
+    for token_id in (1, 2):
+        memory.close_table(stored(memory, [token_id] * 4))
+    borrower = opened(memory, [1, 1, 9, 9, 9])  # one free block, one eviction
+    [(source, target)] = memory.take_moves().copies
+    assert target == borrower.block_ids[0]
+    assert source not in borrower.block_ids
+
+
+def test_a_source_that_came_into_use_stays_held_when_its_copy_is_made():
+    memory = manager()
+    memory.close_table(stored(memory, [1, 2, 3, 4]))
+    tables = [opened(memory, [1, 2, 9]), opened(memory, [1, 2, 3, 4, 5])]
+    memory.take_moves()
+    memory.end_step()
+    assert memory.num_cached == 0
+    memory.check_invariants(tables)
+
+
+# Eviction.
+
+
+def test_a_prefix_that_was_used_again_is_young_again():
+    memory = manager(num_blocks=3)
+    for token_ids in ([1] * 4, [2] * 4, [1] * 5):
+        memory.close_table(stored(memory, token_ids))
+    opened(memory, [9] * 8)  # one free block, one eviction
+    assert num_cached(memory, [1] * 5, num_spare=-9) == 4
+    assert num_cached(memory, [2] * 5, num_spare=-9) == 0
+
+
+def test_what_was_not_used_for_long_can_still_be_evicted():
+    memory = manager(num_blocks=4)
+    memory.close_table(stored(memory, [1] * 4))
+    for _ in range(200):
+        memory.close_table(stored(memory, [2] * 5))
+    stored(memory, [3] * 16)
+    assert memory.num_cached == 0
+
+
+def test_what_is_cached_and_shared_gives_no_room_as_well():
+    memory = manager(num_blocks=2)
+    memory.close_table(stored(memory, [1] * 4))
+    assert memory.num_available == 2
+    assert memory.find_room([1] * 9) is None, "one cached block to share, and one free for two"
+
+
+def test_a_tree_without_blocks_stays_while_a_table_is_open():
+    memory = manager()
+    first, second = opened(memory, [1] * 5), opened(memory, [2] * 5)
+    memory.close_table(first)
+    compute(memory, second)
+    memory.check_invariants([second])
+    assert num_cached(memory, [2] * 5) == 4
+
+
+def test_a_tenant_that_stored_nothing_is_forgotten():
+    memory = manager()
+    memory.close_table(opened(memory, [1], salt="tenant"))
+    assert memory._prefix._roots == {}
+
+
+# Moves.
+
+
+def test_a_step_that_is_broken_off_leaves_no_moves():
+    memory = manager(num_host_blocks=2)
+    table = stored(memory, [1] * 6)
+    memory.swap_out(table)
+    opened(memory, [1] * 5 + [9])
+    memory.end_step()
+    assert memory.take_moves() == EMPTY
+
+
+def test_what_others_hold_too_is_exported_all_the_same():
+    memory = manager(num_host_blocks=2)
+    parent = stored(memory, [1] * 6)
+    twin = fork(memory, parent)
+    host = memory.swap_out(twin)
+    exports = memory.take_moves().exports
+    assert exports == tuple(zip(parent.block_ids, host.block_ids, strict=True))
+
+
+def test_what_was_swapped_out_is_not_patched_from_the_cache():
+    memory = manager(num_host_blocks=2)
+    table = stored(memory, [1, 2, 3, 4, 5, 6])
+    host = memory.swap_out(table)
+    memory.close_table(table)
+    stored(memory, [1, 2, 3, 4, 5, 9, 9, 9])
+    back = opened(memory, [1, 2, 3, 4, 5, 6, 7], host=host)
+    moves = memory.take_moves()
+    assert moves.imports == ((host.block_ids[1], back.block_ids[1]),)
+    assert moves.copies == (), "it would come after the import, and undo it"
+
+
+def test_the_last_holder_goes_on_to_new_blocks():
+    memory = manager()
+    parent = stored(memory, [1] * 6)
+    memory.close_table(fork(memory, parent))
+    assert write(memory, parent) == ()
+    assert parent.num_writable == 8

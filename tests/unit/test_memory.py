@@ -350,16 +350,6 @@ def test_the_cache_keeps_to_its_budget(budget):
     assert memory.num_cached == budget
 
 
-def test_a_pin_that_ends_keeps_to_the_budget_too():
-    memory = manager(max_cached_blocks=1)
-    memory.close_table(stored(memory, [1, 2, 3, 4]))
-    other = stored(memory, [5, 5, 5, 5])
-    borrower = opened(memory, [1, 2, 9])
-    memory.end_step()
-    memory.close_table(other)
-    memory.check_invariants([borrower])
-
-
 def test_reset_forgets_all_unless_blocks_are_in_use():
     memory = manager()
     table = stored(memory, [1] * 8, salt="tenant")

@@ -143,6 +143,18 @@ def test_without_chunking_a_prompt_waits_whole_and_nobody_passes_it():
     assert driver.work == {0: 1, 1: 8, 2: 2}
 
 
+def test_in_a_static_batch_too_nobody_passes_a_prompt_that_waits_whole():
+    driver = Driver(
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=18,
+        max_model_len=18,
+        batching="static",
+    )
+    for num_prompt in (10, 12, 2):
+        driver.add(num_prompt, max_tokens=2)
+    assert driver.run()[:2] == [{0: 10}, {0: 1, 1: 12, 2: 2}]
+
+
 def test_without_chunking_a_step_must_take_a_whole_context():
     message = r"max_num_batched_tokens is 8; .* context of 64 tokens \(raise it to that"
     with pytest.raises(ConfigError, match=message):

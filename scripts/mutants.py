@@ -1,0 +1,968 @@
+"""The mutants of `mutate.py`: one wrong line each, and what it would break."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+POOL = "mie/memory/pool.py"
+PREFIX = "mie/memory/prefix.py"
+MANAGER = "mie/memory/manager.py"
+SWAP = "mie/memory/swap.py"
+POLICY = "mie/sched/policy.py"
+ADMISSION = "mie/sched/admission.py"
+SCHEDULER = "mie/sched/scheduler.py"
+SEQUENCE = "mie/sched/sequence.py"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A snippet of the source, which must occur exactly once, and what stands there instead."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    breaks: str
+    """What a user or a maintainer would see."""
+    equivalent: str | None = None
+    """Why no test can notice it, if none can."""
+
+    def apply(self, source: str) -> str:
+        """The source with the mutation; `ValueError` if the snippet is not there exactly once."""
+        count = source.count(self.old)
+        if count != 1:
+            raise ValueError(f"{self.name}: the snippet occurs {count} times in {self.path}")
+        return source.replace(self.old, self.new)
+
+
+# Reference counts.
+
+COUNTS = (
+    Mutant(
+        "freed-with-a-holder-left",
+        POOL,
+        "            if refcounts[block_id] == 0:",
+        "            if refcounts[block_id] <= 1:",
+        "a block is given to a second sequence while the first still reads it",
+    ),
+    Mutant(
+        "one-block-too-many",
+        MANAGER,
+        "        return -(-num_tokens // self.block_size)",
+        "        return num_tokens // self.block_size + 1",
+        "a sequence that just fills its blocks reserves an empty one",
+    ),
+    Mutant(
+        "cache-holds-without-counting",
+        MANAGER,
+        "                self._pool.incref(own)",
+        "                pass",
+        "a cached block is free when its table closes, and is overwritten under the tree",
+    ),
+    Mutant(
+        "merge-leaks-own-block",
+        MANAGER,
+        "                self._release(table, own)",
+        "                pass",
+        "each merge of equal blocks loses a block for ever",
+    ),
+    Mutant(
+        "merge-not-done",
+        MANAGER,
+        '                self._put("share", table, index, self._hold(child))',
+        "                node = child\n                table.num_committed += 1\n"
+        "                continue",
+        "equal blocks are kept twice, and the tree thinks the table holds what it does not",
+    ),
+    Mutant(
+        "fork-takes-no-reference",
+        MANAGER,
+        "        self._pool.incref(*table.block_ids)\n",
+        "",
+        "the first sibling to leave frees the blocks of the others",
+    ),
+    Mutant(
+        "close-lets-go-of-held-nodes",
+        MANAGER,
+        "[n for n in path if self._pool.refcount(block_of(n)) == 1]",
+        "path",
+        "blocks that another table still reads count as evictable",
+    ),
+    Mutant(
+        "more-evicted-than-needed",
+        MANAGER,
+        "self._evict(count - self._pool.num_free)",
+        "self._evict(min(count, self.num_cached))",
+        "cached prefixes are thrown away while blocks are free",
+    ),
+)
+
+# Forks, and copies before a write.
+
+FORKS = (
+    Mutant(
+        "write-without-copy",
+        MANAGER,
+        "            and self._pool.refcount(table.block_ids[index]) > 1\n",
+        "            and False\n",
+        "a choice writes its token over its sibling's",
+    ),
+    Mutant(
+        "last-holder-copies-too",
+        MANAGER,
+        "            and self._pool.refcount(table.block_ids[index]) > 1\n",
+        "            and self._pool.refcount(table.block_ids[index]) > 0\n",
+        "every step copies the block that it writes to",
+    ),
+    Mutant(
+        "copy-keeps-its-source",
+        MANAGER,
+        "            self._release(table, shared)\n",
+        "",
+        "a forked block never comes home",
+    ),
+    Mutant(
+        "copy-needs-no-room",
+        MANAGER,
+        "        if num_new + is_shared > self.num_available:",
+        "        if num_new > self.num_available:",
+        "a fork's copy takes a block that is not there",
+    ),
+    Mutant(
+        "parent-goes-on-writing",
+        MANAGER,
+        "twin.num_tokens = twin.num_writable = table.num_writable = table.num_tokens",
+        "twin.num_tokens = twin.num_writable = table.num_tokens",
+        "the first choice writes into the block that its siblings still share",
+    ),
+    Mutant(
+        "last-holder-stays-unwritable",
+        MANAGER,
+        "        table.num_writable = len(table.block_ids) * self.block_size\n        return True",
+        "        return True",
+        "the last holder of a forked block never grows again, and writes behind its table",
+    ),
+    Mutant(
+        "runner-not-told-of-fork",
+        MANAGER,
+        "        self._updates.append((row, 0, tuple(table.block_ids)))\n",
+        "",
+        "the runner reads another sequence's blocks in the fork's row",
+    ),
+    Mutant(
+        "fork-publishes-again",
+        MANAGER,
+        "twin.num_cached, twin.num_committed = table.num_cached, table.num_committed",
+        "twin.num_cached, twin.num_committed = table.num_cached, 0",
+        "a fork's first block is published as the one that follows the prompt",
+    ),
+    Mutant(
+        "fork-stands-at-the-root",
+        MANAGER,
+        "self._prefix.enter(twin, table.node)",
+        "self._prefix.enter(twin, None)",
+        "what a fork generates is found without its prompt",
+    ),
+    Mutant(
+        "fork-never-lends",
+        MANAGER,
+        "        twin.has_run = table.has_run\n",
+        "",
+        "what a fork generated is not shared before its block is full",
+    ),
+)
+
+# Prefix hits: whole blocks and parts.
+
+HITS = (
+    Mutant(
+        "full-match-beyond-limit",
+        PREFIX,
+        "for start in range(0, limit - size + 1, size):",
+        "for start in range(0, limit + 1, size):",
+        "a prompt of whole blocks has no logits to sample from",
+    ),
+    Mutant(
+        "partial-match-beyond-limit",
+        PREFIX,
+        "min(limit, start + self._block_size)",
+        "min(limit + 1, start + self._block_size)",
+        "a prompt inside a longer block has no logits to sample from",
+    ),
+    Mutant(
+        "salt-ignored",
+        MANAGER,
+        "        limit = len(token_ids) - 1\n",
+        "        limit, salt = len(token_ids) - 1, None\n",
+        "a tenant can tell from the speed what another one asked",
+    ),
+    Mutant(
+        "salt-ignored-inside-blocks",
+        PREFIX,
+        "node = path[-1] if path else self._roots.get(salt)",
+        "node = path[-1] if path else self._roots.get(None)",
+        "the same, for the first part of a block",
+    ),
+    Mutant(
+        "salt-not-handed-on",
+        SCHEDULER,
+        "                salt=request.cache_salt,\n",
+        "",
+        "requests of all tenants share one cache",
+    ),
+    Mutant(
+        "cache-used-when-forbidden",
+        MANAGER,
+        "        if self._prefix and use_cache:",
+        "        if self._prefix:",
+        "prompt log-probabilities of cached tokens are missing",
+    ),
+    Mutant(
+        "unwritten-tokens-lend",
+        PREFIX,
+        "table.token_ids[start : min(table.num_tokens, start + len(wanted))]",
+        "table.token_ids[start : start + len(wanted)]",
+        "a copy is made before its source is written",
+    ),
+    Mutant(
+        "planned-copy-lends",
+        PREFIX,
+        "if table.has_run and written and",
+        "if written and",
+        "a copy of a copy that was not made yet",
+    ),
+    Mutant(
+        "copy-of-a-fork-lends",
+        MANAGER,
+        "            table.has_run = False\n",
+        "",
+        "the same, where the copy is a fork's",
+    ),
+    Mutant(
+        "run-does-not-lend",
+        MANAGER,
+        "        table.has_run = True\n        if self._prefix:",
+        "        if self._prefix:",
+        "the begun block of a running sequence is never shared",
+    ),
+    Mutant(
+        "lends-the-last-block",
+        PREFIX,
+        "                    index = table.num_committed\n",
+        "                    index = -1\n",
+        "a prompt of several blocks lends its last one for the first that is not full",
+    ),
+    Mutant(
+        "left-neighbour-missed",
+        PREFIX,
+        "node.sorted_tokens[max(0, place - 1) : place + 1]",
+        "node.sorted_tokens[place : place + 1]",
+        "the block with the longest common prefix is not found if it sorts before",
+    ),
+    Mutant(
+        "right-neighbour-missed",
+        PREFIX,
+        "node.sorted_tokens[max(0, place - 1) : place + 1]",
+        "node.sorted_tokens[max(0, place - 1) : place]",
+        "the block with the longest common prefix is not found if it sorts after",
+    ),
+    Mutant(
+        "children-not-sorted",
+        PREFIX,
+        "        insort(parent.sorted_tokens, tokens)",
+        "        parent.sorted_tokens.append(tokens)",
+        "the best child is looked for in the wrong place",
+    ),
+    Mutant(
+        "shared-blocks-published-again",
+        MANAGER,
+        "            table.num_committed = len(room.path)\n",
+        "",
+        "a shared first block is published as its own successor",
+    ),
+    Mutant(
+        "decodes-not-published",
+        MANAGER,
+        "            if not table.num_tokens % size and self._prefix:",
+        "            if False and self._prefix:",
+        "a conversation's answers are computed again in its next turn",
+    ),
+    Mutant(
+        "begun-block-published",
+        MANAGER,
+        "range(table.num_committed, table.num_tokens // size)",
+        "range(table.num_committed, self.blocks_for(table.num_tokens))",
+        "a block is shared while its owner still writes to it",
+    ),
+    Mutant(
+        "next-block-under-the-old-node",
+        MANAGER,
+        "        if node is not table.node:\n            prefix.enter(table, node)",
+        "        pass",
+        "a block is found after the wrong prefix",
+    ),
+)
+
+# Pins: the source of a copy stays until the copy is made.
+
+PINS = (
+    Mutant(
+        "source-not-pinned",
+        MANAGER,
+        "            self._pin(room.partial)\n",
+        "            pass\n",
+        "the source of a copy is evicted, and overwritten in the step that copies it",
+    ),
+    Mutant(
+        "pinned-too-late",
+        MANAGER,
+        "            self._pin(room.partial)\n"
+        "        index = len(table.block_ids)\n"
+        '        self._put("alloc", table, index, self._take_blocks(room.num_new))\n',
+        "            pass\n"
+        "        index = len(table.block_ids)\n"
+        '        self._put("alloc", table, index, self._take_blocks(room.num_new))\n'
+        "        if room.partial:\n"
+        "            self._pin(room.partial)\n",
+        "the blocks for the rest of a prompt push out the one whose beginning it copies",
+    ),
+    Mutant(
+        "pin-not-released",
+        MANAGER,
+        "            self._pool.decref(block_id)\n            if self._prefix and node",
+        "            if self._prefix and node",
+        "every partial hit loses a block for ever",
+    ),
+    Mutant(
+        "pin-takes-the-last-block",
+        MANAGER,
+        "and not partial.node.is_held and num_new == room:",
+        "and not partial.node.is_held and False:",
+        "a prompt that would fit without its partial hit finds no block",
+    ),
+    Mutant(
+        "unpinned-node-stays-held",
+        MANAGER,
+        "                self._prefix.release([node])",
+        "                pass",
+        "a block that was copied from is never evicted again",
+    ),
+    Mutant(
+        "unpinned-although-in-use",
+        MANAGER,
+        "            if self._prefix and node is not None and self._pool.refcount(block_id) == 1:",
+        "            if self._prefix and node is not None and node.is_held:",
+        "a block that came into use while it was pinned counts as evictable",
+    ),
+)
+
+# What stays in the cache, and what goes.
+
+EVICTION = (
+    Mutant(
+        "most-recently-used-evicted",
+        PREFIX,
+        "        self._clock += 1\n",
+        "        self._clock -= 1\n",
+        "the system prompt that everybody uses is the first to go",
+    ),
+    Mutant(
+        "held-node-evicted",
+        PREFIX,
+        "node.parent is not None and node.last_used == last_used and not node.is_held",
+        "node.parent is not None and node.last_used == last_used",
+        "a block is taken from a running sequence",
+    ),
+    Mutant(
+        "evicted-for-its-former-age",
+        PREFIX,
+        "node.parent is not None and node.last_used == last_used and not node.is_held",
+        "node.parent is not None and not node.is_held",
+        "a prefix that was used again goes as if it had not been",
+    ),
+    Mutant(
+        "parent-never-offered",
+        PREFIX,
+        "        elif not parent.is_held:\n            self._offer(parent)",
+        "        elif parent.is_held:\n            self._offer(parent)",
+        "only the leaves of the tree can be evicted; the cache is full of roots",
+    ),
+    Mutant(
+        "stale-entries-pile-up",
+        PREFIX,
+        "        if len(self._leaves) > 2 * self.num_unheld + 64:",
+        "        if False:",
+        "the heap of leaves grows with every request",
+    ),
+    Mutant(
+        "rebuild-loses-the-leaves",
+        PREFIX,
+        "[e for e in self._leaves if self._is_evictable(e[2], e[0])]",
+        "[e for e in self._leaves if not self._is_evictable(e[2], e[0])]",
+        "after a while nothing can be evicted",
+    ),
+    Mutant(
+        "root-of-open-tables-dropped",
+        PREFIX,
+        "if node.block_id is None and not node.children and not node.tables:",
+        "if node.block_id is None and not node.children:",
+        "what a running sequence computes is published in a tree that nobody finds",
+    ),
+    Mutant(
+        "root-of-cached-blocks-dropped",
+        PREFIX,
+        "if node.block_id is None and not node.children and not node.tables:",
+        "if node.block_id is None and not node.tables:",
+        "a cache is forgotten, and its blocks lost, when the last table closes",
+    ),
+    Mutant(
+        "empty-root-stays",
+        PREFIX,
+        "        self._drop_empty_root(table.node)\n",
+        "",
+        "every tenant that ever came costs memory",
+    ),
+    Mutant(
+        "budget-ignored-at-close",
+        MANAGER,
+        "            self._keep_budget()\n        table.block_ids = []",
+        "        table.block_ids = []",
+        "the cache keeps more than max_cached_blocks",
+    ),
+    Mutant(
+        "reset-while-in-use",
+        MANAGER,
+        "        if self._num_entries:\n            return False",
+        "        if False:\n            return False",
+        "reset_prefix_cache says that all is forgotten while a running sequence's blocks are not",
+    ),
+)
+
+# Room: what an admission may take.
+
+ROOM = (
+    Mutant(
+        "spare-blocks-ignored",
+        MANAGER,
+        "self.num_available - num_spare - len(unheld(path))",
+        "self.num_available - len(unheld(path))",
+        "an admission takes the blocks that running sequences need next, and is preempted for it",
+    ),
+    Mutant(
+        "shared-path-counted-as-free",
+        MANAGER,
+        "self.num_available - num_spare - len(unheld(path))",
+        "self.num_available - num_spare",
+        "a prompt is admitted into the very blocks that it shares",
+    ),
+    Mutant(
+        "watermark-ignored",
+        SCHEDULER,
+        "return self._num_spare + self._num_fork_copies + self._fork_copies(seq)",
+        "return self._num_fork_copies + self._fork_copies(seq)",
+        "the watermark setting does nothing",
+    ),
+    Mutant(
+        "copies-of-forks-not-reserved",
+        SCHEDULER,
+        "return self._num_spare + self._num_fork_copies + self._fork_copies(seq)",
+        "return self._num_spare + self._num_fork_copies",
+        "the choices of a request preempt each other right after its prompt",
+    ),
+    Mutant(
+        "copies-of-forks-reserved-too-briefly",
+        SCHEDULER,
+        "return self._num_spare + self._num_fork_copies + self._fork_copies(seq)",
+        "return self._num_spare + self._fork_copies(seq)",
+        "who is admitted next takes the blocks that were kept for a request's choices",
+    ),
+    Mutant(
+        "copies-reserved-after-the-fork",
+        SCHEDULER,
+        "        self._num_fork_copies -= self._fork_copies(first)\n",
+        "",
+        "with every forked request some more blocks are never used again",
+    ),
+    Mutant(
+        "copies-reserved-for-who-left",
+        SCHEDULER,
+        "        self._num_fork_copies -= self._fork_copies(seq)\n",
+        "",
+        "the same, with every request that leaves before its fork",
+    ),
+    Mutant(
+        "copies-reserved-for-full-blocks",
+        SCHEDULER,
+        "return seq.num_seats - 1 if is_split else 0",
+        "return seq.num_seats - 1",
+        "a request with several choices waits for blocks that it will not need",
+    ),
+    Mutant(
+        "alone-and-waiting",
+        SCHEDULER,
+        "        if not self.running:\n            return 0",
+        "        if False:\n            return 0",
+        "a request that needs nearly all blocks waits for ever in an idle engine",
+    ),
+    Mutant(
+        "seats-of-unforked-not-counted",
+        SEQUENCE,
+        "return 1 if self.request.is_forked else len(self.request.sequences)",
+        "return 1",
+        "more than max_num_seqs sequences run once a request forks",
+    ),
+    Mutant(
+        "seats-kept-after-the-fork",
+        SCHEDULER,
+        "        self._num_seats -= first.num_seats - 1\n",
+        "",
+        "the seats of siblings are taken twice, and lost",
+    ),
+    Mutant(
+        "largest-prompt-refused",
+        ADMISSION,
+        "if manager.blocks_for(num_prompt) > manager.num_blocks:",
+        "if manager.blocks_for(num_prompt) >= manager.num_blocks:",
+        "a prompt that fits is refused",
+    ),
+)
+
+# Budgets and order within a step.
+
+STEPS = (
+    Mutant(
+        "decodes-not-in-the-budget",
+        SCHEDULER,
+        "        budget -= len(decodes)\n",
+        "",
+        "a step computes more than max_num_batched_tokens",
+    ),
+    Mutant(
+        "decodes-beyond-the-budget",
+        SCHEDULER,
+        "            if table is None or len(rows) == budget:",
+        "            if table is None:",
+        "more sequences decode than a step may compute tokens",
+    ),
+    Mutant(
+        "running-prompts-not-in-the-budget",
+        SCHEDULER,
+        "                budget -= count\n        return budget",
+        "        return budget",
+        "each running prompt takes the whole budget",
+    ),
+    Mutant(
+        "decodes-out-of-order",
+        SCHEDULER,
+        "        rows.sort()\n",
+        "",
+        "the rows of a plan do not ascend, as the runner is promised",
+    ),
+    Mutant(
+        "chunk-limit-ignored",
+        SCHEDULER,
+        "return min(num_missing, budget, self._max_chunk)",
+        "return min(num_missing, budget)",
+        "max_prefill_chunk does nothing: a long prompt delays everybody",
+    ),
+    Mutant(
+        "chunked-although-forbidden",
+        SCHEDULER,
+        "        if not self._config.enable_chunked_prefill:",
+        "        if False:",
+        "enable_chunked_prefill=False does nothing",
+    ),
+    Mutant(
+        "opened-without-work",
+        SCHEDULER,
+        "            if not count and not is_static:\n                return",
+        "            if False:\n                return",
+        "a prompt that has to wait for its turn takes its blocks already, and is overtaken",
+    ),
+    Mutant(
+        "running-prompt-overtaken",
+        SCHEDULER,
+        "                if not count:\n                    break",
+        "                if not count:\n                    continue",
+        "without chunking a running prompt that is too long for what is left starves",
+    ),
+    Mutant(
+        "static-admits-early",
+        SCHEDULER,
+        "            return is_drained",
+        "            return True",
+        "static batching is continuous batching, and the comparison of the two a lie",
+    ),
+    Mutant(
+        "admits-after-preemption",
+        SCHEDULER,
+        "return not preempted or self._config.admit_after_preemption",
+        "return True",
+        "blocks that were taken from one sequence go to a newcomer",
+    ),
+    Mutant(
+        "first-is-the-victim",
+        SCHEDULER,
+        "            victim = self.running[-1]\n",
+        "            victim = self.running[0]\n",
+        "the sequence that came first is thrown out for those behind it",
+    ),
+    Mutant(
+        "forks-at-the-end-of-the-queue",
+        SCHEDULER,
+        "            insort(self.running, sibling, key=lambda seq: seq.key)",
+        "            self.running.append(sibling)",
+        "forks are preempted as if they had arrived last",
+    ),
+    Mutant(
+        "priority-inverted",
+        POLICY,
+        "        return request.priority\n",
+        "        return -request.priority\n",
+        "the least important goes first",
+    ),
+    Mutant(
+        "young-instead-of-old",
+        POLICY,
+        "return job + (config.sjf_ageing or 1) * step",
+        "return job - (config.sjf_ageing or 1) * step",
+        "under sjf a long job starves",
+    ),
+    Mutant(
+        "job-without-its-prompt",
+        POLICY,
+        "min(request.num_prompt + max_tokens, longest)",
+        "min(max_tokens, longest)",
+        "under sjf a long prompt with a short answer goes first",
+    ),
+    Mutant(
+        "gone-but-still-first",
+        POLICY,
+        "        while self._heap[0][1] not in self._members:",
+        "        while False:",
+        "who left the queue is admitted from it",
+    ),
+    Mutant(
+        "queue-never-swept",
+        POLICY,
+        "        if len(self._heap) > 2 * len(self._members) + 64:",
+        "        if False:",
+        "requests that were aborted in the queue are never forgotten",
+    ),
+)
+
+# Rows, and what the runner is told.
+
+ROWS = (
+    Mutant(
+        "row-not-freed",
+        SCHEDULER,
+        "        heapq.heappush(self._free_rows, seq.row)\n",
+        "",
+        "after max_num_seqs requests nobody is admitted any more",
+    ),
+    Mutant(
+        "row-remembers-who-left",
+        SCHEDULER,
+        "        self._rows[seq.row] = None\n",
+        "",
+        "finished sequences stay in memory",
+    ),
+    Mutant(
+        "new-row-of-who-left",
+        SCHEDULER,
+        "        self._new_rows.pop(seq.row, None)\n",
+        "",
+        "a sequence that left before its first step is announced to the runner",
+    ),
+    Mutant(
+        "rows-announced-again",
+        SCHEDULER,
+        "        self._new_rows.clear()\n",
+        "",
+        "every step sends every prompt to the runner",
+    ),
+    Mutant(
+        "moves-handed-out-twice",
+        MANAGER,
+        "        self._clear_moves()\n        return moves",
+        "        return moves",
+        "a move is made again after its blocks changed hands",
+    ),
+    Mutant(
+        "moves-of-a-broken-step-stay",
+        MANAGER,
+        "        self._clear_moves()\n        for block_id, node in",
+        "        for block_id, node in",
+        "blocks are moved for sequences that lost them when the step was broken off",
+    ),
+)
+
+# Preemption and swapping.
+
+SWAPPING = (
+    Mutant(
+        "swap-off-by-one",
+        SWAP,
+        "zip(host.block_ids[index:], table.block_ids[index:], strict=False)",
+        "zip(host.block_ids[index + 1 :], table.block_ids[index:], strict=False)",
+        "a sequence comes back with its blocks in the wrong places",
+    ),
+    Mutant(
+        "host-blocks-kept-after-import",
+        SWAP,
+        "        self.imports.extend(pairs)\n        self.free(host)",
+        "        self.imports.extend(pairs)",
+        "the host's pool fills up for ever",
+    ),
+    Mutant(
+        "host-blocks-kept-after-abort",
+        SCHEDULER,
+        "        if seq.host is not None:\n            self._drop_host(seq)\n        self._emit",
+        "        self._emit",
+        "each abort of a swapped-out request loses host blocks",
+    ),
+    Mutant(
+        "host-blocks-kept-after-a-broken-step",
+        SCHEDULER,
+        "                seq.num_lost = seq.host.num_tokens\n                self._drop_host(seq)",
+        "                seq.num_lost = seq.host.num_tokens",
+        "a sequence is swapped in from blocks that were never written",
+    ),
+    Mutant(
+        "exports-of-a-broken-step-trusted",
+        SCHEDULER,
+        "            self._exported.append(seq)\n",
+        "            pass\n",
+        "the same: preempt_all does not know what this step exported",
+    ),
+    Mutant(
+        "old-exports-mistrusted",
+        SCHEDULER,
+        "        self.manager.end_step()\n        self._exported.clear()\n        seqs =",
+        "        self.manager.end_step()\n        seqs =",
+        "a broken step throws away what earlier steps swapped out",
+    ),
+    Mutant(
+        "broken-step-exports",
+        SCHEDULER,
+        "            self.preempt(self.running[-1], swap=False)",
+        "            self.preempt(self.running[-1])",
+        "what a broken step may have left half-written is kept",
+    ),
+    Mutant(
+        "full-host-pool-not-refused",
+        SWAP,
+        "        if num_blocks > self._pool.num_free:\n            return None\n",
+        "",
+        "a full host pool ends the engine",
+    ),
+    Mutant(
+        "last-host-block-unused",
+        SWAP,
+        "        if num_blocks > self._pool.num_free:\n            return None\n",
+        "        if num_blocks >= self._pool.num_free:\n            return None\n",
+        "a swap that fits is computed again instead",
+    ),
+    Mutant(
+        "only-private-blocks-exported",
+        SWAP,
+        "        self.exports.extend(zip(table.block_ids, host_ids, strict=False))",
+        "        pairs = list(zip(table.block_ids, host_ids, strict=False))\n"
+        "        self.exports.extend(pairs[table.num_committed :])",
+        "a shared block that is evicted while its sequence waits comes back empty",
+    ),
+    Mutant(
+        "empty-blocks-exported",
+        MANAGER,
+        "self._swap.take_out(table, self.blocks_for(table.num_tokens))",
+        "self._swap.take_out(table, len(table.block_ids))",
+        "a half-computed prompt fills the host's pool with nothing",
+    ),
+    Mutant(
+        "nothing-swapped-out",
+        SCHEDULER,
+        'self._config.preemption_mode == "swap" and num_computed:',
+        'self._config.preemption_mode == "swap":',
+        "a sequence that has computed nothing counts as swapped",
+    ),
+    Mutant(
+        "copy-over-import",
+        MANAGER,
+        "            if self._shares_partial and host is None:",
+        "            if self._shares_partial:",
+        "a swapped-in block is overwritten by one that only begins alike",
+    ),
+    Mutant(
+        "cache-less-than-host-believed",
+        MANAGER,
+        "max(num_computed, host.num_tokens if host else 0)",
+        "host.num_tokens if host else num_computed",
+        "cached tokens beyond what was swapped out are computed again, into shared blocks",
+    ),
+)
+
+# How a sequence ends.
+
+ENDINGS = (
+    Mutant(
+        "decode-one-token-too-long",
+        SCHEDULER,
+        "len(seq.token_ids) >= seq.max_tokens:",
+        "len(seq.token_ids) > seq.max_tokens:",
+        "max_tokens + 1 tokens come out",
+    ),
+    Mutant(
+        "first-token-never-the-last",
+        SCHEDULER,
+        "each.num_tokens >= each.max_tokens:",
+        "each.num_tokens > each.max_tokens:",
+        "max_tokens=1 gives two tokens",
+    ),
+    Mutant(
+        "answer-beyond-the-context",
+        SCHEDULER,
+        "seq.max_tokens = min(longest, request.num_prompt + max_tokens)",
+        "seq.max_tokens = request.num_prompt + max_tokens",
+        "a sequence outgrows the context or the pool, and waits for ever",
+    ),
+    Mutant(
+        "one-token-less-than-fits",
+        SCHEDULER,
+        "self.manager.num_blocks * self.manager.block_size + 1)",
+        "self.manager.num_blocks * self.manager.block_size)",
+        "the last token, whose keys need no slot, is not generated",
+    ),
+    Mutant(
+        "ended-inside-forced-tokens",
+        SCHEDULER,
+        "is_forced = seq.num_generated <= len(params.trace_decode_token_ids or ())",
+        "is_forced = False",
+        "a forced stop token ends the sequence",
+    ),
+    Mutant(
+        "last-forced-token-may-end",
+        SCHEDULER,
+        "is_forced = seq.num_generated <= len(params.trace_decode_token_ids or ())",
+        "is_forced = seq.num_generated < len(params.trace_decode_token_ids or ())",
+        "the last forced token ends the sequence if it is a stop token",
+    ),
+    Mutant(
+        "ended-twice",
+        SCHEDULER,
+        "        if seq.finish_reason is not None:\n            return",
+        "        pass",
+        "an abort after the end changes how it ended",
+    ),
+    Mutant(
+        "aborted-but-still-waiting",
+        SCHEDULER,
+        "            self.waiting.remove(seq)\n        if seq.host",
+        "            pass\n        if seq.host",
+        "an aborted request is served",
+    ),
+)
+
+# Numbers that are shown.
+
+NUMBERS = (
+    Mutant(
+        "recomputed-not-counted",
+        SCHEDULER,
+        "            seq.request.metrics.num_recomputed_tokens += recomputed\n",
+        "",
+        "preemption looks free",
+    ),
+    Mutant(
+        "recomputed-counts-hits-too",
+        SCHEDULER,
+        "recomputed = max(0, seq.num_lost - room.num_computed)",
+        "recomputed = seq.num_lost",
+        "preemption looks dearer than it is: what the cache kept counts as computed again",
+    ),
+    Mutant(
+        "swapped-counts-as-lost",
+        SCHEDULER,
+        "seq.num_lost = 0 if seq.host else num_computed",
+        "seq.num_lost = num_computed",
+        "the event log says that a swap lost its tokens",
+    ),
+    Mutant(
+        "query-counted-at-each-admission",
+        SCHEDULER,
+        '            self._emit(("resume", *event,',
+        '            self._count_query(seq, room)\n            self._emit(("resume", *event,',
+        "the hit rate rises with every preemption",
+    ),
+    Mutant(
+        "full-and-partial-hits-swapped",
+        SCHEDULER,
+        "stats.add_query(request.num_prompt, num_full, num_partial)",
+        "stats.add_query(request.num_prompt, num_partial, num_full)",
+        "the two kinds of hits are each other's",
+    ),
+    Mutant(
+        "fork-counts-empty-slots-again",
+        MANAGER,
+        "        self._num_counted_twice += self._num_empty_in_last(table)\n",
+        "",
+        "the empty slots of a shared block are counted for each choice",
+    ),
+    Mutant(
+        "copy-counts-empty-slots-once",
+        MANAGER,
+        "            self._num_counted_twice -= self._num_empty_in_last(table)\n"
+        '            self._put("alloc"',
+        '            self._put("alloc"',
+        "the empty slots of a copied block are not counted",
+    ),
+    Mutant(
+        "leaving-keeps-its-empty-slots",
+        MANAGER,
+        "        if table.block_ids and self._pool.refcount(table.block_ids[-1]) > 1:",
+        "        if False:",
+        "fragmentation sinks below zero with every forked request",
+    ),
+    Mutant(
+        "shared-blocks-not-counted",
+        MANAGER,
+        "            self.stats.num_shared_blocks += len(block_ids)\n",
+        "            pass\n",
+        "prefix hits and merges save nothing, it seems",
+    ),
+    Mutant(
+        "pinned-counts-as-used-twice",
+        MANAGER,
+        "        return self._num_entries - (self.num_used - len(alone))",
+        "        return self._num_entries - self.num_used",
+        "in a step with a partial hit sharing saves less than nothing",
+    ),
+    Mutant(
+        "decoded-tokens-not-counted",
+        MANAGER,
+        "        self._num_stored += len(tables)\n",
+        "",
+        "fragmentation grows with every token",
+    ),
+    Mutant(
+        "prompt-scored-twice",
+        SCHEDULER,
+        "request.num_prompt_scored = max(request.num_prompt_scored, chunk.scored[1])",
+        "request.num_prompt_scored = 0",
+        "after a preemption prompt log-probabilities are returned again",
+    ),
+)
+
+MUTANTS = (
+    *COUNTS,
+    *FORKS,
+    *HITS,
+    *PINS,
+    *EVICTION,
+    *ROOM,
+    *STEPS,
+    *ROWS,
+    *SWAPPING,
+    *ENDINGS,
+    *NUMBERS,
+)

@@ -1,0 +1,217 @@
+"""Break the allocator and the scheduler, one line at a time, and see that a test notices.
+
+    python scripts/mutate.py [--only NAME] [--rungs RUNG ...] [--jobs N] [--allow N] [--list]
+
+Every mutant of `mutants.py` is applied to a copy of the code, and climbs a ladder of tests, the
+fastest first: it is killed at the first rung that fails, or that takes far longer than it should.
+What climbs to the top has survived: a test is missing, or the line is dead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from mutants import MUTANTS, Mutant
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMORY_LIMIT = 8 << 30
+"""Bytes of address space for one rung: a mutant that never stops also never stops allocating."""
+
+# Runs in the copy. Counterexamples need not be small here, so that shrinking them is left out; what
+# is tried is the same as in tests/conftest.py.
+RUN_TESTS = f"""
+import pathlib, resource, sys
+import hypothesis, pytest
+import mie
+resource.setrlimit(resource.RLIMIT_AS, ({MEMORY_LIMIT}, {MEMORY_LIMIT}))
+if not pathlib.Path(mie.__file__).is_relative_to(pathlib.Path.cwd()):
+    sys.exit("mie was not imported from the copy, but from " + mie.__file__)
+phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+hypothesis.settings.register_profile("mutate", derandomize=True, deadline=None, phases=phases)
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """Tests of like speed."""
+
+    name: str
+    files: tuple[str, ...]
+    limit: float = 600
+    """Seconds after which it hangs."""
+
+
+RUNGS = (
+    Rung(
+        "unit",
+        (
+            "tests/unit/test_allocator_rules.py",
+            "tests/unit/test_scheduler_rules.py",
+            "tests/unit/test_memory.py",
+            "tests/unit/test_scheduler.py",
+        ),
+    ),
+    Rung(
+        "machines",
+        ("tests/property/test_memory_machine.py", "tests/property/test_scheduler_machine.py"),
+    ),
+    Rung("crown", ("tests/property/test_engine_equals_naive.py",)),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How far a mutant climbed."""
+
+    seconds: float
+    killer: str | None = None
+    """The rung that failed; None for a survivor."""
+    test: str = ""
+    """The test that failed first, or "hangs"."""
+
+
+class LadderError(Exception):
+    """The ladder itself does not stand, so that nothing can be said about a mutant."""
+
+
+def main() -> int:
+    options = parse_options()
+    mutants = [mutant for mutant in MUTANTS if options.only in (None, mutant.name)]
+    if not mutants:
+        print(f"no mutant is called {options.only!r}; --list names them all")
+        return 2
+    if options.list:
+        for mutant in mutants:
+            print(f"{mutant.name:<40} {mutant.path}: {mutant.breaks}")
+        return 0
+    rungs = [rung for rung in RUNGS if rung.name in options.rungs]
+    try:
+        return run_ladder(mutants, rungs, options)
+    except LadderError as error:
+        print(error)
+        return 2
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--only", metavar="NAME", help="this mutant alone")
+    names = [rung.name for rung in RUNGS]
+    parser.add_argument("--rungs", nargs="+", choices=names, default=names, help="not all")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
+    parser.add_argument("--allow", type=int, default=3, help="survivors that are no failure")
+    parser.add_argument("--list", action="store_true", help="name the mutants, and run nothing")
+    return parser.parse_args()
+
+
+def run_ladder(
+    mutants: Sequence[Mutant], rungs: Sequence[Rung], options: argparse.Namespace
+) -> int:
+    """Print how far each mutant climbs; 1 if more than allowed survive."""
+    num_survivors = 0
+    with copied(ROOT) as source, ThreadPoolExecutor(options.jobs) as pool:
+        rungs = [timed(rung, source) for rung in rungs]
+        run = partial(climb, source=source, rungs=rungs)
+        for mutant, result in zip(mutants, pool.map(run, mutants), strict=True):
+            print(row(mutant, result), flush=True)
+            num_survivors += result.killer is None
+    num_killed = len(mutants) - num_survivors
+    print(f"\n{len(mutants)} mutants, {num_killed} killed, {num_survivors} survived")
+    return int(num_survivors > options.allow)
+
+
+def timed(rung: Rung, source: Path) -> Rung:
+    """The rung with a limit from how long it takes without a mutation; `LadderError` if it fails
+    even then."""
+    result = climb(None, source, [rung])
+    if result.killer:
+        raise LadderError(f"without any mutation {rung.name} fails: {result.test}")
+    print(f"without mutation: {rung.name} passes in {result.seconds:.1f} s", flush=True)
+    return replace(rung, limit=30 + 3 * result.seconds)
+
+
+def row(mutant: Mutant, result: Result) -> str:
+    """One line of the table."""
+    if result.killer:
+        note = result.test
+    elif mutant.equivalent:
+        note = f"equivalent: {mutant.equivalent}"
+    else:
+        note = f"would break: {mutant.breaks}"
+    return f"{mutant.name:<40} {result.killer or 'SURVIVED':<9} {result.seconds:6.1f} s  {note}"
+
+
+def climb(mutant: Mutant | None, source: Path, rungs: Sequence[Rung]) -> Result:
+    """Run rung after rung on a copy of ``source`` with the mutation, until one fails."""
+    start = time.monotonic()
+    with copied(source) as directory:
+        if mutant is not None:
+            path = directory / mutant.path
+            path.write_text(mutant.apply(path.read_text()))
+        for rung in rungs:
+            test = first_failure(rung, directory)
+            if test:
+                return Result(time.monotonic() - start, rung.name, test)
+    return Result(time.monotonic() - start)
+
+
+@contextmanager
+def copied(source: Path) -> Iterator[Path]:
+    """A temporary directory with the code and its tests. Mutants are made from such a copy, too:
+    the checkout may be worked on meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="mie-mutant-") as name:
+        directory = Path(name).resolve()
+        ignore = shutil.ignore_patterns("__pycache__", "golden")
+        for tree in ("mie", "tests"):
+            shutil.copytree(source / tree, directory / tree, ignore=ignore)
+        shutil.copy(source / "pyproject.toml", directory)
+        yield directory
+
+
+def first_failure(rung: Rung, directory: Path) -> str | None:
+    """The test of the rung that fails first, "hangs" if it never ends, None if all pass."""
+    early = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis, imported before pytest runs
+    how = ["-x", "-q", "--tb=no", "-m", "not slow", "-p", "no:cacheprovider", "-W", early]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(directory),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MIE_HYPOTHESIS": "mutate",
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", RUN_TESTS, *how, *rung.files],
+            cwd=directory,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=rung.limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "hangs"
+    if done.returncode == 0:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) \S*?(\w+\.py\S*)", done.stdout, re.MULTILINE)
+    if not failed:  # not a failing test: the files are missing, or pytest broke down
+        raise LadderError(f"{rung.name} did not run:\n{done.stdout}")
+    return failed[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

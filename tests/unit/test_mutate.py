@@ -1,0 +1,62 @@
+"""The mutation ladder fits today's source (`scripts/mutate.py` climbs it; this takes no time)."""
+
+import ast
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import mutate
+from mutants import MUTANTS, Mutant
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = Mutant("example", "mie/errors.py", "x = 1", "x = 2", "nothing")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_changes_one_place_and_is_still_python(mutant):
+    source = (ROOT / mutant.path).read_text()
+    mutated = ast.parse(mutant.apply(source))
+    assert ast.dump(mutated) != ast.dump(ast.parse(source)), "the code is the same"
+
+
+@pytest.mark.parametrize("source", ["", "x = 1\nx = 1\n"])
+def test_a_snippet_that_is_gone_or_ambiguous_is_noticed(source):
+    with pytest.raises(ValueError, match=r"example: the snippet occurs [02] times in mie/errors"):
+        EXAMPLE.apply(source)
+
+
+def test_mutants_are_many_and_have_names_of_their_own():
+    assert len(MUTANTS) >= 40
+    assert Counter(mutant.name for mutant in MUTANTS).most_common(1)[0][1] == 1
+    changes = Counter((mutant.path, mutant.old, mutant.new) for mutant in MUTANTS)
+    assert changes.most_common(1)[0][1] == 1, "two mutants are the same"
+
+
+def test_every_mutant_is_one_of_the_memory_or_the_scheduler():
+    assert {mutant.path.rsplit("/", 1)[0] for mutant in MUTANTS} == {"mie/memory", "mie/sched"}
+
+
+def test_every_test_of_the_ladder_exists():
+    files = [ROOT / name for rung in mutate.RUNGS for name in rung.files]
+    assert not [path for path in files if not path.is_file()]
+
+
+def test_a_mutant_is_killed_by_a_test_of_its_copy(tmp_path):
+    """The rungs run in the copy: the code of the checkout stays as it is, and passes."""
+    rung = mutate.Rung("two", ("tests/test_two.py",), limit=60)
+    source = tmp_path / "source"
+    (source / "tests").mkdir(parents=True)
+    (source / "mie").mkdir()
+    (source / "pyproject.toml").write_text("")
+    (source / "mie/__init__.py").write_text("")
+    (source / "mie/errors.py").write_text("x = 1\n")
+    (source / "tests/test_two.py").write_text(
+        "from mie.errors import x\n\ndef test_x():\n    assert x == 1\n"
+    )
+    result = mutate.climb(EXAMPLE, source, [rung])
+    assert (result.killer, result.test) == ("two", "test_two.py::test_x")
+    assert mutate.climb(None, source, [rung]).killer is None
