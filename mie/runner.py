@@ -62,7 +62,7 @@ class _Row:
     """What the runner remembers of one running sequence."""
 
     def __init__(self, new: NewRow) -> None:
-        self.token_ids = list(new.token_ids)
+        self.token_ids = list(new.token_ids)  # of a plain row, those at the beginning only
         self.num_prompt = new.num_prompt
         self.params = new.params
         self.banned_ids = np.asarray(new.banned_ids, np.int64)
@@ -152,6 +152,7 @@ class ModelRunner:
             host_shape = decoder.kv_cache_shape(num_host_blocks, block_size)
             self._host_cache = self.backend.new_host_cache(host_shape)
         self._rows: list[_Row | None] = [None] * max_num_seqs
+        self._rows_with_history: set[int] = set()  # whose sampling looks at the tokens before
         # By row, changed by a plan's deltas only.
         self._block_tables: Ints = np.zeros((max_num_seqs, max_blocks_per_seq), np.int64)
         self._num_stored: Ints = np.zeros(max_num_seqs, np.int64)
@@ -168,10 +169,13 @@ class ModelRunner:
 
     def prepare(self, plan: StepPlan) -> None:
         """Bring rows, tables and blocks to where the plan wants them."""
-        for new_row in plan.new_rows:
-            self._rows[new_row.row] = _Row(new_row)
-            self._num_stored[new_row.row] = new_row.num_computed
-            self._last_tokens[new_row.row] = new_row.token_ids[-1]
+        for new in plan.new_rows:
+            state = self._rows[new.row] = _Row(new)
+            self._rows_with_history.discard(new.row)
+            if not state.is_plain:
+                self._rows_with_history.add(new.row)
+            self._num_stored[new.row] = new.num_computed
+            self._last_tokens[new.row] = new.token_ids[-1]
         moves = plan.moves
         for row, index, block_ids in moves.updates:
             if len(block_ids) == 1:
@@ -259,8 +263,10 @@ class ModelRunner:
         rows = list(plan.decodes)
         self._num_stored[rows] += 1
         self._last_tokens[rows] = decoded
-        for row, token_id in zip(rows, decoded, strict=True):
-            self._row(row).token_ids.append(token_id)
+        if self._rows_with_history:
+            for row, token_id in zip(rows, decoded, strict=True):
+                if row in self._rows_with_history:
+                    self._row(row).token_ids.append(token_id)
         for chunk in plan.chunks:
             self._num_stored[chunk.row] = chunk.end
 
