@@ -283,6 +283,8 @@ class KVCacheManager:
 
     def _import(self, host: HostTable, table: BlockTable, index: int) -> None:
         pairs = self._swap.take_in(host, table, index)
+        being_read = {block_id for block_id, _ in [*self._copies, *self._swap.exports]}
+        assert being_read.isdisjoint(block_id for _, block_id in pairs), "imports come first"
         self.stats.num_imported += len(pairs)
         self._emit(("import", table.owner, *(tuple(p[side] for p in pairs) for side in (0, 1))))
 

@@ -1,117 +1,486 @@
 """A state machine over KVCacheManager with a model of what every block contains.
 
-The model writes like a runner would: a token is the whole sequence up to it, so a block that is
-stale, shared wrongly or not copied shows at once.
+The model writes like a runner would, and a slot holds the salt and all tokens up to its own: a
+block that is stale, shared wrongly or not copied shows at once. A block that is newly allocated
+holds nothing. Within a step the operations come in the scheduler's order: first those that run
+leave or grow, then others are opened.
 """
 
+from collections import Counter
+from itertools import count, takewhile
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from mie.memory.manager import KVCacheManager
 
-NUM_BLOCKS, BLOCK_SIZE = 6, 2
+MAX_TABLES = 6
+seen: Counter[str] = Counter()
+
+numbers = st.integers(0, 11)
+# One rule that chooses, instead of many rules: hypothesis leaves rules out at random, and these
+# reach little without each other.
+OPERATIONS = st.sampled_from(
+    [
+        *["add"] * 3,
+        *["open_table"] * 5,
+        *["plan_work"] * 6,
+        *["end_step"] * 6,
+        *["close"] * 2,
+        *["swap_out"] * 2,
+        "fork",
+        "break_off",
+        "drop_host",
+        "reset",
+    ]
+)
+
+BETWEEN_STEPS = {"fork", "drop_host", "reset"}
+BEFORE_OPENING = {"plan_work", "swap_out", "close"}
 
 
 class Sequence:
-    """Tokens, how many of them are stored, and the table that says where."""
+    """Tokens, and where they are stored: in a table, on the host, or nowhere."""
 
-    def __init__(self, token_ids, table):
-        self.token_ids, self.table = list(token_ids), table
+    def __init__(self, number, token_ids, salt, use_cache):
+        self.number, self.token_ids = number, token_ids
+        self.salt, self.use_cache = salt, use_cache
+        self.table = self.host = None
+        self.lends = False  # whether what it stored can be copied already
+
+    def history(self, position):
+        return (self.salt, *self.token_ids[: position + 1])
+
+
+def num_common(a, b):
+    """Length of the longest common prefix."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 class Memory(RuleBasedStateMachine):
-    sequences = Bundle("sequences")
-
-    def __init__(self):
-        super().__init__()
-        self.manager = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=True)
-        self.open = []
-        self.content = {}  # slot -> the tokens up to and including the one stored there
-
-    # Few different tokens, so that prefixes meet; two tenants.
-    @rule(
-        target=sequences,
-        token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=9),
-        salt=st.sampled_from([None, "tenant"]),
-        use_cache=st.booleans(),
+    @initialize(
+        num_slots=st.integers(8, 72),
+        block_size=st.integers(1, 4),
+        num_host_blocks=st.integers(0, 8),
+        caching=st.sampled_from([True, True, True, False]),
+        partial=st.sampled_from([True, True, False]),
+        budget=st.sampled_from([None, None, 0, 1, 3]),
     )
-    def open_table(self, token_ids, salt, use_cache):
-        table = self.manager.open_table(token_ids, salt=salt, use_cache=use_cache)
-        assert table.num_tokens == table.num_cached < len(token_ids)
-        assert use_cache or table.num_cached == 0
-        sequence = Sequence(token_ids, table)
-        sequence.salt = salt
-        self.open.append(sequence)
-        self.check_stored(sequence)
-        return sequence
+    def begin(self, num_slots, block_size, num_host_blocks, caching, partial, budget):
+        self.records = []
+        num_blocks = num_slots // block_size
+        self.manager = KVCacheManager(
+            num_blocks,
+            block_size,
+            enable_prefix_caching=caching,
+            partial_block_sharing=partial,
+            max_cached_blocks=budget if caching else None,
+            num_host_blocks=num_host_blocks,
+            emit=self.records.append,
+        )
+        self.size, self.shares_partial = block_size, caching and partial
+        self.device = [[None] * block_size for _ in range(num_blocks)]
+        self.host = [[None] * block_size for _ in range(num_host_blocks)]
+        self.rows = [[-1] * 99 for _ in range(MAX_TABLES)]  # the tables as a runner knows them
+        self.numbers = count()
+        self.running, self.waiting = [], []
+        self.begin_step()
 
-    @rule(sequence=sequences, count=st.integers(1, 5))
-    def compute(self, sequence, count):
-        """Grow, copy, write, commit: or nothing at all, if there is no room."""
-        table, start = sequence.table, sequence.table.num_tokens
-        stop = min(start + count, len(sequence.token_ids))
-        before = (list(table.block_ids), self.manager.num_available)
-        copies = self.manager.grow(table, stop)
-        if copies is None:
-            assert (list(table.block_ids), self.manager.num_available) == before
+    def begin_step(self):
+        self.work = {}  # sequence -> where its tokens of this step end
+        self.is_opening = False  # whether pins may exist, so that nobody may leave
+        self.exported = []
+        self.may_swap_in = True
+        self.fresh = set()  # blocks allocated in this step
+        self.lent = set()  # blocks of which a part is copied in this step
+
+    @property
+    def is_in_step(self):
+        return bool(self.work or self.is_opening or self.exported)
+
+    @rule(operation=OPERATIONS, pick=numbers, number=numbers)
+    def do(self, operation, pick, number):
+        """The operation, after what must come before it."""
+        seen["operations"] += 1
+        if operation in BETWEEN_STEPS and self.is_in_step:
+            self.end_step(pick, number)
+        if operation in BEFORE_OPENING and self.is_opening:
+            self.end_step(pick, number)
+        if operation in {"fork", *BEFORE_OPENING} and not self.running:
+            operation = "open_table"
+        if operation == "open_table" and not self.waiting:
+            self.add(pick, number)
+        getattr(self, operation)(pick, number)
+
+    # Sequences come and go.
+
+    def add(self, length, odd):
+        """Many tokens are alike, or another sequence's, so that prefixes meet; there are two
+        tenants."""
+        if len(self.waiting) < MAX_TABLES:
+            number = next(self.numbers)
+            token_ids = [int(i == odd) for i in range(length + 1)]
+            if odd % 2 and self.running:
+                other = self.running[length % len(self.running)]
+                token_ids = [*other.token_ids[:12], 1 - odd % 3]
+            salt = "tenant" if number % 4 == 3 else None
+            self.waiting.append(Sequence(number, token_ids, salt, number % 5 != 4))
+
+    def close(self, pick, number):
+        """It ends, or is preempted and computed again."""
+        seq = self.pick_idle(pick)
+        if seq is not None:
+            self.leave(seq)
+            if number % 2 and len(self.waiting) < MAX_TABLES:
+                self.waiting.append(seq)
+
+    def drop_host(self, pick, _):
+        swapped = [seq for seq in self.waiting if seq.host]
+        if swapped:
+            self.drop(swapped[pick % len(swapped)])
+            seen["host tables dropped"] += 1
+
+    def reset(self, *_):
+        before = self.manager.snapshot()
+        if self.manager.reset_prefix_cache():
+            assert not self.running
+            assert self.manager.num_cached == 0
+            seen["resets"] += 1
+        else:
+            assert self.running
+            assert self.manager.snapshot() == before
+
+    # Within a step: first those that run.
+
+    def plan_work(self, pick, number):
+        """A table grows for what its sequence computes next: all that is wanted, or not at all."""
+        seq = self.pick_idle(pick)
+        if seq is None:
             return
-        for src, dst in copies:
-            for offset in range(BLOCK_SIZE):
-                self.content[dst * BLOCK_SIZE + offset] = self.content.get(
-                    src * BLOCK_SIZE + offset
-                )
-        for position in range(start, stop):
-            slot = self.slot(table, position)
-            block_id = table.block_ids[position // BLOCK_SIZE]
-            holders = sum(block_id in other.table.block_ids for other in self.open)
-            assert holders == 1, "written while shared"
-            self.content[slot] = (sequence.salt, *sequence.token_ids[: position + 1])
-        self.manager.commit(table, sequence.token_ids, stop)
-        self.check_stored(sequence)
+        table = seq.table
+        end = min(table.num_tokens + 1 + number // 2, len(seq.token_ids))
+        if number % 2 or end > table.num_writable:
+            before = self.everything()
+            was_shared = end > table.num_tokens and self.num_holders(seq, table.num_tokens) > 1
+            if not self.manager.grow(table, end):
+                assert self.everything() == before
+                missing = self.manager.blocks_for(end) - len(table.block_ids)
+                assert missing + was_shared > self.manager.num_available, "refused in vain"
+                seen["grows refused"] += 1
+                return
+            self.take_notes()
+            if was_shared:
+                seq.lends = False
+                seen["forks copied"] += 1
+        self.work[seq] = end
 
-    @rule(sequence=sequences, token_id=st.integers(0, 1))
-    def append(self, sequence, token_id):
-        sequence.token_ids.append(token_id)
+    def swap_out(self, pick, _):
+        seq = self.pick_idle(pick)
+        if seq is None:
+            return
+        before = self.everything()
+        seq.host = self.manager.swap_out(seq.table)
+        if seq.host is None:
+            assert self.everything() == before
+            num_taken = sum(len(s.host.block_ids) for s in self.waiting if s.host)
+            needed = self.manager.blocks_for(seq.table.num_tokens)
+            assert needed + num_taken > len(self.host), "refused in vain"
+            seen["host pool full"] += 1
+            return
+        assert seq.host.num_tokens == seq.table.num_tokens
+        self.exported.append(seq)
+        self.leave(seq)
+        self.waiting.append(seq)
+        seen["swaps out"] += 1
 
-    @rule(target=sequences, sequence=sequences)
-    def fork(self, sequence):
-        twin = Sequence(sequence.token_ids, self.manager.fork(sequence.table))
-        twin.salt = sequence.salt
-        self.open.append(twin)
-        return twin
+    # Then those that come.
 
-    @rule(sequence=consumes(sequences))
-    def close(self, sequence):
-        self.manager.close_table(sequence.table)
-        self.open.remove(sequence)
+    def open_table(self, pick, number):
+        if not self.waiting or len(self.running) == MAX_TABLES:
+            return
+        manager, seq = self.manager, self.waiting[pick % len(self.waiting)]
+        if seq.host and not self.may_swap_in:
+            return
+        num_spare = max(0, number - 9)
+        before = self.everything()
+        host_ids = seq.host and seq.host.block_ids
+        room = manager.find_room(
+            seq.token_ids,
+            salt=seq.salt,
+            use_cache=seq.use_cache,
+            host=seq.host,
+            num_spare=num_spare,
+        )
+        assert self.everything() == before, "looking changes nothing"
+        if room is None:
+            needed = manager.blocks_for(len(seq.token_ids))
+            assert needed + num_spare > manager.num_available, "refused in vain"
+            seen["opens refused"] += 1
+            return
+        self.check_match(seq, room, num_spare)
+        row = min({*range(MAX_TABLES)} - {other.table.row for other in self.running})
+        seq.table = table = manager.open_table(room, (seq.number, 0), row)
+        assert manager.num_available >= num_spare
+        assert len(table.block_ids) == manager.blocks_for(len(seq.token_ids))
+        assert table.num_tokens == table.num_cached == room.num_computed < len(seq.token_ids)
+        if host_ids:
+            seen["swaps in"] += 1
+            seen["swaps in after a prefix hit"] += bool(room.path)
+        elif room.path:
+            seen["full hits"] += 1
+        if room.partial:
+            self.lent.add(room.partial.block_id)
+            seen["partial hits, cached" if room.partial.node else "partial hits, running"] += 1
+        self.take_notes()
+        seq.host, seq.lends = None, False
+        self.waiting.remove(seq)
+        self.running.append(seq)
+        self.work[seq] = room.num_computed + 1 + number % (len(seq.token_ids) - room.num_computed)
+        self.is_opening = True
 
-    @rule(target=sequences, sequence=consumes(sequences))
-    def preempt_and_resume(self, sequence):
-        self.close(sequence)
-        return multiple(self.open_table(sequence.token_ids, sequence.salt, True))
+    # At its end.
 
-    def slot(self, table, position):
-        return table.block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+    def end_step(self, samples, number):
+        """The moves are made, the tokens written; who has caught up gets another token."""
+        moves = self.manager.take_moves()
+        self.make(moves)
+        self.check_contents()
+        for seq, end in self.work.items():
+            self.write(seq, end)
+        self.manager.end_step()
+        decodes = [
+            seq
+            for seq, end in self.work.items()
+            if end == seq.table.num_tokens + 1 > seq.table.num_cached + 1 and number % 3
+        ]
+        self.manager.advance([seq.table for seq in decodes])
+        for seq, end in self.work.items():
+            if seq not in decodes:
+                self.manager.commit(seq.table, end)
+            seq.lends = True
+            if end == len(seq.token_ids):
+                seq.token_ids.append(samples >> seq.table.row & 1)
+        self.begin_step()
+        self.check_contents()
 
-    def check_stored(self, sequence):
-        for position in range(sequence.table.num_tokens):
-            expected = (sequence.salt, *sequence.token_ids[: position + 1])
-            assert self.content[self.slot(sequence.table, position)] == expected
+    def break_off(self, num_written, number):
+        """Something is raised in the midst of a step: everyone waits again, with nothing stored."""
+        if not self.is_in_step:
+            return
+        if number % 2:
+            self.make(self.manager.take_moves())
+            for seq, end in list(self.work.items())[:num_written]:
+                self.write(seq, end)
+        self.manager.end_step()
+        for seq in self.exported:
+            if seq.host is not None:
+                self.drop(seq)
+        for seq in self.running[::-1]:
+            self.leave(seq)
+            if len(self.waiting) < MAX_TABLES:
+                self.waiting.append(seq)
+        self.begin_step()
+        seen["broken off"] += 1
+
+    def fork(self, pick, number):
+        complete = [
+            seq
+            for seq in self.running
+            if len(seq.table.block_ids) == self.manager.blocks_for(seq.table.num_tokens)
+        ]
+        split = [seq for seq in complete if seq.table.num_tokens % self.size]
+        complete = split or complete
+        for _ in range(1 + number % 2 if complete else 0):
+            if len(self.running) == MAX_TABLES:
+                return
+            seq = complete[pick % len(complete)]
+            twin = Sequence(next(self.numbers), list(seq.token_ids), seq.salt, seq.use_cache)
+            row = min({*range(MAX_TABLES)} - {other.table.row for other in self.running})
+            twin.table = self.manager.fork(seq.table, (twin.number, 0), row, twin.token_ids)
+            twin.lends = seq.lends
+            self.running.append(twin)
+            seen["forks"] += 1
+
+    # Parts of the above.
+
+    def pick_idle(self, pick):
+        """A running sequence that has no work in this step; None if all have."""
+        idle = [seq for seq in self.running if seq not in self.work]
+        return idle[pick % len(idle)] if idle else None
+
+    def num_holders(self, seq, position):
+        """How many tables hold the block of this position."""
+        index = position // self.size
+        if index == len(seq.table.block_ids):
+            return 0
+        block_id = seq.table.block_ids[index]
+        return sum(block_id in other.table.block_ids for other in self.running)
+
+    def leave(self, seq):
+        # Imports come before exports and copies, so they must not take a block that these read. The
+        # scheduler admits nobody in a step that preempted.
+        self.may_swap_in = not self.is_in_step
+        self.manager.close_table(seq.table)
+        seq.table = None
+        self.running.remove(seq)
+
+    def drop(self, seq):
+        self.manager.drop_host(seq.host)
+        seq.host = None
+
+    def everything(self):
+        """All that can be observed."""
+        manager = self.manager
+        return (
+            manager.snapshot(),
+            (manager.num_available, manager.num_cached, manager.num_saved),
+            manager.num_slots_empty,
+            {name: value for name, value in vars(manager.stats).items() if name != "_window"},
+            [(list(s.table.block_ids), s.table.num_writable, s.lends) for s in self.running],
+            len(self.records),
+        )
+
+    def take_notes(self):
+        """Which blocks were allocated since the last time."""
+        self.fresh.update(b for record in self.records if record[0] == "alloc" for b in record[3])
+        self.records.clear()
+
+    def check_match(self, seq, room, num_spare):
+        """The room found shares what a search of everything finds."""
+        if not seq.use_cache:
+            assert room.num_computed == (seq.host.num_tokens if seq.host else 0)
+            return
+        tokens, limit, size = tuple(seq.token_ids), len(seq.token_ids) - 1, self.size
+        paths = self.cached_paths(seq.salt)
+        num_full = 0
+        while num_full + size <= limit and tokens[: num_full + size] in paths:
+            num_full += size
+        assert len(room.path) * size == num_full
+        if seq.host:
+            assert room.num_computed == max(num_full, seq.host.num_tokens)
+            return
+        least = most = num_full
+        if self.shares_partial:
+            known = [num_common(path, tokens) for path in paths]
+            known += [self.num_stored_alike(s, seq) for s in self.running if s.lends]
+            least = max([num_full, *(min(num, limit, num_full + size) for num in known)])
+            known += [self.num_stored_alike(s, seq) for s in self.running if s not in self.work]
+            most = max([num_full, *(min(num, limit, num_full + size) for num in known)])
+        num_new = self.manager.blocks_for(len(tokens)) - num_full // size
+        is_tight = num_new >= self.manager.num_available - num_spare - sum(
+            not node.is_held for node in room.path
+        )
+        assert room.num_computed <= most
+        assert room.num_computed >= least or (is_tight and room.num_computed == num_full)
+
+    def num_stored_alike(self, lender, seq):
+        if lender.salt != seq.salt:
+            return 0
+        return num_common(lender.token_ids[: lender.table.num_tokens], seq.token_ids)
+
+    def cached_paths(self, salt):
+        """What the paths of the tree spell."""
+        tree = self.manager.snapshot()["tree"]
+
+        def spelled(block_id):
+            if block_id is None:
+                return ()
+            return (*spelled(tree[block_id]["parent"]), *tree[block_id]["tokens"])
+
+        return {spelled(block_id) for block_id, node in tree.items() if node["salt"] == salt}
+
+    def make(self, moves):
+        """Update the tables and move the blocks, as a runner does."""
+        assert not self.lent & self.fresh, "a source was taken before it was copied"
+        for row, index, block_ids in moves.updates:
+            self.rows[row][index : index + len(block_ids)] = block_ids
+        for seq in self.running:
+            known = self.rows[seq.table.row][: len(seq.table.block_ids)]
+            assert known == seq.table.block_ids, "the runner was not told"
+        for host_id, block_id in moves.imports:
+            self.device[block_id], self.host[host_id] = self.host[host_id], [None] * self.size
+        for block_id, host_id in moves.exports:
+            self.host[host_id] = list(self.device[block_id])
+        sources = [list(self.device[source]) for source, _ in moves.copies]
+        for block_id in self.fresh - {target for _, target in moves.imports}:
+            self.device[block_id] = [None] * self.size
+        for (_, target), content in zip(moves.copies, sources, strict=True):
+            self.device[target] = content
+
+    def write(self, seq, end):
+        table = seq.table
+        for position in range(table.num_tokens, end):
+            assert self.num_holders(seq, position) == 1, "written while shared"
+            block_id = table.block_ids[position // self.size]
+            self.device[block_id][position % self.size] = seq.history(position)
+
+    def check_contents(self):
+        for seq in self.running:
+            for position in range(seq.table.num_tokens):
+                block_id = seq.table.block_ids[position // self.size]
+                assert self.device[block_id][position % self.size] == seq.history(position)
+        for seq in self.waiting if not self.is_in_step else ():
+            for position in range(seq.host.num_tokens if seq.host else 0):
+                host_id = seq.host.block_ids[position // self.size]
+                assert self.host[host_id][position % self.size] == seq.history(position)
 
     @invariant()
     def nothing_is_lost(self):
-        for sequence in self.open:
-            self.check_stored(sequence)
-        self.manager.check_invariants(sequence.table for sequence in self.open)
-        used = {block_id for sequence in self.open for block_id in sequence.table.block_ids}
+        if self.is_opening:
+            return
+        tables = [seq.table for seq in self.running]
+        self.manager.check_invariants(tables, [seq.host for seq in self.waiting if seq.host])
+        used = {block_id for table in tables for block_id in table.block_ids}
         assert self.manager.num_used == len(used)
 
     def teardown(self):
-        for sequence in self.open:
-            self.manager.close_table(sequence.table)
+        if not hasattr(self, "manager"):
+            return
+        self.manager.end_step()
+        for seq in self.running[:]:
+            self.leave(seq)
+        for seq in self.waiting:
+            if seq.host:
+                self.drop(seq)
+        self.manager.check_invariants([], [])
         assert self.manager.num_used == 0
+        assert self.manager.reset_prefix_cache()
+        assert self.manager.num_available == self.manager.num_blocks
 
 
-TestMemory = Memory.TestCase
-TestMemory.settings = settings(max_examples=200, stateful_step_count=50)
+COMMON = (
+    "grows refused",
+    "opens refused",
+    "full hits",
+    "partial hits, cached",
+    "partial hits, running",
+    "forks",
+    "forks copied",
+    "swaps out",
+    "swaps in",
+    "swaps in after a prefix hit",
+    "host pool full",
+    "host tables dropped",
+    "broken off",
+    "resets",
+)
+
+
+@pytest.mark.timeout(0)
+def test_memory_machine():
+    """50,000 operations, and as many are done by `test_scheduler_machine`."""
+    seen.clear()
+    chosen = settings(max_examples=max(900, settings().max_examples), stateful_step_count=60)
+    run_state_machine_as_test(Memory, settings=chosen)
+    assert seen["operations"] >= 50_000, seen
+    # They would prove little if these were rare.
+    for what in COMMON:
+        assert seen[what] >= 100, (what, seen)

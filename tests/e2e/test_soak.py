@@ -1,0 +1,121 @@
+"""Thousands of requests through a small pool, under the real engine and a scripted model."""
+
+import random
+from collections import Counter
+from itertools import islice
+
+import pytest
+from scripted_runner import VOCAB_SIZE, expected_tokens, salt_seed, scripted_engine
+
+from mie import EngineConfig, SamplingParams
+
+SALTS = (None, None, None, "tenant a", "tenant b")
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 120
+
+
+def random_requests(rng, count, max_tokens):
+    """(prompt, params, labels) of requests of which many begin like another one."""
+    documents = [[rng.randrange(4, VOCAB_SIZE) for _ in range(40)] for _ in range(8)]
+    for _ in range(count):
+        shared = rng.choice(documents)[: rng.choice((0, 4, 13, 22, 40))]
+        prompt = shared + [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 20))]
+        salt = rng.choice(SALTS)
+        params = SamplingParams(
+            n=rng.choice((1, 1, 1, 1, 2, 3)),
+            max_tokens=rng.choice(max_tokens),
+            seed=salt_seed(salt),
+            ignore_eos=rng.random() < 0.7,
+        )
+        yield prompt, params, {"cache_salt": salt, "priority": rng.randint(0, 3)}
+
+
+def soak(config, *, num_requests, max_tokens, num_blocks, num_host_blocks):
+    """Serve them all, 40 unfinished ones at a time: the engine, and what happened.
+
+    Every token is the oracle's, and nothing leaks.
+    """
+    rng = random.Random(0)
+    settings = {
+        "block_size": BLOCK_SIZE,
+        "max_num_seqs": 24,
+        "max_num_batched_tokens": 64,
+        "scheduling_policy": "priority",
+        **config,
+    }
+    engine = scripted_engine(EngineConfig(**settings), num_blocks, MAX_MODEL_LEN, num_host_blocks)
+    manager, happened = engine.scheduler.manager, Counter()
+    limit = min(MAX_MODEL_LEN, num_blocks * BLOCK_SIZE + 1)
+    todo, unfinished, got = random_requests(rng, num_requests, max_tokens), {}, {}
+    while True:
+        for prompt, params, labels in islice(todo, 40 - len(unfinished)):
+            request_id = engine.add_request(prompt, params, **labels)
+            unfinished[request_id] = params.n
+            for choice in range(params.n):
+                expected = expected_tokens(prompt, params, choice=choice, limit=limit)
+                got[request_id, choice] = ([], expected)
+        if not unfinished:
+            break
+        step(engine, unfinished, got, happened)
+    assert len(got) == happened["choices finished"] >= num_requests
+    assert not engine.has_work
+    assert manager.num_used == 0
+    engine.scheduler.check_invariants()
+    manager.check_invariants([], [])
+    return engine, happened
+
+
+def step(engine, unfinished, got, happened):
+    output = engine.step()
+    happened["preemptions"] += output.stats.num_preempted
+    happened["blocks swapped out"] += output.stats.num_exported
+    happened["blocks swapped in"] += output.stats.num_imported
+    assert output.stats.num_blocks_used <= engine.scheduler.manager.num_blocks
+    for new in output.outputs:
+        tokens, (expected, reason) = got[new.request_id, new.index]
+        tokens.extend(new.token_ids)
+        if new.finish_reason is not None:
+            assert (tokens, new.finish_reason) == (expected, reason)
+            happened["choices finished"] += 1
+            unfinished[new.request_id] -= 1
+            if not unfinished[new.request_id]:
+                del unfinished[new.request_id]
+    if engine.stats.num_steps % 50 == 0:
+        engine.scheduler.check_invariants()
+
+
+MODES = {
+    "recompute": ({}, 0),
+    "swap": ({"preemption_mode": "swap"}, 30),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_3000_requests_through_96_blocks(mode):
+    config, num_host_blocks = MODES[mode]
+    engine, happened = soak(
+        {**config, "max_cached_blocks": 48},
+        num_requests=3000,
+        max_tokens=(1, 5, 10, 20, 40),
+        num_blocks=96,
+        num_host_blocks=num_host_blocks,
+    )
+    assert happened["preemptions"] > 500, happened
+    assert engine.stats.memory.num_hit_tokens > 5000
+    assert engine.stats.memory.num_partial_hit_tokens > 300
+    assert (happened["blocks swapped in"] > 2000) == (mode == "swap"), happened
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_400_requests_through_40_blocks_that_are_always_short(mode):
+    """Long answers, and nothing held back for those that run: they preempt one another."""
+    config, num_host_blocks = MODES[mode]
+    _, happened = soak(
+        {**config, "watermark": 0.0, "enable_prefix_caching": False},
+        num_requests=400,
+        max_tokens=(30, 40, 60),
+        num_blocks=40,
+        num_host_blocks=num_host_blocks,
+    )
+    assert happened["preemptions"] > 400, happened
+    assert (happened["blocks swapped in"] > 2000) == (mode == "swap"), happened

@@ -1,0 +1,403 @@
+"""A state machine over the whole scheduler, under a runner that knows what each slot must hold.
+
+Every rule of docs/scheduling.md that can be seen from outside is checked at every step, and every
+output against an oracle that knows no schedule.
+"""
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
+
+from mie.config import EngineConfig
+from mie.errors import RequestError
+from mie.memory.manager import KVCacheManager
+from mie.sched.params import SamplingParams
+from mie.sched.scheduler import Scheduler
+from mie.sched.sequence import Request
+
+MAX_REQUESTS = 8
+"""That wait or run at once."""
+VOCAB_SIZE = 8
+"""So few that answers meet too, and that many end by EOS."""
+
+seen: Counter[str] = Counter()
+
+numbers = st.integers(0, 11)
+# One rule that chooses, instead of many rules: hypothesis leaves rules out at random, and these
+# reach little without each other.
+OPERATIONS = st.sampled_from(
+    [*["step"] * 18, *["add"] * 12, *["abort"] * 3, "finish_choice", "break_off", "reset"]
+)
+
+
+@st.composite
+def settings_of_engines(draw):
+    """Keyword arguments of EngineConfig, the size of the pools, and max_model_len."""
+    max_model_len = draw(st.integers(8, 30))
+    is_chunked = draw(st.sampled_from([True, True, True, False]))
+    budget = draw(st.sampled_from([1, 2, 3, 5, 8, 40])) if is_chunked else max_model_len
+    caching = draw(st.sampled_from([True, True, True, False]))
+    swaps, is_static = draw(st.booleans()), draw(st.integers(0, 4)) == 4
+    config = {
+        "block_size": draw(st.sampled_from([4, 1, 2, 3, 4])),
+        "max_num_seqs": draw(st.integers(3, 6)),
+        "max_num_batched_tokens": budget,
+        "enable_chunked_prefill": is_chunked,
+        "enable_prefix_caching": caching,
+        "partial_block_sharing": draw(st.sampled_from([True, True, False])),
+        "max_cached_blocks": draw(st.sampled_from([None, None, 0, 2])) if caching else None,
+        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority", "sjf"])),
+        "batching": "static" if is_static else "continuous",
+        "preemption_mode": "swap" if swaps else "recompute",
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.0, 0.01, 0.2, 0.5])),
+        "admit_after_preemption": not swaps and not is_static and draw(st.booleans()),
+    }
+    if is_chunked:
+        config["max_prefill_chunk"] = draw(st.sampled_from([None, None, 1, 3]))
+    return {
+        "config": config,
+        "max_model_len": max_model_len,
+        "num_blocks": draw(st.integers(3, 12)),
+        "num_host_blocks": draw(st.integers(1, 10)) if swaps else 0,
+    }
+
+
+class Scheduling(RuleBasedStateMachine):
+    @initialize(drawn=settings_of_engines())
+    def begin(self, drawn):
+        self.config = config = EngineConfig(**drawn["config"])
+        self.records = []
+        self.manager = KVCacheManager(
+            drawn["num_blocks"],
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            partial_block_sharing=config.partial_block_sharing,
+            max_cached_blocks=config.max_cached_blocks,
+            num_host_blocks=drawn["num_host_blocks"],
+            emit=self.records.append,
+        )
+        self.scheduler = Scheduler(
+            config, self.manager, drawn["max_model_len"], self.records.append
+        )
+        self.runner = ScriptedRunner(
+            num_blocks=drawn["num_blocks"],
+            block_size=config.block_size,
+            num_host_blocks=drawn["num_host_blocks"],
+            live_rows=lambda: [seq.row for seq in self.scheduler.running],
+            vocab_size=VOCAB_SIZE,
+        )
+        num_slots = drawn["num_blocks"] * config.block_size
+        self.limit = min(drawn["max_model_len"], num_slots + 1)
+        self.num_requests = 0
+        self.live = {}  # number -> request
+        self.ended = []
+        self.expected = {}  # sequence -> (tokens, reason)
+        self.got = {}  # sequence -> tokens
+        self.scored = {}  # request -> prompt positions
+        self.last_admitted = -1
+
+    @rule(operation=OPERATIONS, pick=numbers, number=numbers)
+    def do(self, operation, pick, number):
+        seen["operations"] += 1
+        if operation != "reset" and not self.live:
+            operation = "add"
+        if operation == "add" and len(self.live) == MAX_REQUESTS:
+            operation = "step"
+        getattr(self, operation)(pick, number)
+
+    def add(self, pick, number):
+        """Many prompts begin alike, or like what another sequence has; there are two tenants."""
+        rank = self.num_requests
+        length = 1 + pick * self.limit // 14 + rank % 3
+        prompt = [4 + (pick % 3 * i + (i == 2 * number)) % 4 for i in range(length)]
+        if number % 3 == 1 and self.scheduler.running:
+            other = self.scheduler.running[pick % len(self.scheduler.running)]
+            prompt = [*other.token_ids[: self.limit - 3], 6, 6]
+        salt = "tenant" if rank % 5 == 4 else None
+        params = SamplingParams(
+            n=[1, 1, 2, 1, 3][(pick + 2 * number) % 5],
+            max_tokens=[10, None, 1, 4, 7, 13][(pick + number) % 6],
+            seed=salt_seed(salt),
+            ignore_eos=rank % 8 > 0,
+            stop_token_ids=[5] if rank % 7 == 6 else None,
+            prompt_logprobs=0 if (pick * number + rank) % 6 == 5 else None,
+        )
+        priority = number % 4 - 1 if self.config.scheduling_policy == "priority" else 0
+        labels = {"priority": priority, "cache_salt": salt}
+        request = Request(str(rank), rank, prompt, params, [EOS], **labels)
+        fits = len(prompt) < self.limit or (
+            # A prompt that fills the pool can still get the one token that is never stored.
+            len(prompt) < self.scheduler.max_model_len
+            and self.manager.blocks_for(len(prompt)) <= self.manager.num_blocks
+        )
+        if not fits:
+            with pytest.raises(RequestError):
+                self.scheduler.add(request)
+            seen["refused"] += 1
+            return
+        self.scheduler.add(request)
+        self.num_requests += 1
+        self.live[rank] = request
+        self.scored[request] = []
+        for seq in request.sequences:
+            self.expected[seq] = expected_tokens(
+                prompt, params, choice=seq.index, limit=self.limit, vocab_size=VOCAB_SIZE
+            )
+            self.got[seq] = []
+
+    def abort(self, pick, number):
+        requests = list(self.live.values())
+        if number % 2:  # rare among all
+            requests = [r for r in requests if state_of(r) in PREEMPTED] or requests
+        if number == 0 and self.ended:
+            request = self.ended[pick % len(self.ended)]
+            seen["aborted finished"] += 1
+        else:
+            request = requests[pick % len(requests)]
+            seen[f"aborted {state_of(request)}"] += 1
+        self.scheduler.abort(request)
+        assert request.is_finished
+        self.forget_finished()
+
+    def finish_choice(self, pick, number):
+        """As a stop string does."""
+        forked = [r for r in self.live.values() if r.is_forked]
+        if forked:
+            request = forked[pick % len(forked)]
+            seq = request.sequences[number % request.params.n]
+            seen["choices finished"] += seq.finish_reason is None
+            self.scheduler.finish(seq, "stop", "text")
+            self.forget_finished()
+
+    def reset(self, *_):
+        was_idle = not self.scheduler.running
+        assert self.manager.reset_prefix_cache() == was_idle
+        seen["resets"] += was_idle
+
+    def break_off(self, pick, _):
+        """Something is raised in the midst of a step."""
+        plan = self.scheduler.schedule()
+        if pick % 3 > 0:
+            self.runner.prepare(plan)
+        if pick % 3 > 1:
+            self.runner.compute(plan)
+        self.scheduler.preempt_all()
+        assert not self.scheduler.running
+        assert self.manager.num_used == 0
+        seen["broken off"] += 1
+
+    # A step, and all that it promises.
+
+    def step(self, *_):
+        scheduler = self.scheduler
+        ran, waited = list(scheduler.running), list(scheduler.waiting)
+        lent = self.partial_blocks(ran)
+        self.records.clear()
+        plan = scheduler.schedule()
+        assert not plan.is_empty or not scheduler.has_work, "work, and nothing is done"
+        kept = [seq for seq in ran if seq.seq_id not in plan.preempted]
+        admitted = [seq for seq in scheduler.running if seq not in kept]
+        preempted = [seq for seq in ran if seq.seq_id in plan.preempted]
+        self.check_limits(plan)
+        self.check_victims(plan, kept, preempted, admitted)
+        self.check_admissions(ran, waited, kept, preempted, admitted)
+        if not preempted:
+            self.check_copies(plan, lent)
+        for _, node in self.manager._pinned:
+            seen["partial hits, cached" if node else "partial hits, running"] += 1
+        result = self.runner.run(plan)
+        sampled = scheduler.update(
+            plan, result.token_ids, [chunk.token_ids for chunk in result.chunks]
+        )
+        self.take_in(plan, sampled, result.chunks)
+        self.count()
+
+    def check_limits(self, plan):
+        config = self.config
+        assert plan.num_tokens <= config.max_num_batched_tokens
+        assert sum(seq.num_seats for seq in self.scheduler.running) <= config.max_num_seqs
+        for chunk in plan.chunks:
+            assert len(chunk.token_ids) <= (config.max_prefill_chunk or math.inf)
+            seq = self.scheduler._rows[chunk.row]
+            assert bool(chunk.choices) == (chunk.end == seq.num_tokens)
+            assert chunk.choices or config.enable_chunked_prefill
+
+    def check_victims(self, plan, kept, preempted, admitted):
+        """The last go first, and what they had is used by those before them."""
+        assert len(preempted) == len(plan.preempted), "preempted twice"
+        for victim in preempted:
+            assert all(seq.key < victim.key for seq in kept)
+            if victim not in admitted:
+                assert victim in self.scheduler.waiting
+                assert victim.seq_id not in {chunk.seq_id for chunk in plan.chunks}
+
+    def check_admissions(self, ran, waited, kept, preempted, admitted):
+        config, waiting = self.config, list(self.scheduler.waiting)
+        assert {*admitted} <= {*waited, *preempted}
+        if preempted and not config.admit_after_preemption:
+            assert not admitted
+        if config.batching == "static" and ran:
+            assert not admitted
+        for seq in admitted:
+            assert all(seq.key < other.key for other in waiting), "overtaken"
+        if admitted and len(self.scheduler.running) > 1:
+            num_spare = math.ceil(config.watermark * self.manager.num_blocks)
+            assert self.manager.num_available >= num_spare, "the watermark was passed"
+        if config.scheduling_policy == "fcfs":
+            for seq in admitted:
+                if not self.got[seq] and seq.request.metrics.num_preemptions == 0:
+                    assert seq.request.number > self.last_admitted, "admitted out of order"
+                    self.last_admitted = seq.request.number
+
+    def partial_blocks(self, seqs):
+        """{block that is filled in part and held by several tables: their number}"""
+        size = self.manager.block_size
+        tables = [seq.table for seq in seqs if seq.table.num_tokens % size]
+        blocks = Counter(table.block_ids[table.num_tokens // size] for table in tables)
+        return {block_id: count for block_id, count in blocks.items() if count > 1}
+
+    def check_copies(self, plan, lent):
+        """Of those that share a block by a fork, each that writes copies it, but the last one."""
+        copies = Counter(r[1] for r in self.records if r[0] == "copy" and r[4] == "fork")
+        tables = [self.scheduler._rows[row].table for row in plan.decodes]
+        copied = {target: source for source, target in plan.moves.copies}
+        size = self.manager.block_size
+        last = [table.block_ids[table.num_tokens // size] for table in tables]
+        writers = Counter(copied.get(block_id, block_id) for block_id in last)
+        for block_id, num_holders in lent.items():
+            assert copies[block_id] == min(writers[block_id], num_holders - 1)
+        assert {*copies} <= {*lent}
+
+    def take_in(self, plan, sampled, chunk_results):
+        for seq in sampled:
+            self.got[seq].append(seq.token_ids[-1])
+            tokens, reason = self.expected[seq]
+            assert self.got[seq] == tokens[: len(self.got[seq])]
+            if seq.finish_reason is not None:
+                assert (self.got[seq], seq.finish_reason) == (tokens, reason)
+                seen["finished"] += 1
+            else:
+                assert len(self.got[seq]) < len(tokens), "goes on after its end"
+        for chunk, result in zip(plan.chunks, chunk_results, strict=True):
+            request = self.live[chunk.seq_id[0]]
+            for row in result.prompt_logprobs:
+                self.scored[request].append(round(-row.logprobs[0]))
+            scored = self.scored[request]
+            assert scored == list(range(len(scored))), "a position is left out or repeated"
+            if chunk.choices:
+                assert len(scored) == request.num_prompt_to_score
+        self.forget_finished()
+
+    def forget_finished(self):
+        for request in [r for r in self.live.values() if r.is_finished]:
+            del self.live[request.number]
+            self.ended.append(request)
+
+    def count(self):
+        seen["steps"] += 1
+        for kind, *fields in self.records:
+            if kind == "preempt":
+                seen[f"preempted by {fields[2]}"] += 1
+            elif kind == "resume":
+                seen[f"resumed by {fields[4]}"] += 1
+            elif kind == "copy":
+                seen[f"copies, {fields[3]}"] += 1
+            elif kind in ("fork", "evict", "share"):
+                seen[kind] += 1
+
+    @invariant()
+    def nothing_is_lost(self):
+        self.scheduler.check_invariants()
+        seqs = [seq for request in self.live.values() for seq in request.sequences]
+        queued = {*self.scheduler.running, *self.scheduler.waiting}
+        for seq in seqs:
+            is_unforked = seq.index > 0 and not seq.request.is_forked
+            assert (seq in queued) == (seq.finish_reason is None and not is_unforked)
+        assert queued <= {*seqs}
+
+    def teardown(self):
+        """All that is left ends in bounded time, and every block comes home."""
+        if not hasattr(self, "manager"):
+            return
+        seqs = [seq for request in self.live.values() for seq in request.sequences]
+        num_tokens = sum(s.request.num_prompt + len(self.expected[s][0]) for s in seqs)
+        for _ in range(num_tokens * (len(seqs) + 1)):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+            self.nothing_is_lost()
+        assert not self.scheduler.has_work, "it never ends"
+        assert not self.live
+        assert self.manager.num_used == 0
+        self.manager.check_invariants([], [])
+
+
+PREEMPTED = ("preempted", "swapped out")
+
+
+def state_of(request):
+    """Where a live request stands."""
+    live = [seq for seq in request.sequences if seq.finish_reason is None]
+    running = [seq for seq in live if seq.table is not None]
+    if any(seq.host for seq in live):
+        return "swapped out"
+    if not running:
+        return "preempted" if live[0].was_admitted else "waiting"
+    if not request.is_forked:
+        return "unforked"
+    return "mid-prefill" if any(seq.is_prefilling for seq in running) else "decoding"
+
+
+OFTEN = (
+    "preempted by recompute",
+    "preempted by recompute: host pool full",
+    "preempted by swap",
+    "resumed by recompute",
+    "resumed by swap",
+    "partial hits, cached",
+    "copies, fork",
+    "copies, prefix",
+    "fork",
+    "evict",
+    "share",
+    "choices finished",
+    "broken off",
+    "finished",
+    "refused",
+)
+SOMETIMES = (
+    "partial hits, running",
+    "aborted waiting",
+    "aborted mid-prefill",
+    "aborted decoding",
+    "aborted preempted",
+    "aborted swapped out",
+    "aborted unforked",
+    "aborted finished",
+    "resets",
+)
+
+
+@pytest.mark.timeout(0)
+def test_scheduler_machine():
+    """50,000 operations, and as many are done by `test_memory_machine`."""
+    seen.clear()
+    chosen = settings(max_examples=max(900, settings().max_examples), stateful_step_count=60)
+    run_state_machine_as_test(Scheduling, settings=chosen)
+    assert seen["operations"] >= 50_000, seen
+    # They would prove little if these were rare.
+    for what in OFTEN:
+        assert seen[what] >= 100, (what, seen)
+    for what in SOMETIMES:
+        assert seen[what] >= 20, (what, seen)

@@ -1,0 +1,238 @@
+"""A runner without a model, which knows what every slot of every block must hold.
+
+Where a model would store keys and values it stores one number for the whole history up to the
+token, and it draws the next token from that number. So a stale, missing or wrongly shared slot is
+seen in the step that reads it, and what must come out is known whatever the schedule
+(`expected_tokens`).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from mie.config import EngineConfig
+from mie.engine import Engine
+from mie.events import EventLog
+from mie.load import new_scheduler
+from mie.runner import ChunkResult, StepResult, TokenLogprobs
+from mie.sched.params import SamplingParams
+from mie.sched.plan import Chunk, NewRow, StepPlan
+
+VOCAB_SIZE = 50
+EOS = 3
+POISON = None
+"""What a slot holds that nobody has written."""
+
+Blocks = list[list[int | None]]
+
+
+def salt_seed(salt: str | None) -> int | None:
+    """The seed that a request with this salt must have: a plan names no salts, so the history of a
+    request begins with its seed, and a block shared across salts is noticed."""
+    return None if salt is None else int.from_bytes(salt.encode(), "big")
+
+
+def histories(seed: int | None, token_ids: Iterable[int], before: int | None = None) -> list[int]:
+    """A number for each token that stands for it and for all before it."""
+    history = hash((seed or 0, 0)) if before is None else before
+    numbers = []
+    for token_id in token_ids:
+        history = hash((history, token_id))
+        numbers.append(history)
+    return numbers
+
+
+def next_token(history: int, choice: int, vocab_size: int = VOCAB_SIZE) -> int:
+    """What follows a history."""
+    return hash((history, choice, 1)) % vocab_size
+
+
+def expected_tokens(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    choice: int = 0,
+    limit: int,
+    eos: Sequence[int] = (EOS,),
+    vocab_size: int = VOCAB_SIZE,
+) -> tuple[list[int], str]:
+    """The output of one choice and why it ends; prompt and answer have at most ``limit`` tokens."""
+    most = limit - len(prompt)
+    if params.max_tokens is not None:
+        most = min(most, params.max_tokens)
+    ends = {*(() if params.ignore_eos else eos), *(params.stop_token_ids or ())}
+    history = histories(params.seed, prompt)[-1]
+    output: list[int] = []
+    while True:
+        output.append(next_token(history, choice, vocab_size))
+        if output[-1] in ends:
+            return output, "stop"
+        if len(output) >= most:
+            return output, "length"
+        (history,) = histories(params.seed, output[-1:], history)
+
+
+class _Row:
+    """What the runner remembers of one running sequence."""
+
+    def __init__(self, new: NewRow) -> None:
+        self.choice = new.choice
+        self.seed = new.params.seed
+        self.token_ids = list(new.token_ids)
+        self.histories = histories(self.seed, self.token_ids)
+        self.num_stored = new.num_computed
+        self.block_ids: list[int] = []
+
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self.histories += histories(self.seed, [token_id], self.histories[-1])
+
+    def update(self, index: int, block_ids: Sequence[int]) -> None:
+        missing = index - len(self.block_ids)
+        self.block_ids += [-1] * missing  # left by a former owner of the row in the same step
+        self.block_ids[index : index + len(block_ids)] = block_ids
+
+
+class ScriptedRunner:
+    """Stands in for `mie.runner.ModelRunner`, and raises AssertionError for a slot that does not
+    hold what it must. ``live_rows`` tells which rows run: a plan does not say who has left."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        live_rows: Callable[[], Iterable[int | None]],
+        num_host_blocks: int = 0,
+        vocab_size: int = VOCAB_SIZE,
+    ) -> None:
+        self._block_size = block_size
+        self._device: Blocks = [[POISON] * block_size for _ in range(num_blocks)]
+        self._host: Blocks = [[POISON] * block_size for _ in range(num_host_blocks)]
+        self._rows: dict[int, _Row] = {}
+        self._live_rows = live_rows
+        self._vocab_size = vocab_size
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Move blocks, check everything that is read, write, and draw the next tokens."""
+        self.prepare(plan)
+        return self.compute(plan)
+
+    def prepare(self, plan: StepPlan) -> None:
+        """Bring rows, tables and blocks to where the plan wants them."""
+        for new in plan.new_rows:
+            self._rows[new.row] = _Row(new)
+        moves = plan.moves
+        for row, index, block_ids in moves.updates:
+            if row in self._rows:
+                self._rows[row].update(index, block_ids)
+        for host_id, block_id in moves.imports:
+            self._device[block_id] = self._host[host_id]
+            self._host[host_id] = [POISON] * self._block_size  # the host's block is free
+        for block_id, host_id in moves.exports:
+            self._host[host_id] = self._device[block_id][:]
+        sources = [self._device[source][:] for source, _ in moves.copies]
+        for (_, target), content in zip(moves.copies, sources, strict=True):
+            self._device[target] = content
+        targets = [target for _, target in moves.copies]
+        assert len(set(targets)) == len(targets), "a block is the target of two copies"
+
+    def compute(self, plan: StepPlan) -> StepResult:
+        """The plan's decodes and chunks."""
+        rows = [*plan.decodes, *(chunk.row for chunk in plan.chunks)]
+        assert list(plan.decodes) == sorted(plan.decodes), "decodes do not ascend"
+        assert len(set(rows)) == len(rows), "a row is computed twice in one step"
+        assert {*rows} <= {*self._live_rows()}, "a row is computed that does not run"
+        for row in rows:
+            self._check_stored(self._rows[row])
+        self._write(plan)
+        decoded = [self._decode(self._rows[row]) for row in plan.decodes]
+        chunks = [self._prefill(chunk) for chunk in plan.chunks]
+        return StepResult(token_ids=decoded, logprobs=[None] * len(decoded), chunks=chunks)
+
+    def _check_stored(self, row: _Row) -> None:
+        """Every slot before the row's next token holds the row's own history."""
+        size = self._block_size
+        for start in range(0, row.num_stored, size):
+            wanted = row.histories[start : min(start + size, row.num_stored)]
+            block_id = row.block_ids[start // size]
+            found = self._device[block_id][: len(wanted)]
+            assert found == wanted, (
+                f"tokens {start} … {start + len(wanted) - 1} of {row.token_ids} should lie in block"
+                f" {block_id}; it holds {_describe(found, wanted)}"
+            )
+
+    def _write(self, plan: StepPlan) -> None:
+        """Store the step's tokens, each in a slot that nobody else reads or writes."""
+        size, read = self._block_size, self._slots_read()
+        written: set[tuple[int, int]] = set()
+        ends = [(row, self._rows[row].num_stored + 1) for row in plan.decodes]
+        ends += [(chunk.row, chunk.end) for chunk in plan.chunks]
+        for index, end in ends:
+            row = self._rows[index]
+            for position in range(row.num_stored, end):
+                block_id, offset = row.block_ids[position // size], position % size
+                assert offset >= read.get(block_id, 0), (
+                    f"slot {offset} of block {block_id} is written, and others still read it"
+                )
+                assert (block_id, offset) not in written, (
+                    f"slot {offset} of block {block_id} is written twice in one step"
+                )
+                written.add((block_id, offset))
+                self._device[block_id][offset] = row.histories[position]
+
+    def _slots_read(self) -> dict[int, int]:
+        """How many slots of each block some running row reads."""
+        size = self._block_size
+        read: dict[int, int] = {}
+        for index in self._live_rows():
+            row = self._rows.get(index)
+            if row is not None:
+                for start in range(0, row.num_stored, size):
+                    block_id = row.block_ids[start // size]
+                    read[block_id] = max(read.get(block_id, 0), min(size, row.num_stored - start))
+        return read
+
+    def _decode(self, row: _Row) -> int:
+        assert row.num_stored == len(row.token_ids) - 1, "a decode has one token to compute"
+        row.num_stored += 1
+        row.append(next_token(row.histories[-1], row.choice, self._vocab_size))
+        return row.token_ids[-1]
+
+    def _prefill(self, chunk: Chunk) -> ChunkResult:
+        row = self._rows[chunk.row]
+        assert chunk.start == row.num_stored, "tokens are skipped or computed twice"
+        assert chunk.token_ids == tuple(row.token_ids[chunk.start : chunk.end])
+        assert chunk.token_ids, "an empty chunk"
+        row.num_stored = chunk.end
+        scored = [
+            TokenLogprobs(token_ids=row.token_ids[at + 1 : at + 2], logprobs=[-float(at)], rank=1)
+            for at in range(*chunk.scored)
+        ]
+        assert not scored or chunk.start <= chunk.scored[0] < chunk.scored[1] <= chunk.end
+        drawn = []
+        if chunk.choices:
+            assert chunk.end == len(row.token_ids), "sampled before the last token"
+            assert chunk.choices[0] == row.choice
+            history = row.histories[-1]
+            drawn = [next_token(history, choice, self._vocab_size) for choice in chunk.choices]
+            row.append(drawn[0])
+        return ChunkResult(token_ids=drawn, logprobs=[None] * len(drawn), prompt_logprobs=scored)
+
+
+def _describe(found: Sequence[int | None], wanted: Sequence[int]) -> list[str]:
+    names = {True: "right", False: "another history"}
+    return ["nothing" if f is POISON else names[f == w] for f, w in zip(found, wanted, strict=True)]
+
+
+def scripted_engine(
+    config: EngineConfig, num_blocks: int, max_model_len: int, num_host_blocks: int = 0
+) -> Engine:
+    """An engine whose model is the script; its vocabulary has `VOCAB_SIZE` ids, and `EOS`."""
+    log = EventLog(config.event_log_steps)
+    scheduler = new_scheduler(config, num_blocks, max_model_len, log, num_host_blocks)
+    runner = ScriptedRunner(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_host_blocks=num_host_blocks,
+        live_rows=lambda: [seq.row for seq in scheduler.running],
+    )
+    return Engine(config, scheduler, runner, log, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
