@@ -34,10 +34,12 @@ ROOMS = {
     "version": Room(),
     "errors": Room(),
     "config": Room(mie={"errors"}),
+    "events": Room(mie={"errors"}),
     "interrupts": Room(),
     # level 1: arrays, integers, text
     "ops": Room(mie={"errors"}, packages={"numpy"}),
     "memory": Room(),
+    "replay": Room(mie={"errors", "events"}),
     "text": Room(mie={"errors"}, packages={"tokenizers", "jinja2"}),
     # level 2
     "backend": Room(mie={"errors", "ops"}),
@@ -90,7 +92,8 @@ ROOMS = {
     ),
     # level 5: the edges
     "cli": Room(
-        mie={"errors", "llm", "model", "outputs", "sched.params", "version"}, packages={"tqdm"}
+        mie={"errors", "events", "llm", "model", "outputs", "replay", "sched.params", "version"},
+        packages={"tqdm"},
     ),
     "__main__": Room(mie={"cli"}),
     "__init__": Room(
