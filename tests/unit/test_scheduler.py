@@ -139,6 +139,7 @@ def test_without_chunking_a_prompt_waits_whole_and_nobody_passes_it():
         driver.add(num_prompt, max_tokens=2)
     driver.step()
     assert driver.work == {0: 10}
+    assert numbers(driver.scheduler.waiting) == [1, 2], "and takes no blocks while it waits"
     driver.step()
     assert driver.work == {0: 1, 1: 8, 2: 2}
 
