@@ -1,0 +1,148 @@
+"""Builds the emulator's runtime and the kernels' shared libraries, in the user's cache folder."""
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mie.errors import ConfigError, MieError
+from mie.ops_gpu.source import KERNELS
+
+HERE = Path(__file__).parent
+
+_COMMON = (
+    "-std=gnu++17",
+    "-fPIC",
+    "-DMIE_EMULATE",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",  # else two builds of one template share their static shared memory
+    "-fno-extern-tls-init",
+    "-U_FORTIFY_SOURCE",  # its longjmp refuses to leave a fiber's stack
+    f"-I{HERE}",
+)
+_RUNTIME = (*_COMMON, "-O2", "-g1", "-Wall", "-Wextra")
+_KERNEL = (
+    *_COMMON,
+    "-g1",
+    "-gdwarf-4",  # of DWARF 5, binutils 2.40 reads some files as others
+    "-fno-exceptions",
+    "-fno-strict-aliasing",  # a kernel reads 16-bit floats through uint4
+    "-ffp-contract=off",  # else a*b+c would be rounded differently from CPU to CPU
+    "-Wno-attributes",
+    "-Wno-unknown-pragmas",
+    f"-I{KERNELS}",
+)
+_CHECKED = (
+    "-fsanitize=thread",
+    "-fsanitize=alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero",
+    "-fno-sanitize-recover=all",
+)
+
+
+def cache_folder() -> Path:
+    """Where builds are kept: $XDG_CACHE_HOME/mie/emulator, by default under ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mie" / "emulator"
+
+
+class Builder:
+    """The C++ compiler, and the folder of what it has built.
+
+    A build's name is a hash of all that went into it: sources, headers, flags, compiler. Builds
+    are renamed into place when complete, so that processes may race.
+    """
+
+    def __init__(self) -> None:
+        self.compiler = shlex.split(os.environ.get("CXX") or "g++")
+        if shutil.which(self.compiler[0]) is None:
+            raise ConfigError(
+                f"the kernel emulator builds CUDA kernels with {self.compiler[0]}, which is not on "
+                "the PATH (install g++, or name a compiler in CXX)"
+            )
+        self.version = self._run([*self.compiler, "--version"])
+        self.folder = cache_folder()
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def runtime(self) -> Path:
+        """The shared library of the emulator itself."""
+        sources = sorted(HERE.glob("*.cpp"))
+        path = self._path("runtime", [*sources, *sorted(HERE.glob("*.h"))], _RUNTIME)
+        if not path.exists():
+            self._build(path, [*_RUNTIME, "-shared", *map(str, sources), "-lrt", "-ldl"])
+        return path
+
+    def kernels(
+        self, source: Path, names: Sequence[str], options: Sequence[str], is_checked: bool
+    ) -> Path:
+        """The shared library of the kernels ``names`` in the file ``source``."""
+        runtime = self.runtime()
+        flags = [*_KERNEL, f"-I{source.parent}", *(("-O1", *_CHECKED) if is_checked else ("-O2",))]
+        flags += options
+        stub = _stub(source, names)
+        headers = [*HERE.glob("*.h"), *KERNELS.glob("*.cuh"), *source.parent.glob("*.cuh")]
+        path = self._path(source.stem, [source, *sorted(headers)], [*flags, stub, runtime.name])
+        if not path.exists():
+            self._compile(path, stub, flags, runtime)
+        return path
+
+    def _compile(self, path: Path, stub: str, flags: Sequence[str], runtime: Path) -> None:
+        """Compile and link apart: the linker must not hear of -fsanitize, whose calls we answer."""
+        mine = f"{os.getpid()}-{threading.get_ident()}"
+        unit, compiled = path.with_suffix(f".{mine}.cpp"), path.with_suffix(f".{mine}.o")
+        try:
+            unit.write_text(stub)
+            self._run([*self.compiler, *flags, "-c", str(unit), "-o", str(compiled)])
+            self._build(
+                path,
+                ["-shared", str(compiled), str(runtime), "-Wl,-rpath,$ORIGIN"],
+            )
+        finally:
+            unit.unlink(missing_ok=True)
+            compiled.unlink(missing_ok=True)
+
+    def _build(self, path: Path, arguments: Sequence[str]) -> None:
+        partial = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.so")
+        try:
+            self._run([*self.compiler, *arguments, "-o", str(partial)])
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _path(self, stem: str, files: Iterable[Path], words: Iterable[str]) -> Path:
+        key = hashlib.sha256()
+        for file in files:
+            key.update(f"{file.name}\0".encode() + file.read_bytes() + b"\0")
+        key.update("\0".join([*self.compiler, self.version, *words]).encode())
+        return self.folder / f"{stem}-{key.hexdigest()[:20]}.so"
+
+    def _run(self, command: Sequence[str]) -> str:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            lines = [line for line in result.stderr.splitlines() if "error" in line]
+            shown = "\n".join(lines[:10] or result.stderr.splitlines()[:20])
+            raise MieError(f"{command[0]} failed on a kernel of the emulator:\n{shown}")
+        return result.stdout
+
+
+def _stub(source: Path, names: Sequence[str]) -> str:
+    """The translation unit: the kernels' file as it is, and two C functions for each kernel."""
+    functions = "".join(
+        f"""\
+extern "C" int mie_launch_{index}(const mie_emu::Launch* how, void** arguments) {{
+  return mie_emu::launch(&{name}, how, arguments);
+}}
+extern "C" void mie_signature_{index}(char* out, size_t size) {{
+  mie_emu::signature(&{name}, out, size);
+}}
+"""
+        for index, name in enumerate(names)
+    )
+    return f"""\
+#include "{source}"
+#include "mie_emu_launch.h"
+#pragma GCC visibility push(default)
+{functions}#pragma GCC visibility pop
+"""

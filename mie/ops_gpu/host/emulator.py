@@ -1,0 +1,234 @@
+"""EmulatedLauncher: kernels on the CPU over NumPy arrays, if wished with every access checked."""
+
+import ctypes
+import math
+import subprocess
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.errors import ConfigError
+from mie.ops_gpu.host.build import Builder
+from mie.ops_gpu.signature import (
+    KernelFault,
+    Parameter,
+    check_arguments,
+    check_launch,
+    plain_kernels,
+    read_signature,
+)
+from mie.ops_gpu.source import KERNELS, flat_source
+
+Order = Literal["forward", "reverse", "random"]
+ORDERS: tuple[Order, ...] = ("forward", "reverse", "random")
+MAX_SHARED_BYTES = 227 * 1024
+
+_RUNNING = threading.Lock()  # the runtime has one set of fibers
+
+
+class _Launch(ctypes.Structure):
+    """``struct Launch`` of mie_emu_runtime.h."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared_bytes", ctypes.c_uint32),
+        ("order", ctypes.c_uint32),
+        ("seed", ctypes.c_uint64),
+        ("is_checked", ctypes.c_uint32),
+        ("limit_ms", ctypes.c_uint32),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Garbage:
+    """Memory whose contents began as garbage, and which bytes kernels have written since."""
+
+    owner: "weakref.ref[NDArray[Any]]"
+    low: int
+    written: NDArray[np.uint8]
+
+    def flags_of(self, array: NDArray[Any]) -> int | None:
+        """The address of the flags of ``array``, or None if it lies elsewhere."""
+        offset = array.ctypes.data - self.low
+        is_inside = offset >= 0 and offset + array.nbytes <= self.written.size
+        if not is_inside or self.owner() is None:
+            return None
+        return self.written.ctypes.data + offset
+
+
+class EmulatedLauncher:
+    """A `Launcher` over NumPy arrays: g++ builds each kernel, fibers play its threads.
+
+    ``check`` reports accesses out of bounds, uninitialised, misaligned or racing as `KernelFault`.
+    ``order`` is that of threads and blocks; a correct kernel gives the same in each.
+    """
+
+    def __init__(
+        self,
+        check: bool = False,
+        order: Order = "forward",
+        seed: int = 0,
+        limit_s: float = 120.0,
+    ) -> None:
+        if order not in ORDERS:
+            raise ConfigError(f"order {order!r} is not one of {', '.join(ORDERS)}")
+        self.xp: ModuleType = np
+        self.check = check
+        self._builder = Builder()
+        self._runtime = _load_runtime(self._builder.runtime())
+        self._kernels: dict[tuple[str, str, tuple[str, ...]], EmulatedKernel] = {}
+        self._garbage: list[_Garbage] = []
+        self._how = {
+            "order": ORDERS.index(order),
+            "seed": seed,
+            "is_checked": int(check),
+            "limit_ms": round(limit_s * 1000),
+        }
+
+    def kernel(self, file: str, name: str, options: tuple[str, ...] = ()) -> "EmulatedKernel":
+        """The kernel ``name``, as a C++ expression, in ``file`` of mie/ops_gpu/kernels."""
+        key = (file, name, options)
+        if key not in self._kernels:
+            self._kernels[key] = EmulatedKernel(self, KERNELS / file, name, options)
+        return self._kernels[key]
+
+    def mark_uninitialised(self, array: NDArray[Any]) -> None:
+        """Fill ``array`` with NaN, and if checking report reads of what no kernel has written.
+
+        For scratch memory that only kernels write: the host's own writes are not seen.
+        """
+        array.reshape(-1).view(np.uint8).fill(0xFF)
+        owner = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        self._garbage = [each for each in self._garbage if each.owner() is not None]
+        self._garbage.append(
+            _Garbage(
+                owner=weakref.ref(owner),
+                low=array.ctypes.data,
+                written=np.zeros(array.nbytes, np.uint8),
+            )
+        )
+
+    def _run(self, kernel: "EmulatedKernel", how: _Launch, args: tuple[Any, ...]) -> None:
+        for key, value in self._how.items():
+            setattr(how, key, value)
+        values = list(map(_value, kernel.parameters, args))
+        addresses = (ctypes.c_void_p * len(values))(*[value.ctypes.data for value in values])
+        with _RUNNING:
+            self._runtime.mie_emu_forget_arrays()
+            if self.check:
+                self._register(kernel.parameters, args)
+            if kernel.launch(ctypes.byref(how), addresses):
+                raise KernelFault(f"{kernel.name}: {self._fault()}")
+
+    def _register(self, parameters: tuple[Parameter, ...], args: tuple[Any, ...]) -> None:
+        for parameter, arg in zip(parameters, args, strict=True):
+            if not parameter.is_pointer or arg is None:
+                continue
+            flags = [each.flags_of(arg) for each in reversed(self._garbage)]
+            self._runtime.mie_emu_add_array(
+                arg.ctypes.data,
+                arg.nbytes,
+                parameter.is_mutable,
+                next((address for address in flags if address is not None), None),
+                parameter.name.encode(),
+            )
+
+    def _fault(self) -> str:
+        """The runtime's message, with block, thread and source line."""
+        runtime = self._runtime
+        place = (ctypes.c_uint32 * 6)()
+        is_thread_known = runtime.mie_emu_fault_place(place)
+        where = [f"block ({place[0]},{place[1]},{place[2]})"]
+        if is_thread_known:
+            where.append(f"thread ({place[3]},{place[4]},{place[5]})")
+        image = runtime.mie_emu_fault_image().decode()
+        if image:
+            where += source_lines(image, runtime.mie_emu_fault_offset())
+        return f"{runtime.mie_emu_message().decode()} [{', '.join(where)}]"
+
+
+class EmulatedKernel:
+    """One kernel, built for the CPU; calling it runs all its blocks."""
+
+    def __init__(
+        self, launcher: EmulatedLauncher, path: Path, name: str, options: tuple[str, ...]
+    ) -> None:
+        self.name = f"{path.name} {name}"
+        self._launcher = launcher
+        source = flat_source(path)
+        declared = read_signature(source, name)
+        plain = plain_kernels(source)  # all in one library: they share the cost of its build
+        together = plain if name in plain else [name]
+        built = launcher._builder.kernels(path.resolve(), together, options, launcher.check)
+        library = ctypes.CDLL(str(built))
+        index = together.index(name)
+        self.launch = library[f"mie_launch_{index}"]
+        text = ctypes.create_string_buffer(4096)
+        library[f"mie_signature_{index}"](text, ctypes.c_size_t(len(text)))
+        letters = [part for part in text.value.decode().split(",") if part]
+        self.parameters = tuple(
+            Parameter(name=each.name, letters=one)
+            for each, one in zip(declared, letters, strict=True)
+        )
+        # On a GPU the text is all there is: the compiler must have read the same in it.
+        assert [each.unsized for each in declared] == [each.unsized for each in self.parameters]
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: tuple[Any, ...],
+        shared_bytes: int = 0,
+    ) -> None:
+        check_launch(self.name, grid, block)
+        check_arguments(self.name, self.parameters, args, np.ndarray)
+        if not 0 <= shared_bytes <= MAX_SHARED_BYTES:
+            raise ValueError(
+                f"{self.name}: {shared_bytes} bytes of shared memory; at most {MAX_SHARED_BYTES}"
+            )
+        if math.prod(grid) == 0:
+            return
+        how = _Launch(grid=(*grid, 1, 1)[:3], block=(*block, 1, 1)[:3], shared_bytes=shared_bytes)
+        self._launcher._run(self, how, args)
+
+
+def _value(parameter: Parameter, arg: Any) -> NDArray[Any]:
+    """An array that holds what the kernel gets by value: a pointer, a number, a struct."""
+    if parameter.is_pointer:
+        return np.array(0 if arg is None else arg.ctypes.data, np.uint64)
+    return np.array(arg)
+
+
+def _load_runtime(path: Path) -> ctypes.CDLL:
+    runtime = ctypes.CDLL(str(path))
+    runtime.mie_emu_message.restype = ctypes.c_char_p
+    runtime.mie_emu_fault_image.restype = ctypes.c_char_p
+    runtime.mie_emu_fault_offset.restype = ctypes.c_uint64
+    runtime.mie_emu_add_array.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+    )
+    return runtime
+
+
+def source_lines(image: str, offset: int) -> list[str]:
+    """ "file:line" of an instruction, and of the calls it was inlined into; nothing if unknown."""
+    command = ["addr2line", "-i", "-e", image, hex(offset)]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return []
+    places = [line.split(" ")[0].rpartition("/")[2] for line in result.stdout.splitlines()]
+    return [place for place in places if ".cu" in place and not place.endswith("?")]

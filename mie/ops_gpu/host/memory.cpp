@@ -1,0 +1,60 @@
+// Asynchronous copies, atomics, fences.
+#include <cstring>
+
+#include "state.h"
+
+namespace mie_emu {
+
+static constexpr unsigned COPY_BYTES = 16;
+
+// The bytes arrive at the wait; until then the destination is poison, so that a kernel that reads
+// too early finds NaN, not what an earlier copy left there.
+void cp_async16(void* shared, const void* global, bool is_valid, Site) {
+  MIE_ENTER();
+  if (reinterpret_cast<uintptr_t>(shared) % COPY_BYTES)
+    fail("misaligned: the shared address %p of cp.async is no multiple of 16", shared);
+  if (is_valid && reinterpret_cast<uintptr_t>(global) % COPY_BYTES)
+    fail("misaligned: the global address %p of cp.async is no multiple of 16", global);
+  if (runtime.launch.is_checked) {
+    if (is_valid) check_access(global, COPY_BYTES, Access::READ);
+    check_access(shared, COPY_BYTES, Access::ISSUE);
+  }
+  memset(shared, 0xff, COPY_BYTES);
+  self().copies.push_back({shared, global, is_valid, self().open_group});
+}
+
+void cp_async_commit() { ++self().open_group; }
+
+void cp_async_wait(int groups_left) {
+  MIE_ENTER();
+  Fiber& fiber = self();
+  const int first_left = fiber.open_group - groups_left;
+  size_t kept = 0;
+  for (const Copy& copy : fiber.copies) {
+    if (copy.group >= first_left) {
+      fiber.copies[kept++] = copy;
+      continue;
+    }
+    if (runtime.launch.is_checked) check_access(copy.shared, COPY_BYTES, Access::WRITE);
+    if (copy.is_valid)
+      memcpy(copy.shared, copy.global, COPY_BYTES);
+    else
+      memset(copy.shared, 0, COPY_BYTES);
+  }
+  fiber.copies.resize(kept);
+}
+
+void atomic_access(void* p, unsigned size) {
+  MIE_ENTER();
+  if (runtime.is_expired) fail("watchdog: the time is over, a thread spins");
+  if (reinterpret_cast<uintptr_t>(p) % size) fail("misaligned: an atomic operation at %p", p);
+  if (runtime.launch.is_checked) check_access(p, size, Access::ATOMIC);
+}
+
+void copy_unchecked(void* to, const void* from, unsigned size) { memcpy(to, from, size); }
+
+void memory_fence() {
+  if (runtime.launch.is_checked) note_fence();
+}
+
+}  // namespace mie_emu

@@ -1,0 +1,129 @@
+// CUDA C on a CPU: what a .cu file sees when g++ compiles it with -DMIE_EMULATE.
+// One fiber per CUDA thread; see mie_emu_runtime.h for what runs it.
+#pragma once
+#include "mie_emu_runtime.h"
+#include "mie_emu_types.h"
+
+// ---- qualifiers
+#define __global__ static
+#define __device__
+#define __host__
+#define __constant__ static
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __restrict__ __restrict
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+// Thread-local: one .so's TLS segment is exactly its static shared memory, so that the runtime can
+// find and poison it. In a function thread_local implies static, as __shared__ does.
+#define __shared__ thread_local
+extern thread_local __attribute__((aligned(128), visibility("default"))) unsigned char mie_smem[];
+
+// ---- built-in variables
+#define threadIdx (mie_emu::current->index)
+#define blockIdx (mie_emu::current->block)
+#define blockDim (mie_emu::current->block_size)
+#define gridDim (mie_emu::current->grid_size)
+#define warpSize 32
+
+// ---- loads and stores with cache hints
+#define __ldg(p) (*(p))
+#define __ldca(p) (*(p))
+#define __ldcg(p) (*(p))
+#define __ldcs(p) (*(p))
+#define __ldlu(p) (*(p))
+#define __stcg(p, value) (*(p) = (value))
+#define __stcs(p, value) (*(p) = (value))
+#define __stwt(p, value) (*(p) = (value))
+
+// ---- barriers and fences
+#define __syncthreads() ((void)mie_emu::block_barrier(mie_emu::Vote::NONE, 0, MIE_SITE))
+#define __syncthreads_or(p) mie_emu::block_barrier(mie_emu::Vote::OR, (p) != 0, MIE_SITE)
+#define __syncthreads_and(p) mie_emu::block_barrier(mie_emu::Vote::AND, (p) != 0, MIE_SITE)
+#define __syncthreads_count(p) mie_emu::block_barrier(mie_emu::Vote::COUNT, (p) != 0, MIE_SITE)
+#define __syncwarp(...) mie_emu::sync_warp(MIE_SITE, ##__VA_ARGS__)
+#define __threadfence() mie_emu::memory_fence()
+#define __threadfence_block() ((void)0)
+
+// ---- shuffles and votes
+#define __shfl_sync(mask, value, lane, ...) \
+  mie_emu::shuffle<mie_emu::Shuffle::INDEX>(MIE_SITE, mask, value, lane, ##__VA_ARGS__)
+#define __shfl_up_sync(mask, value, delta, ...) \
+  mie_emu::shuffle<mie_emu::Shuffle::UP>(MIE_SITE, mask, value, delta, ##__VA_ARGS__)
+#define __shfl_down_sync(mask, value, delta, ...) \
+  mie_emu::shuffle<mie_emu::Shuffle::DOWN>(MIE_SITE, mask, value, delta, ##__VA_ARGS__)
+#define __shfl_xor_sync(mask, value, lane_mask, ...) \
+  mie_emu::shuffle<mie_emu::Shuffle::XOR>(MIE_SITE, mask, value, lane_mask, ##__VA_ARGS__)
+#define __ballot_sync(mask, p) mie_emu::ballot(mask, (p) != 0, MIE_SITE)
+#define __any_sync(mask, p) (mie_emu::ballot(mask, (p) != 0, MIE_SITE) != 0)
+#define __all_sync(mask, p) (mie_emu::ballot(mask, (p) == 0, MIE_SITE) == 0)
+
+// Inlined, so that an address in it is one in the kernel, whose line a report can name. They touch
+// the emulator's own memory through functions of the runtime, which the checked build does not
+// watch.
+#define MIE_INLINE inline __attribute__((always_inline))
+
+namespace mie_emu {
+
+MIE_INLINE void sync_warp(Site site, uint32_t mask = 0xffffffffu) { warp_barrier(mask, site); }
+
+enum class Shuffle { INDEX, UP, DOWN, XOR };
+
+template <Shuffle MODE, typename T>
+MIE_INLINE T shuffle(Site site, uint32_t mask, T value, unsigned by, unsigned width = 32) {
+  static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
+  const unsigned lane = current->lane, offset = lane & (width - 1), first = lane - offset;
+  unsigned source = lane;  // also where the source would lie outside the group of `width` lanes
+  if (MODE == Shuffle::INDEX) source = first + (by & (width - 1));
+  if (MODE == Shuffle::UP && offset >= by) source = lane - by;
+  if (MODE == Shuffle::DOWN && offset + by < width) source = lane + by;
+  if (MODE == Shuffle::XOR && (offset ^ by) < width) source = first + (offset ^ by);
+  const unsigned char* lanes = exchange(mask, &value, sizeof value, "a shuffle", site);
+  if (!(mask >> source & 1u))
+    fail("mask: a shuffle reads lane %u, which is not in %08x", source, mask);
+  T result;
+  copy_unchecked(&result, lanes + LANE_BYTES * source, sizeof result);
+  return result;
+}
+
+template <typename T, typename Update>
+MIE_INLINE T atomic(T* p, Update update) {
+  atomic_access(p, sizeof(T));
+  T old;
+  copy_unchecked(&old, p, sizeof old);
+  const T next = update(old);
+  copy_unchecked(p, &next, sizeof next);
+  return old;
+}
+
+}  // namespace mie_emu
+
+// ---- atomics; the second parameter does not take part in deduction, as in CUDA's overloads
+namespace mie_emu {
+template <typename T>
+struct Same {
+  using Type = T;
+};
+}  // namespace mie_emu
+#define MIE_ATOMIC(name, expression)                                       \
+  template <typename T>                                                    \
+  static MIE_INLINE T name(T* p, typename mie_emu::Same<T>::Type value) {  \
+    return mie_emu::atomic(p, [value](T old) -> T { return expression; }); \
+  }
+MIE_ATOMIC(atomicAdd, old + value)
+MIE_ATOMIC(atomicSub, old - value)
+MIE_ATOMIC(atomicMin, value < old ? value : old)
+MIE_ATOMIC(atomicMax, old < value ? value : old)
+MIE_ATOMIC(atomicExch, value)
+MIE_ATOMIC(atomicOr, old | value)
+MIE_ATOMIC(atomicAnd, old& value)
+MIE_ATOMIC(atomicXor, old ^ value)
+#undef MIE_ATOMIC
+static MIE_INLINE unsigned atomicInc(unsigned* p, unsigned limit) {
+  return mie_emu::atomic(p, [limit](unsigned old) { return old >= limit ? 0u : old + 1u; });
+}
+template <typename T>
+static MIE_INLINE T atomicCAS(T* p, typename mie_emu::Same<T>::Type expected,
+                              typename mie_emu::Same<T>::Type desired) {
+  return mie_emu::atomic(p, [=](T old) -> T { return old == expected ? desired : old; });
+}

@@ -1,0 +1,106 @@
+// What the parts of the runtime share. Kernels never see this header.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "mie_emu_runtime.h"
+
+namespace mie_emu {
+
+enum class State : uint8_t { READY, AT_BLOCK_BARRIER, AT_WARP_BARRIER, DONE };
+
+struct Copy {  // a cp.async on its way
+  void* shared;
+  const void* global;
+  bool is_valid;
+  int group;
+};
+
+struct Fiber : Thread {
+  void* stack_pointer;
+  State state;
+  const char* waits_for;
+  Site site;
+  uint32_t mask;
+  int buffer;          // of the warp, held since the last exchange; -1: none
+  uint32_t clock[32];  // what this lane knows of each lane of its warp; its own counts its barriers
+  int open_group;      // of cp.async; groups below it are committed
+  std::vector<Copy> copies;
+};
+
+// Lanes that wait for the others of their mask; free where none has arrived.
+struct Meeting {
+  uint32_t mask, arrived;
+  const char* what;
+  Site site;
+  int buffer;
+};
+
+struct Warp {
+  uint32_t present, exited, open_meetings;
+  Meeting meetings[32];
+  // A lane holds at most one buffer, or waits with others for one: 32 are enough.
+  unsigned char buffers[32][32][LANE_BYTES];
+  uint8_t holders[32];
+};
+
+struct Runtime {
+  Launch launch{};
+  void (*entry)(void*) = nullptr;
+  void* argument = nullptr;
+  uint64_t random = 1;
+
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  std::vector<uint32_t> order;  // in which the fibers run
+  uint32_t position = 0;        // of the running one in `order`
+  uint32_t alive = 0, at_barrier = 0;
+  Site barrier_site{};
+  int votes = 0, vote_results[2] = {};
+  void* main_stack_pointer = nullptr;
+
+  uint32_t block = 0;  // serial number of the running block
+  uint32_t epoch = 0;  // block barriers passed, over all blocks of the launch
+  uint32_t block_first_epoch = 0;
+
+  // Address ranges of the kernel: static shared memory, the .so's image, the stacks.
+  uintptr_t static_low = 0, static_high = 0;
+  uintptr_t image_low = 0, image_high = 0;
+  uintptr_t stacks_low = 0, stacks_high = 0;
+
+  volatile bool in_kernel = false, is_expired = false;
+  bool has_failed = false, is_thread_known = false;
+  const void* caller = nullptr;  // the kernel's instruction that called the runtime last
+  char message[1024];
+  char fault_image[512];
+  uintptr_t fault_offset = 0;
+};
+extern Runtime runtime;
+
+#define MIE_ENTER() (runtime.caller = __builtin_return_address(0))
+
+inline Fiber& self() { return *static_cast<Fiber*>(current); }
+uint3 thread_index(uint32_t linear);
+const char* file_name(Site site);  // without its folder
+void note_fault(const void* instruction);
+
+// fibers.cpp
+extern "C" void mie_emu_switch(void** save, void* load);
+void reserve_stacks(uint32_t count);
+void* fresh_stack(uint32_t fiber, void (*function)());
+
+// launch.cpp
+void yield_to_next();
+void leave_kernel();
+
+// check.cpp
+enum class Access { READ, WRITE, ATOMIC, ISSUE };  // ISSUE: cp.async starts to write
+void start_checked_launch(uint64_t blocks);
+void start_checked_block();
+void check_access(const void* p, size_t size, Access access);
+void note_fence();
+
+constexpr size_t MAX_SHARED = 227 * 1024, CANARY = 4096;
+
+}  // namespace mie_emu

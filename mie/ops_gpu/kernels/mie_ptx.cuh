@@ -1,0 +1,247 @@
+// Thin wrappers over PTX. Nothing outside this file contains asm, and every wrapper has an emulated
+// body beside it, written from the fragment layouts of the PTX ISA. The asm strings are compiled
+// everywhere but run only on a GPU, so each wrapper needs a golden vector there
+// (scripts/gpu_check).
+//
+// Lane l of a warp: g = l / 4 ("group"), t = l % 4 ("thread in group").
+#pragma once
+
+#ifndef MIE_EMULATE
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+#endif
+
+// ---- asynchronous copies of 16 bytes, global to shared; both addresses 16-byte aligned
+
+__device__ __forceinline__ void cp_async16(void* shared, const void* global) {
+#ifdef MIE_EMULATE
+  mie_emu::cp_async16(shared, global, true, MIE_SITE);
+#else
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(shared)),
+               "l"(global)
+               : "memory");
+#endif
+}
+
+// Zeros instead of the global bytes where not `valid`; `global` is then not read.
+__device__ __forceinline__ void cp_async16_or_zero(void* shared, const void* global, bool valid) {
+#ifdef MIE_EMULATE
+  mie_emu::cp_async16(shared, global, valid, MIE_SITE);
+#else
+  asm volatile(
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+      "l"(global), "r"(valid ? 16 : 0)
+      : "memory");
+#endif
+}
+
+__device__ __forceinline__ void cp_async_commit() {
+#ifdef MIE_EMULATE
+  mie_emu::cp_async_commit();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Returns when at most N of this thread's committed groups are still under way. Other threads see
+// the bytes after the next barrier.
+template <int N>
+__device__ __forceinline__ void cp_async_wait() {
+#ifdef MIE_EMULATE
+  mie_emu::cp_async_wait(N);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// ---- 8x8 matrices of 16-bit elements
+//
+// ldmatrix: lane 8i + r names the address of row r of matrix i (16 bytes, 16-byte aligned); r[i] of
+// a lane is then elements (g, 2t) and (g, 2t + 1) of matrix i; with _trans (2t, g) and (2t + 1, g).
+// x1 and x2 use the addresses of the first 8 and 16 lanes.
+
+__device__ __forceinline__ void ldmatrix_x1(unsigned (&r)[1], const void* row) {
+#ifdef MIE_EMULATE
+  mie_emu::ldmatrix(r, row, 1, false, MIE_SITE);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+               : "=r"(r[0])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void ldmatrix_x1_trans(unsigned (&r)[1], const void* row) {
+#ifdef MIE_EMULATE
+  mie_emu::ldmatrix(r, row, 1, true, MIE_SITE);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+               : "=r"(r[0])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void ldmatrix_x2(unsigned (&r)[2], const void* row) {
+#ifdef MIE_EMULATE
+  mie_emu::ldmatrix(r, row, 2, false, MIE_SITE);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) {
+#ifdef MIE_EMULATE
+  mie_emu::ldmatrix(r, row, 2, true, MIE_SITE);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row) {
+#ifdef MIE_EMULATE
+  mie_emu::ldmatrix(r, row, 4, false, MIE_SITE);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
+#ifdef MIE_EMULATE
+  mie_emu::ldmatrix(r, row, 4, true, MIE_SITE);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+
+// A matrix held as a fragment (elements (g, 2t) and (g, 2t + 1) in each lane), transposed.
+__device__ __forceinline__ unsigned movmatrix_trans(unsigned a) {
+#ifdef MIE_EMULATE
+  return mie_emu::movmatrix_trans(a, MIE_SITE);
+#else
+  unsigned d;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
+  return d;
+#endif
+}
+
+// ---- tensor cores: d (16x8, float) += a (16x16, by rows) * b (16x8, by columns)
+//
+// a[0] = (g, 2t..)  a[1] = (g + 8, 2t..)  a[2] = (g, 2t + 8..)  a[3] = (g + 8, 2t + 8..)
+// b[0] = (2t.., g)  b[1] = (2t + 8.., g)
+// d[0] = (g, 2t)    d[1] = (g, 2t + 1)    d[2] = (g + 8, 2t)    d[3] = (g + 8, 2t + 1)
+
+template <typename T>
+struct Mma;
+template <>
+struct Mma<f16> {
+  static __device__ __forceinline__ void m16n8k16(float (&d)[4], const unsigned (&a)[4],
+                                                  const unsigned (&b)[2]) {
+#ifdef MIE_EMULATE
+    mie_emu::mma_m16n8k16(d, a, b, &mie_emu::f16_to_float, MIE_SITE);
+#else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+  }
+};
+template <>
+struct Mma<bf16> {
+  static __device__ __forceinline__ void m16n8k16(float (&d)[4], const unsigned (&a)[4],
+                                                  const unsigned (&b)[2]) {
+#ifdef MIE_EMULATE
+    mie_emu::mma_m16n8k16(d, a, b, &mie_emu::bf16_to_float, MIE_SITE);
+#else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+  }
+};
+template <typename T>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4],
+                                             const unsigned (&b)[2]) {
+  Mma<T>::m16n8k16(d, a, b);
+}
+
+// ---- conversions, rounded to nearest even
+
+__device__ __forceinline__ float f16_bits_to_float(unsigned short bits) {
+#ifdef MIE_EMULATE
+  return mie_emu::f16_to_float(bits);
+#else
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+#endif
+}
+__device__ __forceinline__ unsigned short float_to_f16_bits(float x) {
+#ifdef MIE_EMULATE
+  return mie_emu::float_to_f16(x);
+#else
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+#endif
+}
+__device__ __forceinline__ unsigned short float_to_bf16_bits(float x) {
+#ifdef MIE_EMULATE
+  return mie_emu::float_to_bf16(x);
+#else
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+#endif
+}
+__device__ __forceinline__ unsigned pack_f16x2(float lo, float hi) {
+#ifdef MIE_EMULATE
+  return mie_emu::float_to_f16(lo) | static_cast<unsigned>(mie_emu::float_to_f16(hi)) << 16;
+#else
+  unsigned pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+  return pair;
+#endif
+}
+__device__ __forceinline__ unsigned pack_bf16x2(float lo, float hi) {
+#ifdef MIE_EMULATE
+  return mie_emu::float_to_bf16(lo) | static_cast<unsigned>(mie_emu::float_to_bf16(hi)) << 16;
+#else
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+  return pair;
+#endif
+}
+
+// ---- 2^x and log2(x), one instruction each (about 2 ulp; 2^-inf is 0)
+
+__device__ __forceinline__ float exp2_approx(float x) {
+#ifdef MIE_EMULATE
+  return exp2f(x);
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+__device__ __forceinline__ float log2_approx(float x) {
+#ifdef MIE_EMULATE
+  return log2f(x);
+#else
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}

@@ -1,0 +1,114 @@
+"""The one door to a kernel: on a GPU through CuPy, or on the CPU through the emulator.
+
+    launcher.kernel("rms_norm.cu", "rms_norm<float>")(grid, block, args, shared_bytes)
+
+Both launchers check what CuPy does not: the number of arguments, their dtypes, contiguity. Numbers
+must be NumPy scalars of the kernel's type (CuPy would pass a Python int as 64 bits). An empty grid
+launches nothing (CuPy would launch one block).
+"""
+
+import math
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+
+from mie.errors import ConfigError, MissingExtraError
+from mie.ops_gpu.host.emulator import EmulatedLauncher
+from mie.ops_gpu.signature import KernelFault, check_arguments, check_launch, read_signature
+from mie.ops_gpu.source import KERNELS, NVRTC_OPTIONS, flat_source
+
+__all__ = ["CupyLauncher", "EmulatedLauncher", "Kernel", "KernelFault", "Launcher"]
+
+
+class Kernel(Protocol):
+    """A compiled kernel."""
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: tuple[Any, ...],
+        shared_bytes: int = 0,
+    ) -> None:
+        """Launch it, with ``shared_bytes`` of dynamic shared memory a block.
+
+        Raises TypeError for arguments that do not fit its parameters, ValueError for a launch that
+        no GPU could make.
+        """
+
+
+class Launcher(Protocol):
+    """Compiles kernels, each once, and launches them over arrays of ``xp``."""
+
+    @property
+    def xp(self) -> ModuleType:
+        """Where the arrays live: numpy, or cupy."""
+
+    def kernel(self, file: str, name: str, options: tuple[str, ...] = ()) -> Kernel:
+        """The kernel ``name``, as a C++ expression such as ``rms_norm<float>``, in ``file``.
+
+        The file lies in mie/ops_gpu/kernels; ``options`` are of the form ``-DNAME=VALUE``.
+        """
+
+
+class CupyLauncher:
+    """A `Launcher` over CuPy arrays: NVRTC compiles each kernel, CuPy keeps it on disk."""
+
+    def __init__(self) -> None:
+        try:
+            import cupy
+        except ImportError as error:
+            raise MissingExtraError(
+                "backend 'cupy' needs CuPy, which is not installed (pip install 'mie[cuda12]' for "
+                "a driver with CUDA 12, 'mie[cuda13]' for CUDA 13)"
+            ) from error
+        if not cupy.cuda.is_available():
+            raise ConfigError(
+                "backend 'cupy' needs an NVIDIA GPU, and CuPy finds none (does nvidia-smi list "
+                "one? backend 'cupy-emulated' runs the same kernels on a CPU)"
+            )
+        self.xp: ModuleType = cupy
+        self._kernels: dict[tuple[str, str, tuple[str, ...]], CupyKernel] = {}
+
+    def kernel(self, file: str, name: str, options: tuple[str, ...] = ()) -> "CupyKernel":
+        """The kernel ``name`` in ``file``; see `Launcher`."""
+        key = (file, name, options)
+        if key not in self._kernels:
+            self._kernels[key] = CupyKernel(self.xp, file, name, options)
+        return self._kernels[key]
+
+
+class CupyKernel:
+    """One kernel, compiled for the current device."""
+
+    def __init__(self, cupy: ModuleType, file: str, name: str, options: tuple[str, ...]) -> None:
+        source = flat_source(KERNELS / file)
+        module = cupy.RawModule(
+            # The name is part of the text, since not every CuPy has it in the key of its cache.
+            code=f"// {name}\n{source}",
+            backend="nvrtc",
+            options=(*NVRTC_OPTIONS, *options),
+            name_expressions=(name,),
+        )
+        self.name = f"{file} {name}"
+        self._function = module.get_function(name)
+        self._parameters = read_signature(source, name)
+        self._array_type = cupy.ndarray
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: tuple[Any, ...],
+        shared_bytes: int = 0,
+    ) -> None:
+        check_launch(self.name, grid, block)
+        check_arguments(self.name, self._parameters, args, self._array_type)
+        if math.prod(grid) == 0:
+            return
+        if shared_bytes > self._function.max_dynamic_shared_size_bytes:
+            self._function.max_dynamic_shared_size_bytes = shared_bytes
+        # CuPy has no null pointer; a 64-bit zero is passed as the same eight bytes.
+        values = tuple(np.uint64(0) if arg is None else arg for arg in args)
+        self._function(grid, block, values, shared_mem=shared_bytes)

@@ -1,0 +1,206 @@
+"""What a kernel takes, and whether it was given that: CuPy checks neither number nor types.
+
+A parameter's type is written in letters: ``f4`` float, ``i4`` int, ``u1`` unsigned char, …, ``f2``
+and ``b2`` the 16-bit floats, ``s`` a struct, and ``*c`` or ``*m`` before what a pointer to constant
+or to mutable memory points at. The emulator has them from the compiler; for the GPU they are read
+from the source text, which the emulator compares.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MAX_THREADS = 1024
+
+_LETTERS = {
+    "bool": "u1",
+    "signed char": "i1",
+    "unsigned char": "u1",
+    "short": "i2",
+    "unsigned short": "u2",
+    "int": "i4",
+    "unsigned": "u4",
+    "unsigned int": "u4",
+    "long long": "i8",
+    "unsigned long long": "u8",
+    "float": "f4",
+    "double": "f8",
+    "f16": "f2",
+    "bf16": "b2",
+}
+
+_DTYPES = {
+    "i1": ("int8",),
+    "u1": ("uint8", "bool"),
+    "i2": ("int16",),
+    "u2": ("uint16",),
+    "i4": ("int32",),
+    "u4": ("uint32",),
+    "i8": ("int64",),
+    "u8": ("uint64",),
+    "f4": ("float32",),
+    "f8": ("float64",),
+    "f2": ("float16",),
+    "b2": ("bfloat16", "uint16"),  # CuPy before 14 has no bfloat16
+}
+
+
+class KernelFault(AssertionError):
+    """A kernel broke a rule that the emulator checks, or did not end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One parameter of a kernel: its name, and its type in letters."""
+
+    name: str
+    letters: str
+
+    @property
+    def is_pointer(self) -> bool:
+        return self.letters.startswith("*")
+
+    @property
+    def is_struct(self) -> bool:
+        return self.letters.startswith("s")
+
+    @property
+    def is_mutable(self) -> bool:
+        return self.letters.startswith("*m")
+
+    @property
+    def unsized(self) -> str:
+        """The letters without a struct's size, which the source text does not tell."""
+        return re.sub(r"s\d+$", "s", self.letters)
+
+    @property
+    def pointee(self) -> str:
+        return self.letters[2:]
+
+
+def check_launch(kernel: str, grid: Sequence[int], block: Sequence[int]) -> None:
+    """Raise ValueError unless ``grid`` and ``block`` are sizes of a possible launch."""
+    for what, sizes in (("grid", grid), ("block", block)):
+        if not 1 <= len(sizes) <= 3 or any(size < 0 for size in sizes):
+            raise ValueError(f"{kernel}: {what} {tuple(sizes)} is not one to three sizes")
+    if not 1 <= math.prod(block) <= MAX_THREADS:
+        raise ValueError(f"{kernel}: a block of {tuple(block)} is not of 1 … {MAX_THREADS} threads")
+
+
+def check_arguments(
+    kernel: str, parameters: Sequence[Parameter], args: Sequence[Any], array_type: Any
+) -> None:
+    """Raise TypeError unless ``args`` are what the kernel's ``parameters`` ask for.
+
+    A pointer takes a C-contiguous ``array_type`` of its dtype, or None; a number a NumPy scalar of
+    exactly its type; a struct a structured NumPy array of one element.
+    """
+    if len(args) != len(parameters):
+        names = ", ".join(parameter.name for parameter in parameters)
+        raise TypeError(f"{kernel}: got {len(args)} arguments, takes {len(parameters)}: {names}")
+    for parameter, arg in zip(parameters, args, strict=True):
+        problem = _problem(parameter, arg, array_type)
+        if problem:
+            raise TypeError(f"{kernel}: argument {parameter.name} {problem}")
+
+
+def _problem(parameter: Parameter, arg: Any, array_type: Any) -> str | None:
+    """What is wrong with ``arg``, or None."""
+    if parameter.is_pointer:
+        if arg is None:
+            return None
+        if not isinstance(arg, array_type):
+            return f"must be an array, got {type(arg).__name__}"
+        allowed = _DTYPES.get(parameter.pointee)  # any dtype for a struct such as uint4
+        if allowed and arg.dtype.name not in allowed:
+            return f"must point at {' or '.join(allowed)}, got {arg.dtype.name}"
+        return None if arg.flags.c_contiguous else "must be C-contiguous"
+    if parameter.is_struct:
+        if not isinstance(arg, np.ndarray) or arg.dtype.fields is None or arg.size != 1:
+            return f"must be a structured array of one element, got {type(arg).__name__}"
+        size = parameter.letters[1:]
+        if size and arg.dtype.itemsize != int(size):
+            return f"must be a struct of {size} bytes, got {arg.dtype.itemsize} (align=True?)"
+        return None
+    allowed = _DTYPES[parameter.letters]
+    if not isinstance(arg, np.generic) or arg.dtype.name not in allowed:
+        return f"must be a NumPy {allowed[0]}, got {type(arg).__name__}"
+    return None
+
+
+# From the source text.
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_BOUNDS = r"(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?"
+
+
+def kernels_in(source: str) -> dict[str, bool]:
+    """The kernels in the order of the source: name, and whether it is a template."""
+    found = re.finditer(
+        rf"(template\s*<[^{{}}();]*>\s*)?__global__\s+{_BOUNDS}void\s+{_BOUNDS}(\w+)\s*\(",
+        _COMMENT.sub(" ", source),
+    )
+    return {match[2]: bool(match[1]) for match in found}
+
+
+def plain_kernels(source: str) -> list[str]:
+    """The kernels that are no templates, in the order of the source."""
+    return [name for name, is_template in kernels_in(source).items() if not is_template]
+
+
+def read_signature(source: str, name: str) -> tuple[Parameter, ...]:
+    """The parameters of the kernel that ``name`` stands for, such as ``rms_norm<float, 64>``."""
+    text = _COMMENT.sub(" ", source)
+    plain, _, rest = name.partition("<")
+    found = re.search(
+        r"(?:template\s*<([^{}();]*)>\s*)?__global__\s+"
+        rf"{_BOUNDS}void\s+{_BOUNDS}{re.escape(plain.strip())}\s*\(([^)]*)\)",
+        text,
+    )
+    if found is None:
+        raise ValueError(f"no __global__ void {plain}(...) in the source of {name}")
+    bound = _bind(found[1] or "", rest.rpartition(">")[0])
+    return tuple(_parameter(words, bound) for words in _split(found[2]))
+
+
+def _bind(template: str, arguments: str) -> dict[str, str]:
+    """Template parameter to its argument, for the types among them."""
+    values = _split(arguments)
+    bound = {}
+    for index, words in enumerate(_split(template)):
+        declared, _, default = words.partition("=")
+        kind, _, name = declared.strip().rpartition(" ")
+        if kind in ("typename", "class"):
+            bound[name] = values[index] if index < len(values) else default.strip()
+    return bound
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that stand in no angle brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "<") - (character == ">")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _parameter(words: str, bound: dict[str, str]) -> Parameter:
+    declared = words.replace("__restrict__", " ").replace("__grid_constant__", " ")
+    match = re.fullmatch(r"\s*(.*?)\s*(\w+)\s*", declared, re.DOTALL)
+    if match is None:
+        raise ValueError(f"cannot read the parameter {words!r}")
+    pointee, star, _ = match[1].partition("*")
+    kind = [word for word in pointee.split() if word != "const"]
+    is_constant = len(kind) < len(pointee.split())
+    plain = " ".join(bound.get(word, word) for word in kind)
+    letters = _LETTERS.get(plain, "s")
+    if star:
+        letters = ("*c" if is_constant else "*m") + letters
+    return Parameter(name=match[2], letters=letters)

@@ -1,0 +1,36 @@
+"""The kernels' source text, as NVRTC gets it."""
+
+import re
+from pathlib import Path
+
+KERNELS = Path(__file__).parent / "kernels"
+
+NVRTC_OPTIONS = ("-std=c++17",)
+"""What `CupyLauncher` passes; CuPy itself adds -ftz=true, the architecture and a few more."""
+
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
+
+
+def flat_source(path: Path) -> str:
+    """The file with our own headers in place of their #include lines.
+
+    CuPy's cache of compiled kernels is keyed by the text it is given: a header that it does not see
+    could change unnoticed.
+    """
+    return _flatten(path, set())
+
+
+def _flatten(path: Path, seen: set[str]) -> str:
+    seen.add(path.name)
+    text = path.read_text(encoding="utf-8").replace("#pragma once\n", "\n")
+
+    def included(match: re.Match[str]) -> str:
+        name = match[1]
+        if name in seen:
+            return ""
+        line = text.count("\n", 0, match.start()) + 2
+        beside = path.parent / name
+        header = beside if beside.exists() else KERNELS / name
+        return f'{_flatten(header, seen)}\n#line {line} "{path.name}"'
+
+    return f'#line 1 "{path.name}"\n' + _INCLUDE.sub(included, text)

@@ -1,0 +1,126 @@
+"""CupyLauncher against a stand-in for CuPy: what it asks CuPy for, and what it refuses itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mie.errors import ConfigError, MissingExtraError
+from mie.ops_gpu.launcher import CupyLauncher
+from mie.ops_gpu.signature import Parameter, kernels_in, read_signature
+
+FILE = str(Path(__file__).parent / "emulator.cu")
+X, A, N = np.zeros(8, np.float32), np.float32(1), np.int32(8)
+
+
+class Function:
+    """A stand-in for cupy.RawKernel that keeps what it is launched with."""
+
+    def __init__(self) -> None:
+        self.max_dynamic_shared_size_bytes = 48 * 1024
+        self.launches: list[tuple[Any, ...]] = []
+
+    def __call__(self, grid: Any, block: Any, args: Any, shared_mem: int) -> None:
+        self.launches.append((grid, block, args, shared_mem))
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module: Any = ModuleType("cupy")
+    module.ndarray = np.ndarray
+    module.cuda = SimpleNamespace(is_available=lambda: True)
+    module.modules, module.function = [], Function()
+
+    def raw_module(**options: Any) -> Any:
+        module.modules.append(options)
+        return SimpleNamespace(get_function=lambda name: module.function)
+
+    module.RawModule = raw_module
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+def test_a_kernel_is_compiled_once_from_one_text(cupy: Any):
+    launcher = CupyLauncher()
+    kernel = launcher.kernel(FILE, "scaled<f16>", ("-DX=1",))
+    assert launcher.kernel(FILE, "scaled<f16>", ("-DX=1",)) is kernel
+    [options] = cupy.modules
+    assert options["options"] == ("-std=c++17", "-DX=1")
+    assert options["name_expressions"] == ("scaled<f16>",)
+    assert options["backend"] == "nvrtc"
+    # The headers are in the text, and the instantiation: CuPy's cache is keyed by the text.
+    assert "ldmatrix.sync" in options["code"]
+    assert '#include "mie_cuda.cuh"' not in options["code"]
+    assert options["code"].startswith("// scaled<f16>\n")
+
+
+def test_launches_are_passed_on(cupy: Any):
+    CupyLauncher().kernel(FILE, "saxpy")((2, 1), (8,), (X, X, A, N), shared_bytes=64)
+    assert cupy.function.launches == [((2, 1), (8,), (X, X, A, N), 64)]
+    assert cupy.function.max_dynamic_shared_size_bytes == 48 * 1024
+
+
+def test_more_shared_memory_is_asked_for(cupy: Any):
+    CupyLauncher().kernel(FILE, "saxpy")((2,), (8,), (X, X, A, N), shared_bytes=100_000)
+    assert cupy.function.max_dynamic_shared_size_bytes == 100_000
+
+
+def test_a_missing_pointer_is_eight_zero_bytes(cupy: Any):
+    CupyLauncher().kernel(FILE, "saxpy")((1,), (8,), (None, X, A, N))
+    [(_, _, args, _)] = cupy.function.launches
+    assert args[0].dtype == np.uint64
+    assert args[0] == 0
+
+
+def test_an_empty_grid_is_not_launched(cupy: Any):
+    CupyLauncher().kernel(FILE, "saxpy")((2, 0), (8,), (X, X, A, N))
+    assert cupy.function.launches == []
+
+
+@pytest.mark.parametrize("args", [(X, X, A), (X, X, 1.0, N), (X, X, A, 8), (X[::2], X, A, N)])
+def test_arguments_that_do_not_fit_are_refused(cupy: Any, args: tuple[Any, ...]):
+    with pytest.raises(TypeError, match=r"emulator\.cu saxpy: "):
+        CupyLauncher().kernel(FILE, "saxpy")((1,), (8,), args)
+    assert cupy.function.launches == []
+
+
+def test_without_cupy_the_message_names_the_extras(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(MissingExtraError, match=r"mie\[cuda12\].*mie\[cuda13\]"):
+        CupyLauncher()
+
+
+def test_without_a_gpu_the_message_says_so(cupy: Any):
+    cupy.cuda.is_available = lambda: False
+    with pytest.raises(ConfigError, match="needs an NVIDIA GPU, and CuPy finds none"):
+        CupyLauncher()
+
+
+SOURCE = """
+template <typename T, int N, typename U = float>  // a comment, with a comma
+__global__ void __launch_bounds__(32 * (N + 1), 2)
+wide(const T* __restrict__ x, U *y, /* not, this */ unsigned int n, const unsigned char* const b,
+     Params p, bool is_last, long long big) {}
+__global__ void __launch_bounds__(128) plain() {}
+"""
+
+
+def test_signatures_are_read_from_the_source():
+    assert kernels_in(SOURCE) == {"wide": True, "plain": False}
+    assert read_signature(SOURCE, "plain") == ()
+    letters = {each.name: each.letters for each in read_signature(SOURCE, "wide<bf16, 64>")}
+    assert letters == {
+        "x": "*cb2",
+        "y": "*mf4",
+        "n": "u4",
+        "b": "*cu1",
+        "p": "s",
+        "is_last": "u1",
+        "big": "i8",
+    }
+    assert read_signature(SOURCE, "wide<int, 64, f16>")[1] == Parameter(name="y", letters="*mf2")

@@ -1,0 +1,363 @@
+"""The emulator against NumPy: each part of the dialect gives what CUDA promises, in every order."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import on_device
+import pytest
+from emulated import launcher as shared_launcher
+from emulated import needs_compiler
+
+from mie.errors import ConfigError, MieError
+from mie.ops_gpu.host.emulator import ORDERS
+from mie.ops_gpu.launcher import EmulatedLauncher, Kernel, KernelFault, Launcher
+
+pytestmark = needs_compiler
+
+FILE = str(Path(__file__).parent / "emulator.cu")
+FLOATS = {"float": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+MODES = [*ORDERS, "checked", *(["cupy"] if on_device.IS_WANTED else [])]
+
+
+@pytest.fixture(params=MODES, scope="module")
+def launcher(request: pytest.FixtureRequest) -> Launcher:
+    if request.param == "cupy":
+        return on_device.DeviceLauncher()
+    is_checked = request.param == "checked"
+    return shared_launcher(is_checked, "random" if is_checked else request.param)
+
+
+def ints(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 100, count, dtype=np.int32)
+
+
+def normals(shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+
+
+# Threads and blocks.
+
+
+def test_saxpy(launcher: Launcher):
+    x, y = normals((1000,)), np.ones(1000, np.float32)
+    launcher.kernel(FILE, "saxpy")((4,), (256,), (x, y, np.float32(2), np.int32(1000)))
+    np.testing.assert_array_equal(y, 1 + 2 * x)
+
+
+def test_positions_in_three_dimensions(launcher: Launcher):
+    out = np.zeros(24 * 30, np.int32)
+    launcher.kernel(FILE, "positions")((2, 3, 4), (5, 3, 2), (out,))
+    wanted = np.arange(24)[:, None] * 1000 + np.arange(30)
+    np.testing.assert_array_equal(out.reshape(24, 30), wanted)
+
+
+def test_an_empty_grid_runs_nothing(launcher: Launcher):
+    y = np.zeros(4, np.float32)
+    arguments = (y, y, np.float32(1), np.int32(4))
+    for grid in [(0,), (3, 0), (1, 1, 0)]:
+        launcher.kernel(FILE, "saxpy")(grid, (32,), arguments)
+    assert not y.any()
+
+
+def test_a_struct_is_passed_by_value(launcher: Launcher):
+    line = np.zeros(1, [("slope", np.float32), ("offset", np.float32), ("n", np.int32)])
+    line[0] = (2, 1, 7)
+    y = np.zeros(8, np.float32)
+    launcher.kernel(FILE, "struct_argument")((1,), (8,), (y, line))
+    np.testing.assert_array_equal(y, [1, 3, 5, 7, 9, 11, 13, 0])
+
+
+# Barriers, warps, atomics.
+
+
+@pytest.mark.parametrize("threads", [32, 96, 1024])
+def test_block_sum(launcher: Launcher, threads: int):
+    x, y = normals((3, 1500)), np.zeros(3, np.float32)
+    launcher.kernel(FILE, "block_sum")((3,), (threads,), (x, y, np.int32(1500)))
+    np.testing.assert_allclose(y, x.sum(axis=1, dtype=np.float64), rtol=1e-4)
+
+
+def test_warp_operations(launcher: Launcher):
+    x, out = ints(32), np.zeros((12, 32), np.int32)
+    launcher.kernel(FILE, "warp_operations")((1,), (32,), (x, out))
+    lane = np.arange(32)
+    halves = np.where(lane < 16, x[lane ^ 1] + x[lane ^ 3], x[lane ^ 8])
+    wanted = [
+        np.full(32, x[5]),
+        x[lane // 8 * 8 + (lane + 3) % 8],
+        np.where(lane >= 3, x[lane - 3], x),
+        np.where(lane % 16 >= 3, x[lane - 3], x),
+        np.where(lane + 5 < 32, x[(lane + 5) % 32], x),
+        np.where(lane % 8 + 5 < 8, x[(lane + 5) % 32], x),
+        x[lane ^ 9],
+        x[lane ^ 1],
+        np.full(32, sum(1 << i for i in lane if x[i] > 50), np.uint32).view(np.int32),
+        np.ones(32),
+        np.ones(32),
+        halves[lane ^ 16],
+    ]
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_block_votes(launcher: Launcher):
+    x, out = ints(96), np.zeros(96, np.int32)
+    launcher.kernel(FILE, "block_votes")((1,), (96,), (x, out))
+    assert set(out) == {int((x > 90).any()) + 2 + 4 * (x > 50).sum()}
+
+
+def test_histogram(launcher: Launcher):
+    x, counts = ints(5000), np.zeros(100, np.int32)
+    kernel = launcher.kernel(FILE, "histogram")
+    kernel((3,), (128,), (x, counts, np.int32(5000), np.int32(100)), shared_bytes=400)
+    np.testing.assert_array_equal(counts, np.bincount(x, minlength=100))
+
+
+def test_atomics(launcher: Launcher):
+    x = ints(128)
+    out, total = np.array([99, 0, 0, 0, 0], np.int32), np.zeros(1, np.float32)
+    ring = np.zeros(1, np.uint32)
+    launcher.kernel(FILE, "atomics")((2,), (64,), (x, out, total, ring))
+    np.testing.assert_array_equal(out[:4], [x.min(), x.max(), np.bitwise_or.reduce(x), 7])
+    assert out[4] - 1 in x
+    assert total[0] == 64
+    assert ring[0] == 128 % 10
+
+
+def test_blocks_that_meet_by_fence_and_ticket(launcher: Launcher):
+    x = normals((40, 32))
+    partial, tickets, y = np.zeros(40, np.float32), np.zeros(1, np.int32), np.zeros(1, np.float32)
+    launcher.kernel(FILE, "last_block_adds")((40,), (32,), (x, partial, tickets, y))
+    np.testing.assert_allclose(y[0], x.sum(dtype=np.float64), rtol=1e-4)
+
+
+# 16-bit floats.
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_every_16_bit_float_widens_exactly(launcher: Launcher, name: str):
+    dtype = FLOATS[name]
+    x = np.arange(65536, dtype=np.uint16).view(dtype)
+    y = np.zeros(65536, dtype)
+    launcher.kernel(FILE, f"scaled<{name}>")((512,), (128,), (x, y, np.float32(1)))
+    wide = x.astype(np.float32)
+    number = ~np.isnan(wide)
+    # CuPy compiles with -ftz=true: a GPU flushes the floats that are subnormal.
+    exact = number & ((wide == 0) | (abs(wide) >= np.finfo(np.float32).tiny))
+    np.testing.assert_array_equal(y.view(np.uint16)[exact], x.view(np.uint16)[exact])
+    assert np.isnan(y[~number].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_rounding_is_to_nearest_even(launcher: Launcher, name: str):
+    dtype = FLOATS[name]
+    bits = np.random.default_rng(1).integers(0, 2**32, 2000, dtype=np.uint32)
+    ties = np.arange(60000, 60048, dtype=np.uint16).view(dtype).astype(np.float32)
+    halfway = (ties[:-1] + ties[1:]) / 2  # between neighbours: the even one wins
+    x = np.concatenate([bits.view(np.float32), halfway, normals((1,))])
+    x = np.where(np.isnan(x), np.float32(0), x)
+    pairs, y = np.zeros(1024, np.uint32), np.zeros(2048, np.float32)
+    launcher.kernel(FILE, f"packed<{name}>")((1,), (1024,), (x, pairs, y))
+    with np.errstate(over="ignore"):
+        wanted = x.astype(dtype)
+    np.testing.assert_array_equal(pairs.view(np.uint16), wanted.view(np.uint16))
+    np.testing.assert_array_equal(y, wanted.astype(np.float32))
+
+
+# Matrices.
+
+
+def fragment(matrix: np.ndarray) -> np.ndarray:
+    """What the 32 lanes hold of an 8x8 matrix: elements (g, 2t) and (g, 2t + 1) in a register."""
+    return np.ascontiguousarray(matrix).view(np.uint32).reshape(32)
+
+
+def test_ldmatrix_and_movmatrix(launcher: Launcher):
+    tiles = np.arange(1, 257, dtype=np.uint16).reshape(4, 8, 8)
+    out = np.zeros((15, 32), np.uint32)
+    launcher.kernel(FILE, "matrices")((1,), (32,), (tiles, out), shared_bytes=512)
+    plain = [fragment(tile) for tile in tiles]
+    turned = [fragment(tile.T) for tile in tiles]
+    wanted = [plain[0], turned[0], turned[0], *plain[:2], *turned[:2], *plain, *turned]
+    np.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_gemm_by_cp_async_ldmatrix_and_mma(launcher: Launcher, name: str):
+    m, n, k = 41, 24, 80
+    a, b = normals((m, k), FLOATS[name]), normals((n, k), FLOATS[name])
+    c = np.full((m, n), np.nan, np.float32)
+    sizes = tuple(map(np.int32, (m, n, k)))
+    kernel = launcher.kernel(FILE, f"gemm<{name}>")
+    kernel((n // 8, -(-m // 16)), (32,), (a, b, c, *sizes), shared_bytes=1536)
+    wanted = a.astype(np.float64) @ b.astype(np.float64).T
+    np.testing.assert_allclose(c, wanted, rtol=1e-5, atol=1e-4)
+
+
+# Poison.
+
+
+def test_shared_memory_begins_as_nan_in_every_block():
+    out = np.zeros(96, np.float32)
+    shared_launcher().kernel(FILE, "stale_shared")((3,), (32,), (out,))
+    assert np.isnan(out).all()
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_memory_marked_uninitialised_is_nan(is_checked: bool):
+    launcher = shared_launcher(is_checked)
+    x = np.zeros((4, 32), np.float16)
+    launcher.mark_uninitialised(x)
+    assert np.isnan(x).all()
+    y = np.zeros(128, np.float16)
+    kernel = launcher.kernel(FILE, "scaled<f16>")
+    if is_checked:
+        with pytest.raises(KernelFault, match="uninitialised: a read of x at byte 0"):
+            kernel((1,), (128,), (x, y, np.float32(1)))
+    kernel((1,), (128,), (y, x, np.float32(1)))
+    kernel((1,), (32,), (x[2], y[:32], np.float32(1)))  # a kernel has written it by now
+
+
+def test_a_write_past_dynamic_shared_memory_is_seen_in_the_fast_build():
+    counts = np.zeros(101, np.int32)
+    kernel = shared_launcher().kernel(FILE, "histogram")
+    with pytest.raises(KernelFault, match="bytes past the end of dynamic shared"):
+        kernel((1,), (32,), (ints(9), counts, np.int32(9), np.int32(101)), shared_bytes=400)
+
+
+# What the launcher refuses.
+
+
+@pytest.fixture
+def saxpy() -> Kernel:
+    return shared_launcher().kernel(FILE, "saxpy")
+
+
+X = np.zeros(8, np.float32)
+A, N = np.float32(1), np.int32(8)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((X, X, A), "emulator.cu saxpy: got 3 arguments, takes 4: x, y, a, n"),
+        ((X, X, A, N, N), "got 5 arguments"),
+        ((X, X, 1.0, N), "argument a must be a NumPy float32, got float"),
+        ((X, X, A, 8), "argument n must be a NumPy int32, got int"),
+        ((X, X, A, np.int64(8)), "argument n must be a NumPy int32, got int64"),
+        ((X, X, A, np.array(8, np.int32)), "argument n must be a NumPy int32, got ndarray"),
+        ((X.astype(np.float16), X, A, N), "argument x must point at float32, got float16"),
+        ((X.tolist(), X, A, N), "argument x must be an array, got list"),
+        ((X[::2], X, A, N), "argument x must be C-contiguous"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(saxpy: Kernel, args: tuple, message: str):
+    with pytest.raises(TypeError) as caught:
+        saxpy((1,), (8,), args)
+    assert message in str(caught.value)
+
+
+def test_a_struct_of_another_size_is_refused():
+    kernel = shared_launcher().kernel(FILE, "struct_argument")
+    line = np.zeros(1, [("slope", np.float32), ("n", np.int32)])
+    with pytest.raises(TypeError, match="must be a struct of 12 bytes, got 8"):
+        kernel((1,), (8,), (X, line))
+    with pytest.raises(TypeError, match="must be a structured array of one element"):
+        kernel((1,), (8,), (X, np.float32(1)))
+
+
+def test_16_bit_storage_is_told_apart():
+    kernel = shared_launcher().kernel(FILE, "scaled<f16>")
+    half, other = np.zeros(8, np.float16), np.zeros(8, ml_dtypes.bfloat16)
+    with pytest.raises(TypeError, match="argument x must point at float16, got bfloat16"):
+        kernel((1,), (8,), (other, half, A))
+    with pytest.raises(TypeError, match="must point at bfloat16 or uint16, got float16"):
+        shared_launcher().kernel(FILE, "scaled<bf16>")((1,), (8,), (half, other, A))
+    shared_launcher().kernel(FILE, "scaled<bf16>")((1,), (8,), (other.view(np.uint16), other, A))
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "shared_bytes", "message"),
+    [
+        ((1,), (1025,), 0, r"a block of \(1025,\) is not of 1 … 1024 threads"),
+        ((1,), (0,), 0, r"a block of \(0,\)"),
+        ((1, 1, 1, 1), (1,), 0, "grid .* is not one to three sizes"),
+        ((-1,), (1,), 0, "grid"),
+        ((1,), (1,), 240_000, "240000 bytes of shared memory; at most 232448"),
+    ],
+)
+def test_launches_that_no_gpu_could_make_are_refused(
+    saxpy: Kernel, grid: tuple, block: tuple, shared_bytes: int, message: str
+):
+    with pytest.raises(ValueError, match=message):
+        saxpy(grid, block, (X, X, A, N), shared_bytes)
+
+
+def test_an_optional_pointer_may_be_none(saxpy: Kernel):
+    saxpy((1,), (8,), (None, X, A, np.int32(0)))
+    with pytest.raises(KernelFault, match="no memory at address"):
+        saxpy((1,), (8,), (None, X, A, N))
+
+
+# Building.
+
+
+def test_kernels_are_built_once_and_kept():
+    launcher = EmulatedLauncher()
+    assert launcher.kernel(FILE, "saxpy") is launcher.kernel(FILE, "saxpy")
+
+
+def test_a_kernel_that_does_not_exist_is_named():
+    with pytest.raises(ValueError, match=r"no __global__ void nothing\(\.\.\.\)"):
+        shared_launcher().kernel(FILE, "nothing<float>")
+
+
+def test_the_compiler_s_errors_are_shown(tmp_path: Path):
+    broken = tmp_path / "broken.cu"
+    broken.write_text('#include "mie_cuda.cuh"\n__global__ void broken(int* x) { x = y; }\n')
+    with pytest.raises(MieError, match=r"broken\.cu:2:.*error: .y. was not declared"):
+        shared_launcher().kernel(str(broken), "broken")
+
+
+def test_a_changed_header_is_built_anew(tmp_path: Path):
+    (tmp_path / "value.cuh").write_text("#define VALUE 1\n")
+    source = '#include "mie_cuda.cuh"\n#include "value.cuh"\n'
+    (tmp_path / "k.cu").write_text(source + "__global__ void k(int* x) { *x = VALUE; }\n")
+    for value in (1, 2):
+        (tmp_path / "value.cuh").write_text(f"#define VALUE {value}\n")
+        x = np.zeros(1, np.int32)
+        EmulatedLauncher().kernel(str(tmp_path / "k.cu"), "k")((1,), (1,), (x,))
+        assert x[0] == value
+
+
+def test_without_a_compiler_the_message_names_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match="no-such-compiler, which is not on the PATH"):
+        EmulatedLauncher()
+
+
+def test_an_unknown_order_is_refused():
+    with pytest.raises(ConfigError, match="forward, reverse, random"):
+        EmulatedLauncher(order="sideways")  # type: ignore[arg-type]
+
+
+def test_processes_may_build_at_the_same_time(tmp_path: Path):
+    code = (
+        "import numpy as np\n"
+        "from mie.ops_gpu.launcher import EmulatedLauncher\n"
+        "x = np.ones(8, np.float32)\n"
+        f"k = EmulatedLauncher().kernel({FILE!r}, 'saxpy')\n"
+        "k((1,), (8,), (x, x, np.float32(2), np.int32(8)))\n"
+        "assert (x == 3).all()\n"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    both = [subprocess.Popen(command, env=environment) for _ in range(2)]
+    assert [each.wait(timeout=120) for each in both] == [0, 0]
+    built = sorted(path.name.split("-")[0] for path in (tmp_path / "mie/emulator").iterdir())
+    assert built == ["emulator", "runtime"]
