@@ -38,11 +38,12 @@ ROOMS = {
     "interrupts": Room(),
     # level 1: arrays, integers, text
     "ops": Room(mie={"errors"}, packages={"numpy"}),
+    "ops_gpu": Room(mie={"errors", "ops"}, packages={"numpy", "cupy", "ml_dtypes"}),
     "memory": Room(),
     "replay": Room(mie={"errors", "events"}),
     "text": Room(mie={"errors"}, packages={"tokenizers", "jinja2"}),
     # level 2
-    "backend": Room(mie={"errors", "ops"}),
+    "backend": Room(mie={"errors", "ops", "ops_gpu"}),
     "model": Room(
         mie={"errors", "ops.backend"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
@@ -316,9 +317,10 @@ def test_nothing_imports_the_engine_but_what_wires_it_and_the_edges():
     assert knows == {"load", "processor", "llm", "__init__"}
 
 
-def test_arrays_stay_in_three_rooms():
+def test_arrays_stay_in_four_rooms():
     assert {room for room, may in ROOMS.items() if "numpy" in may.packages} == {
         "ops",
+        "ops_gpu",
         "model",
         "runner",
     }

@@ -172,7 +172,7 @@ def test_kv_cache_memory_is_spent_on_blocks(tiny):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"backend": "cupy"}, "backend 'cupy' is not available; choose from: numpy"),
+        ({"backend": "tpu"}, "backend 'tpu' is not available; choose from: numpy, cupy"),
         ({"dtype": "float16"}, "dtype 'float16' is not supported by the numpy backend"),
     ],
 )

@@ -1,0 +1,49 @@
+"""Arrays on the device and on the host, and what their element types are called."""
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.ops.backend import Array
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+_KERNEL_TYPES = {"float32": "float", "float16": "f16", "bfloat16": "bf16"}
+
+
+def kernel_type(array: Array) -> str:
+    """What the kernels call the element type of a float array."""
+    return _KERNEL_TYPES[array.dtype.name]
+
+
+def to_host(array: Array) -> NDArray[Any]:
+    """The array as a NumPy array: a copy if it lies on the device, else itself."""
+    host: NDArray[Any] = array if isinstance(array, np.ndarray) else array.get()
+    return host
+
+
+def host_zeros(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Zeros in the host's memory, pinned where there is a device to copy to."""
+    if isinstance(xp.zeros(0), np.ndarray):
+        return np.zeros(shape, dtype)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pinned = np.frombuffer(xp.cuda.alloc_pinned_memory(num_bytes), np.uint8, num_bytes)
+    pinned[:] = 0
+    return pinned.view(dtype).reshape(shape)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def block_threads(wanted: int, most: int = 256) -> int:
+    """Threads for a block: whole warps, about as many as ``wanted``, at most ``most``."""
+    return min(most, 32 * max(1, ceil_div(wanted, 32)))

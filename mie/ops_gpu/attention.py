@@ -1,0 +1,222 @@
+"""How paged attention is launched: decodes and prompts apart, over one cache."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from mie.ops.backend import Array
+from mie.ops_gpu.arrays import ceil_div, kernel_type
+from mie.ops_gpu.batch import DeviceBatch
+from mie.ops_gpu.chip import Chip
+from mie.ops_gpu.dispatch import WARPS, DecodeKernel, decode_kernel, prefill_kernel
+from mie.ops_gpu.launcher import Launcher
+
+SPLIT_TOKENS = 256
+"""Tokens of a sequence that one block of a split decode attends to, a multiple of 16. Where a split
+begins depends on nothing else, so that a sequence's result does not depend on its batch."""
+
+STREAM_MIN_TILES = 2
+"""Tiles that a block of a streamed decode does at least: merging a part costs about as much."""
+
+STREAM_BLOCKS_PER_MULTIPROCESSOR = 3
+"""Most that a multiprocessor holds, by the kernel's registers."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionCall:
+    """One layer's attention: its arrays, and the sizes that follow from them."""
+
+    q: Array  # [T, Hq, Dh]
+    kv: Array  # [N, 2, Hkv, B, Dh]
+    out: Array  # [T, Hq, Dh]
+    batch: DeviceBatch
+    window: int | None
+
+    @property
+    def num_heads(self) -> int:
+        return int(self.q.shape[1])
+
+    @property
+    def num_kv_heads(self) -> int:
+        return int(self.kv.shape[2])
+
+    @property
+    def group(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.q.shape[2])
+
+    @property
+    def block_size(self) -> int:
+        return int(self.kv.shape[3])
+
+    @property
+    def table_width(self) -> int:
+        return int(self.batch.block_tables.shape[1])
+
+    @property
+    def scale(self) -> np.float32:
+        """Of scores in base 2: exp(x) is exp2(x * log2(e))."""
+        scale: np.float32 = np.float32(math.log2(math.e) / math.sqrt(self.head_dim))
+        return scale
+
+
+class PagedAttention:
+    """Launches the attention kernels.
+
+    With ``is_deterministic`` a sequence's result does not depend on its batch; without, decodes are
+    shared out evenly over the chip where a kernel for that exists.
+    """
+
+    def __init__(self, launcher: Launcher, chip: Chip, is_deterministic: bool) -> None:
+        self._launcher = launcher
+        self._chip = chip
+        self._is_deterministic = is_deterministic
+
+    def __call__(self, q: Array, kv: Array, batch: DeviceBatch, window: int | None) -> Array:
+        """`ops.attention.paged_attention` over one layer, as a new array."""
+        out = self._launcher.xp.empty_like(q)
+        call = AttentionCall(q=q, kv=kv, out=out, batch=batch, window=window)
+        if batch.decodes.size:
+            self._decode(call)
+        if batch.prefills.size:
+            self._prefill(call)
+        return out
+
+    def _decode(self, call: AttentionCall) -> None:
+        has_window = call.window is not None and call.batch.max_decode_len > call.window
+        kernel = decode_kernel(
+            kernel_type(call.q),
+            call.head_dim,
+            call.group,
+            call.block_size,
+            may_stream=not (self._is_deterministic or has_window),
+        )
+        if kernel.kind == "stream":
+            self._decode_stream(call, kernel)
+        else:
+            self._decode_splits(call, kernel)
+
+    def _decode_splits(self, call: AttentionCall, kernel: DecodeKernel) -> None:
+        batch, num_decodes = call.batch, call.batch.decodes.size
+        num_splits = ceil_div(batch.max_decode_len, SPLIT_TOKENS)
+        partial = partial_lse = None  # without splits the kernel writes the output itself
+        if num_splits > 1:
+            partial, partial_lse = self._partials(num_decodes, call.num_heads, num_splits, call)
+        name = "paged_decode" if kernel.kind == "plain" else "paged_decode_mma"
+        # The plain kernel has the group in its name.
+        sizes = [call.table_width, call.block_size, SPLIT_TOKENS, call.window or 0]
+        if kernel.kind == "mma":
+            sizes.insert(0, call.group)
+        attend = self._launcher.kernel(f"{name}.cu", name + kernel.parameters)
+        attend(
+            (call.num_kv_heads, num_decodes, num_splits),
+            (32 * WARPS,),
+            (
+                call.q,
+                call.kv,
+                batch.block_tables,
+                batch.seq_lens,
+                batch.cu_seqlens_q,
+                batch.decodes,
+                call.out,
+                partial,
+                partial_lse,
+                *map(np.int32, sizes),
+                call.scale,
+            ),
+            shared_bytes=kernel.shared_bytes,
+        )
+        if num_splits == 1:
+            return
+        name = f"combine_splits<{kernel_type(call.q)}>"
+        sizes = [num_splits, call.head_dim]
+        self._launcher.kernel("paged_decode.cu", name)(
+            (call.num_heads, num_decodes),
+            (64,),
+            (
+                partial,
+                partial_lse,
+                batch.cu_seqlens_q,
+                batch.decodes,
+                call.out,
+                *map(np.int32, sizes),
+            ),
+        )
+
+    def _decode_stream(self, call: AttentionCall, kernel: DecodeKernel) -> None:
+        batch, num_decodes = call.batch, call.batch.decodes.size
+        resident = self._chip.resident_blocks(kernel.shared_bytes, STREAM_BLOCKS_PER_MULTIPROCESSOR)
+        num_units = batch.num_decode_tiles * call.num_kv_heads
+        num_blocks = max(1, min(resident, num_units // STREAM_MIN_TILES))
+        partial, partial_lse = self._partials(2 * num_blocks, 8 * kernel.head_tiles, 1, call)
+        attend = self._launcher.kernel(
+            "paged_decode_stream.cu", "paged_decode_stream" + kernel.parameters
+        )
+        sizes = [num_decodes, call.num_kv_heads, call.group, call.table_width, call.block_size]
+        attend(
+            (num_blocks,),
+            (32 * WARPS,),
+            (
+                call.q,
+                call.kv,
+                batch.block_tables,
+                batch.seq_lens,
+                batch.cu_seqlens_q,
+                batch.decodes,
+                batch.decode_tiles,
+                call.out,
+                partial,
+                partial_lse,
+                *map(np.int32, sizes),
+                call.scale,
+            ),
+            shared_bytes=kernel.shared_bytes,
+        )
+        if num_blocks == 1:
+            return
+        name = f"combine_stream<{kernel_type(call.q)}, {call.head_dim}, {kernel.head_tiles}>"
+        self._launcher.kernel("paged_decode_stream.cu", name)(
+            (call.num_kv_heads, num_decodes),
+            (128,),
+            (
+                batch.cu_seqlens_q,
+                batch.decodes,
+                batch.decode_tiles,
+                partial,
+                partial_lse,
+                call.out,
+                *map(np.int32, [num_decodes, call.group, num_blocks]),
+            ),
+        )
+
+    def _partials(self, rows: int, heads: int, splits: int, call: AttentionCall) -> list[Array]:
+        """Room for partial results [rows, heads, splits, Dh] and their log-sum-exps."""
+        shapes = ((rows, heads, splits, call.head_dim), (rows, heads, splits))
+        return [self._launcher.xp.empty(shape, np.float32) for shape in shapes]
+
+    def _prefill(self, call: AttentionCall) -> None:
+        batch = call.batch
+        kernel = prefill_kernel(kernel_type(call.q), call.head_dim)
+        num_tiles = ceil_div(batch.max_prefill_queries * call.group, kernel.rows)
+        attend = self._launcher.kernel(f"{kernel.name}.cu", kernel.name + kernel.parameters)
+        sizes = [call.group, call.table_width, call.block_size, call.window or 0]
+        attend(
+            (num_tiles, batch.prefills.size, call.num_kv_heads),
+            (32 * WARPS,),
+            (
+                call.q,
+                call.kv,
+                batch.block_tables,
+                batch.seq_lens,
+                batch.cu_seqlens_q,
+                batch.prefills,
+                call.out,
+                *map(np.int32, sizes),
+                call.scale,
+            ),
+            shared_bytes=kernel.shared_bytes,
+        )

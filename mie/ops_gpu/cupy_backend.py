@@ -1,0 +1,236 @@
+"""The Backend contract over CUDA kernels: on a GPU through CuPy, on a CPU through the emulator.
+
+Everything here is a choice of kernel, grid and arguments. The kernels are in ``kernels/``, and
+docs/kernels.md says what each does.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.errors import ConfigError, UnsupportedModelError
+from mie.ops import rope, sampling
+from mie.ops.backend import Array, KVCacheShape, StepBatch
+from mie.ops.sampling import RowControls
+from mie.ops_gpu import kv_cache
+from mie.ops_gpu.arrays import DTYPES, block_threads, ceil_div, host_zeros, kernel_type, to_host
+from mie.ops_gpu.attention import PagedAttention
+from mie.ops_gpu.batch import to_device
+from mie.ops_gpu.chip import Chip, current_chip
+from mie.ops_gpu.gemm import CupyGemm, Gemm, NumpyGemm
+from mie.ops_gpu.kv_cache import HostCache, KVCache
+from mie.ops_gpu.launcher import CupyLauncher, EmulatedLauncher, Launcher
+from mie.ops_gpu.sampling import sample
+
+EMULATED_CHIP = Chip(num_multiprocessors=3, shared_bytes=228 << 10)
+"""Small, so that small steps too are shared out over more sequences than blocks."""
+
+
+class Linear(NamedTuple):
+    """A matrix [N, K], as checkpoints store it, and its bias [N]."""
+
+    weight: Array
+    bias: Array | None
+
+
+def load_cupy_backend(dtype: str = "auto") -> "CupyBackend":
+    """The backend of a GPU; "auto" is float16."""
+    launcher = CupyLauncher()
+    chosen = "float16" if dtype == "auto" else dtype
+    xp = launcher.xp
+    return CupyBackend("cupy", launcher, CupyGemm(xp), chosen, current_chip(xp))
+
+
+def load_emulated_backend(dtype: str = "auto") -> "CupyBackend":
+    """The same kernels on a CPU, to check them; "auto" is float32."""
+    launcher = EmulatedLauncher()
+    chosen = "float32" if dtype == "auto" else dtype
+    return CupyBackend("cupy-emulated", launcher, NumpyGemm(), chosen, EMULATED_CHIP)
+
+
+class CupyBackend:
+    """Runs where its launcher does, in ``dtype``: "float32", "float16" or "bfloat16".
+
+    Weights, activations and cache have that dtype; every sum is float32. ``is_deterministic``: the
+    attention of a sequence does not depend on its batch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        launcher: Launcher,
+        gemm: Gemm,
+        dtype: str,
+        chip: Chip,
+        *,
+        is_deterministic: bool = False,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise ConfigError(
+                f"dtype {dtype!r} is not supported by the {name} backend; "
+                f"choose auto, {', '.join(DTYPES)}"
+            )
+        self.name = name
+        self.dtype = DTYPES[dtype]
+        self.itemsize = self.dtype.itemsize
+        self._launcher = launcher
+        self._gemm = gemm
+        self._xp = launcher.xp
+        self._attention = PagedAttention(launcher, chip, is_deterministic)
+
+    # Weights.
+
+    def load_vector(self, vector: NDArray[Any]) -> Array:
+        return self._xp.asarray(self._rounded(vector))
+
+    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Array:
+        table = self._xp.empty(shape, self.dtype)
+        row = 0
+        for block in blocks:
+            table[row : row + len(block)] = self._xp.asarray(self._rounded(block))
+            row += len(block)
+        return table
+
+    def load_linear(
+        self,
+        shape: tuple[int, int],
+        blocks: Iterable[NDArray[Any]],
+        bias: NDArray[Any] | None = None,
+    ) -> Linear:
+        weight = self.load_embedding(shape, blocks)
+        return Linear(weight, None if bias is None else self.load_vector(bias))
+
+    def tie_linear(self, embedding: Array) -> Linear:
+        return Linear(embedding, None)
+
+    def load_rope(self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int) -> Array:
+        """In float32 whatever the dtype is: the rotation is computed in float32."""
+        return self._xp.asarray(rope.rope_table(inv_freq, scaling, num_positions, np.float32))
+
+    def _rounded(self, array: NDArray[Any]) -> NDArray[Any]:
+        """A copy in the backend's dtype."""
+        try:
+            with np.errstate(over="raise"):
+                wide = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
+                return wide.astype(self.dtype)
+        except FloatingPointError:
+            largest = np.abs(array.astype(np.float64)).max()
+            raise ConfigError(
+                f"a weight of {largest:g} does not fit {self.dtype.name} "
+                "(choose dtype bfloat16 or float32)"
+            ) from None
+
+    # Operators.
+
+    def embed(self, token_ids: Array, embedding: Array) -> Array:
+        return self.take_rows(embedding, token_ids)
+
+    def take_rows(self, x: Array, rows: Array) -> Array:
+        out = self._xp.empty((len(rows), x.shape[1]), x.dtype)
+        kernel = self._kernel("gather_rows", x)
+        threads = block_threads(x.shape[1] * x.dtype.itemsize // 16)
+        kernel((len(rows),), (threads,), (x, rows, out, np.int32(x.shape[1])))
+        return out
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        out = self._xp.empty_like(x)
+        num_rows, dim = x.shape
+        kernel = self._kernel("rms_norm", x)
+        threads = block_threads(dim // 4)
+        kernel((num_rows,), (threads,), (x, weight, out, np.int32(dim), np.float32(eps)))
+        return out
+
+    def head_norm(self, qkv: Array, first: int, last: int, weight: Array, eps: float) -> None:
+        num_tokens, num_heads, head_dim = qkv.shape
+        count, warps = last - first, 4
+        sizes = (np.int32(n) for n in (num_tokens, num_heads, first, count, head_dim))
+        kernel = self._kernel("head_norm", qkv, file="rms_norm.cu")
+        grid = (ceil_div(num_tokens * count, warps),)
+        kernel(grid, (32 * warps,), (qkv, weight, *sizes, np.float32(eps)))
+
+    def linear(self, x: Array, weight: Linear, residual: Array | None = None) -> Array:
+        shape = (len(x), len(weight.weight))
+        out = self._xp.empty(shape, x.dtype) if residual is None else residual
+        self._gemm.matmul(x, weight.weight, weight.bias, residual, out)
+        return out
+
+    def rope_write_kv(
+        self, qkv: Array, rope_table: Array, cache: KVCache, layer: int, batch: StepBatch
+    ) -> Array:
+        kv = cache.layers[layer]
+        num_tokens, num_heads_all, head_dim = qkv.shape
+        num_kv_heads, block_size = kv.shape[2:4]
+        num_heads = num_heads_all - 2 * num_kv_heads
+        q = self._xp.empty((num_tokens, num_heads, head_dim), qkv.dtype)
+        sizes = (np.int32(n) for n in (num_heads, num_kv_heads, head_dim, block_size))
+        kernel = self._kernel("rope_write_kv", qkv)
+        kernel(
+            (num_tokens,),
+            (block_threads(num_heads_all * head_dim // 4),),
+            (qkv, rope_table, batch.positions, batch.slot_mapping, q, kv, *sizes),
+        )
+        return q
+
+    def paged_attention(
+        self, q: Array, cache: KVCache, layer: int, batch: StepBatch, window: int | None
+    ) -> Array:
+        return self._attention(q, cache.layers[layer], to_device(self._xp, batch), window)
+
+    def silu_mul(self, gate_up: Array) -> Array:
+        num_tokens, dim = gate_up.shape[0], gate_up.shape[1] // 2
+        out = self._xp.empty((num_tokens, dim), gate_up.dtype)
+        threads = block_threads(dim)
+        kernel = self._kernel("silu_mul", gate_up)
+        kernel((num_tokens, ceil_div(dim, threads)), (threads,), (gate_up, out, np.int32(dim)))
+        return out
+
+    # Blocks.
+
+    def new_kv_cache(self, shape: KVCacheShape) -> KVCache:
+        if shape.head_dim % 8 or shape.head_dim > 256:
+            raise UnsupportedModelError(
+                f"head_dim is {shape.head_dim}; the {self.name} backend takes multiples of 8 up to "
+                "256 (choose backend numpy)"
+            )
+        dims = kv_cache.layer_dims(shape)
+        return KVCache(layers=[self._xp.zeros(dims, self.dtype) for _ in range(shape.num_layers)])
+
+    def new_host_cache(self, shape: KVCacheShape) -> HostCache:
+        dims = kv_cache.layer_dims(shape)
+        return HostCache(
+            layers=[host_zeros(self._xp, dims, self.dtype) for _ in range(shape.num_layers)]
+        )
+
+    def copy_blocks(self, cache: KVCache, src: Sequence[int], dst: Sequence[int]) -> None:
+        kv_cache.copy_blocks(self._launcher, cache, src, dst)
+
+    def export_blocks(
+        self, cache: KVCache, host_cache: HostCache, src: Sequence[int], dst: Sequence[int]
+    ) -> None:
+        kv_cache.export_blocks(self._launcher, cache, host_cache, src, dst)
+
+    def import_blocks(
+        self, host_cache: HostCache, cache: KVCache, src: Sequence[int], dst: Sequence[int]
+    ) -> None:
+        kv_cache.import_blocks(self._launcher, host_cache, cache, src, dst)
+
+    # Tokens.
+
+    def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
+        return sample(self._launcher, logits, rows)
+
+    def top_logprobs(
+        self, logits: Array, row: int, token_id: int, num_top: int
+    ) -> tuple[list[int], list[float], int]:
+        """On the host, in float64, over the one row that is copied back."""
+        return sampling.top_logprobs(to_host(logits[row]), token_id, num_top)
+
+    def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
+        """The step's integers go to the device in one copy; no launch waits for another."""
+        return forward(to_device(self._xp, batch))
+
+    def _kernel(self, name: str, array: Array, file: str | None = None) -> Callable[..., None]:
+        """The kernel of that name for the array's element type."""
+        return self._launcher.kernel(file or f"{name}.cu", f"{name}<{kernel_type(array)}>")

@@ -1,0 +1,106 @@
+// What the CUDA-core attention kernels share: finding a token in the cache, reading eight elements,
+// and the online softmax. Included after mie_cuda.cuh.
+#pragma once
+
+// One layer of the paged cache, [N, 2, Hkv, B, Dh]: K and V of a block are neighbours, the B rows
+// of one (block, KV head) are contiguous, so that a block id leads to whole DRAM bursts.
+template <typename T, int DH>
+struct PagedKV {
+  const T* base;
+  int num_kv_heads, block_size;
+
+  // Where the keys (plane 0) or values (plane 1) of one token begin, for one KV head.
+  __device__ __forceinline__ const T* row(int block_id, int offset, int head, int plane) const {
+    const size_t tile = ((size_t)block_id * 2 + plane) * num_kv_heads + head;
+    return base + (tile * block_size + offset) * DH;
+  }
+};
+
+// Eight consecutive elements as floats; `from` is aligned to their size, at most 16 bytes.
+__device__ __forceinline__ void load8(float (&to)[8], const float* from) {
+  const float4 low = *reinterpret_cast<const float4*>(from);
+  const float4 high = *reinterpret_cast<const float4*>(from + 4);
+  to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+  to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+}
+
+template <typename T>
+__device__ __forceinline__ void load8(float (&to)[8], const T* from) {
+  const uint4 raw = *reinterpret_cast<const uint4*>(from);
+  const T* elements = reinterpret_cast<const T*>(&raw);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) to[i] = to_float(elements[i]);
+}
+
+// The softmax-weighted sum of values seen so far, kept so that more can be added (Milakov and
+// Gimelshein, 2018, arXiv:1805.02867). Scores are in base 2: the caller folds log2(e) into the
+// scale, and exp2f is the chip's own instruction. `max` begins at -infinity, `sum` and `acc` at 0.
+template <int N>
+struct OnlineSoftmax {
+  float max, sum, acc[N];
+
+  __device__ __forceinline__ void clear() {
+    max = -MIE_INF, sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; ++i) acc[i] = 0.0f;
+  }
+
+  // One more value, of finite score.
+  __device__ __forceinline__ void add(float score, const float (&value)[N]) {
+    const float top = fmaxf(max, score);
+    const float keep = exp2f(max - top), weight = exp2f(score - top);  // keep is 0 at first
+    max = top;
+    sum = sum * keep + weight;
+#pragma unroll
+    for (int i = 0; i < N; ++i) acc[i] = acc[i] * keep + weight * value[i];
+  }
+
+  // Adds what the lane `offset` away has seen; both lanes end with the same. All lanes call.
+  __device__ __forceinline__ void merge_with_lane(int offset) {
+    const float other_max = __shfl_xor_sync(MIE_FULL_WARP, max, offset);
+    const float other_sum = __shfl_xor_sync(MIE_FULL_WARP, sum, offset);
+    const float top = fmaxf(max, other_max);
+    const float reference = top == -MIE_INF ? 0.0f : top;  // -inf - -inf is NaN: nobody saw a key
+    const float mine = exp2f(max - reference), theirs = exp2f(other_max - reference);
+    max = top;
+    sum = sum * mine + other_sum * theirs;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      acc[i] = acc[i] * mine + __shfl_xor_sync(MIE_FULL_WARP, acc[i], offset) * theirs;
+  }
+};
+
+// The end of a decode: a block's warps have each attended to some of the tokens, for `group` query
+// heads; their results lie in shared memory (a warp's begin every `rows` rows) and are merged.
+// If these were all the query's tokens the output is written, else a partial result, normalised,
+// and log2 of its sum of weights (-inf: it saw no key).
+//
+//   merged  [WARPS, rows, DH]   maxima, sums  [WARPS, rows]   a maximum is -inf without a token
+//   out     the first head's output; head g's partial result is row first_partial + g * stride
+template <typename T, int DH, int WARPS>
+__device__ __forceinline__ void merge_warps(const float* merged, const float* maxima,
+                                            const float* sums, int rows, int group, bool is_whole,
+                                            T* out, float* partial, float* partial_lse,
+                                            size_t first_partial, int stride) {
+  for (int i = threadIdx.x; i < group * DH; i += 32 * WARPS) {
+    const int g = i / DH, d = i % DH;
+    float top = -MIE_INF;
+    for (int w = 0; w < WARPS; ++w) top = fmaxf(top, maxima[w * rows + g]);
+    float sum = 0.0f, weighted = 0.0f;
+    for (int w = 0; w < WARPS; ++w) {
+      const int row = w * rows + g;
+      if (maxima[row] == -MIE_INF) continue;
+      const float weight = exp2f(maxima[row] - top);
+      sum += sums[row] * weight;
+      weighted += merged[row * DH + d] * weight;
+    }
+    const float result = sum > 0.0f ? weighted / sum : 0.0f;
+    if (is_whole) {
+      out[i] = from_float<T>(result);
+    } else {
+      const size_t row = first_partial + (size_t)g * stride;
+      partial[row * DH + d] = result;
+      if (d == 0) partial_lse[row] = sum > 0.0f ? top + log2f(sum) : -MIE_INF;
+    }
+  }
+}

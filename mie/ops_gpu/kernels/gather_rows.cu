@@ -1,0 +1,24 @@
+// Rows of a matrix named by an index: the embedding of tokens, the rows whose logits are wanted.
+//
+//   table  [V, D] T
+//   rows   [R]    int32
+//   out    [R, D] T
+//
+// grid (R), block (any). Nothing is computed, so rows are copied bit for bit, 16 bytes at a time
+// where a row is a multiple of that.
+#include "mie_cuda.cuh"
+
+template <typename T>
+__global__ void gather_rows(const T* __restrict__ table, const int* __restrict__ rows,
+                            T* __restrict__ out, int dim) {
+  constexpr int VECTOR = 16 / sizeof(T);
+  const T* source = table + (size_t)rows[blockIdx.x] * dim;
+  T* target = out + (size_t)blockIdx.x * dim;
+  if (dim % VECTOR == 0) {
+    const uint4* from = reinterpret_cast<const uint4*>(source);
+    uint4* to = reinterpret_cast<uint4*>(target);
+    for (int i = threadIdx.x; i < dim / VECTOR; i += blockDim.x) to[i] = from[i];
+  } else {
+    for (int i = threadIdx.x; i < dim; i += blockDim.x) target[i] = source[i];
+  }
+}

@@ -1,0 +1,127 @@
+// Paged attention of sequences with one query each, on CUDA cores: the readable reference, and the
+// way for shapes that the tensor-core kernel does not take.
+//
+//   q, out       [T, Hq, Dh]           T      row cu_seqlens_q[s] is the query of sequence s
+//   kv           [N, 2, Hkv, B, Dh]    T      one layer of the cache
+//   tables       [S, M]                int32  never read past a sequence's length
+//   seq_lens     [S], cu_seqlens_q [S + 1], sequences [grid.y]   int32
+//   partial      [grid.y, Hq, splits, Dh]  float   a split's own result, normalised
+//   partial_lse  [grid.y, Hq, splits]      float   log2 of its sum of weights; -inf: it saw no key
+//
+// grid (Hkv, sequences, splits), block (32 * WARPS). A block serves all query heads of a KV head,
+// so that each key and value is read once. Split z does the tokens z * split_tokens and on: where a
+// split begins depends on nothing but the sequence, hence a result does not depend on the batch.
+// Without splits (grid.z is 1) the output is written at once; else `combine_splits` merges.
+#include "mie_cuda.cuh"
+#include "attention.cuh"
+
+constexpr int power_of_two_at_least(int n) {
+  int power = 1;
+  while (power < n) power *= 2;
+  return power;
+}
+
+template <typename T, int DH, int GROUP, int WARPS>
+__global__ void __launch_bounds__(32 * WARPS, 2)
+paged_decode(const T* __restrict__ q, const T* __restrict__ kv, const int* __restrict__ tables,
+             const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
+             const int* __restrict__ sequences, T* __restrict__ out, float* __restrict__ partial,
+             float* __restrict__ partial_lse, int table_width, int block_size, int split_tokens,
+             int window, float scale) {
+  static_assert(DH % 8 == 0 && DH <= 256, "a lane holds 8 elements of a head");
+  constexpr int CHUNKS = DH / 8;                        // lanes that hold one token's head
+  constexpr int LANES = power_of_two_at_least(CHUNKS);  // rounded up, so that shuffles can sum
+  constexpr int TOKENS = 32 / LANES;                    // tokens that a warp scores at once
+  const int kv_head = blockIdx.x, split = blockIdx.z, num_splits = gridDim.z;
+  const int sequence = sequences[blockIdx.y], num_heads = gridDim.x * GROUP;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int chunk = lane % LANES, first_head = kv_head * GROUP;
+  const PagedKV<T, DH> cache = {kv, (int)gridDim.x, block_size};
+
+  // The tokens of this split, no more of them than the window lets the query see (0: no window).
+  const int length = seq_lens[sequence];
+  const int begin = max(split * split_tokens, window > 0 ? length - window : 0);
+  const int end = num_splits == 1 ? length : min(length, (split + 1) * split_tokens);
+
+  // Queries in shared memory: in registers they would crowd out the accumulators of a large group.
+  float* queries = reinterpret_cast<float*>(mie_smem);  // [GROUP][DH]
+  const size_t query_row = (size_t)cu_seqlens_q[sequence] * num_heads + first_head;
+  for (int i = threadIdx.x; i < GROUP * DH; i += 32 * WARPS)
+    queries[i] = to_float(q[query_row * DH + i]) * scale;
+  __syncthreads();
+
+  OnlineSoftmax<8> state[GROUP];
+#pragma unroll
+  for (int g = 0; g < GROUP; ++g) state[g].clear();
+
+  // All lanes make the same number of steps: the sum of a score needs the whole warp.
+  for (int step = begin + warp * TOKENS; step < end; step += WARPS * TOKENS) {
+    const int token = step + lane / LANES;
+    float key[8] = {}, value[8] = {};
+    if (token < end && chunk < CHUNKS) {
+      const int block_id = tables[(size_t)sequence * table_width + token / block_size];
+      load8(key, cache.row(block_id, token % block_size, kv_head, 0) + chunk * 8);
+      load8(value, cache.row(block_id, token % block_size, kv_head, 1) + chunk * 8);
+    }
+#pragma unroll
+    for (int g = 0; g < GROUP; ++g) {
+      float score = 0.0f;
+      if (chunk < CHUNKS) {
+        float query[8];
+        load8(query, queries + g * DH + chunk * 8);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) score += query[i] * key[i];
+      }
+      score = warp_sum<LANES>(score);
+      if (token < end) state[g].add(score, value);
+    }
+  }
+
+  // Merge: the tokens of a warp by shuffles, then the warps through shared memory.
+  float* merged = queries + GROUP * DH;                   // [WARPS][GROUP][DH]
+  float* maxima = merged + WARPS * GROUP * DH;            // [WARPS][GROUP]
+  float* sums = maxima + WARPS * GROUP;                   // [WARPS][GROUP]
+#pragma unroll
+  for (int g = 0; g < GROUP; ++g) {
+#pragma unroll
+    for (int offset = LANES; offset < 32; offset *= 2) state[g].merge_with_lane(offset);
+    const int row = warp * GROUP + g;
+    if (lane < CHUNKS) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) merged[row * DH + lane * 8 + i] = state[g].acc[i];
+    }
+    if (lane == 0) maxima[row] = state[g].max, sums[row] = state[g].sum;
+  }
+  __syncthreads();
+
+  const size_t first_partial =
+      ((size_t)blockIdx.y * num_heads + first_head) * num_splits + split;
+  merge_warps<T, DH, WARPS>(merged, maxima, sums, GROUP, GROUP, num_splits == 1,
+                            out + query_row * DH, partial, partial_lse, first_partial, num_splits);
+}
+
+// Merges the splits of `paged_decode`: out = sum of partial * 2^lse / sum of 2^lse.
+//
+// grid (Hq, sequences), block (any). One split with keys comes out bit for bit as it went in, as if
+// there had been no splits.
+template <typename T>
+__global__ void combine_splits(const float* __restrict__ partial,
+                               const float* __restrict__ partial_lse,
+                               const int* __restrict__ cu_seqlens_q,
+                               const int* __restrict__ sequences, T* __restrict__ out,
+                               int num_splits, int head_dim) {
+  const size_t row = (size_t)blockIdx.y * gridDim.x + blockIdx.x;
+  const float* lse = partial_lse + row * num_splits;
+  float top = -MIE_INF;
+  for (int s = 0; s < num_splits; ++s) top = fmaxf(top, lse[s]);
+  const int token = cu_seqlens_q[sequences[blockIdx.y]];
+  for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
+    float sum = 0.0f, weighted = 0.0f;
+    for (int s = 0; s < num_splits; ++s) {
+      const float weight = exp2f(lse[s] - top);  // 0 for a split that saw no key
+      sum += weight;
+      weighted += weight * partial[(row * num_splits + s) * head_dim + d];
+    }
+    out[((size_t)token * gridDim.x + blockIdx.x) * head_dim + d] = from_float<T>(weighted / sum);
+  }
+}

@@ -1,0 +1,31 @@
+// Paged attention of sequences with one query each, on tensor cores: what paged_decode.cu computes,
+// for 16-bit elements, heads of 64 or 128, blocks of a multiple of 16 tokens. How: decode_mma.cuh.
+//
+// Arguments, splits and output as in paged_decode.cu; `group` query heads share a KV head, at most
+// 8 * HEAD_TILES. grid (Hkv, sequences, splits), block (32 * WARPS). As there a split begins where
+// the sequence alone says, and a result does not depend on the batch; `combine_splits` merges.
+// split_tokens is a multiple of 16, so that a split before the window has no tile at all.
+#include "mie_cuda.cuh"
+#include "attention.cuh"
+#include "decode_mma.cuh"
+
+template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES>
+__global__ void __launch_bounds__(32 * WARPS, 1)
+paged_decode_mma(const T* __restrict__ q, const T* __restrict__ kv, const int* __restrict__ tables,
+                 const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
+                 const int* __restrict__ sequences, T* __restrict__ out,
+                 float* __restrict__ partial, float* __restrict__ partial_lse, int group,
+                 int table_width, int block_size, int split_tokens, int window, float scale) {
+  const int kv_head = blockIdx.x, split = blockIdx.z, num_splits = gridDim.z;
+  const int sequence = sequences[blockIdx.y], length = seq_lens[sequence];
+  const int begin = max(split * split_tokens, window > 0 ? length - window : 0);
+  const int end = num_splits == 1 ? length : min(length, (split + 1) * split_tokens);
+  const size_t first_head = ((size_t)blockIdx.y * gridDim.x + kv_head) * group;
+  const DecodeStep<T> step = {q,              kv,    tables,      seq_lens,
+                              cu_seqlens_q,   out,   partial,     partial_lse,
+                              (int)gridDim.x, group, table_width, block_size,
+                              scale};
+  attend_tokens<T, DH, HEAD_TILES, WARPS, STAGES>(step, sequence, kv_head, begin, end,
+                                                  num_splits == 1,
+                                                  first_head * num_splits + split, num_splits);
+}

@@ -1,0 +1,121 @@
+// Paged attention of sequences with several queries each (prompts, chunks of them), on CUDA cores.
+//
+//   q, out     [T, Hq, Dh]          T      from row cu_seqlens_q[s] on sequence s
+//   kv         [N, 2, Hkv, B, Dh]   T      one layer of the cache
+//   tables     [S, M]               int32  never read past a sequence's length
+//   seq_lens   [S], cu_seqlens_q [S + 1], sequences [grid.y]   int32
+//
+// grid (ceil(most queries * G / ROWS), sequences, Hkv), block (32 * WARPS). The schedule is that of
+// FlashAttention-2 (Dao, 2023, arXiv:2307.08691): a block holds ROWS queries and walks along keys
+// in tiles of 32, which all its queries share. A row is one (token, query head of the KV head's
+// group): a tile of keys serves the whole group. The query at position p sees the keys up to p, and
+// with a window no further back than p - window + 1; prefix hits and chunks need nothing else.
+//
+// A warp owns ROWS / WARPS rows. For the scores a lane is a key, for the values it is an element of
+// the head; the weights cross between them through shared memory. Tiles begin at multiples of 32,
+// so that a row's result does not depend on how its prompt was cut.
+#include "mie_cuda.cuh"
+#include "attention.cuh"
+
+template <typename T, int DH>
+__global__ void __launch_bounds__(128, 4)
+paged_prefill(const T* __restrict__ q, const T* __restrict__ kv, const int* __restrict__ tables,
+              const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
+              const int* __restrict__ sequences, T* __restrict__ out, int group, int table_width,
+              int block_size, int window, float scale) {
+  constexpr int WARPS = 4, ROWS = 16, OWN = ROWS / WARPS, TILE = 32;
+  constexpr int COLUMNS = (DH + 31) / 32;           // elements of a head that a lane accumulates
+  constexpr int STRIDE = DH + 4 / (int)sizeof(T);   // one bank further each key: no conflicts
+  const int sequence = sequences[blockIdx.y], kv_head = blockIdx.z, num_heads = gridDim.z * group;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const PagedKV<T, DH> cache = {kv, (int)gridDim.z, block_size};
+
+  const int first_token = cu_seqlens_q[sequence];
+  const int num_queries = cu_seqlens_q[sequence + 1] - first_token;
+  const int num_rows = num_queries * group, first_row = blockIdx.x * ROWS;
+  if (first_row >= num_rows) return;  // the grid is as wide as the longest sequence needs
+  const int offset = seq_lens[sequence] - num_queries;  // position of the sequence's first query
+  const int last_row = min(first_row + ROWS, num_rows) - 1;
+  const int end = offset + last_row / group + 1;  // one past the last key that any row sees
+  const int oldest = window > 0 ? max(0, offset + first_row / group + 1 - window) : 0;
+
+  float* queries = reinterpret_cast<float*>(mie_smem);         // [ROWS][DH]
+  float* weights = queries + ROWS * DH;                        // [WARPS][TILE]
+  T* keys = reinterpret_cast<T*>(weights + WARPS * TILE);      // [TILE][STRIDE]
+  T* values = keys + TILE * STRIDE;                            // [TILE][STRIDE]
+
+  // Row r is token r / group, query head kv_head * group + r % group.
+  auto element = [&](int row) {
+    return ((size_t)(first_token + row / group) * num_heads + kv_head * group + row % group) * DH;
+  };
+  for (int i = threadIdx.x; i < ROWS * DH; i += 32 * WARPS) {
+    const int row = first_row + i / DH;
+    queries[i] = row < num_rows ? to_float(q[element(row) + i % DH]) * scale : 0.0f;
+  }
+
+  float top[OWN], sum[OWN], acc[OWN][COLUMNS];
+#pragma unroll
+  for (int r = 0; r < OWN; ++r) {
+    top[r] = -MIE_INF, sum[r] = 0.0f;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) acc[r][c] = 0.0f;
+  }
+
+  for (int tile = oldest / TILE * TILE; tile < end; tile += TILE) {
+    __syncthreads();  // the warps are done with the last tile (and the queries are written)
+    for (int i = threadIdx.x; i < TILE * (DH / 8); i += 32 * WARPS) {
+      const int key = i / (DH / 8), chunk = i % (DH / 8) * 8, position = tile + key;
+      float k[8] = {}, v[8] = {};  // zeros where no row looks: an unwritten slot may hold NaN
+      if (position >= oldest && position < end) {
+        const int block_id = tables[(size_t)sequence * table_width + position / block_size];
+        load8(k, cache.row(block_id, position % block_size, kv_head, 0) + chunk);
+        load8(v, cache.row(block_id, position % block_size, kv_head, 1) + chunk);
+      }
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        keys[key * STRIDE + chunk + e] = from_float<T>(k[e]);
+        values[key * STRIDE + chunk + e] = from_float<T>(v[e]);
+      }
+    }
+    __syncthreads();
+
+#pragma unroll
+    for (int r = 0; r < OWN; ++r) {
+      const int row = warp * OWN + r, position = offset + (first_row + row) / group;
+      const int key = tile + lane;
+      const bool visible = key <= position && key < end && (window <= 0 || key > position - window);
+      float score = 0.0f;
+      for (int d = 0; d < DH; ++d)
+        score += queries[row * DH + d] * to_float(keys[lane * STRIDE + d]);
+      if (!visible) score = -MIE_INF;
+      const float new_top = fmaxf(top[r], warp_max(score));
+      if (new_top == -MIE_INF) continue;  // the row sees no key yet; the same in all its lanes
+      const float weight = exp2f(score - new_top), keep = exp2f(top[r] - new_top);
+      top[r] = new_top;
+      sum[r] = sum[r] * keep + warp_sum(weight);
+      weights[warp * TILE + lane] = weight;
+      __syncwarp();
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) {
+        const int d = c * 32 + lane;
+        if (d >= DH) continue;
+        float weighted = 0.0f;
+        for (int k = 0; k < TILE; ++k)
+          weighted += weights[warp * TILE + k] * to_float(values[k * STRIDE + d]);
+        acc[r][c] = acc[r][c] * keep + weighted;
+      }
+      __syncwarp();  // the next row overwrites the weights
+    }
+  }
+
+#pragma unroll
+  for (int r = 0; r < OWN; ++r) {
+    const int row = first_row + warp * OWN + r;
+    if (row >= num_rows) continue;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+      const int d = c * 32 + lane;
+      if (d < DH) out[element(row) + d] = from_float<T>(acc[r][c] / sum[r]);
+    }
+  }
+}

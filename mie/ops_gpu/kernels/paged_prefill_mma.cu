@@ -1,0 +1,165 @@
+// Paged attention of sequences with several queries each, on tensor cores: what paged_prefill.cu
+// computes, for 16-bit elements and heads of 64 or 128. Arguments as there; any group, block size.
+//
+// grid (ceil(most queries * G / 64), sequences, Hkv), block (128). Again FlashAttention-2: a block
+// holds 64 rows, each one (token, query head of the group), 16 to a warp, and walks along the keys
+// in tiles of 64. All warps share a tile; the next one is on its way (cp.async) while this one is
+// multiplied. Of the product's two sides rows take the long one:
+//
+//   scores [16 rows, 8 keys] = Q [16, Dh] . K^T [Dh, 8]       eight such products along a tile
+//   output [16 rows, 8]     += weights [16, 64] . V [64, 8]   Dh / 8 such
+//
+// The scores of two neighbouring products lie in registers just as the weights' operand wants them.
+// Keys and values are stored as chunks of 16 bytes at chunk ^ (row % 8): no bank conflicts. Tiles
+// begin at multiples of 64, so that a row's result does not depend on how its prompt was cut.
+#include "mie_cuda.cuh"
+#include "attention.cuh"
+
+template <typename T, int DH>
+__global__ void __launch_bounds__(128, 1)
+paged_prefill_mma(const T* __restrict__ q, const T* __restrict__ kv,
+                  const int* __restrict__ tables, const int* __restrict__ seq_lens,
+                  const int* __restrict__ cu_seqlens_q, const int* __restrict__ sequences,
+                  T* __restrict__ out, int group, int table_width, int block_size, int window,
+                  float scale) {
+  static_assert(DH % 64 == 0 && sizeof(T) == 2, "the swizzle wants rows of 8 chunks");
+  constexpr int THREADS = 128, ROWS = 64, KEYS = 64, STEPS = DH / 16;
+  constexpr int CHUNKS = DH / 8, ROW = 2 * DH;     // 16-byte chunks, and bytes, of a key
+  constexpr int TILE = KEYS * ROW, STAGE = 2 * TILE;  // bytes: keys, then values
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int g = lane / 4, t = lane % 4;  // a lane's place in every fragment; see mie_ptx.cuh
+  const int sequence = sequences[blockIdx.y], kv_head = blockIdx.z, num_heads = gridDim.z * group;
+  const PagedKV<T, DH> cache = {kv, (int)gridDim.z, block_size};
+
+  const int first_token = cu_seqlens_q[sequence];
+  const int num_queries = cu_seqlens_q[sequence + 1] - first_token;
+  const int num_rows = num_queries * group, first_row = blockIdx.x * ROWS;
+  if (first_row >= num_rows) return;  // the grid is as wide as the longest sequence needs
+  const int offset = seq_lens[sequence] - num_queries;  // position of the sequence's first query
+  const int last_row = min(first_row + ROWS, num_rows) - 1;
+  const int end = offset + last_row / group + 1;  // one past the last key that any row sees
+  const int oldest = window > 0 ? max(0, offset + first_row / group + 1 - window) : 0;
+
+  // A lane holds parts of two rows, 8 apart: their places in q and out, and their positions.
+  const int rows[2] = {first_row + warp * 16 + g, first_row + warp * 16 + g + 8};
+  size_t place[2];
+  int position[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int token = first_token + rows[r] / group;
+    place[r] = ((size_t)token * num_heads + kv_head * group + rows[r] % group) * DH;
+    position[r] = offset + rows[r] / group;
+  }
+  unsigned query[STEPS][4];
+#pragma unroll
+  for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {  // e: which row, then which half of 16 elements
+      const int element = k * 16 + e / 2 * 8 + 2 * t;
+      query[k][e] = rows[e % 2] < num_rows
+                        ? *reinterpret_cast<const unsigned*>(q + place[e % 2] + element)
+                        : 0u;
+    }
+
+  auto fetch = [&](int tile, int stage) {
+    if (tile < end) {
+      for (int i = threadIdx.x; i < KEYS * CHUNKS; i += THREADS) {
+        const int key = i / CHUNKS, chunk = i % CHUNKS, token = tile + key;
+        // Zeros where no row looks: an unwritten slot may hold NaN.
+        const bool is_seen = token >= oldest && token < end;
+        const size_t entry = (size_t)sequence * table_width + token / block_size;
+        const int block_id = is_seen ? tables[entry] : 0;
+        unsigned char* to = mie_smem + stage * STAGE + key * ROW + (chunk ^ key % 8) * 16;
+#pragma unroll
+        for (int plane = 0; plane < 2; ++plane)
+          cp_async16_or_zero(
+              to + plane * TILE,
+              cache.row(block_id, token % block_size, kv_head, plane) + chunk * 8, is_seen);
+      }
+    }
+    cp_async_commit();  // a group for every tile, be it empty: the waits count groups
+  };
+
+  // acc[d] and score[n]: [0], [1] are columns 2t, 2t + 1 of the first row, [2], [3] of the other.
+  float acc[DH / 8][4] = {}, top[2] = {-MIE_INF, -MIE_INF}, sum[2] = {};
+  const int first_tile = oldest / KEYS * KEYS;
+  fetch(first_tile, 0);
+  for (int tile = first_tile, stage = 0; tile < end; tile += KEYS, stage ^= 1) {
+    fetch(tile + KEYS, stage ^ 1);
+    cp_async_wait<1>();
+    __syncthreads();
+    const unsigned char* keys = mie_smem + stage * STAGE;
+    const unsigned char* values = keys + TILE;
+
+    float score[KEYS / 8][4] = {};
+#pragma unroll
+    for (int n = 0; n < KEYS / 16; ++n) {
+      const int key = n * 16 + lane % 8 + lane / 16 * 8;
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k) {
+        unsigned b[4];  // 16 keys, 16 elements
+        ldmatrix_x4(b, keys + key * ROW + ((k * 2 + lane / 8 % 2) ^ key % 8) * 16);
+        mma_m16n8k16<T>(score[2 * n], query[k], {b[0], b[1]});
+        mma_m16n8k16<T>(score[2 * n + 1], query[k], {b[2], b[3]});
+      }
+    }
+
+    float tile_top[2] = {-MIE_INF, -MIE_INF};
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int key = tile + n * 8 + 2 * t + e % 2, at = position[e / 2];
+        const bool visible = key <= at && key < end && (window <= 0 || key > at - window);
+        score[n][e] = visible ? score[n][e] * scale : -MIE_INF;
+        tile_top[e / 2] = fmaxf(tile_top[e / 2], score[n][e]);
+      }
+    float reference[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 1));
+      tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 2));
+      const float new_top = fmaxf(top[r], tile_top[r]);
+      reference[r] = new_top == -MIE_INF ? 0.0f : new_top;  // the row sees no key yet
+      const float keep = exp2_approx(top[r] - reference[r]);
+      top[r] = new_top;
+      sum[r] *= keep;
+#pragma unroll
+      for (int d = 0; d < DH / 8; ++d) acc[d][2 * r] *= keep, acc[d][2 * r + 1] *= keep;
+    }
+
+#pragma unroll
+    for (int n = 0; n < KEYS / 16; ++n) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        float& s = score[2 * n + e / 4][e % 4];
+        s = exp2_approx(s - reference[e / 2 % 2]);
+        sum[e / 2 % 2] += s;
+      }
+      const float *left = score[2 * n], *right = score[2 * n + 1];
+      const unsigned weights[4] = {pack2<T>(left[0], left[1]), pack2<T>(left[2], left[3]),
+                                   pack2<T>(right[0], right[1]), pack2<T>(right[2], right[3])};
+      const int key = n * 16 + lane % 16;
+#pragma unroll
+      for (int d = 0; d < STEPS; ++d) {
+        unsigned b[4];  // 16 keys, 16 elements, transposed
+        ldmatrix_x4_trans(b, values + key * ROW + ((d * 2 + lane / 16) ^ key % 8) * 16);
+        mma_m16n8k16<T>(acc[2 * d], weights, {b[0], b[1]});
+        mma_m16n8k16<T>(acc[2 * d + 1], weights, {b[2], b[3]});
+      }
+    }
+    __syncthreads();  // the stage is filled anew in the next round
+  }
+  cp_async_wait<0>();
+
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    sum[r] += __shfl_xor_sync(MIE_FULL_WARP, sum[r], 1);
+    sum[r] += __shfl_xor_sync(MIE_FULL_WARP, sum[r], 2);
+    if (rows[r] >= num_rows) continue;
+    unsigned* to = reinterpret_cast<unsigned*>(out + place[r]);
+#pragma unroll
+    for (int d = 0; d < DH / 8; ++d)
+      to[d * 4 + t] = pack2<T>(acc[d][2 * r] / sum[r], acc[d][2 * r + 1] / sum[r]);
+  }
+}

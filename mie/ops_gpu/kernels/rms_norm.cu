@@ -1,0 +1,59 @@
+// y = x / sqrt(mean(x^2) + eps) * weight, over rows of D elements (Zhang and Sennrich, 2019).
+//
+// The mean of squares is summed in float32 whatever T is. A row's result depends on that row and on
+// the block size alone, never on its neighbours: the order of summation is fixed.
+#include "mie_cuda.cuh"
+
+// The block's sum of `value`, in every thread. Used once a kernel: a second call would overwrite
+// `partial` while slower warps still read it.
+__device__ __forceinline__ float block_sum(float value) {
+  __shared__ float partial[32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  value = warp_sum(value);
+  if (lane == 0) partial[warp] = value;
+  __syncthreads();
+  // Every warp adds the partial sums up for itself: cheaper than a second barrier.
+  value = lane < (int)blockDim.x / 32 ? partial[lane] : 0.0f;
+  return warp_sum(value);
+}
+
+//   x, y    [R, D] T
+//   weight  [D]    T
+// grid (R), block (a multiple of 32)
+template <typename T>
+__global__ void rms_norm(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y,
+                         int dim, float eps) {
+  const T* row = x + (size_t)blockIdx.x * dim;
+  float squares = 0.0f;
+  for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+    const float value = to_float(row[i]);
+    squares += value * value;
+  }
+  const float scale = 1.0f / sqrtf(block_sum(squares) / dim + eps);
+  T* out = y + (size_t)blockIdx.x * dim;
+  for (int i = threadIdx.x; i < dim; i += blockDim.x)  // the second read comes from the L1 cache
+    out[i] = from_float<T>(to_float(row[i]) * scale * to_float(weight[i]));
+}
+
+// The same over single heads, in place (Qwen3): heads first ... first + count - 1 of every token.
+//
+//   qkv     [T, H, Dh] T
+//   weight  [Dh]       T
+// grid (ceil(T * count / warps)), block (32 * warps): a warp normalises one head. A lane reads and
+// writes the same elements, so being in place is no hazard.
+template <typename T>
+__global__ void head_norm(T* __restrict__ qkv, const T* __restrict__ weight, int num_tokens,
+                          int num_heads, int first, int count, int head_dim, float eps) {
+  const int index = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (index >= num_tokens * count) return;  // the whole warp leaves
+  const int token = index / count, head = first + index % count;
+  T* row = qkv + ((size_t)token * num_heads + head) * head_dim;
+  float squares = 0.0f;
+  for (int i = lane; i < head_dim; i += 32) {
+    const float value = to_float(row[i]);
+    squares += value * value;
+  }
+  const float scale = 1.0f / sqrtf(warp_sum(squares) / head_dim + eps);
+  for (int i = lane; i < head_dim; i += 32)
+    row[i] = from_float<T>(to_float(row[i]) * scale * to_float(weight[i]));
+}

@@ -1,0 +1,85 @@
+"""What the GPU backends refuse, and how they say so; the launches are in test_kernels.py."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from emulated import needs_compiler
+
+from mie.backend import load_backend
+from mie.errors import ConfigError, MissingExtraError, UnsupportedModelError
+from mie.ops.backend import KVCacheShape
+from mie.ops_gpu.gemm import CupyGemm, Gemm, NumpyGemm
+
+
+@pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")
+def test_cupy_without_cupy_names_the_extras_in_one_line():
+    with pytest.raises(MissingExtraError, match=r"mie\[cuda12\].*mie\[cuda13\]") as caught:
+        load_backend("cupy")
+    assert "\n" not in str(caught.value)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("dtype", "itemsize"), [("auto", 4), ("float32", 4), ("float16", 2), ("bfloat16", 2)]
+)
+def test_dtypes_of_the_emulated_backend(dtype: str, itemsize: int):
+    backend = load_backend("cupy-emulated", dtype)
+    assert backend.name == "cupy-emulated"
+    assert backend.itemsize == itemsize
+
+
+@needs_compiler
+def test_other_dtypes_are_refused():
+    message = "'float64' is not supported by the cupy-emulated backend; choose auto, float32"
+    with pytest.raises(ConfigError, match=message):
+        load_backend("cupy-emulated", "float64")
+
+
+@needs_compiler
+@pytest.mark.parametrize("head_dim", [20, 264])
+def test_a_head_that_no_kernel_takes_is_refused(head_dim: int):
+    shape = KVCacheShape(
+        num_layers=1, num_blocks=1, block_size=4, num_kv_heads=1, head_dim=head_dim
+    )
+    with pytest.raises(UnsupportedModelError, match=f"head_dim is {head_dim}.*multiples of 8"):
+        load_backend("cupy-emulated").new_kv_cache(shape)
+
+
+@needs_compiler
+def test_a_weight_that_float16_does_not_hold_is_refused():
+    backend, weight = load_backend("cupy-emulated", "float16"), np.array([[1.0], [7e4]])
+    with pytest.raises(ConfigError, match=r"70000 does not fit float16 .*bfloat16"):
+        backend.load_linear((2, 1), [weight.astype(np.float32)])
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_the_product_of_the_emulator_rounds_once(has_bias: bool, has_residual: bool):
+    """float16 operands, float32 sums; the result may lie in the residual's memory."""
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(size=(3, 64)), rng.normal(size=(5, 64))
+    bias, residual = rng.normal(size=5), rng.normal(size=(3, 5))
+    x, weight, bias, residual = (each.astype(np.float16) for each in (x, weight, bias, residual))
+    wanted = x.astype(float) @ weight.astype(float).T + has_bias * bias.astype(float)
+    wanted += has_residual * residual.astype(float)
+    out = residual if has_residual else np.empty((3, 5), np.float16)
+    NumpyGemm().matmul(x, weight, bias if has_bias else None, out if has_residual else None, out)
+    np.testing.assert_allclose(out, wanted, rtol=2**-11 * 1.01, atol=1e-6)
+
+
+@pytest.mark.parametrize("gemm", [NumpyGemm(), CupyGemm(np)], ids=lambda gemm: type(gemm).__name__)
+@pytest.mark.parametrize("num_tokens", [0, 3])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_products(gemm: Gemm, num_tokens: int, has_bias: bool, has_residual: bool):
+    """CuPy's calls, too, with NumPy in its place: the result may lie in the residual's memory."""
+    rng = np.random.default_rng(0)
+    shapes = ((num_tokens, 16), (5, 16), (5,), (num_tokens, 5))
+    x, weight, bias, residual = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    wanted = x @ weight.T + has_bias * bias + has_residual * residual
+    out = residual if has_residual else np.full((num_tokens, 5), np.nan, np.float32)
+    gemm.matmul(x, weight, bias if has_bias else None, out if has_residual else None, out)
+    np.testing.assert_allclose(out, wanted, rtol=0, atol=1e-5)

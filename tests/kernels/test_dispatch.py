@@ -1,0 +1,80 @@
+"""The table of decode kernels, row by row."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from mie.ops_gpu.chip import Chip
+from mie.ops_gpu.dispatch import decode_kernel, prefill_kernel
+
+H200 = Chip(num_multiprocessors=132, shared_bytes=228 << 10)
+ORIN_NANO = Chip(num_multiprocessors=8, shared_bytes=164 << 10)
+
+
+@pytest.mark.parametrize("may_stream", [False, True])
+def test_16_bit_heads_of_64_and_128_go_to_tensor_cores(may_stream: bool):
+    kind = "stream" if may_stream else "mma"
+    shapes = itertools.product(("f16", "bf16"), (64, 128), range(1, 17), (16, 32, 48))
+    for element, head_dim, group, block_size in shapes:
+        chosen = decode_kernel(element, head_dim, group, block_size, may_stream=may_stream)
+        assert chosen.kind == kind
+        assert chosen.head_tiles == (1 if group <= 8 else 2)
+        assert chosen.parameters.startswith(f"<{element}, {head_dim}, {chosen.head_tiles}, 4, ")
+
+
+@pytest.mark.parametrize(
+    ("element", "head_dim", "group", "block_size"),
+    [
+        ("float", 64, 4, 16),
+        ("f16", 80, 4, 16),
+        ("f16", 96, 4, 16),
+        ("bf16", 256, 1, 32),
+        ("f16", 64, 17, 16),
+        ("f16", 128, 4, 8),
+        ("bf16", 64, 4, 1),
+    ],
+)
+def test_everything_else_goes_to_the_plain_kernel(
+    element: str, head_dim: int, group: int, block_size: int
+):
+    chosen = decode_kernel(element, head_dim, group, block_size, may_stream=True)
+    assert chosen.kind == "plain"
+    assert chosen.parameters == f"<{element}, {head_dim}, {group}, 4>"
+
+
+@pytest.mark.parametrize(
+    ("element", "head_dim", "name"),
+    [
+        ("f16", 64, "paged_prefill_mma"),
+        ("bf16", 128, "paged_prefill_mma"),
+        ("f16", 96, "paged_prefill"),
+        ("bf16", 256, "paged_prefill"),
+        ("float", 64, "paged_prefill"),
+    ],
+)
+def test_prefill_on_tensor_cores(element: str, head_dim: int, name: str):
+    assert prefill_kernel(element, head_dim).name == name
+    assert prefill_kernel(element, head_dim).parameters == f"<{element}, {head_dim}>"
+
+
+def test_every_choice_fits_the_smallest_chip():
+    """163 KB of shared memory for a block on sm_87."""
+    for element, head_dim, group in itertools.product(
+        ("f16", "float"), range(8, 257, 8), range(1, 17)
+    ):
+        chosen = decode_kernel(element, head_dim, group, 16, may_stream=False)
+        assert chosen.shared_bytes <= 163 << 10
+        assert prefill_kernel(element, head_dim).shared_bytes <= 163 << 10
+
+
+def test_the_blocks_that_a_chip_holds():
+    """As many as shared memory lets it: the table of the notes."""
+    wide = decode_kernel("f16", 128, 8, 16, may_stream=True).shared_bytes
+    narrow = decode_kernel("f16", 64, 8, 16, may_stream=True).shared_bytes
+    assert H200.resident_blocks(wide, 3) == 132 * 2
+    assert H200.resident_blocks(narrow, 3) == 132 * 3
+    assert ORIN_NANO.resident_blocks(wide, 3) == 8
+    assert ORIN_NANO.resident_blocks(narrow, 3) == 8 * 2
+    assert ORIN_NANO.resident_blocks(1 << 20, 3) == 8

@@ -1,0 +1,367 @@
+"""Every kernel against the NumPy operators, on the emulator.
+
+Each runs with its production grid in three orders of threads and blocks, and once more in the
+checked build, which reports accesses out of bounds, uninitialised or racing. Outputs and scratch
+begin as NaN. The operators run in float64 on the numbers that the kernel was given, so that the
+difference is the kernel's own rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import launcher, needs_compiler
+
+from mie.ops import activation, attention, norm, rope, sampling
+from mie.ops.backend import KVCacheShape, StepBatch
+from mie.ops.sampling import RowControls
+from mie.ops_gpu.arrays import DTYPES
+from mie.ops_gpu.attention import SPLIT_TOKENS
+from mie.ops_gpu.chip import Chip
+from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend
+from mie.ops_gpu.dispatch import TILE_TOKENS
+from mie.ops_gpu.gemm import NumpyGemm
+from mie.ops_gpu.kv_cache import KVCache
+
+pytestmark = needs_compiler
+
+# |got - wanted| / |wanted| that is allowed. The last rounding, to the dtype, alone gives on average
+# 0.3 of its epsilon: 3e-8, 2e-4, 1.7e-3. The drafts' limits (shared notes) are these.
+ERRORS = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 6e-3}
+
+MODES = ["forward", "reverse", "random", "checked"]
+
+
+class PoisoningLauncher:
+    """A launcher whose new arrays are NaN, and known to be uninitialised to the checked build."""
+
+    def __init__(self, mode: str) -> None:
+        is_checked = mode == "checked"
+        self._launcher = launcher(is_checked, "random" if is_checked else mode)
+        self.kernel = self._launcher.kernel
+        self.xp: Any = SimpleNamespace(
+            empty=self._empty,
+            empty_like=lambda array: self._empty(array.shape, array.dtype),
+            zeros=np.zeros,
+            asarray=np.asarray,
+        )
+
+    def _empty(self, shape: Any, dtype: Any) -> np.ndarray:
+        array = np.empty(shape, dtype)
+        if array.size:
+            self._launcher.mark_uninitialised(array)
+        return array
+
+
+def make_backend(
+    mode: str, dtype: str, is_deterministic: bool = False, chip: Chip = EMULATED_CHIP
+) -> CupyBackend:
+    return CupyBackend(
+        "cupy-emulated",
+        PoisoningLauncher(mode),
+        NumpyGemm(),
+        dtype,
+        chip,
+        is_deterministic=is_deterministic,
+    )
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=DTYPES)
+def dtype(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def normal(dtype: str, *shape: int, seed: int = 0) -> np.ndarray:
+    """Standard normal numbers in the dtype."""
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(DTYPES[dtype])
+
+
+def wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64)
+
+
+def check(got: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
+    assert got.dtype == DTYPES[dtype]
+    assert got.shape == wanted.shape
+    error = np.linalg.norm(wide(got) - wanted) / np.linalg.norm(wanted)
+    assert error < ERRORS[dtype], error
+
+
+# The kernels of a layer. Widths: less than a warp, no multiple of 16 bytes, more than a block.
+
+
+@pytest.mark.parametrize("width", [1, 24, 33, 2100])
+def test_gather_rows(mode: str, dtype: str, width: int):
+    backend = make_backend(mode, dtype)
+    table, rows = normal(dtype, 5, width), np.array([4, 0, 0, 3], np.int32)
+    assert backend.take_rows(table, rows).tobytes() == table[rows].tobytes()
+    assert backend.take_rows(table, rows[:0]).shape == (0, width)
+
+
+@pytest.mark.parametrize("width", [1, 24, 33, 2100])
+def test_rms_norm(mode: str, dtype: str, width: int):
+    backend = make_backend(mode, dtype)
+    x, weight = normal(dtype, 3, width), normal(dtype, width, seed=1)
+    check(backend.rms_norm(x, weight, 1e-5), norm.rms_norm(wide(x), wide(weight), 1e-5), dtype)
+    alone = backend.rms_norm(x[1:2], weight, 1e-5)
+    assert alone.tobytes() == backend.rms_norm(x, weight, 1e-5)[1:2].tobytes()
+
+
+@pytest.mark.parametrize("head_dim", [8, 40, 128])
+def test_head_norm(mode: str, dtype: str, head_dim: int):
+    """Five heads: the last block's warps have no head of their own."""
+    qkv, weight = normal(dtype, 1, 8, head_dim), normal(dtype, head_dim, seed=1)
+    got = qkv.copy()
+    make_backend(mode, dtype).head_norm(got, 1, 6, weight, 1e-6)
+    check(got[:, 1:6], norm.rms_norm(wide(qkv[:, 1:6]), wide(weight), 1e-6), dtype)
+    others = [0, 6, 7]
+    assert got[:, others].tobytes() == qkv[:, others].tobytes()
+
+
+@pytest.mark.parametrize("width", [1, 33, 300])
+def test_silu_mul(mode: str, dtype: str, width: int):
+    gate_up = 4 * normal(dtype, 3, 2 * width)
+    gate_up[0, 0] = -100  # exp overflows
+    got = make_backend(mode, dtype).silu_mul(gate_up)
+    check(got, activation.silu_mul(wide(gate_up)), dtype)
+
+
+def test_rope_write_kv(mode: str, dtype: str):
+    """Padded tokens (slot -1) leave the cache alone; whole tables of numbers are compared."""
+    backend, head_dim, size = make_backend(mode, dtype), 24, 4
+    shape = KVCacheShape(
+        num_layers=1, num_blocks=6, block_size=size, num_kv_heads=2, head_dim=head_dim
+    )
+    cache = backend.new_kv_cache(shape)
+    inv_freq = 10000.0 ** (-np.arange(head_dim // 2) / (head_dim // 2))
+    table = backend.load_rope(inv_freq, 1.0, 50)
+    qkv = normal(dtype, 4, 3 + 2 * 2, head_dim)
+    positions, slots = np.array([0, 49, 7, 3], np.int32), np.array([5, -1, 23, 0], np.int32)
+    batch = SimpleNamespace(positions=positions, slot_mapping=slots)
+    q = backend.rope_write_kv(qkv, table, cache, 0, batch)
+    rotated = rope.rope(wide(qkv[:, :5]), wide(table[positions]))
+    check(q, rotated[:, :3], dtype)
+    wanted = np.zeros((6, 2, 2, size, head_dim))
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            wanted[slot // size, 0, :, slot % size] = rotated[token, 3:]
+            wanted[slot // size, 1, :, slot % size] = wide(qkv[token, 5:])
+    check(cache.layers[0], wanted, dtype)
+
+
+@pytest.mark.parametrize("head_dim", [8, 256])
+def test_blocks_are_copied_exported_and_imported_bit_for_bit(mode: str, dtype: str, head_dim: int):
+    backend = make_backend(mode, dtype)
+    shape = KVCacheShape(
+        num_layers=2, num_blocks=7, block_size=16, num_kv_heads=3, head_dim=head_dim
+    )
+    cache, host = backend.new_kv_cache(shape), backend.new_host_cache(shape)
+    for seed, layer in enumerate(cache.layers):
+        layer[...] = normal(dtype, *layer.shape, seed=seed)
+    before = [layer.copy() for layer in cache.layers]
+    backend.copy_blocks(cache, (1, 3), (2, 6))
+    backend.copy_blocks(cache, (0, 1), (1, 0))
+    backend.export_blocks(cache, host, (4, 6), (0, 5))
+    backend.import_blocks(host, cache, (5, 0), (4, 5))
+    origin = [1, 0, 1, 3, 3, 4, 3]
+    for layer, old in zip(cache.layers, before, strict=True):
+        assert layer.tobytes() == old[origin].tobytes()
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 1000, 9001])
+def test_argmax(mode: str, dtype: str, vocab_size: int):
+    logits = normal(dtype, 4, vocab_size)
+    logits[1] = 0  # all equal
+    logits[2, vocab_size // 2 :: 7] = 30  # several equal
+    logits[3, vocab_size // 3] = np.nan
+    logits[3, ::5] = -np.inf if vocab_size > 1 else np.nan
+    got = make_backend(mode, dtype).sample(logits, [RowControls()] * 4)
+    assert got == wide(logits).argmax(axis=-1).tolist()
+
+
+def test_rows_with_edits_are_chosen_as_numpy_chooses(mode: str, dtype: str):
+    logits = 4 * normal(dtype, 4, 100)
+    rows = [
+        RowControls(),
+        RowControls(temperature=0.8, uniform=0.3, top_k=7),
+        RowControls(banned_ids=np.array([int(logits[2].argmax())])),
+        RowControls(forced_id=12),
+    ]
+    assert make_backend(mode, dtype).sample(logits, rows) == sampling.sample(wide(logits), rows)
+
+
+# Attention.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Every pair of a dtype, a head size, a group and a block size is not tried; each value is."""
+
+    dtype: str
+    head_dim: int
+    group: int
+    num_kv_heads: int
+    block_size: int
+    window: int | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.dtype}-Dh{self.head_dim}-G{self.group}x{self.num_kv_heads}"
+            f"-B{self.block_size}-W{self.window}"
+        )
+
+
+SHAPES = [
+    Shape(dtype="float32", head_dim=8, group=2, num_kv_heads=3, block_size=4),
+    Shape(dtype="float32", head_dim=64, group=7, num_kv_heads=1, block_size=16, window=20),
+    Shape(dtype="float32", head_dim=256, group=1, num_kv_heads=2, block_size=32),
+    Shape(dtype="float16", head_dim=64, group=2, num_kv_heads=2, block_size=5, window=1),
+    Shape(dtype="float16", head_dim=80, group=16, num_kv_heads=1, block_size=8),
+    Shape(dtype="float16", head_dim=128, group=4, num_kv_heads=1, block_size=16, window=1000),
+    Shape(dtype="float16", head_dim=64, group=7, num_kv_heads=2, block_size=48, window=33),
+    Shape(dtype="bfloat16", head_dim=64, group=16, num_kv_heads=1, block_size=16),
+    Shape(dtype="bfloat16", head_dim=128, group=9, num_kv_heads=1, block_size=32, window=18),
+    Shape(dtype="bfloat16", head_dim=96, group=3, num_kv_heads=2, block_size=16, window=33),
+    Shape(dtype="bfloat16", head_dim=128, group=8, num_kv_heads=1, block_size=32),
+]
+
+LONG_SHAPES = [
+    Shape(dtype="float32", head_dim=8, group=2, num_kv_heads=3, block_size=4),
+    Shape(dtype="float32", head_dim=64, group=7, num_kv_heads=1, block_size=16, window=200),
+    Shape(dtype="float16", head_dim=64, group=7, num_kv_heads=2, block_size=16),
+    Shape(dtype="bfloat16", head_dim=128, group=9, num_kv_heads=1, block_size=32),
+    Shape(dtype="float16", head_dim=128, group=2, num_kv_heads=1, block_size=16, window=300),
+]
+
+
+def make_batch(sequences: list[tuple[int, int]], block_size: int) -> tuple[StepBatch, int]:
+    """Sequences of (number of queries, length) with scattered blocks, and how many blocks."""
+    needed = [-(-length // block_size) for _, length in sequences]
+    free = np.random.default_rng(0).permutation(sum(needed)).tolist()
+    tables = np.full((len(sequences), max(needed) + 1), -1)  # -1: nothing may come of it
+    for row, count in enumerate(needed):
+        tables[row, :count] = [free.pop() for _ in range(count)]
+    cu_seqlens_q = np.cumsum([0, *(num_queries for num_queries, _ in sequences)])
+    none = np.zeros(0, np.int64)
+    batch = StepBatch(
+        token_ids=none,
+        positions=none,
+        slot_mapping=none,
+        cu_seqlens_q=cu_seqlens_q,
+        seq_lens=np.array([length for _, length in sequences]),
+        block_tables=tables,
+        logits_rows=none,
+    )
+    return batch, sum(needed)
+
+
+def make_cache(shape: Shape, batch: StepBatch, num_blocks: int) -> np.ndarray:
+    """One layer that holds numbers for the batch's tokens, and NaN in every other slot."""
+    dims = (num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    kv = normal(shape.dtype, *dims, seed=7)
+    for table, length in zip(batch.block_tables, batch.seq_lens.tolist(), strict=True):
+        if length % shape.block_size:
+            kv[table[length // shape.block_size], :, :, length % shape.block_size :] = np.nan
+    return kv
+
+
+def attend(
+    mode: str,
+    shape: Shape,
+    sequences: list[tuple[int, int]],
+    is_deterministic: bool = False,
+    chip: Chip = EMULATED_CHIP,
+) -> None:
+    """Compare one call with the operator."""
+    batch, num_blocks = make_batch(sequences, shape.block_size)
+    kv = make_cache(shape, batch, num_blocks)
+    num_tokens, num_heads = int(batch.cu_seqlens_q[-1]), shape.group * shape.num_kv_heads
+    q = normal(shape.dtype, num_tokens, num_heads, shape.head_dim, seed=8)
+    backend = make_backend(mode, shape.dtype, is_deterministic, chip)
+    got = backend.paged_attention(q, KVCache(layers=[kv]), 0, batch, shape.window)
+    planes = wide(kv).transpose(1, 0, 3, 2, 4)
+    wanted = attention.paged_attention(
+        wide(q),
+        *planes,
+        batch.block_tables,
+        batch.cu_seqlens_q,
+        batch.seq_lens,
+        shape.head_dim**-0.5,
+        shape.window,
+    )
+    check(got, wanted, shape.dtype)
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_paged_decode(mode: str, shape: Shape, is_deterministic: bool):
+    """Lengths around a block's end, and around the tokens that four warps take at a time."""
+    size = shape.block_size
+    lengths = [1, size - 1, size, size + 1, 15, 17, 65]
+    attend(mode, shape, [(1, length) for length in lengths], is_deterministic)
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("shape", LONG_SHAPES, ids=str)
+def test_decode_of_long_sequences(mode: str, shape: Shape, is_deterministic: bool):
+    """More tiles than a ring has stages; cuts inside sequences, and beside them short ones."""
+    lengths = [3, SPLIT_TOKENS, 3 * SPLIT_TOKENS + 5, SPLIT_TOKENS + 1, 64]
+    attend(mode, shape, [(1, length) for length in lengths], is_deterministic)
+
+
+def test_a_decode_of_more_tiles_than_a_warp_has_lanes(mode: str):
+    """The ids of the blocks are read 32 tiles of a warp at a time: here twice."""
+    shape = Shape(dtype="float16", head_dim=64, group=1, num_kv_heads=1, block_size=16)
+    lone = Chip(num_multiprocessors=1, shared_bytes=0)
+    attend(mode, shape, [(1, 33 * TILE_TOKENS), (1, 20)], chip=lone)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_paged_prefill(mode: str, shape: Shape):
+    """Prompts, chunks, and decodes among them; tiles of keys begin and end inside."""
+    attend(mode, shape, [(6, 6), (1, 5), (3, 140), (17, 33), (2, 32), (1, 64), (33, 65)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_deterministic_decode_does_not_depend_on_its_batch(dtype: str):
+    """Bit for bit: neither on the others' lengths nor on whether they are split."""
+    shape = Shape(dtype=dtype, head_dim=64, group=2, num_kv_heads=2, block_size=16)
+    backend = make_backend("forward", shape.dtype, is_deterministic=True)
+    batch, num_blocks = make_batch([(1, 300), (1, 40), (1, 700)], shape.block_size)
+    cache = KVCache(layers=[make_cache(shape, batch, num_blocks)])
+    q = normal(shape.dtype, 3, 4, 64)
+    together = backend.paged_attention(q, cache, 0, batch, None)
+    for row in range(3):
+        alone = replace(
+            batch,
+            cu_seqlens_q=np.array([0, 1]),
+            seq_lens=batch.seq_lens[row : row + 1],
+            block_tables=batch.block_tables[row : row + 1],
+        )
+        got = backend.paged_attention(q[row : row + 1], cache, 0, alone, None)
+        assert got.tobytes() == together[row : row + 1].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("window", [None, 21])
+def test_a_prompt_does_not_depend_on_how_it_is_cut(dtype: str, window: int | None):
+    """Bit for bit, as long as no chunk is a single token, which is another kernel's."""
+    shape = Shape(dtype=dtype, head_dim=64, group=3, num_kv_heads=1, block_size=16)
+    backend = make_backend("forward", shape.dtype)
+    batch, num_blocks = make_batch([(70, 70)], shape.block_size)
+    cache = KVCache(layers=[make_cache(shape, batch, num_blocks)])
+    q = normal(shape.dtype, 70, 3, 64)
+    whole = backend.paged_attention(q, cache, 0, batch, window)
+    for begin, end in ((0, 13), (13, 41), (41, 70)):
+        chunk = replace(batch, cu_seqlens_q=np.array([0, end - begin]), seq_lens=np.array([end]))
+        got = backend.paged_attention(q[begin:end], cache, 0, chunk, window)
+        assert got.tobytes() == whole[begin:end].tobytes()

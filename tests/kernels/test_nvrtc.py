@@ -1,0 +1,132 @@
+"""Every kernel compiles for every target with CuPy's options, and keeps to the ledger."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
+
+import nvrtc_check
+from nvrtc_check import CompileError, Nvrtc, Usage, growth, limits, read_ledger
+from nvrtc_kernels import ENTRIES, Entry
+
+from mie.ops_gpu.signature import kernels_in
+from mie.ops_gpu.source import KERNELS, flat_source
+
+TARGETS = [(version, arch) for version, archs in nvrtc_check.TARGETS.items() for arch in archs]
+
+
+@pytest.fixture(scope="module")
+def compilers() -> dict[str, Nvrtc]:
+    return nvrtc_check.installed()
+
+
+def compiler(compilers: dict[str, Nvrtc], version: str) -> Nvrtc:
+    if version not in compilers:
+        pytest.skip(f"NVRTC {version} is not installed (pip install 'mie[nvrtc]')")
+    return compilers[version]
+
+
+@pytest.mark.parametrize(("version", "arch"), TARGETS)
+def test_kernels_compile_and_keep_to_the_ledger(compilers, version: str, arch: int):
+    report = nvrtc_check.compile_all(compiler(compilers, version), arch)
+    ledger = read_ledger().get(nvrtc_check.target_name(version, arch), {})
+    assert [*limits(report), *growth(report, ledger)] == []
+
+
+def test_every_kernel_is_on_the_list():
+    listed = {(entry.file, name.partition("<")[0]) for entry in ENTRIES for name in entry.names}
+    written = {
+        (path.name, name) for path in KERNELS.glob("*.cu") for name in kernels_in(flat_source(path))
+    }
+    assert written <= listed
+
+
+def test_the_ledger_has_every_target():
+    targets = {nvrtc_check.target_name(version, arch) for version, arch in TARGETS}
+    assert read_ledger().keys() == targets
+
+
+# The gate can fail.
+
+SPILLING = """
+__global__ void __launch_bounds__(1024) spilling(volatile float* x) {  // 64 registers a thread
+  float values[96];
+#pragma unroll
+  for (int i = 0; i < 96; ++i) values[i] = x[i * 1024 + threadIdx.x];
+#pragma unroll
+  for (int i = 0; i < 96; ++i) x[i * 1024 + threadIdx.x] = values[95 - i];
+}
+"""
+
+
+@pytest.mark.parametrize("version", nvrtc_check.TARGETS)
+def test_a_spill_is_seen(compilers, version: str):
+    nvrtc = compiler(compilers, version)
+    report = nvrtc.compile(SPILLING, ["spilling"], nvrtc_check.options_for(87))
+    entry = Entry(file="spilling.cu", names=("spilling",))
+    [sentence] = limits({"spilling.cu spilling": report["spilling"]}, [entry])
+    assert "spills" in sentence
+
+
+@pytest.mark.parametrize("version", nvrtc_check.TARGETS)
+@pytest.mark.parametrize(
+    "source", ["#include <cuda_fp16.h>\n", "#include <cstdint>\n", "float x = INFINITY;\n", "?"]
+)
+def test_what_a_user_s_machine_may_lack_is_refused(compilers, version: str, source: str):
+    nvrtc = compiler(compilers, version)
+    kernel = "__global__ void nothing(float* x) {}\n"
+    nvrtc.compile(kernel, ["nothing"], nvrtc_check.options_for(87))
+    with pytest.raises(CompileError, match="error"):
+        nvrtc.compile(source + kernel, ["nothing"], nvrtc_check.options_for(87))
+
+
+BEFORE = Usage(registers=40, shared=1024, stack=0)
+
+
+@pytest.mark.parametrize(
+    ("now", "found"),
+    [
+        (BEFORE, []),
+        (Usage(registers=38, shared=0, stack=0), []),
+        (
+            Usage(registers=41, shared=1024, stack=0),
+            ["k: registers grew from 40 to 41 (--update if it is worth it)"],
+        ),
+        (
+            Usage(registers=40, shared=2048, stack=8),
+            [
+                "k: shared grew from 1024 to 2048 (--update if it is worth it)",
+                "k: stack grew from 0 to 8 (--update if it is worth it)",
+            ],
+        ),
+    ],
+)
+def test_growth_is_seen(now: Usage, found: list[str]):
+    assert list(growth({"k": now}, {"k": BEFORE})) == found
+
+
+def test_kernels_that_came_and_went_are_seen():
+    assert list(growth({"new": BEFORE}, {"old": BEFORE})) == [
+        "old is in the ledger, and no more (--update)",
+        "new is not in the ledger (--update)",
+    ]
+
+
+def test_a_block_that_does_not_fit_the_registers_is_seen():
+    entry = Entry(file="k.cu", names=("k",), threads=1024)
+    assert list(limits({"k.cu k": Usage(registers=64, shared=0, stack=0)}, [entry])) == []
+    assert list(limits({"k.cu k": Usage(registers=72, shared=0, stack=0)}, [entry])) == [
+        "k.cu k: 72 registers do not fit 1024 threads"
+    ]
+
+
+def test_a_ledger_is_written_as_it_is_read(tmp_path: Path):
+    path = tmp_path / "ledger.json"
+    ledger = {"12.6 sm_87": {"k": BEFORE}, "13.4 sm_90": {"k": BEFORE, "l": BEFORE}}
+    nvrtc_check.write_ledger(ledger, path)
+    assert read_ledger(path) == ledger
+    assert len(path.read_text().splitlines()) == 4
