@@ -34,9 +34,10 @@ def load_engine(
     backend: str = "numpy",
     dtype: str = "auto",
     trace: TextIO | None = None,
+    wrap: Callable[[Backend], Backend] | None = None,
 ) -> Engine:
     """An engine with the model in ``directory``; token ids in, token ids out. ``trace`` gets the
-    event log as JSON lines.
+    event log as JSON lines; ``wrap`` may put a backend of its own around the one that is loaded.
 
     Raises:
         ConfigError: a setting is out of range for the model or the machine.
@@ -45,6 +46,8 @@ def load_engine(
     config = config or EngineConfig()
     model = ModelConfig.load(directory)
     machine = load_backend(backend, dtype)
+    if wrap is not None:
+        machine = wrap(machine)
     max_model_len = _max_model_len(config, model)
     block_bytes = config.block_size * model.kv_bytes_per_token(machine.itemsize)
     num_blocks = _num_blocks(config, max_model_len, block_bytes)

@@ -92,8 +92,35 @@ ROOMS = {
         packages={"tqdm"},
     ),
     # level 5: the edges
+    "doctor": Room(mie={"backend", "errors", "ops.sampling"}, packages={"cupy", "numpy"}),
+    "diff": Room(
+        mie={
+            "backend",
+            "config",
+            "errors",
+            "load",
+            "model.config",
+            "model.locate",
+            "ops.backend",
+            "ops.sampling",
+            "sched.params",
+            "text.tokenizer",
+        },
+        packages={"numpy"},
+    ),
     "cli": Room(
-        mie={"errors", "events", "llm", "model", "outputs", "replay", "sched.params", "version"},
+        mie={
+            "diff",
+            "doctor",
+            "errors",
+            "events",
+            "llm",
+            "model",
+            "outputs",
+            "replay",
+            "sched.params",
+            "version",
+        },
         packages={"tqdm"},
     ),
     "__main__": Room(mie={"cli"}),
@@ -317,12 +344,14 @@ def test_nothing_imports_the_engine_but_what_wires_it_and_the_edges():
     assert knows == {"load", "processor", "llm", "__init__"}
 
 
-def test_arrays_stay_in_four_rooms():
+def test_arrays_stay_in_six_rooms():
     assert {room for room, may in ROOMS.items() if "numpy" in may.packages} == {
         "ops",
         "ops_gpu",
         "model",
         "runner",
+        "diff",
+        "doctor",
     }
 
 

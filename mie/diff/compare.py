@@ -1,0 +1,254 @@
+"""Run one workload on two backends with the same tokens, and compare every operator's result."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.backend import load_backend
+from mie.diff.inject import SIZE, Injection, perturb
+from mie.diff.measure import Errors, Index, errors_between, relative
+from mie.diff.recording import Change, Observer, RecordingBackend, Spot
+from mie.diff.report import Candidate, OperatorErrors, Place, Report, Side, TokenPart
+from mie.diff.tolerances import limit_of, tolerance_of
+from mie.diff.workload import Workload
+from mie.errors import ConfigError
+from mie.load import load_engine
+from mie.ops.backend import Array, Backend
+from mie.ops.sampling import top_logprobs
+
+NUM_TOP = 5
+"""Candidates that are shown where the tokens part."""
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """What became of the workload on one side."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    rows: list[list[tuple[str, int]]] = field(default_factory=list)
+    """Of each step: whose logits each row is, as (request id, which token of its answer)."""
+    greedy: list[list[int]] = field(default_factory=list)
+    """Of each step and row: the token of the largest logit."""
+    coverage: dict[str, int] = field(default_factory=dict)
+    """What the schedule exercised, by its names in `Report`."""
+
+
+def compare(
+    workload: Workload,
+    a: Side,
+    b: Side,
+    *,
+    inject: Injection | None = None,
+    on_side: Callable[[str, Side], object] = lambda name, side: None,
+) -> Report:
+    """What sets ``b`` apart from the reference ``a``.
+
+    A runs freely and B is forced to A's tokens, with the same prompts and the same schedule, so
+    that every call has its counterpart. ``on_side`` is told ("A" or "B", side) before each runs.
+
+    Raises:
+        ConfigError: a side is unknown, or ``inject`` names a call that the model does not make.
+        ModelError: the model cannot be used.
+        RequestError: a prompt cannot be served.
+    """
+    # What is wrong with the settings, or with B, is known before A has run.
+    workload.check()
+    for side in (a, b):
+        load_backend(side.backend, side.dtype)
+    recorded: dict[Spot, NDArray[Any]] = {}
+    on_side("A", a)
+    free = _run(workload, a, recorded.__setitem__)
+    if inject is not None and not any(map(inject.matches, recorded)):
+        layers = {spot.layer for spot in recorded} - {None}
+        called = ", ".join(dict.fromkeys(spot.operator for spot in recorded))
+        raise ConfigError(
+            f"--inject {inject} meets no call; {workload.model} has layers 0 … {len(layers) - 1} "
+            f"and calls: {called}"
+        )
+    comparison = _Comparison(recorded, inject)
+    on_side("B", b)
+    forced = _run(workload, b, comparison.observe, comparison.change, free.tokens)
+    assert free.rows == forced.rows, "the two sides were scheduled differently"
+    assert comparison.num_calls == len(recorded), "the two sides made different calls"
+    return Report(
+        model=workload.model,
+        a=a,
+        b=b,
+        inject=None if inject is None else str(inject),
+        num_prompts=len(workload.prompts),
+        num_steps=len(free.rows),
+        num_tokens=sum(map(len, free.tokens.values())),
+        **free.coverage,
+        reason=comparison.reason,
+        rows=tuple(comparison.rows()),
+        first=comparison.first,
+        tokens=tuple(comparison.token_parts(free, forced, workload.token_text)),
+    )
+
+
+def _run(
+    workload: Workload,
+    side: Side,
+    observe: Observer,
+    change: Change | None = None,
+    forced: dict[str, list[int]] | None = None,
+) -> _Run:
+    """The workload on one side; with ``forced`` its tokens are those."""
+    recorders: list[RecordingBackend] = []
+
+    def wrap(backend: Backend) -> Backend:
+        recorders.append(RecordingBackend(backend, observe, change))
+        return recorders[0]
+
+    engine = load_engine(
+        workload.directory, workload.config(), backend=side.backend, dtype=side.dtype, wrap=wrap
+    )
+    run = _Run()
+    for number, prompt in enumerate(workload.prompts):
+        request_id = str(number)
+        params = workload.params(None if forced is None else forced[request_id])
+        engine.add_request(prompt, params, request_id)
+        run.tokens[request_id] = []
+    kinds = []
+    while engine.has_work:
+        step, rows = engine.step(), []
+        for output in step.outputs:  # in the order of the rows of logits
+            tokens = run.tokens[output.request_id]
+            rows.append((output.request_id, len(tokens)))
+            tokens += output.token_ids
+        run.rows.append(rows)
+        run.greedy.append(recorders[0].greedy)
+        kinds.append((step.stats.num_prefill_tokens > 0, step.stats.num_decode_tokens > 0))
+    memory = engine.stats.memory
+    run.coverage = {
+        "num_cached_tokens": memory.num_hit_tokens + memory.num_partial_hit_tokens,
+        "num_copies": memory.num_copies,
+        "num_prefill_steps": sum(prefill for prefill, _ in kinds),
+        "num_decode_steps": sum(decode for _, decode in kinds),
+        "num_mixed_steps": kinds.count((True, True)),
+    }
+    return run
+
+
+class _Comparison:
+    """Meets each of B's calls with A's."""
+
+    def __init__(self, recorded: dict[Spot, NDArray[Any]], inject: Injection | None) -> None:
+        self.first: Place | None = None
+        self.reason = ""
+        self.num_calls = 0
+        self._recorded = recorded
+        self._inject = inject
+        self._rows: dict[tuple[str, int | None], _Row] = {}
+        self._logits: list[tuple[NDArray[Any], NDArray[Any]]] = []
+
+    def change(self, spot: Spot, out: Array) -> None:
+        """The fault on purpose, large enough to lie past the limit."""
+        if self._inject is not None and self._inject.matches(spot):
+            limit = limit_of(self._recorded[spot].dtype, out.dtype, spot.operator)
+            perturb(out, max(SIZE, 4 * limit))
+
+    def observe(self, spot: Spot, b: NDArray[Any]) -> None:
+        """Compare a call of B with A's."""
+        a = self._recorded[spot]
+        limit = limit_of(a.dtype, b.dtype, spot.operator)
+        errors = errors_between(a, b, limit)
+        row = self._rows.setdefault((spot.operator, spot.layer), _Row(spot=spot, limit=limit))
+        row.add(spot, errors, a, b)
+        if self.first is None and errors.first is not None:
+            self.first = _place(spot, errors.first, errors.largest, a, b)
+        if spot.operator == "logits":
+            self._logits.append((a, b))
+        self.reason = tolerance_of(a.dtype, b.dtype).reason
+        self.num_calls += 1
+
+    def rows(self) -> Iterator[OperatorErrors]:
+        """By operator and layer, in the order of the calls."""
+        return (row.done() for row in self._rows.values())
+
+    def token_parts(
+        self, free: _Run, forced: _Run, token_text: Callable[[int], str]
+    ) -> Iterator[TokenPart]:
+        """The tokens that the two sides would have chosen differently."""
+        for step, (owners, (a, b)) in enumerate(zip(free.rows, self._logits, strict=True)):
+            for row, (request_id, token) in enumerate(owners):
+                of_a, of_b = free.greedy[step][row], forced.greedy[step][row]
+                if of_a != of_b:
+                    yield TokenPart(
+                        prompt=int(request_id),
+                        token=token,
+                        step=step + 1,
+                        a=_candidates(a[row], of_a, token_text),
+                        b=_candidates(b[row], of_b, token_text),
+                        is_near_tie=_is_near_tie(a, row, of_a, of_b, b.dtype),
+                    )
+
+
+@dataclass(kw_only=True)
+class _Row:
+    """An operator in a layer, over the steps so far."""
+
+    spot: Spot
+    limit: float
+    worst: Place | None = None
+    num_calls: int = 0
+    max_abs: float = 0.0
+    max_ulp: int = 0
+
+    def add(self, spot: Spot, errors: Errors, a: NDArray[Any], b: NDArray[Any]) -> None:
+        self.num_calls += 1
+        self.max_abs = max(self.max_abs, errors.max_abs)
+        self.max_ulp = max(self.max_ulp, errors.max_ulp)
+        if a.size and (self.worst is None or errors.max_rel > self.worst.relative):
+            self.worst = _place(spot, errors.worst, errors.largest, a, b)
+
+    def done(self) -> OperatorErrors:
+        assert self.worst is not None, f"{self.spot} never gave a row"
+        return OperatorErrors(
+            operator=self.spot.operator,
+            layer=self.spot.layer,
+            num_calls=self.num_calls,
+            max_abs=self.max_abs,
+            max_rel=self.worst.relative,
+            max_ulp=self.max_ulp,
+            limit=self.limit,
+            worst=self.worst,
+        )
+
+
+def _place(spot: Spot, element: Index, largest: float, a: NDArray[Any], b: NDArray[Any]) -> Place:
+    x, y = float(a[element]), float(b[element])
+    is_finite = math.isfinite(x) and math.isfinite(y)
+    is_same = x == y or (math.isnan(x) and math.isnan(y))
+    difference = 0.0 if is_same else abs(x - y) if is_finite else math.inf
+    return Place(
+        step=spot.step,
+        layer=spot.layer,
+        operator=spot.operator,
+        element=element,
+        a=x,
+        b=y,
+        relative=relative(difference, largest),
+    )
+
+
+def _is_near_tie(a: NDArray[Any], row: int, of_a: int, of_b: int, dtype: np.dtype[Any]) -> bool:
+    """Whether errors within the limit can exchange the two tokens of a row of A's logits."""
+    logits = a.astype(np.float64)
+    gap = abs(float(logits[row, of_a] - logits[row, of_b]))
+    largest = float(np.abs(logits).max())
+    return gap <= 2 * limit_of(a.dtype, dtype, "logits") * largest
+
+
+def _candidates(
+    logits: NDArray[Any], chosen: int, token_text: Callable[[int], str]
+) -> tuple[Candidate, ...]:
+    ids, logprobs, _ = top_logprobs(logits.astype(np.float64), chosen, NUM_TOP)
+    return tuple(
+        Candidate(token_id=i, text=token_text(i), logprob=logprob)
+        for i, logprob in zip(ids, logprobs, strict=True)
+    )

@@ -1,0 +1,52 @@
+"""A fault on purpose, to see that it is found."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from mie.diff.recording import METHODS, OPERATORS, Spot, to_host
+from mie.errors import ConfigError
+from mie.ops.backend import Array
+
+SIZE = 0.01
+"""By how much of itself the element is wrong, unless that lies within the tolerance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Injection:
+    """One element of every result of an operator is made wrong."""
+
+    operator: str
+    """A role, or an operator of the contract, which stands for all its roles."""
+    layer: int | None = None
+    """None: wherever it is called."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Injection":
+        """``OP`` or ``OP:LAYER``.
+
+        Raises:
+            ConfigError: it is no such thing.
+        """
+        found = re.fullmatch(r"(\w+)(?::(\d{1,4}))?", text)
+        if found is None or found[1] not in (*OPERATORS, *METHODS):
+            known = ", ".join(dict.fromkeys((*OPERATORS, *METHODS)))
+            raise ConfigError(f"--inject takes OP or OP:LAYER; got {text!r} (operators: {known})")
+        return cls(operator=found[1], layer=None if found[2] is None else int(found[2]))
+
+    def __str__(self) -> str:
+        return self.operator if self.layer is None else f"{self.operator}:{self.layer}"
+
+    def matches(self, spot: Spot) -> bool:
+        """Whether this call is to go wrong."""
+        is_operator = self.operator in (spot.operator, spot.method)
+        return is_operator and self.layer in (None, spot.layer)
+
+
+def perturb(out: Array, size: float) -> None:
+    """Make the element of the largest magnitude wrong by ``size`` times itself, in place."""
+    host = to_host(out).astype(np.float64)
+    if host.size:
+        index = tuple(int(i) for i in np.unravel_index(int(np.abs(host).argmax()), host.shape))
+        out[index] = float(host[index]) * (1 + size) or size

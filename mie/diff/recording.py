@@ -1,0 +1,206 @@
+"""A backend that computes by another one and shows every operator's result to an observer."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.ops.backend import Array, Backend, KVCacheShape, StepBatch
+from mie.ops.sampling import RowControls
+
+ROLES = {
+    ("embed", None): "embed",
+    ("rms_norm", "embed"): "attention_norm",
+    ("rms_norm", "down"): "attention_norm",
+    ("linear", "attention_norm"): "qkv",
+    ("head_norm", "qkv"): "q_norm",
+    ("head_norm", "q_norm"): "k_norm",
+    ("rope_write_kv", "qkv"): "rope_write_kv",
+    ("rope_write_kv", "k_norm"): "rope_write_kv",
+    ("paged_attention", "rope_write_kv"): "paged_attention",
+    ("linear", "paged_attention"): "o",
+    ("rms_norm", "o"): "mlp_norm",
+    ("linear", "mlp_norm"): "gate_up",
+    ("silu_mul", "gate_up"): "silu_mul",
+    ("linear", "silu_mul"): "down",
+    ("take_rows", "embed"): "take_rows",
+    ("take_rows", "down"): "take_rows",
+    ("rms_norm", "take_rows"): "final_norm",
+    ("linear", "final_norm"): "head",
+    ("run_step", "head"): "logits",
+}
+"""(operator, the role before it) -> its role: the order of calls in `Decoder.forward`."""
+
+OPERATORS = tuple(dict.fromkeys(ROLES.values()))
+"""The roles, in the order of a step."""
+
+METHODS = tuple(dict.fromkeys(method for method, _ in ROLES))
+"""The operators of the contract that are recorded."""
+
+OUTSIDE_LAYERS = frozenset({"embed", "take_rows", "final_norm", "head", "logits"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot:
+    """One operator call of a run."""
+
+    step: int
+    """Counted from 1."""
+    layer: int | None
+    """None: not in a layer."""
+    operator: str
+    """Its role, one of `OPERATORS`."""
+    method: str
+    """Its name in the contract."""
+    occurrence: int
+    """Of this operator in this layer and step; nearly always 0."""
+
+    def __str__(self) -> str:
+        layer = "" if self.layer is None else f", layer {self.layer}"
+        return f"step {self.step}{layer}, {self.operator}"
+
+
+Observer = Callable[[Spot, NDArray[Any]], None]
+"""Gets a copy of each result, in its own dtype; widening it to float64 is exact."""
+
+Change = Callable[[Spot, Array], None]
+"""May change a result in place before it is observed and used."""
+
+
+def to_host(array: Array) -> NDArray[Any]:
+    """A copy of the backend's array as a NumPy array."""
+    return np.array(array) if isinstance(array, np.ndarray) else np.asarray(array.get())
+
+
+class RecordingBackend:
+    """Delegates to ``inner`` and shows ``observe`` what each operator gave.
+
+    A step's calls follow the decoder's order, from which each gets its role and layer. The keys and
+    values that `rope_write_kv` writes are the backend's own: they are seen by what
+    `paged_attention` makes of them.
+    """
+
+    def __init__(self, inner: Backend, observe: Observer, change: Change | None = None) -> None:
+        self.name = inner.name
+        self.itemsize = inner.itemsize
+        self.greedy: list[int] = []
+        """The tokens of the last step's largest logits, by ``inner``'s own sampling."""
+        self._inner = inner
+        self._observe = observe
+        self._change = change
+        self._step = 0
+        self._layer = 0
+        self._previous: str | None = None
+        self._counts: dict[tuple[int | None, str], int] = {}
+
+    # Recorded.
+
+    def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
+        self._step += 1
+        self.greedy = []
+        self._previous = None
+        self._counts = {}
+        logits = self._inner.run_step(forward, batch)
+        assert self._counts, f"run_step of {self.name} did not call forward: nothing to record"
+        return self._seen("run_step", logits)
+
+    def embed(self, token_ids: Array, embedding: Array) -> Array:
+        self._layer = 0
+        return self._seen("embed", self._inner.embed(token_ids, embedding))
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        return self._seen("rms_norm", self._inner.rms_norm(x, weight, eps))
+
+    def linear(self, x: Array, weight: Array, residual: Array | None = None) -> Array:
+        return self._seen("linear", self._inner.linear(x, weight, residual))
+
+    def head_norm(self, qkv: Array, first: int, last: int, weight: Array, eps: float) -> None:
+        self._inner.head_norm(qkv, first, last, weight, eps)
+        self._seen("head_norm", qkv[:, first:last])
+
+    def rope_write_kv(
+        self, qkv: Array, rope: Array, kv_cache: Array, layer: int, batch: StepBatch
+    ) -> Array:
+        assert layer == self._layer, f"layer {layer} came when {self._layer} was due"
+        q = self._inner.rope_write_kv(qkv, rope, kv_cache, layer, batch)
+        return self._seen("rope_write_kv", q)
+
+    def paged_attention(
+        self, q: Array, kv_cache: Array, layer: int, batch: StepBatch, window: int | None
+    ) -> Array:
+        out = self._inner.paged_attention(q, kv_cache, layer, batch, window)
+        return self._seen("paged_attention", out)
+
+    def silu_mul(self, gate_up: Array) -> Array:
+        return self._seen("silu_mul", self._inner.silu_mul(gate_up))
+
+    def take_rows(self, x: Array, rows: Array) -> Array:
+        return self._seen("take_rows", self._inner.take_rows(x, rows))
+
+    def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
+        self.greedy = self._inner.sample(logits, [RowControls()] * len(rows))
+        return self._inner.sample(logits, rows)
+
+    def _seen(self, method: str, out: Array) -> Array:
+        operator = ROLES.get((method, self._previous), method)
+        layer = None if operator in OUTSIDE_LAYERS else self._layer
+        occurrence = self._counts.get((layer, operator), 0)
+        self._counts[layer, operator] = occurrence + 1
+        spot = Spot(
+            step=self._step, layer=layer, operator=operator, method=method, occurrence=occurrence
+        )
+        if self._change is not None:
+            self._change(spot, out)
+        self._observe(spot, to_host(out))
+        self._previous = operator
+        if operator == "down":
+            self._layer += 1
+        return out
+
+    # Passed on.
+
+    def load_vector(self, vector: NDArray[Any]) -> Array:
+        return self._inner.load_vector(vector)
+
+    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Array:
+        return self._inner.load_embedding(shape, blocks)
+
+    def load_linear(
+        self,
+        shape: tuple[int, int],
+        blocks: Iterable[NDArray[Any]],
+        bias: NDArray[Any] | None = None,
+    ) -> Array:
+        return self._inner.load_linear(shape, blocks, bias)
+
+    def tie_linear(self, embedding: Array) -> Array:
+        return self._inner.tie_linear(embedding)
+
+    def load_rope(self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int) -> Array:
+        return self._inner.load_rope(inv_freq, scaling, num_positions)
+
+    def new_kv_cache(self, shape: KVCacheShape) -> Array:
+        return self._inner.new_kv_cache(shape)
+
+    def new_host_cache(self, shape: KVCacheShape) -> Array:
+        return self._inner.new_host_cache(shape)
+
+    def copy_blocks(self, kv_cache: Array, src: Sequence[int], dst: Sequence[int]) -> None:
+        self._inner.copy_blocks(kv_cache, src, dst)
+
+    def export_blocks(
+        self, kv_cache: Array, host_cache: Array, src: Sequence[int], dst: Sequence[int]
+    ) -> None:
+        self._inner.export_blocks(kv_cache, host_cache, src, dst)
+
+    def import_blocks(
+        self, host_cache: Array, kv_cache: Array, src: Sequence[int], dst: Sequence[int]
+    ) -> None:
+        self._inner.import_blocks(host_cache, kv_cache, src, dst)
+
+    def top_logprobs(
+        self, logits: Array, row: int, token_id: int, num_top: int
+    ) -> tuple[list[int], list[float], int]:
+        return self._inner.top_logprobs(logits, row, token_id, num_top)

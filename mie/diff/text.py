@@ -1,0 +1,120 @@
+"""A report as lines of text, at most 80 columns."""
+
+from collections.abc import Iterator, Sequence
+
+from mie.diff.report import Candidate, OperatorErrors, Place, Report, TokenPart
+
+_COLUMNS = ("operator", "layer", "max abs", "max rel", "max ULP", "allowed", "")
+_WIDTHS = (-15, 5, 9, 9, 13, 9, 5)
+"""Of the table; negative: to the left."""
+
+
+def lines(report: Report, *, layers: bool = False) -> Iterator[str]:
+    """The whole report; with ``layers`` each layer has its line, else each operator its worst."""
+    yield f"A {report.a} · B {report.b} · {report.model}"
+    yield from coverage(report)
+    yield ""
+    yield _line(_COLUMNS)
+    for row in report.rows if layers else report.worst_layers:
+        yield _line(cells(row))
+    yield ""
+    yield from verdict(report)
+    for part in report.tokens[:1]:
+        yield from ["", *_candidates(part)]
+
+
+def coverage(report: Report) -> Iterator[str]:
+    """What the workload went through."""
+    yield (
+        f"{_count(report.num_prompts, 'prompt')}, {_count(report.num_tokens, 'new token')} · "
+        f"{_count(report.num_cached_tokens, 'prompt token')} from the cache, "
+        f"{_count(report.num_copies, 'block')} copied"
+    )
+    yield (
+        f"{_count(report.num_steps, 'step')}: {report.num_prefill_steps} with prompt tokens, "
+        f"{report.num_decode_steps} with decodes, {report.num_mixed_steps} with both"
+    )
+
+
+def cells(row: OperatorErrors) -> list[str]:
+    """One line of the table."""
+    return [
+        row.operator,
+        "–" if row.layer is None else str(row.layer),
+        number(row.max_abs),
+        number(row.max_rel),
+        f"{row.max_ulp:,}" if row.max_ulp < 10**10 else f"{row.max_ulp:.1e}",
+        number(row.limit),
+        "" if row.is_within else "PAST",
+    ]
+
+
+def number(value: float) -> str:
+    """Two digits; 0 as it is."""
+    return f"{value:.1e}" if value else "0"
+
+
+def verdict(report: Report) -> Iterator[str]:
+    """Whether the two agree, and where they part."""
+    if report.inject is not None:
+        yield f"B was made wrong on purpose: one element of every result of {report.inject}."
+    if report.first is None:
+        worst = max(report.rows, key=lambda row: row.share)
+        layer = "" if worst.layer is None else f" of layer {worst.layer}"
+        share = f"{100 * worst.share:.0f} %"
+        yield f"Within tolerance; closest is {worst.operator}{layer}, at {share} of its limit."
+    else:
+        yield "Past tolerance, first at"
+        yield f"  {report.first}:"
+        yield f"  {difference(report.first)}."
+    yield from tokens(report)
+
+
+def difference(place: Place) -> str:
+    """The element on both sides."""
+    relative = f"{number(place.relative)} of the largest magnitude"
+    return f"A {place.a:.8g}, B {place.b:.8g}: {relative}"
+
+
+def tokens(report: Report) -> Iterator[str]:
+    """Whether the two would have chosen the same tokens."""
+    if not report.tokens:
+        yield f"Tokens: both choose the same {report.num_tokens}."
+        return
+    part = report.tokens[0]
+    num_wrong = sum(not each.is_near_tie for each in report.tokens)
+    kind = f"{num_wrong} by more than a near-tie" if num_wrong else "by near-ties only"
+    yield f"Tokens: {len(report.tokens)} of {report.num_tokens} differ, {kind}."
+    yield f"The first is token {part.token} of prompt {part.prompt}, in step {part.step}."
+
+
+def token_text(text: str) -> str:
+    """A token between quotes, its line breaks and the like escaped."""
+    return repr(text)
+
+
+def _candidates(part: TokenPart) -> Iterator[str]:
+    """The most likely tokens of both, side by side."""
+    yield f"{'A':<36}  B"
+    for index in range(max(len(part.a), len(part.b))):
+        a, b = _candidate(part.a, index), _candidate(part.b, index)
+        yield f"{a:<36}  {b}".rstrip()
+
+
+def _candidate(candidates: Sequence[Candidate], index: int) -> str:
+    if index >= len(candidates):
+        return ""
+    each = candidates[index]
+    text = token_text(each.text)
+    text = text if len(text) <= 18 else text[:17] + "…"
+    return f"{each.token_id:>6} {text:<18} {each.logprob:>9.4f}"
+
+
+def _line(texts: Sequence[str]) -> str:
+    pairs = zip(texts, _WIDTHS, strict=True)
+    padded = (f"{text:<{-w}}" if w < 0 else f"{text:>{w}}" for text, w in pairs)
+    return " ".join(padded).rstrip()
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

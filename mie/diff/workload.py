@@ -1,0 +1,81 @@
+"""What the two sides run."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mie.config import EngineConfig
+from mie.model.config import ModelConfig
+from mie.model.locate import locate_model
+from mie.sched.params import SamplingParams
+from mie.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Greedy answers to prompts of token ids, all sent at once.
+
+    A small budget cuts prompts into chunks, so that a later prompt meets the earlier ones' blocks
+    and their decodes.
+    """
+
+    directory: Path
+    model: str
+    """What the report calls it."""
+    prompts: Sequence[Sequence[int]]
+    token_text: Callable[[int], str] = str
+    """How the report spells a token."""
+    max_tokens: int = 8
+    block_size: int = 8
+    max_num_batched_tokens: int = 8
+
+    def check(self) -> None:
+        """Raise `ConfigError` if a setting is out of range."""
+        for make in (self.config, self.params):
+            make()
+
+    def config(self) -> EngineConfig:
+        """The same for both sides, whatever memory each has."""
+        lengths = [len(prompt) + self.max_tokens for prompt in self.prompts]
+        num_blocks = sum(-(-length // max(1, self.block_size)) for length in lengths)
+        return EngineConfig(
+            block_size=self.block_size,
+            num_blocks=max(1, num_blocks + len(lengths) + 1),
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
+
+    def params(self, forced: Sequence[int] | None = None) -> SamplingParams:
+        """Of each request; with ``forced`` its tokens are those."""
+        return SamplingParams(
+            temperature=0,
+            max_tokens=self.max_tokens,
+            ignore_eos=True,
+            trace_decode_token_ids=forced,
+        )
+
+
+def workload_of_texts(
+    model: str,
+    texts: Sequence[str],
+    *,
+    max_tokens: int,
+    block_size: int,
+    max_num_batched_tokens: int,
+) -> Workload:
+    """The workload of prompts in words, for a model as a user names it.
+
+    Raises:
+        ModelError: the model or its tokenizer cannot be used.
+        RequestError: a text is no valid Unicode.
+    """
+    directory = locate_model(model)
+    tokenizer = Tokenizer.load(directory, ModelConfig.load(directory).vocab_size)
+    return Workload(
+        directory=directory,
+        model=model,
+        prompts=[tokenizer.encode(text) for text in texts],
+        token_text=tokenizer.token_str,
+        max_tokens=max_tokens,
+        block_size=block_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )

@@ -1,0 +1,207 @@
+"""Checks of what every backend stands on: Python, NumPy, CPUs, memory, a compiler."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from mie.doctor.machine import Machine, NoAnswer
+from mie.doctor.report import Check, gibibytes, numbers
+
+ARCHITECTURES = ("x86_64", "aarch64", "arm64")
+FAST_BLAS = ("openblas", "mkl", "accelerate", "blis", "nvpl", "armpl", "flexiblas")
+LITTLE_MEMORY = 1 << 30
+
+# In the order in which OpenBLAS looks for its number of threads.
+_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+_TUNING = {
+    "OPENBLAS_CORETYPE": "sets which CPU NumPy's products are written for",
+    "OPENBLAS_L2_SIZE": "sets the cache size NumPy's products are cut for",
+}
+
+
+def host_checks(machine: Machine) -> Iterator[Check]:
+    """In the order in which they are printed."""
+    yield _python(machine)
+    yield _numpy(machine)
+    yield _blas_settings(machine)
+    yield _cpus(machine)
+    yield _memory(machine)
+    yield _compiler(machine)
+
+
+def _python(machine: Machine) -> Check:
+    value = f"{machine.python}, {machine.system} {machine.architecture}"
+    if machine.system == "Linux" and machine.architecture in ARCHITECTURES:
+        return Check(name="Python", status="ok", value=value)
+    value += "; mie is made for Linux on x86-64 and aarch64, and is not tried elsewhere"
+    return Check(name="Python", status="note", value=value)
+
+
+def _numpy(machine: Machine) -> Check:
+    try:
+        facts = machine.ask("numpy")
+    except NoAnswer as why:
+        return Check(
+            name="NumPy",
+            status="problem",
+            value=f"the process that imported it {why}",
+            remedy="pip install --force-reinstall 'numpy>=1.26,<3'",
+        )
+    blas = str(facts.get("blas", "unknown"))
+    value = f"{facts.get('version')}, BLAS {blas} {facts.get('blas_version', '')}".rstrip()
+    if any(name in blas.lower() for name in FAST_BLAS):
+        return Check(name="NumPy", status="ok", value=value)
+    return Check(
+        name="NumPy",
+        status="note",
+        value=f"{value}, which may be a slow one",
+        remedy="pip install --force-reinstall numpy brings one with OpenBLAS",
+    )
+
+
+def _blas_settings(machine: Machine) -> Check:
+    """Environment variables that make NumPy slower than it is by itself."""
+    environment = machine.environment
+    names = [name for name in _TUNING if environment.get(name)]
+    found = [f"{name}={environment[name]} {_TUNING[name]}" for name in names]
+    cpus = _whole_cpus(machine)
+    setting = _thread_setting(machine)
+    if setting is not None and setting[1] != cpus:
+        name, threads = setting
+        found.append(f"{name}={threads}, with {_count(cpus, 'CPU')} to run on")
+        names.append(name)
+    if not found:
+        return Check(name="BLAS settings", status="ok", value="none that cost speed")
+    return Check(
+        name="BLAS settings",
+        status="note",
+        value="; ".join(found),
+        remedy=f"unset {' '.join(names)}",
+    )
+
+
+def _thread_setting(machine: Machine) -> tuple[str, int] | None:
+    """The variable that sets NumPy's number of threads, and that number."""
+    for name in _THREADS:
+        threads = next(numbers(machine.environment.get(name)), 0)
+        if threads > 0:
+            return name, threads
+    return None
+
+
+def _cpus(machine: Machine) -> Check:
+    present, usable = machine.num_cpus(), machine.num_usable_cpus()
+    value = f"{usable} of {present}" if usable < present else f"{usable}"
+    quota = cpu_quota(machine)
+    if quota is None or quota >= usable:
+        return Check(name="CPUs", status="ok", value=value)
+    cpus = _whole_cpus(machine)
+    value += f", and the control group allows the time of {quota:g}"
+    setting = _thread_setting(machine)
+    if setting is not None and setting[1] <= cpus:
+        return Check(name="CPUs", status="ok", value=value)
+    return Check(
+        name="CPUs",
+        status="note",
+        value=value,
+        remedy=f"export OPENBLAS_NUM_THREADS={cpus}, so that threads do not wait for each other; "
+        "or raise the container's limit",
+    )
+
+
+def _whole_cpus(machine: Machine) -> int:
+    """The CPUs that threads can run on at once, all the time."""
+    quota = cpu_quota(machine)
+    usable = machine.num_usable_cpus()
+    return usable if quota is None else max(1, min(usable, math.ceil(quota)))
+
+
+def cpu_quota(machine: Machine) -> float | None:
+    """CPUs whose time the process's control group may use; None without a limit."""
+    quotas = []
+    for text in _group_files(machine, "cpu", "cpu.max"):  # "150000 100000", or "max 100000"
+        pair = list(numbers(text))
+        if len(pair) == 2 and pair[1] > 0:
+            quotas.append(pair[0] / pair[1])
+    times = _group_files(machine, "cpu", "cpu.cfs_quota_us")
+    periods = _group_files(machine, "cpu", "cpu.cfs_period_us")
+    for time, period in zip(times, periods, strict=False):
+        pair = [*numbers(time), *numbers(period)]
+        if len(pair) == 2 and min(pair) > 0:
+            quotas.append(pair[0] / pair[1])
+    return min(quotas, default=None)
+
+
+def _group_files(machine: Machine, controller: str, name: str) -> list[str]:
+    """The texts of a control group's file, from the process's own group up to the root's.
+
+    A limit of any of them holds. Version 2 has one tree, version 1 one for each controller.
+    """
+    texts = []
+    for line in (machine.read("/proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = PurePosixPath("/sys/fs/cgroup", controller if controllers else "")
+        group = PurePosixPath(path.lstrip("/"))
+        for folder in (group, *group.parents):
+            text = machine.read(str(top / folder / name))
+            if text is not None:
+                texts.append(text)
+    return texts
+
+
+def _memory(machine: Machine) -> Check:
+    sizes = dict(
+        re.findall(r"^(\w+): +(\d+) kB$", machine.read("/proc/meminfo") or "", re.MULTILINE)
+    )
+    if not {"MemTotal", "MemAvailable"} <= sizes.keys():
+        return Check(name="memory", status="note", value="unknown: /proc/meminfo does not say")
+    total, available = (int(sizes[name]) << 10 for name in ("MemTotal", "MemAvailable"))
+    value = f"{gibibytes(available)} available of {gibibytes(total)}"
+    limit = memory_limit(machine)
+    if limit is not None and limit < total:
+        value += f"; the control group may hold {gibibytes(limit)}"
+        available = min(available, limit)
+    if available >= LITTLE_MEMORY:
+        return Check(name="memory", status="ok", value=value)
+    return Check(
+        name="memory",
+        status="note",
+        value=value,
+        remedy="end other programs, or give a small --kv-cache-memory-bytes, such as 64MiB",
+    )
+
+
+def memory_limit(machine: Machine) -> int | None:
+    """Bytes that the process's control group may hold; None without a limit."""
+    files = ("memory.max", "memory.limit_in_bytes")
+    texts = [text for name in files for text in _group_files(machine, "memory", name)]
+    return min((limit for text in texts for limit in numbers(text)), default=None)
+
+
+def _compiler(machine: Machine) -> Check:
+    """The C++ compiler that backend cupy-emulated builds the kernels with."""
+    named = machine.environment.get("CXX") or "g++"
+    try:
+        printed = machine.run([*shlex.split(named), "--version"]).splitlines()
+        return Check(name="C++ compiler", status="ok", value=printed[0])
+    except NoAnswer as why:
+        problem = f"{named} {why}"
+    except (IndexError, ValueError):  # it printed nothing; a quote is not closed
+        problem = f"{named} is no compiler"
+    return Check(
+        name="C++ compiler",
+        status="note",
+        value=f"{problem}; backend cupy-emulated needs one",
+        remedy="apt install g++, or name a compiler in CXX",
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,132 @@
+"""The machine as the checks see it: files, commands, and processes that are asked for facts."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ASK_SECONDS = 180.0
+"""Longer than any build or first compilation takes; a driver that hangs does not answer at all."""
+
+
+# The child finds modules where this process does, not in the folder it happens to be started in.
+_ASK = (
+    "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); "
+    "from mie.doctor.ask import main; main(sys.argv[1:])"
+)
+
+
+class NoAnswer(Exception):
+    """A command gave nothing to read; the message says why: "is not installed"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What the checks may read and run. A test gives another ``root`` and its own answers."""
+
+    root: Path = Path("/")
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    system: str = field(default_factory=platform.system)
+    architecture: str = field(default_factory=platform.machine)
+    python: str = field(default_factory=platform.python_version)
+
+    def read(self, path: str) -> str | None:
+        """The text of the file ``path``, or None where there is none to read."""
+        try:
+            return (self.root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace")
+        except (OSError, ValueError):
+            return None
+
+    def read_all(self, pattern: str) -> list[str]:
+        """The texts of the files that match, such as ``/sys/bus/pci/devices/*/vendor``."""
+        try:
+            paths = sorted(self.root.glob(pattern.lstrip("/")))
+        except OSError:
+            return []
+        texts = (self.read(str(path.relative_to(self.root))) for path in paths)
+        return [text for text in texts if text is not None]
+
+    def num_cpus(self) -> int:
+        """CPUs there are."""
+        return os.cpu_count() or 1
+
+    def num_usable_cpus(self) -> int:
+        """CPUs that this process may run on."""
+        if hasattr(os, "sched_getaffinity"):
+            return len(os.sched_getaffinity(0))
+        return self.num_cpus()
+
+    def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
+        """What ``command`` prints.
+
+        Raises:
+            NoAnswer: it is not there, failed, or took longer than ``timeout`` seconds.
+        """
+        try:
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**self.environment, "LC_ALL": "C"},
+                start_new_session=True,  # so that what it started ends with it
+            )
+        except FileNotFoundError:
+            raise NoAnswer("is not installed") from None
+        except (OSError, ValueError) as error:
+            raise NoAnswer(f"cannot be run: {error}") from None
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise NoAnswer(f"gave no answer within {timeout:g} s") from None
+        finally:
+            _end(process)
+        if process.returncode:
+            raise NoAnswer(_ending(process.returncode, errors))
+        return output.decode("utf-8", errors="replace")
+
+    def ask(self, *topic: str) -> dict[str, Any]:
+        """The facts that `mie.doctor.ask` finds about ``topic``, in a process of its own.
+
+        Raises:
+            NoAnswer: the process crashed, hung, or printed something else.
+        """
+        # Warnings are no facts, even where the user has made them errors.
+        command = (sys.executable, "-W", "ignore", "-c", _ASK, "\n".join(sys.path), *topic)
+        lines = self.run(command, timeout=ASK_SECONDS).splitlines()
+        try:
+            facts = json.loads(lines[-1])
+        except (IndexError, ValueError):
+            raise NoAnswer("gave an answer that is not JSON") from None
+        if not isinstance(facts, dict):
+            raise NoAnswer("gave an answer that is not a JSON object")
+        return facts
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that still runs, with its children."""
+    if process.poll() is None:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def _ending(code: int, errors: bytes) -> str:
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = str(-code)
+        return f"was ended by signal {name}"
+    lines = errors.decode("utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+    return f"ended with code {code}: {last}"

@@ -1,0 +1,76 @@
+"""``mie diff`` as a process: its table, its page, its JSON, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from command_line import error_line, mie
+from emulated import needs_compiler
+
+NUMPY = ("--dtype-a", "float64", "--b", "numpy")
+"""What needs no compiler."""
+
+
+def test_float32_and_float64_agree():
+    process = mie("diff", *NUMPY)
+    assert process.returncode == 0
+    out = process.stdout.decode()
+    assert out.startswith("A numpy float64 · B numpy float32 · bundled\n2 prompts, 16 new tokens")
+    assert "Within tolerance; closest is " in out
+    assert "Tokens: both choose the same 16." in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert process.stderr.decode().splitlines() == [
+        "running A: numpy float64",
+        "running B: numpy float32",
+    ]
+
+
+def test_a_fault_on_purpose_is_found_and_shown_on_a_page(tmp_path: Path):
+    page = tmp_path / "report.html"
+    process = mie("diff", *NUMPY, "--inject", "gate_up:2", "--layers", "--html", page)
+    assert process.returncode == 1
+    assert b"Past tolerance, first at\n  step 1, layer 2, gate_up, element [" in process.stdout
+    assert "step 1, layer 2, gate_up, element [" in page.read_text(encoding="utf-8")
+    assert list(tmp_path.iterdir()) == [page]
+
+
+def test_json_is_one_object():
+    process = mie(
+        "diff", *NUMPY, "--json", "--max-tokens", "2", "--prompt", "One day", "Tom the owl"
+    )
+    assert process.returncode == 0
+    report = json.loads(process.stdout)
+    assert report["is_within"] is True
+    assert (report["num_prompts"], report["num_tokens"]) == (2, 4)
+    assert {row["layer"] for row in report["rows"]} == {None, 0, 1, 2, 3}
+
+
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path):
+    assert "backend 'nix'" in error_line(mie("diff", "--b", "nix"))
+    assert "dtype 'float8'" in error_line(mie("diff", "--b", "numpy", "--dtype-b", "float8"))
+    assert "--inject takes OP" in error_line(mie("diff", "--inject", "softmax"))
+    assert "write over the directory" in error_line(mie("diff", "--html", tmp_path))
+    assert "nowhere" in error_line(mie("diff", *NUMPY, "--model", "./nowhere"))
+    assert "block_size" in error_line(mie("diff", *NUMPY, "--block-size", "0"))
+
+
+def test_a_fault_that_meets_no_call_is_known_after_a_has_run():
+    process = mie("diff", *NUMPY, "--inject", "q_norm")
+    assert process.returncode == 2
+    assert process.stdout == b""
+    assert "mie: error: --inject q_norm meets no call" in process.stderr.decode()
+
+
+def test_help_says_what_the_columns_mean():
+    process = mie("diff", "--help")
+    assert process.returncode == 0
+    assert b"max ULP   the numbers of the coarser dtype" in process.stdout
+
+
+@needs_compiler
+def test_numpy_and_the_emulated_kernels_are_the_default():
+    process = mie("diff")
+    assert process.returncode == 0, process.stdout.decode()
+    assert process.stdout.startswith("A numpy float32 · B cupy-emulated float32".encode())
+    assert b"Tokens: both choose the same 16." in process.stdout

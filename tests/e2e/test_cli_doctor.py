@@ -1,0 +1,156 @@
+"""``mie doctor`` as a process: on this machine, and with libraries that are fakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import COMMAND, ENVIRONMENT
+from emulated import needs_compiler
+
+BACKENDS = ["numpy", "cupy-emulated", "cupy"]
+
+LIBCUDA = r"""
+#include <cstdio>
+#include <cstdlib>
+extern "C" {
+int cuDriverGetVersion(int* version) { *version = 12060; return 0; }
+int cuInit(unsigned) { return getenv("NO_GPU") ? 100 : 0; }
+int cuDeviceGetCount(int* count) { *count = 1; return 0; }
+int cuDeviceGet(int* device, int index) { *device = index; return 0; }
+int cuDeviceGetName(char* name, int size, int) { snprintf(name, size, "Paper GPU"); return 0; }
+int cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = size_t{8} << 30; return 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  *value = attribute == 75 ? 8 : attribute == 76 ? 7 : 0;
+  return 0;
+}
+int cuGetErrorName(int, const char** name) { *name = "CUDA_ERROR_NO_DEVICE"; return 0; }
+}
+"""
+
+
+def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    process = subprocess.run(
+        [*COMMAND, "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        env={**ENVIRONMENT, **environment},
+        timeout=240,
+        check=False,
+    )
+    assert "Traceback" not in process.stderr + process.stdout
+    return process
+
+
+def report(*arguments: str, **environment: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(doctor("--json", *arguments, **environment).stdout)
+    return found
+
+
+def check(found: dict[str, Any], name: str) -> dict[str, Any]:
+    [one] = [each for each in found["checks"] if each["name"] == name]
+    return dict(one)
+
+
+def fake_cupy(folder: Path, code: str) -> str:
+    """A PYTHONPATH on which ``import cupy`` runs ``code``."""
+    (folder / "cupy.py").write_text(code)
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def test_this_machine_is_examined() -> None:
+    process = doctor()
+    assert process.returncode == 0
+    assert process.stderr == ""
+    words = [line.split() for line in process.stdout.splitlines() if line]
+    assert {line[0] for line in words} <= {"ok", "note", "problem", "remedy:", "backend"}
+    assert [line[1] for line in words if line[0] == "backend"] == BACKENDS
+    assert ["backend", "numpy", "works"] in words
+
+
+def test_the_same_for_programs() -> None:
+    found = report("--backend", "numpy")
+    assert found.keys() == {"mie", "checks", "backends"}
+    assert found["backends"] == [{"name": "numpy", "works": True, "reason": None}]
+    assert {each["status"] for each in found["checks"]} <= {"ok", "note", "problem"}
+    assert check(found, "NumPy")["status"] in ("ok", "note")
+
+
+@needs_compiler
+def test_the_emulated_kernels_work_where_there_is_a_compiler() -> None:
+    assert doctor("--backend", "cupy-emulated").returncode == 0
+
+
+def test_without_a_compiler_the_emulated_kernels_do_not_work() -> None:
+    process = doctor("--backend", "cupy-emulated", CXX="no-such-compiler")
+    assert process.returncode == 1
+    assert "no-such-compiler is not installed; backend cupy-emulated needs one" in process.stdout
+    assert "backend  cupy-emulated  does not work: the kernel emulator" in process.stdout
+
+
+def test_a_variable_that_costs_speed_is_noted() -> None:
+    settings = check(report("--backend", "numpy", OPENBLAS_CORETYPE="Haswell"), "BLAS settings")
+    assert settings["status"] == "note"
+    assert "OPENBLAS_CORETYPE" in settings["remedy"]
+
+
+def test_no_such_backend_shows_the_usage() -> None:
+    process = doctor("--backend", "abacus")
+    assert process.returncode == 2
+    assert "invalid choice: 'abacus'" in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("raise ImportError('libcublas.so.12: no such file')", "libcublas.so.12: no such file"),
+        ("import os; os.abort()", "was ended by signal SIGABRT"),
+        ("print('hello'); raise ImportError('loud')", "cannot be imported: loud"),
+        ("import warnings; warnings.warn('old'); raise ImportError('late')", "late"),
+    ],
+)
+def test_a_cupy_that_breaks_takes_nothing_with_it(tmp_path: Path, code: str, value: str) -> None:
+    found = report("--backend", "cupy", PYTHONPATH=fake_cupy(tmp_path, code))
+    assert check(found, "CuPy")["status"] == "problem"
+    assert value in check(found, "CuPy")["value"]
+    assert found["backends"][0]["works"] is False
+
+
+@pytest.fixture(scope="module")
+def libcuda(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a libcuda.so.1 that has one GPU, for LD_LIBRARY_PATH."""
+    folder = tmp_path_factory.mktemp("libcuda")
+    (folder / "cuda.cpp").write_text(LIBCUDA)
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    command = [*compiler, "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.cpp"]
+    subprocess.run(command, cwd=folder, check=True)
+    return str(folder)
+
+
+@needs_compiler
+def test_a_driver_without_cupy(tmp_path: Path, libcuda: str) -> None:
+    absent = fake_cupy(
+        tmp_path, "raise ModuleNotFoundError(\"No module named 'cupy'\", name='cupy')"
+    )
+    process = doctor("--backend", "cupy", LD_LIBRARY_PATH=libcuda, PYTHONPATH=absent)
+    assert process.returncode == 1
+    assert "Paper GPU, compute capability 8.7, 8.0 GiB" in process.stdout
+    assert "problem  CuPy           not installed" in process.stdout
+    assert "remedy: pip install 'mie[cuda12]'" in process.stdout
+    assert "backend  cupy           does not work: backend 'cupy' needs CuPy" in process.stdout
+
+
+@needs_compiler
+def test_a_driver_without_a_gpu(tmp_path: Path, libcuda: str) -> None:
+    absent = fake_cupy(
+        tmp_path, "raise ModuleNotFoundError(\"No module named 'cupy'\", name='cupy')"
+    )
+    found = report(*("--backend", "numpy"), LD_LIBRARY_PATH=libcuda, PYTHONPATH=absent, NO_GPU="1")
+    assert "runs CUDA 12.6" in check(found, "NVIDIA driver")["value"]
+    assert "CUDA_ERROR_NO_DEVICE" in check(found, "NVIDIA driver")["value"]
+    assert check(found, "NVIDIA driver")["remedy"]

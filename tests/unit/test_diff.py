@@ -1,0 +1,571 @@
+"""`mie.diff`: what it measures, what it records, and that it finds every fault it is shown."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tiny_models
+from conftest import TINY, TinyModel
+from emulated import needs_compiler
+
+from mie.backend import load_backend
+from mie.config import EngineConfig
+from mie.diff.compare import compare
+from mie.diff.html import check_target, page, write_page
+from mie.diff.inject import Injection
+from mie.diff.measure import coarser, errors_between
+from mie.diff.recording import METHODS, OPERATORS, RecordingBackend, Spot, to_host
+from mie.diff.report import Report, Side
+from mie.diff.text import lines
+from mie.diff.tolerances import CLASSES, TOLERANCES, limit_of
+from mie.diff.workload import Workload
+from mie.errors import ConfigError, RequestError
+from mie.load import load_engine
+from mie.ops import kv_cache
+from mie.ops.numpy_backend import NumpyBackend
+from mie.sched.params import SamplingParams
+
+F64 = Side(backend="numpy", dtype="float64")
+F32 = Side(backend="numpy", dtype="float32")
+
+
+def emulated(dtype: str) -> Side:
+    return Side(backend="cupy-emulated", dtype=dtype)
+
+
+def workload(model: TinyModel, /, **settings: Any) -> Workload:
+    """Two prompts that begin alike: chunks, a prefix hit with a copied block, and decodes."""
+    prompts = [list(range(4, 22)), [*range(4, 14), *range(25, 35)]]
+    work = Workload(
+        directory=model.directory, model="tiny", prompts=prompts, max_tokens=6, block_size=4
+    )
+    return replace(work, **settings)
+
+
+# Measuring.
+
+
+@pytest.mark.parametrize(
+    ("dtype", "x", "y", "ulp"),
+    [
+        ("float32", 1.0, 1.0, 0),
+        ("float32", 1.0, 1.0 + 2**-23, 1),
+        ("float32", 1.0, 1.0 - 2**-24, 1),
+        ("float32", -1.0, -1.0 - 2**-23, 1),
+        ("float32", 0.0, -0.0, 0),
+        ("float32", 2.0**-149, -(2.0**-149), 2),
+        ("float16", 1.0, 1.0 + 2**-10, 1),
+        ("float16", 2048.0, 2056.0, 4),
+        ("bfloat16", 1.0, 1.0 + 2**-7, 1),
+        ("float64", 1.0, 1.0 + 2**-52, 1),
+        ("float64", -np.finfo(np.float64).max, np.finfo(np.float64).max, 2 * (2047 * 2**52 - 1)),
+    ],
+)
+def test_a_ulp_is_a_step_to_the_next_number(dtype: str, x: float, y: float, ulp: int):
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    assert errors_between(np.array([x], kind), np.array([y], kind), 1.0).max_ulp == ulp
+    assert errors_between(np.array([y], kind), np.array([x], kind), 1.0).max_ulp == ulp
+
+
+def test_ulps_are_of_the_coarser_dtype():
+    half, single = np.dtype("float16"), np.dtype("float32")
+    bfloat, double = np.dtype(ml_dtypes.bfloat16), np.dtype("float64")
+    assert coarser(single, double) == coarser(double, single) == single
+    assert coarser(half, single) == half
+    assert coarser(bfloat, half) == bfloat
+    # float32 tells the two apart, float16 does not.
+    assert errors_between(np.array([1 + 2**-20], single), np.array([1], half), 1).max_ulp == 0
+
+
+def test_the_relative_error_is_of_the_largest_magnitude():
+    a = np.array([[1e-9, -8.0], [4.0, 2.0]])
+    b = np.array([[3e-9, -8.0], [4.5, 2.25]])
+    errors = errors_between(a, b, 1 / 64)
+    assert errors.largest == 8
+    assert errors.max_abs == 0.5
+    assert errors.max_rel == 0.5 / 8
+    assert errors.worst == (1, 0)
+    assert errors.first == (1, 0)
+    assert errors_between(a, b, 0.5 / 8).first is None, "the limit itself is allowed"
+    assert errors_between(a, b, 0).first == (0, 0)
+
+
+def test_numbers_that_are_not_finite():
+    inf, nan = math.inf, math.nan
+    same = np.array([inf, -inf, nan, 1.0])
+    assert errors_between(same, same, 0).max_rel == 0
+    for x, y in [(1.0, nan), (nan, 1.0), (1.0, inf), (inf, -inf), (inf, nan)]:
+        errors = errors_between(np.array([2.0, x]), np.array([2.0, y]), 1e9)
+        assert errors.max_rel == inf
+        assert errors.first == errors.worst == (1,)
+        assert errors.max_ulp == 0
+    only = errors_between(np.array([nan]), np.array([1.0]), 1)
+    assert (only.largest, only.max_rel, only.first) == (0, inf, (0,))
+
+
+def test_zeros_and_nothing_at_all():
+    zeros = np.zeros(3)
+    assert errors_between(zeros, zeros, 0).max_rel == 0
+    assert errors_between(zeros, np.array([0, 0, 1e-30]), 1).max_rel == math.inf
+    assert errors_between(np.zeros((0, 4)), np.zeros((0, 4)), 0).first is None
+    with pytest.raises(AssertionError, match="shape"):
+        errors_between(zeros, np.zeros(2), 1)
+
+
+# Recording.
+
+
+def recorded(model: TinyModel, prompt: list[int]) -> list[tuple[Spot, np.ndarray]]:
+    """The calls of two greedy tokens."""
+    calls: list[tuple[Spot, np.ndarray]] = []
+    engine = load_engine(
+        model.directory,
+        EngineConfig(num_blocks=16),
+        wrap=lambda backend: RecordingBackend(backend, lambda *call: calls.append(call)),
+    )
+    engine.add_request(prompt, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    while engine.has_work:
+        engine.step()
+    return calls
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_every_call_has_its_role_and_layer(tiny: dict[str, TinyModel], family: str):
+    head_norms = ["q_norm", "k_norm"] if "qwen3" in family else []
+    attention = ["attention_norm", "qkv", *head_norms, "rope_write_kv", "paged_attention", "o"]
+    layer = [*attention, "mlp_norm", "gate_up", "silu_mul", "down"]
+    order = [
+        ("embed", None),
+        *((operator, index) for index in range(2) for operator in layer),
+        *((operator, None) for operator in ("take_rows", "final_norm", "head", "logits")),
+    ]
+    calls = recorded(tiny[family], [5, 6, 7])
+    wanted = [(step, layer, operator) for step in (1, 2) for operator, layer in order]
+    assert [(spot.step, spot.layer, spot.operator) for spot, _ in calls] == wanted
+    assert {spot.occurrence for spot, _ in calls} == {0}
+    assert {spot.operator for spot, _ in calls} <= set(OPERATORS)
+    assert {spot.method for spot, _ in calls} <= set(METHODS)
+
+
+def test_a_result_is_recorded_with_its_shape_and_dtype(tiny: dict[str, TinyModel]):
+    shapes = {spot.operator: array.shape for spot, array in recorded(tiny["qwen3_tied"], [5, 6, 7])}
+    # Of the second step, which has one token.
+    assert shapes["embed"] == shapes["down"] == shapes["take_rows"] == (1, 24)
+    assert shapes["qkv"] == (1, 96)
+    assert shapes["q_norm"] == shapes["k_norm"] == shapes["paged_attention"] == (1, 4, 8)
+    assert shapes["silu_mul"] == (1, 32)
+    assert shapes["head"] == shapes["logits"] == (1, 40)
+    assert {array.dtype.name for _, array in recorded(tiny["llama"], [5])} == {"float32"}
+
+
+def test_what_is_recorded_is_a_copy():
+    class OnDevice:
+        def get(self) -> np.ndarray:
+            return np.arange(3.0)
+
+    host = np.arange(3.0)
+    copy = to_host(host)
+    host += 1
+    assert copy.tolist() == to_host(OnDevice()).tolist() == [0, 1, 2]
+
+
+def test_a_backend_that_skips_the_forward_pass_is_no_backend_to_record():
+    class Replays(NumpyBackend):
+        def run_step(self, forward: Any, batch: Any) -> np.ndarray:
+            return np.zeros((1, 4))
+
+    recorder = RecordingBackend(Replays(), lambda spot, array: None)
+    with pytest.raises(AssertionError, match="did not call forward"):
+        recorder.run_step(lambda batch: None, None)  # type: ignore[arg-type]
+
+
+def test_a_call_out_of_order_goes_by_the_operators_own_name():
+    calls: list[Spot] = []
+    recorder = RecordingBackend(load_backend("numpy"), lambda spot, array: calls.append(spot))
+    gate_up = np.ones((1, 4), np.float32)
+    recorder.silu_mul(gate_up)
+    recorder.silu_mul(gate_up)
+    assert [spot.operator for spot in calls] == ["silu_mul", "silu_mul"]
+    assert [spot.occurrence for spot in calls] == [0, 1]
+
+
+# Comparing.
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_float32_is_within_tolerance_of_float64(tiny: dict[str, TinyModel], family: str):
+    report = compare(workload(tiny[family]), F64, F32)
+    assert report.is_within
+    assert report.first is None
+    assert report.tokens == ()
+    assert report.num_tokens == 12
+    rounded = [row for row in report.rows if row.operator != "embed"]
+    assert all(0 < row.max_rel < row.limit and row.max_ulp > 0 for row in rounded)
+    assert all(row.num_calls == report.num_steps for row in report.rows)
+    assert all(row.worst.relative == row.max_rel for row in report.rows)
+
+
+def test_the_workload_has_chunks_a_prefix_hit_a_copy_and_decodes(tiny: dict[str, TinyModel]):
+    report = compare(workload(tiny["llama"]), F32, F32)
+    assert report.num_prefill_steps > 2
+    assert report.num_cached_tokens == 10
+    assert report.num_copies == 1
+    assert report.num_decode_steps > 0
+    assert report.num_mixed_steps > 0
+
+
+def test_a_backend_is_equal_to_itself(tiny: dict[str, TinyModel]):
+    report = compare(workload(tiny["llama"]), F32, F32)
+    assert report.is_within
+    assert {(row.max_abs, row.max_rel, row.max_ulp) for row in report.rows} == {(0, 0, 0)}
+
+
+ROLES_OF = {
+    "llama": [name for name in OPERATORS if name not in ("q_norm", "k_norm")],
+    "qwen3_tied": ["q_norm", "k_norm"],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "operator"),
+    [(family, operator) for family, operators in ROLES_OF.items() for operator in operators],
+)
+def test_a_fault_in_any_operator_is_found(tiny: dict[str, TinyModel], family: str, operator: str):
+    report = compare(
+        workload(tiny[family]), F64, F32, inject=Injection(operator=operator, layer=None)
+    )
+    assert not report.is_within
+    assert report.first is not None
+    assert report.first.operator == operator
+    in_layers = report.rows[[row.operator for row in report.rows].index(operator)].layer == 0
+    assert report.first.layer == (0 if in_layers else None)
+    assert report.first.relative == pytest.approx(0.01, rel=0.01)
+    assert report.first.b == pytest.approx(1.01 * report.first.a, rel=1e-3)
+    # Of a whole chunk nothing is sampled, so that the first rows of logits come later.
+    has_rows = operator in ("take_rows", "final_norm", "head", "logits")
+    assert report.first.step == (3 if has_rows else 1)
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [name for name in OPERATORS if name not in ("embed", "take_rows", "final_norm")][:-2],
+)
+def test_a_fault_in_the_second_layer_is_found_there(tiny: dict[str, TinyModel], operator: str):
+    inject = Injection.parse(f"{operator}:1")
+    report = compare(workload(tiny["qwen3_tied"]), F64, F32, inject=inject)
+    assert report.first is not None
+    assert (report.first.operator, report.first.layer, report.first.step) == (operator, 1, 1)
+    assert report.inject == f"{operator}:1"
+    before = [row for row in report.rows if row.layer == 0 and row.operator == operator]
+    assert report.num_steps == before[0].num_calls
+
+
+@pytest.mark.parametrize(
+    ("method", "role"),
+    [
+        ("rms_norm", "attention_norm"),
+        ("linear", "qkv"),
+        ("head_norm", "q_norm"),
+        ("run_step", "logits"),
+    ],
+)
+def test_an_operator_of_the_contract_stands_for_its_roles(
+    tiny: dict[str, TinyModel], method: str, role: str
+):
+    report = compare(workload(tiny["qwen3_tied"]), F64, F32, inject=Injection.parse(method))
+    assert report.first is not None
+    assert report.first.operator == role
+
+
+@pytest.mark.parametrize("text", ["", "down:", "down:x", "softmax", "down:1:2", "down 1", ":1"])
+def test_a_fault_that_is_none_is_refused(text: str):
+    with pytest.raises(ConfigError, match=r"--inject takes OP or OP:LAYER; got .* paged_attention"):
+        Injection.parse(text)
+
+
+@pytest.mark.parametrize("text", ["q_norm", "down:2", "embed:0"])
+def test_a_fault_that_meets_no_call_is_refused(tiny: dict[str, TinyModel], text: str):
+    sides: list[str] = []
+    with pytest.raises(ConfigError, match=f"--inject {text} meets no call; tiny has layers 0 … 1"):
+        compare(
+            workload(tiny["llama"]),
+            F64,
+            F32,
+            inject=Injection.parse(text),
+            on_side=lambda name, side: sides.append(name),
+        )
+    assert sides == ["A"]
+
+
+def test_a_wrong_key_in_the_cache_is_seen_by_attention(
+    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
+):
+    write_kv = kv_cache.write_kv
+
+    def wrong(keys: np.ndarray, *rest: np.ndarray) -> None:
+        write_kv(keys * np.float32(1.01) if keys.dtype == np.float32 else keys, *rest)
+
+    monkeypatch.setattr(kv_cache, "write_kv", wrong)
+    report = compare(workload(tiny["llama"]), F64, F32)
+    assert report.first is not None
+    assert (report.first.operator, report.first.layer) == ("paged_attention", 0)
+
+
+def test_a_fault_in_decodes_only_is_the_worst_of_all_steps(
+    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
+):
+    silu_mul = NumpyBackend.silu_mul
+
+    def wrong(self: NumpyBackend, gate_up: np.ndarray) -> np.ndarray:
+        out = silu_mul(self, gate_up)
+        return out * np.float32(1.05) if out.dtype == np.float32 and len(out) == 2 else out
+
+    monkeypatch.setattr(NumpyBackend, "silu_mul", wrong)
+    report = compare(workload(tiny["llama"]), F64, F32)
+    row = next(row for row in report.rows if row.operator == "silu_mul")
+    assert row.max_rel == pytest.approx(0.05, rel=1e-3)
+    assert row.max_abs > 0.049 * abs(row.worst.a)
+    assert row.max_ulp > 0.025 * 2**23
+    assert report.first is not None
+    assert (report.first.operator, report.first.layer) == ("silu_mul", 0)
+    assert 3 < report.first.step <= row.worst.step
+
+
+# Tokens.
+
+
+def sampling_wrongly(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[np.ndarray, int], int]
+) -> None:
+    """In float32, greedy tokens are those that ``change`` makes of (logits, token)."""
+    sample = NumpyBackend.sample
+
+    def wrong(self: NumpyBackend, logits: np.ndarray, rows: Any) -> list[int]:
+        tokens = sample(self, logits, rows)
+        if self.dtype != np.float32 or rows[0].forced_id is not None:
+            return tokens
+        return [change(row, token) for row, token in zip(logits, tokens, strict=True)]
+
+    monkeypatch.setattr(NumpyBackend, "sample", wrong)
+
+
+def test_a_token_that_the_logits_do_not_explain_is_past_tolerance(
+    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
+):
+    sampling_wrongly(monkeypatch, lambda logits, token: int(logits.argsort()[-2]))
+    report = compare(workload(tiny["llama"]), F64, F32)
+    assert report.first is None, "the logits are right"
+    assert not report.is_within
+    assert len(report.tokens) == report.num_tokens == 12
+    part = report.tokens[0]
+    assert (part.prompt, part.token, part.step) == (0, 0, 3)
+    assert not part.is_near_tie
+    assert len(part.a) == len(part.b) == 5
+    assert part.a[0].token_id == part.b[1].token_id
+    assert part.a[0].logprob > part.b[0].logprob
+    assert part.a[0].text == str(part.a[0].token_id)
+    assert sum(math.exp(each.logprob) for each in part.a) < 1
+    text = "\n".join(lines(report))
+    assert "12 of 12 differ, 12 by more than a near-tie.\nThe first is token 0 of prompt 0" in text
+    answers = {part.prompt: part.token for part in report.tokens}
+    assert answers == {0: 5, 1: 5}
+
+
+def test_a_near_tie_is_named_and_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    weights = tiny_models.random_weights(tiny_models.LLAMA)
+    weights["lm_head.weight"][1::2] = weights["lm_head.weight"][::2]
+    tiny_models.write_model(tmp_path, tiny_models.LLAMA, weights)
+    work = Workload(directory=tmp_path, model="twins", prompts=[[5, 6, 7]], max_tokens=3)
+    sampling_wrongly(monkeypatch, lambda logits, token: token ^ 1)
+    report = compare(work, F64, F32)
+    assert [part.is_near_tie for part in report.tokens] == [True] * 3
+    assert report.is_within
+    assert "3 of 3 differ, by near-ties only." in "\n".join(lines(report))
+
+
+def test_b_is_forced_to_the_tokens_of_a(tiny: dict[str, TinyModel]):
+    """A large fault changes B's choices, and yet every step computes A's tokens."""
+    work = workload(tiny["llama"], token_text=lambda token_id: f"<{token_id}>\n")
+    wrong = compare(work, F64, F32, inject=Injection.parse("embed"))
+    assert wrong.first is not None
+    embeds = [row for row in wrong.rows if row.operator == "embed"]
+    assert embeds[0].max_rel == pytest.approx(0.01, rel=0.01), "the inputs of no step differ"
+
+
+# Errors.
+
+
+def test_what_is_wrong_with_b_is_known_before_a_runs(tiny: dict[str, TinyModel]):
+    sides: list[str] = []
+    for side in (Side(backend="nix", dtype="float32"), Side(backend="numpy", dtype="float16")):
+        with pytest.raises(ConfigError):
+            compare(workload(tiny["llama"]), F64, side, on_side=lambda name, _: sides.append(name))
+    assert sides == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_tokens": 0}, {"max_tokens": -9}, {"block_size": 0}, {"max_num_batched_tokens": 0}],
+)
+def test_settings_out_of_range_are_refused(tiny: dict[str, TinyModel], settings: dict[str, int]):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        compare(workload(tiny["llama"], **settings), F64, F32)
+
+
+def test_a_prompt_that_does_not_fit_is_refused(tiny: dict[str, TinyModel]):
+    with pytest.raises(RequestError):
+        compare(workload(tiny["llama"], prompts=[[5] * 300]), F64, F32)
+
+
+# The table of tolerances.
+
+
+def test_the_table_has_a_reason_for_every_row_and_a_limit_for_every_operator():
+    table = list(TOLERANCES.values())
+    assert list(TOLERANCES) == ["float64", "float32", "float16", "bfloat16"]
+    assert set(CLASSES) <= set(OPERATORS)
+    for finer, coarse in itertools.pairwise(table):
+        for name in ("embed", "layers", "gates", "logits"):
+            assert 0 < getattr(finer, name) < getattr(coarse, name)
+    assert all(tolerance.reason.endswith(".") for tolerance in table)
+    single, double = np.dtype("float32"), np.dtype("float64")
+    assert limit_of(single, double, "silu_mul") == TOLERANCES["float32"].gates
+    assert limit_of(double, double, "qkv") == TOLERANCES["float64"].layers
+
+
+def test_an_embedding_may_be_rounded_once_on_each_side():
+    for name, bits in (("float64", 53), ("float32", 24), ("float16", 11), ("bfloat16", 8)):
+        assert TOLERANCES[name].embed == pytest.approx(2 * 2.0**-bits, rel=0.13)
+
+
+# What a person sees.
+
+
+@pytest.fixture(scope="module")
+def faulty(tiny: dict[str, TinyModel]) -> Report:
+    work = workload(
+        tiny["llama"], model="<b>&model</b>", token_text=lambda token_id: f"<{token_id}>\n" * 9
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        sampling_wrongly(patch, lambda logits, token: int(logits.argsort()[-2]))
+        return compare(work, F64, F32, inject=Injection.parse("down:1"))
+
+
+class Balanced(HTMLParser):
+    """Notes what is opened and never closed, and every attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: set[str] = set()
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone(faulty: Report):
+    text = page(faulty)
+    parser = Balanced()
+    parser.feed(text)
+    assert parser.open == []
+    assert parser.attributes <= {"lang", "charset", "name", "content", "class"}
+    assert not parser.tags & {"script", "link", "img", "b"}
+    assert "http" not in text
+    assert "url(" not in text
+    assert "&lt;b&gt;&amp;model&lt;/b&gt;" in text
+    assert "step 1, layer 1, down, element" in text
+    for row in faulty.rows:
+        assert f">{row.operator}<" in text
+    for tolerance in TOLERANCES.values():
+        assert tolerance.reason.replace("'", "&#x27;") in text
+    for shade in ("s0", "s1", "s4"):
+        assert f'class="{shade}"' in text
+
+
+def test_the_page_is_there_whole_or_not_at_all(
+    faulty: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    target = tmp_path / "report.html"
+    write_page(faulty, target)
+    assert target.read_text(encoding="utf-8") == page(faulty)
+    target.write_text("old")
+
+    def full(self: Path, *args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(ConfigError, match=r"report\.html cannot be written: No space left"):
+        write_page(faulty, target)
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_page_that_has_no_place_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="write over the directory"):
+        check_target(tmp_path)
+    with pytest.raises(ConfigError, match="there is no directory"):
+        check_target(tmp_path / "nowhere" / "report.html")
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_the_table_fits_a_terminal(faulty: Report, layers: bool):
+    text = list(lines(replace(faulty, model="tiny"), layers=layers))
+    assert max(map(len, text)) <= 80
+    table = [line for line in text if line.startswith("down ")]
+    assert [line.split()[1] for line in table] == (["0", "1"] if layers else ["1"])
+    assert [line.endswith("PAST") for line in table] == ([False, True] if layers else [True])
+    assert "B was made wrong on purpose: one element of every result of down:1." in text
+    place = text[text.index("Past tolerance, first at") + 1]
+    assert place.startswith("  step 1, layer 1, down, element [")
+
+
+def test_json_has_every_number_even_those_it_has_no_name_for(faulty: Report):
+    assert faulty.first is not None
+    report = replace(faulty, first=replace(faulty.first, relative=math.inf, b=math.nan))
+    loaded = json.loads(json.dumps(report.as_json(), allow_nan=False))
+    assert loaded["is_within"] is False
+    assert (loaded["first"]["relative"], loaded["first"]["b"]) == ("inf", "nan")
+    assert loaded["rows"][0]["operator"] == "embed"
+    assert len(loaded["tokens"][0]["a"]) == 5
+    assert loaded.keys() == {"is_within", *asdict(report)}
+
+
+# The GPU's kernels.
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "mistral_window", "qwen3_tied"])
+def test_the_emulated_kernels_are_within_tolerance(
+    tiny: dict[str, TinyModel], family: str, dtype: str
+):
+    report = compare(workload(tiny[family]), F32, emulated(dtype))
+    assert report.is_within, "\n".join(lines(report, layers=True))
+    assert any(row.max_rel > 0 for row in report.rows)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_fault_in_the_emulated_backend_is_found(tiny: dict[str, TinyModel], dtype: str):
+    for inject in map(Injection.parse, ("embed", "rope_write_kv:1", "o:1", "silu_mul:0", "head")):
+        report = compare(workload(tiny["llama"]), F32, emulated(dtype), inject=inject)
+        assert report.first is not None
+        assert report.first.operator == inject.operator
+        assert inject.layer in (None, report.first.layer)

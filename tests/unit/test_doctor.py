@@ -1,0 +1,846 @@
+"""``mie doctor`` on machines that are not here: a Jetson, a server, a container, a bare laptop."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mie import backend as backends
+from mie.cli.doctor import add_parser, examine, render, run
+from mie.doctor import ask
+from mie.doctor.gpu import gpu_checks
+from mie.doctor.host import cpu_quota, host_checks, memory_limit
+from mie.doctor.machine import Machine, NoAnswer
+from mie.doctor.report import BACKENDS, Check, Report, try_backend
+
+GIB = 1 << 30
+ORIN = {"name": "Orin", "capability": [8, 7], "memory": 8 * GIB, "integrated": True}
+HOPPER = {"name": "NVIDIA H200", "capability": [9, 0], "memory": 140 * GIB, "integrated": False}
+MEMORY = "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n"
+KERNEL_MODULE = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build\n"
+)
+NO_CUPY = {"packages": {}, "installed": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeMachine(Machine):
+    """Its files lie under ``root``; commands and libraries answer what they are told to."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    system: str = "Linux"
+    architecture: str = "x86_64"
+    python: str = "3.12.1"
+    cpus: tuple[int, int] = (8, 8)
+    commands: Mapping[str, str] = field(default_factory=lambda: {"g++ --version": "g++ 12.2\nx"})
+    facts: Mapping[str, dict[str, Any] | NoAnswer] = field(default_factory=dict)
+
+    def num_cpus(self) -> int:
+        return self.cpus[0]
+
+    def num_usable_cpus(self) -> int:
+        return self.cpus[1]
+
+    def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
+        if " ".join(command) not in self.commands:
+            raise NoAnswer("is not installed")
+        return self.commands[" ".join(command)]
+
+    def ask(self, *topic: str) -> dict[str, Any]:
+        usual: dict[str, dict[str, Any]] = {
+            "numpy": {"version": "2.4.6", "blas": "scipy-openblas", "blas_version": "0.3.31"},
+            "driver": {"found": False, "error": "libcuda.so.1: cannot open"},
+            "cupy": NO_CUPY,
+            "backend numpy": {"works": True},
+            "backend cupy-emulated": {"works": True},
+            "backend cupy": {"works": False, "reason": "needs CuPy"},
+        }
+        facts = self.facts.get(" ".join(topic), usual[" ".join(topic)])
+        if isinstance(facts, NoAnswer):
+            raise facts
+        return facts
+
+
+def write(root: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write(tmp_path, {"/proc/meminfo": MEMORY})
+
+
+def cupy(**changes: Any) -> dict[str, Any]:
+    """The facts of a CuPy that works on one H200."""
+    usual = {
+        "packages": {"cupy-cuda12x": "14.2.0"},
+        "installed": True,
+        "version": "14.2.0",
+        "numpy": "2.4.6",
+        "cuda": [12, 9],
+        "nvrtc": [12, 9],
+        "gpus": [{**HOPPER, "free": 130 * GIB}],
+    }
+    return {name: value for name, value in {**usual, **changes}.items() if value is not None}
+
+
+def driver(*cuda: int, gpus: Sequence[dict[str, Any]] = (HOPPER,), **more: Any) -> dict[str, Any]:
+    return {"found": True, "cuda": list(cuda), "gpus": list(gpus), **more}
+
+
+def host(machine: Machine) -> dict[str, Check]:
+    return {check.name: check for check in host_checks(machine)}
+
+
+def gpu(machine: Machine) -> dict[str, Check]:
+    return {check.name: check for check in gpu_checks(machine)}
+
+
+def on(root: Path, **facts: Any) -> dict[str, Check]:
+    """The GPU checks of a machine whose libraries say ``facts``."""
+    return gpu(FakeMachine(root=root, facts=facts))
+
+
+# What every backend stands on
+
+
+def test_a_machine_where_all_is_well(root: Path) -> None:
+    checks = host(FakeMachine(root=root))
+    assert {check.status for check in checks.values()} == {"ok"}
+    assert {name: check.value for name, check in checks.items()} == {
+        "Python": "3.12.1, Linux x86_64",
+        "NumPy": "2.4.6, BLAS scipy-openblas 0.3.31",
+        "BLAS settings": "none that cost speed",
+        "CPUs": "8",
+        "memory": "8.0 GiB available of 16.0 GiB",
+        "C++ compiler": "g++ 12.2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("system", "architecture", "status"),
+    [
+        ("Linux", "aarch64", "ok"),
+        ("Linux", "riscv64", "note"),
+        ("Darwin", "arm64", "note"),
+    ],
+)
+def test_a_platform_nobody_tried_is_a_note(system: str, architecture: str, status: str) -> None:
+    machine = FakeMachine(root=Path("/nowhere"), system=system, architecture=architecture)
+    assert host(machine)["Python"].status == status
+
+
+def test_a_numpy_that_crashes_is_a_problem(root: Path) -> None:
+    machine = FakeMachine(root=root, facts={"numpy": NoAnswer("was ended by signal SIGILL")})
+    check = host(machine)["NumPy"]
+    assert check.status == "problem"
+    assert check.value == "the process that imported it was ended by signal SIGILL"
+    assert check.remedy is not None
+
+
+def test_a_blas_that_may_be_slow_is_a_note(root: Path) -> None:
+    facts = {"numpy": {"version": "1.26.4", "blas": "blas", "blas_version": "3.9.0"}}
+    check = host(FakeMachine(root=root, facts=facts))["NumPy"]
+    assert check.status == "note"
+    assert check.value == "1.26.4, BLAS blas 3.9.0, which may be a slow one"
+
+
+@pytest.mark.parametrize(
+    ("environment", "remedy"),
+    [
+        ({"OPENBLAS_CORETYPE": "Haswell"}, "unset OPENBLAS_CORETYPE"),
+        (
+            {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "9", "OMP_NUM_THREADS": "1"},
+            "unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE OMP_NUM_THREADS",
+        ),
+        ({"OMP_NUM_THREADS": "2"}, "unset OMP_NUM_THREADS"),
+        ({"OMP_NUM_THREADS": "32"}, "unset OMP_NUM_THREADS"),
+        # OpenBLAS looks at its own variable first.
+        ({"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "8"}, None),
+        ({"OMP_NUM_THREADS": "8"}, None),
+        ({"OMP_NUM_THREADS": "many", "OPENBLAS_CORETYPE": ""}, None),
+        ({"OMP_NUM_THREADS": "0"}, None),
+    ],
+)
+def test_variables_that_cost_speed(
+    root: Path, environment: Mapping[str, str], remedy: str | None
+) -> None:
+    check = host(FakeMachine(root=root, environment=environment))["BLAS settings"]
+    assert check.remedy == remedy
+    assert check.status == ("note" if remedy else "ok")
+    for name in (remedy or "unset").split()[1:]:
+        assert f"{name}={environment[name]}" in check.value
+
+
+GROUP_2 = {"/proc/self/cgroup": "0::/box/inner\n"}
+GROUP_1 = {"/proc/self/cgroup": "4:memory:/box\n1:cpu,cpuacct:/box\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({**GROUP_2, "/sys/fs/cgroup/box/inner/cpu.max": "150000 100000\n"}, 1.5),
+        ({**GROUP_2, "/sys/fs/cgroup/box/inner/cpu.max": "max 100000\n"}, None),
+        (
+            {
+                **GROUP_2,
+                "/sys/fs/cgroup/box/inner/cpu.max": "max 100000\n",
+                "/sys/fs/cgroup/box/cpu.max": "400000 100000\n",
+                "/sys/fs/cgroup/cpu.max": "800000 100000\n",
+            },
+            4.0,
+        ),
+        ({**GROUP_2, "/sys/fs/cgroup/cpu.max": "nonsense"}, None),
+        (
+            {
+                **GROUP_1,
+                "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000\n",  # the box is mounted as the root
+                "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            3.0,
+        ),
+        (
+            {
+                **GROUP_1,
+                "/sys/fs/cgroup/cpu/box/cpu.cfs_quota_us": "-1\n",
+                "/sys/fs/cgroup/cpu/box/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+        ),
+    ],
+)
+def test_the_quota_of_a_control_group(
+    root: Path, files: Mapping[str, str], quota: float | None
+) -> None:
+    assert cpu_quota(FakeMachine(root=write(root, files))) == quota
+
+
+def test_a_quota_below_the_cpus_is_a_note(root: Path) -> None:
+    write(root, {**GROUP_2, "/sys/fs/cgroup/cpu.max": "150000 100000\n"})
+    check = host(FakeMachine(root=root, cpus=(16, 8)))["CPUs"]
+    assert check.value == "8 of 16, and the control group allows the time of 1.5"
+    assert check.remedy is not None
+    assert "OPENBLAS_NUM_THREADS=2" in check.remedy
+    followed = host(FakeMachine(root=root, environment={"OPENBLAS_NUM_THREADS": "2"}))
+    assert followed["CPUs"].status == followed["BLAS settings"].status == "ok"
+
+
+def test_the_memory_of_a_control_group(root: Path) -> None:
+    write(root, {**GROUP_2, "/sys/fs/cgroup/box/memory.max": f"{GIB // 2}\n"})
+    machine = FakeMachine(root=root)
+    assert memory_limit(machine) == GIB // 2
+    check = host(machine)["memory"]
+    assert check.status == "note"
+    assert check.value.endswith("; the control group may hold 0.5 GiB")
+    write(root, {**GROUP_1, "/sys/fs/cgroup/memory/box/memory.limit_in_bytes": f"{2**63 - 4096}"})
+    assert host(machine)["memory"].value == "8.0 GiB available of 16.0 GiB"
+
+
+def test_little_memory_and_unknown_memory_are_notes(tmp_path: Path) -> None:
+    machine = FakeMachine(root=tmp_path)
+    assert host(machine)["memory"].value == "unknown: /proc/meminfo does not say"
+    write(tmp_path, {"/proc/meminfo": "MemTotal:  8000000 kB\nMemAvailable:  500000 kB\n"})
+    check = host(machine)["memory"]
+    assert check.status == "note"
+    assert "--kv-cache-memory-bytes" in (check.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("environment", "commands", "value"),
+    [
+        ({}, {}, "g++ is not installed; backend cupy-emulated needs one"),
+        ({"CXX": "ccache clang++"}, {"ccache clang++ --version": "clang 19\n"}, "clang 19"),
+        ({"CXX": "'open"}, {}, "'open is no compiler; backend cupy-emulated needs one"),
+        ({"CXX": "mute"}, {"mute --version": ""}, "mute is no compiler; backend cupy-emulated"),
+    ],
+)
+def test_the_compiler(
+    root: Path, environment: Mapping[str, str], commands: Mapping[str, str], value: str
+) -> None:
+    machine = FakeMachine(root=root, environment=environment, commands=commands)
+    check = host(machine)["C++ compiler"]
+    assert check.value.startswith(value)
+    assert check.status == ("ok" if value == "clang 19" else "note")
+    assert (check.remedy is None) == (check.status == "ok")
+
+
+# What backend cupy stands on
+
+
+def test_a_laptop_without_an_nvidia_gpu_has_no_problem(root: Path) -> None:
+    intel = "DRIVER=i915\nPCI_CLASS=30000\nPCI_ID=8086:46A6\n"
+    sound = "PCI_CLASS=40300\nPCI_ID=10DE:22BA\n"  # NVIDIA makes more than GPUs
+    write(
+        root,
+        {
+            "/sys/bus/pci/devices/0000:00:02.0/uevent": intel,
+            "/sys/bus/pci/devices/0000:01:00.1/uevent": sound,
+        },
+    )
+    checks = on(root)
+    assert list(checks) == ["NVIDIA driver", "CuPy"]
+    assert {check.status for check in checks.values()} == {"note"}
+
+
+def test_a_gpu_without_a_driver(root: Path) -> None:
+    nvidia = "DRIVER=nouveau\nPCI_CLASS=30200\nPCI_ID=10DE:2335\n"
+    write(root, {"/sys/bus/pci/devices/0000:18:00.0/uevent": nvidia})
+    checks = on(root)
+    assert checks["NVIDIA driver"].status == "problem"
+    assert (checks["NVIDIA driver"].remedy or "").startswith("install the NVIDIA driver")
+    assert checks["CuPy"].status == "note"
+
+
+def test_a_container_that_was_not_given_the_gpu(root: Path) -> None:
+    check = on(write(root, {"/proc/driver/nvidia/version": KERNEL_MODULE}))["NVIDIA driver"]
+    assert check.value == "kernel module 560.35.03, libcuda.so.1 is not found"
+    assert "--gpus all" in (check.remedy or "")
+
+
+def test_a_server_where_all_is_well(root: Path) -> None:
+    write(root, {"/proc/driver/nvidia/version": KERNEL_MODULE})
+    checks = on(root, driver=driver(12, 6), cupy=cupy())
+    assert {check.status for check in checks.values()} == {"ok"}
+    assert {name: check.value for name, check in checks.items()} == {
+        "NVIDIA driver": "runs CUDA 12.6, kernel module 560.35.03",
+        "GPU": "NVIDIA H200, compute capability 9.0, 140.0 GiB (130.0 GiB free)",
+        "CuPy": "cupy-cuda12x 14.2.0",
+        "NVRTC": "12.9",
+    }
+
+
+def test_every_gpu_has_a_line(root: Path) -> None:
+    facts = {"driver": driver(13, 0, gpus=[HOPPER, ORIN])}
+    checks = gpu_checks(FakeMachine(root=root, facts=facts))
+    assert [check.value for check in checks if check.name == "GPU"] == [
+        "NVIDIA H200, compute capability 9.0, 140.0 GiB",
+        "Orin, compute capability 8.7, 8.0 GiB shared with the CPU",
+    ]
+
+
+def test_a_gpu_that_is_too_old(root: Path) -> None:
+    old = {**HOPPER, "name": "Tesla T4", "capability": [7, 5]}
+    check = on(root, driver=driver(12, 6, gpus=[old]))["GPU"]
+    assert check.status == "problem"
+    assert "use backend numpy" in (check.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "extra"),
+    [((12, 2), "mie[cuda12]"), ((13, 2), "mie[cuda13]"), ((14, 0), "mie[cuda13]")],
+)
+def test_a_driver_without_cupy_names_the_extra(
+    root: Path, cuda: tuple[int, int], extra: str
+) -> None:
+    check = on(root, driver=driver(*cuda))["CuPy"]
+    assert (check.status, check.remedy) == ("problem", f"pip install '{extra}'")
+
+
+def test_a_driver_of_cuda_11_is_too_old(root: Path) -> None:
+    check = on(root, driver=driver(11, 8))["NVIDIA driver"]
+    assert check.status == "problem"
+    assert check.remedy == "update the driver to one that runs CUDA 12 or later"
+
+
+def test_a_cupy_newer_than_the_driver(root: Path) -> None:
+    newer = cupy(packages={"cupy-cuda13x": "14.2.0"}, cuda=[13, 0], nvrtc=None, nvrtc_error="gone")
+    checks = on(root, driver=driver(12, 6), cupy=newer)
+    assert checks["CuPy"].value == (
+        "cupy-cuda13x 14.2.0: made for CUDA 13, and the driver runs CUDA 12.6"
+    )
+    assert (checks["CuPy"].remedy or "").startswith(
+        "pip uninstall cupy-cuda13x, then pip install 'mie[cuda12]'"
+    )
+
+
+def test_a_cupy_older_than_the_driver_works(root: Path) -> None:
+    assert on(root, driver=driver(13, 2), cupy=cupy())["CuPy"].status == "ok"
+
+
+def test_two_cupys_at_once(root: Path) -> None:
+    both = {"cupy-cuda12x": "13.6.0", "cupy-cuda13x": "14.2.0"}
+    check = on(root, driver=driver(13, 0), cupy=cupy(packages=both))["CuPy"]
+    assert check.status == "problem"
+    assert check.remedy == (
+        "pip uninstall cupy-cuda12x cupy-cuda13x, then pip install 'mie[cuda13]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("numpy", "version", "is_fine"),
+    [
+        ("1.26.4", "14.2.0", False),
+        ("2.0.0", "14.2.0", True),
+        ("2.5.1", "14.2.0", True),
+        ("2.6.0rc1", "14.2.0", False),
+        ("1.26.4", "13.6.0", True),
+        ("2.6.0", "13.6.0", False),
+        ("2.9.0", "15.0.0", True),  # nothing is known of it
+    ],
+)
+def test_the_numpy_that_cupy_needs(root: Path, numpy: str, version: str, is_fine: bool) -> None:
+    facts = cupy(packages={"cupy-cuda12x": version}, version=version, numpy=numpy)
+    check = on(root, driver=driver(12, 6), cupy=facts)["CuPy"]
+    assert check.status == ("ok" if is_fine else "problem")
+    assert is_fine or "pip install 'numpy>=" in (check.remedy or "")
+
+
+def test_the_wrong_numpy_explains_a_cupy_that_cannot_be_imported(root: Path) -> None:
+    facts = cupy(version=None, numpy="1.26.4", error="numpy.core.multiarray failed to import")
+    assert "needs NumPy from 2.0" in on(root, cupy=facts)["CuPy"].value
+
+
+def test_a_broken_cupy_and_one_that_crashes(root: Path) -> None:
+    broken = on(root, cupy=cupy(version=None, error="libcudart.so.12: no such file"))
+    assert broken["CuPy"].value.endswith("cannot be imported: libcudart.so.12: no such file")
+    assert "NVRTC" not in broken
+    crashed = on(root, cupy=NoAnswer("was ended by signal SIGSEGV"))["CuPy"]
+    assert crashed.status == "problem"
+    assert crashed.value.endswith("the process that asked it was ended by signal SIGSEGV")
+
+
+def test_no_nvrtc(root: Path) -> None:
+    error = 'Failure finding "libnvrtc.so.12": No such file: libnvrtc.so.12'
+    missing = cupy(nvrtc=None, nvrtc_error=error)
+    check = on(root, driver=driver(12, 6), cupy=missing)["NVRTC"]
+    assert check.value == 'not found: Failure finding "libnvrtc.so.12"'
+    assert check.remedy == "pip install 'cupy-cuda12x[ctk]', or install CUDA toolkit 12"
+    assert check.status == "problem"
+    assert on(root, cupy={**missing, "gpus": []})["NVRTC"].status == "note"
+
+
+def test_an_nvrtc_newer_than_the_driver(root: Path) -> None:
+    check = on(root, driver=driver(12, 6), cupy=cupy(nvrtc=[13, 4]))["NVRTC"]
+    assert check.status == "problem"
+    assert check.value == "13.4, newer than the driver, which runs CUDA 12.6"
+    assert "nvidia-cuda-nvrtc" in (check.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "environment", "remedy"),
+    [
+        ("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", {}, "restart the machine"),
+        ("CUDA_ERROR_NO_DEVICE", {"CUDA_VISIBLE_DEVICES": ""}, "unset CUDA_VISIBLE_DEVICES"),
+        ("CUDA_ERROR_NO_DEVICE", {}, "--gpus all"),
+        ("CUDA_ERROR_UNKNOWN", {}, "nvidia-smi"),
+    ],
+)
+def test_a_driver_that_finds_no_gpu(
+    root: Path, error: str, environment: Mapping[str, str], remedy: str
+) -> None:
+    write(root, {"/proc/driver/nvidia/version": KERNEL_MODULE})
+    facts = {"driver": driver(12, 6, gpus=(), error=error)}
+    machine = FakeMachine(root=root, facts=facts, environment=environment)
+    check = gpu(machine)["NVIDIA driver"]
+    assert check.status == "problem"
+    assert error in check.value
+    assert remedy in (check.remedy or "")
+
+
+def test_a_driver_that_hangs(root: Path) -> None:
+    check = on(root, driver=NoAnswer("gave no answer within 180 s"))["NVIDIA driver"]
+    assert check.value == "the process that asked it gave no answer within 180 s"
+    assert check.remedy is not None
+
+
+# Jetson
+
+RELEASE = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n# KERNEL"
+MODEL = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super\0"
+POWER_MODES = "".join(
+    f"< POWER_MODEL ID={number} NAME={name} >\nCPU_ONLINE CORE_0 1\n"
+    for number, name in enumerate(("15W", "25W", "MAXN_SUPER", "7W"))
+)
+
+
+@pytest.fixture
+def jetson(root: Path) -> Path:
+    return write(
+        root,
+        {
+            "/etc/nv_tegra_release": RELEASE,
+            "/proc/device-tree/model": MODEL,
+            "/etc/nvpmodel.conf": POWER_MODES,
+        },
+    )
+
+
+def on_jetson(root: Path, mode: str = "MAXN_SUPER", **facts: Any) -> dict[str, Check]:
+    usual = {"driver": driver(12, 6, gpus=[ORIN]), "cupy": cupy(gpus=[ORIN])}
+    return gpu(
+        FakeMachine(
+            root=root,
+            architecture="aarch64",
+            facts={**usual, **facts},
+            commands={"nvpmodel -q": f"NV Power Mode: {mode}\n2\n"},
+        )
+    )
+
+
+def test_a_jetson_where_all_is_well(jetson: Path) -> None:
+    checks = on_jetson(jetson)
+    assert {check.status for check in checks.values()} == {"ok"}
+    assert checks["JetPack"].value == f"6 (L4T 36.4.3), on {MODEL[:-1]}"
+    assert checks["power mode"].value == "MAXN_SUPER"
+    assert checks["GPU"].value == "Orin, compute capability 8.7, 8.0 GiB shared with the CPU"
+
+
+def test_a_slow_power_mode_names_the_fast_one(jetson: Path) -> None:
+    check = on_jetson(jetson, mode="15W")["power mode"]
+    assert check.status == "note"
+    assert (check.remedy or "").startswith("sudo nvpmodel -m 2 (MAXN_SUPER)")
+    (jetson / "etc/nvpmodel.conf").unlink()
+    check = on_jetson(jetson, mode="15W")["power mode"]
+    assert (check.remedy or "").startswith("sudo nvpmodel -m ID")
+
+
+def test_maxn_is_the_fastest_where_there_is_no_maxn_super(jetson: Path) -> None:
+    write(jetson, {"/etc/nvpmodel.conf": "< POWER_MODEL ID=0 NAME=MAXN >\n"})
+    assert on_jetson(jetson, mode="MAXN")["power mode"].status == "ok"
+
+
+def test_a_jetson_without_nvpmodel(jetson: Path) -> None:
+    check = gpu(FakeMachine(root=jetson))["power mode"]
+    assert (check.status, check.value) == ("note", "unknown: nvpmodel is not installed")
+    mute = FakeMachine(root=jetson, commands={"nvpmodel -q": "?"})
+    assert gpu(mute)["power mode"].value == "unknown: nvpmodel does not say"
+
+
+@pytest.mark.parametrize(
+    ("release", "status", "value"),
+    [
+        ("# R35 (release), REVISION: 4.1, GCID", "problem", "5 (L4T 35.4.1)"),
+        ("# R36 (release), REVISION: 3.0, GCID", "note", "6 (L4T 36.3.0)"),
+        ("# R39 (release), REVISION: 2.10, GCID", "ok", "7 (L4T 39.2.10)"),
+        ("# R41 (release), REVISION: 0, GCID", "ok", "of a version unknown to mie (L4T 41.0)"),
+        ("something else", "note", "unknown, on NVIDIA Jetson"),
+    ],
+)
+def test_jetpacks(jetson: Path, release: str, status: str, value: str) -> None:
+    write(jetson, {"/etc/nv_tegra_release": release})
+    check = on_jetson(jetson)["JetPack"]
+    assert check.value.startswith(value)
+    assert check.status == status
+
+
+def test_a_container_on_a_jetson_is_known_by_the_board(jetson: Path) -> None:
+    (jetson / "etc/nv_tegra_release").unlink()
+    nothing = {"found": False}
+    checks = on_jetson(jetson, driver=nothing, cupy=NO_CUPY)
+    assert checks["JetPack"].status == "note"
+    assert "--runtime nvidia" in (checks["NVIDIA driver"].remedy or "")
+
+
+def test_a_user_who_may_not_use_the_gpu_of_a_jetson(jetson: Path) -> None:
+    denied = driver(12, 6, gpus=(), error="CUDA_ERROR_NOT_PERMITTED")
+    check = on_jetson(jetson, driver=denied, cupy=NO_CUPY)["NVIDIA driver"]
+    assert "usermod -aG video,render" in (check.remedy or "")
+
+
+def test_a_jetson_gets_nvrtc_from_its_jetpack(jetson: Path) -> None:
+    facts = {"cupy": cupy(gpus=[ORIN], nvrtc=None, nvrtc_error="gone")}
+    check = on_jetson(jetson, **facts)["NVRTC"]
+    assert check.remedy == "sudo apt install nvidia-jetpack brings the CUDA toolkit"
+    newer = on_jetson(jetson, driver=driver(13, 2, gpus=[ORIN]), **facts)["NVRTC"]
+    assert "pip uninstall cupy-cuda12x, then pip install 'mie[cuda13]'" in (newer.remedy or "")
+
+
+# The report
+
+
+def command(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    return parser.parse_args(["doctor", *arguments])
+
+
+def test_the_table(root: Path) -> None:
+    facts = {"driver": driver(12, 6)}
+    text = render(examine(FakeMachine(root=root, facts=facts)))
+    lines = text.splitlines()
+    assert "ok       Python         3.12.1, Linux x86_64" in lines
+    at = lines.index("problem  CuPy           not installed")
+    assert lines[at + 1] == "                        remedy: pip install 'mie[cuda12]'"
+    assert lines[-4:] == [
+        "",
+        "backend  numpy          works",
+        "backend  cupy-emulated  works",
+        "backend  cupy           does not work: needs CuPy",
+    ]
+
+
+def test_a_problem_has_a_remedy() -> None:
+    with pytest.raises(AssertionError):
+        Check(name="x", status="problem", value="y")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "tried"),
+    [
+        ((), 0, BACKENDS),
+        (("--backend", "numpy"), 0, ("numpy",)),
+        (("--backend", "cupy"), 1, ("cupy",)),
+    ],
+)
+def test_the_exit_code_is_that_of_the_backend_asked_for(
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    tried: tuple[str, ...],
+) -> None:
+    assert run(command("--json", *arguments), FakeMachine(root=root)) == code
+    printed = json.loads(capsys.readouterr().out)
+    assert tuple(each["name"] for each in printed["backends"]) == tried
+    assert printed["checks"][0] == {
+        "name": "Python",
+        "status": "ok",
+        "value": "3.12.1, Linux x86_64",
+        "remedy": None,
+    }
+    assert run(command(*arguments), FakeMachine(root=root)) == code
+    assert capsys.readouterr().out.startswith("ok       Python")
+
+
+def test_a_backend_that_takes_its_process_along(root: Path) -> None:
+    facts = {"backend cupy": NoAnswer("was ended by signal SIGSEGV"), "backend numpy": {}}
+    report = try_backend(FakeMachine(root=root, facts=facts), "cupy")
+    assert report.reason == "the process that tried it was ended by signal SIGSEGV"
+    assert not try_backend(FakeMachine(root=root, facts=facts), "numpy").works
+
+
+def test_the_backends_are_those_of_the_flag() -> None:
+    assert sorted(BACKENDS) == sorted(backends.BACKENDS)
+
+
+def test_a_machine_with_nothing_has_a_report_all_the_same(tmp_path: Path) -> None:
+    nothing = NoAnswer("is not installed")
+    topics = ("numpy", "driver", "cupy", *(f"backend {name}" for name in BACKENDS))
+    machine = FakeMachine(root=tmp_path, commands={}, facts=dict.fromkeys(topics, nothing))
+    report: Report = examine(machine)
+    assert not any(backend.works for backend in report.backends)
+    assert render(report)
+
+
+# The machine itself
+
+
+def test_a_command_that_answers_fails_crashes_hangs_or_is_not_there(tmp_path: Path) -> None:
+    machine = Machine()
+
+    def python(code: str, timeout: float = 60.0) -> str:
+        return machine.run([sys.executable, "-c", code], timeout)
+
+    assert python("print('é')") == "é\n"
+    with pytest.raises(NoAnswer, match=r"^ended with code 3: bad$"):
+        python("import sys; print('bad', file=sys.stderr); sys.exit(3)")
+    with pytest.raises(NoAnswer, match=r"^ended with code 1: no message$"):
+        python("raise SystemExit(1)")
+    with pytest.raises(NoAnswer, match=r"^was ended by signal SIGABRT$"):
+        python("import os; os.abort()")
+    with pytest.raises(NoAnswer, match="is not installed"):
+        machine.run(["no-such-command-here"])
+    with pytest.raises(NoAnswer, match="cannot be run"):
+        machine.run([str(tmp_path)])
+    began = time.perf_counter()
+    with pytest.raises(NoAnswer, match=r"gave no answer within 0\.2 s"):
+        python("import subprocess; subprocess.run(['sleep', '60'])", timeout=0.2)
+    assert time.perf_counter() - began < 20  # its child, which holds the pipes, ended too
+
+
+def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
+    write(tmp_path, {"/a/b/uevent": "x", "/a/c/other": "y"})
+    (tmp_path / "bytes").write_bytes(b"\xff\0")
+    machine = Machine(root=tmp_path)
+    assert machine.read("/no/such") is machine.read("/a") is None
+    assert machine.read("/bytes") == "\N{REPLACEMENT CHARACTER}\0"
+    assert machine.read_all("/a/*/uevent") == ["x"]
+    assert 1 <= machine.num_usable_cpus() <= machine.num_cpus()
+
+
+@pytest.mark.parametrize("printed", ["", "not json", "[1]"])
+def test_an_answer_that_is_no_json_object(printed: str) -> None:
+    class Babbling(Machine):
+        def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
+            return printed
+
+    with pytest.raises(NoAnswer, match="is not"):
+        Babbling().ask("numpy")
+
+
+# What is asked of the libraries
+
+
+def test_numpy_tells_its_blas() -> None:
+    facts = Machine().ask("numpy")
+    assert facts == ask.numpy_facts()
+    assert facts["version"][0].isdigit()
+
+
+def test_a_file_in_the_folder_is_not_taken_for_a_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write(tmp_path, {"numpy.py": "raise SystemExit(5)", "json.py": "raise SystemExit(6)"})
+    monkeypatch.chdir(tmp_path)
+    assert "version" in Machine().ask("numpy")
+
+
+class FakeCuda:
+    """libcuda with two GPUs, or with an error."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+
+    def cuInit(self, flags: int) -> int:
+        return self.error
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = 12060
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = 2
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:
+        device._obj.value = 10 + index
+        return 0
+
+    def cuDeviceGetName(self, name: Any, size: int, device: ctypes.c_int) -> int:
+        name.value = f"GPU {device.value}".encode()
+        return 0
+
+    def cuDeviceTotalMem_v2(self, size: Any, device: ctypes.c_int) -> int:
+        size._obj.value = 8 * GIB
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: ctypes.c_int) -> int:
+        value._obj.value = {18: 1, 75: 8, 76: 7}[attribute]
+        return 0
+
+    def cuGetErrorName(self, code: int, name: Any) -> int:
+        name._obj.value = b"CUDA_ERROR_NO_DEVICE" if code == 100 else None
+        return 0
+
+
+def test_the_driver_tells_its_gpus() -> None:
+    facts = ask.driver_facts(lambda name: FakeCuda())
+    gpus = [{**ORIN, "name": f"GPU {device}"} for device in (10, 11)]
+    assert facts == {"found": True, "cuda": [12, 6], "gpus": gpus}
+
+
+@pytest.mark.parametrize(("code", "name"), [(100, "CUDA_ERROR_NO_DEVICE"), (777, "error 777")])
+def test_the_driver_tells_its_error(code: int, name: str) -> None:
+    facts = ask.driver_facts(lambda _: FakeCuda(code))
+    assert facts == {"found": True, "cuda": [12, 6], "gpus": [], "error": name}
+
+
+def test_no_driver() -> None:
+    def load(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    assert ask.driver_facts(load)["found"] is False
+
+
+class Device:
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def fake_cupy(**runtime: Any) -> SimpleNamespace:
+    about = {"name": b"Orin", "major": 8, "minor": 7, "totalGlobalMem": 8 * GIB, "integrated": 1}
+    functions = {
+        "runtimeGetVersion": lambda: 12090,
+        "getDeviceCount": lambda: 1,
+        "getDeviceProperties": lambda index: about,
+        "memGetInfo": lambda: (5 * GIB, 8 * GIB),
+    }
+    nvrtc = SimpleNamespace(getVersion=lambda: (12, 6))
+    cuda = SimpleNamespace(
+        runtime=SimpleNamespace(**{**functions, **runtime}), nvrtc=nvrtc, Device=Device
+    )
+    return SimpleNamespace(__version__="14.2.0", cuda=cuda)
+
+
+def test_cupy_tells_what_it_sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("cupy_cuda12x-14.2.0.dist-info", "cupyx_tools-1.dist-info", "cupy"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "no-such")])
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    facts = ask.cupy_facts()
+    assert facts.pop("numpy")
+    assert facts == {
+        "packages": {"cupy-cuda12x": "14.2.0"},
+        "installed": True,
+        "version": "14.2.0",
+        "cuda": [12, 9],
+        "nvrtc": [12, 6],
+        "gpus": [{**ORIN, "free": 5 * GIB}],
+    }
+
+
+def test_what_cupy_cannot_tell_is_a_fact_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count() -> int:
+        raise RuntimeError("cudaErrorInsufficientDriver:\n  too old")
+
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(getDeviceCount=count))
+    facts = ask.cupy_facts()
+    assert facts["gpus_error"] == "cudaErrorInsufficientDriver: too old"
+    assert facts["nvrtc"] == [12, 6]
+
+
+class Trial:
+    """A backend whose argmax is broken, or that raises."""
+
+    def __init__(self, outcome: int | Exception) -> None:
+        self.outcome = outcome
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+    def sample(self, *_: Any) -> list[int]:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return [self.outcome]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "facts"),
+    [
+        (37, {"works": True}),
+        (36, {"works": False, "reason": "it computed token 36 where 37 is right"}),
+        (OSError("no\nmemory"), {"works": False, "reason": "OSError: no memory"}),
+    ],
+)
+def test_a_backend_is_judged_by_what_it_computes(
+    monkeypatch: pytest.MonkeyPatch, outcome: int | Exception, facts: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(backends, "load_backend", lambda name: Trial(outcome))
+    assert ask.backend_facts("numpy") == facts
+
+
+def test_numpy_computes_what_is_right() -> None:
+    assert ask.backend_facts("numpy") == {"works": True}
+    reason = ask.backend_facts("abacus")["reason"]
+    assert reason.startswith("backend 'abacus' is not available")
