@@ -36,7 +36,6 @@ def each(pattern: str, *choices: tuple[object, ...]) -> tuple[str, ...]:
 
 
 ENTRIES = (
-    Entry(file="argmax.cu", names=each("argmax<{}>", FLOATS), threads=1024),
     Entry(
         file="copy_blocks.cu",
         names=each("{}<{}>", ("copy_blocks", "gather_blocks", "scatter_blocks"), HALVES),
@@ -81,6 +80,11 @@ ENTRIES = (
     ),
     Entry(file="rms_norm.cu", names=each("{}<{}>", ("rms_norm", "head_norm"), FLOATS)),
     Entry(file="rope_write_kv.cu", names=each("rope_write_kv<{}>", FLOATS)),
+    Entry(
+        file="sample.cu",
+        names=each("{}<{}>", ("sample", "top_logprobs"), FLOATS),
+        threads=512,
+    ),
     Entry(file="silu_mul.cu", names=each("silu_mul<{}>", FLOATS)),
     # Not a kernel of the package, but it uses every wrapper of mie_ptx.cuh.
     Entry(

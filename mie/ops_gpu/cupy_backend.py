@@ -11,18 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.errors import ConfigError, UnsupportedModelError
-from mie.ops import rope, sampling
+from mie.ops import rope
 from mie.ops.backend import Array, KVCacheShape, StepBatch
 from mie.ops.sampling import RowControls
-from mie.ops_gpu import kv_cache
-from mie.ops_gpu.arrays import DTYPES, block_threads, ceil_div, host_zeros, kernel_type, to_host
+from mie.ops_gpu import kv_cache, sampling
+from mie.ops_gpu.arrays import DTYPES, block_threads, ceil_div, host_zeros, kernel_type
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, current_chip
 from mie.ops_gpu.gemm import CupyGemm, Gemm, NumpyGemm
 from mie.ops_gpu.kv_cache import HostCache, KVCache
 from mie.ops_gpu.launcher import CupyLauncher, EmulatedLauncher, Launcher
-from mie.ops_gpu.sampling import sample
 
 EMULATED_CHIP = Chip(num_multiprocessors=3, shared_bytes=228 << 10)
 """Small, so that small steps too are shared out over more sequences than blocks."""
@@ -219,13 +218,12 @@ class CupyBackend:
     # Tokens.
 
     def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
-        return sample(self._launcher, logits, rows)
+        return sampling.sample(self._launcher, logits, rows)
 
     def top_logprobs(
         self, logits: Array, row: int, token_id: int, num_top: int
     ) -> tuple[list[int], list[float], int]:
-        """On the host, in float64, over the one row that is copied back."""
-        return sampling.top_logprobs(to_host(logits[row]), token_id, num_top)
+        return sampling.top_logprobs(self._launcher, logits[row], token_id, num_top)
 
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
         """The step's integers go to the device in one copy; no launch waits for another."""

@@ -1,13 +1,14 @@
-"""Tokens from logits on the device.
+"""Tokens and log-probabilities from logits on the device.
 
-Greedy rows are chosen on the device, and a few bytes come back. For now every other row (a
-temperature, penalties, a bias, a mask) is copied to the host and goes through the NumPy operator
-in float64: a draw is then the same on every backend, given the same logits.
+All rows of a step, greedy or drawn, are one launch (for each 128 of them), and their ids one copy
+back. What the rows' controls say travels to the device in one buffer.
 """
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mie.ops import sampling
 from mie.ops.backend import Array
@@ -15,27 +16,156 @@ from mie.ops.sampling import RowControls
 from mie.ops_gpu.arrays import block_threads, kernel_type, to_host
 from mie.ops_gpu.launcher import Launcher
 
+MAX_ROWS = 128
+"""Rows of one launch: as many blocks as a large chip has multiprocessors, and at most 150 MB of
+scratch for a vocabulary of 150,000."""
+
+MAX_TOP = 32
+"""Log-probabilities that are found on the device: each is a walk over the row. OpenAI's API asks
+for 20 at most."""
+
+KINDS = {"greedy": 0, "drawn": 1, "forced": 2}
+
+_NUMBERS = ("temperature", "top_p", "log_min_p", "uniform", "repetition_penalty")
+_INTEGERS = (
+    *("kind", "top_k", "forced_id", "scratch_row"),
+    *("bias", "allowed", "banned", "seen", "output", "end"),
+    *("value_begin", "has_allowed"),
+)
+
+ROW = np.dtype(
+    [*((name, np.float64) for name in _NUMBERS), *((name, np.int32) for name in _INTEGERS)]
+)
+"""``struct Row`` of sample.cu, which says what is what."""
+
+
+class Packed(NamedTuple):
+    """The controls of some rows in one buffer of bytes: `ROW`, float64 values, int32 ids."""
+
+    buffer: NDArray[np.uint8]
+    rows_end: int
+    values_end: int
+    num_scratch_rows: int
+
 
 def sample(launcher: Launcher, logits: Array, rows: Sequence[RowControls]) -> list[int]:
     """`ops.sampling.sample`."""
-    own = [r for r, row in enumerate(rows) if row.temperature > 0.0 or row.edits_logits]
-    greedy = argmax(launcher, logits) if len(own) < len(rows) else [0] * len(rows)
-    if own:
-        copied = to_host(logits[own])
-        for r, row_logits in zip(own, copied, strict=True):
-            greedy[r] = sampling.sample_row(row_logits, rows[r])
-    return [
-        token_id if row.forced_id is None else row.forced_id
-        for token_id, row in zip(greedy, rows, strict=True)
-    ]
+    xp, (num_rows, vocab_size) = launcher.xp, logits.shape
+    token_ids = xp.empty(num_rows, np.int32)
+    kernel = launcher.kernel("sample.cu", f"sample<{kernel_type(logits)}>")
+    for start in range(0, num_rows, MAX_ROWS):
+        part = slice(start, min(start + MAX_ROWS, num_rows))
+        controls = _controls(xp, rows[part], vocab_size)
+        args = (logits[part], *controls, token_ids[part], np.int32(vocab_size))
+        kernel((part.stop - start,), (_threads(vocab_size),), args)
+    chosen: list[int] = to_host(token_ids).tolist()
+    return chosen
 
 
-def argmax(launcher: Launcher, logits: Array) -> list[int]:
-    """The id of the largest logit in each row [R, V], the lowest among equals."""
-    num_rows, vocab_size = logits.shape
-    ids = launcher.xp.empty(num_rows, np.int32)
-    kernel = launcher.kernel("argmax.cu", f"argmax<{kernel_type(logits)}>")
-    threads = block_threads(vocab_size // 8, most=1024)
-    kernel((num_rows,), (threads,), (logits, ids, np.int32(vocab_size)))
-    token_ids: list[int] = to_host(ids).tolist()
-    return token_ids
+def top_logprobs(
+    launcher: Launcher, logits: Array, token_id: int, num_top: int
+) -> tuple[list[int], list[float], int]:
+    """`ops.sampling.top_logprobs` of one row [V]; more than `MAX_TOP` are found on the host."""
+    vocab_size = len(logits)
+    if not 0 <= num_top <= MAX_TOP:
+        return sampling.top_logprobs(to_host(logits), token_id, num_top)
+    num_top = min(num_top, vocab_size)
+    result = launcher.xp.empty(2 + 2 * num_top, np.float64)
+    kernel = launcher.kernel("sample.cu", f"top_logprobs<{kernel_type(logits)}>")
+    numbers = (np.int32(n) for n in (vocab_size, token_id, num_top))
+    kernel((1,), (_threads(vocab_size),), (logits, result, *numbers))
+    rank, logprob, *top = to_host(result).tolist()
+    others = zip(map(int, top[:num_top]), top[num_top:], strict=True)
+    kept = [(token_id, logprob), *((i, value) for i, value in others if i != token_id)]
+    return [i for i, _ in kept], [value for _, value in kept], int(rank)
+
+
+def _threads(vocab_size: int) -> int:
+    return block_threads(vocab_size // 8, most=512)
+
+
+def _controls(xp: Any, rows: Sequence[RowControls], vocab_size: int) -> tuple[Array | None, ...]:
+    """The kernel's rows, ids, values and scratch; nothing for rows that are all plainly greedy."""
+    if all(_is_plain(row) for row in rows):
+        return None, None, None, None
+    packed = pack(rows)
+    buffer = xp.asarray(packed.buffer)
+    return (
+        buffer[: packed.rows_end],
+        buffer[packed.values_end :].view(np.int32),
+        buffer[packed.rows_end : packed.values_end].view(np.float64),
+        xp.empty((packed.num_scratch_rows, vocab_size), np.float64),
+    )
+
+
+def _is_plain(row: RowControls) -> bool:
+    """Whether the row's token is the largest of its logits as they are."""
+    return row.temperature == 0.0 and not row.edits_logits and row.forced_id is None
+
+
+def pack(rows: Sequence[RowControls]) -> Packed:
+    """The rows' controls, their lists one after another."""
+    table = np.zeros(len(rows), ROW)
+    ids: list[NDArray[Any]] = []
+    values: list[NDArray[Any]] = []
+    num_ids = num_values = num_scratch_rows = 0
+    for entry, row in zip(table, rows, strict=True):
+        _pack_numbers(entry, row)
+        entry["scratch_row"] = -1
+        if _is_plain(row) or row.forced_id is not None:
+            continue
+        entry["scratch_row"] = num_scratch_rows
+        entry["value_begin"] = num_values
+        num_scratch_rows += 1
+        for name, listed in _id_lists(row).items():
+            entry[name] = num_ids
+            ids.append(listed)
+            num_ids += len(listed)
+        entry["end"] = num_ids
+        values += _values(row)
+        num_values = sum(map(len, values))
+    parts = (
+        table,
+        np.concatenate([np.zeros(0), *values]),
+        np.concatenate([np.zeros(0, np.int32), *ids], dtype=np.int32, casting="unsafe"),
+    )
+    rows_end, values_end, _ = np.cumsum([part.nbytes for part in parts]).tolist()
+    buffer = np.concatenate([part.view(np.uint8) for part in parts])
+    return Packed(buffer, rows_end, values_end, num_scratch_rows)
+
+
+def _pack_numbers(entry: Any, row: RowControls) -> None:
+    kind = "greedy" if row.temperature == 0.0 else "drawn"
+    entry["kind"] = KINDS[kind if row.forced_id is None else "forced"]
+    entry["forced_id"] = row.forced_id or 0
+    entry["temperature"] = row.temperature
+    entry["top_k"] = row.top_k
+    entry["top_p"] = row.top_p
+    entry["log_min_p"] = np.log(row.min_p) if row.min_p > 0.0 else -np.inf
+    entry["uniform"] = row.uniform
+    entry["repetition_penalty"] = row.repetition_penalty
+    entry["has_allowed"] = row.allowed_ids is not None
+
+
+def _id_lists(row: RowControls) -> dict[str, NDArray[Any]]:
+    """The token ids that the row's edits name, in the order of ``struct Row``."""
+    empty = np.zeros(0, np.int32)
+    has_counts = row.output_ids is not None and row.output_counts is not None
+    lists = {
+        "bias": None if row.bias is None else row.bias[0],
+        "allowed": row.allowed_ids,
+        "banned": row.banned_ids,
+        "seen": row.seen_ids,
+        "output": row.output_ids if has_counts else None,
+    }
+    return {name: empty if listed is None else listed for name, listed in lists.items()}
+
+
+def _values(row: RowControls) -> list[NDArray[Any]]:
+    """What is added to the logits of the bias's ids, and subtracted from those of the output's."""
+    values: list[NDArray[Any]] = []
+    if row.bias is not None:
+        values.append(row.bias[1])
+    if row.output_ids is not None and row.output_counts is not None:
+        values.append(row.presence_penalty + row.frequency_penalty * row.output_counts)
+    return values

@@ -2,10 +2,12 @@
 
 With MIE_GPU_TESTS=1 every test of test_emulator.py that takes a launcher runs through CuPy too.
 These are the golden vectors of the PTX wrappers: ldmatrix, movmatrix, mma, cp.async, conversions.
+So does every test of test_kernels.py: the kernels of the engine against the NumPy operators.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -34,6 +36,16 @@ class DeviceLauncher:
                     _plain(arg)[...] = cupy.asnumpy(device)
 
         return launch
+
+    def mark_uninitialised(self, array: np.ndarray) -> None:
+        """Fill it with ones in every bit, which is a NaN of every float dtype."""
+        array.view(np.uint8).fill(0xFF)
+
+
+@functools.cache
+def device_launcher() -> DeviceLauncher:
+    """One for a process, so that it opens every kernel once."""
+    return DeviceLauncher()
 
 
 def _is_memory(arg: Any) -> bool:

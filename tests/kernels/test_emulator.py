@@ -28,7 +28,7 @@ MODES = [*ORDERS, "checked", *(["cupy"] if on_device.IS_WANTED else [])]
 @pytest.fixture(params=MODES, scope="module")
 def launcher(request: pytest.FixtureRequest) -> Launcher:
     if request.param == "cupy":
-        return on_device.DeviceLauncher()
+        return on_device.device_launcher()
     is_checked = request.param == "checked"
     return shared_launcher(is_checked, "random" if is_checked else request.param)
 

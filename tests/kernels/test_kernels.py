@@ -2,8 +2,8 @@
 
 Each runs with its production grid in three orders of threads and blocks, and once more in the
 checked build, which reports accesses out of bounds, uninitialised or racing. Outputs and scratch
-begin as NaN. The operators run in float64 on the numbers that the kernel was given, so that the
-difference is the kernel's own rounding.
+begin as NaN. With MIE_GPU_TESTS=1 each runs on a GPU, too. The operators run in float64 on the
+numbers that the kernel was given, so that the difference is the kernel's own rounding.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import on_device
 import pytest
 from emulated import launcher, needs_compiler
 
@@ -33,15 +34,22 @@ pytestmark = needs_compiler
 # 0.3 of its epsilon: 3e-8, 2e-4, 1.7e-3. The drafts' limits (shared notes) are these.
 ERRORS = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 6e-3}
 
-MODES = ["forward", "reverse", "random", "checked"]
+DEVICE_MODES = ["cupy"] if on_device.IS_WANTED else []
+MODES = ["forward", "reverse", "random", "checked", *DEVICE_MODES]
+
+
+def launcher_of(mode: str) -> Any:
+    if mode == "cupy":
+        return on_device.device_launcher()
+    is_checked = mode == "checked"
+    return launcher(is_checked, "random" if is_checked else mode)
 
 
 class PoisoningLauncher:
     """A launcher whose new arrays are NaN, and known to be uninitialised to the checked build."""
 
     def __init__(self, mode: str) -> None:
-        is_checked = mode == "checked"
-        self._launcher = launcher(is_checked, "random" if is_checked else mode)
+        self._launcher = launcher_of(mode)
         self.kernel = self._launcher.kernel
         self.xp: Any = SimpleNamespace(
             empty=self._empty,
@@ -331,11 +339,12 @@ def test_paged_prefill(mode: str, shape: Shape):
     attend(mode, shape, [(6, 6), (1, 5), (3, 140), (17, 33), (2, 32), (1, 64), (33, 65)])
 
 
+@pytest.mark.parametrize("mode", ["forward", *DEVICE_MODES])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_deterministic_decode_does_not_depend_on_its_batch(dtype: str):
+def test_a_deterministic_decode_does_not_depend_on_its_batch(mode: str, dtype: str):
     """Bit for bit: neither on the others' lengths nor on whether they are split."""
     shape = Shape(dtype=dtype, head_dim=64, group=2, num_kv_heads=2, block_size=16)
-    backend = make_backend("forward", shape.dtype, is_deterministic=True)
+    backend = make_backend(mode, shape.dtype, is_deterministic=True)
     batch, num_blocks = make_batch([(1, 300), (1, 40), (1, 700)], shape.block_size)
     cache = KVCache(layers=[make_cache(shape, batch, num_blocks)])
     q = normal(shape.dtype, 3, 4, 64)
@@ -351,12 +360,13 @@ def test_a_deterministic_decode_does_not_depend_on_its_batch(dtype: str):
         assert got.tobytes() == together[row : row + 1].tobytes()
 
 
+@pytest.mark.parametrize("mode", ["forward", *DEVICE_MODES])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("window", [None, 21])
-def test_a_prompt_does_not_depend_on_how_it_is_cut(dtype: str, window: int | None):
+def test_a_prompt_does_not_depend_on_how_it_is_cut(mode: str, dtype: str, window: int | None):
     """Bit for bit, as long as no chunk is a single token, which is another kernel's."""
     shape = Shape(dtype=dtype, head_dim=64, group=3, num_kv_heads=1, block_size=16)
-    backend = make_backend("forward", shape.dtype)
+    backend = make_backend(mode, shape.dtype)
     batch, num_blocks = make_batch([(70, 70)], shape.block_size)
     cache = KVCache(layers=[make_cache(shape, batch, num_blocks)])
     q = normal(shape.dtype, 70, 3, 64)

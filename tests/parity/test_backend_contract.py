@@ -8,6 +8,7 @@ difference is the backend's own rounding.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,11 +84,39 @@ def emulated_machine() -> Machine:
     )
 
 
+@functools.cache
+def device_machine() -> Machine:
+    """The emulated machine's way, with CuPy's arrays."""
+    backend = load_backend("cupy", "float32")
+    import cupy
+
+    def put(array: np.ndarray) -> Any:
+        return cupy.asarray(array.astype("float32" if array.dtype.kind == "f" else "int32"))
+
+    def put_cache(cache: Any, planes: np.ndarray) -> None:
+        for layer, layer_planes in zip(cache.layers, planes, strict=True):
+            layer[...] = put(layer_planes.transpose(1, 0, 3, 2, 4))
+
+    def get_cache(cache: Any) -> np.ndarray:
+        return np.stack([layer.get().transpose(1, 0, 3, 2, 4) for layer in cache.layers])
+
+    return Machine(
+        backend=backend,
+        dtype="float32",
+        put=put,
+        get=cupy.asnumpy,
+        put_cache=put_cache,
+        get_cache=get_cache,
+    )
+
+
 MACHINES: dict[str, Callable[[], Machine]] = {
     "numpy-float32": lambda: numpy_machine("float32"),
     "numpy-float64": lambda: numpy_machine("float64"),
     "cupy-emulated-float32": emulated_machine,
 }
+if os.environ.get("MIE_GPU_TESTS"):
+    MACHINES["cupy-float32"] = device_machine
 
 
 def machine_params(values: Mapping[str, Any]) -> list[Any]:

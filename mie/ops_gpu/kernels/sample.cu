@@ -1,0 +1,337 @@
+// From logits to tokens: mie/ops/sampling.py on the device, a block a row.
+//
+//   logits     [R, V] T
+//   rows       [R]         how each row is sampled; null: every row takes its largest logit
+//   ids        [...] int32   the rows' lists of token ids, see Row
+//   values     [...] double  and what belongs to them
+//   scratch    [., V] double  a row for each row that is not plainly greedy
+//   token_ids  [R]    int32
+//
+// grid (R), block (a multiple of 32, at most 512). The vocabulary is never sorted: the thresholds
+// of top-k and top-p are found digit by digit. All arithmetic is in double, operation for operation
+// that of the NumPy operator; only its sums run in another order, which is fixed by V and the size
+// of the block (sums of counts and of probabilities are integers, and know no order).
+#include "mie_cuda.cuh"
+
+using Key = unsigned long long;
+
+constexpr int KEY_BITS = 63;  // of a double without sign: as integers they have the same order
+constexpr int DIGIT_BITS = 11;
+constexpr int NUM_BINS = 1 << DIGIT_BITS;
+constexpr Key LAST_KEY = (Key(1) << KEY_BITS) - 1;
+constexpr double ONE = 4611686018427387904.0;  // 2^62: what probability 1 is as an integer
+
+enum Kind { GREEDY = 0, DRAWN = 1, FORCED = 2 };
+
+// One row's controls. Lists lie one after another in `ids`: bias, allowed, banned, seen, output,
+// each up to where the next begins; `values` has, from value_begin, those of bias and of output.
+struct Row {
+  double temperature, top_p, log_min_p, uniform, repetition_penalty;
+  int kind, top_k, forced_id, scratch_row;
+  int bias, allowed, banned, seen, output, end;
+  int value_begin, has_allowed;
+};
+static_assert(sizeof(Row) == 88, "sampling.py packs 88 bytes a row");
+
+struct Best {
+  double value;
+  int id;
+};
+
+struct Shared {
+  Key bins[NUM_BINS];
+  double doubles[32];
+  int ints[32];
+  Key prefix, missing;
+};
+
+// ---- a warp, and the block, as a whole
+
+__device__ __forceinline__ double warp_total(double x) {
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(MIE_FULL_WARP, x, offset);
+  return x;
+}
+
+// The sum over the block, which every thread gets.
+__device__ __forceinline__ double block_sum(double x, Shared& shared) {
+  x = warp_total(x);
+  if (threadIdx.x % 32 == 0) shared.doubles[threadIdx.x / 32] = x;
+  __syncthreads();
+  double sum = 0;
+  for (int warp = 0; warp < (int)blockDim.x / 32; ++warp) sum += shared.doubles[warp];
+  __syncthreads();
+  return sum;
+}
+
+// As in numpy.argmax a NaN counts as the largest, and the lowest id wins among equals.
+__device__ __forceinline__ Best better(Best a, Best b) {
+  const bool a_is_nan = a.value != a.value, b_is_nan = b.value != b.value;
+  const bool equal = a.value == b.value || (a_is_nan && b_is_nan);
+  if (equal) return a.id < b.id ? a : b;
+  if (a_is_nan || b_is_nan) return a_is_nan ? a : b;
+  return a.value > b.value ? a : b;
+}
+
+// The best over the block, which every thread gets.
+__device__ __forceinline__ Best block_best(Best best, Shared& shared) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const double value = __shfl_xor_sync(MIE_FULL_WARP, best.value, offset);
+    const int id = __shfl_xor_sync(MIE_FULL_WARP, best.id, offset);
+    best = better(best, Best{value, id});
+  }
+  if (threadIdx.x % 32 == 0) {
+    shared.doubles[threadIdx.x / 32] = best.value;
+    shared.ints[threadIdx.x / 32] = best.id;
+  }
+  __syncthreads();
+  for (int warp = 0; warp < (int)blockDim.x / 32; ++warp)
+    best = better(best, Best{shared.doubles[warp], shared.ints[warp]});
+  __syncthreads();
+  return best;
+}
+
+template <typename Value>
+__device__ __forceinline__ Best largest(Value value, int size, Shared& shared) {
+  Best best = {-MIE_INF, size - 1};  // loses to everything but itself
+  for (int i = threadIdx.x; i < size; i += blockDim.x) best = better(best, Best{value(i), i});
+  return block_best(best, shared);
+}
+
+// ---- thresholds
+
+// The order of doubles >= 0, as integers.
+__device__ __forceinline__ Key ascending(double x) {
+  union {
+    double number;
+    Key bits;
+  } pun;
+  pun.number = x;
+  return pun.bits;
+}
+__device__ __forceinline__ Key descending(double x) { return LAST_KEY - ascending(x); }
+
+// By one warp: the first bin up to which the bins sum to `missing`, and the sum before it, in
+// shared.prefix and shared.missing. Without such a bin shared.missing stays as it is.
+__device__ __forceinline__ void find_bin(Shared& shared, Key prefix, Key missing) {
+  constexpr int BINS = NUM_BINS / 32;
+  const int lane = threadIdx.x, first = BINS * lane;
+  Key own = 0;
+  for (int i = 0; i < BINS; ++i) own += shared.bins[first + i];
+  Key before = own;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const Key other = __shfl_up_sync(MIE_FULL_WARP, before, offset);
+    if (lane >= offset) before += other;
+  }
+  before -= own;
+  if (before >= missing || before + own < missing) return;
+  int bin = first;
+  while (before + shared.bins[bin] < missing) before += shared.bins[bin++];
+  shared.prefix = prefix + bin;
+  shared.missing = missing - before;
+}
+
+// The smallest key such that the masses of all ids up to it sum to `wanted` (at least 1); LAST_KEY
+// if all of them do not. A radix select, most significant digit first: the ids whose key begins
+// with the prefix found so far are told apart by their next digit.
+template <typename KeyOf, typename MassOf>
+__device__ __forceinline__ Key select(KeyOf key_of, MassOf mass_of, Key wanted, int size,
+                                      Shared& shared) {
+  Key prefix = 0, missing = wanted;
+  for (int high = KEY_BITS; high > 0;) {
+    const int low = high > DIGIT_BITS ? high - DIGIT_BITS : 0, num_bits = high - low;
+    for (int bin = threadIdx.x; bin < NUM_BINS; bin += blockDim.x) shared.bins[bin] = 0;
+    if (threadIdx.x == 0) shared.missing = 0;  // no bin found
+    __syncthreads();
+    for (int i = threadIdx.x; i < size; i += blockDim.x) {
+      const Key key = key_of(i);
+      if (key >> high != prefix) continue;
+      const Key mass = mass_of(i);
+      if (mass > 0) atomicAdd(&shared.bins[key >> low & ((1 << num_bits) - 1)], mass);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) find_bin(shared, prefix << num_bits, missing);
+    __syncthreads();
+    if (shared.missing == 0) return LAST_KEY;
+    prefix = shared.prefix;
+    missing = shared.missing;
+    high = low;
+    __syncthreads();
+  }
+  return prefix;
+}
+
+// ---- the steps of a row, in x [V]; each ends with a barrier where others read what it wrote
+
+// edit_logits. Allowed ids come before the bias, which cannot bring a token back from -inf.
+template <typename T>
+__device__ __forceinline__ void edit_logits(const T* logits, const Row& row, const int* ids,
+                                            const double* values, double* x, int size) {
+  const int first = threadIdx.x, step = blockDim.x;
+  for (int i = first; i < size; i += step) x[i] = row.has_allowed ? -MIE_INF : to_float(logits[i]);
+  __syncthreads();
+  for (int i = row.allowed + first; i < row.banned; i += step) x[ids[i]] = to_float(logits[ids[i]]);
+  __syncthreads();
+  for (int i = row.bias + first; i < row.allowed; i += step)
+    x[ids[i]] += values[row.value_begin + i - row.bias];
+  __syncthreads();
+  for (int i = row.banned + first; i < row.seen; i += step) x[ids[i]] = -MIE_INF;
+  __syncthreads();
+  for (int i = row.seen + first; i < row.output; i += step) {
+    const double seen = x[ids[i]], penalty = row.repetition_penalty;
+    x[ids[i]] = seen > 0 ? seen / penalty : seen * penalty;
+  }
+  __syncthreads();
+  const int output_values = row.value_begin + row.allowed - row.bias;
+  for (int i = row.output + first; i < row.end; i += step)
+    x[ids[i]] -= values[output_values + i - row.output];
+  __syncthreads();
+}
+
+// x becomes the weights of the tokens: exp((x - max) / temperature), 0 for those that min-p and
+// top-k drop. Their sum is given back.
+__device__ __forceinline__ double weigh(const Row& row, double max, double* x, int size,
+                                        Shared& shared) {
+  for (int i = threadIdx.x; i < size; i += blockDim.x) {
+    const double scaled = (x[i] - max) / row.temperature;
+    x[i] = scaled < row.log_min_p ? -MIE_INF : scaled;
+  }
+  Key last = LAST_KEY;
+  if (row.top_k > 0 && row.top_k < size) {
+    const auto key_of = [=](int i) { return ascending(0.0 - x[i]); };
+    const auto mass_of = [=](int i) { return Key(x[i] > -MIE_INF); };
+    last = select(key_of, mass_of, row.top_k, size, shared);
+  }
+  double sum = 0;
+  for (int i = threadIdx.x; i < size; i += blockDim.x) {
+    x[i] = ascending(0.0 - x[i]) > last ? 0.0 : exp(x[i]);
+    sum += x[i];
+  }
+  return block_sum(sum, shared);
+}
+
+// Weights [V] become 0 where top-p drops the token.
+__device__ __forceinline__ void keep_nucleus(double top_p, double total, double* x, int size,
+                                             Shared& shared) {
+  const auto key_of = [=](int i) { return descending(x[i] / total); };
+  const auto mass_of = [=](int i) { return Key(x[i] / total * ONE); };
+  const Key wanted = Key(top_p * ONE), at_least = 1;
+  const Key last = select(key_of, mass_of, max(wanted, at_least), size, shared);
+  for (int i = threadIdx.x; i < size; i += blockDim.x)
+    if (key_of(i) > last) x[i] = 0;
+}
+
+// The first id whose cumulative weight exceeds uniform * total. Each warp sums a stretch of the
+// vocabulary; the warp in whose stretch the token lies looks for it, 32 ids at a time. A sum of
+// parts can be a rounding off the sum of the whole: where the target is then not reached, it is the
+// last token that adds anything, and a token without weight never.
+__device__ __forceinline__ void draw(double uniform, const double* x, int size, int* token_id,
+                                     Shared& shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_warps = blockDim.x / 32;
+  const int stretch = 32 * ((size + 32 * num_warps - 1) / (32 * num_warps));
+  const int begin = min(size, warp * stretch), end = min(size, begin + stretch);
+  double own = 0;
+  for (int i = begin + lane; i < end; i += 32) own += x[i];
+  own = warp_total(own);
+  if (lane == 0) shared.doubles[warp] = own;
+  __syncthreads();
+  double total = 0;
+  for (int i = 0; i < num_warps; ++i) total += shared.doubles[i];
+  const double target = uniform * total;
+  double before = 0, after = shared.doubles[0];
+  int chosen = 0;
+  while (after <= target && after < total) {
+    before = after;
+    after += shared.doubles[++chosen];
+  }
+  if (warp != chosen) return;
+  int tile = -1;
+  double tile_before = before;
+  for (int i = begin; i < end && before <= target; i += 32) {
+    const double sum = warp_total(i + lane < end ? x[i + lane] : 0.0);
+    if (sum > 0 && (tile < 0 || before + sum > before)) {
+      tile = i;
+      tile_before = before;
+    }
+    before += sum;
+  }
+  if (lane > 0) return;
+  int last = -1;
+  before = tile_before;
+  for (int i = tile; i < min(end, tile + 32) && before <= target; ++i) {
+    if (x[i] > 0 && (last < 0 || before + x[i] > before)) last = i;
+    before += x[i];
+  }
+  *token_id = last;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(512, 1)
+    sample(const T* __restrict__ logits, const Row* __restrict__ rows, const int* __restrict__ ids,
+           const double* __restrict__ values, double* __restrict__ scratch,
+           int* __restrict__ token_ids, int vocab_size) {
+  __shared__ Shared shared;
+  logits += (size_t)blockIdx.x * vocab_size;
+  int* token_id = token_ids + blockIdx.x;
+  if (rows == nullptr || rows[blockIdx.x].scratch_row < 0) {
+    const bool is_forced = rows != nullptr && rows[blockIdx.x].kind == FORCED;
+    const auto logit = [=](int i) { return (double)to_float(logits[i]); };
+    const int id = is_forced ? rows[blockIdx.x].forced_id : largest(logit, vocab_size, shared).id;
+    if (threadIdx.x == 0) *token_id = id;
+    return;
+  }
+  const Row row = rows[blockIdx.x];
+  double* x = scratch + (size_t)row.scratch_row * vocab_size;
+  edit_logits(logits, row, ids, values, x, vocab_size);
+  const Best best = largest([=](int i) { return x[i]; }, vocab_size, shared);
+  const bool is_finite = best.value > -MIE_INF && best.value < MIE_INF;
+  if (row.kind == GREEDY || !is_finite) {
+    // Without a largest number every weight is NaN, and NumPy's draw gives the first token.
+    if (threadIdx.x == 0) *token_id = row.kind == GREEDY ? best.id : 0;
+    return;
+  }
+  const double total = weigh(row, best.value, x, vocab_size, shared);
+  if (row.top_p < 1) keep_nucleus(row.top_p, total, x, vocab_size, shared);
+  __syncthreads();
+  draw(row.uniform, x, vocab_size, token_id, shared);
+}
+
+// Log-probabilities of one row of logits [V], as they are before any edit:
+//
+//   result  [2 + 2 n] double  the rank of token_id and its log-probability, then the ids of the n
+//                             most likely tokens, equal ones by rising id, and theirs
+//
+// grid (1), block (a multiple of 32, at most 512). Each of the n costs a walk over the row.
+template <typename T>
+__global__ void __launch_bounds__(512, 1)
+    top_logprobs(const T* __restrict__ logits, double* __restrict__ result, int vocab_size,
+                 int token_id, int num_top) {
+  __shared__ Shared shared;
+  const auto logit = [=](int i) { return (double)to_float(logits[i]); };
+  const double max = largest(logit, vocab_size, shared).value;
+  double sum = 0;
+  for (int i = threadIdx.x; i < vocab_size; i += blockDim.x) sum += exp(logit(i) - max);
+  const double log_sum = log(block_sum(sum, shared));
+  const auto logprob = [=](int i) { return logit(i) - max - log_sum; };
+  double above = 0;
+  for (int i = threadIdx.x; i < vocab_size; i += blockDim.x)
+    above += logprob(i) > logprob(token_id) ? 1.0 : 0.0;
+  above = block_sum(above, shared);
+  if (threadIdx.x == 0) {
+    result[0] = 1 + above;
+    result[1] = logprob(token_id);
+  }
+  Best previous = {MIE_INF, -1};
+  for (int n = 0; n < num_top; ++n) {
+    Best next = {-MIE_INF, vocab_size - 1};
+    for (int i = threadIdx.x; i < vocab_size; i += blockDim.x) {
+      const double value = logprob(i);
+      if (value < previous.value || (value == previous.value && i > previous.id))
+        next = better(next, Best{value, i});
+    }
+    previous = block_best(next, shared);
+    if (threadIdx.x == 0) {
+      result[2 + n] = previous.id;
+      result[2 + num_top + n] = previous.value;
+    }
+  }
+}

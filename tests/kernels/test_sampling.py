@@ -1,0 +1,238 @@
+"""Sampling on the device against `ops.sampling`, on the emulator.
+
+Hundreds of rows of random controls: each gives the token that the NumPy operator gives for the same
+numbers in float64. The two add up weights in different orders, so where the uniform number falls
+within a rounding of the border between two tokens either may come; `is_near_border` says where.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import launcher, needs_compiler
+
+from mie.ops import sampling
+from mie.ops.sampling import RowControls
+from mie.ops_gpu.arrays import DTYPES
+from mie.ops_gpu.sampling import MAX_ROWS, MAX_TOP, pack, sample, top_logprobs
+
+pytestmark = needs_compiler
+
+MODES = ["forward", "reverse", "random", "checked"]
+JUST_BELOW_1 = float(np.nextafter(1, 0))
+
+
+class PoisoningLauncher:
+    """A launcher whose new arrays are NaN, and known to be uninitialised to the checked build."""
+
+    def __init__(self, mode: str) -> None:
+        is_checked = mode == "checked"
+        self._launcher = launcher(is_checked, "random" if is_checked else mode)
+        self.grids: list[tuple[int, ...]] = []
+        self.xp: Any = SimpleNamespace(empty=self._empty, asarray=np.asarray)
+
+    def kernel(self, file: str, name: str) -> Any:
+        kernel = self._launcher.kernel(file, name)
+
+        def launch(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
+            self.grids.append(grid)
+            kernel(grid, block, args)
+
+        return launch
+
+    def _empty(self, shape: Any, dtype: Any) -> np.ndarray:
+        array = np.empty(shape, dtype)
+        if array.size:
+            self._launcher.mark_uninitialised(array)
+        return array
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def choose(rng: np.random.Generator, *choices: Any) -> Any:
+    return choices[rng.integers(len(choices))]
+
+
+def random_ids(rng: np.random.Generator, vocab_size: int) -> np.ndarray:
+    """Some ids, each once, in any order; now and then none, or all."""
+    count = choose(rng, 0, 1, min(20, vocab_size), vocab_size)
+    return rng.permutation(vocab_size)[: rng.integers(count + 1)]
+
+
+def random_controls(rng: np.random.Generator, vocab_size: int) -> RowControls:
+    def maybe(value: Any) -> Any:
+        return value if rng.random() < 0.3 else None
+
+    bias_ids, output_ids = random_ids(rng, vocab_size), random_ids(rng, vocab_size)
+    has_output = rng.random() < 0.3
+    return RowControls(
+        temperature=choose(rng, 0.0, 1e-300, 1e-3, 0.5, 1.0, 1.0, 1.7, 50.0, 1e300),
+        top_k=choose(rng, 0, 0, 1, 2, 3, 17, vocab_size // 2, vocab_size, vocab_size + 1),
+        top_p=choose(rng, 1.0, 1.0, 0.0, 1e-9, rng.random(), 0.9, JUST_BELOW_1),
+        min_p=choose(rng, 0.0, 0.0, 1e-4, 0.1, rng.random(), 1.0),
+        uniform=choose(rng, 0.0, JUST_BELOW_1, *rng.random(6)),
+        bias=maybe((bias_ids, rng.normal(scale=5, size=bias_ids.size))),
+        allowed_ids=maybe(random_ids(rng, vocab_size)),
+        banned_ids=maybe(random_ids(rng, vocab_size)),
+        repetition_penalty=choose(rng, 1.0, 0.7, 1.3),
+        presence_penalty=choose(rng, 0.0, -0.3, 1.1),
+        frequency_penalty=choose(rng, 0.0, 0.1, -0.7),
+        seen_ids=maybe(random_ids(rng, vocab_size)),
+        output_ids=output_ids if has_output else None,
+        output_counts=rng.integers(1, 9, output_ids.size) if has_output else None,
+        forced_id=int(rng.integers(vocab_size)) if rng.random() < 0.05 else None,
+    )
+
+
+def random_logits(rng: np.random.Generator, vocab_size: int) -> np.ndarray:
+    """A row: smooth, or full of ties, or with impossible tokens, or flat."""
+    row = choose(rng, 1.0, 4.0, 30.0) * rng.normal(size=vocab_size)
+    if rng.random() < 0.3:
+        row = np.round(row)
+    if rng.random() < 0.3:
+        row[rng.random(vocab_size) < choose(rng, 0.1, 0.9, 1.0)] = -np.inf
+    if rng.random() < 0.1:
+        row[:] = 2.5
+    return row
+
+
+def is_near_border(logits: np.ndarray, row: RowControls, got: int) -> bool:
+    """Whether ``got`` comes of controls that are 1e-13 beside these.
+
+    ``uniform`` is that near to the end of the token, or ``top_p`` to the sum of its nucleus.
+    """
+    with np.errstate(all="ignore"):
+        for top_p in (row.top_p, row.top_p - 1e-13, row.top_p + 1e-13):
+            x = sampling.edit_logits(logits.astype(np.float64), row)
+            x = sampling.keep_likely((x - x.max()) / row.temperature, row.top_k, top_p, row.min_p)
+            weights = np.exp(x)
+            ends = np.cumsum(weights) / weights.sum()
+            begin = ends[got] - weights[got] / weights.sum()
+            if weights[got] > 0 and begin - 1e-13 <= row.uniform <= ends[got] + 1e-13:
+                return True
+    return False
+
+
+def check_rows(mode: str, logits: np.ndarray, rows: list[RowControls]) -> int:
+    """Compare all rows; how many parted at a border."""
+    got = sample(PoisoningLauncher(mode), logits, rows)
+    with np.errstate(all="ignore"):
+        wanted = sampling.sample(logits.astype(np.float64), rows)
+    assert all(type(token_id) is int for token_id in got)
+    parted = [r for r in range(len(rows)) if got[r] != wanted[r]]
+    for r in parted:
+        assert is_near_border(logits[r], rows[r], got[r]), (rows[r], got[r], wanted[r])
+    return len(parted)
+
+
+SIZES = {1: 20, 7: 100, 40: 150, 1000: 60, 5000: 24}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_random_controls_give_the_tokens_of_numpy(mode: str, dtype: str, vocab_size: int):
+    num_rows = SIZES[vocab_size] if mode == "forward" else SIZES[vocab_size] // 4
+    rng = np.random.default_rng([vocab_size, len(dtype)])
+    logits = np.stack([random_logits(rng, vocab_size) for _ in range(num_rows)])
+    rows = [random_controls(rng, vocab_size) for _ in range(num_rows)]
+    num_parted = check_rows(mode, logits.astype(DTYPES[dtype]), rows)
+    assert num_parted <= 1 + num_rows // 50
+
+
+def test_greedy_and_drawn_rows_are_one_launch(mode: str):
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(5, 70)).astype(np.float32)
+    rows = [RowControls(), RowControls(temperature=1.0, uniform=0.7), RowControls(forced_id=9)]
+    rows += [RowControls(bias=(np.array([5]), np.array([90.0]))), RowControls()]
+    gpu = PoisoningLauncher(mode)
+    assert sample(gpu, logits, rows) == sampling.sample(logits.astype(np.float64), rows)
+    assert gpu.grids == [(5,)]
+    assert sample(gpu, logits[:0], []) == []
+
+
+def test_more_rows_than_a_launch_takes():
+    rng = np.random.default_rng(4)
+    num_rows = 2 * MAX_ROWS + 1
+    logits = np.stack([random_logits(rng, 40) for _ in range(num_rows)]).astype(np.float32)
+    check_rows("random", logits, [random_controls(rng, 40) for _ in range(num_rows)])
+
+
+def test_a_large_vocabulary():
+    rng = np.random.default_rng(5)
+    logits = rng.normal(scale=3, size=(4, 151_936)).astype(np.float32)
+    rows = [
+        RowControls(temperature=0.8, uniform=0.123, top_k=50, top_p=0.95),
+        RowControls(temperature=2.0, uniform=0.987, top_p=0.99),
+        RowControls(temperature=1.0, uniform=0.5),
+        RowControls(temperature=1.0, uniform=0.0, allowed_ids=np.array([151_935])),
+    ]
+    assert check_rows("forward", logits, rows) == 0
+
+
+def test_ties_with_the_last_are_kept(mode: str):
+    """Of 0 … 9, each three times, top-k 4 keeps six tokens, and so does a nucleus of 4 of them."""
+    logits = np.tile(np.arange(10), 3).astype(np.float32)[None]
+    weights = np.exp(np.sort(logits[0]))[::-1].astype(np.float64)
+    top_p = weights[:4].sum() / weights.sum()
+    seen: dict[str, set[int]] = {"top_k": set(), "top_p": set()}
+    for uniform in np.linspace(0, 1, 40, endpoint=False).tolist():
+        rows = [
+            RowControls(temperature=1.0, uniform=uniform, top_k=4),
+            RowControls(temperature=1.0, uniform=uniform, top_p=top_p - 1e-3),
+        ]
+        tokens = sample(PoisoningLauncher(mode), logits.repeat(2, axis=0), rows)
+        for name, token_id in zip(seen, tokens, strict=True):
+            seen[name].add(token_id)
+    assert seen["top_k"] == seen["top_p"] == {8, 9, 18, 19, 28, 29}
+
+
+def test_rows_without_a_largest_number_give_what_numpy_gives(mode: str):
+    logits = np.zeros((4, 40), np.float32)
+    logits[0] = -np.inf
+    logits[1, 7] = np.nan
+    logits[2, 7] = np.inf
+    for controls in (RowControls(), RowControls(temperature=1.0, uniform=0.5, top_k=3, top_p=0.5)):
+        with np.errstate(all="ignore"):
+            wanted = sampling.sample(logits.astype(np.float64), [controls] * 4)
+        assert sample(PoisoningLauncher(mode), logits, [controls] * 4) == wanted
+
+
+def test_a_token_without_weight_is_never_drawn():
+    """Whatever the uniform number: banned tokens lie between, before and after the others."""
+    rng = np.random.default_rng(6)
+    logits = rng.normal(size=(1, 300)).astype(np.float32)
+    banned = np.flatnonzero(rng.random(300) < 0.7)
+    ends = np.exp(np.delete(logits[0].astype(np.float64), banned)).cumsum()
+    borders = (ends / ends[-1]).clip(0, JUST_BELOW_1)
+    uniforms = np.concatenate([borders, np.nextafter(borders, 0), [0.0, JUST_BELOW_1]]).tolist()
+    rows = [RowControls(temperature=1.0, uniform=u, banned_ids=banned) for u in uniforms]
+    tokens = sample(PoisoningLauncher("forward"), logits.repeat(len(rows), axis=0), rows)
+    assert not set(tokens) & set(banned.tolist())
+
+
+def test_plain_and_forced_rows_take_no_scratch():
+    rows = [RowControls(), RowControls(forced_id=3, temperature=1.0), RowControls(temperature=1.0)]
+    assert pack(rows).num_scratch_rows == 1
+
+
+# Log-probabilities.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab_size", [1, 7, 40, 1000])
+def test_log_probabilities(mode: str, dtype: str, vocab_size: int):
+    rng = np.random.default_rng([7, vocab_size])
+    for num_top in (0, 1, 5, MAX_TOP, MAX_TOP + 1, -1):
+        row = random_logits(rng, vocab_size)
+        row[rng.integers(vocab_size)] = 1.0  # at least one token is possible
+        logits, token_id = row.astype(DTYPES[dtype]), int(rng.integers(vocab_size))
+        got = top_logprobs(PoisoningLauncher(mode), logits, token_id, num_top)
+        wanted = sampling.top_logprobs(logits.astype(np.float64), token_id, num_top)
+        assert (got[0], got[2]) == (wanted[0], wanted[2])
+        np.testing.assert_allclose(got[1], wanted[1], rtol=1e-13, atol=1e-13)
