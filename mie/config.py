@@ -118,6 +118,8 @@ class EngineConfig:
     event_log_steps: int = 2000
     """Steps that the event log keeps in memory; 0: none."""
     seed: int = 0
+    num_threads: int | None = None
+    """Threads that compute; by default one for each CPU that the process may use."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
@@ -129,6 +131,7 @@ class EngineConfig:
             "max_prefill_chunk",
             "swap_space",
             "sjf_ageing",
+            "num_threads",
         ):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)

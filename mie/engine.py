@@ -109,7 +109,9 @@ class Engine:
         *,
         vocab_size: int,
         eos_token_ids: Sequence[int],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """``clock`` gives seconds that never run backwards: the wall's, or a simulator's."""
         self.config = config
         self.scheduler = scheduler
         self.log = log
@@ -124,7 +126,8 @@ class Engine:
         self._by_number: dict[int, Request] = {}
         self._num_requests = 0
         self._moved = (0, 0, 0, 0)  # copies, evictions, exports, imports up to the last step
-        self._began = time.perf_counter()
+        self._clock = clock
+        self._began = clock()
         log.start(scheduler.snapshot)
 
     @property
@@ -169,7 +172,7 @@ class Engine:
             cache_salt=cache_salt,
         )
         _check_something_allowed(request)
-        request.metrics.arrival_time = time.perf_counter()
+        request.metrics.arrival_time = self._clock()
         with interrupts_deferred():
             self.scheduler.add(request)
             self._requests[request_id] = request
@@ -217,15 +220,15 @@ class Engine:
     def step(self) -> StepOutput:
         """Compute one step. Whatever ends it early, Ctrl-C included, leaks no block: the sequences
         that were running wait again, with the tokens they had."""
-        clock = [time.perf_counter()]
+        times = [self._clock()]
         try:
             with interrupts_deferred():
                 plan = self.scheduler.schedule()
             assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
             blocks = self._block_counts(plan)
-            clock.append(time.perf_counter())
+            times.append(self._clock())
             result = self._runner.run(plan)
-            clock.append(time.perf_counter())
+            times.append(self._clock())
             with interrupts_deferred():
                 sampled = self.scheduler.update(
                     plan, result.token_ids, [chunk.token_ids for chunk in result.chunks]
@@ -235,12 +238,12 @@ class Engine:
             with interrupts_deferred():
                 self.scheduler.preempt_all()
             raise
-        clock.append(time.perf_counter())
-        self._stamp(plan, sampled, clock[0], clock[-1])
+        times.append(self._clock())
+        self._stamp(plan, sampled, times[0], times[-1])
         output = StepOutput(
             outputs=tuple(self._outputs(sampled, result)),
             prompt_logprobs=self._prompt_logprobs(plan, result.chunks),
-            stats=self._step_stats(plan, blocks, clock, self._forget_finished(sampled)),
+            stats=self._step_stats(plan, blocks, times, self._forget_finished(sampled)),
         )
         self.stats.add(output.stats, len(sampled))
         self._log_step(output.stats)
@@ -310,7 +313,7 @@ class Engine:
         }
 
     def _step_stats(
-        self, plan: StepPlan, blocks: dict[str, int], clock: Sequence[float], num_finished: int
+        self, plan: StepPlan, blocks: dict[str, int], times: Sequence[float], num_finished: int
     ) -> StepStats:
         memory, scheduler = self.stats.memory, self.scheduler
         before = self._moved
@@ -320,7 +323,7 @@ class Engine:
             memory.num_exported,
             memory.num_imported,
         )
-        start, planned, ran, end = clock
+        start, planned, ran, end = times
         return StepStats(
             step=plan.step,
             num_running=len(scheduler.running),

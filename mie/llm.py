@@ -56,9 +56,10 @@ class LLM:
         Args:
             tokenizer: where the tokenizer is, if not beside the model.
             skip_tokenizer_init: load none; prompts are token ids, and outputs have no text.
-            backend: "numpy"; "cupy", an NVIDIA GPU; or "cupy-emulated", its kernels on a CPU.
-            dtype: of numpy "float32" ("auto") or "float64"; of the others "float32" ("auto" when
-                emulated), "float16" ("auto" on a GPU) or "bfloat16".
+            backend: "numpy"; "numpy-plain", by the operators that define what is right; "cupy", an
+                NVIDIA GPU; or "cupy-emulated", its kernels on a CPU.
+            dtype: of the NumPy ones "float32" ("auto") or "float64"; of the others "float32"
+                ("auto" when emulated), "float16" ("auto" on a GPU) or "bfloat16".
             trace: a text file that gets the event log as JSON lines, for ``mie trace``. It stays
                 the caller's to close.
             settings: those of `EngineConfig`, such as max_num_seqs, num_blocks, scheduling_policy.

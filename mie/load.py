@@ -45,7 +45,7 @@ def load_engine(
     """
     config = config or EngineConfig()
     model = ModelConfig.load(directory)
-    machine = load_backend(backend, dtype)
+    machine = load_backend(backend, dtype, config)
     if wrap is not None:
         machine = wrap(machine)
     max_model_len = _max_model_len(config, model)

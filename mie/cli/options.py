@@ -38,6 +38,7 @@ _ENGINE_NAMES = (
     "watermark",
     "preemption_mode",
     "swap_space",
+    "num_threads",
 )
 _SAMPLING_NAMES = (
     "max_tokens",
@@ -69,8 +70,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="'bundled' (the default), a directory in Hugging Face format, or a hub id",
     )
     group = parser.add_argument_group("engine", "What is not given is chosen from the model.")
-    _add(group, "--backend", metavar="NAME", help="what computes: numpy, cupy or cupy-emulated")
+    _add(
+        group,
+        "--backend",
+        metavar="NAME",
+        help="what computes: numpy, numpy-plain, cupy or cupy-emulated",
+    )
     _add(group, "--dtype", metavar="TYPE", help="auto, float32, float64, float16, bfloat16")
+    _add(group, "--num-threads", type=int, help="threads that compute (one for each CPU)")
     _add(group, "--max-model-len", type=int, help="tokens of a prompt and its answer together")
     _add(group, "--max-num-seqs", type=int, help="sequences that run at once")
     _add(group, "--max-num-batched-tokens", type=int, help="tokens that a step computes at most")

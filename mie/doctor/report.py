@@ -10,7 +10,8 @@ from typing import Any, Literal
 from mie.doctor.machine import Machine, NoAnswer
 
 BACKENDS = ("numpy", "cupy-emulated", "cupy")
-"""Those of `mie.backend`, from what every machine can run to what few can."""
+"""Those of `mie.backend`, from what every machine can run to what few can; without numpy-plain,
+which runs wherever numpy does."""
 
 Status = Literal["ok", "note", "problem"]
 Version = tuple[int, ...]

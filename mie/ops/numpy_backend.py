@@ -1,4 +1,4 @@
-"""The Backend contract over NumPy arrays: the oracle, and the CPU engine."""
+"""The Backend contract over the plain NumPy operators: the oracle."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -23,12 +23,12 @@ class Linear(NamedTuple):
 class NumpyBackend:
     """Runs on the CPU in ``dtype``: "float32" (also "auto"), or "float64" for the oracle tests."""
 
-    name = "numpy"
+    name = "numpy-plain"
 
     def __init__(self, dtype: str = "auto") -> None:
         if dtype not in ("auto", "float32", "float64"):
             raise ConfigError(
-                f"dtype {dtype!r} is not supported by the numpy backend; "
+                f"dtype {dtype!r} is not supported by the {self.name} backend; "
                 "choose auto, float32 or float64"
             )
         self.dtype: np.dtype[Any] = np.dtype("float32" if dtype == "auto" else dtype)
