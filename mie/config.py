@@ -118,8 +118,16 @@ class EngineConfig:
     event_log_steps: int = 2000
     """Steps that the event log keeps in memory; 0: none."""
     seed: int = 0
+    kv_cache_dtype: str = "auto"
+    """"auto" (what the model computes in), "int8" or "fp8": one byte an element, and a scale."""
+    async_scheduling: bool | None = None
+    """Plan and launch a step of decodes while the one before it runs; a sequence that ends then
+    costs one row computed in vain. None: where the backend computes by itself, that is on a GPU."""
     num_threads: int | None = None
     """Threads that compute; by default one for each CPU that the process may use."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that may be in use in the end, by mie and all others; a GPU that
+    shares the host's memory leaves as much as a CPU does."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
@@ -135,6 +143,7 @@ class EngineConfig:
         ):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
+        check_real("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, above_low=True)
         if self.max_cached_blocks is not None:
             check_integer("max_cached_blocks", self.max_cached_blocks, 0)
         check_integer("event_log_steps", self.event_log_steps, 0)
@@ -147,7 +156,10 @@ class EngineConfig:
             "admit_after_preemption",
         ):
             check_switch(name, getattr(self, name))
+        if self.async_scheduling is not None:
+            check_switch("async_scheduling", self.async_scheduling)
         check_choice("scheduling_policy", self.scheduling_policy, POLICIES)
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "int8", "fp8"))
         check_choice("batching", self.batching, ("continuous", "static"))
         check_choice("preemption_mode", self.preemption_mode, ("recompute", "swap"))
         self._refuse_contradictions()

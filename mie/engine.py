@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Integral
+from typing import Protocol
 
 from mie.config import EngineConfig
 from mie.errors import RequestError
 from mie.events import EventLog
 from mie.interrupts import interrupts_deferred
 from mie.memory.stats import MemoryStats
-from mie.runner import ChunkResult, ModelRunner, StepResult, TokenLogprobs
+from mie.runner import ChunkResult, StepResult, TokenLogprobs
 from mie.sched.metrics import RequestMetrics
 from mie.sched.params import SamplingParams
 from mie.sched.plan import StepPlan
@@ -97,6 +98,17 @@ class EngineStats:
         self.peak_blocks = max(self.peak_blocks, stats.num_blocks_used)
 
 
+class Runner(Protocol):
+    """What computes a step: `mie.runner.ModelRunner`, one that overlaps, or the simulator's."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next step was begun already, so that nobody can be admitted to it."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Do what the plan says, and sample."""
+
+
 class Engine:
     """Runs requests to their ends. Not thread-safe: one thread calls it."""
 
@@ -104,7 +116,7 @@ class Engine:
         self,
         config: EngineConfig,
         scheduler: Scheduler,
-        runner: ModelRunner,
+        runner: Runner,
         log: EventLog,
         *,
         vocab_size: int,
@@ -222,8 +234,9 @@ class Engine:
         that were running wait again, with the tokens they had."""
         times = [self._clock()]
         try:
+            is_foretold = self._runner.is_ahead and bool(self.scheduler.running)
             with interrupts_deferred():
-                plan = self.scheduler.schedule()
+                plan = self.scheduler.schedule(may_admit=not is_foretold)
             assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
             blocks = self._block_counts(plan)
             times.append(self._clock())

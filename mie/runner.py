@@ -7,14 +7,14 @@ the plan's changes to it, so that a step costs what changed and not what is ther
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mie.model.decoder import Decoder
-from mie.ops.backend import Array, StepBatch
+from mie.ops.backend import Array, Drawn, StepBatch
 from mie.ops.sampling import RowControls
 from mie.sched.plan import Chunk, NewRow, StepPlan
 
@@ -58,6 +58,17 @@ class StepResult:
     chunks: list[ChunkResult]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Launched:
+    """A step on its way; what it gives may not be known yet."""
+
+    rows: tuple[int, ...]
+    """The rows that decode in it, ascending: those of its plan, and such as have ended since it was
+    launched ahead of that."""
+    logits: Array
+    drawn: Drawn
+
+
 class _Row:
     """What the runner remembers of one running sequence."""
 
@@ -74,12 +85,21 @@ class _Row:
         self.allowed_ids = None if allowed is None else np.unique(allowed)
         self.is_plain = _is_plain(new)
 
-    def controls(self, choice: int) -> RowControls:
-        """How the token after the row's last one is chosen."""
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether its next step may be launched before this one's token is known."""
+        params = self.params
+        counts_tokens = params.presence_penalty or params.frequency_penalty
+        return params.logprobs is None and params.repetition_penalty == 1.0 and not counts_tokens
+
+    def controls(self, choice: int, num_pending: int = 0) -> RowControls:
+        """How the token is chosen that follows the row's last one, and ``num_pending`` after it
+        that are not known yet."""
         if self.is_plain:
             return GREEDY
         params = self.params
-        num_generated = len(self.token_ids) - self.num_prompt
+        num_tokens = len(self.token_ids) + num_pending
+        num_generated = num_tokens - self.num_prompt
         forced = params.trace_decode_token_ids or ()
         seen_ids = output_ids = output_counts = None
         if params.repetition_penalty != 1.0:
@@ -93,7 +113,7 @@ class _Row:
             top_k=max(params.top_k, 0),
             top_p=params.top_p,
             min_p=params.min_p,
-            uniform=self._uniform(choice) if params.temperature > 0 else 0.0,
+            uniform=self._uniform(choice, num_tokens) if params.temperature > 0 else 0.0,
             bias=self.bias,
             allowed_ids=self.allowed_ids,
             banned_ids=self.banned_ids if is_banned else None,
@@ -106,13 +126,13 @@ class _Row:
             forced_id=forced[num_generated] if num_generated < len(forced) else None,
         )
 
-    def _uniform(self, choice: int) -> float:
-        """The random number of this position: Philox (Salmon et al., 2011) keyed by (seed, choice),
+    def _uniform(self, choice: int, position: int) -> float:
+        """The random number of a position: Philox (Salmon et al., 2011) keyed by (seed, choice),
         counted by (position, stream). It depends on nothing but the request."""
         seed, stream = self.draw_key
         generator = np.random.Philox(
             key=np.array([seed % 2**64, choice], np.uint64),
-            counter=np.array([len(self.token_ids), stream, 0, 0], np.uint64),
+            counter=np.array([position, stream, 0, 0], np.uint64),
         )
         return float(int(generator.random_raw()) >> 11) * 2.0**-53
 
@@ -131,6 +151,8 @@ def _is_plain(new: NewRow) -> bool:
 
 class ModelRunner:
     """A decoder, its KV cache and the rows of the running sequences."""
+
+    is_ahead = False
 
     def __init__(
         self,
@@ -163,9 +185,47 @@ class ModelRunner:
         self.prepare(plan)
         if plan.is_empty:
             return StepResult(token_ids=[], logprobs=[], chunks=[])
-        batch = self.pack(plan)
+        return self.collect(plan, self.launch(plan))
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin a step that was prepared. `collect` waits for it."""
+        logits = self.backend.run_step(self._forward, self.pack(plan))
+        controls = [row.controls(row.choice) for row in map(self._row, plan.decodes)]
+        sampled_rows = list(range(len(controls)))
+        at = len(controls)
+        for chunk in plan.chunks:
+            at += chunk.scored[1] - chunk.scored[0]
+            for choice in chunk.choices:
+                controls.append(self._row(chunk.row).controls(choice))
+                sampled_rows.append(at)
+                at += 1
+        # Without prompt log-probabilities every row is sampled from, and none need be copied.
+        sampled = logits if len(controls) == len(logits) else logits[sampled_rows]
+        drawn = self.backend.start_sample(sampled, controls) if controls else None
+        return Launched(rows=plan.decodes, logits=logits, drawn=drawn)
+
+    def launch_ahead(self, rows: Sequence[int], before: Launched) -> Launched | None:
+        """Begin the step after ``before``, which has no chunks and is not collected yet: one more
+        token for each of ``rows``, which are among its own. None if the sampling of one needs more
+        than is known."""
+        each = [self._row(row) for row in rows]
+        if not all(row.may_run_ahead for row in each):
+            return None
+        row_ids = np.array(rows, np.int64)
+        batch = replace(
+            self._decode_batch(row_ids, np.zeros_like(row_ids), self._num_stored[row_ids] + 1),
+            drawn=before.drawn,
+            drawn_rows=np.searchsorted(before.rows, row_ids),
+        )
         logits = self.backend.run_step(self._forward, batch)
-        return self._results(plan, logits)
+        controls = [row.controls(row.choice, num_pending=1) for row in each]
+        drawn = self.backend.start_sample(logits, controls)
+        return Launched(rows=tuple(rows), logits=logits, drawn=drawn)
+
+    def discard(self, launched: Launched) -> None:
+        """Wait for a step that nobody wants any more."""
+        if launched.drawn is not None:
+            self.backend.finish_sample(launched.drawn)
 
     def prepare(self, plan: StepPlan) -> None:
         """Bring rows, tables and blocks to where the plan wants them."""
@@ -198,24 +258,40 @@ class ModelRunner:
         """The plan as one ragged batch: its decodes, then its chunks."""
         rows = np.array(plan.decodes, np.int64)
         token_ids, positions = self._last_tokens[rows], self._num_stored[rows]
-        cu_seqlens_q = np.arange(len(rows) + 1)
-        logits_rows = cu_seqlens_q[:-1]
-        token_rows = rows
-        if plan.chunks:
-            chunks = plan.chunks
-            counts = np.array([len(chunk.token_ids) for chunk in chunks])
-            chunk_rows = np.array([chunk.row for chunk in chunks])
-            new_ids = chain.from_iterable(chunk.token_ids for chunk in chunks)
-            starts = np.array([chunk.start for chunk in chunks])
-            offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-            token_ids = np.concatenate([token_ids, np.fromiter(new_ids, np.int64)])
-            positions = np.concatenate([positions, np.repeat(starts, counts) + offsets])
-            begins = len(rows) + np.cumsum(counts) - counts
-            wanted = _logits_rows(chunks, begins.tolist())
-            logits_rows = np.concatenate([logits_rows, np.array(wanted, np.int64)])
-            cu_seqlens_q = np.concatenate([cu_seqlens_q, begins + counts])
-            token_rows = np.concatenate([rows, np.repeat(chunk_rows, counts)])
-            rows = np.concatenate([rows, chunk_rows])
+        if not plan.chunks:
+            return self._decode_batch(rows, token_ids, positions)
+        chunks = plan.chunks
+        counts = np.array([len(chunk.token_ids) for chunk in chunks])
+        chunk_rows = np.array([chunk.row for chunk in chunks])
+        new_ids = chain.from_iterable(chunk.token_ids for chunk in chunks)
+        starts = np.array([chunk.start for chunk in chunks])
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        begins = len(rows) + np.cumsum(counts) - counts
+        decodes = np.arange(len(rows))
+        return self._batch(
+            np.concatenate([rows, chunk_rows]),
+            np.concatenate([rows, np.repeat(chunk_rows, counts)]),
+            np.concatenate([token_ids, np.fromiter(new_ids, np.int64)]),
+            np.concatenate([positions, np.repeat(starts, counts) + offsets]),
+            np.concatenate([decodes, begins[:1], begins + counts]),
+            np.concatenate([decodes, np.array(_logits_rows(chunks, begins.tolist()), np.int64)]),
+        )
+
+    def _decode_batch(self, rows: Ints, token_ids: Ints, positions: Ints) -> StepBatch:
+        """One token of each row."""
+        each = np.arange(len(rows) + 1)
+        return self._batch(rows, rows, token_ids, positions, each, each[:-1])
+
+    def _batch(
+        self,
+        rows: Ints,
+        token_rows: Ints,
+        token_ids: Ints,
+        positions: Ints,
+        cu_seqlens_q: Ints,
+        logits_rows: Ints,
+    ) -> StepBatch:
+        """The tokens of ``rows`` [S]; ``token_rows`` [T] says whose each one is."""
         block_index, offset = np.divmod(positions, self.block_size)
         seq_lens = positions[cu_seqlens_q[1:] - 1] + 1
         return StepBatch(
@@ -234,25 +310,19 @@ class ModelRunner:
             return self._block_tables[: len(rows), :num_blocks]
         return self._block_tables[rows, :num_blocks]
 
-    def _results(self, plan: StepPlan, logits: Array) -> StepResult:
-        decoding = [self._row(row) for row in plan.decodes]
-        controls = [row.controls(row.choice) for row in decoding]
-        sampled_rows = list(range(len(controls)))
-        at = len(controls)
-        for chunk in plan.chunks:
-            at += chunk.scored[1] - chunk.scored[0]
-            for choice in chunk.choices:
-                controls.append(self._row(chunk.row).controls(choice))
-                sampled_rows.append(at)
-                at += 1
-        # Without prompt log-probabilities every row is sampled from, and none need be copied.
-        sampled = logits if len(controls) == len(logits) else logits[sampled_rows]
-        token_ids = self.backend.sample(sampled, controls) if controls else []
-        num_decodes = len(decoding)
-        decoded = token_ids[:num_decodes]
+    def collect(self, plan: StepPlan, launched: Launched) -> StepResult:
+        """What a step gave, as its plan asks for it; the rows move on."""
+        drawn, logits = launched.drawn, launched.logits
+        token_ids = [] if drawn is None else self.backend.finish_sample(drawn)
+        num_decodes = len(launched.rows)
+        decoded, indices = token_ids[:num_decodes], range(num_decodes)
+        if launched.rows != plan.decodes:  # some have ended since
+            wanted = set(plan.decodes)
+            indices = [i for i, row in enumerate(launched.rows) if row in wanted]
+            decoded = [decoded[i] for i in indices]
         logprobs = [
-            self._token_logprobs(row, logits, i, token_id)
-            for i, (row, token_id) in enumerate(zip(decoding, decoded, strict=True))
+            self._token_logprobs(self._row(row), logits, i, token_id)
+            for i, row, token_id in zip(indices, plan.decodes, decoded, strict=True)
         ]
         chunks = self._chunk_results(plan.chunks, logits, num_decodes, token_ids[num_decodes:])
         self.advance(plan, decoded)

@@ -7,12 +7,15 @@ seen in the step that reads it, and what must come out is known whatever the sch
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from mie.config import EngineConfig
 from mie.engine import Engine
 from mie.events import EventLog
 from mie.load import new_scheduler
-from mie.runner import ChunkResult, StepResult, TokenLogprobs
+from mie.memory.moves import Moves
+from mie.overlap import OverlappingRunner
+from mie.runner import ChunkResult, Launched, StepResult, TokenLogprobs
 from mie.sched.params import SamplingParams
 from mie.sched.plan import Chunk, NewRow, StepPlan
 
@@ -95,6 +98,8 @@ class ScriptedRunner:
     """Stands in for `mie.runner.ModelRunner`, and raises AssertionError for a slot that does not
     hold what it must. ``live_rows`` tells which rows run: a plan does not say who has left."""
 
+    is_ahead = False
+
     def __init__(
         self,
         *,
@@ -147,6 +152,30 @@ class ScriptedRunner:
         decoded = [self._decode(self._rows[row]) for row in plan.decodes]
         chunks = [self._prefill(chunk) for chunk in plan.chunks]
         return StepResult(token_ids=decoded, logprobs=[None] * len(decoded), chunks=chunks)
+
+    # As `mie.overlap` drives a runner: what a step writes is written when it is launched.
+
+    def launch(self, plan: StepPlan) -> Launched:
+        return Launched(rows=plan.decodes, logits=None, drawn=self.compute(plan))
+
+    def launch_ahead(self, rows: tuple[int, ...], before: Launched) -> Launched:
+        assert {*rows} <= {*before.rows}
+        assert not before.drawn.chunks
+        plan = StepPlan(
+            step=0, new_rows=(), moves=Moves((), (), (), ()), decodes=rows, chunks=(), preempted=()
+        )
+        return self.launch(plan)
+
+    def collect(self, plan: StepPlan, launched: Launched) -> StepResult:
+        tokens = dict(zip(launched.rows, launched.drawn.token_ids, strict=True))
+        return StepResult(
+            token_ids=[tokens[row] for row in plan.decodes],
+            logprobs=[None] * len(plan.decodes),
+            chunks=launched.drawn.chunks,
+        )
+
+    def discard(self, launched: Launched) -> None:
+        pass
 
     def _check_stored(self, row: _Row) -> None:
         """Every slot before the row's next token holds the row's own history."""
@@ -229,10 +258,12 @@ def scripted_engine(
     """An engine whose model is the script; its vocabulary has `VOCAB_SIZE` ids, and `EOS`."""
     log = EventLog(config.event_log_steps)
     scheduler = new_scheduler(config, num_blocks, max_model_len, log, num_host_blocks)
-    runner = ScriptedRunner(
+    runner: Any = ScriptedRunner(
         num_blocks=num_blocks,
         block_size=config.block_size,
         num_host_blocks=num_host_blocks,
         live_rows=lambda: [seq.row for seq in scheduler.running],
     )
+    if config.async_scheduling:
+        runner = OverlappingRunner(runner, scheduler.ahead)
     return Engine(config, scheduler, runner, log, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))

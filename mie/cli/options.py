@@ -38,7 +38,10 @@ _ENGINE_NAMES = (
     "watermark",
     "preemption_mode",
     "swap_space",
+    "kv_cache_dtype",
+    "async_scheduling",
     "num_threads",
+    "gpu_memory_utilization",
 )
 _SAMPLING_NAMES = (
     "max_tokens",
@@ -77,6 +80,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="what computes: numpy, numpy-plain, cupy or cupy-emulated",
     )
     _add(group, "--dtype", metavar="TYPE", help="auto, float32, float64, float16, bfloat16")
+    _add(group, "--kv-cache-dtype", metavar="TYPE", help="auto (as --dtype), int8 or fp8")
+    _add(
+        group,
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        help="launch a step while the one before it runs (the default on a GPU)",
+    )
     _add(group, "--num-threads", type=int, help="threads that compute (one for each CPU)")
     _add(group, "--max-model-len", type=int, help="tokens of a prompt and its answer together")
     _add(group, "--max-num-seqs", type=int, help="sequences that run at once")
@@ -96,6 +106,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=size_argument,
         metavar="SIZE",
         help="size of the KV cache, such as 512MiB; instead of --num-blocks",
+    )
+    _add(
+        group,
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help="of a GPU's memory that may be in use in the end (0.9)",
     )
     _add(
         group,
@@ -168,11 +185,16 @@ def add_sampling_options(
         _add(group, "--logprobs", type=int, metavar="K", help="with --json: the K most likely")
 
 
-def load_llm(args: argparse.Namespace, trace: TextIO | None = None) -> LLM:
-    """The model that ``args`` name, with the engine that they describe."""
+def load_llm(args: argparse.Namespace, trace: TextIO | None = None, **more: Any) -> LLM:
+    """The model that ``args`` name, with the engine that they describe and ``more`` settings."""
     from mie.llm import LLM
 
-    return LLM(args.model, trace=trace, **_given(args, _ENGINE_NAMES))
+    return LLM(args.model, trace=trace, **engine_options(args), **more)
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine's flags that were given, by name."""
+    return _given(args, _ENGINE_NAMES)
 
 
 def add_trace_option(parser: argparse.ArgumentParser) -> None:
@@ -183,27 +205,32 @@ def add_trace_option(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def llm_with_trace(args: argparse.Namespace) -> Iterator[LLM]:
+def llm_with_trace(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
     """`load_llm`, with the file that ``--trace`` names open as long as it is needed.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     if args.trace is None:
-        yield load_llm(args)
+        yield load_llm(args, **more)
         return
-    try:
-        file = open(args.trace, "w", encoding="utf-8")  # noqa: SIM115  # closed just below
-    except OSError as error:
-        raise ConfigError(f"cannot write --trace {args.trace}: {error.strerror}") from error
+    file = open_trace(args.trace)
     with closing_quietly(file), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # `trace_failed` says it
-        llm = load_llm(args, file)
+        llm = load_llm(args, file, **more)
         try:
             yield llm
         finally:
             with suppress(OSError):  # so little is left that its loss only cuts the last line
                 llm.engine.log.close()
+
+
+def open_trace(path: str) -> TextIO:
+    """The file for an event log, or `ConfigError`."""
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write --trace {path}: {error.strerror}") from error
 
 
 @contextmanager

@@ -85,6 +85,7 @@ class RecordingBackend:
     def __init__(self, inner: Backend, observe: Observer, change: Change | None = None) -> None:
         self.name = inner.name
         self.itemsize = inner.itemsize
+        self.is_asynchronous = False  # each result is looked at before the next is computed
         self.greedy: list[int] = []
         """The tokens of the last step's largest logits, by ``inner``'s own sampling."""
         self._inner = inner
@@ -142,6 +143,12 @@ class RecordingBackend:
     def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
         self.greedy = self._inner.sample(logits, [RowControls()] * len(rows))
         return self._inner.sample(logits, rows)
+
+    def start_sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
+        return self.sample(logits, rows)
+
+    def finish_sample(self, drawn: list[int]) -> list[int]:
+        return drawn
 
     def _seen(self, method: str, out: Array) -> Array:
         operator = ROLES.get((method, self._previous), method)

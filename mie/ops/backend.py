@@ -26,6 +26,9 @@ from mie.ops.sampling import RowControls
 Array = Any
 """An array of the backend: numpy.ndarray, or an array on the device."""
 
+Drawn = Any
+"""Token ids that `Backend.start_sample` chose, perhaps still to be computed; opaque."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepBatch:
@@ -42,6 +45,10 @@ class StepBatch:
     seq_lens: Ints  # [S]           tokens in the cache after this step
     block_tables: Ints  # [S, M]
     logits_rows: Ints  # [R]        indices into T; a row may be named more than once
+    drawn: "Drawn | None" = None
+    """The step before, if its tokens are this one's and the host does not know them yet; then
+    ``token_ids`` are zeros."""
+    drawn_rows: Ints | None = None  # [T]  which of its tokens each one is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +61,22 @@ class KVCacheShape:
     num_kv_heads: int
     head_dim: int
 
+    @property
+    def num_elements(self) -> int:
+        """Keys and values."""
+        num_slots = self.num_blocks * self.block_size
+        return 2 * self.num_layers * num_slots * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What a backend may still take for weights, cache and results, where its arrays lie."""
+
+    available_bytes: int
+    is_shared: bool
+    """Other programs live there too, so that a cache leaves them most of it unless told
+    otherwise. False: a GPU's own."""
+
 
 class Backend(Protocol):
     """What every backend offers. An operator is defined by the function of `mie.ops` it names."""
@@ -61,6 +84,19 @@ class Backend(Protocol):
     name: str
     itemsize: int
     """Bytes of one element of the KV cache."""
+    is_asynchronous: bool
+    """Whether `run_step` and `start_sample` return before their work is done, so that the host can
+    plan the next step meanwhile."""
+
+    # Sizes, before anything is loaded.
+    def memory(self) -> Memory:
+        """What there is, now."""
+
+    def weight_bytes(self, shape: tuple[int, ...]) -> int:
+        """What a tensor of the checkpoint takes at most once it is loaded."""
+
+    def kv_cache_bytes(self, shape: KVCacheShape) -> int:
+        """What `new_kv_cache`, or `new_host_cache`, takes."""
 
     # Weights: once, at load. A matrix arrives as blocks of whole rows in a checkpoint's dtype
     # (float32, float16, bfloat16), widened exactly; a block is done with before the next is taken.
@@ -136,6 +172,12 @@ class Backend(Protocol):
 
     def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
         """One token id for each of the R rows: `ops.sampling.sample`."""
+
+    def start_sample(self, logits: Array, rows: Sequence[RowControls]) -> Drawn:
+        """Begin `sample`; nothing waits for it."""
+
+    def finish_sample(self, drawn: Drawn) -> list[int]:
+        """The token ids of `start_sample`, once they are known."""
 
     def top_logprobs(
         self, logits: Array, row: int, token_id: int, num_top: int

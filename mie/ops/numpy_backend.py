@@ -1,15 +1,18 @@
 """The Backend contract over the plain NumPy operators: the oracle."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mie.errors import ConfigError
+from mie.host import available_bytes
 from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import KVCacheShape, StepBatch
+from mie.ops.backend import KVCacheShape, Memory, StepBatch
 from mie.ops.sampling import RowControls
 
 
@@ -24,6 +27,7 @@ class NumpyBackend:
     """Runs on the CPU in ``dtype``: "float32" (also "auto"), or "float64" for the oracle tests."""
 
     name = "numpy-plain"
+    is_asynchronous = False
 
     def __init__(self, dtype: str = "auto") -> None:
         if dtype not in ("auto", "float32", "float64"):
@@ -33,6 +37,15 @@ class NumpyBackend:
             )
         self.dtype: np.dtype[Any] = np.dtype("float32" if dtype == "auto" else dtype)
         self.itemsize = self.dtype.itemsize
+
+    def memory(self) -> Memory:
+        return Memory(available_bytes=available_bytes(), is_shared=True)
+
+    def weight_bytes(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape) * self.dtype.itemsize
+
+    def kv_cache_bytes(self, shape: KVCacheShape) -> int:
+        return shape.num_elements * self.itemsize
 
     def load_vector(self, vector: NDArray[Any]) -> Floats:
         return vector.astype(self.dtype)
@@ -158,10 +171,19 @@ class NumpyBackend:
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
         return sampling.sample(logits, rows)
 
+    def start_sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
+        return self.sample(logits, rows)
+
+    def finish_sample(self, drawn: list[int]) -> list[int]:
+        return drawn
+
     def top_logprobs(
         self, logits: Floats, row: int, token_id: int, num_top: int
     ) -> tuple[list[int], list[float], int]:
         return sampling.top_logprobs(logits[row], token_id, num_top)
 
     def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
+        if batch.drawn_rows is not None:
+            token_ids = np.asarray(batch.drawn, np.int64)[batch.drawn_rows]
+            batch = replace(batch, token_ids=token_ids, drawn=None, drawn_rows=None)
         return forward(batch)

@@ -32,7 +32,9 @@ def to_device(xp: Any, batch: StepBatch) -> DeviceBatch:
     if isinstance(batch, DeviceBatch):
         return batch
     host: dict[str, Ints] = {
-        field.name: to_host(getattr(batch, field.name)) for field in fields(StepBatch)
+        field.name: to_host(getattr(batch, field.name))
+        for field in fields(StepBatch)
+        if not field.name.startswith("drawn")
     }
     counts = np.diff(host["cu_seqlens_q"])
     is_decode = counts == 1

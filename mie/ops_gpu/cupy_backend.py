@@ -4,6 +4,7 @@ Everything here is a choice of kernel, grid and arguments. The kernels are in ``
 docs/kernels.md says what each does.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,13 +13,13 @@ from numpy.typing import NDArray
 
 from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
-from mie.ops.backend import Array, KVCacheShape, StepBatch
+from mie.ops.backend import Array, KVCacheShape, Memory, StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
 from mie.ops_gpu.arrays import DTYPES, block_threads, ceil_div, host_zeros, kernel_type
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
-from mie.ops_gpu.chip import Chip, current_chip
+from mie.ops_gpu.chip import Chip, current_chip, device_memory
 from mie.ops_gpu.gemm import CupyGemm, Gemm, NumpyGemm
 from mie.ops_gpu.kv_cache import HostCache, KVCache
 from mie.ops_gpu.launcher import CupyLauncher, EmulatedLauncher, Launcher
@@ -72,12 +73,24 @@ class CupyBackend:
                 f"choose auto, {', '.join(DTYPES)}"
             )
         self.name = name
+        self.is_asynchronous = False
         self.dtype = DTYPES[dtype]
         self.itemsize = self.dtype.itemsize
         self._launcher = launcher
         self._gemm = gemm
         self._xp = launcher.xp
         self._attention = PagedAttention(launcher, chip, is_deterministic)
+
+    # Sizes.
+
+    def memory(self) -> Memory:
+        return device_memory(self._xp, self._memory_share)
+
+    def weight_bytes(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape) * self.dtype.itemsize
+
+    def kv_cache_bytes(self, shape: KVCacheShape) -> int:
+        return shape.num_elements * self.itemsize
 
     # Weights.
 
@@ -219,6 +232,12 @@ class CupyBackend:
 
     def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
         return sampling.sample(self._launcher, logits, rows)
+
+    def start_sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
+        return self.sample(logits, rows)
+
+    def finish_sample(self, drawn: list[int]) -> list[int]:
+        return drawn
 
     def top_logprobs(
         self, logits: Array, row: int, token_id: int, num_top: int

@@ -1,9 +1,20 @@
-"""What is refused at the door: a request that could never run."""
+"""What is refused at the door: settings under which a request might never run, and a request that
+could not."""
 
 from mie.config import EngineConfig
-from mie.errors import RequestError
+from mie.errors import ConfigError, RequestError
 from mie.memory.manager import KVCacheManager
 from mie.sched.sequence import Request
+
+
+def check_budget(config: EngineConfig, max_model_len: int) -> None:
+    """Raise `ConfigError` if a whole context may be too long for the step that must take it."""
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
+        raise ConfigError(
+            f"max_num_batched_tokens is {config.max_num_batched_tokens}; without chunked"
+            f" prefill a step must take a whole context of {max_model_len} tokens (raise it to"
+            " that, lower max_model_len, or allow enable_chunked_prefill)"
+        )
 
 
 def check_fits(

@@ -16,11 +16,11 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 from mie.config import EngineConfig
-from mie.errors import ConfigError
 from mie.memory.manager import KVCacheManager
 from mie.memory.moves import Emit, Room
 from mie.memory.table import BlockTable
-from mie.sched.admission import check_fits
+from mie.sched.admission import check_budget, check_fits
+from mie.sched.ahead import reserve_ahead, rows_ahead
 from mie.sched.audit import check_queues, queues
 from mie.sched.plan import Chunk, SeqId, StepPlan
 from mie.sched.policy import VICTIM_RULES, WaitingQueue, rank_of
@@ -37,12 +37,7 @@ class Scheduler:
         max_model_len: int,
         emit: Emit = lambda record: None,
     ) -> None:
-        if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
-            raise ConfigError(
-                f"max_num_batched_tokens is {config.max_num_batched_tokens}; without chunked"
-                f" prefill a step must take a whole context of {max_model_len} tokens (raise it to"
-                " that, lower max_model_len, or allow enable_chunked_prefill)"
-            )
+        check_budget(config, max_model_len)
         self.manager = manager
         self.max_model_len = max_model_len
         self.waiting = WaitingQueue()
@@ -67,29 +62,19 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request, or raise `RequestError` if it could never run."""
         check_fits(request, self._config, self.manager, self.max_model_len)
-        longest = self._longest
+        # The last token's keys and values are never stored.
+        longest = min(self.max_model_len, self.manager.num_blocks * self.manager.block_size + 1)
         rank = rank_of(self._config, request, self._step, longest)
-        max_tokens = request.params.max_tokens
-        for seq in request.sequences:
-            seq.key = (rank, *seq.seq_id)
-            seq.max_tokens = longest
-            if max_tokens is not None:
-                seq.max_tokens = min(longest, request.num_prompt + max_tokens)
-        n = request.params.n
-        self._emit(
-            ("add", request.request_id, request.number, rank, request.num_prompt, n, max_tokens)
-        )
+        request.enter(rank, longest)
+        event = (request.request_id, request.number, rank, request.num_prompt)
+        self._emit(("add", *event, request.params.n, request.params.max_tokens))
         self.waiting.add(request.sequences[0])
-
-    @property
-    def _longest(self) -> int:
-        """Tokens that a sequence can have: the last one's keys and values are never stored."""
-        return min(self.max_model_len, self.manager.num_blocks * self.manager.block_size + 1)
 
     # One step.
 
-    def schedule(self) -> StepPlan:
-        """Decide what the next step computes, and reserve the blocks for it."""
+    def schedule(self, *, may_admit: bool = True) -> StepPlan:
+        """Decide what the next step computes, and reserve the blocks for it. Without ``may_admit``
+        it is the rest of what `ahead` foretold."""
         self._step += 1
         is_drained = not self.running
         preempted: list[SeqId] = []
@@ -97,9 +82,11 @@ class Scheduler:
         decodes = self._take_decodes(budget, preempted)
         budget -= len(decodes)
         chunks: list[Chunk] = []
+        if self._config.async_scheduling:
+            reserve_ahead(self.manager, self.running)
         if self._num_prefilling:
             budget = self._take_prefills(budget, chunks)
-        if self._may_admit(is_drained, preempted):
+        if may_admit and self._may_admit(is_drained, preempted):
             self._admit(budget, chunks)
         new_rows = tuple([seq.new_row() for seq in self._new_rows.values()])
         self._new_rows.clear()
@@ -111,6 +98,14 @@ class Scheduler:
             chunks=tuple(chunks),
             preempted=tuple(preempted),
         )
+
+    def ahead(self, plan: StepPlan) -> tuple[int, ...]:
+        """The rows that decode in the step after ``plan``, which is not taken in yet; none, if more
+        than decodes may follow."""
+        has_seat = self.waiting and self._has_seats(self.waiting.first)
+        if plan.chunks or len(plan.decodes) < len(self.running) or has_seat:
+            return ()
+        return rows_ahead(self.running)
 
     def _take_decodes(self, budget: int, preempted: list[SeqId]) -> list[int]:
         """The rows that decode. Most need no block, and cost one comparison."""
@@ -166,7 +161,7 @@ class Scheduler:
         is_static = self._config.batching == "static"
         while self.waiting and (budget or is_static):
             seq = self.waiting.first
-            if self._num_seats + seq.num_seats > self._config.max_num_seqs:
+            if not self._has_seats(seq):
                 return
             request = seq.request
             room = self.manager.find_room(
@@ -185,6 +180,9 @@ class Scheduler:
             if count:
                 chunks.append(seq.chunk(count))
             budget = budget - count if count else 0  # a prompt that waits whole is not passed
+
+    def _has_seats(self, seq: Sequence) -> bool:
+        return self._num_seats + seq.num_seats <= self._config.max_num_seqs
 
     def _may_use_cache(self, request: Request) -> bool:
         is_scored = request.num_prompt_scored >= request.num_prompt_to_score

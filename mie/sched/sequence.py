@@ -49,6 +49,15 @@ class Request:
         self.is_forked = params.n == 1
         """Whether all choices have tables of their own; before, only the first runs."""
 
+    def enter(self, rank: int, longest: int) -> None:
+        """Take a place in the order of the queues; no choice may get more than ``longest`` tokens,
+        the prompt's included."""
+        if self.params.max_tokens is not None:
+            longest = min(longest, self.num_prompt + self.params.max_tokens)
+        for seq in self.sequences:
+            seq.key = (rank, *seq.seq_id)
+            seq.max_tokens = longest
+
     @property
     def num_prompt_to_score(self) -> int:
         """Positions that have a next prompt token to give a log-probability to."""

@@ -329,7 +329,8 @@ def step_batch(sequences: list[tuple[int, int]], seed: int = 0) -> StepBatch:
 
 
 def put_batch(machine: Machine, batch: StepBatch) -> StepBatch:
-    return replace(batch, **{name: machine.put(array) for name, array in vars(batch).items()})
+    arrays = {name: array for name, array in vars(batch).items() if array is not None}
+    return replace(batch, **{name: machine.put(array) for name, array in arrays.items()})
 
 
 def filled_cache(batch: StepBatch, seed: int = 0) -> np.ndarray:

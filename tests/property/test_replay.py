@@ -23,7 +23,7 @@ seen: Counter[str] = Counter()
 
 @st.composite
 def configs(draw):
-    swaps = draw(st.booleans())
+    swaps = draw(st.sampled_from([True, True, False]))
     chunked = draw(st.booleans())
     caches = draw(st.booleans())
     return EngineConfig(
@@ -39,6 +39,7 @@ def configs(draw):
         batching=draw(st.sampled_from(["continuous", "continuous", "static"])),
         watermark=draw(st.sampled_from([0.0, 0.1])),
         preemption_mode="swap" if swaps else "recompute",
+        async_scheduling=draw(st.booleans()),
     )
 
 
@@ -99,7 +100,7 @@ class Run:
     spare=st.integers(0, 5),
     num_host_blocks=st.integers(1, 9),
     tokens=st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
-    aborted=st.dictionaries(st.integers(0, 12), st.integers(0, 5), max_size=3),
+    aborted=st.dictionaries(st.integers(0, 12), st.integers(0, 5), max_size=4),
     broken=st.sets(st.integers(3, 30), max_size=1),
 )
 @settings(max_examples=max(1000, settings().max_examples))
@@ -123,7 +124,9 @@ def check_run(path, config, arrivals, spare, num_host_blocks, tokens, aborted, b
                 run.add(prompt, max_tokens, min(n, config.max_num_seqs), *labels)
             victim = aborted.get(number)
             if victim is not None and victim < len(run.requests):
-                run.scheduler.abort(run.requests[victim])
+                # By preference one that is swapped out, which is rare.
+                swapped = [seq.request for seq in run.scheduler.waiting if seq.host]
+                run.scheduler.abort([*swapped, run.requests[victim]][0])
             number += 1
             records = run.step(number, draw_token, number in broken)
             seen.update(kind for kind, *_ in records)

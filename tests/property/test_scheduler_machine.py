@@ -22,6 +22,7 @@ from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
 from mie.config import EngineConfig
 from mie.errors import RequestError
 from mie.memory.manager import KVCacheManager
+from mie.overlap import OverlappingRunner
 from mie.sched.params import SamplingParams
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
@@ -62,6 +63,7 @@ def settings_of_engines(draw):
         "preemption_mode": "swap" if swaps else "recompute",
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.0, 0.01, 0.2, 0.5])),
         "admit_after_preemption": not swaps and not is_static and draw(st.booleans()),
+        "async_scheduling": draw(st.booleans()),
     }
     if is_chunked:
         config["max_prefill_chunk"] = draw(st.sampled_from([None, None, 1, 3]))
@@ -90,13 +92,15 @@ class Scheduling(RuleBasedStateMachine):
         self.scheduler = Scheduler(
             config, self.manager, drawn["max_model_len"], self.records.append
         )
-        self.runner = ScriptedRunner(
+        self.runner = self.script = ScriptedRunner(
             num_blocks=drawn["num_blocks"],
             block_size=config.block_size,
             num_host_blocks=drawn["num_host_blocks"],
             live_rows=lambda: [seq.row for seq in self.scheduler.running],
             vocab_size=VOCAB_SIZE,
         )
+        if config.async_scheduling:
+            self.runner = OverlappingRunner(self.script, self.scheduler.ahead)
         num_slots = drawn["num_blocks"] * config.block_size
         self.limit = min(drawn["max_model_len"], num_slots + 1)
         self.num_requests = 0
@@ -187,11 +191,11 @@ class Scheduling(RuleBasedStateMachine):
 
     def break_off(self, pick, _):
         """Something is raised in the midst of a step."""
-        plan = self.scheduler.schedule()
-        if pick % 3 > 0:
-            self.runner.prepare(plan)
+        plan = self.schedule()
+        if pick % 3 == 1:
+            self.script.prepare(plan)
         if pick % 3 > 1:
-            self.runner.compute(plan)
+            self.runner.run(plan)
         self.scheduler.preempt_all()
         assert not self.scheduler.running
         assert self.manager.num_used == 0
@@ -199,12 +203,17 @@ class Scheduling(RuleBasedStateMachine):
 
     # A step, and all that it promises.
 
+    def schedule(self):
+        is_foretold = self.runner.is_ahead and bool(self.scheduler.running)
+        seen["foretold"] += is_foretold
+        return self.scheduler.schedule(may_admit=not is_foretold)
+
     def step(self, *_):
         scheduler = self.scheduler
         ran, waited = list(scheduler.running), list(scheduler.waiting)
         lent = self.partial_blocks(ran)
         self.records.clear()
-        plan = scheduler.schedule()
+        plan = self.schedule()
         assert not plan.is_empty or not scheduler.has_work, "work, and nothing is done"
         kept = [seq for seq in ran if seq.seq_id not in plan.preempted]
         admitted = [seq for seq in scheduler.running if seq not in kept]
@@ -374,6 +383,7 @@ OFTEN = (
     "choices finished",
     "broken off",
     "finished",
+    "foretold",
     "refused",
 )
 SOMETIMES = (

@@ -1,0 +1,160 @@
+"""Steps that are launched before the one before them is done."""
+
+from collections.abc import Callable
+
+import pytest
+
+from mie import EngineConfig, SamplingParams
+from mie.engine import Engine
+from mie.load import load_engine
+
+SIZES = {"num_blocks": 40, "block_size": 3, "max_num_seqs": 4}
+
+
+class Overlap:
+    """An engine with overlap, and how many rows it decoded."""
+
+    def __init__(self, directory, **settings) -> None:
+        config = EngineConfig(async_scheduling=True, **{**SIZES, **settings})
+        self.engine = load_engine(directory, config)
+        self.num_ahead = self.num_rows = self.num_discarded = 0
+        runner = self.engine._runner._runner
+        runner.launch_ahead = self._count(runner.launch_ahead)
+        runner.discard = self._count_discarded(runner.discard)
+
+    def _count(self, launch_ahead: Callable) -> Callable:
+        def counting(rows, before):
+            launched = launch_ahead(rows, before)
+            if launched is not None:
+                self.num_ahead += 1
+                self.num_rows += len(rows)
+            return launched
+
+        return counting
+
+    def _count_discarded(self, discard: Callable) -> Callable:
+        def counting(launched):
+            self.num_discarded += 1
+            discard(launched)
+
+        return counting
+
+
+def run(engine: Engine) -> dict[tuple[str, int], list[int]]:
+    tokens: dict[tuple[str, int], list[int]] = {}
+    while engine.has_work:
+        for new in engine.step().outputs:
+            tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
+        engine.scheduler.check_invariants()
+    assert engine.scheduler.manager.num_used == 0
+    return tokens
+
+
+def add_all(engine: Engine, requests) -> None:
+    for prompt, params in requests:
+        engine.add_request(prompt, params)
+
+
+REQUESTS = [
+    (
+        [4 + i, 5, 6 + i],
+        SamplingParams(max_tokens=5 + 4 * i, temperature=i % 2, seed=i, n=1 + i % 2),
+    )
+    for i in range(6)
+]
+
+
+def test_the_tokens_are_those_without_overlap(tiny):
+    directory = tiny["llama"].directory
+    plain = load_engine(directory, EngineConfig(**SIZES))
+    add_all(plain, REQUESTS)
+    overlap = Overlap(directory)
+    add_all(overlap.engine, REQUESTS)
+    assert run(overlap.engine) == run(plain)
+    assert overlap.num_ahead > 10
+
+
+def test_a_sequence_that_ends_by_its_token_costs_one_row_and_by_its_length_none(tiny):
+    overlap = Overlap(tiny["llama"].directory)
+    params = SamplingParams(max_tokens=9, ignore_eos=True, temperature=0)
+    overlap.engine.add_request([5, 6, 7], params)
+    tokens = run(overlap.engine)["0", 0]
+    # The prompt's step gives the first token, the next step is planned as ever.
+    assert (overlap.num_ahead, overlap.num_rows) == (7, 7)
+
+    stop = next(token for token in tokens[4:] if token not in tokens[: tokens.index(token)])
+    overlap = Overlap(tiny["llama"].directory)
+    params = SamplingParams(max_tokens=20, stop_token_ids=[stop], ignore_eos=True, temperature=0)
+    overlap.engine.add_request([5, 6, 7], params)
+    got = run(overlap.engine)["0", 0]
+    assert got == tokens[: tokens.index(stop) + 1]
+    assert overlap.num_rows == len(got) - 2 + 1
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logprobs": 1},
+        {"repetition_penalty": 1.2},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": 0.5},
+    ],
+)
+def test_what_needs_the_tokens_waits_for_them(tiny, params):
+    overlap = Overlap(tiny["llama"].directory)
+    overlap.engine.add_request([5, 6], SamplingParams(max_tokens=6, ignore_eos=True, **params))
+    run(overlap.engine)
+    assert overlap.num_ahead == 0
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_an_abort_between_steps_leaves_the_launched_step_to_the_others(tiny, stays):
+    overlap = Overlap(tiny["llama"].directory)
+    engine = overlap.engine
+    params = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0)
+    engine.add_request([5, 6], params, "gone")
+    if stays:
+        engine.add_request([7, 8], params, "stays")
+    for _ in range(4):
+        engine.step()
+    assert engine._runner.is_ahead
+    engine.abort("gone")
+    engine.add_request([9, 9], params, "new")
+    tokens = run(engine)
+    assert overlap.num_discarded == (0 if stays else 1)
+    alone = load_engine(tiny["llama"].directory, EngineConfig(**SIZES))
+    alone.add_request([9, 9], params, "new")
+    assert tokens["new", 0] == run(alone)["new", 0]
+
+
+def test_a_step_that_breaks_off_takes_the_launched_one_with_it(tiny):
+    directory = tiny["llama"].directory
+    params = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0)
+    overlap, plain = Overlap(directory), load_engine(directory, EngineConfig(**SIZES))
+    engine, tokens = overlap.engine, []
+    plain.add_request([5, 6], params)
+    engine.add_request([5, 6], params)
+    for _ in range(4):
+        tokens += engine.step().outputs[0].token_ids
+    runner = engine._runner._runner
+    collect = runner.collect
+
+    def broken(plan, launched):
+        raise KeyboardInterrupt
+
+    runner.collect = broken
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    runner.collect = collect
+    assert tokens + run(engine)["0", 0] == run(plain)["0", 0]
+
+
+def test_a_new_request_waits_for_one_launched_step_at_most(tiny):
+    engine = Overlap(tiny["llama"].directory).engine
+    params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0)
+    engine.add_request([5, 6], params, "first")
+    for _ in range(5):
+        engine.step()
+    engine.add_request([7, 8], params, "second")
+    steps = [{new.request_id for new in engine.step().outputs} for _ in range(2)]
+    assert steps == [{"first"}, {"first", "second"}]
