@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mie.cli import chat, diff, doctor, generate, inspect, trace
+from mie.cli import bench, chat, diff, doctor, generate, inspect, sim, trace
 from mie.errors import MieError
 from mie.version import __version__
 
@@ -28,6 +28,8 @@ examples:
   mie chat                                          a conversation
   mie inspect ./Qwen3-0.6B                          what it is and what memory it takes
   mie trace run.jsonl                               what the scheduler did in a run, step by step
+  mie bench serve --request-rate 8                  latencies and throughput under a load
+  mie bench throughput --device a10g                the same scheduler on a simulated GPU
   mie diff                                          NumPy and the GPU kernels, operator by operator
   mie doctor                                        what this machine can run, and what to mend
 
@@ -81,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mie {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (generate, chat, inspect, trace, diff, doctor):
+    for command in (generate, chat, inspect, trace, bench, sim, diff, doctor):
         command.add_parser(commands)
     return parser
 

@@ -41,6 +41,9 @@ _ENGINE_NAMES = (
     "kv_cache_dtype",
     "async_scheduling",
     "num_threads",
+    "linear_plan",
+    "weight_dtype",
+    "enforce_eager",
     "gpu_memory_utilization",
 )
 _SAMPLING_NAMES = (
@@ -106,6 +109,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=size_argument,
         metavar="SIZE",
         help="size of the KV cache, such as 512MiB; instead of --num-blocks",
+    )
+    _add(
+        group,
+        "--enforce-eager",
+        action="store_true",
+        help="on a GPU, launch the kernels of a step one by one, not as a CUDA graph",
     )
     _add(
         group,

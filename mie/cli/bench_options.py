@@ -1,0 +1,217 @@
+"""What the benchmarks share: where they run, what they send, and the engine of either kind."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mie.cli.options import (
+    DEFAULT_MODEL,
+    add_engine_options,
+    add_trace_option,
+    closing_quietly,
+    engine_options,
+    llm_with_trace,
+    open_trace,
+)
+from mie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mie.config import EngineConfig
+    from mie.sim.driver import Bench
+    from mie.sim.workload import Workload
+
+
+def add_place_options(parser: argparse.ArgumentParser) -> None:
+    """The engine, real or simulated, and its trace."""
+    add_engine_options(parser)
+    group = parser.add_argument_group(
+        "simulation",
+        "The scheduler and the memory are the real ones; costs stand for the model.",
+    )
+    group.add_argument(
+        "--device", metavar="NAME", help="simulate this device; mie sim devices lists them"
+    )
+    group.add_argument(
+        "--model-shape",
+        metavar="NAME",
+        help="with --device: a model of mie sim devices, 'bundled' (the default) or a directory",
+    )
+    group.add_argument(
+        "--costs", metavar="FILE", help="simulate with costs from mie sim calibrate; --num-blocks"
+    )
+    add_trace_option(parser)
+
+
+def add_load_options(parser: argparse.ArgumentParser) -> None:
+    """What is sent: a file, or random prompts."""
+    group = parser.add_argument_group("load")
+    group.add_argument("--workload", metavar="FILE", help="a load as JSON; mie sim workload")
+    group.add_argument("--num-prompts", type=int, default=64, metavar="N", help="requests (64)")
+    group.add_argument(
+        "--random-input-len",
+        "--input-len",
+        dest="random_input_len",
+        type=int,
+        default=128,
+        metavar="N",
+        help="tokens of a prompt (128)",
+    )
+    group.add_argument(
+        "--random-output-len",
+        "--output-len",
+        dest="random_output_len",
+        type=int,
+        default=64,
+        metavar="N",
+        help="tokens of an answer (64)",
+    )
+    group.add_argument(
+        "--random-range-ratio",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="lengths from (1 - R) to (1 + R) times these (0)",
+    )
+    group.add_argument(
+        "--random-prefix-len",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens that all prompts begin with, before their own (0)",
+    )
+    group.add_argument("--n", type=int, default=1, metavar="N", help="answers to each prompt (1)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths, arrivals (0)")
+
+
+def workload_of(
+    args: argparse.Namespace, request_rate: float = math.inf, burstiness: float = 1.0
+) -> Workload:
+    """The load that ``args`` describe.
+
+    Raises:
+        ConfigError: an option is out of range, or the file holds no workload.
+    """
+    from mie.config import check_integer, check_real
+    from mie.sim.draws import Uniform
+    from mie.sim.loads import independent
+    from mie.sim.workload import Workload
+
+    if args.workload is not None:
+        return Workload.load(Path(args.workload))
+    ratio = args.random_range_ratio
+    check_real("random_range_ratio", ratio, 0, 1)
+    check_integer("random_prefix_len", args.random_prefix_len, 0)
+    lengths = {}
+    for name in ("random_input_len", "random_output_len"):
+        length = getattr(args, name)
+        check_integer(name, length, 1)
+        low, high = int(length * (1 - ratio)), int(length * (1 + ratio))
+        lengths[name.removeprefix("random_")] = Uniform(max(1, low), high)
+    return independent(
+        num_requests=args.num_prompts,
+        **lengths,
+        prefix_len=args.random_prefix_len,
+        n=args.n,
+        request_rate=None if request_rate == math.inf else request_rate,
+        burstiness=burstiness,
+        seed=args.seed,
+        name="random",
+    )
+
+
+def place_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Where a benchmark runs, for its results."""
+    if args.costs is not None:
+        return {"costs": args.costs}
+    if args.device is not None:
+        return {"device": args.device, "model_id": args.model_shape or DEFAULT_MODEL}
+    return {"model_id": args.model}
+
+
+@contextmanager
+def open_bench(args: argparse.Namespace) -> Iterator[Bench]:
+    """The engine that ``args`` describe, real or simulated, with its clock.
+
+    Raises:
+        ConfigError: options contradict each other, or one is out of range.
+        ModelError: the model cannot be used.
+        OSError: the trace could not be written to its end.
+    """
+    _refuse_contradictions(args)
+    with _simulated(args) if args.device or args.costs else _real(args) as bench:
+        yield bench
+        if bench.engine.log_error is not None:
+            raise bench.engine.log_error
+
+
+def _refuse_contradictions(args: argparse.Namespace) -> None:
+    for is_wrong, message in (
+        (args.device and args.costs, "--device and --costs both say what steps cost; give one"),
+        (args.model_shape and not args.device, "--model-shape needs --device"),
+        (
+            (args.device or args.costs) and args.model != DEFAULT_MODEL,
+            "--model is the real engine's; a simulated one takes --model-shape",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError(message)
+
+
+_OF_THE_REAL_ENGINE = {
+    "backend",
+    "dtype",
+    "num_threads",
+    "kv_cache_dtype",
+    "async_scheduling",
+    "gpu_memory_utilization",
+}
+
+
+def simulated_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
+    """The settings of a simulated engine; ``defaults`` for flags that were not given.
+
+    Raises:
+        ConfigError: one is out of range, or means nothing to a simulation.
+    """
+    from mie.config import EngineConfig
+
+    given = engine_options(args)
+    for name in sorted(_OF_THE_REAL_ENGINE & given.keys()):
+        raise ConfigError(f"--{name.replace('_', '-')} is the real engine's; a simulated has none")
+    return EngineConfig(**{"event_log_steps": 0, **defaults, **given})
+
+
+@contextmanager
+def _real(args: argparse.Namespace) -> Iterator[Bench]:
+    from mie.model.config import ModelConfig
+    from mie.sim.clock import WallClock
+    from mie.sim.driver import Bench
+
+    with llm_with_trace(args, skip_tokenizer_init=True) as llm:
+        vocab_size = ModelConfig.load(llm.directory).vocab_size
+        yield Bench(engine=llm.engine, clock=WallClock(), vocab_size=vocab_size)
+
+
+@contextmanager
+def _simulated(args: argparse.Namespace) -> Iterator[Bench]:
+    from mie.sim.calibrate import read_costs
+    from mie.sim.devices import find_device
+    from mie.sim.shapes import find_shape
+    from mie.sim.simulated import simulated, simulated_on
+
+    config = simulated_config(args)
+    file = open_trace(args.trace) if args.trace else None
+    with closing_quietly(file) if file else nullcontext():
+        if args.costs is not None:
+            costs, _ = read_costs(Path(args.costs))
+            bench = simulated(costs, config, trace=file)
+        else:
+            model = find_shape(args.model_shape or DEFAULT_MODEL)
+            bench = simulated_on(find_device(args.device), model, config, trace=file)
+        yield bench
+        bench.engine.log.close()

@@ -1,0 +1,118 @@
+"""Results of benchmarks as Markdown, as JSON, and in files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mie.errors import ConfigError
+
+_LABELS = {
+    "completed": "Successful requests",
+    "failed": "Failed requests",
+    "duration": "Benchmark duration (s)",
+    "total_input_tokens": "Total input tokens",
+    "total_output_tokens": "Total generated tokens",
+    "request_throughput": "Request throughput (req/s)",
+    "request_goodput": "Request goodput (req/s)",
+    "output_throughput": "Output token throughput (tok/s)",
+    "total_token_throughput": "Total token throughput (tok/s)",
+    "num_steps": "Steps",
+    "num_preemptions": "Preemptions",
+    "num_cached_tokens": "Prompt tokens cached",
+    "peak_blocks": "Peak blocks",
+    "avg_latency": "Average latency (s)",
+}
+"""What is shown of the results, as vLLM words it."""
+
+_DISTRIBUTIONS = {
+    "ttft": "Time to first token",
+    "tpot": "Time per output token",
+    "itl": "Inter-token latency",
+    "e2el": "End-to-end latency",
+    "queue": "Time in the queue",
+}
+
+
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """How results are shown and where they are kept."""
+    group = parser.add_argument_group("results")
+    group.add_argument("--json", action="store_true", help="print one JSON object, no table")
+    group.add_argument("--output-json", metavar="FILE", help="write the JSON object to a file, too")
+
+
+def report(args: argparse.Namespace, results: Mapping[str, Any]) -> None:
+    """Print the results, and write them where ``args`` say.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    if args.json:
+        print(json.dumps(results, indent=2))
+    else:
+        print("\n".join(markdown(results)))
+    if args.output_json is not None:
+        write_results(Path(args.output_json), results)
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> None:
+    """Write the results as JSON, or raise `ConfigError`."""
+    try:
+        path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def markdown(results: Mapping[str, Any]) -> Iterator[str]:
+    """The results as tables."""
+    numbers = [
+        (label, number(results[name]))
+        for name, label in _LABELS.items()
+        if results.get(name) is not None
+    ]
+    numbers += [
+        (f"{percent} % of latencies within (s)", number(value))
+        for percent, value in results.get("percentiles", {}).items()
+    ]
+    yield from table(("", ""), numbers)
+    rows = [
+        (_DISTRIBUTIONS[name], *columns.values())
+        for name in _DISTRIBUTIONS
+        if (columns := _columns(results, name))
+    ]
+    heads = [what for name in _DISTRIBUTIONS for what in _columns(results, name)]
+    if rows:
+        yield ""
+        yield from table(("ms", *dict.fromkeys(heads)), rows)
+
+
+def _columns(results: Mapping[str, Any], name: str) -> dict[str, str]:
+    end = f"_{name}_ms"
+    return {
+        field.removesuffix(end): number(value)
+        for field, value in results.items()
+        if field.endswith(end)
+    }
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A Markdown table, its columns aligned for people, too."""
+    widths = [max(len(row[at]) for row in [heads, *rows]) for at in range(len(heads))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = zip(cells, widths, strict=True)
+        return f"| {' | '.join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in rest)])} |"
+
+    yield line(heads)
+    yield f"|{'|'.join(['-' * (widths[0] + 2), *('-' * (w + 1) + ':' for w in widths[1:])])}|"
+    yield from map(line, rows)
+
+
+def number(value: float | None) -> str:
+    """A number for people; a dash where there is none."""
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

@@ -1,0 +1,217 @@
+"""``mie sim``: what the simulator runs on: devices, workloads, and costs from a recorded run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mie.cli.bench_options import simulated_config
+from mie.cli.bench_report import number, table
+from mie.cli.options import add_engine_options
+from mie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mie.sim.calibrate import Fit
+
+_EPILOG = """\
+From a run of the real engine to what another load would take, on the same machine:
+  mie sim workload calibration -o calibration.json
+  mie bench throughput --workload calibration.json --trace run.jsonl
+  mie sim calibrate run.jsonl -o costs.json
+  mie bench throughput --costs costs.json --num-blocks 1024 --num-prompts 500
+
+And was the prediction right? Against a run that the costs do not come from:
+  mie bench throughput --trace other.jsonl
+  mie sim predict other.jsonl --costs costs.json
+"""
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Adds ``mie sim`` to the command line; the arguments of each command carry ``run``."""
+    parser = subparsers.add_parser(
+        "sim",
+        help="workloads, devices and calibration for simulated benchmarks",
+        description="Workloads, devices and calibration for simulated benchmarks.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    devices = commands.add_parser("devices", help="the devices and models that are known")
+    devices.set_defaults(run=_run_devices)
+    workload = commands.add_parser("workload", help="make a workload: JSON, from a seed")
+    workload.add_argument("kind", metavar="KIND", help="burst, poisson, chats, …; 'list' tells all")
+    workload.add_argument("--seed", type=int, default=0, metavar="N")
+    _add_output(workload, "the workload")
+    workload.set_defaults(run=_run_workload)
+    extract = commands.add_parser("extract", help="the workload of a recorded run")
+    _add_trace(extract)
+    _add_output(extract, "the workload")
+    extract.set_defaults(run=_run_extract)
+    calibrate = commands.add_parser("calibrate", help="costs from a recorded run")
+    _add_trace(calibrate)
+    _add_output(calibrate, "the costs")
+    calibrate.set_defaults(run=_run_calibrate)
+    _add_predict(commands)
+    return parser
+
+
+def _add_predict(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    predict = commands.add_parser(
+        "predict",
+        help="simulate the load of a recorded run, and compare",
+        description="Simulates the load of a recorded run, and compares. The number of blocks is"
+        " the recorded one; give the other engine options as when it was recorded.",
+    )
+    _add_trace(predict)
+    predict.add_argument("--costs", metavar="FILE", required=True, help="from mie sim calibrate")
+    predict.add_argument("--json", action="store_true", help="print one JSON object, no table")
+    add_engine_options(predict)
+    predict.set_defaults(run=_run_predict)
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", metavar="TRACE", help="an event log, as --trace writes it")
+
+
+def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", help=f"where {what} go (standard output)")
+
+
+def _write(args: argparse.Namespace, text: str) -> None:
+    if args.output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        Path(args.output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {args.output}: {error.strerror}") from error
+
+
+def _run_devices(args: argparse.Namespace) -> int:
+    from mie.sim.devices import DEVICES
+    from mie.sim.shapes import SHAPES, find_shape
+
+    rows = [
+        (name, f"{device.bandwidth / 1e9:,.0f}", f"{device.flops / 1e12:,.1f}", device.title)
+        for name, device in DEVICES.items()
+    ]
+    print("\n".join(table(("device", "GB/s", "TFLOP/s", "what it is"), rows)))
+    for name, device in DEVICES.items():
+        print(f"\n{name}: {device.source}.")
+    models = {name: find_shape(name) for name in (*SHAPES, "bundled")}
+    sizes = [(name, f"{model.num_parameters:,}") for name, model in models.items()]
+    print()
+    print("\n".join(table(("model", "parameters"), sizes)))
+    return 0
+
+
+def _run_workload(args: argparse.Namespace) -> int:
+    from mie.sim.loads import PRESETS
+
+    if args.kind == "list":
+        print("\n".join(PRESETS))
+        return 0
+    if args.kind not in PRESETS:
+        raise ConfigError(f"workload {args.kind!r} is unknown; known are: {', '.join(PRESETS)}")
+    _write(args, PRESETS[args.kind](args.seed).to_json())
+    return 0
+
+
+def _run_extract(args: argparse.Namespace) -> int:
+    from mie.events import read_log
+    from mie.sim.recorded import recording_of
+
+    _write(args, recording_of(read_log(args.trace), Path(args.trace).name).workload.to_json())
+    return 0
+
+
+def _run_calibrate(args: argparse.Namespace) -> int:
+    from mie.events import read_log
+    from mie.sim.calibrate import fit_costs
+    from mie.sim.recorded import recording_of
+
+    fit = fit_costs(recording_of(read_log(args.trace)).steps)
+    _write(args, fit.to_json(trace=Path(args.trace).name))
+    if args.output is not None:
+        print("\n".join(table(("cost", "µs"), _cost_rows(fit))))
+    print(
+        f"[{fit.num_steps} steps · relative error of a step: median {fit.median_error:.1%}, 90 % "
+        f"within {fit.p90_error:.1%} · of all together: {fit.total_error:+.1%}]",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _cost_rows(fit: Fit) -> list[tuple[str, str]]:
+    what = {
+        "step_ps": "a step",
+        "matrix_ps": "a step of several tokens, besides",
+        "weights_ps": "reading the weights, at least",
+        "token_ps": "a token",
+        "logits_ps": "a row of logits",
+        "pair_ps": "a pair of attention in a prompt",
+        "context_ps": "a token of context",
+        "seq_ps": "a sequence",
+        "chunk_ps": "a chunk of a prompt",
+        "copy_ps": "a copied slot",
+        "swap_ps": "a swapped slot",
+    }
+    costs = asdict(fit.costs)
+    return [(label, f"{costs[name] / 1e6:,.3f}") for name, label in what.items()]
+
+
+_COMPARED = {
+    "duration": "duration (s)",
+    "request_throughput": "requests/s",
+    "output_throughput": "output tokens/s",
+    "total_token_throughput": "tokens/s",
+    "mean_ttft_ms": "mean TTFT (ms)",
+    "mean_tpot_ms": "mean TPOT (ms)",
+    "mean_e2el_ms": "mean latency (ms)",
+}
+
+
+def _run_predict(args: argparse.Namespace) -> int:
+    from mie.events import read_log
+    from mie.sim.calibrate import read_costs
+    from mie.sim.driver import run_load
+    from mie.sim.metrics import summarize
+    from mie.sim.recorded import recording_of
+    from mie.sim.simulated import simulated
+
+    costs, _ = read_costs(Path(args.costs))
+    recording = recording_of(read_log(args.trace), Path(args.trace).name)
+    sizes: dict[str, Any] = {"block_size": recording.block_size}
+    if args.kv_cache_memory_bytes is None:
+        sizes["num_blocks"] = recording.num_blocks
+    config = simulated_config(args, **sizes)
+    bench = simulated(costs, config, num_host_blocks=recording.num_host_blocks)
+    result = run_load(bench, recording.workload)
+    predicted = summarize(result.records, result.duration_ns)
+    measured = summarize(recording.records, recording.duration_ns)
+    if args.json:
+        print(json.dumps({"predicted": predicted, "measured": measured}, indent=2))
+    else:
+        print("\n".join(_comparison(predicted, measured)))
+    refused = [record for record in result.records if record.error]
+    for record in refused:
+        print(f"mie: error: request {record.request_id}: {record.error}", file=sys.stderr)
+    return 1 if refused else 0
+
+
+def _comparison(
+    predicted: Mapping[str, float | None], measured: Mapping[str, float | None]
+) -> Iterator[str]:
+    rows = []
+    for name, label in _COMPARED.items():
+        ours, theirs = predicted[name], measured[name]
+        error = "–" if ours is None or not theirs else f"{ours / theirs - 1:+.1%}"
+        rows.append((label, number(ours), number(theirs), error))
+    yield from table(("", "predicted", "measured", "error"), rows)

@@ -1,0 +1,180 @@
+"""Costs from a recorded run: the non-negative least squares fit of `Costs` to its steps.
+
+The one module of the simulator that knows arrays. For a given ratio of the roofline's two sides,
+the number of tokens whose arithmetic takes as long as reading the weights, a step's cost is linear
+in the costs; so the ratios of a grid are tried, and the best fit wins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.errors import ConfigError
+from mie.sim.costs import Costs
+from mie.sim.metrics import percentile
+from mie.sim.recorded import RecordedStep
+
+FORMAT_VERSION = 1
+BALANCES = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Ratios that are tried: tokens whose arithmetic hides behind reading the weights."""
+NUM_ROUNDS = 12
+SMALL_ERROR = 0.02
+"""Relative errors below are noise, and all the same."""
+MIN_STEPS = 20
+MIN_MOVING = 0.05
+"""Share of the steps that must copy or swap for these to be charged: in fewer, they would answer
+for whatever else was slow in them."""
+RIDGE = 1e-12
+
+_NAMES = (
+    "step_ps",
+    "matrix_ps",
+    "token_ps",
+    "pair_ps",
+    "context_ps",
+    "seq_ps",
+    "chunk_ps",
+    "copy_ps",
+    "swap_ps",
+)
+"""The columns of `_features`."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Costs, and how well they tell the steps that they come from. Errors are relative."""
+
+    costs: Costs
+    num_steps: int
+    median_error: float
+    """Of a step, without its sign; and"""
+    p90_error: float
+    total_error: float
+    """Of all steps together: predicted / measured - 1."""
+
+    def to_json(self, **about: Any) -> str:
+        """A file of costs, with what else is worth knowing of them."""
+        fit = {name: value for name, value in vars(self).items() if name != "costs"}
+        values = {"format": FORMAT_VERSION, "costs": asdict(self.costs), "fit": fit, **about}
+        return json.dumps(values, indent=2) + "\n"
+
+
+def fit_costs(steps: Sequence[RecordedStep]) -> Fit:
+    """The costs that tell the durations of the steps best, relative to each.
+
+    Raises:
+        ConfigError: there are too few steps to learn from.
+    """
+    if len(steps) < MIN_STEPS:
+        raise ConfigError(
+            f"the trace has {len(steps)} steps; a fit needs at least {MIN_STEPS} (record a longer"
+            " run)"
+        )
+    measured = np.array([step.duration_ns for step in steps], np.float64)
+    fits = [_fit(steps, measured, balance) for balance in BALANCES]
+    best = min(fits, key=lambda fit: fit[0])
+    return _judged(best[1], steps)
+
+
+def _fit(steps: Sequence[RecordedStep], measured: Floats, balance: int) -> tuple[float, Costs]:
+    """The fit for one ratio, and the mean of its relative errors.
+
+    Iteratively reweighted, it makes the sum of absolute relative errors least: a machine is now and
+    then slow for reasons that are not in the step, and squares would let such steps rule. Errors
+    are relative to what is predicted; relative to what was measured, they would pull it down.
+    """
+    features = _features(steps, balance)
+    predicted = np.full_like(measured, np.median(measured))
+    residuals = np.ones_like(measured)
+    for _ in range(NUM_ROUNDS):
+        weights = 1 / (predicted * np.sqrt(np.maximum(residuals, SMALL_ERROR)))
+        solution = non_negative_least_squares(features * weights[:, None], measured * weights)
+        predicted = np.maximum(features @ solution, 1.0)
+        residuals = np.abs(measured / predicted - 1)
+    picoseconds = dict(zip(_NAMES, (round(1000 * value) for value in solution), strict=True))
+    costs = Costs(**picoseconds, weights_ps=balance * picoseconds["token_ps"])
+    return float(residuals.mean()), costs
+
+
+def _features(steps: Sequence[RecordedStep], balance: int) -> Floats:
+    features = np.array(
+        [
+            (
+                1,
+                work.num_tokens > 1,
+                max(balance, work.num_tokens),
+                work.num_pairs,
+                work.num_context,
+                work.num_seqs,
+                work.num_chunks,
+                work.num_copied,
+                work.num_swapped,
+            )
+            for work in (step.work for step in steps)
+        ],
+        np.float64,
+    )
+    moves = features[:, -2:]
+    moves[:, np.count_nonzero(moves, axis=0) < MIN_MOVING * len(steps)] = 0
+    return features
+
+
+def non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
+    """The x ≥ 0 that makes ``|matrix @ x - target|`` least: [n, k], [n] → [k].
+
+    The solution solves the unconstrained problem on the columns where it is positive. There are so
+    few columns that every subset is tried, all in one call.
+    """
+    num_columns = matrix.shape[1]
+    scale = np.sqrt((matrix * matrix).sum(axis=0))
+    scaled = matrix / np.where(scale, scale, 1.0)
+    gram, moments = scaled.T @ scaled, scaled.T @ target
+    subsets = (np.arange(2**num_columns)[:, None] >> np.arange(num_columns) & 1) * (scale > 0)
+    # Ones on the diagonal outside of a subset, and a trace of them inside: columns may be parallel.
+    outside = np.eye(num_columns) * (1 - subsets + RIDGE)[:, None, :]
+    systems = gram * subsets[:, :, None] * subsets[:, None, :] + outside
+    solutions = np.linalg.solve(systems, (moments * subsets)[:, :, None])[:, :, 0]
+    # Of |Ax - b|² all but the constant |b|², which no subset changes.
+    losses = ((solutions @ gram - 2 * moments) * solutions).sum(axis=1)
+    losses[solutions.min(axis=1) < 0] = np.inf
+    best: Floats = solutions[int(losses.argmin())] / np.where(scale, scale, 1.0)
+    return best
+
+
+def _judged(costs: Costs, steps: Sequence[RecordedStep]) -> Fit:
+    pairs = [(costs.step_ns(step.work), step.duration_ns) for step in steps]
+    errors = [abs(predicted / max(1, measured) - 1) for predicted, measured in pairs]
+    total = sum(predicted for predicted, _ in pairs) / sum(measured for _, measured in pairs)
+    return Fit(
+        costs=costs,
+        num_steps=len(steps),
+        median_error=percentile(errors, 50),
+        p90_error=percentile(errors, 90),
+        total_error=total - 1,
+    )
+
+
+def read_costs(path: Path) -> tuple[Costs, Mapping[str, Any]]:
+    """The costs in a file that `Fit.to_json` wrote, and all that the file says.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no costs.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read the costs in {path}: {error}") from error
+    if not isinstance(values, dict) or values.get("format") != FORMAT_VERSION:
+        raise ConfigError(f"{path} holds no costs of format {FORMAT_VERSION}")
+    if not isinstance(values.get("costs"), dict):
+        raise ConfigError(f"{path} has no costs")
+    return Costs.from_dict(values["costs"]), values

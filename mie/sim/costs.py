@@ -1,0 +1,94 @@
+"""What a step costs: the work in it, times what each kind of work takes.
+
+    step = step_ps + max(weights_ps, tokens * token_ps + sampled * logits_ps)
+         + matrix_ps if there is more than one token
+         + pairs * pair_ps + context * context_ps + seqs * seq_ps + chunks * chunk_ps
+         + copied * copy_ps + swapped * swap_ps
+
+The maximum is the roofline of the matrix products: few tokens wait for the weights to be read, many
+for the arithmetic, which is why a decode's cost hardly grows with its batch. Everything is an
+integer, so that a simulated run is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from mie.config import check_integer, keyword_checked
+
+
+class StepWork(NamedTuple):
+    """What a step does, counted."""
+
+    num_tokens: int
+    """Tokens that go through the layers: prompts' and decodes'."""
+    num_sampled: int
+    """Rows whose logits are computed."""
+    num_pairs: int
+    """Pairs of a prompt token in the step and a token that it attends to, itself included."""
+    num_context: int
+    """Tokens whose keys and values are read: of each sequence in the step, all that it has."""
+    num_seqs: int
+    num_chunks: int
+    """Of these, sequences that compute tokens of a prompt."""
+    num_copied: int
+    """Slots of copied blocks; and"""
+    num_swapped: int
+    """of blocks that go to the host or come back."""
+
+
+def causal_pairs(start: int, end: int) -> int:
+    """Pairs of tokens start … end - 1 with themselves and all before them."""
+    return (end * (end + 1) - start * (start + 1)) // 2
+
+
+@keyword_checked
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Picoseconds for each unit of `StepWork`, for a step as such, and for reading the weights."""
+
+    step_ps: int = 0
+    matrix_ps: int = 0
+    weights_ps: int = 0
+    token_ps: int = 0
+    logits_ps: int = 0
+    pair_ps: int = 0
+    context_ps: int = 0
+    seq_ps: int = 0
+    chunk_ps: int = 0
+    copy_ps: int = 0
+    swap_ps: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            check_integer(name, value, 0)
+
+    def step_ns(self, work: StepWork) -> int:
+        """Whole nanoseconds that a step takes; at least one, for time must pass."""
+        products = work.num_tokens * self.token_ps + work.num_sampled * self.logits_ps
+        if work.num_tokens:
+            products = max(self.weights_ps, products)
+        if work.num_tokens > 1:
+            products += self.matrix_ps
+        total = (
+            self.step_ps
+            + products
+            + work.num_pairs * self.pair_ps
+            + work.num_context * self.context_ps
+            + work.num_seqs * self.seq_ps
+            + work.num_chunks * self.chunk_ps
+            + work.num_copied * self.copy_ps
+            + work.num_swapped * self.swap_ps
+        )
+        return max(1, total // 1000)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Costs:
+        """The costs that ``asdict`` gave.
+
+        Raises:
+            ConfigError: a name is unknown, or a value is no integer of at least 0.
+        """
+        return cls(**values)

@@ -1,0 +1,170 @@
+"""A small table of devices, and what a model costs on one.
+
+Bandwidths and FLOP rates are published ones (the CPU's were measured). How much of them is reached,
+and what a step costs beside them, are assumptions: plain engines of this size reach about this.
+`mie sim calibrate` puts a measurement in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from mie.errors import ConfigError
+from mie.model.config import ModelConfig
+from mie.sim.costs import Costs
+
+PICO = 10**12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What a machine can do."""
+
+    title: str
+    memory_bytes: int
+    """Of which an engine takes nine tenths at most, as vLLM does."""
+    bandwidth: int
+    """Bytes a second from its memory."""
+    flops: int
+    """Floating-point operations a second in matrix products of ``itemsize`` bytes, dense."""
+    host_bandwidth: int
+    """Bytes a second to the memory that blocks are swapped out to."""
+    itemsize: int
+    source: str
+    """Where these come from."""
+    # Assumed.
+    bandwidth_percent: int
+    gemm_percent: int
+    attention_percent: int
+    step_ns: int
+    """Scheduling, packing, sampling, the answer's way back."""
+    layer_ns: int
+    """Launching a layer's kernels."""
+    seq_ns: int
+    """What the host does for each sequence."""
+
+
+DEVICES: Mapping[str, Device] = MappingProxyType(
+    {
+        "jetson-orin-nano": Device(
+            title="NVIDIA Jetson Orin Nano 8 GB (Super clocks)",
+            memory_bytes=6_000_000_000,
+            bandwidth=102_000_000_000,
+            flops=17_000_000_000_000,
+            host_bandwidth=51_000_000_000,
+            itemsize=2,
+            source="NVIDIA, Jetson Orin Nano Super Developer Kit data sheet: 102 GB/s, 17 dense "
+            "FP16 TFLOPS; 8 GB, of which about 6 are left beside the system; swapping copies "
+            "within the one memory, so at half its bandwidth",
+            bandwidth_percent=80,
+            gemm_percent=50,
+            attention_percent=30,
+            step_ns=1_500_000,
+            layer_ns=60_000,
+            seq_ns=8_000,
+        ),
+        "a10g": Device(
+            title="NVIDIA A10G 24 GB",
+            memory_bytes=24_000_000_000,
+            bandwidth=600_000_000_000,
+            flops=70_000_000_000_000,
+            host_bandwidth=25_000_000_000,
+            itemsize=2,
+            source="NVIDIA, A10G data sheet for AWS G5: 24 GB, 600 GB/s, 70 dense FP16 TFLOPS; "
+            "PCIe 4.0 x16, 25 GB/s of 32",
+            bandwidth_percent=80,
+            gemm_percent=60,
+            attention_percent=35,
+            step_ns=500_000,
+            layer_ns=30_000,
+            seq_ns=2_000,
+        ),
+        "h200": Device(
+            title="NVIDIA H200 SXM 141 GB",
+            memory_bytes=141_000_000_000,
+            bandwidth=4_800_000_000_000,
+            flops=989_000_000_000_000,
+            host_bandwidth=50_000_000_000,
+            itemsize=2,
+            source="NVIDIA, H200 data sheet: 141 GB, 4.8 TB/s, 1,979 sparse BF16 TFLOPS, half of "
+            "it dense; PCIe 5.0 x16, 50 GB/s of 64",
+            bandwidth_percent=80,
+            gemm_percent=50,
+            attention_percent=30,
+            step_ns=500_000,
+            layer_ns=20_000,
+            seq_ns=2_000,
+        ),
+        "cpu-2-cores": Device(
+            title="two cores of an AMD Zen 5 server with AVX-512",
+            memory_bytes=8_000_000_000,
+            bandwidth=50_000_000_000,
+            flops=527_000_000_000,
+            host_bandwidth=25_000_000_000,
+            itemsize=4,
+            source="measured: 50 GB/s read by two threads, 527 GFLOP/s of float32 FMA; 8 GB and "
+            "half the bandwidth for a copy are assumed",
+            bandwidth_percent=85,
+            gemm_percent=70,
+            attention_percent=15,
+            step_ns=500_000,
+            layer_ns=40_000,
+            seq_ns=20_000,
+        ),
+    }
+)
+
+
+def find_device(name: str) -> Device:
+    """The device of that name, or `ConfigError`."""
+    if name not in DEVICES:
+        raise ConfigError(f"device {name!r} is not in the table; it has {', '.join(DEVICES)}")
+    return DEVICES[name]
+
+
+def costs_on(device: Device, model: ModelConfig) -> Costs:
+    """What the model's steps cost on the device. Windows of attention count as all of it.
+
+    A token costs two operations for each weight of the layers, a pair of tokens four for each
+    channel of each query head, and keys and values are read once a step for each sequence.
+    """
+    head = model.vocab_size * model.hidden_size
+    embeddings = 0 if model.tie_word_embeddings else head  # looked up; a tied one is the head, too
+    layers = model.num_parameters - embeddings - head
+    kv_bytes = model.kv_bytes_per_token(device.itemsize)
+    memory = device.bandwidth * device.bandwidth_percent
+    gemm = device.flops * device.gemm_percent
+    attention = device.flops * device.attention_percent
+    pair_flops = 4 * model.num_layers * model.num_heads * model.head_dim
+    return Costs(
+        step_ps=1000 * (device.step_ns + model.num_layers * device.layer_ns),
+        weights_ps=_ps((layers + head) * device.itemsize, memory),
+        token_ps=_ps(2 * layers, gemm),
+        logits_ps=_ps(2 * head, gemm),
+        pair_ps=_ps(pair_flops, attention),
+        context_ps=_ps(kv_bytes, memory),
+        seq_ps=1000 * device.seq_ns,
+        copy_ps=_ps(2 * kv_bytes, memory),  # read and written
+        swap_ps=_ps(kv_bytes, device.host_bandwidth * 100),
+    )
+
+
+def _ps(amount: int, percent_a_second: int) -> int:
+    """Picoseconds for an amount at hundredths of a rate."""
+    return -(-amount * 100 * PICO // percent_a_second)
+
+
+def blocks_on(device: Device, model: ModelConfig, block_size: int) -> int:
+    """Blocks that fit beside the weights, or `ConfigError` if there is room for none."""
+    weights = model.num_parameters * device.itemsize
+    block = block_size * model.kv_bytes_per_token(device.itemsize)
+    num_blocks = (device.memory_bytes * 9 // 10 - weights) // block
+    if num_blocks < 1:
+        raise ConfigError(
+            f"the weights take {weights} bytes; nine tenths of {device.title}'s memory are "
+            f"{device.memory_bytes * 9 // 10}, which leaves no block (take a smaller model, or a "
+            "larger device)"
+        )
+    return num_blocks

@@ -1,0 +1,309 @@
+"""Workloads by recipe, each from a seed, the same on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+
+from mie.config import check_integer, check_real
+from mie.sim.clock import MILLISECOND, SECOND
+from mie.sim.draws import Draws, Fixed, Lengths, LogNormal, Uniform
+from mie.sim.workload import Answer, Part, Text, Workload, WorkloadRequest
+
+SHARED_TEXT = 0
+"""The text that all requests begin with; the other texts have numbers of their own."""
+
+
+def arrivals(
+    draws: Draws, count: int, request_rate: float | None, burstiness: float = 1.0
+) -> Iterator[int]:
+    """Moments, in nanoseconds, at which ``count`` requests arrive; all at once without a rate.
+
+    The gaps are gamma-distributed, as vLLM's are: a burstiness of 1 is a Poisson process, less is
+    burstier, more is more regular.
+    """
+    if request_rate is not None:
+        check_real("request_rate", request_rate, 0, above_low=True)
+    check_real("burstiness", burstiness, 0, above_low=True)
+    moment = 0
+    for _ in range(count):
+        if request_rate is not None:
+            moment += int(draws.gamma(burstiness) * SECOND / (request_rate * burstiness))
+        yield moment
+
+
+def _described(arguments: Mapping[str, object]) -> dict[str, object]:
+    """The arguments of a recipe, for whoever reads the file."""
+    return {
+        name: repr(value) if isinstance(value, Lengths) else value
+        for name, value in arguments.items()
+    }
+
+
+def from_lengths(
+    lengths: Iterable[tuple[int, int]], moments: Iterable[int] | None = None, *, name: str = "load"
+) -> Workload:
+    """A request for each (prompt, answer) length, whose texts have nothing in common; all at once
+    unless there are ``moments``."""
+    pairs = list(lengths)
+    times = [0] * len(pairs) if moments is None else list(moments)
+    return Workload(
+        name=name,
+        requests=tuple(
+            WorkloadRequest(
+                request_id=str(number),
+                prompt=(Text(1 + number, num_prompt),),
+                max_tokens=num_output,
+                arrival_ns=moment,
+            )
+            for number, ((num_prompt, num_output), moment) in enumerate(
+                zip(pairs, times, strict=True)
+            )
+        ),
+    )
+
+
+def independent(
+    *,
+    num_requests: int = 100,
+    input_len: Lengths = Fixed(128),
+    output_len: Lengths = Fixed(64),
+    prefix_len: int = 0,
+    n: int = 1,
+    request_rate: float | None = None,
+    burstiness: float = 1.0,
+    seed: int = 0,
+    name: str = "independent",
+) -> Workload:
+    """Requests that know nothing of each other, behind ``prefix_len`` tokens that all share."""
+    settings = _described(locals())
+    check_integer("num_requests", num_requests, 1)
+    draws = Draws(seed)
+    times = arrivals(draws, num_requests, request_rate, burstiness)
+    requests = []
+    for number, moment in enumerate(times):
+        own = Text(1 + number, input_len.draw(draws))
+        requests.append(
+            WorkloadRequest(
+                request_id=str(number),
+                prompt=(*_shared(prefix_len), own),
+                max_tokens=output_len.draw(draws),
+                arrival_ns=moment,
+                n=n,
+            )
+        )
+    return Workload(name=name, requests=tuple(requests), settings=settings)
+
+
+def _shared(length: int) -> tuple[Part, ...]:
+    return (Text(SHARED_TEXT, length),) if length else ()
+
+
+def chats(
+    *,
+    num_chats: int = 16,
+    num_turns: Lengths = Uniform(2, 6),
+    system_len: int = 256,
+    input_len: Lengths = LogNormal(40, 0.8, 4, 512),
+    output_len: Lengths = LogNormal(120, 0.7, 8, 512),
+    think_ms: Lengths = LogNormal(8_000, 0.6, 500, 60_000),
+    request_rate: float | None = 1.0,
+    seed: int = 0,
+) -> Workload:
+    """Conversations: each turn quotes all that was said, and comes when the user has read and
+    thought. ``request_rate`` is that of new conversations."""
+    settings = _described(locals())
+    draws, requests, text = Draws(seed), [], 0
+    for chat, moment in enumerate(arrivals(draws, num_chats, request_rate)):
+        prompt, after = _shared(system_len), None
+        for turn in range(num_turns.draw(draws)):
+            text += 1
+            prompt = (*prompt, Text(text, input_len.draw(draws)))
+            request_id = f"{chat}.{turn}"
+            requests.append(
+                WorkloadRequest(
+                    request_id=request_id,
+                    prompt=prompt,
+                    max_tokens=output_len.draw(draws),
+                    arrival_ns=think_ms.draw(draws) * MILLISECOND if after else moment,
+                    after=after,
+                )
+            )
+            prompt, after = (*prompt, Answer(request_id)), request_id
+    return Workload(name="chats", requests=tuple(requests), settings=settings)
+
+
+def interference(
+    *,
+    num_running: int = 16,
+    input_len: Lengths = Fixed(64),
+    output_len: Lengths = Fixed(256),
+    num_long: int = 4,
+    long_len: int = 4096,
+    long_output_len: int = 16,
+    first_ms: int = 500,
+    every_ms: int = 1000,
+    seed: int = 0,
+) -> Workload:
+    """Answers that are being written while long prompts arrive, one every ``every_ms``: how long
+    does a reader wait for the next word? Long ones have ids that begin with "long"."""
+    settings = _described(locals())
+    draws = Draws(seed)
+    requests = [
+        WorkloadRequest(
+            request_id=str(number),
+            prompt=(Text(1 + number, input_len.draw(draws)),),
+            max_tokens=output_len.draw(draws),
+        )
+        for number in range(num_running)
+    ]
+    requests += [
+        WorkloadRequest(
+            request_id=f"long{number}",
+            prompt=(Text(1 + num_running + number, long_len),),
+            max_tokens=long_output_len,
+            arrival_ns=(first_ms + number * every_ms) * MILLISECOND,
+        )
+        for number in range(num_long)
+    ]
+    return Workload(name="interference", requests=tuple(requests), settings=settings)
+
+
+def agents(
+    *,
+    num_agents: int = 8,
+    branches: int = 4,
+    depth: int = 2,
+    system_len: int = 512,
+    task_len: Lengths = Uniform(64, 256),
+    thought_len: Lengths = LogNormal(80, 0.5, 16, 256),
+    result_len: Lengths = LogNormal(100, 0.8, 8, 512),
+    tool_ms: Lengths = Uniform(50, 500),
+    request_rate: float | None = 1.0,
+    seed: int = 0,
+) -> Workload:
+    """Agents that search: a request for ``branches`` thoughts at once, then for each of them, once
+    a tool has run, again so many; ``depth`` levels in all, and one answer at each leaf. All share
+    the system prompt, a branch all that led to it."""
+    settings = _described(locals())
+    draws, requests, text = Draws(seed), [], 0
+    for agent, moment in enumerate(arrivals(draws, num_agents, request_rate)):
+        text += 1
+        root: tuple[Part, ...] = (*_shared(system_len), Text(text, task_len.draw(draws)))
+        level: list[tuple[str, tuple[Part, ...], str | None]] = [(str(agent), root, None)]
+        for depth_left in range(depth, -1, -1):
+            next_level: list[tuple[str, tuple[Part, ...], str | None]] = []
+            for request_id, prompt, after in level:
+                n = branches if depth_left else 1
+                requests.append(
+                    WorkloadRequest(
+                        request_id=request_id,
+                        prompt=prompt,
+                        max_tokens=thought_len.draw(draws),
+                        arrival_ns=tool_ms.draw(draws) * MILLISECOND if after else moment,
+                        after=after,
+                        n=n,
+                    )
+                )
+                for choice in range(n):
+                    text += 1
+                    result = Text(text, result_len.draw(draws))
+                    path = (*prompt, Answer(request_id, choice), result)
+                    next_level.append((f"{request_id}.{choice}", path, request_id))
+            level = next_level
+    return Workload(name="agents", requests=tuple(requests), settings=settings)
+
+
+def calibration(*, max_requests: int = 64, output_len: int = 24, seed: int = 0) -> Workload:
+    """1, 2, 4, … requests at once with short prompts, again with middling and with long ones (of
+    these fewer), each batch after the one before: a run from which `mie.sim.calibrate` can tell
+    what depends on what, however fast the machine is."""
+    settings = _described(locals())
+    check_integer("max_requests", max_requests, 1)
+    draws, after = Draws(seed), None
+    requests: list[WorkloadRequest] = []
+    for prompt_len, most in (
+        (Uniform(8, 32), max_requests),
+        (Uniform(32, 160), max_requests),
+        (Uniform(160, 600), max_requests // 4),
+    ):
+        size = 1
+        while size <= most:
+            for _ in range(size):
+                requests.append(
+                    WorkloadRequest(
+                        request_id=str(len(requests)),
+                        prompt=(Text(1 + len(requests), prompt_len.draw(draws)),),
+                        max_tokens=output_len,
+                        after=after,
+                    )
+                )
+            after, size = requests[-1].request_id, 2 * size
+    return Workload(name="calibration", requests=tuple(requests), settings=settings)
+
+
+def _burst(seed: int) -> Workload:
+    return independent(seed=seed, name="burst")
+
+
+def _poisson(seed: int) -> Workload:
+    return independent(
+        input_len=LogNormal(128, 0.8, 4, 1024),
+        output_len=LogNormal(96, 0.6, 4, 512),
+        request_rate=4.0,
+        seed=seed,
+        name="poisson",
+    )
+
+
+def _bursty(seed: int) -> Workload:
+    return independent(
+        input_len=LogNormal(128, 0.8, 4, 1024),
+        output_len=LogNormal(96, 0.6, 4, 512),
+        request_rate=4.0,
+        burstiness=0.25,
+        seed=seed,
+        name="bursty",
+    )
+
+
+def _shared_prefix(seed: int) -> Workload:
+    return independent(
+        num_requests=128,
+        prefix_len=512,
+        input_len=Uniform(16, 64),
+        request_rate=8.0,
+        seed=seed,
+        name="shared-prefix",
+    )
+
+
+def _chats(seed: int) -> Workload:
+    return chats(seed=seed)
+
+
+def _interference(seed: int) -> Workload:
+    return interference(input_len=Uniform(32, 128), seed=seed)
+
+
+def _agents(seed: int) -> Workload:
+    return agents(seed=seed)
+
+
+def _calibration(seed: int) -> Workload:
+    return calibration(seed=seed)
+
+
+PRESETS: Mapping[str, Callable[[int], Workload]] = MappingProxyType(
+    {
+        "burst": _burst,
+        "poisson": _poisson,
+        "bursty": _bursty,
+        "shared-prefix": _shared_prefix,
+        "chats": _chats,
+        "interference": _interference,
+        "agents": _agents,
+        "calibration": _calibration,
+    }
+)
+"""One of each kind, by name; the argument is the seed."""

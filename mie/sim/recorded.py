@@ -1,0 +1,219 @@
+"""What an event log tells the simulator: the work and the time of each step, and the load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mie.errors import TraceError
+from mie.events import Record, Segment, Seq, Summary
+from mie.replay import State, walk
+from mie.replay.state import SequenceState
+from mie.sim.clock import SECOND
+from mie.sim.costs import StepWork, causal_pairs
+from mie.sim.metrics import RequestRecord
+from mie.sim.workload import Part, Text, Tokens, Workload, WorkloadRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedStep:
+    """What a step did, and how long it was until the next could begin."""
+
+    work: StepWork
+    duration_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """A run of the real engine."""
+
+    workload: Workload
+    """Its load: who arrived when, with how long a prompt, and got how many tokens."""
+    steps: list[RecordedStep]
+    records: list[RequestRecord]
+    """As `mie.sim.driver.run_load` makes them; a request arrives with the step that first sees
+    it, for the log knows no other moment."""
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+
+    @property
+    def duration_ns(self) -> int:
+        """From the first step's beginning to the last one's end."""
+        return max((record.end_ns or 0 for record in self.records), default=0)
+
+
+def recording_of(segments: Iterable[Segment], name: str = "recorded") -> Recording:
+    """What a log tells.
+
+    Prompts are recorded where their blocks were sealed for the prefix cache; what a log does not
+    name becomes a text that nothing else shares. Of turns that wait for an answer it knows only
+    the moment at which they came.
+
+    Raises:
+        TraceError: the log contradicts itself, or no step of it computed anything.
+    """
+    reader = _Reader()
+    for summary, record, state in walk(segments):
+        reader.meet(summary, record, state)
+        reader.sizes = (state.blocks.block_size, state.blocks.num_blocks, state.num_host_blocks)
+    if reader.sizes is None or not reader.steps:
+        raise TraceError("the log has no step that computed anything")
+    block_size, num_blocks, num_host_blocks = reader.sizes
+    seen = [life for life in reader.lives.values() if life.record.num_output]
+    return Recording(
+        workload=Workload(name=name, requests=tuple(life.request() for life in seen)),
+        steps=reader.durations(),
+        records=[life.record for life in seen],
+        block_size=block_size,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+    )
+
+
+@dataclass(kw_only=True)
+class _Life:
+    """What is known of a request so far."""
+
+    number: int
+    record: RequestRecord
+    n: int
+    tokens: tuple[int, ...] = ()
+    """Of its prompt's full blocks."""
+
+    def request(self) -> WorkloadRequest:
+        num_rest = self.record.num_prompt - len(self.tokens)
+        parts: list[Part] = [Tokens(self.tokens)] if self.tokens else []
+        if num_rest:
+            parts.append(Text(1 + self.number, num_rest))
+        return WorkloadRequest(
+            request_id=str(self.number),  # ids of a recording may be in use twice
+            prompt=tuple(parts),
+            max_tokens=max(map(len, self.record.token_ns)),
+            arrival_ns=self.record.arrival_ns,
+            n=self.n,
+        )
+
+
+@dataclass
+class _Draft:
+    """The work of the step that is being read."""
+
+    num_tokens: int = 0
+    num_sampled: int = 0
+    num_pairs: int = 0
+    num_context: int = 0
+    num_seqs: int = 0
+    num_chunks: int = 0
+    drawn: list[Seq] = field(default_factory=list)
+    """Whose tokens came."""
+
+
+class _Reader:
+    """Goes through the records of a log."""
+
+    def __init__(self) -> None:
+        self.lives: dict[int, _Life] = {}
+        self.steps: list[tuple[StepWork, Summary]] = []
+        self.sizes: tuple[int, int, int] | None = None
+        self._began: int | None = None
+        self._draft = _Draft()
+
+    def meet(self, summary: Summary | None, record: Record, state: State) -> None:
+        """Take note of a record, before which the state was ``state``."""
+        if summary is None:
+            return  # of a step that has not ended
+        start = self._since(summary["start"])
+        match record:
+            case ("add", _, number, _, num_prompt, n, _):
+                self._add(number, num_prompt, n, start)
+            case ("admit", (number, _), _, _, num_computed) if number in self.lives:
+                self.lives[number].record.num_cached = num_computed
+            case ("preempt", (number, _), *_) if number in self.lives:
+                self.lives[number].record.num_preemptions += 1
+            case ("decode", rows):
+                self._decode(rows, state)
+            case ("prefill", seq, first, count, choices):
+                self._prefill(seq, first, first + count, choices, start)
+            case ("close", (number, 0)) if number in self.lives:
+                self._read_prompt(self.lives[number], state.sequences[number, 0], state)
+            case ("step", _):
+                self._end_step(summary, state)
+
+    def _since(self, seconds: float) -> int:
+        moment = round(seconds * SECOND)
+        if self._began is None:
+            self._began = moment
+        return moment - self._began
+
+    def _add(self, number: int, num_prompt: int, n: int, start: int) -> None:
+        record = RequestRecord(
+            request_id=str(number),
+            num_prompt=num_prompt,
+            arrival_ns=start,
+            token_ns=[[] for _ in range(n)],
+        )
+        self.lives[number] = _Life(number=number, record=record, n=n)
+
+    def _decode(self, rows: tuple[int, ...], state: State) -> None:
+        draft = self._draft
+        seqs = [state.rows[row] for row in rows]
+        draft.num_tokens += len(rows)
+        draft.num_sampled += len(rows)
+        draft.num_context += sum(state.sequences[seq].num_computed + 1 for seq in seqs)
+        draft.num_seqs += len(rows)
+        draft.drawn += seqs
+
+    def _prefill(
+        self, seq: Seq, start: int, end: int, choices: tuple[int, ...], step_start: int
+    ) -> None:
+        draft, number = self._draft, seq[0]
+        draft.num_tokens += end - start
+        draft.num_sampled += len(choices)
+        draft.num_pairs += causal_pairs(start, end)
+        draft.num_context += end
+        draft.num_seqs += 1
+        draft.num_chunks += 1
+        draft.drawn += [(number, choice) for choice in choices]
+        if number in self.lives and self.lives[number].record.first_step_ns is None:
+            self.lives[number].record.first_step_ns = step_start
+
+    def _read_prompt(self, life: _Life, values: SequenceState, state: State) -> None:
+        """The tokens of the prompt's full blocks, if all are in the prefix tree."""
+        size = state.blocks.block_size
+        nodes = map(state.blocks.tree.get, values.blocks[: values.num_prompt // size])
+        tokens = [node.tokens if node else () for node in nodes]
+        if all(tokens):
+            life.tokens = max(life.tokens, tuple(t for block in tokens for t in block), key=len)
+
+    def _end_step(self, summary: Summary, state: State) -> None:
+        draft, self._draft = self._draft, _Draft()
+        end = self._since(summary["start"] + summary["seconds"])
+        for number, choice in draft.drawn:
+            if number in self.lives:
+                self.lives[number].record.token_ns[choice].append(end)
+        size = state.blocks.block_size
+        work = StepWork(
+            num_tokens=draft.num_tokens,
+            num_sampled=draft.num_sampled,
+            num_pairs=draft.num_pairs,
+            num_context=draft.num_context,
+            num_seqs=draft.num_seqs,
+            num_chunks=draft.num_chunks,
+            num_copied=summary["num_copies"] * size,
+            num_swapped=(summary["num_exported"] + summary["num_imported"]) * size,
+        )
+        if draft.num_tokens:
+            self.steps.append((work, summary))
+
+    def durations(self) -> list[RecordedStep]:
+        """Each step from its start to the next one's, since what lies between them (handing out
+        tokens, writing the log) costs a load as much; to its own end where there was no work."""
+        steps = []
+        for at, (work, summary) in enumerate(self.steps):
+            seconds = summary["seconds"]
+            has_work = summary["num_running"] or summary["num_waiting"]
+            if has_work and at + 1 < len(self.steps):
+                seconds = self.steps[at + 1][1]["start"] - summary["start"]
+            steps.append(RecordedStep(work=work, duration_ns=round(seconds * SECOND)))
+        return steps

@@ -1,0 +1,62 @@
+"""What ``mie bench`` and ``mie sim`` refuse, each with one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from mie.cli import main
+
+SIMULATED = ("--device", "a10g", "--model-shape", "TinyLlama-1.1B")
+
+
+def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The line on standard error; nothing was done."""
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert line.startswith("mie: error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("throughput", "--device", "a10"), "it has jetson-orin-nano, a10g"),
+        (("throughput", "--model-shape", "bundled"), "needs --device"),
+        (("serve", "--device", "a10g", "--model", "x"), "--model-shape"),
+        (("serve", "--device", "a10g", "--backend", "numpy"), "--backend is the real engine's"),
+        (("serve", "--device", "a10g", "--costs", "x"), "give one"),
+        (("serve", "--costs", "nowhere.json"), "nowhere.json"),
+        (("serve", *SIMULATED, "--dtype", "float16"), "--dtype is the real engine's"),
+        (("serve", *SIMULATED, "--workload", "nowhere.json"), "nowhere.json"),
+        (("serve", *SIMULATED, "--goodput", "speed:3"), "speed"),
+        (("serve", *SIMULATED, "--request-rate", "0"), "request_rate"),
+        (("serve", *SIMULATED, "--max-concurrency", "0"), "max_concurrency"),
+        (("serve", *SIMULATED, "--metric-percentiles", "x"), "metric-percentiles"),
+        (("throughput", *SIMULATED, "--num-prompts", "0"), "num_requests"),
+        (("throughput", *SIMULATED, "--random-range-ratio", "2"), "random_range_ratio"),
+        (("throughput", *SIMULATED, "--trace", "/nowhere/x"), "cannot write --trace"),
+        (("latency", *SIMULATED, "--batch-size", "0"), "batch_size"),
+    ],
+)
+def test_a_wrong_benchmark_is_refused(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert message in error_line(capsys, "bench", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("workload", "storm"), "known are: burst"),
+        (("workload", "burst", "-o", "/nowhere/x"), "cannot write /nowhere/x"),
+        (("extract", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("calibrate", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("predict", "nowhere.jsonl", "--costs", "costs.json"), "costs.json"),
+    ],
+)
+def test_a_wrong_simulation_is_refused(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert message in error_line(capsys, "sim", *arguments)

@@ -1,0 +1,233 @@
+"""The cost model: its formula, the table of devices, and the runner that charges it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from mie.config import EngineConfig
+from mie.errors import ConfigError, ModelError
+from mie.events import read_log
+from mie.sched.params import SamplingParams
+from mie.sim import loads
+from mie.sim.costs import Costs, StepWork, causal_pairs
+from mie.sim.devices import DEVICES, blocks_on, costs_on, find_device
+from mie.sim.draws import Uniform
+from mie.sim.driver import Bench, run_load
+from mie.sim.recorded import recording_of
+from mie.sim.shapes import SHAPES, find_shape
+from mie.sim.simulated import simulated, simulated_on
+
+IDLE = StepWork(0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def test_a_step_costs_the_sum_of_its_work():
+    names = (
+        "step",
+        "weights",
+        "token",
+        "logits",
+        "pair",
+        "context",
+        "seq",
+        "chunk",
+        "copy",
+        "swap",
+    )
+    costs = Costs(**{f"{name}_ps": 1000 * 10**i for i, name in enumerate(names)}, matrix_ps=5000)
+    work = StepWork(*range(2, 10))
+    products = 2 * 100 + 3 * 1000
+    rest = 4 * 10**4 + 5 * 10**5 + 6 * 10**6 + 7 * 10**7 + 8 * 10**8 + 9 * 10**9
+    assert costs.step_ns(work) == 1 + 5 + products + rest
+
+
+def test_few_tokens_wait_for_the_weights_and_many_for_the_arithmetic():
+    costs = Costs(weights_ps=10_000, token_ps=1_000)
+    assert [costs.step_ns(IDLE._replace(num_tokens=n)) for n in (1, 10, 11, 30)] == [10, 10, 11, 30]
+
+
+def test_a_lone_token_pays_no_matrix_product_and_moves_alone_read_no_weights():
+    costs = Costs(weights_ps=10_000, matrix_ps=7_000, swap_ps=1_000)
+    assert costs.step_ns(IDLE._replace(num_tokens=1)) == 10
+    assert costs.step_ns(IDLE._replace(num_tokens=2)) == 17
+    assert costs.step_ns(IDLE._replace(num_swapped=32)) == 32
+
+
+def test_time_passes_in_every_step():
+    assert Costs().step_ns(IDLE) == 1
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 5), (3, 4), (7, 19)])
+def test_causal_pairs_are_those_of_the_mask(start: int, end: int):
+    pairs = [(q, k) for q in range(start, end) for k in range(end) if k <= q]
+    assert causal_pairs(start, end) == len(pairs)
+
+
+@pytest.mark.parametrize("values", [{"step_ps": -1}, {"token_ps": 0.5}, {"speed": 1}])
+def test_wrong_costs_are_refused(values: dict):
+    with pytest.raises(ConfigError, match=next(iter(values))):
+        Costs.from_dict(values)
+
+
+# The table.
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [
+        ("TinyLlama-1.1B", 1_100_048_384),
+        ("Qwen2.5-0.5B", 494_032_768),
+        ("SmolLM2-135M", 134_515_008),
+        ("Llama-3.1-8B", 8_030_261_248),
+    ],
+)
+def test_shapes_have_the_published_parameters(name: str, num_parameters: int):
+    assert find_shape(name).num_parameters == num_parameters
+    assert name in SHAPES
+
+
+def test_a_directory_has_a_shape_and_nothing_has_none(tiny):
+    assert find_shape(str(tiny["llama"].directory)).vocab_size == 40
+    with pytest.raises(ModelError, match="Llama-9"):
+        find_shape("Llama-9")
+
+
+def test_costs_of_llama_on_an_h200_by_hand():
+    """16 bits, 80 % of 4.8 TB/s, half of 989 TFLOP/s, in floats."""
+    costs = costs_on(DEVICES["h200"], find_shape("Llama-3.1-8B"))
+    head = 128_256 * 4096
+    layers = 8_030_261_248 - 2 * head
+    assert costs.weights_ps == pytest.approx((layers + head) * 2 / (0.8 * 4.8e12) * 1e12, rel=0.01)
+    assert costs.token_ps == pytest.approx(2 * layers / (0.5 * 989e12) * 1e12, rel=0.01)
+    assert costs.logits_ps == pytest.approx(2 * head / (0.5 * 989e12) * 1e12, rel=0.01)
+    assert costs.pair_ps == pytest.approx(4 * 32 * 32 * 128 / (0.3 * 989e12) * 1e12, rel=0.01)
+    assert costs.context_ps == pytest.approx(131_072 / (0.8 * 4.8e12) * 1e12, rel=0.01)
+    assert costs.swap_ps == pytest.approx(131_072 / 50e9 * 1e12, rel=0.01)
+    assert costs.step_ps == 1000 * (500_000 + 32 * 20_000)
+
+
+def test_a_tied_head_is_read_once():
+    model = find_shape("SmolLM2-135M")
+    costs = costs_on(DEVICES["cpu-2-cores"], model)
+    assert costs.weights_ps == pytest.approx(model.num_parameters * 4 / (0.85 * 50e9) * 1e12)
+
+
+def test_as_many_blocks_as_fit_beside_the_weights():
+    model, device = find_shape("TinyLlama-1.1B"), DEVICES["a10g"]
+    left = 0.9 * 24e9 - 2 * model.num_parameters
+    assert blocks_on(device, model, 16) == int(left / (16 * 22_528))
+    with pytest.raises(ConfigError, match="leaves no block"):
+        blocks_on(DEVICES["jetson-orin-nano"], find_shape("Llama-3.1-8B"), 16)
+    with pytest.raises(ConfigError, match="a10g"):
+        find_device("a10")
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ConfigError, match="context is 2048"):
+        simulated_on(
+            DEVICES["a10g"], find_shape("TinyLlama-1.1B"), EngineConfig(max_model_len=4096)
+        )
+    with pytest.raises(ConfigError, match="give num_blocks"):
+        simulated(Costs(), EngineConfig())
+    with pytest.raises(ConfigError, match="give num_host_blocks"):
+        simulated(Costs(), EngineConfig(num_blocks=9, preemption_mode="swap"))
+
+
+def test_the_kv_cache_may_be_sized_in_bytes():
+    config = EngineConfig(kv_cache_memory_bytes=10 * 16 * 22_528, preemption_mode="swap")
+    bench = simulated_on(DEVICES["a10g"], find_shape("TinyLlama-1.1B"), config)
+    assert bench.engine.scheduler.manager.num_blocks == 10
+
+
+# The runner.
+
+PRESSED = {
+    "block_size": 4,
+    "num_blocks": 24,
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 24,
+    "watermark": 0.0,
+}
+
+
+def load() -> loads.Workload:
+    return loads.independent(
+        num_requests=12, input_len=Uniform(3, 30), output_len=Uniform(2, 20), prefix_len=6, seed=5
+    )
+
+
+def times_left_out(bench: Bench) -> list[dict]:
+    """What the steps of a run did, but for when."""
+    result = run_load(bench, load())
+    assert not any(record.error for record in result.records)
+    assert result.num_preempted
+    timed = ("start", "seconds", "schedule_seconds", "run_seconds", "update_seconds")
+    return [{k: v for k, v in vars(step).items() if k not in timed} for step in result.steps]
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_the_scheduler_does_the_same_as_with_a_model(tiny, mode: str):
+    """Every count of every step, with preemptions, against the real runner and its arrays."""
+    from mie.load import load_engine
+    from mie.sim.clock import WallClock
+
+    config = EngineConfig(**PRESSED, preemption_mode=mode, max_model_len=64)
+    engine = load_engine(tiny["llama"].directory, config, dtype="float64")
+    real = Bench(engine=engine, clock=WallClock(), vocab_size=40)
+    host = 1 << 20 if mode == "swap" else 0
+    pretended = simulated(Costs(), config, num_host_blocks=host, vocab_size=40)
+    assert times_left_out(pretended) == times_left_out(real)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_the_log_of_a_run_tells_the_work_that_was_charged(tmp_path, mode: str):
+    """The runner counts the work of its plans; reading the log counts it again, from the records
+    and the state that they lead to. A cost of one picosecond for each kind shows each apart."""
+    config = EngineConfig(**PRESSED, preemption_mode=mode)
+    path = tmp_path / "run.jsonl"
+    units = {field.removeprefix("num_"): 1000 for field in StepWork._fields}
+    names = ("token", "logits", "pair", "context", "seq", "chunk", "copy", "swap")
+    for name, field in zip(names, units, strict=True):
+        with path.open("w") as file:
+            bench = simulated(
+                Costs(**{f"{name}_ps": 1000}),
+                config,
+                num_host_blocks=200 if mode == "swap" else 0,
+                trace=file,
+            )
+            result = run_load(bench, load())
+            bench.engine.log.close()
+        recorded = recording_of(read_log(path))
+        counts = [getattr(step.work, f"num_{field}") for step in recorded.steps]
+        charged = [round(step.run_seconds * 1e9) for step in result.steps]
+        assert charged == [max(1, count) for count in counts], name
+        assert sum(counts) or (name, mode) == ("swap", "recompute")
+
+
+def test_answers_depend_on_their_request_alone():
+    """Whatever the pool: its size, and so the preemptions, change no token."""
+    answers = []
+    for num_blocks in (24, 400):
+        bench = simulated(Costs(), EngineConfig(**{**PRESSED, "num_blocks": num_blocks}))
+        outputs: dict[tuple[str, int], list[int]] = {}
+        for request in load().requests:
+            bench.engine.add_request(
+                request.token_ids(bench.vocab_size, {}),
+                SamplingParams(n=2, max_tokens=9, ignore_eos=True),
+                request.request_id,
+            )
+        while bench.engine.has_work:
+            for output in bench.engine.step().outputs:
+                outputs.setdefault((output.request_id, output.index), []).extend(output.token_ids)
+        answers.append(outputs)
+    assert answers[0] == answers[1]
+    assert len(set(map(tuple, answers[0].values()))) == len(answers[0]) == 24
+
+
+def test_a_simulated_run_writes_a_log_in_simulated_time():
+    file = io.StringIO()
+    bench = simulated(Costs(step_ps=10**9), EngineConfig(num_blocks=64), trace=file)
+    result = run_load(bench, loads.from_lengths([(8, 5)]))
+    assert [step.start for step in result.steps] == [0.0, 0.001, 0.002, 0.003, 0.004]
+    assert file.getvalue().count('"event":"step"') == 5

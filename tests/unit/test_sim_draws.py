@@ -1,0 +1,66 @@
+"""Draws that are the same everywhere: against the C library, and against what they were."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mie.sim.draws import Draws, Fixed, LogNormal, Uniform, exp, ln
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300))
+def test_ln_is_the_logarithm(x: float):
+    assert ln(x) == pytest.approx(math.log(x), rel=4e-16, abs=3e-16)
+
+
+@given(st.floats(min_value=-600, max_value=600))
+def test_exp_is_the_exponential(x: float):
+    assert exp(x) == pytest.approx(math.exp(x), rel=3e-13)
+
+
+def test_draws_are_what_they_were():
+    """To the last bit: these are what workloads, and so all results, rest on."""
+    draws = Draws(7)
+    assert [draws.integer(1, 6) for _ in range(8)] == [2, 1, 4, 1, 4, 3, 1, 4]
+    found = [draws.normal(), draws.gamma(1), draws.gamma(0.25), draws.gamma(3.5)]
+    assert [value.hex() for value in found] == GOLDEN
+
+
+GOLDEN = [
+    "-0x1.07dd066723168p-1",
+    "0x1.289ce3afff1e7p-4",
+    "0x1.86853caffaf2dp-3",
+    "0x1.64930b5e46f35p+0",
+]
+
+
+@pytest.mark.parametrize("shape", [0.25, 1, 2.5, 9])
+def test_gamma_has_its_moments(shape: float):
+    """Mean and variance are the shape; the tolerance is four standard errors."""
+    draws = Draws(1)
+    values = [draws.gamma(shape) for _ in range(20_000)]
+    assert statistics.fmean(values) == pytest.approx(shape, abs=4 * math.sqrt(shape / 20_000))
+    spread = math.sqrt((6 * shape + 2 * shape * shape) / 20_000)  # of the sample's variance
+    assert statistics.pvariance(values) == pytest.approx(shape, abs=4 * spread)
+
+
+def test_normal_has_its_quantiles():
+    draws = Draws(2)
+    values = sorted(draws.normal() for _ in range(20_000))
+    expected = statistics.NormalDist()
+    for share in (0.05, 0.25, 0.5, 0.75, 0.95):
+        assert expected.cdf(values[int(share * 20_000)]) == pytest.approx(share, abs=0.015)
+
+
+def test_lengths_keep_their_bounds_and_their_median():
+    draws = Draws(3)
+    lengths = [LogNormal(240, 0.6, 8, 2048).draw(draws) for _ in range(4000)]
+    assert min(lengths) >= 8
+    assert max(lengths) <= 2048
+    assert statistics.median(lengths) == pytest.approx(240, rel=0.05)
+    assert {Uniform(3, 5).draw(draws) for _ in range(100)} == {3, 4, 5}
+    assert Fixed(9).draw(draws) == 9

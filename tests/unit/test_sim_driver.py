@@ -1,0 +1,177 @@
+"""The driver: who arrives when, and what is noted of it, on a clock whose steps take 10 ns."""
+
+from __future__ import annotations
+
+import pytest
+
+from mie.config import EngineConfig
+from mie.sim.clock import SimClock, WallClock
+from mie.sim.costs import Costs
+from mie.sim.driver import Bench, LoadResult, run_load
+from mie.sim.loads import chats, from_lengths, independent
+from mie.sim.metrics import RequestRecord
+from mie.sim.simulated import simulated
+from mie.sim.workload import Answer, Text, Workload, WorkloadRequest
+
+STEP = 10
+
+
+def bench(**settings: int) -> Bench:
+    """Ten nanoseconds a step."""
+    sizes = {"num_blocks": 64, "block_size": 4, **settings}
+    return simulated(Costs(step_ps=1000 * STEP), EngineConfig(**sizes))
+
+
+def record_of(result: LoadResult, request_id: str) -> RequestRecord:
+    (record,) = [record for record in result.records if record.request_id == request_id]
+    return record
+
+
+def workload(*requests: WorkloadRequest) -> Workload:
+    return Workload(name="test", requests=requests)
+
+
+def request(request_id: str, arrival_ns: int = 0, **values: object) -> WorkloadRequest:
+    given = {"prompt": (Text(ord(request_id[0]), 5),), "max_tokens": 3, **values}
+    return WorkloadRequest(request_id=request_id, arrival_ns=arrival_ns, **given)
+
+
+def test_tokens_are_noted_when_their_step_ends():
+    result = run_load(bench(), from_lengths([(5, 3)]))
+    (record,) = result.records
+    assert record.token_ns == [[10, 20, 30]]
+    assert (record.first_step_ns, record.num_prompt, result.duration_ns) == (0, 5, 30)
+    assert len(result.steps) == 3
+
+
+def test_who_comes_during_a_step_arrived_then_and_waits_for_its_end():
+    result = run_load(bench(), workload(request("a"), request("b", 13)))
+    record = record_of(result, "b")
+    assert (record.arrival_ns, record.first_step_ns, record.queue) == (13, 20, 7)
+    assert record.token_ns == [[30, 40, 50]]
+
+
+def test_an_idle_engine_waits_for_the_next_arrival():
+    result = run_load(bench(), workload(request("a", 100), request("b", 1000)))
+    assert record_of(result, "a").token_ns == [[110, 120, 130]]
+    assert record_of(result, "b").token_ns == [[1010, 1020, 1030]]
+    assert len(result.steps) == 6
+
+
+def test_records_stand_in_the_order_of_the_workload():
+    result = run_load(bench(), workload(request("late", 50), request("early")))
+    assert [record.request_id for record in result.records] == ["late", "early"]
+
+
+def test_a_turn_comes_after_its_answer_and_the_time_to_think():
+    result = run_load(bench(), workload(request("a"), request("b", 25, after="a")))
+    assert record_of(result, "b").arrival_ns == 30 + 25
+
+
+def test_an_answer_is_quoted_as_it_was_generated():
+    """The second prompt is the first and its answer; the prefix cache has all of that but what was
+    never stored, the last token."""
+    second = request("b", after="a", prompt=(Text(97, 5), Answer("a"), Text(9, 2)))
+    result = run_load(bench(), workload(request("a", max_tokens=8), second))
+    assert record_of(result, "b").num_prompt == 5 + 8 + 2
+    assert record_of(result, "b").num_cached == 5 + 8 - 1
+
+
+def test_each_choice_is_quoted_by_itself():
+    turns = [
+        request(str(choice), after="a", prompt=(Text(97, 5), Answer("a", choice)))
+        for choice in range(3)
+    ]
+    result = run_load(bench(), workload(request("a", n=3, max_tokens=8), *turns))
+    assert [len(times) for times in record_of(result, "a").token_ns] == [8, 8, 8]
+    assert [record_of(result, str(choice)).num_cached for choice in range(3)] == [12] * 3
+
+
+def test_with_a_limit_the_next_is_sent_when_one_has_ended():
+    requests = [request("a"), request("b"), request("c", 5), request("d", 1000)]
+    result = run_load(bench(), workload(*requests), max_concurrency=2)
+    assert [record.arrival_ns for record in result.records] == [0, 0, 30, 1000]
+    assert result.peak_running == 2
+
+
+def test_a_request_with_choices_ends_with_its_last():
+    after = request("b", after="a")
+    result = run_load(bench(), workload(request("a", n=2), after), max_concurrency=1)
+    assert record_of(result, "b").arrival_ns == record_of(result, "a").end_ns == 30
+
+
+def test_the_refused_are_told_with_those_who_wait_for_them():
+    long = request("a", prompt=(Text(1, 5000),))
+    requests = [long, request("b", after="a"), request("c", after="b"), request("d")]
+    result = run_load(bench(), workload(*requests), max_concurrency=1)
+    errors = [record.error for record in result.records]
+    assert "prompt has 5000 tokens" in str(errors[0])
+    assert errors[1:] == [
+        "it comes after 'a', which was refused",
+        "it comes after 'b', which was refused",
+        None,
+    ]
+    assert record_of(result, "d").num_output == 3
+
+
+def test_a_run_that_breaks_off_leaves_no_request_and_no_observer():
+    subject = bench()
+
+    def stop(stats: object) -> None:
+        raise KeyboardInterrupt
+
+    subject.engine.observers.append(stop)
+    with pytest.raises(KeyboardInterrupt):
+        run_load(subject, from_lengths([(5, 3), (6, 4)]))
+    assert not subject.engine.has_work
+    assert subject.engine.observers == [stop]
+
+
+def test_two_runs_on_one_engine_each_begin_at_zero():
+    subject = bench(enable_prefix_caching=False)
+    first, second = (run_load(subject, from_lengths([(5, 3)])) for _ in range(2))
+    assert first.records[0].token_ns == second.records[0].token_ns
+
+
+def test_totals_of_a_run():
+    pressed = bench(num_blocks=110, max_num_seqs=8)
+    result = run_load(pressed, independent(num_requests=6, prefix_len=8, seed=1))
+    stats = pressed.engine.stats
+    assert result.num_preempted == stats.num_preemptions > 0
+    assert result.num_preempted == sum(record.num_preemptions for record in result.records)
+    assert result.peak_blocks == stats.peak_blocks > 32
+    assert result.num_cached_tokens == stats.memory.num_hit_tokens > 0
+    num_computed = sum(record.num_prompt - record.num_cached for record in result.records)
+    assert result.num_prefill_tokens > num_computed  # the preempted were computed again
+
+
+def test_chats_find_their_past_in_the_cache():
+    load = chats(num_chats=3, request_rate=None)
+    result = run_load(bench(num_blocks=4000), load)
+    later = [record for record in result.records if not record.request_id.endswith(".0")]
+    assert later
+    for record in later:
+        assert record.num_cached > record.num_prompt / 2
+
+
+def test_the_real_engine_is_driven_alike(tiny):
+    from mie.llm import LLM
+
+    llm = LLM(tiny["llama"].directory, skip_tokenizer_init=True, num_blocks=64)
+    real = Bench(engine=llm.engine, clock=WallClock(), vocab_size=40)
+    turn = request("b", 1_000_000, after="a", prompt=(Text(97, 5), Answer("a", 1)))
+    result = run_load(real, workload(request("a", n=2, max_tokens=20), turn))
+    assert [record.num_output for record in result.records] == [40, 3]
+    for record in result.records:
+        assert record.queue is not None
+        assert 0 <= record.queue < record.ttft <= record.e2el
+        assert all(gap > 0 for gap in record.itl)
+    assert result.records[1].arrival_ns == result.records[0].end_ns + 1_000_000
+    assert record_of(result, "b").num_cached == 16  # a block of the 24 tokens that were stored
+
+
+def test_a_simulated_clock_never_runs_backwards():
+    clock = SimClock()
+    clock.advance(5)
+    clock.wait_until(3)
+    assert (clock.now_ns(), clock.seconds()) == (5, 5e-9)

@@ -1,0 +1,178 @@
+"""Workloads: the same bytes for a seed, there and back through JSON, and refused if absurd."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from mie.errors import ConfigError
+from mie.sim.draws import Draws
+from mie.sim.loads import PRESETS, agents, arrivals, chats, from_lengths, independent, interference
+from mie.sim.workload import Answer, Text, Tokens, Workload, WorkloadRequest
+
+DIGESTS = {
+    "burst": "63c78e657461dac70b5304a50f13b21c",
+    "poisson": "0ffe28654f6b9a9579517779f857ae0c",
+    "bursty": "f6e639dcf64c28fc1d328366bbe522da",
+    "shared-prefix": "bc95d20a840b8ee192c7275bd1b8cba2",
+    "chats": "bdb0710231013f03c76416a86cf77a6c",
+    "interference": "52961c861390819fd42273549b2967bf",
+    "agents": "54dfa9d90e070e9733785deaa084d97a",
+    "calibration": "02a2c219c8d75ab16611659198582666",
+}
+"""SHA-256 of each preset from seed 0, its first half."""
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_what_it_was(name: str):
+    assert PRESETS[name](0).digest[:32] == DIGESTS[name]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_json_and_back(name: str, tmp_path: Path):
+    workload = PRESETS[name](3)
+    path = tmp_path / "workload.json"
+    path.write_text(workload.to_json(), encoding="utf-8")
+    assert Workload.load(path) == workload
+    assert Workload.load(path).digest == workload.digest != PRESETS[name](4).digest
+
+
+def test_every_kind_of_part_survives_json():
+    requests = (
+        WorkloadRequest(request_id="a", prompt=(Tokens((5, 0)), Text(3, 2)), max_tokens=2, n=2),
+        WorkloadRequest(
+            request_id="b",
+            prompt=(Answer("a", 1),),
+            max_tokens=1,
+            after="a",
+            arrival_ns=7,
+            priority=-1,
+            cache_salt="salt",
+        ),
+    )
+    workload = Workload(name="all", requests=requests, settings={"é": 1})
+    assert Workload.from_json(workload.to_json()) == workload
+
+
+def test_equal_texts_are_equal_and_others_are_not():
+    request = WorkloadRequest(
+        request_id="x", prompt=(Text(1, 64), Tokens((3,)), Answer("w"), Text(2, 64)), max_tokens=1
+    )
+    tokens = request.token_ids(1000, {("w", 0): [8, 9]})
+    again = WorkloadRequest(request_id="y", prompt=(Text(1, 40),), max_tokens=1)
+    assert tokens[:40] == again.token_ids(1000, {})
+    assert tokens[64:67] == [3, 8, 9]
+    assert sum(a == b for a, b in zip(tokens[:64], tokens[67:], strict=True)) < 3
+    assert {*map(type, tokens)} == {int}
+    assert max(tokens) < 1000
+
+
+# Recipes.
+
+
+def test_without_a_rate_all_come_at_once():
+    assert {request.arrival_ns for request in independent(num_requests=9).requests} == {0}
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_gaps_have_the_rate_and_the_burstiness(burstiness: float):
+    """A gamma distribution's coefficient of variation is 1 / sqrt(shape)."""
+    moments = list(arrivals(Draws(0), 8000, 20.0, burstiness))
+    gaps = [later - earlier for earlier, later in pairwise([0, *moments])]
+    assert statistics.fmean(gaps) == pytest.approx(50e6, rel=0.06)
+    variation = statistics.pstdev(gaps) / statistics.fmean(gaps)
+    assert variation == pytest.approx(burstiness**-0.5, rel=0.06)
+
+
+@pytest.mark.parametrize("arguments", [{"request_rate": 0.0}, {"burstiness": 0.0}])
+def test_no_rate_is_refused(arguments: dict):
+    with pytest.raises(ConfigError, match=next(iter(arguments))):
+        independent(**arguments)
+
+
+def test_a_turn_quotes_all_that_was_said():
+    turns = [request for request in chats(num_chats=2).requests if request.request_id[0] == "0"]
+    for earlier, later in pairwise(turns):
+        assert later.after == earlier.request_id
+        assert later.prompt[:-1] == (*earlier.prompt, Answer(earlier.request_id))
+    assert turns[0].after is None
+
+
+def test_every_thought_of_an_agent_is_followed():
+    requests = {r.request_id: r for r in agents(num_agents=1, branches=3, depth=2).requests}
+    assert len(requests) == 1 + 3 + 9
+    assert [requests[name].n for name in ("0", "0.2", "0.2.1")] == [3, 3, 1]
+    leaf = requests["0.2.1"]
+    quoted = [part for part in leaf.prompt if isinstance(part, Answer)]
+    assert quoted == [Answer("0", 2), Answer("0.2", 1)]
+    assert leaf.after == "0.2"
+
+
+def test_long_prompts_come_between():
+    long = [r for r in interference(num_long=3).requests if r.request_id.startswith("long")]
+    assert [request.arrival_ns for request in long] == [500_000_000, 1_500_000_000, 2_500_000_000]
+
+
+def test_lengths_of_anyones_making():
+    workload = from_lengths([(3, 5), (1, 2)], [10, 20])
+    assert [(r.prompt[0].length, r.max_tokens, r.arrival_ns) for r in workload.requests] == [
+        (3, 5, 10),
+        (1, 2, 20),
+    ]
+
+
+# Refusals.
+
+
+def request(**values: object) -> dict:
+    return {"request_id": "a", "prompt": [{"text": 1, "length": 2}], "max_tokens": 3, **values}
+
+
+@pytest.mark.parametrize(
+    ("requests", "message"),
+    [
+        ([request(), request()], "twice"),
+        ([request(after="b")], "not before it"),
+        ([request(prompt=[{"answer_of": "b"}])], "has not ended"),
+        (
+            [
+                request(),
+                request(request_id="b", after="a", prompt=[{"answer_of": "a", "choice": 1}]),
+            ],
+            "choice 1",
+        ),
+        ([request(max_tokens=0)], "request 0: max_tokens"),
+        ([request(), request(request_id="b", arrival_ns=-1)], "request 1: arrival_ns"),
+        ([request(colour="red")], "colour"),
+        ([request(prompt=[{"text": 1}])], "length"),
+        ([request(prompt=[{"text": 1, "length": 0}])], "length"),
+        ([request(prompt=[{"token_ids": [-1]}])], "token_ids"),
+        ([request(prompt=[{"words": 3}])], "answer_of"),
+        ([request(prompt="hello")], "list of parts"),
+        ([request(request_id=7)], "request_id"),
+        ([{"request_id": "a"}], "prompt"),
+        ([3], "not an object"),
+        ("none", "list of requests"),
+    ],
+)
+def test_an_absurd_workload_is_refused(requests: object, message: str, tmp_path: Path):
+    path = tmp_path / "workload.json"
+    path.write_text(json.dumps({"format": 1, "name": "x", "requests": requests}))
+    with pytest.raises(ConfigError, match=message) as caught:
+        Workload.load(path)
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2}'])
+def test_what_is_no_workload_is_refused(text: str):
+    with pytest.raises(ConfigError, match=r"JSON|format 1"):
+        Workload.from_json(text)
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match="nowhere"):
+        Workload.load(tmp_path / "nowhere.json")
