@@ -7,10 +7,10 @@ from mie.errors import ConfigError
 from mie.ops.backend import Backend
 
 SETTINGS: dict[str, tuple[str, ...]] = {
-    "numpy": ("num_threads",),
-    "numpy-plain": (),
-    "cupy": (),
-    "cupy-emulated": (),
+    "numpy": ("batch_invariant", "num_threads", "kv_cache_dtype", "linear_plan", "weight_dtype"),
+    "numpy-plain": ("kv_cache_dtype",),
+    "cupy": ("batch_invariant", "enforce_eager", "gpu_memory_utilization", "kv_cache_dtype"),
+    "cupy-emulated": ("batch_invariant", "enforce_eager", "kv_cache_dtype"),
 }
 """The backends, and the settings of `EngineConfig` that are theirs."""
 

@@ -125,6 +125,17 @@ class EngineConfig:
     costs one row computed in vain. None: where the backend computes by itself, that is on a GPU."""
     num_threads: int | None = None
     """Threads that compute; by default one for each CPU that the process may use."""
+    batch_invariant: bool | str = "auto"
+    """True: what a request gets depends on nothing but itself, bit for bit, whatever else runs,
+    however it is chunked, cached or preempted. "auto": where that costs next to nothing. On a GPU
+    that is its attention alone: cuBLAS may multiply another number of rows in another way."""
+    linear_plan: str = "auto"
+    """How the CPU keeps matrices: "plain", "tiled", or "auto", what a probe finds faster."""
+    weight_dtype: str = "auto"
+    """"bfloat16" or "float16": the CPU keeps a checkpoint's matrices as they are, in half the
+    memory, and widens them at use, to the same results. "auto": it widens them at load."""
+    enforce_eager: bool = False
+    """On a GPU, launch every kernel of every step by itself, without CUDA graphs."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that may be in use in the end, by mie and all others; a GPU that
     shares the host's memory leaves as much as a CPU does."""
@@ -154,11 +165,16 @@ class EngineConfig:
             "enable_prefix_caching",
             "partial_block_sharing",
             "admit_after_preemption",
+            "enforce_eager",
         ):
             check_switch(name, getattr(self, name))
         if self.async_scheduling is not None:
             check_switch("async_scheduling", self.async_scheduling)
         check_choice("scheduling_policy", self.scheduling_policy, POLICIES)
+        if self.batch_invariant != "auto":
+            check_switch("batch_invariant", self.batch_invariant)
+        check_choice("linear_plan", self.linear_plan, ("auto", "plain", "tiled"))
+        check_choice("weight_dtype", self.weight_dtype, ("auto", "bfloat16", "float16"))
         check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "int8", "fp8"))
         check_choice("batching", self.batching, ("continuous", "static"))
         check_choice("preemption_mode", self.preemption_mode, ("recompute", "swap"))
@@ -172,6 +188,11 @@ class EngineConfig:
             (
                 self.num_blocks is not None and self.kv_cache_memory_bytes is not None,
                 "num_blocks and kv_cache_memory_bytes both size the KV cache; give one",
+            ),
+            (
+                self.weight_dtype != "auto" and self.linear_plan == "plain",
+                f"weight_dtype={self.weight_dtype!r} needs linear_plan='tiled' or 'auto'; got "
+                "'plain'",
             ),
             (
                 self.swap_space is not None and not swaps,

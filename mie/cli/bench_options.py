@@ -166,6 +166,8 @@ _OF_THE_REAL_ENGINE = {
     "backend",
     "dtype",
     "num_threads",
+    "linear_plan",
+    "weight_dtype",
     "kv_cache_dtype",
     "async_scheduling",
     "gpu_memory_utilization",

@@ -41,6 +41,7 @@ _ENGINE_NAMES = (
     "kv_cache_dtype",
     "async_scheduling",
     "num_threads",
+    "batch_invariant",
     "linear_plan",
     "weight_dtype",
     "enforce_eager",
@@ -91,6 +92,24 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="launch a step while the one before it runs (the default on a GPU)",
     )
     _add(group, "--num-threads", type=int, help="threads that compute (one for each CPU)")
+    _add(
+        group,
+        "--batch-invariant",
+        action=argparse.BooleanOptionalAction,
+        help="the same bits for a request whatever else runs (where that costs next to nothing)",
+    )
+    _add(
+        group,
+        "--linear-plan",
+        metavar="PLAN",
+        help="how the CPU keeps matrices: plain, tiled, or auto, what a probe finds faster",
+    )
+    _add(
+        group,
+        "--weight-dtype",
+        metavar="DTYPE",
+        help="bfloat16 or float16 keeps a checkpoint's matrices so on the CPU (auto widens them)",
+    )
     _add(group, "--max-model-len", type=int, help="tokens of a prompt and its answer together")
     _add(group, "--max-num-seqs", type=int, help="sequences that run at once")
     _add(group, "--max-num-batched-tokens", type=int, help="tokens that a step computes at most")

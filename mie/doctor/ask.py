@@ -19,6 +19,9 @@ from mie.errors import MieError
 
 Facts = dict[str, Any]
 
+TRIED_SHAPE = (2048, 2048)
+"""A matrix of a middling model."""
+
 # CUdevice_attribute, in cuda.h
 _INTEGRATED, _MAJOR, _MINOR = 18, 75, 76
 
@@ -33,6 +36,21 @@ def numpy_facts() -> Facts:
         "version": np.__version__,
         "blas": str(blas.get("name", "unknown")),
         "blas_version": str(blas.get("version", "unknown")),
+    }
+
+
+def products_facts() -> Facts:
+    """The kernels of NumPy's BLAS, and which plan the CPU engine's probe finds faster with them."""
+    from mie.ops_cpu.cpu_backend import CpuBackend
+
+    backend = CpuBackend()
+    with backend.blas.threads(1):
+        plan = backend.find_probe().choose(*TRIED_SHAPE)
+    return {
+        "plan": plan,
+        "kernels": backend.blas.core,
+        "is_controlled": backend.blas.is_controlled,
+        "num_threads": backend.workers.num_threads,
     }
 
 
@@ -99,8 +117,21 @@ def cupy_facts() -> Facts:
     facts["version"] = str(cupy.__version__)
     _add(facts, "cuda", lambda: _version(cupy.cuda.runtime.runtimeGetVersion()))
     _add(facts, "nvrtc", lambda: list(cupy.cuda.nvrtc.getVersion()))
+    _add(facts, "cublas", lambda: _cublas_version(cupy))
     _add(facts, "gpus", lambda: _cupy_gpus(cupy.cuda))
     return facts
+
+
+def _cublas_version(cupy: Any) -> list[int]:
+    """The version of the cuBLAS that backend cupy multiplies with."""
+    from mie.ops_gpu.cublas import load_library
+
+    library, parts = load_library(cupy), []
+    for property_type in (0, 1, 2):  # major, minor, patch level, in library_types.h
+        value = ctypes.c_int()
+        library.cublasGetProperty(property_type, ctypes.byref(value))
+        parts.append(value.value)
+    return parts
 
 
 def _numpy_version() -> str:
@@ -161,7 +192,7 @@ def _small_step(name: str) -> int:
     backend = load_backend(name)
     head = np.zeros((64, 8), np.float32)
     head[37] = 1
-    hidden = backend.silu_mul(backend.load_embedding((1, 16), [np.ones((1, 16), np.float32)]))
+    hidden = backend.silu_mul(backend.load_vector(np.ones((1, 16), np.float32)))
     hidden = backend.rms_norm(hidden, backend.load_vector(np.ones(8, np.float32)), 1e-5)
     logits = backend.linear(hidden, backend.load_linear((64, 8), [head]))
     [token_id] = backend.sample(logits, [RowControls()])
@@ -189,6 +220,7 @@ def _line(error: BaseException) -> str:
 
 TOPICS: Mapping[str, Callable[..., Facts]] = {
     "numpy": numpy_facts,
+    "products": products_facts,
     "driver": driver_facts,
     "cupy": cupy_facts,
     "backend": backend_facts,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 
 from mie.doctor.machine import Machine, NoAnswer
 from mie.doctor.report import Check, gibibytes, numbers
+from mie.ops_cpu.cpus import cpu_quota, group_files, whole_cpus
 
 ARCHITECTURES = ("x86_64", "aarch64", "arm64")
 FAST_BLAS = ("openblas", "mkl", "accelerate", "blis", "nvpl", "armpl", "flexiblas")
@@ -28,6 +27,7 @@ def host_checks(machine: Machine) -> Iterator[Check]:
     yield _python(machine)
     yield _numpy(machine)
     yield _blas_settings(machine)
+    yield _products(machine)
     yield _cpus(machine)
     yield _memory(machine)
     yield _compiler(machine)
@@ -84,6 +84,31 @@ def _blas_settings(machine: Machine) -> Check:
     )
 
 
+def _products(machine: Machine) -> Check:
+    """How the CPU engine multiplies by a matrix here."""
+    try:
+        facts = machine.ask("products")
+    except NoAnswer as why:
+        return Check(
+            name="matrix plans",
+            status="problem",
+            value=f"the process that tried them {why}",
+            remedy="pip install --force-reinstall 'numpy>=1.26,<3'",
+        )
+    rows = "batch-invariant" if facts.get("plan") == "tiled" else "not batch-invariant"
+    threads = _count(int(facts.get("num_threads", 1)), "thread")
+    value = f"plan {facts.get('plan')}, {rows}; {facts.get('kernels')} kernels; {threads}"
+    if facts.get("is_controlled"):
+        return Check(name="matrix plans", status="ok", value=value)
+    return Check(
+        name="matrix plans",
+        status="note",
+        value=f"{value}; the threads of this BLAS are its own, beside those of mie",
+        remedy="export OMP_NUM_THREADS=1 (MKL_NUM_THREADS=1, BLIS_NUM_THREADS=1), or install a "
+        "NumPy with OpenBLAS",
+    )
+
+
 def _thread_setting(machine: Machine) -> tuple[str, int] | None:
     """The variable that sets NumPy's number of threads, and that number."""
     for name in _THREADS:
@@ -96,7 +121,7 @@ def _thread_setting(machine: Machine) -> tuple[str, int] | None:
 def _cpus(machine: Machine) -> Check:
     present, usable = machine.num_cpus(), machine.num_usable_cpus()
     value = f"{usable} of {present}" if usable < present else f"{usable}"
-    quota = cpu_quota(machine)
+    quota = cpu_quota(machine.read)
     if quota is None or quota >= usable:
         return Check(name="CPUs", status="ok", value=value)
     cpus = _whole_cpus(machine)
@@ -115,45 +140,7 @@ def _cpus(machine: Machine) -> Check:
 
 def _whole_cpus(machine: Machine) -> int:
     """The CPUs that threads can run on at once, all the time."""
-    quota = cpu_quota(machine)
-    usable = machine.num_usable_cpus()
-    return usable if quota is None else max(1, min(usable, math.ceil(quota)))
-
-
-def cpu_quota(machine: Machine) -> float | None:
-    """CPUs whose time the process's control group may use; None without a limit."""
-    quotas = []
-    for text in _group_files(machine, "cpu", "cpu.max"):  # "150000 100000", or "max 100000"
-        pair = list(numbers(text))
-        if len(pair) == 2 and pair[1] > 0:
-            quotas.append(pair[0] / pair[1])
-    times = _group_files(machine, "cpu", "cpu.cfs_quota_us")
-    periods = _group_files(machine, "cpu", "cpu.cfs_period_us")
-    for time, period in zip(times, periods, strict=False):
-        pair = [*numbers(time), *numbers(period)]
-        if len(pair) == 2 and min(pair) > 0:
-            quotas.append(pair[0] / pair[1])
-    return min(quotas, default=None)
-
-
-def _group_files(machine: Machine, controller: str, name: str) -> list[str]:
-    """The texts of a control group's file, from the process's own group up to the root's.
-
-    A limit of any of them holds. Version 2 has one tree, version 1 one for each controller.
-    """
-    texts = []
-    for line in (machine.read("/proc/self/cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and controller not in controllers.split(","):
-            continue
-        top = PurePosixPath("/sys/fs/cgroup", controller if controllers else "")
-        group = PurePosixPath(path.lstrip("/"))
-        for folder in (group, *group.parents):
-            text = machine.read(str(top / folder / name))
-            if text is not None:
-                texts.append(text)
-    return texts
+    return whole_cpus(machine.num_usable_cpus(), cpu_quota(machine.read))
 
 
 def _memory(machine: Machine) -> Check:
@@ -181,7 +168,7 @@ def _memory(machine: Machine) -> Check:
 def memory_limit(machine: Machine) -> int | None:
     """Bytes that the process's control group may hold; None without a limit."""
     files = ("memory.max", "memory.limit_in_bytes")
-    texts = [text for name in files for text in _group_files(machine, "memory", name)]
+    texts = [text for name in files for text in group_files(machine.read, "memory", name)]
     return min((limit for text in texts for limit in numbers(text)), default=None)
 
 

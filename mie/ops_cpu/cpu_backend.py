@@ -1,16 +1,159 @@
 """The Backend contract over NumPy arrays, fast: the CPU engine."""
 
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.errors import ConfigError
+from mie.ops.arrays import Floats, Ints
+from mie.ops.backend import KVCacheShape, StepBatch
+from mie.ops.kv_cache import Cache
 from mie.ops.numpy_backend import NumpyBackend
-from mie.ops_cpu.workers import Workers, available_cpus
+from mie.ops.sampling import RowControls
+from mie.ops_cpu import attention_cache, elementwise
+from mie.ops_cpu.attention import Attention
+from mie.ops_cpu.blas import Blas
+from mie.ops_cpu.cpus import available_cpus
+from mie.ops_cpu.embedding import Embedding
+from mie.ops_cpu.linear import Matrix
+from mie.ops_cpu.linear_plain import PlainMatrix, PlainPlan
+from mie.ops_cpu.linear_tiled import TiledMatrix, TiledPlan
+from mie.ops_cpu.probe import Probe, cache_path, machine_key
+from mie.ops_cpu.workers import Workers
 
 
 class CpuBackend(NumpyBackend):
     """`NumpyBackend` with faster plans for what takes the time. "float32" (also "auto") or
     "float64"; ``num_threads`` threads, by default one for each CPU it may run on.
+
+    ``linear_plan`` is how matrices are kept and multiplied: "plain", "tiled", or "auto", for each
+    shape what `Probe` found to be faster here. ``weight_dtype`` "bfloat16" or "float16" keeps the
+    matrices of a checkpoint in that dtype as they are, in tiles; "auto" widens them at load.
+    ``batch_invariant`` True makes what a request gets depend on nothing but itself, bit for bit;
+    "auto" does so where every shape's plan allows it.
     """
 
     name = "numpy"
 
-    def __init__(self, dtype: str = "auto", *, num_threads: int | None = None) -> None:
-        super().__init__(dtype)
+    def __init__(
+        self,
+        dtype: str = "auto",
+        *,
+        num_threads: int | None = None,
+        kv_cache_dtype: str = "auto",
+        linear_plan: str = "auto",
+        weight_dtype: str = "auto",
+        batch_invariant: bool | str = "auto",
+    ) -> None:
+        super().__init__(dtype, kv_cache_dtype=kv_cache_dtype)
+        if batch_invariant is True and (linear_plan == "plain" or self.kv_dtype != self.dtype):
+            raise ConfigError(
+                "batch_invariant=True needs linear_plan 'tiled' or 'auto' and kv_cache_dtype "
+                f"'auto' on the {self.name} backend; got {linear_plan!r} and {kv_cache_dtype!r}"
+            )
         self.workers = Workers(num_threads or available_cpus())
+        self.blas = Blas()
+        self.linear_plans: dict[tuple[int, int], str] = {}
+        """The plan of every shape (K, N) that was loaded."""
+        self._plain = PlainPlan(self.dtype, self.workers)
+        self._tiled = TiledPlan(self.dtype, self.workers, weight_dtype)
+        # Weights of 16 bits are only kept in tiles.
+        is_tiled = weight_dtype != "auto" or batch_invariant is True
+        self._linear_plan = "tiled" if is_tiled else linear_plan
+        self._batch_invariant = batch_invariant
+        self._weight_dtype = weight_dtype
+        self._probe: Probe | None = None
+        self._attention = Attention(self.workers)
+        self._rotation = elementwise.Rotation()
+
+    @property
+    def linear_is_batch_invariant(self) -> bool:
+        """Whether every matrix was loaded under a plan whose rows depend on themselves only."""
+        return all(name == self._tiled.name for name in self.linear_plans.values())
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether what a request gets depends on nothing but itself, bit for bit."""
+        if self._batch_invariant is False or self.kv_dtype != self.dtype:
+            return False
+        return self.linear_is_batch_invariant
+
+    def weight_bytes(self, shape: tuple[int, ...]) -> int:
+        is_kept = len(shape) > 1 and self._weight_dtype != "auto"
+        return math.prod(shape) * (2 if is_kept else self.dtype.itemsize)
+
+    def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Embedding:  # type: ignore[override]  # an opaque weight is a backend's own
+        return Embedding(shape, blocks, self.dtype, self._weight_dtype)
+
+    def load_linear(  # type: ignore[override]  # as above
+        self,
+        shape: tuple[int, int],
+        blocks: Iterable[NDArray[Any]],
+        bias: NDArray[Any] | None = None,
+    ) -> Matrix:
+        plan = self._plan_for(shape)
+        return plan.load(shape, blocks, bias)
+
+    def tie_linear(self, embedding: Embedding) -> Matrix:  # type: ignore[override]  # as above
+        if self._plan_for(embedding.shape) is self._plain:
+            return PlainMatrix(self._plain, embedding.rows.T, None)
+        return TiledMatrix(self._tiled, embedding.as_tiles(), embedding.shape[0], None)
+
+    def embed(self, token_ids: Ints, embedding: Embedding) -> Floats:  # type: ignore[override]  # as above
+        return embedding.take(token_ids)
+
+    def linear(self, x: Floats, weight: Matrix, residual: Floats | None = None) -> Floats:  # type: ignore[override]  # as above
+        return weight.apply(x, residual)
+
+    def new_kv_cache(self, shape: KVCacheShape) -> Cache:
+        if self.kv_dtype != self.dtype:
+            return super().new_kv_cache(shape)
+        return attention_cache.new_cache(shape, self.dtype)
+
+    def rope_write_kv(
+        self, qkv: Floats, rope_table: Floats, cache: Cache, layer: int, batch: StepBatch
+    ) -> Floats:
+        if not isinstance(cache, np.ndarray):
+            return super().rope_write_kv(qkv, rope_table, cache, layer, batch)
+        return self._rotation.write(qkv, rope_table, cache, layer, batch)
+
+    def paged_attention(
+        self, q: Floats, cache: Cache, layer: int, batch: StepBatch, window: int | None
+    ) -> Floats:
+        if not isinstance(cache, np.ndarray):
+            return super().paged_attention(q, cache, layer, batch, window)
+        return self._attention(
+            q, cache, layer, batch, window, is_batch_invariant=self.is_batch_invariant
+        )
+
+    def silu_mul(self, gate_up: Floats) -> Floats:
+        return elementwise.silu_mul(gate_up, self.workers)
+
+    def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
+        return elementwise.sample(logits, rows, self.workers)
+
+    def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
+        """BLAS has one thread meanwhile: the workers are those that share out the work."""
+        with self.blas.threads(1):
+            return super().run_step(forward, batch)
+
+    def _plan_for(self, shape: tuple[int, int]) -> PlainPlan | TiledPlan:
+        num_outputs, num_inputs = shape
+        name = self._linear_plan
+        if name == "auto":
+            with self.blas.threads(1):
+                name = self.find_probe().choose(num_inputs, num_outputs)
+        self.linear_plans[num_inputs, num_outputs] = name
+        return self._plain if name == self._plain.name else self._tiled
+
+    def find_probe(self) -> Probe:
+        """What chooses the plans, with what it remembers of this machine."""
+        if self._probe is None:
+            machine = machine_key(self.blas, self.workers.num_threads)
+            self._probe = Probe(self._plain, self._tiled, machine, cache_path())
+        return self._probe

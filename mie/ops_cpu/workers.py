@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+Task = Callable[[int], object]
 
 
 class Workers:
@@ -17,17 +19,28 @@ class Workers:
         self.num_threads = num_threads
         self._helpers = [_Helper() for _ in range(num_threads - 1)]
 
-    def run(self, task: Callable[[int], object]) -> None:
+    def at_most(self, number: int) -> int:
+        """``number`` threads, but one at least, and no more than there are."""
+        return max(1, min(number, self.num_threads))
+
+    def run(self, task: Task, num_threads: int | None = None) -> None:
         """task(i) for each i in range(num_threads), side by side; task(0) in the caller's thread.
 
-        Returns when all are done; then raises what one of them raised.
+        Returns when all are done; then raises what one of them raised. By default all threads take
+        part. Ctrl-C ends the caller's task only; it reaches the caller when the others are done.
         """
-        for index, helper in enumerate(self._helpers, start=1):
-            helper.start(task, index)
+        helpers = self._helpers[: (num_threads or self.num_threads) - 1]
         try:
+            for index, helper in enumerate(helpers, start=1):
+                helper.start(task, index)
             task(0)
+        except BaseException:
+            for helper in helpers:
+                helper.wake_again()  # the interrupt may have come between the job and the lock
+            raise
         finally:
-            errors = [helper.wait() for helper in self._helpers]
+            _wait_for(helpers)
+        errors = [helper.take_error() for helper in helpers]
         for error in errors:
             if error is not None:
                 raise error
@@ -42,52 +55,80 @@ class Workers:
         self.close()
 
 
-class _Helper:
-    """One thread, which waits for a task, does it, and waits for the next."""
+class _Job:
+    """What a thread shares with its helper: not the helper, which it would keep alive."""
 
     def __init__(self) -> None:
-        self._wake, self._done = threading.Lock(), threading.Lock()
-        self._wake.acquire()
-        self._done.acquire()
-        # Together in one list, so that the thread does not keep the helper itself alive.
-        self._job: list[object] = []
-        args = (self._job, self._wake, self._done)
-        threading.Thread(target=_serve, args=args, daemon=True, name="mie-worker").start()
+        self.wake, self.done = threading.Lock(), threading.Lock()
+        self.wake.acquire()
+        self.done.acquire()
+        self.task: Task | None = None
+        self.index = 0
+        self.error: BaseException | None = None
+        self.is_finished = True
+        self.is_last = False
 
-    def start(self, task: Callable[[int], object], index: int) -> None:
-        self._job[:] = [task, index]
-        self._wake.release()
 
-    def wait(self) -> BaseException | None:
-        """What the task raised, once it is done."""
-        self._done.acquire()
-        error = self._job.pop() if self._job else None
-        assert error is None or isinstance(error, BaseException)
+class _Helper:
+    """One thread, which waits for a task, does it, and waits for the next.
+
+    An interrupt can come between any two lines here, so a lock says "look" and the job's fields
+    say what is; a thread that looks once too often does no harm.
+    """
+
+    def __init__(self) -> None:
+        self.job = _Job()
+        threading.Thread(target=_serve, args=(self.job,), daemon=True, name="mie-worker").start()
+
+    def start(self, task: Task, index: int) -> None:
+        self.wait()  # what an interrupt left running
+        job = self.job
+        job.index, job.error, job.is_finished, job.task = index, None, False, task
+        _release(job.wake)
+
+    def wake_again(self) -> None:
+        if self.job.task is not None:
+            _release(self.job.wake)
+
+    def wait(self) -> None:
+        while not self.job.is_finished:
+            self.job.done.acquire()
+
+    def take_error(self) -> BaseException | None:
+        error, self.job.error = self.job.error, None  # its frames hold what the task held
         return error
 
     def stop(self) -> None:
-        self._job.clear()
-        self._wake.release()
+        self.job.is_last = True
+        _release(self.job.wake)
 
 
-def _serve(job: list[object], wake: threading.Lock, done: threading.Lock) -> None:
+def _serve(job: _Job) -> None:
     while True:
-        wake.acquire()
-        if not job:
-            return
-        task, index = job
-        job.clear()
-        try:
-            task(index)  # type: ignore[operator]  # what `start` put there
-        except BaseException as error:  # the caller's to raise
-            job.append(error)
-        finally:
+        job.wake.acquire()
+        task, job.task = job.task, None
+        if task is not None:
+            try:
+                task(job.index)
+            except BaseException as error:  # the caller's to raise
+                job.error = error
             task = None  # what it holds on to may be large
-            done.release()
+            job.is_finished = True
+            _release(job.done)
+        if job.is_last:
+            return
 
 
-def available_cpus() -> int:
-    """CPUs that this process may run on, by its affinity."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _wait_for(helpers: Sequence[_Helper]) -> None:
+    """Wait until all are done, whatever interrupts; then let the interrupt through."""
+    try:
+        for helper in helpers:
+            helper.wait()
+    except BaseException:
+        _wait_for(helpers)
+        raise
+
+
+def _release(lock: threading.Lock) -> None:
+    with suppress(RuntimeError):  # it is released already, and nobody has looked yet
+        lock.release()

@@ -1,15 +1,33 @@
 """The flag that chooses the machine, and the settings that belong to one."""
 
+import numpy as np
 import pytest
+from emulated import needs_compiler
 
 from mie.backend import BACKENDS, SETTINGS, load_backend
 from mie.config import EngineConfig
 from mie.errors import ConfigError
+from mie.ops.backend import Backend, KVCacheShape, StepBatch
 
 
 def test_every_setting_of_a_backend_is_one_of_the_engine() -> None:
     names = {name for own in SETTINGS.values() for name in own}
     assert names <= set(EngineConfig.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("name", ["numpy", "numpy-plain"])
+@pytest.mark.parametrize(
+    ("stored", "planes"), [("auto", [4 * 16]), ("int8", [16, 4]), ("fp8", [16, 4])]
+)
+def test_a_kv_cache_takes_what_its_backend_says(name: str, stored: str, planes: list[int]) -> None:
+    """Per head and token, of Dh 16: its elements, and its scale in a quantised cache."""
+    backend = load_backend(name, config=EngineConfig(kv_cache_dtype=stored))
+    shape = KVCacheShape(num_layers=2, num_blocks=3, block_size=4, num_kv_heads=5, head_dim=16)
+    cache = backend.new_kv_cache(shape)
+    arrays = [cache] if stored == "auto" else [cache.elements, cache.scales]
+    heads_and_tokens = 2 * 2 * 3 * 4 * 5
+    assert [array.nbytes for array in arrays] == [heads_and_tokens * size for size in planes]
+    assert backend.kv_cache_bytes(shape) == heads_and_tokens * sum(planes)
 
 
 def test_a_setting_reaches_its_backend_and_is_refused_by_the_others() -> None:
@@ -20,3 +38,41 @@ def test_a_setting_reaches_its_backend_and_is_refused_by_the_others() -> None:
         if "num_threads" not in SETTINGS[name]:
             with pytest.raises(ConfigError, match=f"num_threads is not a setting of the {name}"):
                 load_backend(name, config=config)
+
+
+def attention_of_the_last(backend: Backend, lengths: list[int]) -> np.ndarray:
+    """What the last of the sequences attends to, whose numbers are the same in every batch."""
+    generator = np.random.default_rng(len(lengths))
+    num_blocks = [-(-length // 16) for length in lengths]
+    shape = KVCacheShape(
+        num_layers=1, num_blocks=sum(num_blocks), block_size=16, num_kv_heads=1, head_dim=64
+    )
+    cache, q = backend.new_kv_cache(shape), np.zeros((len(lengths), 2, 64), np.float16)
+    cache.layers[0][...] = generator.standard_normal(cache.layers[0].shape)
+    same = np.random.default_rng(0)
+    cache.layers[0][-num_blocks[-1] :] = same.standard_normal((num_blocks[-1], 2, 1, 16, 64))
+    q[-1] = same.standard_normal((2, 64))
+    tables = np.zeros((len(lengths), max(num_blocks)), np.int64)
+    for row, count in enumerate(num_blocks):
+        first = sum(num_blocks[:row])
+        tables[row, :count] = np.arange(first, first + count)
+    batch = StepBatch(
+        token_ids=np.zeros(len(lengths), np.int64),
+        positions=np.array(lengths) - 1,
+        slot_mapping=np.full(len(lengths), -1),
+        cu_seqlens_q=np.arange(len(lengths) + 1),
+        seq_lens=np.array(lengths),
+        block_tables=tables,
+        logits_rows=np.arange(len(lengths)),
+    )
+    return np.array(backend.paged_attention(q, cache, 0, batch, None)[-1])
+
+
+@needs_compiler
+def test_batch_invariant_attention_does_not_depend_on_the_batch() -> None:
+    batches = [[900], [300, 900], [77, 450, 900]]
+    for setting in (True, False, "auto"):
+        config = EngineConfig(batch_invariant=setting)
+        backend = load_backend("cupy-emulated", "float16", config)
+        results = {attention_of_the_last(backend, lengths).tobytes() for lengths in batches}
+        assert (len(results) == 1) == (setting is True)

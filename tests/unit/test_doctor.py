@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from mie import backend as backends
 from mie.cli.doctor import add_parser, examine, render, run
 from mie.doctor import ask
 from mie.doctor.gpu import gpu_checks
-from mie.doctor.host import cpu_quota, host_checks, memory_limit
+from mie.doctor.host import host_checks, memory_limit
 from mie.doctor.machine import Machine, NoAnswer
 from mie.doctor.report import BACKENDS, Check, Report, try_backend
+from mie.ops_cpu.cpus import cpu_quota
 
 GIB = 1 << 30
 ORIN = {"name": "Orin", "capability": [8, 7], "memory": 8 * GIB, "integrated": True}
@@ -31,6 +34,9 @@ KERNEL_MODULE = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build\n"
 )
 NO_CUPY = {"packages": {}, "installed": False}
+
+
+PRODUCTS = {"plan": "tiled", "kernels": "SkylakeX", "is_controlled": True, "num_threads": 8}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,7 @@ class FakeMachine(Machine):
     def ask(self, *topic: str) -> dict[str, Any]:
         usual: dict[str, dict[str, Any]] = {
             "numpy": {"version": "2.4.6", "blas": "scipy-openblas", "blas_version": "0.3.31"},
+            "products": PRODUCTS,
             "driver": {"found": False, "error": "libcuda.so.1: cannot open"},
             "cupy": NO_CUPY,
             "backend numpy": {"works": True},
@@ -93,6 +100,7 @@ def cupy(**changes: Any) -> dict[str, Any]:
         "numpy": "2.4.6",
         "cuda": [12, 9],
         "nvrtc": [12, 9],
+        "cublas": [12, 9, 1],
         "gpus": [{**HOPPER, "free": 130 * GIB}],
     }
     return {name: value for name, value in {**usual, **changes}.items() if value is not None}
@@ -125,6 +133,7 @@ def test_a_machine_where_all_is_well(root: Path) -> None:
         "Python": "3.12.1, Linux x86_64",
         "NumPy": "2.4.6, BLAS scipy-openblas 0.3.31",
         "BLAS settings": "none that cost speed",
+        "matrix plans": "plan tiled, batch-invariant; SkylakeX kernels; 8 threads",
         "CPUs": "8",
         "memory": "8.0 GiB available of 16.0 GiB",
         "C++ compiler": "g++ 12.2",
@@ -150,6 +159,29 @@ def test_a_numpy_that_crashes_is_a_problem(root: Path) -> None:
     assert check.status == "problem"
     assert check.value == "the process that imported it was ended by signal SIGILL"
     assert check.remedy is not None
+
+
+def test_matrix_products_say_their_plan(root: Path) -> None:
+    plain = {**PRODUCTS, "plan": "plain", "num_threads": 1}
+    check = host(FakeMachine(root=root, facts={"products": plain}))["matrix plans"]
+    assert check.status == "ok"
+    assert check.value == "plan plain, not batch-invariant; SkylakeX kernels; 1 thread"
+    other = {**PRODUCTS, "kernels": "unknown", "is_controlled": False}
+    check = host(FakeMachine(root=root, facts={"products": other}))["matrix plans"]
+    assert check.status == "note"
+    assert "MKL_NUM_THREADS=1" in str(check.remedy)
+    failed = {"products": NoAnswer("was ended by signal SIGILL")}
+    check = host(FakeMachine(root=root, facts=failed))["matrix plans"]
+    assert (check.status, check.value) == (
+        "problem",
+        "the process that tried them was ended by signal SIGILL",
+    )
+
+
+def test_matrix_products_are_tried() -> None:
+    facts = Machine().ask("products")
+    assert facts["plan"] in ("plain", "tiled")
+    assert facts["num_threads"] >= 1
 
 
 def test_a_blas_that_may_be_slow_is_a_note(root: Path) -> None:
@@ -227,7 +259,7 @@ GROUP_1 = {"/proc/self/cgroup": "4:memory:/box\n1:cpu,cpuacct:/box\n"}
 def test_the_quota_of_a_control_group(
     root: Path, files: Mapping[str, str], quota: float | None
 ) -> None:
-    assert cpu_quota(FakeMachine(root=write(root, files))) == quota
+    assert cpu_quota(FakeMachine(root=write(root, files)).read) == quota
 
 
 def test_a_quota_below_the_cpus_is_a_note(root: Path) -> None:
@@ -321,6 +353,7 @@ def test_a_server_where_all_is_well(root: Path) -> None:
         "GPU": "NVIDIA H200, compute capability 9.0, 140.0 GiB (130.0 GiB free)",
         "CuPy": "cupy-cuda12x 14.2.0",
         "NVRTC": "12.9",
+        "cuBLAS": "12.9.1",
     }
 
 
@@ -422,6 +455,26 @@ def test_no_nvrtc(root: Path) -> None:
     assert check.remedy == "pip install 'cupy-cuda12x[ctk]', or install CUDA toolkit 12"
     assert check.status == "problem"
     assert on(root, cupy={**missing, "gpus": []})["NVRTC"].status == "note"
+
+
+def test_no_cublas(root: Path) -> None:
+    missing = cupy(cublas=None, cublas_error="libcublas.so.12: No such file or directory")
+    check = on(root, driver=driver(12, 6), cupy=missing)["cuBLAS"]
+    assert (check.status, check.value) == ("problem", "not found: libcublas.so.12")
+    assert check.remedy == "pip install 'cupy-cuda12x[ctk]', or install CUDA toolkit 12"
+    assert on(root, cupy=cupy())["cuBLAS"].value == "12.9.1"
+
+
+def test_the_extras_bring_cuda_but_for_a_jetson_which_has_its_own() -> None:
+    """`cupy-cuda12x[ctk]` is NVIDIA's wheels for servers; a Jetson's kernel is named for it."""
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    for version in (12, 13):
+        [line] = re.findall(rf"^cuda{version} = \[(.*?)^\]", project, re.M | re.S)
+        found = [Requirement(text) for text in re.findall(r'"(.*?)",?$', line, re.M)]
+        for release, extras in (("6.8.0-60-generic", {"ctk"}), ("5.15.148-tegra", set())):
+            environment = {"platform_release": release}
+            [taken] = [each for each in found if each.marker.evaluate(environment)]
+            assert (taken.name, taken.extras) == (f"cupy-cuda{version}x", extras)
 
 
 def test_an_nvrtc_newer_than_the_driver(root: Path) -> None:
@@ -631,7 +684,7 @@ def test_the_backends_are_those_of_the_flag() -> None:
 
 def test_a_machine_with_nothing_has_a_report_all_the_same(tmp_path: Path) -> None:
     nothing = NoAnswer("is not installed")
-    topics = ("numpy", "driver", "cupy", *(f"backend {name}" for name in BACKENDS))
+    topics = ("numpy", "products", "driver", "cupy", *(f"backend {name}" for name in BACKENDS))
     machine = FakeMachine(root=tmp_path, commands={}, facts=dict.fromkeys(topics, nothing))
     report: Report = examine(machine)
     assert not any(backend.works for backend in report.backends)
@@ -779,9 +832,20 @@ def fake_cupy(**runtime: Any) -> SimpleNamespace:
     }
     nvrtc = SimpleNamespace(getVersion=lambda: (12, 6))
     cuda = SimpleNamespace(
-        runtime=SimpleNamespace(**{**functions, **runtime}), nvrtc=nvrtc, Device=Device
+        runtime=SimpleNamespace(**{**functions, **runtime}), nvrtc=nvrtc, Device=Device, cublas=None
     )
     return SimpleNamespace(__version__="14.2.0", cuda=cuda)
+
+
+class FakeCublas:
+    """Of version 12.9.7."""
+
+    def __init__(self, name: str) -> None:
+        assert name == "libcublas.so.12"
+
+    def cublasGetProperty(self, property_type: int, value: Any) -> int:
+        value._obj.value = (12, 9, 7)[property_type]
+        return 0
 
 
 def test_cupy_tells_what_it_sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -789,6 +853,7 @@ def test_cupy_tells_what_it_sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         (tmp_path / name).mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "no-such")])
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    monkeypatch.setattr(ctypes, "CDLL", FakeCublas)
     facts = ask.cupy_facts()
     assert facts.pop("numpy")
     assert facts == {
@@ -797,6 +862,7 @@ def test_cupy_tells_what_it_sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         "version": "14.2.0",
         "cuda": [12, 9],
         "nvrtc": [12, 6],
+        "cublas": [12, 9, 7],
         "gpus": [{**ORIN, "free": 5 * GIB}],
     }
 
@@ -809,6 +875,7 @@ def test_what_cupy_cannot_tell_is_a_fact_too(monkeypatch: pytest.MonkeyPatch) ->
     facts = ask.cupy_facts()
     assert facts["gpus_error"] == "cudaErrorInsufficientDriver: too old"
     assert facts["nvrtc"] == [12, 6]
+    assert "libcublas.so.12" in facts["cublas_error"]
 
 
 class Trial:

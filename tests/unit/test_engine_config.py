@@ -42,9 +42,17 @@ def test_the_defaults():
         "watermark": 0.01,
         "admit_after_preemption": False,
         "preemption_mode": "recompute",
+        "async_scheduling": None,
         "swap_space": None,
         "event_log_steps": 2000,
         "seed": 0,
+        "kv_cache_dtype": "auto",
+        "num_threads": None,
+        "linear_plan": "auto",
+        "weight_dtype": "auto",
+        "enforce_eager": False,
+        "gpu_memory_utilization": 0.9,
+        "batch_invariant": "auto",
     }
 
 
@@ -55,6 +63,15 @@ def test_the_defaults():
         ({"batching": "dynamic"}, "must be one of continuous, static; got 'dynamic'"),
         ({"preemption_mode": "drop"}, "must be one of recompute, swap; got 'drop'"),
         ({"preemption_mode": None}, "preemption_mode must be one of"),
+        ({"async_scheduling": "yes"}, "async_scheduling must be True or False; got 'yes'"),
+        ({"kv_cache_dtype": "int4"}, "must be one of auto, int8, fp8; got 'int4'"),
+        ({"linear_plan": "fast"}, "must be one of auto, plain, tiled; got 'fast'"),
+        ({"weight_dtype": "int4"}, "must be one of auto, bfloat16, float16; got 'int4'"),
+        (
+            {"weight_dtype": "float16", "linear_plan": "plain"},
+            "weight_dtype='float16' needs linear_plan='tiled' or 'auto'; got 'plain'",
+        ),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization must be a number in (0, 1]; got 0"),
         ({"watermark": 1.5}, "watermark must be a number in [0, 1]; got 1.5"),
         ({"max_cached_blocks": -1}, "max_cached_blocks must be an integer at least 0; got -1"),
         ({"event_log_steps": -1}, "event_log_steps must be an integer at least 0; got -1"),

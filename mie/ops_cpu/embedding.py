@@ -1,0 +1,67 @@
+"""The embedding table, which the output head may share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.ops.arrays import Floats, Ints
+from mie.ops_cpu.linear_tiled import WIDTH
+from mie.ops_cpu.widen import stored, widen
+
+
+class Embedding:
+    """Rows [V, D]; or the tiles [ceil(V / 64), D, 64] of the head [D, V], in the same memory."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        blocks: Iterable[NDArray[Any]],
+        dtype: np.dtype[Any],
+        weight_dtype: str = "auto",
+    ) -> None:
+        self.shape = shape
+        self.memory: NDArray[Any] = np.empty(0)
+        self._dtype = dtype
+        self._tiles: NDArray[Any] | None = None
+        num_rows, num_columns = shape
+        row = 0
+        for block in blocks:
+            block = stored(block, weight_dtype, dtype)
+            if row == 0:
+                self.memory = np.empty((-(-num_rows // WIDTH) * WIDTH, num_columns), block.dtype)
+                self.memory[num_rows:] = 0
+            self.memory[row : row + len(block)] = block
+            row += len(block)
+
+    @property
+    def rows(self) -> NDArray[Any]:
+        """[V, D]"""
+        assert self._tiles is None, "the rows became tiles"
+        return self.memory[: self.shape[0]]
+
+    def as_tiles(self) -> NDArray[Any]:
+        """The tiles of the head. 64 rows make one tile, so each is turned where it lies."""
+        if self._tiles is None:
+            num_columns = self.shape[1]
+            self._tiles = self.memory.reshape(-1, num_columns, WIDTH)
+            rows = self.memory.reshape(-1, WIDTH, num_columns)
+            for tile, rows_of_it in zip(self._tiles, rows, strict=True):
+                tile[...] = rows_of_it.T.copy()
+        return self._tiles
+
+    def take(self, token_ids: Ints) -> Floats:
+        """[T, D]: `ops.linear.embed`."""
+        if self._tiles is None:
+            taken = self.memory[token_ids]
+        else:
+            tile, column = np.divmod(token_ids, WIDTH)
+            taken = self._tiles[tile, :, column]
+        return (
+            taken
+            if taken.dtype == self._dtype
+            else widen(taken, np.empty(taken.shape, self._dtype))
+        )

@@ -1,0 +1,185 @@
+"""The plans for the matrix product, against `ops.linear.linear` in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mie.backend import load_backend
+from mie.config import EngineConfig
+from mie.errors import ConfigError
+from mie.ops import linear
+from mie.ops_cpu.blas import Blas
+from mie.ops_cpu.embedding import Embedding
+from mie.ops_cpu.linear import LinearPlan
+from mie.ops_cpu.linear_plain import PlainPlan
+from mie.ops_cpu.linear_tiled import MAX_ROWS, TiledPlan
+from mie.ops_cpu.widen import stored, widen
+from mie.ops_cpu.workers import Workers
+
+RNG = np.random.default_rng(0)
+# Of K, N: one tile and less, no multiples of anything, more than one part of K, several tasks.
+SHAPES = [(1, 1), (7, 5), (64, 64), (100, 130), (4001, 70), (37, 700)]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    workers = Workers(3)
+    with Blas().threads(1):  # as in a step
+        yield workers
+    workers.close()
+
+
+def make_plan(name: str, dtype: str, workers: Workers, weight_dtype: str = "auto") -> LinearPlan:
+    """A plan that shares out the smallest product."""
+    if name == "plain":
+        return PlainPlan(np.dtype(dtype), workers, bytes_per_thread=1)
+    return TiledPlan(np.dtype(dtype), workers, weight_dtype, bytes_per_thread=1)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape)
+
+
+def assert_close(got: np.ndarray, wanted: np.ndarray, num_inputs: int) -> None:
+    """Terms of order 1 are rounded once each, and their sums once each: the error is below
+    num_inputs roundings of a sum that is itself of order sqrt(num_inputs)."""
+    bound = float(np.finfo(got.dtype).eps) * (num_inputs + 4) * np.sqrt(num_inputs + 2)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["plain", "tiled"])
+def test_a_plan_multiplies_any_number_of_rows(
+    name: str, dtype: str, shape: tuple[int, int], workers: Workers
+):
+    num_inputs, num_outputs = shape
+    weight, bias = normal(num_outputs, num_inputs).astype(dtype), normal(num_outputs).astype(dtype)
+    plan = make_plan(name, dtype, workers)
+    cut = num_outputs // 3
+    matrix = plan.load((num_outputs, num_inputs), iter([weight[:cut], weight[cut:]]), bias)
+    every = range(71) if num_inputs < 200 else (1, 6)
+    for num_rows in [*every, MAX_ROWS + 3]:
+        x = normal(num_rows, num_inputs).astype(dtype)
+        residual = normal(num_rows, num_outputs).astype(dtype)
+        wanted = linear.linear(*(each.astype("float64") for each in (x, weight.T, bias, residual)))
+        got = matrix.apply(x, residual)
+        assert got.dtype == dtype
+        assert got.shape == wanted.shape
+        assert_close(got, wanted, num_inputs)
+
+
+@pytest.mark.parametrize("name", ["plain", "tiled"])
+def test_neither_bias_nor_residual_is_needed(name: str, workers: Workers):
+    weight, x = normal(70, 9), normal(5, 9)
+    matrix = make_plan(name, "float64", workers).load((70, 9), [weight])
+    assert_close(matrix.apply(x, None), x @ weight.T, 9)
+
+
+@pytest.mark.parametrize("name", ["plain", "tiled"])
+def test_operands_may_lie_anywhere(name: str, workers: Workers):
+    weight = normal(70, 70)
+    matrix = make_plan(name, "float64", workers).load((70, 70), [weight])
+    x, residual = normal(70, 8).T, normal(70, 16).T[::2]
+    assert_close(matrix.apply(x, residual), x @ weight.T + residual.copy(), 70)
+    x = normal(6, 70)
+    assert_close(matrix.apply(x, x), x @ weight.T + x.copy(), 70)
+
+
+def test_tiled_reuses_the_memory_of_a_residual_that_is_not_read_otherwise(workers: Workers):
+    matrix = make_plan("tiled", "float64", workers).load((70, 9), [normal(70, 9)])
+    x, residual = normal(5, 9), normal(5, 70)
+    assert matrix.apply(x, residual) is residual
+    assert matrix.apply(x, None) is not matrix.apply(x, None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(64, 64), (576, 130), (4001, 70)])
+def test_a_row_of_tiled_depends_on_nothing_but_itself(
+    dtype: str, shape: tuple[int, int], workers: Workers
+):
+    num_inputs, num_outputs = shape
+    matrix = make_plan("tiled", dtype, workers).load(
+        (num_outputs, num_inputs), [normal(num_outputs, num_inputs)]
+    )
+    x = normal(MAX_ROWS + 9, num_inputs).astype(dtype)
+    everything = matrix.apply(x, None)
+    for num_rows in (1, 2, 3, 4, 5, 8, 33, MAX_ROWS):
+        rows = RNG.permutation(len(x))[:num_rows]
+        np.testing.assert_array_equal(matrix.apply(x[rows], None), everything[rows])
+
+
+@pytest.mark.parametrize("weight_dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_weights_kept_in_16_bits_give_the_same_bits(
+    weight_dtype: str, shape: tuple[int, int], workers: Workers
+):
+    num_inputs, num_outputs = shape
+    # Many float16 are subnormal: below 6e-5.
+    scale = RNG.choice([1, 1e-3, 1e-5, 1e-7], (num_outputs, num_inputs))
+    weight = (normal(num_outputs, num_inputs) * scale).astype(weight_dtype)
+    wide, kept = (
+        make_plan("tiled", "float32", workers, each).load(weight.shape, [weight], weight[:, 0])
+        for each in ("auto", weight_dtype)
+    )
+    for num_rows in (1, 6):
+        x = normal(num_rows, num_inputs).astype("float32")
+        np.testing.assert_array_equal(kept.apply(x, None), wide.apply(x, None))
+    assert kept.nbytes < 0.6 * wide.nbytes or num_inputs < 8  # the bias is wide in both
+
+
+@pytest.mark.parametrize("weight_dtype", ["auto", "bfloat16"])
+def test_an_embedding_and_its_head_share_their_memory(weight_dtype: str, workers: Workers):
+    table = normal(70, 9).astype(ml_dtypes.bfloat16)
+    embedding = Embedding((70, 9), [table[:8], table[8:]], np.dtype("float32"), weight_dtype)
+    token_ids = np.array([69, 0, 64, 0])
+    wanted = table[token_ids].astype("float32")
+    np.testing.assert_array_equal(embedding.take(token_ids), wanted)
+    np.testing.assert_array_equal(embedding.rows, table)
+    tiles = embedding.as_tiles()
+    np.testing.assert_array_equal(embedding.take(token_ids), wanted)
+    assert np.shares_memory(tiles, embedding.memory)
+    assert embedding.as_tiles() is tiles
+
+
+def test_widening_is_exact_for_every_finite_float16():
+    values = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    values = values[np.isfinite(values)]
+    out = widen(values, np.empty(len(values), np.float32))
+    np.testing.assert_array_equal(out.view(np.uint32), values.astype("float32").view(np.uint32))
+
+
+def test_weights_that_cannot_be_kept_are_refused():
+    single = np.dtype("float32")
+    with pytest.raises(ConfigError, match="'bfloat16'; the checkpoint has weights in float32"):
+        stored(np.ones((2, 2), "float32"), "bfloat16", single)
+    with pytest.raises(ConfigError, match="infinite"):
+        stored(np.array([[np.inf]], "float16"), "float16", single)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_backend_says_which_plans_it_loaded(tied: bool):
+    for plan in ("plain", "tiled"):
+        backend = load_backend("numpy", config=EngineConfig(linear_plan=plan))
+        assert backend.linear_is_batch_invariant  # vacuously
+        embedding = backend.load_embedding((70, 9), [normal(70, 9)])
+        if tied:
+            backend.tie_linear(embedding)
+        else:
+            backend.load_linear((70, 9), [normal(70, 9)])
+        assert backend.linear_plans == {(9, 70): plan}
+        assert backend.linear_is_batch_invariant == (plan == "tiled")
+
+
+def test_16_bit_weights_take_half_the_memory():
+    wide, kept = (
+        load_backend("numpy", config=EngineConfig(weight_dtype=each))
+        for each in ("auto", "bfloat16")
+    )
+    assert wide.weight_bytes((70, 9)) == 4 * 630
+    assert kept.weight_bytes((70, 9)) == 2 * 630
+    assert kept.weight_bytes((9,)) == 4 * 9  # norms are widened
