@@ -207,10 +207,11 @@ class ModelRunner:
     def launch_ahead(self, rows: Sequence[int], before: Launched) -> Launched | None:
         """Begin the step after ``before``, which has no chunks and is not collected yet: one more
         token for each of ``rows``, which are among its own. None if the sampling of one needs more
-        than is known."""
-        each = [self._row(row) for row in rows]
-        if not all(row.may_run_ahead for row in each):
+        than is known, or ``before``'s logits are still to be read."""
+        # All of them: the logits of those that end are lost to the next step, too.
+        if not all(self._row(row).may_run_ahead for row in before.rows):
             return None
+        each = [self._row(row) for row in rows]
         row_ids = np.array(rows, np.int64)
         batch = replace(
             self._decode_batch(row_ids, np.zeros_like(row_ids), self._num_stored[row_ids] + 1),

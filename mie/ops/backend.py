@@ -67,6 +67,11 @@ class KVCacheShape:
         num_slots = self.num_blocks * self.block_size
         return 2 * self.num_layers * num_slots * self.num_kv_heads * self.head_dim
 
+    @property
+    def num_scales(self) -> int:
+        """Of a quantised cache: one for each head of each token, of keys and of values."""
+        return self.num_elements // self.head_dim
+
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -185,4 +190,5 @@ class Backend(Protocol):
         """Of one row: `ops.sampling.top_logprobs`."""
 
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
-        """forward(batch) -> logits [R, V]: whatever padding, capture and replay it takes."""
+        """forward(batch) -> logits [R, V], which last until the next step: whatever padding,
+        capture and replay it takes."""

@@ -15,17 +15,23 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 
-_KERNEL_TYPES = {"float32": "float", "float16": "f16", "bfloat16": "bf16"}
+_KERNEL_TYPES = {
+    "float32": "float",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "int8": "int8",
+    "uint8": "e4m3",  # an 8-bit float, for which CuPy has no dtype
+}
 
 
 def kernel_type(array: Array) -> str:
-    """What the kernels call the element type of a float array."""
+    """What the kernels call the element type of an array of numbers."""
     return _KERNEL_TYPES[array.dtype.name]
 
 
 def to_host(array: Array) -> NDArray[Any]:
     """The array as a NumPy array: a copy if it lies on the device, else itself."""
-    host: NDArray[Any] = array if isinstance(array, np.ndarray) else array.get()
+    host: NDArray[Any] = array.get() if hasattr(array, "get") else array
     return host
 
 
@@ -42,6 +48,11 @@ def host_zeros(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray
 def ceil_div(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)
+
+
+def next_power_of_two(n: int) -> int:
+    """The least that is not below ``n``, and at least 1."""
+    return 1 << max(0, n - 1).bit_length()
 
 
 def block_threads(wanted: int, most: int = 256) -> int:

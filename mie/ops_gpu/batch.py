@@ -1,56 +1,130 @@
-"""A step's integers on the device, and what the host knows of them."""
+"""A step's integers: brought to a size that steps share, and laid out on the device."""
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mie.ops.arrays import Ints
 from mie.ops.backend import Array, StepBatch
-from mie.ops_gpu.arrays import to_host
+from mie.ops_gpu.arrays import next_power_of_two, to_host
 from mie.ops_gpu.dispatch import TILE_TOKENS
+
+MIN_TABLE_WIDTH = 16
+"""Blocks of a padded table at least: short contexts share one size."""
+
+
+class Bucket(NamedTuple):
+    """The size that a step of decodes is padded to: what its launches depend on."""
+
+    num_seqs: int
+    table_width: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceBatch(StepBatch):
-    """A `StepBatch` whose arrays are int32 on the device.
+    """A `StepBatch` whose arrays are int32 on the device, all in one buffer.
 
-    Two lists part its sequences by how attention is launched; their sizes and the largest
-    numbers stay on the host, where the grids are computed, so that no launch waits for the device.
+    Two lists part its sequences by how attention is launched; what grids are computed from stays on
+    the host, so that no launch waits for the device.
     """
 
+    integers: Array  # all of the arrays
     decodes: Array  # sequences with one query
     prefills: Array  # the others
     decode_tiles: Array  # tiles of keys of the decodes before each, and of all: 0, ...
-    num_decode_tiles: int  # of all
-    max_decode_len: int  # the longest of the decodes
     max_prefill_queries: int  # most queries of a prefill
 
 
-def to_device(xp: Any, batch: StepBatch) -> DeviceBatch:
-    """The batch on the device, in one copy; itself if it is there already."""
-    if isinstance(batch, DeviceBatch):
-        return batch
-    host: dict[str, Ints] = {
+class HostBatch(NamedTuple):
+    """The arrays of a `DeviceBatch`, still on the host."""
+
+    arrays: dict[str, Ints]
+    max_prefill_queries: int
+
+    @property
+    def parts(self) -> list[NDArray[Any]]:
+        """In the order of their buffer."""
+        return [array.ravel() for array in self.arrays.values()]
+
+    @property
+    def size(self) -> int:
+        return sum(array.size for array in self.arrays.values())
+
+    def on_device(self, integers: Array) -> DeviceBatch:
+        """Views of the buffer that holds, or will hold, the arrays one after another."""
+        views, start = {}, 0
+        for name, array in self.arrays.items():
+            views[name] = integers[start : start + array.size].reshape(array.shape)
+            start += array.size
+        return DeviceBatch(integers=integers, max_prefill_queries=self.max_prefill_queries, **views)
+
+
+def host_batch(batch: StepBatch) -> HostBatch:
+    """The batch's arrays, and what the launches want to know besides."""
+    arrays = {
         field.name: to_host(getattr(batch, field.name))
         for field in fields(StepBatch)
-        if not field.name.startswith("drawn")
+        if field.name not in ("drawn", "drawn_rows")
     }
-    counts = np.diff(host["cu_seqlens_q"])
+    arrays["drawn_rows"] = (
+        np.zeros_like(arrays["token_ids"]) if batch.drawn_rows is None else batch.drawn_rows
+    )
+    counts = np.diff(arrays["cu_seqlens_q"])
     is_decode = counts == 1
-    host["decodes"] = np.flatnonzero(is_decode)
-    host["prefills"] = np.flatnonzero(~is_decode)
-    decode_lens = host["seq_lens"][is_decode]
-    host["decode_tiles"] = np.concatenate([[0], np.cumsum(-(-decode_lens // TILE_TOKENS))])
-    packed = np.concatenate([array.ravel() for array in host.values()]).astype(np.int32)
-    on_device = xp.asarray(packed)
-    arrays, start = {}, 0
-    for name, array in host.items():
-        arrays[name] = on_device[start : start + array.size].reshape(array.shape)
-        start += array.size
-    return DeviceBatch(
-        **arrays,
-        num_decode_tiles=int(host["decode_tiles"][-1]),
-        max_decode_len=int(decode_lens.max(initial=0)),
-        max_prefill_queries=int(counts[~is_decode].max(initial=0)),
+    arrays["decodes"] = np.flatnonzero(is_decode)
+    arrays["prefills"] = np.flatnonzero(~is_decode)
+    tiles = -(-arrays["seq_lens"][is_decode] // TILE_TOKENS)
+    arrays["decode_tiles"] = np.concatenate([[0], np.cumsum(tiles)])
+    return HostBatch(arrays, int(counts[~is_decode].max(initial=0)))
+
+
+def to_device(xp: Any, batch: StepBatch) -> DeviceBatch:
+    """The batch in a buffer of its own; itself if it is on the device already."""
+    if isinstance(batch, DeviceBatch):
+        return batch
+    host = host_batch(batch)
+    return host.on_device(xp.asarray(np.concatenate(host.parts).astype(np.int32)))
+
+
+def bucket_of(batch: StepBatch) -> Bucket | None:
+    """The size to pad a step to that only decodes, each sequence for one row of logits."""
+    num_seqs, table_width = batch.block_tables.shape
+    if not len(batch.token_ids) == num_seqs == len(batch.logits_rows):
+        return None
+    if not np.array_equal(batch.logits_rows, np.arange(num_seqs)):
+        return None
+    return Bucket(padded_seqs(num_seqs), max(MIN_TABLE_WIDTH, next_power_of_two(table_width)))
+
+
+def padded_seqs(num_seqs: int) -> int:
+    """1, 2, 4, 8, 16, 24, 32, 48, 64, … 256, 320, …: a quarter too many at most from 8 on."""
+    if num_seqs <= 4:
+        return next_power_of_two(num_seqs)
+    step = 8 if num_seqs <= 32 else 16 if num_seqs <= 256 else 64
+    return -(-num_seqs // step) * step
+
+
+def padded(batch: StepBatch, bucket: Bucket) -> StepBatch:
+    """The batch with sequences of length 0 after its own, which write to slot -1: nowhere."""
+    num_seqs, table_width = batch.block_tables.shape
+    num_more = bucket.num_seqs - num_seqs
+    tables = np.zeros(bucket, np.int64)
+    tables[:num_seqs, :table_width] = batch.block_tables
+
+    def more(array: Ints, value: int) -> Ints:
+        return np.concatenate([array, np.full(num_more, value)])
+
+    each = np.arange(bucket.num_seqs + 1)
+    return replace(
+        batch,
+        token_ids=more(batch.token_ids, 0),
+        positions=more(batch.positions, 0),
+        slot_mapping=more(batch.slot_mapping, -1),
+        cu_seqlens_q=each,
+        seq_lens=more(batch.seq_lens, 0),
+        block_tables=tables,
+        logits_rows=each[:-1],
+        drawn_rows=None if batch.drawn_rows is None else more(batch.drawn_rows, 0),
     )

@@ -4,9 +4,11 @@ Everything here is a choice of kernel, grid and arguments. The kernels are in ``
 docs/kernels.md says what each does.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +16,41 @@ from numpy.typing import NDArray
 from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
 from mie.ops.backend import Array, KVCacheShape, Memory, StepBatch
+from mie.ops.kv_cache import SCALE_BYTES
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
+from mie.ops_gpu.arena import fresh
 from mie.ops_gpu.arrays import DTYPES, block_threads, ceil_div, host_zeros, kernel_type
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, current_chip, device_memory
-from mie.ops_gpu.gemm import CupyGemm, Gemm, NumpyGemm
-from mie.ops_gpu.kv_cache import HostCache, KVCache
+from mie.ops_gpu.cublas import Cublas
+from mie.ops_gpu.gemm import CublasGemm, Gemm, NumpyGemm
+from mie.ops_gpu.kv_cache import KVCache
 from mie.ops_gpu.launcher import CupyLauncher, EmulatedLauncher, Launcher
+from mie.ops_gpu.queue import CupyQueue, EmulatedQueue, Queue
+from mie.ops_gpu.sampling import Drawn, Sampler
+from mie.ops_gpu.steps import Steps
 
 EMULATED_CHIP = Chip(num_multiprocessors=3, shared_bytes=228 << 10)
 """Small, so that small steps too are shared out over more sequences than blocks."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_queue(
+    method: Callable[Concatenate["CupyBackend", P], R],
+) -> Callable[Concatenate["CupyBackend", P], R]:
+    """The method, its copies and launches in the backend's queue."""
+
+    @functools.wraps(method)
+    def inside(self: "CupyBackend", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._queue:
+            return method(self, *args, **kwargs)
+
+    return inside
 
 
 class Linear(NamedTuple):
@@ -35,26 +60,68 @@ class Linear(NamedTuple):
     bias: Array | None
 
 
-def load_cupy_backend(dtype: str = "auto") -> "CupyBackend":
-    """The backend of a GPU; "auto" is float16."""
+def load_cupy_backend(
+    dtype: str = "auto",
+    *,
+    gpu_memory_utilization: float = 0.9,
+    batch_invariant: bool | str = "auto",
+    kv_cache_dtype: str = "auto",
+    enforce_eager: bool = False,
+) -> "CupyBackend":
+    """The backend of a GPU; dtype "auto" is float16, batch_invariant "auto" is False."""
     launcher = CupyLauncher()
     chosen = "float16" if dtype == "auto" else dtype
     xp = launcher.xp
-    return CupyBackend("cupy", launcher, CupyGemm(xp), chosen, current_chip(xp))
+    if chosen == "bfloat16" and int(xp.__version__.partition(".")[0]) < 14:
+        raise ConfigError(
+            f"dtype bfloat16 needs CuPy 14 or newer; this is {xp.__version__} (pip install -U the "
+            "CuPy that you have, or choose float16)"
+        )
+    queue = CupyQueue(xp)
+    return CupyBackend(
+        "cupy",
+        launcher,
+        CublasGemm(launcher, Cublas(xp, queue.stream)),
+        chosen,
+        current_chip(xp),
+        queue=queue,
+        enforce_eager=enforce_eager,
+        is_deterministic=batch_invariant is True,
+        memory_share=gpu_memory_utilization,
+        kv_cache_dtype=kv_cache_dtype,
+    )
 
 
-def load_emulated_backend(dtype: str = "auto") -> "CupyBackend":
-    """The same kernels on a CPU, to check them; "auto" is float32."""
-    launcher = EmulatedLauncher()
+def load_emulated_backend(
+    dtype: str = "auto",
+    *,
+    batch_invariant: bool | str = "auto",
+    kv_cache_dtype: str = "auto",
+    enforce_eager: bool = False,
+) -> "CupyBackend":
+    """The same kernels on a CPU, to check them; dtype "auto" is float32."""
+    queue = EmulatedQueue()
+    launcher = EmulatedLauncher(submit=queue.submit)
     chosen = "float32" if dtype == "auto" else dtype
-    return CupyBackend("cupy-emulated", launcher, NumpyGemm(), chosen, EMULATED_CHIP)
+    return CupyBackend(
+        "cupy-emulated",
+        launcher,
+        NumpyGemm(queue.submit),
+        chosen,
+        EMULATED_CHIP,
+        queue=queue,
+        enforce_eager=enforce_eager,
+        is_deterministic=batch_invariant is True,
+        kv_cache_dtype=kv_cache_dtype,
+    )
 
 
 class CupyBackend:
     """Runs where its launcher does, in ``dtype``: "float32", "float16" or "bfloat16".
 
-    Weights, activations and cache have that dtype; every sum is float32. ``is_deterministic``: the
-    attention of a sequence does not depend on its batch.
+    Weights, activations and cache have that dtype, the cache unless ``kv_cache_dtype`` is "int8" or
+    "fp8"; every sum is float32. ``is_deterministic``: the attention of a sequence does not depend
+    on its batch. ``memory_share``: how much of the device's own memory may be in use in the end.
     """
 
     def __init__(
@@ -65,7 +132,11 @@ class CupyBackend:
         dtype: str,
         chip: Chip,
         *,
+        queue: Queue,
+        enforce_eager: bool = False,
         is_deterministic: bool = False,
+        memory_share: float = 1.0,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         if dtype not in DTYPES:
             raise ConfigError(
@@ -73,13 +144,19 @@ class CupyBackend:
                 f"choose auto, {', '.join(DTYPES)}"
             )
         self.name = name
-        self.is_asynchronous = False
+        self.is_asynchronous = queue.is_asynchronous
         self.dtype = DTYPES[dtype]
-        self.itemsize = self.dtype.itemsize
+        self.kv_dtype = kv_cache.ELEMENTS.get(kv_cache_dtype, self.dtype)
+        self.itemsize: int = self.kv_dtype.itemsize
         self._launcher = launcher
         self._gemm = gemm
         self._xp = launcher.xp
-        self._attention = PagedAttention(launcher, chip, is_deterministic)
+        self._memory_share = memory_share
+        self._queue = queue
+        self._fresh = fresh(launcher.xp)
+        self._steps = Steps(launcher, queue, enforce_eager=enforce_eager)
+        self._sampler = Sampler(launcher, queue)
+        self._attention = PagedAttention(launcher, chip, is_deterministic, self._empty)
 
     # Sizes.
 
@@ -90,13 +167,16 @@ class CupyBackend:
         return math.prod(shape) * self.dtype.itemsize
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
-        return shape.num_elements * self.itemsize
+        scale_bytes = 0 if self.kv_dtype == self.dtype else SCALE_BYTES
+        return shape.num_elements * self.itemsize + shape.num_scales * scale_bytes
 
     # Weights.
 
+    @_in_queue
     def load_vector(self, vector: NDArray[Any]) -> Array:
         return self._xp.asarray(self._rounded(vector))
 
+    @_in_queue
     def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Array:
         table = self._xp.empty(shape, self.dtype)
         row = 0
@@ -117,6 +197,7 @@ class CupyBackend:
     def tie_linear(self, embedding: Array) -> Linear:
         return Linear(embedding, None)
 
+    @_in_queue
     def load_rope(self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int) -> Array:
         """In float32 whatever the dtype is: the rotation is computed in float32."""
         return self._xp.asarray(rope.rope_table(inv_freq, scaling, num_positions, np.float32))
@@ -134,20 +215,28 @@ class CupyBackend:
                 "(choose dtype bfloat16 or float32)"
             ) from None
 
-    # Operators.
+    # Operators. In a step the result of one lies where it lay the last time.
+
+    def _empty(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Room for a result: in a step that of its name, else new memory."""
+        steps = self._steps
+        return (steps.arena.empty if steps.is_running else self._fresh)(name, shape, dtype)
 
     def embed(self, token_ids: Array, embedding: Array) -> Array:
-        return self.take_rows(embedding, token_ids)
+        return self._gather("embed", embedding, token_ids)
 
     def take_rows(self, x: Array, rows: Array) -> Array:
-        out = self._xp.empty((len(rows), x.shape[1]), x.dtype)
+        return self._gather("rows", x, rows)
+
+    def _gather(self, name: str, x: Array, rows: Array) -> Array:
+        out = self._empty(name, (len(rows), x.shape[1]), x.dtype)
         kernel = self._kernel("gather_rows", x)
         threads = block_threads(x.shape[1] * x.dtype.itemsize // 16)
         kernel((len(rows),), (threads,), (x, rows, out, np.int32(x.shape[1])))
         return out
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
-        out = self._xp.empty_like(x)
+        out = self._empty("norm", x.shape, x.dtype)
         num_rows, dim = x.shape
         kernel = self._kernel("rms_norm", x)
         threads = block_threads(dim // 4)
@@ -164,7 +253,8 @@ class CupyBackend:
 
     def linear(self, x: Array, weight: Linear, residual: Array | None = None) -> Array:
         shape = (len(x), len(weight.weight))
-        out = self._xp.empty(shape, x.dtype) if residual is None else residual
+        name = f"linear {shape[1]}"  # the decoder's matrices that add nothing differ in width
+        out = self._empty(name, shape, x.dtype) if residual is None else residual
         self._gemm.matmul(x, weight.weight, weight.bias, residual, out)
         return out
 
@@ -175,24 +265,30 @@ class CupyBackend:
         num_tokens, num_heads_all, head_dim = qkv.shape
         num_kv_heads, block_size = kv.shape[2:4]
         num_heads = num_heads_all - 2 * num_kv_heads
-        q = self._xp.empty((num_tokens, num_heads, head_dim), qkv.dtype)
+        q = self._empty("q", (num_tokens, num_heads, head_dim), qkv.dtype)
         sizes = (np.int32(n) for n in (num_heads, num_kv_heads, head_dim, block_size))
-        kernel = self._kernel("rope_write_kv", qkv)
-        kernel(
-            (num_tokens,),
-            (block_threads(num_heads_all * head_dim // 4),),
-            (qkv, rope_table, batch.positions, batch.slot_mapping, q, kv, *sizes),
-        )
+        arrays = [qkv, rope_table, batch.positions, batch.slot_mapping, q, kv]
+        if cache.is_quantized:
+            name = f"rope_quantize_kv<{kernel_type(qkv)}, {kernel_type(kv)}>"
+            kernel = self._launcher.kernel("rope_quantize_kv.cu", name)
+            threads = min(256, 32 * num_heads_all)  # a warp a head
+            arrays.append(cache.scales[layer])
+        else:
+            kernel = self._kernel("rope_write_kv", qkv)
+            threads = block_threads(num_heads_all * head_dim // 4)
+        kernel((num_tokens,), (threads,), (*arrays, *sizes))
         return q
 
     def paged_attention(
         self, q: Array, cache: KVCache, layer: int, batch: StepBatch, window: int | None
     ) -> Array:
-        return self._attention(q, cache.layers[layer], to_device(self._xp, batch), window)
+        scales = cache.scales[layer] if cache.is_quantized else None
+        batch = to_device(self._xp, batch)
+        return self._attention(q, cache.layers[layer], batch, window, scales)
 
     def silu_mul(self, gate_up: Array) -> Array:
         num_tokens, dim = gate_up.shape[0], gate_up.shape[1] // 2
-        out = self._xp.empty((num_tokens, dim), gate_up.dtype)
+        out = self._empty("silu", (num_tokens, dim), gate_up.dtype)
         threads = block_threads(dim)
         kernel = self._kernel("silu_mul", gate_up)
         kernel((num_tokens, ceil_div(dim, threads)), (threads,), (gate_up, out, np.int32(dim)))
@@ -200,53 +296,56 @@ class CupyBackend:
 
     # Blocks.
 
+    @_in_queue
     def new_kv_cache(self, shape: KVCacheShape) -> KVCache:
         if shape.head_dim % 8 or shape.head_dim > 256:
             raise UnsupportedModelError(
                 f"head_dim is {shape.head_dim}; the {self.name} backend takes multiples of 8 up to "
                 "256 (choose backend numpy)"
             )
-        dims = kv_cache.layer_dims(shape)
-        return KVCache(layers=[self._xp.zeros(dims, self.dtype) for _ in range(shape.num_layers)])
+        return kv_cache.new_cache(shape, self.kv_dtype, self._xp.zeros)
 
-    def new_host_cache(self, shape: KVCacheShape) -> HostCache:
-        dims = kv_cache.layer_dims(shape)
-        return HostCache(
-            layers=[host_zeros(self._xp, dims, self.dtype) for _ in range(shape.num_layers)]
-        )
+    def new_host_cache(self, shape: KVCacheShape) -> KVCache:
+        return kv_cache.new_cache(shape, self.kv_dtype, partial(host_zeros, self._xp))
 
+    @_in_queue
     def copy_blocks(self, cache: KVCache, src: Sequence[int], dst: Sequence[int]) -> None:
         kv_cache.copy_blocks(self._launcher, cache, src, dst)
 
+    @_in_queue
     def export_blocks(
-        self, cache: KVCache, host_cache: HostCache, src: Sequence[int], dst: Sequence[int]
+        self, cache: KVCache, host_cache: KVCache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
         kv_cache.export_blocks(self._launcher, cache, host_cache, src, dst)
 
+    @_in_queue
     def import_blocks(
-        self, host_cache: HostCache, cache: KVCache, src: Sequence[int], dst: Sequence[int]
+        self, host_cache: KVCache, cache: KVCache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
         kv_cache.import_blocks(self._launcher, host_cache, cache, src, dst)
 
     # Tokens.
 
     def sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
-        return sampling.sample(self._launcher, logits, rows)
+        return self.finish_sample(self.start_sample(logits, rows))
 
-    def start_sample(self, logits: Array, rows: Sequence[RowControls]) -> list[int]:
-        return self.sample(logits, rows)
+    @_in_queue
+    def start_sample(self, logits: Array, rows: Sequence[RowControls]) -> Drawn:
+        return self._sampler.start(logits, rows)
 
-    def finish_sample(self, drawn: list[int]) -> list[int]:
-        return drawn
+    def finish_sample(self, drawn: Drawn) -> list[int]:
+        return self._sampler.finish(drawn)
 
+    @_in_queue
     def top_logprobs(
         self, logits: Array, row: int, token_id: int, num_top: int
     ) -> tuple[list[int], list[float], int]:
         return sampling.top_logprobs(self._launcher, logits[row], token_id, num_top)
 
+    @_in_queue
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
-        """The step's integers go to the device in one copy; no launch waits for another."""
-        return forward(to_device(self._xp, batch))
+        """What `steps.py` says. The logits last until the next step."""
+        return self._steps.run(forward, batch)
 
     def _kernel(self, name: str, array: Array, file: str | None = None) -> Callable[..., None]:
         """The kernel of that name for the array's element type."""

@@ -1,10 +1,15 @@
 """The matrix product, the one operator that is not a kernel of ours: a seam with two sides."""
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from mie.ops.backend import Array
+from mie.ops_gpu.arrays import block_threads, ceil_div, kernel_type
+from mie.ops_gpu.cublas import Cublas
+from mie.ops_gpu.launcher import Launcher
+from mie.ops_gpu.queue import Task
 
 
 class Gemm(Protocol):
@@ -16,42 +21,59 @@ class Gemm(Protocol):
         """out = x @ weight.T + bias + residual.
 
         x [T, K], weight [N, K] as checkpoints store it, bias [N], residual and out [T, N], which
-        may be the same array.
+        are the same array where there is a residual.
         """
 
 
 class NumpyGemm:
     """The product of the emulator. It rounds to the elements' dtype once, at the end."""
 
-    def matmul(
-        self, x: Array, weight: Array, bias: Array | None, residual: Array | None, out: Array
-    ) -> None:
-        y = x.astype(np.float32, copy=False) @ weight.astype(np.float32, copy=False).T
-        if bias is not None:
-            y += bias.astype(np.float32, copy=False)
-        if residual is not None:
-            y += residual.astype(np.float32, copy=False)
-        with np.errstate(over="ignore"):  # a float16 that overflows is infinite, as on the device
-            out[...] = y
-
-
-class CupyGemm:
-    """The product through CuPy, hence cuBLAS with float32 sums.
-
-    CuPy does not allow this inside a stream capture; graphs will need cuBLAS called directly.
-    """
-
-    def __init__(self, xp: Any) -> None:
-        self._xp = xp
+    def __init__(self, submit: Callable[[Task], None] = lambda task: task()) -> None:
+        """``submit`` does a product, now or later (`EmulatedQueue.submit`)."""
+        self._submit = submit
 
     def matmul(
         self, x: Array, weight: Array, bias: Array | None, residual: Array | None, out: Array
     ) -> None:
-        if len(x) == 0:
-            return
-        # The residual may lie where the result goes: it must be read before that is written.
-        y = self._xp.matmul(x, weight.T, out=out if residual is None else None)
+        assert residual is None or residual is out
+        self._submit(lambda: _multiply(x, weight, bias, residual, out))
+
+
+def _multiply(
+    x: Array, weight: Array, bias: Array | None, residual: Array | None, out: Array
+) -> None:
+    y = x.astype(np.float32, copy=False) @ weight.astype(np.float32, copy=False).T
+    if bias is not None:
+        y += bias.astype(np.float32, copy=False)
+    if residual is not None:
+        y += residual.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):  # a float16 that overflows is infinite, as on the device
+        out[...] = y
+
+
+class CublasGemm:
+    """The product by cuBLAS. What it is added to lies in ``out`` before: residual, bias, or both
+    (then their sum is rounded once more)."""
+
+    def __init__(self, launcher: Launcher, cublas: Cublas) -> None:
+        self._launcher = launcher
+        self._cublas = cublas
+
+    def matmul(
+        self, x: Array, weight: Array, bias: Array | None, residual: Array | None, out: Array
+    ) -> None:
+        assert residual is None or residual is out
         if bias is not None:
-            y += bias
-        if residual is not None:
-            self._xp.add(y, residual, out=out)
+            self._add_bias(bias, out, has_residual=residual is not None)
+        is_added = bias is not None or residual is not None
+        self._cublas.multiply(x, weight, out, is_added=is_added)
+
+    def _add_bias(self, bias: Array, out: Array, *, has_residual: bool) -> None:
+        num_tokens, width = out.shape
+        threads = block_threads(width)
+        kernel = self._launcher.kernel("add_bias.cu", f"add_bias<{kernel_type(out)}>")
+        kernel(
+            (num_tokens, ceil_div(width, threads)),
+            (threads,),
+            (bias, out, np.int32(width), np.int32(has_residual)),
+        )

@@ -52,17 +52,40 @@ class Launcher(Protocol):
         """
 
 
+def _import_cupy() -> Any:
+    try:
+        import cupy
+    except ModuleNotFoundError as error:
+        if error.name != "cupy":
+            raise _broken_cupy(error) from error
+        raise MissingExtraError(
+            "backend 'cupy' needs CuPy, which is not installed (pip install 'mie[cuda12]' for "
+            "a driver with CUDA 12, 'mie[cuda13]' for CUDA 13)"
+        ) from error
+    except ImportError as error:
+        raise _broken_cupy(error) from error
+    return cupy
+
+
+def _broken_cupy(error: ImportError) -> ConfigError:
+    """What to do where CuPy is installed; CuPy's own message is a page with the reason last."""
+    reason = str(error.__cause__ or error).strip().splitlines()
+    return ConfigError(
+        "backend 'cupy' needs CuPy, which is installed but cannot be imported: "
+        f"{reason[-1] if reason else 'no reason given'} (a missing libnvrtc or libcublas: install "
+        "CUDA's libraries of the version that this CuPy was built for; else install it anew, one "
+        "CuPy only: pip uninstall cupy-cuda12x cupy-cuda13x, then mie[cuda12] or mie[cuda13])"
+    )
+
+
 class CupyLauncher:
-    """A `Launcher` over CuPy arrays: NVRTC compiles each kernel, CuPy keeps it on disk."""
+    """A `Launcher` over CuPy arrays: NVRTC compiles each kernel, CuPy keeps it on disk.
+
+    Kernels go into the stream that is the thread's current one.
+    """
 
     def __init__(self) -> None:
-        try:
-            import cupy
-        except ImportError as error:
-            raise MissingExtraError(
-                "backend 'cupy' needs CuPy, which is not installed (pip install 'mie[cuda12]' for "
-                "a driver with CUDA 12, 'mie[cuda13]' for CUDA 13)"
-            ) from error
+        cupy = _import_cupy()
         if not cupy.cuda.is_available():
             raise ConfigError(
                 "backend 'cupy' needs an NVIDIA GPU, and CuPy finds none (does nvidia-smi list "
@@ -93,6 +116,7 @@ class CupyKernel:
         )
         self.name = f"{file} {name}"
         self._function = module.get_function(name)
+        self._most_shared_bytes: int = self._function.max_dynamic_shared_size_bytes
         self._parameters = read_signature(source, name)
         self._array_type = cupy.ndarray
 
@@ -107,8 +131,9 @@ class CupyKernel:
         check_arguments(self.name, self._parameters, args, self._array_type)
         if math.prod(grid) == 0:
             return
-        if shared_bytes > self._function.max_dynamic_shared_size_bytes:
+        if shared_bytes > self._most_shared_bytes:
             self._function.max_dynamic_shared_size_bytes = shared_bytes
+            self._most_shared_bytes = shared_bytes
         # CuPy has no null pointer; a 64-bit zero is passed as the same eight bytes.
         values = tuple(np.uint64(0) if arg is None else arg for arg in args)
         self._function(grid, block, values, shared_mem=shared_bytes)

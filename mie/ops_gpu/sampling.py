@@ -1,10 +1,12 @@
 """Tokens and log-probabilities from logits on the device.
 
 All rows of a step, greedy or drawn, are one launch (for each 128 of them), and their ids one copy
-back. What the rows' controls say travels to the device in one buffer.
+back, which nothing waits for until they are asked for. What the rows' controls say travels to the
+device in one buffer.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +15,19 @@ from numpy.typing import NDArray
 from mie.ops import sampling
 from mie.ops.backend import Array
 from mie.ops.sampling import RowControls
-from mie.ops_gpu.arrays import block_threads, kernel_type, to_host
+from mie.ops_gpu.arena import Arena
+from mie.ops_gpu.arrays import block_threads, kernel_type, next_power_of_two, to_host
 from mie.ops_gpu.launcher import Launcher
+from mie.ops_gpu.queue import Queue
+from mie.ops_gpu.staging import Staging
 
 MAX_ROWS = 128
 """Rows of one launch: as many blocks as a large chip has multiprocessors, and at most 150 MB of
 scratch for a vocabulary of 150,000."""
+
+NUM_UNREAD = 2
+"""Steps whose ids may be unread: one that runs, and the one that was queued behind it. The second
+reads the first one's ids on the device, so the two do not share memory."""
 
 MAX_TOP = 32
 """Log-probabilities that are found on the device: each is a walk over the row. OpenAI's API asks
@@ -48,18 +57,92 @@ class Packed(NamedTuple):
     num_scratch_rows: int
 
 
-def sample(launcher: Launcher, logits: Array, rows: Sequence[RowControls]) -> list[int]:
-    """`ops.sampling.sample`."""
-    xp, (num_rows, vocab_size) = launcher.xp, logits.shape
-    token_ids = xp.empty(num_rows, np.int32)
-    kernel = launcher.kernel("sample.cu", f"sample<{kernel_type(logits)}>")
-    for start in range(0, num_rows, MAX_ROWS):
-        part = slice(start, min(start + MAX_ROWS, num_rows))
-        controls = _controls(xp, rows[part], vocab_size)
-        args = (logits[part], *controls, token_ids[part], np.int32(vocab_size))
-        kernel((part.stop - start,), (_threads(vocab_size),), args)
-    chosen: list[int] = to_host(token_ids).tolist()
-    return chosen
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Token ids on the device, on their way to the host."""
+
+    token_ids: Array
+    on_host: NDArray[np.int32]
+    slot: "_Slot"
+    turn: int
+
+
+class _Slot:
+    """Where the ids of a step lie, and of none other until it was read."""
+
+    def __init__(self, xp: Any, queue: Queue) -> None:
+        self._xp = xp
+        self._queue = queue
+        self.mark = queue.new_mark()
+        self.token_ids: Array = xp.empty(0, np.int32)
+        self.on_host = np.zeros(0, np.int32)
+        self.turn = 0
+
+    def grow(self, size: int) -> None:
+        """Room for so many ids. Those of before are still where whoever wants them knows."""
+        self.mark.wait()
+        self.token_ids = self._xp.empty(size, np.int32)
+        self.on_host = self._queue.host_memory(4 * size).view(np.int32)
+
+
+class Sampler:
+    """Chooses tokens on the device. Up to `NUM_UNREAD` steps may be unread at a time."""
+
+    def __init__(self, launcher: Launcher, queue: Queue) -> None:
+        self._launcher = launcher
+        self._queue = queue
+        self._arena = Arena(launcher.xp)
+        self._staging = Staging(queue)
+        self._slots = [_Slot(launcher.xp, queue) for _ in range(NUM_UNREAD)]
+        self._turn = 0
+
+    def start(self, logits: Array, rows: Sequence[RowControls]) -> Drawn:
+        """Begin `ops.sampling.sample`; nothing waits for it."""
+        num_rows, vocab_size = logits.shape
+        drawn = self._take_slot(num_rows)
+        table, *lists = self._controls(rows, vocab_size)
+        kernel = self._launcher.kernel("sample.cu", f"sample<{kernel_type(logits)}>")
+        for start in range(0, num_rows, MAX_ROWS):
+            part = slice(start, min(start + MAX_ROWS, num_rows))
+            controls = None if table is None else table[ROW.itemsize * start :]
+            args = (logits[part], controls, *lists, drawn.token_ids[part], np.int32(vocab_size))
+            kernel((part.stop - start,), (_threads(vocab_size),), args)
+        self._queue.download(drawn.token_ids, drawn.on_host)
+        drawn.slot.mark.record()
+        return drawn
+
+    def finish(self, drawn: Drawn) -> list[int]:
+        """The ids of `start`, once they are known."""
+        assert drawn.slot.turn == drawn.turn, "read too late: its place was taken"
+        drawn.slot.mark.wait()
+        chosen: list[int] = drawn.on_host.tolist()
+        return chosen
+
+    def _take_slot(self, num_rows: int) -> Drawn:
+        self._turn += 1
+        slot = self._slots[self._turn % NUM_UNREAD]
+        slot.turn = self._turn
+        if len(slot.on_host) < num_rows:
+            for each in self._slots:  # all at once, so that the next steps need no more
+                each.grow(next_power_of_two(num_rows))
+        return Drawn(slot.token_ids[:num_rows], slot.on_host[:num_rows], slot, slot.turn)
+
+    def _controls(self, rows: Sequence[RowControls], vocab_size: int) -> tuple[Array | None, ...]:
+        """The kernel's rows, ids, values and scratch; nothing for rows that are all plainly
+        greedy."""
+        if all(_is_plain(row) for row in rows):
+            return None, None, None, None
+        packed = pack(rows)
+        size, dtype = (packed.buffer.size,), np.dtype(np.uint8)
+        buffer = self._arena.empty("controls", size, dtype)
+        self._staging.upload([packed.buffer], buffer)
+        shape = (packed.num_scratch_rows, vocab_size)
+        return (
+            buffer[: packed.rows_end],
+            buffer[packed.values_end :].view(np.int32),
+            buffer[packed.rows_end : packed.values_end].view(np.float64),
+            self._arena.empty("scratch", shape, np.dtype(np.float64)),
+        )
 
 
 def top_logprobs(
@@ -84,20 +167,6 @@ def _threads(vocab_size: int) -> int:
     return block_threads(vocab_size // 8, most=512)
 
 
-def _controls(xp: Any, rows: Sequence[RowControls], vocab_size: int) -> tuple[Array | None, ...]:
-    """The kernel's rows, ids, values and scratch; nothing for rows that are all plainly greedy."""
-    if all(_is_plain(row) for row in rows):
-        return None, None, None, None
-    packed = pack(rows)
-    buffer = xp.asarray(packed.buffer)
-    return (
-        buffer[: packed.rows_end],
-        buffer[packed.values_end :].view(np.int32),
-        buffer[packed.rows_end : packed.values_end].view(np.float64),
-        xp.empty((packed.num_scratch_rows, vocab_size), np.float64),
-    )
-
-
 def _is_plain(row: RowControls) -> bool:
     """Whether the row's token is the largest of its logits as they are."""
     return row.temperature == 0.0 and not row.edits_logits and row.forced_id is None
@@ -114,7 +183,7 @@ def pack(rows: Sequence[RowControls]) -> Packed:
         entry["scratch_row"] = -1
         if _is_plain(row) or row.forced_id is not None:
             continue
-        entry["scratch_row"] = num_scratch_rows
+        entry["scratch_row"] = num_scratch_rows % MAX_ROWS  # those of one launch all differ
         entry["value_begin"] = num_values
         num_scratch_rows += 1
         for name, listed in _id_lists(row).items():
@@ -131,7 +200,7 @@ def pack(rows: Sequence[RowControls]) -> Packed:
     )
     rows_end, values_end, _ = np.cumsum([part.nbytes for part in parts]).tolist()
     buffer = np.concatenate([part.view(np.uint8) for part in parts])
-    return Packed(buffer, rows_end, values_end, num_scratch_rows)
+    return Packed(buffer, rows_end, values_end, min(num_scratch_rows, MAX_ROWS))
 
 
 def _pack_numbers(entry: Any, row: RowControls) -> None:

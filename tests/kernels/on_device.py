@@ -2,7 +2,8 @@
 
 With MIE_GPU_TESTS=1 every test of test_emulator.py that takes a launcher runs through CuPy too.
 These are the golden vectors of the PTX wrappers: ldmatrix, movmatrix, mma, cp.async, conversions.
-So does every test of test_kernels.py: the kernels of the engine against the NumPy operators.
+So do those of test_kernels.py and test_sampling.py, the kernels of the engine against the NumPy
+operators, and of test_graphs.py, whole engines with and without graphs. test_cublas.py multiplies.
 """
 
 from __future__ import annotations

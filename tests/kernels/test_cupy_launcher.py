@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.abc import MetaPathFinder
+from importlib.util import spec_from_loader
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from mie.errors import ConfigError, MissingExtraError
+from mie.ops_gpu.cupy_backend import load_cupy_backend
 from mie.ops_gpu.launcher import CupyLauncher
 from mie.ops_gpu.signature import Parameter, kernels_in, read_signature
 
@@ -70,6 +73,19 @@ def test_more_shared_memory_is_asked_for(cupy: Any):
     assert cupy.function.max_dynamic_shared_size_bytes == 100_000
 
 
+def test_the_driver_is_not_asked_again(cupy: Any):
+    kernel = CupyLauncher().kernel(FILE, "saxpy")
+    del cupy.function.max_dynamic_shared_size_bytes
+    kernel((2,), (8,), (X, X, A, N), shared_bytes=64)
+    assert len(cupy.function.launches) == 1
+
+
+def test_bfloat16_wants_a_cupy_that_has_it(cupy: Any):
+    cupy.__version__ = "13.6.0"
+    with pytest.raises(ConfigError, match=r"bfloat16 needs CuPy 14 or newer; this is 13\.6\.0"):
+        load_cupy_backend("bfloat16")
+
+
 def test_a_missing_pointer_is_eight_zero_bytes(cupy: Any):
     CupyLauncher().kernel(FILE, "saxpy")((1,), (8,), (None, X, A, N))
     [(_, _, args, _)] = cupy.function.launches
@@ -93,6 +109,48 @@ def test_without_cupy_the_message_names_the_extras(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(MissingExtraError, match=r"mie\[cuda12\].*mie\[cuda13\]"):
         CupyLauncher()
+
+
+class Broken(MetaPathFinder):
+    """Finds CuPy, whose import fails as it does without CUDA's libraries."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        return spec_from_loader(name, self) if name == "cupy" else None
+
+    def create_module(self, spec: Any) -> None:
+        return None
+
+    def exec_module(self, module: Any) -> None:
+        exec(self._text, vars(module))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            """
+try:
+    raise ImportError("libnvrtc.so.12: cannot open shared object file")
+except ImportError as error:
+    raise ImportError("======\\nA page of advice\\n======") from error
+""",
+            r"libnvrtc\.so\.12: cannot open shared object file",
+        ),
+        ("import fastrlock_that_is_not_there", "No module named 'fastrlock_that_is_not_there'"),
+    ],
+)
+def test_a_cupy_that_cannot_be_imported_is_not_called_missing(
+    monkeypatch: pytest.MonkeyPatch, text: str, reason: str
+):
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(text), *sys.meta_path])
+    message = rf"CuPy, which is installed but cannot be imported: {reason} \(.*mie\[cuda12\]"
+    with pytest.raises(ConfigError, match=message) as caught:
+        CupyLauncher()
+    assert "\n" not in str(caught.value)
 
 
 def test_without_a_gpu_the_message_says_so(cupy: Any):

@@ -11,17 +11,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import on_device
 import pytest
 from emulated import launcher, needs_compiler
 
 from mie.ops import sampling
 from mie.ops.sampling import RowControls
 from mie.ops_gpu.arrays import DTYPES
-from mie.ops_gpu.sampling import MAX_ROWS, MAX_TOP, pack, sample, top_logprobs
+from mie.ops_gpu.queue import EmulatedQueue
+from mie.ops_gpu.sampling import MAX_ROWS, MAX_TOP, Sampler, pack, top_logprobs
 
 pytestmark = needs_compiler
 
-MODES = ["forward", "reverse", "random", "checked"]
+MODES = ["forward", "reverse", "random", "checked", *(["cupy"] if on_device.IS_WANTED else [])]
 JUST_BELOW_1 = float(np.nextafter(1, 0))
 
 
@@ -30,7 +32,11 @@ class PoisoningLauncher:
 
     def __init__(self, mode: str) -> None:
         is_checked = mode == "checked"
-        self._launcher = launcher(is_checked, "random" if is_checked else mode)
+        self._launcher: Any = (
+            on_device.device_launcher()
+            if mode == "cupy"
+            else launcher(is_checked, "random" if is_checked else mode)
+        )
         self.grids: list[tuple[int, ...]] = []
         self.xp: Any = SimpleNamespace(empty=self._empty, asarray=np.asarray)
 
@@ -45,7 +51,7 @@ class PoisoningLauncher:
 
     def _empty(self, shape: Any, dtype: Any) -> np.ndarray:
         array = np.empty(shape, dtype)
-        if array.size:
+        if array.size and dtype != np.uint8:  # the rows' controls, which the host writes
             self._launcher.mark_uninitialised(array)
         return array
 
@@ -53,6 +59,11 @@ class PoisoningLauncher:
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+def sample(launcher: Any, logits: np.ndarray, rows: list[RowControls]) -> list[int]:
+    sampler = Sampler(launcher, EmulatedQueue())
+    return sampler.finish(sampler.start(logits, rows))
 
 
 def choose(rng: np.random.Generator, *choices: Any) -> Any:

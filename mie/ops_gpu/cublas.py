@@ -1,0 +1,134 @@
+"""cuBLAS, called directly: CuPy refuses matrix products while a graph is captured.
+
+One handle with a stream and a workspace of its own, so that a call allocates nothing and may be
+captured. Sums are float32 whatever the elements are (CUBLAS_COMPUTE_32F): 16-bit elements go
+through the tensor cores, float32 ones do not, as TF32 would round them to ten bits of mantissa.
+"""
+
+import ctypes
+import weakref
+from typing import Any
+
+from mie.errors import ConfigError
+from mie.ops.backend import Array
+
+WORKSPACE_BYTES = {9: 32 << 20, 0: 4 << 20}
+"""By compute capability, from this one on: what the cuBLAS documentation recommends."""
+
+# From cublas_api.h and library_types.h.
+OP_N, OP_T = 0, 1
+COMPUTE_32F = 68
+GEMM_DEFAULT = -1
+MATH_DISALLOW_REDUCED_PRECISION_REDUCTION = 16  # added to CUBLAS_DEFAULT_MATH, which is 0
+ELEMENT_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
+
+STATUS = {
+    1: "CUBLAS_STATUS_NOT_INITIALIZED",
+    3: "CUBLAS_STATUS_ALLOC_FAILED",
+    7: "CUBLAS_STATUS_INVALID_VALUE",
+    8: "CUBLAS_STATUS_ARCH_MISMATCH",
+    11: "CUBLAS_STATUS_MAPPING_ERROR",
+    13: "CUBLAS_STATUS_EXECUTION_FAILED",
+    14: "CUBLAS_STATUS_INTERNAL_ERROR",
+    15: "CUBLAS_STATUS_NOT_SUPPORTED",
+    16: "CUBLAS_STATUS_LICENSE_ERROR",
+}
+
+_pointer, _int = ctypes.c_void_p, ctypes.c_int
+_matrix = (_pointer, _int, _int)  # address, element type, leading dimension
+
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cublasCreate_v2": (ctypes.POINTER(_pointer),),
+    "cublasDestroy_v2": (_pointer,),
+    "cublasSetStream_v2": (_pointer, _pointer),
+    "cublasSetWorkspace_v2": (_pointer, _pointer, ctypes.c_size_t),
+    "cublasSetMathMode": (_pointer, _int),
+    "cublasGemmEx": (
+        *(_pointer, _int, _int, _int, _int, _int),  # handle, operations, m, n, k
+        *(_pointer, *_matrix, *_matrix),  # alpha, A, B
+        *(_pointer, *_matrix),  # beta, C
+        *(_int, _int),  # compute type, algorithm
+    ),
+}
+"""The functions that are called, and their parameters. Each returns a status."""
+
+
+class CublasError(RuntimeError):
+    """cuBLAS did not do what it was asked for."""
+
+
+class Cublas:
+    """A handle of cuBLAS that works in ``stream``."""
+
+    def __init__(self, cupy: Any, stream: Any, library: Any = None) -> None:
+        """``library``: the loaded libcublas; by default the one that CuPy uses."""
+        self._library = load_library(cupy) if library is None else library
+        for name, parameters in SIGNATURES.items():
+            function = getattr(self._library, name)
+            function.argtypes, function.restype = parameters, _int
+        handle = _pointer()
+        self._call("cublasCreate_v2", ctypes.byref(handle))
+        self._handle = handle
+        # Not at exit: the driver may be gone by then.
+        weakref.finalize(self, self._library.cublasDestroy_v2, handle).atexit = False
+        self._call("cublasSetStream_v2", handle, stream.ptr)
+        # After the stream: setting that gives the handle back the library's own workspace.
+        num_bytes = workspace_bytes(int(cupy.cuda.Device().compute_capability))
+        self._workspace = cupy.empty(num_bytes, "uint8")
+        self._call("cublasSetWorkspace_v2", handle, self._workspace.data.ptr, num_bytes)
+        self._call("cublasSetMathMode", handle, MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)
+        # The factors alpha and beta: read from the host's memory at the time of the call.
+        self._one, self._zero = ctypes.c_float(1), ctypes.c_float(0)
+
+    def multiply(self, x: Array, weight: Array, out: Array, *, is_added: bool) -> None:
+        """out = x @ weight.T, or out += x @ weight.T.
+
+        x [T, K], weight [N, K], out [T, N], contiguous and of one dtype. cuBLAS has matrices by
+        columns: what it sees of a matrix by rows is its transpose, so it is asked for
+        out^T [N, T] = weight [N, K] . x^T [K, T], of which it finds weight transposed.
+        """
+        (num_tokens, depth), width = x.shape, weight.shape[0]
+        element = ELEMENT_TYPES[x.dtype.name]
+        assert weight.dtype == out.dtype == x.dtype
+        assert weight.shape == (width, depth)
+        assert out.shape == (num_tokens, width)
+        assert all(each.flags.c_contiguous for each in (x, weight, out))
+        if num_tokens == 0:
+            return
+        beta = self._one if is_added else self._zero
+        self._call(
+            "cublasGemmEx",
+            *(self._handle, OP_T, OP_N, width, num_tokens, depth),
+            *(ctypes.byref(self._one), weight.data.ptr, element, depth, x.data.ptr, element, depth),
+            *(ctypes.byref(beta), out.data.ptr, element, width),
+            *(COMPUTE_32F, GEMM_DEFAULT),
+        )
+
+    def _call(self, name: str, *args: Any) -> None:
+        status = getattr(self._library, name)(*args)
+        if status:
+            raise CublasError(f"{name} failed: {STATUS.get(status, 'unknown status')} ({status})")
+
+
+def workspace_bytes(compute_capability: int) -> int:
+    """For "90" 32 MiB, for "87" 4 MiB."""
+    major = compute_capability // 10
+    return next(size for first, size in WORKSPACE_BYTES.items() if major >= first)
+
+
+def load_library(cupy: Any) -> Any:
+    """The libcublas that CuPy loads, be it from a wheel or from the system's CUDA.
+
+    Naming ``cupy.cuda.cublas`` makes CuPy find and load it; a library that is in the process
+    already is then found by its name alone.
+    """
+    name = f"libcublas.so.{cupy.cuda.runtime.runtimeGetVersion() // 1000}"
+    try:
+        _ = cupy.cuda.cublas
+        return ctypes.CDLL(name)
+    except (ImportError, OSError) as error:
+        raise ConfigError(
+            f"cuBLAS cannot be loaded: {str(error).splitlines()[0]} (install CUDA's libraries: "
+            f"the system's package, JetPack's cuda-libraries, or pip install "
+            f"nvidia-cublas{'-cu12' if name.endswith('12') else ''})"
+        ) from error

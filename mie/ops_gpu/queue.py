@@ -1,0 +1,206 @@
+"""The order in which a device does what it is told, and what is told it again: graphs.
+
+On a GPU the host only queues copies and launches; a `Mark` is what it can wait for. A `Graph` is a
+sequence of launches that was captured once and is queued again as a whole, with the arguments it
+was captured with: pointers, grids and numbers stay, what lies in the memory may change.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.ops.backend import Array
+
+T = TypeVar("T")
+Task = Callable[[], None]
+
+
+class Graph(Protocol):
+    """Captured launches."""
+
+    def launch(self) -> None:
+        """Queue them all."""
+
+
+class Mark(Protocol):
+    """A place in the queue."""
+
+    def record(self) -> None:
+        """Set it here, behind everything that was queued so far."""
+
+    def wait(self) -> None:
+        """Return when the device has come by it; at once if it was never set."""
+
+
+class Queue(Protocol):
+    """What a backend tells its device, in order."""
+
+    is_asynchronous: bool
+    """Whether the host goes on while the device works."""
+
+    def __enter__(self) -> None:
+        """What this thread launches until ``__exit__`` goes into this queue."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Memory of the host that `upload` and `download` take, for good."""
+
+    def new_mark(self) -> Mark:
+        """One that is not set."""
+
+    def upload(self, host: NDArray[Any], device: Array) -> None:
+        """Queue a copy; ``host`` may change once it was done."""
+
+    def download(self, device: Array, host: NDArray[Any]) -> None:
+        """Queue a copy; ``host`` holds it once it was done."""
+
+    def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
+        """The launches that ``work`` makes, which are not done now, and what it returned.
+
+        It must allocate nothing, copy nothing and wait for nothing.
+        """
+
+
+class CupyQueue:
+    """A stream of CuPy's current device.
+
+    It keeps order with CuPy's default stream (it is no "non-blocking" one), so that arrays which
+    leave the backend may be read and made by any code.
+    """
+
+    is_asynchronous = True
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
+        self.stream = cupy.cuda.Stream()
+
+    def __enter__(self) -> None:
+        self.stream.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.stream.__exit__(*error)
+
+    def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
+        pinned = self._cupy.cuda.alloc_pinned_memory(num_bytes)
+        return np.frombuffer(pinned, np.uint8, num_bytes)
+
+    def new_mark(self) -> "CupyMark":
+        return CupyMark(self._cupy.cuda.Event(disable_timing=True), self.stream)
+
+    def upload(self, host: NDArray[Any], device: Array) -> None:
+        device.set(host, self.stream)
+
+    def download(self, device: Array, host: NDArray[Any]) -> None:
+        device.get(self.stream, out=host, blocking=False)
+
+    def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
+        with self.stream:
+            self.stream.begin_capture()
+            try:
+                result = work()
+            except BaseException:
+                with suppress(Exception):  # what was raised says more than what CUDA makes of it
+                    self.stream.end_capture()
+                raise
+            return CupyGraph(self.stream.end_capture(), self.stream), result
+
+
+class CupyMark:
+    """An event."""
+
+    def __init__(self, event: Any, stream: Any) -> None:
+        self._event = event
+        self._stream = stream
+
+    def record(self) -> None:
+        self._event.record(self._stream)
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class CupyGraph:
+    """A CUDA graph."""
+
+    def __init__(self, graph: Any, stream: Any) -> None:
+        self._graph = graph
+        self._stream = stream
+
+    def launch(self) -> None:
+        self._graph.launch(self._stream)
+
+
+class EmulatedQueue:
+    """Does everything at once; a graph is the list of what was submitted while it was captured."""
+
+    is_asynchronous = False
+
+    def __init__(self) -> None:
+        self._captured: list[Task] | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, task: Task) -> None:
+        """Do it, or note it while capturing."""
+        if self._captured is None:
+            task()
+        else:
+            self._captured.append(task)
+
+    def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
+        return np.empty(num_bytes, np.uint8)
+
+    def new_mark(self) -> "EmulatedMark":
+        return EmulatedMark()
+
+    def upload(self, host: NDArray[Any], device: Array) -> None:
+        assert self._captured is None, "a copy inside a capture"
+        np.copyto(device, host)
+
+    def download(self, device: Array, host: NDArray[Any]) -> None:
+        assert self._captured is None, "a copy inside a capture"
+        np.copyto(host, device)
+
+    def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
+        tasks: list[Task] = []
+        self._captured = tasks
+        try:
+            result = work()
+        finally:
+            self._captured = None
+        return EmulatedGraph(tasks), result
+
+
+class EmulatedMark:
+    """Everything before it is done already."""
+
+    def record(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+
+class EmulatedGraph:
+    """Tasks, to be done again in order."""
+
+    def __init__(self, tasks: list[Task]) -> None:
+        self._tasks = tasks
+
+    def launch(self) -> None:
+        for task in self._tasks:
+            task()

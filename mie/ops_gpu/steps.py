@@ -1,0 +1,95 @@
+"""A step on the device: its integers go there in one copy, and a step of decodes as a graph.
+
+A step that only decodes is padded to a size that many steps share (`Bucket`). The first step of a
+size runs as it is, which compiles its kernels and makes room for its results; the second is
+captured, and from then on the host queues three things: a copy, the graph, the sampling.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from mie.ops.backend import Array, StepBatch
+from mie.ops_gpu.arena import Arena
+from mie.ops_gpu.arrays import block_threads, ceil_div
+from mie.ops_gpu.batch import Bucket, DeviceBatch, bucket_of, host_batch, padded
+from mie.ops_gpu.launcher import Launcher
+from mie.ops_gpu.queue import Graph, Queue
+from mie.ops_gpu.staging import Staging
+
+Forward = Callable[[StepBatch], Array]
+
+
+class CapturedStep(NamedTuple):
+    """A graph of a forward pass, and the memory that it reads and writes."""
+
+    graph: Graph
+    batch: DeviceBatch
+    logits: Array
+    buffers: tuple[Array, ...]
+
+
+class Steps:
+    """Runs forward passes. With ``enforce_eager`` nothing is captured; the same kernels then run on
+    the same padded batch and give the same bits."""
+
+    def __init__(self, launcher: Launcher, queue: Queue, *, enforce_eager: bool) -> None:
+        self.is_running = False
+        """Whether a forward pass is being launched, or captured."""
+        self.arena = Arena(launcher.xp)
+        self._launcher = launcher
+        self._queue = queue
+        self._enforce_eager = enforce_eager
+        self._staging = Staging(queue)
+        self._warm: set[Bucket] = set()
+        self._captured: dict[Bucket, CapturedStep] = {}
+
+    def run(self, forward: Forward, batch: StepBatch) -> Array:
+        """The logits [R, V] of the batch, which last until the next step."""
+        bucket = bucket_of(batch)
+        if bucket is None:
+            return self._launch(forward, self._upload(batch, None))
+        num_rows = len(batch.logits_rows)
+        captured = self._captured.get(bucket)
+        device_batch = self._upload(padded(batch, bucket), captured)
+        if captured is None and bucket in self._warm and not self._enforce_eager:
+            captured = self._captured[bucket] = self._capture(forward, device_batch)
+        if captured is None:
+            logits = self._launch(forward, device_batch)
+            self._warm.add(bucket)
+        else:
+            captured.graph.launch()
+            logits = captured.logits
+        return logits[:num_rows]
+
+    def _upload(self, batch: StepBatch, captured: CapturedStep | None) -> DeviceBatch:
+        """The batch on the device, where the captured step wants it if there is one."""
+        host = host_batch(batch)
+        if captured is None:
+            integers = self.arena.empty("integers", (host.size,), np.dtype(np.int32))
+            device_batch = host.on_device(integers)
+        else:
+            device_batch = captured.batch
+        self._staging.upload(host.parts, device_batch.integers)
+        if batch.drawn is not None:
+            self._take_tokens(batch.drawn.token_ids, device_batch)
+        return device_batch
+
+    def _take_tokens(self, drawn: Array, batch: DeviceBatch) -> None:
+        num_tokens = len(batch.token_ids)
+        threads = block_threads(num_tokens)
+        kernel = self._launcher.kernel("take_tokens.cu", "take_tokens")
+        args = (drawn, batch.drawn_rows, batch.token_ids, np.int32(num_tokens))
+        kernel((ceil_div(num_tokens, threads),), (threads,), args)
+
+    def _capture(self, forward: Forward, batch: DeviceBatch) -> CapturedStep:
+        graph, logits = self._queue.capture(lambda: self._launch(forward, batch))
+        return CapturedStep(graph, batch, logits, self.arena.buffers)
+
+    def _launch(self, forward: Forward, batch: DeviceBatch) -> Array:
+        self.is_running = True
+        try:
+            return forward(batch)
+        finally:
+            self.is_running = False

@@ -1,0 +1,68 @@
+"""A stand-in for libcublas over the arrays of fake_cupy.py, with the interface that it has in C."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from mie.ops_gpu.cublas import COMPUTE_32F, ELEMENT_TYPES, GEMM_DEFAULT, OP_N, OP_T
+
+DTYPES = {number: np.dtype(name) for name, number in ELEMENT_TYPES.items() if name != "bfloat16"}
+
+
+class FakeCublas:
+    """libcublas: products are queued in the stream that the handle was given."""
+
+    def __init__(self, cupy: Any) -> None:
+        self.handles: list[Any] = []
+
+        def create(handle: Any) -> int:
+            handle._obj.value = len(self.handles) + 1
+            self.handles.append(SimpleNamespace(stream=0, workspace=0, math_mode=-1))
+            return 0
+
+        def set_stream(handle: Any, stream: int) -> int:
+            self.state(handle).stream = stream
+            self.state(handle).workspace = 0  # the library's own again
+            return 0
+
+        def set_workspace(handle: Any, address: int, num_bytes: int) -> int:
+            self.state(handle).workspace = num_bytes
+            return 0
+
+        def set_math_mode(handle: Any, mode: int) -> int:
+            self.state(handle).math_mode = mode
+            return 0
+
+        def gemm(*args: Any) -> int:
+            (handle, op_a, op_b, m, n, k), rest = args[:6], args[6:]
+            alpha, a, a_type, lda, b, b_type, ldb, beta, c, c_type, ldc, compute, algo = rest
+            assert (op_a, op_b, compute, algo) == (OP_T, OP_N, COMPUTE_32F, GEMM_DEFAULT)
+            assert a_type == b_type == c_type
+            dtype, factors = DTYPES[a_type], (alpha._obj.value, beta._obj.value)
+            # A matrix by columns is its transpose by rows.
+            arrays = (
+                cupy.array_at(a, (m, lda), dtype),
+                cupy.array_at(b, (n, ldb), dtype),
+                cupy.array_at(c, (n, ldc), dtype),
+            )
+
+            def run(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+                product = b[:, :k].astype(np.float32) @ a[:, :k].astype(np.float32).T
+                old = c[:, :m].astype(np.float32) if factors[1] else 0.0
+                c[:, :m] = factors[0] * product + factors[1] * old
+
+            cupy.queue(self.state(handle).stream, "cublasGemmEx", run, arrays)
+            return 0
+
+        self.cublasCreate_v2 = create
+        self.cublasDestroy_v2 = lambda handle: 0
+        self.cublasSetStream_v2 = set_stream
+        self.cublasSetWorkspace_v2 = set_workspace
+        self.cublasSetMathMode = set_math_mode
+        self.cublasGemmEx = gemm
+
+    def state(self, handle: Any) -> Any:
+        return self.handles[handle.value - 1]

@@ -1,0 +1,356 @@
+"""A stand-in for CuPy over NumPy arrays that is as lazy as a GPU, and strict.
+
+Nothing that is queued in a stream is done before somebody waits for it: whoever writes to memory
+that a copy has yet to read, or reads what has yet to arrive, gets wrong numbers here too. Kernels
+are the emulator's, matrix products NumPy's, behind the C interface of cuBLAS.
+
+Inside ``steady()`` and while capturing, `Violation` is raised for what a step must not do:
+allocate, compile, copy to or from memory that is not pinned, wait for the device, launch into the
+default stream. A graph keeps no memory alive, and refuses to run without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import launcher
+from fake_cublas import FakeCublas
+
+from mie.ops_gpu.host.emulator import EmulatedKernel
+
+Task = Callable[[], None]
+
+
+class Violation(AssertionError):
+    """A step did what it must not do."""
+
+
+class Array(np.ndarray):
+    """cupy.ndarray: what is done with arrays of a device."""
+
+    cupy: FakeCupy
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+    def set(self, host: np.ndarray, stream: Stream | None = None) -> None:
+        assert (host.dtype, host.shape) == (self.dtype, self.shape)
+        self.cupy.copy(host, stream, lambda: np.copyto(self, host))
+        self.cupy.last_upload = self.ctypes.data
+
+    def get(
+        self, stream: Stream | None = None, out: np.ndarray | None = None, blocking: bool = True
+    ) -> np.ndarray:
+        host = np.empty(self.shape, self.dtype) if out is None else out
+        self.cupy.copy(host, stream, lambda: np.copyto(host, self))
+        if blocking:
+            (stream or self.cupy.current).synchronize()
+        return host
+
+
+def owner(array: np.ndarray) -> np.ndarray:
+    """The array whose memory it is."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+class Stream:
+    """cupy.cuda.Stream: tasks in order, done when somebody waits."""
+
+    def __init__(self, cupy: FakeCupy) -> None:
+        self.ptr = len(cupy.streams) + 100
+        self.cupy = cupy
+        self.tasks: list[Task] = []
+        self.captured: list[Launch] | None = None
+        cupy.streams[self.ptr] = self
+
+    def __enter__(self) -> None:
+        self.cupy.stack.append(self)
+
+    def __exit__(self, *error: object) -> None:
+        assert self.cupy.stack.pop() is self
+
+    def launch(self, launch: Launch) -> None:
+        if self.cupy.is_steady and self is self.cupy.default:
+            raise Violation(f"{launch.name} goes into the default stream")
+        if self is self.cupy.default:
+            self.cupy.finish_streams()
+            launch.bound()()
+        elif self.captured is None:
+            self.tasks.append(launch.bound())
+        else:
+            self.captured.append(launch)
+
+    def done(self, num_tasks: int) -> None:
+        """Do the first tasks."""
+        if self.captured is not None:
+            raise Violation("a wait while capturing")
+        for _ in range(num_tasks):
+            self.tasks.pop(0)()
+            self.cupy.num_done[self.ptr] = self.cupy.num_done.get(self.ptr, 0) + 1
+
+    def synchronize(self) -> None:
+        self.cupy.check("a wait for the device")
+        self.done(len(self.tasks))
+
+    def begin_capture(self) -> None:
+        assert self.captured is None
+        self.captured = []
+
+    def end_capture(self) -> Graph:
+        assert self.captured is not None
+        launches, self.captured = self.captured, None
+        return Graph(self.cupy, launches)
+
+
+class Launch:
+    """A kernel or product with its arguments, as CUDA keeps them: addresses and numbers."""
+
+    def __init__(self, name: str, run: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self.name = name
+        self.run = run
+        self.args = [_Memory(arg) if isinstance(arg, Array) else arg for arg in args]
+
+    @property
+    def addresses(self) -> list[int]:
+        return [arg.address for arg in self.args if isinstance(arg, _Memory)]
+
+    def bound(self) -> Task:
+        """The task, with its memory kept alive until it was done."""
+        values = [arg.array() if isinstance(arg, _Memory) else arg for arg in self.args]
+        return lambda: self.run(*values)
+
+
+class _Memory:
+    """A pointer: it keeps nothing alive."""
+
+    def __init__(self, array: Array) -> None:
+        self.owner = weakref.ref(owner(array))
+        self.address, self.shape, self.dtype = array.ctypes.data, array.shape, array.dtype
+
+    def array(self) -> np.ndarray:
+        memory = self.owner()
+        if memory is None:
+            raise Violation(f"a graph uses memory at {self.address:#x} that was given back")
+        offset = self.address - memory.ctypes.data
+        size = math.prod(self.shape) * self.dtype.itemsize
+        raw = memory.reshape(-1).view(np.uint8)[offset : offset + size]
+        return raw.view(self.dtype).reshape(self.shape)
+
+
+class Graph:
+    """cupy.cuda.Graph."""
+
+    def __init__(self, cupy: FakeCupy, launches: list[Launch]) -> None:
+        self.cupy, self.launches = cupy, launches
+        self.num_launches = 0
+        cupy.graphs.append(self)
+
+    def launch(self, stream: Stream) -> None:
+        reads = {address for launch in self.launches for address in launch.addresses}
+        if self.cupy.last_upload not in reads:
+            raise Violation("a graph reads other memory than the step's integers were copied to")
+        stream.tasks += [launch.bound() for launch in self.launches]
+        self.num_launches += 1
+
+
+class Event:
+    """cupy.cuda.Event."""
+
+    def __init__(self, cupy: FakeCupy) -> None:
+        self.cupy = cupy
+        self.stream: Stream | None = None
+        self.place = 0
+
+    def record(self, stream: Stream) -> None:
+        self.stream = stream
+        self.place = self.cupy.num_done.get(stream.ptr, 0) + len(stream.tasks)
+
+    def synchronize(self) -> None:
+        if self.stream is None:
+            return
+        missing = self.place - self.cupy.num_done.get(self.stream.ptr, 0)
+        if missing > 0:
+            self.cupy.check("a wait for the device")
+            self.stream.done(missing)
+
+
+class RawModule:
+    """cupy.RawModule: the file's name is in its text."""
+
+    def __init__(self, cupy: FakeCupy, code: str, name_expressions: tuple[str, ...]) -> None:
+        cupy.check("a compilation")
+        found = re.search(r'#line 1 "(\w+\.cu)"', code)
+        assert found is not None
+        [name] = name_expressions
+        self.cupy, self.kernel = cupy, launcher().kernel(found[1], name)
+
+    def get_function(self, name: str) -> Function:
+        return Function(self.cupy, self.kernel)
+
+
+class Function:
+    """cupy.RawKernel."""
+
+    def __init__(self, cupy: FakeCupy, kernel: EmulatedKernel) -> None:
+        self.cupy, self.kernel = cupy, kernel
+        self.max_dynamic_shared_size_bytes = 48 * 1024
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: Any, shared_mem: int
+    ) -> None:
+        assert shared_mem <= self.max_dynamic_shared_size_bytes
+        kernel = self.kernel
+
+        def run(*values: Any) -> None:
+            pairs = zip(kernel.parameters, values, strict=True)
+            is_null = [p.is_pointer and isinstance(value, np.uint64) for p, value in pairs]
+            given = [None if null else value for null, value in zip(is_null, values, strict=True)]
+            kernel(grid, block, tuple(given), shared_mem)
+
+        self.cupy.current.launch(Launch(kernel.name, run, args))
+
+
+class FakeCupy(ModuleType):
+    """The module."""
+
+    __version__ = "14.0.0"
+
+    def __init__(self) -> None:
+        super().__init__("cupy")
+        self.ndarray: type[Array] = type("ndarray", (Array,), {"cupy": self})
+        self.is_steady = self.is_reading = False
+        self.streams: dict[int, Stream] = {}
+        self.num_done: dict[int, int] = {}
+        self.graphs: list[Graph] = []
+        self.pinned: list[tuple[int, int]] = []
+        self.last_upload = 0
+        self.arrays: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
+        self.default = Stream(self)
+        self.stack = [self.default]
+        attributes = {"MultiProcessorCount": 3, "MaxSharedMemoryPerMultiprocessor": 228 << 10}
+        attributes["Integrated"] = 1
+        device = SimpleNamespace(attributes=attributes, compute_capability="90")
+        self.cuda = SimpleNamespace(
+            is_available=lambda: True,
+            Stream=lambda: Stream(self),
+            Event=lambda disable_timing: Event(self),
+            Device=lambda: device,
+            alloc_pinned_memory=self._alloc_pinned_memory,
+        )
+
+    @property
+    def current(self) -> Stream:
+        return self.stack[-1]
+
+    @contextlib.contextmanager
+    def steady(self) -> Iterator[None]:
+        """All is warm: from now on a step only queues."""
+        self.is_steady = True
+        try:
+            yield
+        finally:
+            self.is_steady = False
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Here the host may wait: it wants the sampled ids."""
+        self.is_reading = True
+        try:
+            yield
+        finally:
+            self.is_reading = False
+
+    def check(self, what: str) -> None:
+        is_capturing = any(stream.captured is not None for stream in self.streams.values())
+        is_wait = what.startswith("a wait")
+        if is_capturing or (self.is_steady and not (is_wait and self.is_reading)):
+            raise Violation(f"{what} {'while capturing' if is_capturing else 'in a steady step'}")
+
+    def copy(self, host: np.ndarray, stream: Stream | None, task: Task) -> None:
+        """Queue a copy from or to the host; done at once where the memory is not pinned."""
+        stream = stream or self.current
+        if stream.captured is not None:
+            raise Violation("a copy while capturing")
+        if stream is self.default:
+            self.finish_streams()
+        begin = host.ctypes.data
+        is_pinned = any(low <= begin < high for low, high in self.pinned)
+        if not is_pinned and host.size:
+            self.check("a copy of memory that is not pinned")
+            stream.done(len(stream.tasks))
+            task()
+        else:
+            stream.tasks.append(task)
+
+    def finish_streams(self) -> None:
+        """What is queued in the default stream waits for all others."""
+        for stream in self.streams.values():
+            stream.done(len(stream.tasks))
+
+    def empty(self, shape: Any, dtype: Any) -> Array:
+        self.check("an allocation")
+        memory = np.empty(shape, dtype)
+        memory.reshape(-1).view(np.uint8).fill(0xFF)
+        array = memory.view(self.ndarray)
+        self.arrays[memory.ctypes.data] = memory
+        return array
+
+    def zeros(self, shape: Any, dtype: Any = float) -> Array:
+        array = self.empty(shape, dtype)
+        array[...] = 0
+        return array
+
+    def asarray(self, host: np.ndarray) -> Array:
+        if isinstance(host, Array):
+            return host
+        array = self.empty(host.shape, host.dtype)
+        array.set(np.ascontiguousarray(host))
+        return array
+
+    def RawModule(self, *, code: str, name_expressions: tuple[str, ...], **_: Any) -> RawModule:
+        return RawModule(self, code, name_expressions)
+
+    def _alloc_pinned_memory(self, num_bytes: int) -> bytearray:
+        self.check("an allocation")
+        memory = bytearray(num_bytes)
+        begin = np.frombuffer(memory, np.uint8).ctypes.data
+        self.pinned.append((begin, begin + num_bytes))
+        return memory
+
+    def queue(self, stream: int, name: str, run: Callable[..., None], args: Any) -> None:
+        """What a library launches."""
+        self.streams[stream].launch(Launch(name, run, args))
+
+    def array_at(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """The part of one of its arrays that begins there."""
+        memory = next(
+            each
+            for low, each in list(self.arrays.items())
+            if low <= address < low + max(1, each.nbytes)
+        )
+        raw = memory.reshape(-1).view(np.uint8)[address - memory.ctypes.data :]
+        size = math.prod(shape) * dtype.itemsize
+        return raw[:size].view(dtype).reshape(shape).view(self.ndarray)
+
+
+@pytest.fixture
+def fake_cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    """The module in place of CuPy, with its cuBLAS."""
+    cupy = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    library = FakeCublas(cupy)
+    monkeypatch.setattr("mie.ops_gpu.cublas.load_library", lambda module: library)
+    cupy.cublas_library = library
+    return cupy

@@ -1,0 +1,248 @@
+"""Matrix products through cuBLAS: what it is asked for, through a C library with its interface.
+
+The library is a page of C++ with the prototypes of cublas_api.h, so that number, order and size of
+the arguments are checked where a compiler is. With MIE_GPU_TESTS=1 the real one multiplies, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shlex
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import on_device
+import pytest
+from emulated import COMPILER, launcher, needs_compiler
+
+from mie.errors import ConfigError
+from mie.ops_gpu.arrays import DTYPES
+from mie.ops_gpu.cublas import Cublas, CublasError, load_library, workspace_bytes
+from mie.ops_gpu.gemm import CublasGemm, NumpyGemm
+
+MODES = ["plain", "checked", *(["cupy"] if on_device.IS_WANTED else [])]
+
+LIBRARY = r"""
+#include <cstddef>
+struct Context { void *stream, *workspace; size_t workspace_bytes; int math_mode; };
+extern "C" {
+Context last;
+int calls;
+int cublasCreate_v2(Context **handle) { *handle = new Context{}; return 0; }
+int cublasDestroy_v2(Context *handle) { delete handle; return 0; }
+int cublasSetStream_v2(Context *handle, void *stream) {
+  handle->stream = stream;
+  handle->workspace = nullptr;
+  return 0;
+}
+int cublasSetWorkspace_v2(Context *handle, void *workspace, size_t bytes) {
+  if ((size_t)workspace % 256) return 7;
+  handle->workspace = workspace;
+  handle->workspace_bytes = bytes;
+  return 0;
+}
+int cublasSetMathMode(Context *handle, int mode) { handle->math_mode = mode; return 0; }
+int cublasGemmEx(Context *handle, int transa, int transb, int m, int n, int k, const void *alpha,
+                 const void *A, int Atype, int lda, const void *B, int Btype, int ldb,
+                 const void *beta, void *C, int Ctype, int ldc, int computeType, int algo) {
+  if (Atype != 0 || Btype != 0 || Ctype != 0 || computeType != 68 || algo != -1) return 15;
+  last = *handle;
+  ++calls;
+  const float *a = (const float *)A, *b = (const float *)B;
+  float *c = (float *)C, x = *(const float *)alpha, y = *(const float *)beta;
+  for (int j = 0; j < n; ++j)
+    for (int i = 0; i < m; ++i) {
+      float sum = 0;
+      for (int l = 0; l < k; ++l)
+        sum += (transa ? a[l + (size_t)i * lda] : a[i + (size_t)l * lda]) *
+               (transb ? b[j + (size_t)l * ldb] : b[l + (size_t)j * ldb]);
+      float *to = c + i + (size_t)j * ldc;
+      *to = x * sum + (y == 0 ? 0 : y * *to);
+    }
+  return 0;
+}
+}
+"""
+
+
+class Context(ctypes.Structure):
+    _fields_ = (
+        ("stream", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("math_mode", ctypes.c_int),
+    )
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("cublas")
+    source, built = folder / "cublas.cpp", folder / "libcublas.so"
+    source.write_text(LIBRARY)
+    options = "-std=c++17 -O1 -shared -fPIC"
+    subprocess.run([COMPILER, *shlex.split(options), source, "-o", built], check=True)
+    return ctypes.CDLL(str(built))
+
+
+class Array(np.ndarray):
+    """With the address where CuPy has it."""
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+def on_gpu(array: np.ndarray) -> Any:
+    return array.view(Array)
+
+
+def aligned(size: int, dtype: str) -> Array:
+    """As CuPy's memory is."""
+    raw = np.zeros(size + 256, dtype)
+    offset = -raw.ctypes.data % 256
+    return on_gpu(raw[offset : offset + size])
+
+
+CUPY = SimpleNamespace(
+    empty=aligned,
+    cuda=SimpleNamespace(Device=lambda: SimpleNamespace(compute_capability="87")),
+)
+STREAM = SimpleNamespace(ptr=0x1234_5678_9ABC)
+
+
+@pytest.fixture
+def cublas(library: ctypes.CDLL) -> Cublas:
+    return Cublas(CUPY, STREAM, library)
+
+
+@needs_compiler
+@pytest.mark.parametrize("num_tokens", [0, 1, 3])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_products(cublas: Cublas, num_tokens: int, has_bias: bool, has_residual: bool):
+    rng = np.random.default_rng(0)
+    shapes = ((num_tokens, 16), (5, 16), (5,), (num_tokens, 5))
+    x, weight, bias, residual = (
+        on_gpu(rng.normal(size=shape).astype(np.float32)) for shape in shapes
+    )
+    wanted = x @ weight.T + has_bias * bias + has_residual * residual
+    for gemm in (CublasGemm(launcher(), cublas), NumpyGemm()):
+        out = residual.copy() if has_residual else on_gpu(np.full(shapes[3], np.nan, np.float32))
+        residual_or_none = out if has_residual else None
+        gemm.matmul(x, weight, bias if has_bias else None, residual_or_none, out)
+        np.testing.assert_allclose(out, wanted, rtol=0, atol=1e-5)
+
+
+@needs_compiler
+def test_the_handle_has_its_stream_and_then_its_workspace(library: ctypes.CDLL, cublas: Cublas):
+    one = on_gpu(np.ones((1, 1), np.float32))
+    cublas.multiply(one, one, one.copy(), is_added=False)
+    last = Context.in_dll(library, "last")
+    assert last.stream == STREAM.ptr
+    assert (last.workspace, last.workspace_bytes) == (cublas._workspace.ctypes.data, 4 << 20)
+    assert last.math_mode == 16
+
+
+@needs_compiler
+def test_a_status_is_an_error_that_names_it(cublas: Cublas):
+    half = on_gpu(np.ones((1, 1), np.float16))
+    with pytest.raises(CublasError, match=r"cublasGemmEx failed: CUBLAS_STATUS_NOT_SUPPORTED \(15"):
+        cublas.multiply(half, half, half.copy(), is_added=False)
+
+
+@needs_compiler
+@pytest.mark.parametrize("wrong", ["dtype", "shape", "strides"])
+def test_arrays_that_do_not_fit_are_refused(library: ctypes.CDLL, cublas: Cublas, wrong: str):
+    x, weight, out = (np.ones(shape, np.float32) for shape in ((2, 4), (3, 4), (2, 3)))
+    if wrong == "dtype":
+        out = out.astype(np.float16)
+    elif wrong == "shape":
+        out = np.ones((3, 2), np.float32)
+    else:
+        x = np.ones((4, 2), np.float32).T
+    calls = ctypes.c_int.in_dll(library, "calls").value
+    with pytest.raises(AssertionError):
+        cublas.multiply(*map(on_gpu, (x, weight, out)), is_added=False)
+    assert ctypes.c_int.in_dll(library, "calls").value == calls
+
+
+def test_the_workspace_that_each_chip_wants():
+    sizes = {75: 4, 80: 4, 87: 4, 89: 4, 90: 32, 100: 32, 120: 32}
+    assert {chip: workspace_bytes(chip) >> 20 for chip in sizes} == sizes
+
+
+class CudaModule:
+    """Of cupy.cuda: its cuBLAS is loaded when it is named."""
+
+    def __init__(self, version: int, error: Exception | None) -> None:
+        self.runtime = SimpleNamespace(runtimeGetVersion=lambda: version)
+        self._error = error
+        self.was_named = False
+
+    @property
+    def cublas(self) -> None:
+        self.was_named = True
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    ("version", "wheel"), [(12060, "nvidia-cublas-cu12"), (13020, "nvidia-cublas")]
+)
+def test_without_the_library_the_message_says_what_to_install(
+    version: int, wheel: str, monkeypatch: pytest.MonkeyPatch
+):
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    cuda = CudaModule(version, None)
+    with pytest.raises(ConfigError, match=rf"cuBLAS cannot be loaded.*pip install {wheel}\)"):
+        load_library(SimpleNamespace(cuda=cuda))
+    assert cuda.was_named
+
+
+def test_what_cupy_says_of_a_missing_library_is_passed_on():
+    cuda = CudaModule(12060, ImportError("libcublas.so.12: no such file\nand more"))
+    with pytest.raises(ConfigError, match=r"cannot be loaded: libcublas\.so\.12: no such file \("):
+        load_library(SimpleNamespace(cuda=cuda))
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_added", [False, True])
+def test_a_bias_is_put_where_the_product_is_added(mode: str, dtype: str, is_added: bool):
+    rng = np.random.default_rng(0)
+    bias, out = (rng.normal(size=shape).astype(DTYPES[dtype]) for shape in ((300,), (3, 300)))
+    wanted = (bias.astype(np.float32) + is_added * out.astype(np.float32)).astype(DTYPES[dtype])
+    gpu: Any = on_device.device_launcher() if mode == "cupy" else launcher(mode == "checked")
+    CublasGemm(gpu, None)._add_bias(bias, out, has_residual=is_added)  # type: ignore[arg-type]
+    assert out.tobytes() == np.broadcast_to(wanted, out.shape).tobytes()
+
+
+if on_device.IS_WANTED:
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("num_tokens", [1, 7, 64, 300])
+    def test_products_on_the_device(dtype: str, num_tokens: int):
+        """Against float64, with float32 sums: 1e-6 of float32 would be 1e-3 with TF32."""
+        import cupy
+
+        from mie.ops_gpu.launcher import CupyLauncher
+
+        stream = cupy.cuda.Stream()
+        gemm = CublasGemm(CupyLauncher(), Cublas(cupy, stream))
+        rng = np.random.default_rng(0)
+        shapes = ((num_tokens, 2048), (1536, 2048), (1536,), (num_tokens, 1536))
+        host = [rng.normal(size=shape).astype(DTYPES[dtype]) for shape in shapes]
+        with stream:
+            x, weight, bias, out = map(cupy.asarray, host)
+            gemm.matmul(x, weight, bias, out, out)
+            got = cupy.asnumpy(out).astype(np.float64)
+        x, weight, bias, residual = (array.astype(np.float64) for array in host)
+        wanted = x @ weight.T + bias + residual
+        error = np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
+        assert error < {"float32": 1e-6, "float16": 1e-3, "bfloat16": 6e-3}[dtype]

@@ -1,0 +1,263 @@
+"""Steps as graphs: padded to sizes that steps share, captured, and replayed with other numbers.
+
+On the emulator a graph is the list of its launches. What it gives must be bit for bit what the same
+steps give launch by launch, and the tokens those of the NumPy backend.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import on_device
+import pytest
+import tiny_models
+from emulated import launcher, needs_compiler
+
+from mie.config import EngineConfig
+from mie.load import load_engine
+from mie.ops.backend import Backend, KVCacheShape, StepBatch
+from mie.ops_gpu.arena import Arena
+from mie.ops_gpu.batch import Bucket, bucket_of, host_batch, padded, padded_seqs
+from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend, load_emulated_backend
+from mie.ops_gpu.gemm import NumpyGemm
+from mie.ops_gpu.launcher import EmulatedLauncher
+from mie.ops_gpu.queue import EmulatedQueue
+from mie.ops_gpu.steps import Steps
+from mie.sched.params import SamplingParams
+
+WIDE = tiny_models.LLAMA | {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 64}
+MODELS = {
+    # name: config, block size, dtype
+    "biases": (tiny_models.QWEN2, 4, "float32"),
+    "window": (tiny_models.MISTRAL_WINDOW, 3, "float32"),
+    "head norms": (tiny_models.QWEN3_TIED, 4, "float16"),
+    "stream": (WIDE, 16, "float16"),
+}
+DEVICES = ["cupy-emulated", *(["cupy"] if on_device.IS_WANTED else [])]
+
+
+class Run:
+    """A random load, through a backend whose logits are kept."""
+
+    def __init__(self, model: Path, backend: str, seed: int, **settings: Any) -> None:
+        self.logits: list[np.ndarray] = []
+        self.tokens: dict[str, list[int]] = {}
+        self.engine = load_engine(model, backend=backend, wrap=self._wrap, **settings)
+        rng = np.random.default_rng(seed)
+        for step in range(40):
+            if step < 12 and rng.random() < 0.5:
+                self._add_request(rng)
+            if not self.engine.has_work and step >= 12:
+                break
+            for output in self.engine.step().outputs if self.engine.has_work else ():
+                self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+
+    def _add_request(self, rng: np.random.Generator) -> None:
+        params = SamplingParams(
+            temperature=float(rng.choice([0, 0, 0.8])),
+            seed=int(rng.integers(100)),
+            max_tokens=int(rng.integers(1, 25)),
+            ignore_eos=True,
+        )
+        self.engine.add_request(rng.integers(4, 40, int(rng.integers(1, 30))).tolist(), params)
+
+    def _wrap(self, backend: Backend) -> Backend:
+        self.backend: Any = backend
+        run_step = backend.run_step
+
+        def recorded(forward: Any, batch: StepBatch) -> Any:
+            logits = run_step(forward, batch)
+            self.logits.append(np.array(logits.get() if hasattr(logits, "get") else logits))
+            return logits
+
+        backend.run_step = recorded  # type: ignore[method-assign]
+        return backend
+
+
+@needs_compiler
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", MODELS)
+def test_graph_and_eager_are_equal_bit_for_bit(tmp_path: Path, device: str, name: str):
+    config, block_size, dtype = MODELS[name]
+    model = tiny_models.write_model(tmp_path, config, tiny_models.random_weights(config))
+    settings: dict[str, Any] = {
+        "num_blocks": 40,
+        "block_size": block_size,
+        "max_num_batched_tokens": 24,
+        "max_num_seqs": 12,
+        "async_scheduling": False,
+    }
+    graphs = Run(model, device, 3, config=EngineConfig(**settings), dtype=dtype)
+    eager_config = EngineConfig(**settings, enforce_eager=True)
+    eager = Run(model, device, 3, config=eager_config, dtype=dtype)
+    assert len(graphs.backend._steps._captured) >= 3
+    assert not eager.backend._steps._captured
+    assert len(graphs.logits) == len(eager.logits)
+    for got, wanted in zip(graphs.logits, eager.logits, strict=True):
+        assert got.tobytes() == wanted.tobytes()
+    if dtype == "float32":
+        numpy_run = Run(model, "numpy", 3, config=EngineConfig(**settings), dtype="float64")
+        assert graphs.tokens == numpy_run.tokens
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["biases", "stream"])
+def test_padded_steps_touch_only_what_is_theirs(tmp_path: Path, name: str):
+    """The checked build sees every access."""
+    config, block_size, dtype = MODELS[name]
+    queue = EmulatedQueue()
+    checked = CupyBackend(
+        "cupy-emulated",
+        EmulatedLauncher(check=True, order="random", submit=queue.submit),
+        NumpyGemm(queue.submit),
+        dtype,
+        EMULATED_CHIP,
+        queue=queue,
+    )
+    engine = load_engine(
+        tiny_models.write_model(tmp_path, config, tiny_models.random_weights(config)),
+        EngineConfig(num_blocks=20, block_size=block_size, seed=1),
+        backend="cupy-emulated",
+        wrap=lambda backend: checked,
+    )
+    for number in range(3):
+        engine.add_request([5, 6, 7 + number], SamplingParams(max_tokens=4 + number))
+    while engine.has_work:
+        engine.step()
+    assert checked._steps._captured
+
+
+@needs_compiler
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_overlapped_engine_gives_the_same_tokens(tmp_path: Path, device: str):
+    """The tokens of a step are taken on the device by the one that was launched behind it."""
+    config = tiny_models.QWEN2
+    model = tiny_models.write_model(tmp_path, config, tiny_models.random_weights(config))
+    settings: dict[str, Any] = {"num_blocks": 60, "block_size": 4, "max_num_seqs": 12}
+    runs = [
+        Run(model, device, 5, config=EngineConfig(**settings, async_scheduling=ahead), dtype=dtype)
+        for ahead, device, dtype in ((True, device, "float32"), (False, "numpy", "float64"))
+    ]
+    assert runs[0].tokens == runs[1].tokens
+
+
+@needs_compiler
+def test_a_step_ahead_leaves_the_logits_that_are_still_to_be_read(tmp_path: Path):
+    """Logits last until the next step: the last token of a sequence has log-probabilities, too."""
+    config = tiny_models.QWEN2
+    model = tiny_models.write_model(tmp_path, config, tiny_models.random_weights(config))
+    logprobs = []
+    for ahead in (True, False):
+        settings = EngineConfig(num_blocks=40, block_size=4, async_scheduling=ahead)
+        engine = load_engine(model, settings, backend="cupy-emulated")
+        engine.add_request([5, 6], SamplingParams(temperature=0, max_tokens=4, logprobs=1), "few")
+        engine.add_request([8, 9], SamplingParams(temperature=0, max_tokens=9), "many")
+        outputs = [output for _ in range(6) for output in engine.step().outputs]
+        few = [output.logprobs[0] for output in outputs if output.request_id == "few"]
+        logprobs.append([round(each.logprobs[0], 4) for each in few])
+    assert logprobs[0] == logprobs[1]
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", ["plain", "checked", *DEVICES[1:]])
+@pytest.mark.parametrize("num_tokens", [1, 32, 300])
+def test_tokens_are_taken_on_the_device(mode: str, num_tokens: int):
+    drawn = np.arange(num_tokens, dtype=np.int32) * 7
+    rows = np.random.default_rng(0).permutation(num_tokens).astype(np.int32)
+    token_ids = np.zeros(num_tokens, np.int32)
+    gpu: Any = on_device.device_launcher() if mode == "cupy" else launcher(mode == "checked")
+    batch: Any = SimpleNamespace(token_ids=token_ids, drawn_rows=rows)
+    Steps(gpu, EmulatedQueue(), enforce_eager=True)._take_tokens(drawn, batch)
+    np.testing.assert_array_equal(token_ids, drawn[rows])
+
+
+# Sizes.
+
+
+def decodes(lengths: list[int], table_width: int) -> StepBatch:
+    count = len(lengths)
+    tables = np.arange(count * table_width).reshape(count, table_width)
+    return StepBatch(
+        token_ids=np.arange(count) + 7,
+        positions=np.array(lengths) - 1,
+        slot_mapping=np.arange(count) + 100,
+        cu_seqlens_q=np.arange(count + 1),
+        seq_lens=np.array(lengths),
+        block_tables=tables,
+        logits_rows=np.arange(count),
+    )
+
+
+def test_the_sizes():
+    sizes = sorted({padded_seqs(count) for count in range(1, 400)})
+    assert sizes[:12] == [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112]
+    assert sizes[-3:] == [320, 384, 448]
+    for count in range(1, 400):
+        assert count <= padded_seqs(count) <= max(2 * count, 1)
+        assert count < 17 or padded_seqs(count) < 1.5 * count
+
+
+def test_only_decodes_of_one_row_each_are_padded():
+    batch = decodes([3, 9, 5], 3)
+    assert bucket_of(batch) == Bucket(4, 16)
+    assert bucket_of(decodes([3] * 9, 33)) == Bucket(16, 64)
+    others: dict[str, Any] = {
+        "logits_rows": np.array([0, 2, 1]),
+        "block_tables": batch.block_tables[:2],
+    }
+    for name, array in others.items():
+        assert bucket_of(StepBatch(**{**vars(batch), name: array})) is None
+    assert bucket_of(StepBatch(**{**vars(batch), "logits_rows": np.array([0, 1])})) is None
+
+
+def test_padding_writes_nowhere_and_sees_nothing():
+    batch = decodes([3, 9, 5], 3)
+    wide = padded(batch, Bucket(8, 16))
+    for name in ("token_ids", "positions", "slot_mapping", "seq_lens"):
+        np.testing.assert_array_equal(getattr(wide, name)[:3], getattr(batch, name))
+    assert wide.slot_mapping[3:].tolist() == [-1] * 5
+    assert wide.seq_lens[3:].tolist() == [0] * 5
+    np.testing.assert_array_equal(wide.block_tables[:3, :3], batch.block_tables)
+    host = host_batch(wide)
+    assert host.arrays["decodes"].tolist() == list(range(8))
+    assert host.arrays["decode_tiles"].tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3]
+    other = host_batch(padded(decodes([60, 2], 16), Bucket(8, 16)))
+    assert other.size == host.size  # so that every array of a size lies at one address
+
+
+@needs_compiler
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_padded_sequences_get_zeros_or_nothing(head_dim: int, is_deterministic: bool):
+    """And the others what they get alone: in one split and several, streamed or not."""
+    backend = load_emulated_backend("float16", batch_invariant=is_deterministic)
+    rng = np.random.default_rng(0)
+    cache = backend.new_kv_cache(
+        KVCacheShape(num_layers=1, num_blocks=80, block_size=16, num_kv_heads=1, head_dim=head_dim)
+    )
+    cache.layers[0][...] = rng.normal(size=cache.layers[0].shape)
+    q = rng.normal(size=(8, 2, head_dim)).astype(np.float16)
+    batch = decodes([3, 300, 65], 20)
+    wide = padded(batch, Bucket(8, 32))
+    outputs = [
+        backend.paged_attention(q[: len(each.seq_lens)], cache, 0, each, None)
+        for each in (batch, wide)
+    ]
+    assert outputs[0].tobytes() == outputs[1][:3].tobytes()
+    assert not (is_deterministic and outputs[1][3:].any())
+
+
+def test_an_arena_keeps_what_is_large_enough():
+    arena, dtype = Arena(np), np.dtype(np.float32)
+    first = arena.empty("x", (5, 3), dtype)
+    assert first.shape == (5, 3)
+    again = arena.empty("x", (8, 3), dtype)  # room was made for eight rows
+    assert again.ctypes.data == first.ctypes.data
+    assert arena.empty("y", (5, 3), dtype).ctypes.data != first.ctypes.data
+    assert arena.empty("x", (5, 3), np.dtype(np.int32)).ctypes.data != first.ctypes.data
+    assert len(arena.buffers) == 3
+    assert arena.empty("x", (9, 3), dtype).ctypes.data != first.ctypes.data
+    assert len(arena.buffers) == 3

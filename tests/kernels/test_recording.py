@@ -1,0 +1,272 @@
+"""The whole engine on a stand-in for CuPy that does nothing before it is waited for.
+
+It fails on what a step must not do once its size is warm, and on what a graph must not hold; that
+each of these is noticed is tested at the end.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models
+from emulated import needs_compiler
+from fake_cupy import FakeCupy, Violation, fake_cupy
+
+from mie.config import EngineConfig
+from mie.engine import Engine
+from mie.load import load_engine
+from mie.ops.backend import Backend, StepBatch
+from mie.ops.sampling import RowControls
+from mie.ops_gpu.cupy_backend import CupyBackend, load_cupy_backend
+from mie.sched.params import SamplingParams
+
+__all__ = ["fake_cupy"]
+pytestmark = needs_compiler
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+DRAWN = SamplingParams(temperature=1.3, top_p=0.9, seed=5, max_tokens=40, ignore_eos=True)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Biases and an output head of its own."""
+    weights = tiny_models.random_weights(tiny_models.QWEN2)
+    return tiny_models.write_model(tmp_path, tiny_models.QWEN2, weights)
+
+
+def reading_backend(cupy: FakeCupy) -> Any:
+    """For `load_engine`: the backend may wait where it reads the sampled ids."""
+
+    def wrap(backend: Backend) -> Backend:
+        finish = backend.finish_sample
+
+        def finish_sample(drawn: Any) -> list[int]:
+            with cupy.reading():
+                return finish(drawn)
+
+        backend.finish_sample = finish_sample  # type: ignore[method-assign]
+        return backend
+
+    return wrap
+
+
+def start(model: Path, cupy: FakeCupy | None, **settings: Any) -> Engine:
+    """An engine with three requests, on the stand-in or on the emulator."""
+    config = EngineConfig(num_blocks=40, block_size=4, max_num_batched_tokens=16, **settings)
+    backend = "cupy-emulated" if cupy is None else "cupy"
+    wrap = None if cupy is None else reading_backend(cupy)
+    engine = load_engine(model, config, backend=backend, dtype="float32", wrap=wrap)
+    for number, params in enumerate((GREEDY, DRAWN, GREEDY)):
+        engine.add_request(list(range(5 + number, 15 + 2 * number)), params)
+    return engine
+
+
+def run(engine: Engine, tokens: dict[str, list[int]], num_steps: int | None = None) -> None:
+    """Add each request's new tokens, of so many steps or to the end."""
+    while engine.has_work and num_steps != 0:
+        for output in engine.step().outputs:
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        num_steps = None if num_steps is None else num_steps - 1
+
+
+def all_tokens(engine: Engine) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    run(engine, tokens)
+    return tokens
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_warm_step_only_queues_and_reads_its_tokens(
+    fake_cupy: FakeCupy, model: Path, async_scheduling: bool
+):
+    wanted = all_tokens(start(model, None, enforce_eager=True))
+    engine = start(model, fake_cupy, async_scheduling=async_scheduling)
+    tokens: dict[str, list[int]] = {}
+    run(engine, tokens, 8)
+    num_graphs = len(fake_cupy.graphs)
+    with fake_cupy.steady():
+        run(engine, tokens, 20)
+    assert len(fake_cupy.graphs) == num_graphs
+    assert fake_cupy.graphs[-1].num_launches >= 20
+    run(engine, tokens)
+    assert tokens == wanted
+
+
+def test_enforce_eager_captures_nothing(fake_cupy: FakeCupy, model: Path):
+    graphs, eager = start(model, fake_cupy), start(model, fake_cupy, enforce_eager=True)
+    tokens = all_tokens(eager)
+    assert fake_cupy.graphs == []
+    assert all_tokens(graphs) == tokens
+    assert fake_cupy.graphs
+
+
+def test_cublas_is_set_up_for_captures(fake_cupy: FakeCupy):
+    backend = load_cupy_backend("float32")
+    [state] = fake_cupy.cublas_library.handles
+    assert state.stream == backend._queue.stream.ptr
+    assert state.workspace == 32 << 20  # set after the stream, which would reset it
+    assert state.math_mode == 16  # no reduction in 16 bits, no TF32
+
+
+# Each of the failures is noticed.
+
+
+def decodes(*token_ids: int, **drawn: Any) -> StepBatch:
+    """The third token of each of two sequences."""
+    return StepBatch(
+        token_ids=np.array(token_ids),
+        positions=np.array([2, 2]),
+        slot_mapping=np.array([2, 18]),
+        cu_seqlens_q=np.arange(3),
+        seq_lens=np.array([3, 3]),
+        block_tables=np.array([[0], [1]]),
+        logits_rows=np.arange(2),
+        **drawn,
+    )
+
+
+class Model:
+    """A forward pass of one product, and what ``also`` does."""
+
+    def __init__(self, backend: CupyBackend) -> None:
+        self.backend = backend
+        matrix = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+        self.embedding = backend.load_embedding((6, 4), [matrix])
+        self.also: Any = lambda x: None
+
+    def forward(self, batch: StepBatch) -> Any:
+        x = self.backend.embed(batch.token_ids, self.embedding)
+        self.also(x)
+        return self.backend.linear(x, self.backend.tie_linear(self.embedding))
+
+    def step(self, batch: StepBatch | None = None) -> Any:
+        return self.backend.run_step(self.forward, batch or decodes(1, 2))
+
+    def draw(self, batch: StepBatch) -> Any:
+        """Tokens of a step that is only queued: of random controls, which are staged too."""
+        rows = [RowControls(temperature=1.0, uniform=0.3), RowControls()]
+        return self.backend.start_sample(self.step(batch), rows)
+
+
+@pytest.fixture
+def machine(fake_cupy: FakeCupy) -> Model:
+    return Model(load_cupy_backend("float32"))
+
+
+def test_the_stand_in_is_lazy(fake_cupy: FakeCupy, machine: Model):
+    logits = machine.step()
+    assert np.isnan(logits).all()
+    wanted = (machine.embedding @ machine.embedding.T)[[1, 2]]
+    np.testing.assert_allclose(logits.get(), wanted, rtol=1e-5)
+
+
+def test_the_next_step_takes_its_tokens_on_the_device(fake_cupy: FakeCupy, machine: Model):
+    """Each is read one step late, and the host never writes what the device has yet to read."""
+    tokens, wanted = np.array([1, 2]), []
+    for _ in range(6):
+        wanted.append(machine.backend.finish_sample(machine.draw(decodes(*tokens))))
+        tokens = np.array(wanted[-1][::-1])
+    drawn, got = [machine.draw(decodes(1, 2))], []
+    for _ in range(5):
+        ahead = decodes(0, 0, drawn=drawn[-1], drawn_rows=np.array([1, 0]))
+        drawn.append(machine.draw(ahead))
+        got.append(machine.backend.finish_sample(drawn.pop(0)))
+    got.append(machine.backend.finish_sample(drawn.pop()))
+    assert got == wanted
+    assert len({tuple(each) for each in wanted}) > 1
+
+
+def test_numbers_written_too_early_are_noticed(
+    fake_cupy: FakeCupy, machine: Model, monkeypatch: pytest.MonkeyPatch
+):
+    wanted = machine.backend.finish_sample(machine.draw(decodes(1, 2)))
+    staging = machine.backend._steps._staging
+    staging._buffers = [staging._buffers[0]] * 2
+    drawn = machine.draw(decodes(1, 2))
+    machine.draw(decodes(3, 4))
+    assert machine.backend.finish_sample(drawn) != wanted
+
+
+def test_ids_that_were_written_over_are_not_given_out(machine: Model):
+    first, second, third = (machine.draw(decodes(1, 2)) for _ in range(3))
+    with pytest.raises(AssertionError, match="read too late"):
+        machine.backend.finish_sample(first)
+    assert len(machine.backend.finish_sample(second)) == 2
+    assert len(machine.backend.finish_sample(third)) == 2
+
+
+OFFENCES = {
+    "an allocation": lambda cupy, x: cupy.empty(3, np.float32),
+    "a wait for the device": lambda cupy, x: cupy.current.synchronize(),
+    "a copy": lambda cupy, x: x.get(),
+    "a compilation": lambda cupy, x: cupy.RawModule(
+        code='#line 1 "silu_mul.cu"', name_expressions=("silu_mul<float>",)
+    ),
+}
+
+
+@pytest.mark.parametrize("offence", OFFENCES)
+def test_an_offence_is_noticed_while_capturing(fake_cupy: FakeCupy, machine: Model, offence: str):
+    machine.also = lambda x: OFFENCES[offence](fake_cupy, x)
+    machine.step()  # the first is as it is
+    with pytest.raises(Violation, match=f"{offence}.* while capturing"):
+        machine.step()
+
+
+@pytest.mark.parametrize("offence", OFFENCES)
+def test_an_offence_is_noticed_in_a_steady_step(fake_cupy: FakeCupy, machine: Model, offence: str):
+    machine.backend._steps._enforce_eager = True
+    machine.step()
+    fake_cupy.finish_streams()
+    with fake_cupy.steady():
+        machine.step()
+        machine.also = lambda x: OFFENCES[offence](fake_cupy, x)
+        with pytest.raises(Violation, match=f"{offence}.* in a steady step"):
+            machine.step()
+
+
+def test_a_step_after_a_failed_capture_is_captured(fake_cupy: FakeCupy, machine: Model):
+    machine.step()
+    machine.also = lambda x: fake_cupy.empty(3, np.float32)
+    with pytest.raises(Violation):
+        machine.step()
+    machine.also = lambda x: None
+    wanted = (machine.embedding @ machine.embedding.T)[[1, 2]]
+    np.testing.assert_allclose(machine.step().get(), wanted, rtol=1e-5)
+    assert [graph.num_launches for graph in fake_cupy.graphs[-1:]] == [1]
+
+
+def test_integers_that_go_elsewhere_are_noticed(fake_cupy: FakeCupy, machine: Model):
+    machine.step()
+    machine.step()
+    [captured] = machine.backend._steps._captured.values()
+    moved = fake_cupy.empty(captured.batch.integers.shape, np.int32)
+    captured.batch.__dict__["integers"] = moved
+    with pytest.raises(Violation, match="other memory than the step's integers"):
+        machine.step()
+
+
+def test_memory_that_a_graph_does_not_keep_is_noticed(fake_cupy: FakeCupy, machine: Model):
+    machine.step()
+    machine.step()
+    steps = machine.backend._steps
+    [(bucket, captured)] = steps._captured.items()
+    machine.step()
+    fake_cupy.streams[captured.graph._stream.ptr].synchronize()
+    steps._captured[bucket] = captured._replace(buffers=(), logits=captured.logits)
+    steps.arena._buffers.clear()
+    del captured
+    with pytest.raises(Violation, match=r"memory at .* that was given back"):
+        machine.step()
+
+
+def test_a_launch_into_the_default_stream_is_noticed(fake_cupy: FakeCupy, machine: Model):
+    machine.step()
+    x = fake_cupy.zeros((2, 4), np.float32)
+    rows = fake_cupy.zeros(2, np.int32)
+    kernel = machine.backend._launcher.kernel("gather_rows.cu", "gather_rows<float>")
+    with fake_cupy.steady(), pytest.raises(Violation, match="default stream"):
+        kernel((2,), (32,), (x, rows, x, np.int32(4)))
