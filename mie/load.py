@@ -1,15 +1,15 @@
 """The one place that wires things together: from a model directory to an engine."""
 
-import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 from mie.backend import load_backend
 from mie.config import EngineConfig
-from mie.engine import Engine
+from mie.engine import Engine, Runner
 from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.memory.manager import KVCacheManager
@@ -17,14 +17,10 @@ from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.model.weights import Checkpoint, check_tied_head, expected_tensors
 from mie.ops.backend import Backend
+from mie.overlap import OverlappingRunner
 from mie.runner import ModelRunner
 from mie.sched.scheduler import Scheduler
-
-DEFAULT_KV_CACHE_BYTES = 4 << 30
-"""Most that the KV cache takes unless told otherwise; and at most a quarter of the free memory."""
-
-
-DEFAULT_SWAP_BYTES = 4 << 30
+from mie.sizing import Variant, plan_memory
 
 
 def load_engine(
@@ -48,24 +44,25 @@ def load_engine(
     machine = load_backend(backend, dtype, config)
     if wrap is not None:
         machine = wrap(machine)
-    max_model_len = _max_model_len(config, model)
-    block_bytes = config.block_size * model.kv_bytes_per_token(machine.itemsize)
-    num_blocks = _num_blocks(config, max_model_len, block_bytes)
-    num_positions = min(max_model_len, num_blocks * config.block_size)
-    num_host_blocks = _num_host_blocks(config, block_bytes)
+    if config.async_scheduling is None:
+        config = replace(config, async_scheduling=machine.is_asynchronous)
+    plan = plan_memory(config, model, machine, _variants(backend, dtype, config, model))
+    num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
     log = EventLog(config.event_log_steps, trace)
-    with _memory_for(num_blocks, block_bytes):
-        scheduler = new_scheduler(config, num_blocks, max_model_len, log, num_host_blocks)
-    decoder = _load_decoder(directory, model, machine, num_positions)
-    with _memory_for(num_blocks, block_bytes):
-        runner = ModelRunner(
+    with plan.guarded():
+        scheduler = new_scheduler(config, plan.num_blocks, plan.max_model_len, log, num_host_blocks)
+        decoder = _load_decoder(directory, model, machine, num_positions)
+        model_runner = ModelRunner(
             decoder,
-            num_blocks=num_blocks,
+            num_blocks=plan.num_blocks,
             num_host_blocks=num_host_blocks,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_blocks_per_seq=-(-num_positions // config.block_size),
         )
+    runner: Runner = model_runner
+    if config.async_scheduling:
+        runner = OverlappingRunner(model_runner, scheduler.ahead)
     return Engine(
         config,
         scheduler,
@@ -96,15 +93,19 @@ def new_scheduler(
     return Scheduler(config, manager, max_model_len, log.emit)
 
 
-@contextmanager
-def _memory_for(num_blocks: int, block_bytes: int) -> Iterator[None]:
-    try:
-        yield
-    except MemoryError as error:
-        raise ConfigError(
-            f"the KV cache of {num_blocks} blocks takes {num_blocks * block_bytes} bytes, which "
-            "this machine does not have (lower num_blocks or kv_cache_memory_bytes)"
-        ) from error
+def _variants(
+    backend: str, dtype: str, config: EngineConfig, model: ModelConfig
+) -> Iterator[Variant]:
+    """Settings with which a model may fit where it does not, if the backend has them."""
+    for changes, changed_dtype in (
+        ({"kv_cache_dtype": "int8"}, dtype),
+        ({"weight_dtype": model.dtype}, dtype),
+        ({}, "float16"),
+    ):
+        with suppress(ConfigError):
+            changed = replace(config, **changes)  # type: ignore[arg-type]  # these are words
+            text = ", ".join(f"{name}={value}" for name, value in changes.items())
+            yield text or "dtype=float16", changed, load_backend(backend, changed_dtype, changed)
 
 
 def _load_decoder(
@@ -115,57 +116,6 @@ def _load_decoder(
             check_tied_head(checkpoint)
         with _progress_bar(checkpoint.nbytes) as progress:
             return Decoder(model, machine, checkpoint, num_positions, progress)
-
-
-def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    if config.max_model_len is None:
-        return model.context_length
-    if config.max_model_len > model.context_length:
-        raise ConfigError(
-            f"max_model_len is {config.max_model_len}; the model's context is "
-            f"{model.context_length} (lower max_model_len)"
-        )
-    return config.max_model_len
-
-
-def _num_blocks(config: EngineConfig, max_model_len: int, block_bytes: int) -> int:
-    """As many as asked for; by default what every sequence could use, within the free memory."""
-    if config.num_blocks is not None:
-        return config.num_blocks
-    if config.kv_cache_memory_bytes is not None:
-        num_blocks = config.kv_cache_memory_bytes // block_bytes
-        if num_blocks == 0:
-            raise ConfigError(
-                f"kv_cache_memory_bytes is {config.kv_cache_memory_bytes}; one block of "
-                f"{config.block_size} tokens takes {block_bytes} (raise it to at least that, or "
-                "lower block_size)"
-            )
-        return num_blocks
-    wanted = config.max_num_seqs * -(-max_model_len // config.block_size)
-    affordable = min(DEFAULT_KV_CACHE_BYTES, _available_bytes() // 4) // block_bytes
-    return max(1, min(wanted, affordable))
-
-
-def _num_host_blocks(config: EngineConfig, block_bytes: int) -> int:
-    if config.preemption_mode != "swap":
-        return 0
-    if config.swap_space is None:
-        return min(DEFAULT_SWAP_BYTES, _available_bytes() // 4) // block_bytes
-    if config.swap_space < block_bytes:
-        raise ConfigError(
-            f"swap_space is {config.swap_space} bytes; one block of {config.block_size} tokens "
-            f"takes {block_bytes} (raise it to at least that, or lower block_size)"
-        )
-    return config.swap_space // block_bytes
-
-
-def _available_bytes() -> int:
-    """Memory that a program can get without pushing others out (MemAvailable of Linux)."""
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        found = None
-    return int(found[1]) * 1024 if found else 4 * DEFAULT_KV_CACHE_BYTES
 
 
 @contextmanager

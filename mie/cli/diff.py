@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mie.cli.options import DEFAULT_MODEL
 
@@ -23,17 +23,22 @@ EXIT_PAST = 1
 
 _EPILOG = """\
 A runs the prompts greedily; B is forced to A's tokens, on the same schedule, so that each call has
-its counterpart. The differences build up through the layers, as they do in use.
+its counterpart. The differences build up through the layers, as they do in use; with --isolate each
+operator of B has A's results as its inputs.
 
   max abs   the largest difference
   max rel   that, over the largest magnitude of A's result
+  row rel   over the largest magnitude of its row, one token's
   max ULP   the numbers of the coarser dtype between two elements; large near zero
-  allowed   what max rel may be: see docs/diff.md, or the HTML report, for the reasons
+  allowed   what row rel may be: see docs/diff.md, or the HTML report, for the reasons
 
 examples:
-  mie diff                                      NumPy and the emulated GPU kernels; needs g++
-  mie diff --b cupy --dtype-b float16           NumPy and a GPU
-  mie diff --dtype-a float64 --b numpy          what float32 costs; needs neither
+  mie diff --b numpy                            the plain operators and the fast ones
+  mie diff                                      the plain ones and the emulated kernels; needs g++
+  mie diff --b cupy --dtype-b float16           the plain ones and a GPU
+  mie diff --b numpy-plain --dtype-a float64    what float32 costs
+  mie diff --b numpy --kv-cache-dtype-b int8    what a quantised cache costs
+  mie diff --isolate                            which operator is off by itself?
   mie diff --inject down:2                      is a fault in that operator found?
   mie diff --layers --html report.html          each layer, and a page to look at
 
@@ -57,17 +62,29 @@ def add_parser(
     )
     sides = parser.add_argument_group("the two sides")
     sides.add_argument(
-        "--a", default="numpy", metavar="NAME", help="the reference: numpy (the default)"
+        "--a",
+        default="numpy-plain",
+        metavar="NAME",
+        help="the reference: numpy-plain (the default)",
     )
     sides.add_argument(
         "--b",
         default="cupy-emulated",
         metavar="NAME",
-        help="what is checked: cupy-emulated (the default), cupy or numpy",
+        help="what is checked: cupy-emulated (the default), cupy, numpy or numpy-plain",
     )
     for name in ("a", "b"):
         sides.add_argument(
             f"--dtype-{name}", default="float32", metavar="TYPE", help="float32 (the default), …"
+        )
+        sides.add_argument(f"--kv-cache-dtype-{name}", metavar="TYPE", help="auto, int8 or fp8")
+        sides.add_argument(
+            f"--set-{name}",
+            action="append",
+            default=[],
+            type=_setting,
+            metavar="NAME=VALUE",
+            help="another setting of the backend's own; repeatable",
         )
     work = parser.add_argument_group("workload")
     work.add_argument(
@@ -93,6 +110,9 @@ def add_parser(
     parser.add_argument(
         "--inject", metavar="OP[:LAYER]", help="make one element of an operator of B wrong"
     )
+    parser.add_argument(
+        "--isolate", action="store_true", help="give each operator of B the results of A as inputs"
+    )
     parser.add_argument("--layers", action="store_true", help="a line for each layer")
     parser.add_argument("--html", metavar="OUT", help="write a report as one HTML file")
     parser.add_argument("--json", action="store_true", help="print a JSON object instead")
@@ -111,7 +131,6 @@ def run(args: argparse.Namespace) -> int:
     from mie.diff.compare import compare
     from mie.diff.html import check_target, write_page
     from mie.diff.inject import Injection
-    from mie.diff.report import Side
     from mie.diff.text import lines
     from mie.diff.workload import workload_of_texts
 
@@ -128,9 +147,9 @@ def run(args: argparse.Namespace) -> int:
     )
     report = compare(
         workload,
-        Side(backend=args.a, dtype=args.dtype_a),
-        Side(backend=args.b, dtype=args.dtype_b),
+        *(_side(args, name) for name in ("a", "b")),
         inject=inject,
+        isolate=args.isolate,
         on_side=_note_side,
     )
     if target is not None:
@@ -141,6 +160,27 @@ def run(args: argparse.Namespace) -> int:
         for line in lines(report, layers=args.layers):
             print(line)
     return 0 if report.is_within else EXIT_PAST
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """``NAME=VALUE``; a value that is no number, True or False is a word."""
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value.lower())
+    except ValueError:
+        return name, value
+
+
+def _side(args: argparse.Namespace, name: str) -> Side:
+    from mie.diff.report import Side
+
+    given = vars(args)
+    settings = dict(given[f"set_{name}"])
+    if given[f"kv_cache_dtype_{name}"] is not None:
+        settings["kv_cache_dtype"] = given[f"kv_cache_dtype_{name}"]
+    return Side(backend=given[name], dtype=given[f"dtype_{name}"], settings=settings)
 
 
 def _note_side(name: str, side: Side) -> None:

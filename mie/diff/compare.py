@@ -1,19 +1,26 @@
 """Run one workload on two backends with the same tokens, and compare every operator's result."""
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.backend import load_backend
+from mie.backend import SETTINGS, load_backend
+from mie.config import EngineConfig, refuse_unknown
 from mie.diff.inject import SIZE, Injection, perturb
-from mie.diff.measure import Errors, Index, errors_between, relative
+from mie.diff.measure import (
+    Errors,
+    Index,
+    differences,
+    errors_between,
+    largest_of_rows,
+    quotients,
+)
 from mie.diff.recording import Change, Observer, RecordingBackend, Spot
 from mie.diff.report import Candidate, OperatorErrors, Place, Report, Side, TokenPart
-from mie.diff.tolerances import limit_of, tolerance_of
+from mie.diff.tolerances import Limits
 from mie.diff.workload import Workload
 from mie.errors import ConfigError
 from mie.load import load_engine
@@ -43,22 +50,26 @@ def compare(
     b: Side,
     *,
     inject: Injection | None = None,
+    isolate: bool = False,
     on_side: Callable[[str, Side], object] = lambda name, side: None,
 ) -> Report:
     """What sets ``b`` apart from the reference ``a``.
 
     A runs freely and B is forced to A's tokens, with the same prompts and the same schedule, so
-    that every call has its counterpart. ``on_side`` is told ("A" or "B", side) before each runs.
+    that every call has its counterpart. With ``isolate`` each result of B, once compared, gives way
+    to A's, so that every operator has A's inputs. ``on_side`` is told ("A" or "B", side) before
+    each runs.
 
     Raises:
-        ConfigError: a side is unknown, or ``inject`` names a call that the model does not make.
+        ConfigError: a side is unknown or has a setting that is not its backend's, or ``inject``
+            names a call that the model does not make.
         ModelError: the model cannot be used.
         RequestError: a prompt cannot be served.
     """
     # What is wrong with the settings, or with B, is known before A has run.
     workload.check()
     for side in (a, b):
-        load_backend(side.backend, side.dtype)
+        load_backend(side.backend, side.dtype, _config(workload, side))
     recorded: dict[Spot, NDArray[Any]] = {}
     on_side("A", a)
     free = _run(workload, a, recorded.__setitem__)
@@ -69,7 +80,8 @@ def compare(
             f"--inject {inject} meets no call; {workload.model} has layers 0 … {len(layers) - 1} "
             f"and calls: {called}"
         )
-    comparison = _Comparison(recorded, inject)
+    limits = Limits(kv_cache_dtypes=(a.kv_cache_dtype, b.kv_cache_dtype), isolated=isolate)
+    comparison = _Comparison(recorded, inject, limits)
     on_side("B", b)
     forced = _run(workload, b, comparison.observe, comparison.change, free.tokens)
     assert free.rows == forced.rows, "the two sides were scheduled differently"
@@ -79,6 +91,7 @@ def compare(
         a=a,
         b=b,
         inject=None if inject is None else str(inject),
+        isolated=isolate,
         num_prompts=len(workload.prompts),
         num_steps=len(free.rows),
         num_tokens=sum(map(len, free.tokens.values())),
@@ -105,7 +118,11 @@ def _run(
         return recorders[0]
 
     engine = load_engine(
-        workload.directory, workload.config(), backend=side.backend, dtype=side.dtype, wrap=wrap
+        workload.directory,
+        _config(workload, side),
+        backend=side.backend,
+        dtype=side.dtype,
+        wrap=wrap,
     )
     run = _Run()
     for number, prompt in enumerate(workload.prompts):
@@ -134,37 +151,49 @@ def _run(
     return run
 
 
+def _config(workload: Workload, side: Side) -> EngineConfig:
+    """The workload's, with what is the side's own; nothing of it may change the schedule."""
+    own = SETTINGS.get(side.backend, ())
+    refuse_unknown(f"the {side.backend} backend", side.settings, own)
+    eager = {"enforce_eager": True} if "enforce_eager" in own else {}
+    return replace(workload.config(), **{**side.settings, **eager})
+
+
 class _Comparison:
     """Meets each of B's calls with A's."""
 
-    def __init__(self, recorded: dict[Spot, NDArray[Any]], inject: Injection | None) -> None:
+    def __init__(
+        self, recorded: dict[Spot, NDArray[Any]], inject: Injection | None, limits: Limits
+    ) -> None:
         self.first: Place | None = None
         self.reason = ""
         self.num_calls = 0
         self._recorded = recorded
         self._inject = inject
+        self._limits = limits
         self._rows: dict[tuple[str, int | None], _Row] = {}
         self._logits: list[tuple[NDArray[Any], NDArray[Any]]] = []
 
     def change(self, spot: Spot, out: Array) -> None:
         """The fault on purpose, large enough to lie past the limit."""
         if self._inject is not None and self._inject.matches(spot):
-            limit = limit_of(self._recorded[spot].dtype, out.dtype, spot.operator)
+            limit = self._limits.of(self._recorded[spot].dtype, out.dtype, spot.operator)
             perturb(out, max(SIZE, 4 * limit))
 
-    def observe(self, spot: Spot, b: NDArray[Any]) -> None:
-        """Compare a call of B with A's."""
+    def observe(self, spot: Spot, b: NDArray[Any]) -> NDArray[Any] | None:
+        """Compare a call of B with A's; A's result, if B is to go on with that."""
         a = self._recorded[spot]
-        limit = limit_of(a.dtype, b.dtype, spot.operator)
+        limit = self._limits.of(a.dtype, b.dtype, spot.operator)
         errors = errors_between(a, b, limit)
         row = self._rows.setdefault((spot.operator, spot.layer), _Row(spot=spot, limit=limit))
         row.add(spot, errors, a, b)
         if self.first is None and errors.first is not None:
-            self.first = _place(spot, errors.first, errors.largest, a, b)
+            self.first = _place(spot, errors.first, a, b)
         if spot.operator == "logits":
             self._logits.append((a, b))
-        self.reason = tolerance_of(a.dtype, b.dtype).reason
+        self.reason = self._limits.reason(a.dtype, b.dtype)
         self.num_calls += 1
+        return a if self._limits.isolated and spot.operator != "logits" else None
 
     def rows(self) -> Iterator[OperatorErrors]:
         """By operator and layer, in the order of the calls."""
@@ -184,8 +213,14 @@ class _Comparison:
                         step=step + 1,
                         a=_candidates(a[row], of_a, token_text),
                         b=_candidates(b[row], of_b, token_text),
-                        is_near_tie=_is_near_tie(a, row, of_a, of_b, b.dtype),
+                        is_near_tie=self._is_near_tie(a[row], of_a, of_b, b.dtype),
                     )
+
+    def _is_near_tie(self, a: NDArray[Any], of_a: int, of_b: int, dtype: np.dtype[Any]) -> bool:
+        """Whether errors within the limit can exchange two tokens of a row [V] of A's logits."""
+        logits = a.astype(np.float64)
+        gap = abs(float(logits[of_a] - logits[of_b]))
+        return gap <= 2 * self._limits.of(a.dtype, dtype, "logits") * float(np.abs(logits).max())
 
 
 @dataclass(kw_only=True)
@@ -197,14 +232,16 @@ class _Row:
     worst: Place | None = None
     num_calls: int = 0
     max_abs: float = 0.0
+    max_rel: float = 0.0
     max_ulp: int = 0
 
     def add(self, spot: Spot, errors: Errors, a: NDArray[Any], b: NDArray[Any]) -> None:
         self.num_calls += 1
         self.max_abs = max(self.max_abs, errors.max_abs)
+        self.max_rel = max(self.max_rel, errors.max_rel)
         self.max_ulp = max(self.max_ulp, errors.max_ulp)
-        if a.size and (self.worst is None or errors.max_rel > self.worst.relative):
-            self.worst = _place(spot, errors.worst, errors.largest, a, b)
+        if a.size and (self.worst is None or errors.row_rel > self.worst.relative):
+            self.worst = _place(spot, errors.worst, a, b)
 
     def done(self) -> OperatorErrors:
         assert self.worst is not None, f"{self.spot} never gave a row"
@@ -213,35 +250,27 @@ class _Row:
             layer=self.spot.layer,
             num_calls=self.num_calls,
             max_abs=self.max_abs,
-            max_rel=self.worst.relative,
+            max_rel=self.max_rel,
+            row_rel=self.worst.relative,
             max_ulp=self.max_ulp,
             limit=self.limit,
             worst=self.worst,
         )
 
 
-def _place(spot: Spot, element: Index, largest: float, a: NDArray[Any], b: NDArray[Any]) -> Place:
-    x, y = float(a[element]), float(b[element])
-    is_finite = math.isfinite(x) and math.isfinite(y)
-    is_same = x == y or (math.isnan(x) and math.isnan(y))
-    difference = 0.0 if is_same else abs(x - y) if is_finite else math.inf
+def _place(spot: Spot, element: Index, a: NDArray[Any], b: NDArray[Any]) -> Place:
+    place = np.ravel_multi_index(element[1:], a.shape[1:])
+    x, y = (each[element[:1]].astype(np.float64).reshape(1, -1) for each in (a, b))
+    relative = quotients(differences(x, y), largest_of_rows(x))
     return Place(
         step=spot.step,
         layer=spot.layer,
         operator=spot.operator,
         element=element,
-        a=x,
-        b=y,
-        relative=relative(difference, largest),
+        a=float(x[0, place]),
+        b=float(y[0, place]),
+        relative=float(relative[0, place]),
     )
-
-
-def _is_near_tie(a: NDArray[Any], row: int, of_a: int, of_b: int, dtype: np.dtype[Any]) -> bool:
-    """Whether errors within the limit can exchange the two tokens of a row of A's logits."""
-    logits = a.astype(np.float64)
-    gap = abs(float(logits[row, of_a] - logits[row, of_b]))
-    largest = float(np.abs(logits).max())
-    return gap <= 2 * limit_of(a.dtype, dtype, "logits") * largest
 
 
 def _candidates(

@@ -1,14 +1,14 @@
 """A report as one HTML page that needs nothing else: no script, no font, no address."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
 from mie.diff.report import OperatorErrors, Report, TokenPart
-from mie.diff.text import cells, coverage, difference, number, token_text, tokens, verdict
-from mie.diff.tolerances import TOLERANCES
+from mie.diff.text import COLUMNS, cells, coverage, difference, number, token_text, tokens, verdict
+from mie.diff.tolerances import ALONE, QUANTIZED, TOLERANCES, Tolerance
 from mie.errors import ConfigError
 
 _STYLE = """
@@ -66,18 +66,24 @@ def page(report: Report) -> str:
     parts = [
         f"<h1>{escape(title)}</h1>",
         f"<p>A is {escape(str(report.a))}, B is {escape(str(report.b))}; model "
-        f"{escape(report.model)}.<br>{'<br>'.join(map(escape, coverage(report)))}</p>",
+        f"{escape(report.model)}.<br>{'<br>'.join(map(escape, coverage(report)))}"
+        f"{'<br>Each operator alone, with A’s inputs.' if report.isolated else ''}</p>",
         *_verdict(report),
         "<h2>Operators, each at its worst layer</h2>",
         *_operators(report.worst_layers),
-        "<p>max rel is the largest difference over the largest magnitude of A's result; max ULP "
-        "counts the numbers of the coarser dtype between two elements, and is large near zero.</p>",
-        "<h2>Layers: max rel, shaded by the share of what is allowed</h2>",
+        "<p>max rel is the largest difference over the largest magnitude of A's result; row rel, "
+        "which is judged, over that of its row (one token); max ULP counts the numbers of the "
+        "coarser dtype between two elements, and is large near zero.</p>",
+        "<h2>Layers: row rel, shaded by the share of what is allowed</h2>",
         *_layers(report),
         *_tokens(report),
         "<h2>Tolerances</h2>",
         f"<p>{escape(report.reason)}</p>",
-        *_tolerances(),
+        *_tolerances("coarser dtype", TOLERANCES),
+        "<p>Of an operator alone, with A's inputs:</p>",
+        *_tolerances("coarser dtype", ALONE),
+        "<p>Of quantised caches, where that is more:</p>",
+        *_tolerances("cache", QUANTIZED),
     ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -96,7 +102,7 @@ def _verdict(report: Report) -> Iterator[str]:
 
 
 def _operators(rows: Sequence[OperatorErrors]) -> Iterator[str]:
-    heads = ["operator", "layer", "max abs", "max rel", "max ULP", "allowed", "", "worst", "there"]
+    heads = [*COLUMNS, "worst", "there"]
     body = [
         [(text, "") for text in cells(row)]
         + [(str(row.worst), "text"), (difference(row.worst), "text")]
@@ -113,7 +119,7 @@ def _layers(report: Report) -> Iterator[str]:
         [
             (operator, ""),
             *(
-                (number(row.max_rel), _shade(row.share))
+                (number(row.row_rel), _shade(row.share))
                 for layer in layers
                 for row in [by_place[operator, layer]]
             ),
@@ -123,8 +129,8 @@ def _layers(report: Report) -> Iterator[str]:
     outside = [row for row in report.rows if row.layer is None]
     yield from _table(["operator", *map(str, layers)], body)
     yield "<p>Outside the layers:</p>"
-    shaded = [[(row.operator, ""), (number(row.max_rel), _shade(row.share))] for row in outside]
-    yield from _table(["operator", "max rel"], shaded)
+    shaded = [[(row.operator, ""), (number(row.row_rel), _shade(row.share))] for row in outside]
+    yield from _table(["operator", "row rel"], shaded)
 
 
 def _shade(share: float) -> str:
@@ -151,10 +157,10 @@ def _candidates(part: TokenPart) -> Iterator[list[tuple[str, str]]]:
         yield row
 
 
-def _tolerances() -> Iterator[str]:
-    heads = ["coarser dtype", "embed", "layers", "gates", "logits", "reason"]
+def _tolerances(what: str, table: Mapping[str, Tolerance]) -> Iterator[str]:
+    heads = [what, "embed", "layers", "gates", "logits", "reason"]
     body = []
-    for name, tolerance in TOLERANCES.items():
+    for name, tolerance in table.items():
         *limits, reason = asdict(tolerance).values()
         body.append([(name, ""), *((number(limit), "") for limit in limits), (reason, "text")])
     return _table(heads, body)

@@ -15,19 +15,20 @@ PRECISION = ("bfloat16", "float16", "float32", "float64")
 
 @dataclass(frozen=True, kw_only=True)
 class Errors:
-    """The largest differences between two arrays of one shape."""
+    """The largest differences between two arrays of one shape [T, ...]."""
 
-    largest: float
-    """The largest finite magnitude in the reference."""
     max_abs: float
     max_rel: float
-    """``max_abs`` over ``largest``: an element near zero, where sums cancel, counts no more than
-    its neighbours."""
+    """``max_abs`` over the largest finite magnitude in the reference."""
+    row_rel: float
+    """The same of one row (one token) alone, where that is largest: what is judged. An element near
+    zero, where sums cancel, counts no more than its neighbours; a row of small numbers counts as
+    much as one of large ones."""
     max_ulp: int
     """Numbers of the coarser dtype between two elements, both rounded to it; large where an element
     is near zero. Elements that are not finite do not count."""
     worst: Index
-    """Where the largest difference is."""
+    """Where the difference is largest against its row."""
     first: Index | None
     """The first element past the limit, in memory order."""
 
@@ -38,35 +39,55 @@ def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def errors_between(a: NDArray[Any], b: NDArray[Any], limit: float) -> Errors:
-    """What sets ``b`` apart from the reference ``a``; ``limit`` is for the relative difference.
+    """What sets ``b`` apart from the reference ``a``; ``limit`` is for the difference of an element
+    over the largest magnitude in its row.
 
     Equal infinities, and two NaNs in one place, are no difference; any other meeting with one of
     them is an infinite one.
     """
     assert a.shape == b.shape, f"the reference gave shape {a.shape}, the other {b.shape}"
     if not a.size:  # a step that samples nothing takes no rows
-        return Errors(largest=0.0, max_abs=0.0, max_rel=0.0, max_ulp=0, worst=(), first=None)
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        difference = np.abs(x - y)
-    difference[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
-    difference[np.isnan(difference)] = math.inf
-    largest = float(np.abs(x).max(initial=0.0, where=np.isfinite(x)))
-    max_abs = float(difference.max(initial=0.0))
-    past = np.flatnonzero(difference > limit * largest)
+        return Errors(max_abs=0.0, max_rel=0.0, row_rel=0.0, max_ulp=0, worst=(), first=None)
+    x, y = (each.astype(np.float64).reshape(_num_rows(each), -1) for each in (a, b))
+    difference, largest = differences(x, y), largest_of_rows(x)
+    relative = quotients(difference, largest)
+    past = np.flatnonzero(relative > limit)
     return Errors(
-        largest=largest,
-        max_abs=max_abs,
-        max_rel=relative(max_abs, largest),
+        max_abs=float(difference.max()),
+        max_rel=float(quotients(difference.max(), largest.max())),
+        row_rel=float(relative.max()),
         max_ulp=_max_ulp(x, y, coarser(a.dtype, b.dtype)),
-        worst=_index(int(difference.argmax()), a.shape),
+        worst=_index(int(relative.argmax()), a.shape),
         first=_index(int(past[0]), a.shape) if len(past) else None,
     )
 
 
-def relative(difference: float, largest: float) -> float:
-    """The quotient; nothing of nothing is 0, and something of nothing is infinite."""
-    return difference / largest if largest else (math.inf if difference else 0.0)
+def _num_rows(array: NDArray[Any]) -> int:
+    return 1 if array.ndim == 1 else len(array)
+
+
+def differences(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """|x - y|; between numbers that are not finite 0 or infinite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference: NDArray[np.float64] = np.abs(x - y)
+    difference[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
+    difference[np.isnan(difference)] = math.inf
+    return difference
+
+
+def largest_of_rows(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The largest finite magnitude of each row [T, 1]."""
+    largest: NDArray[np.float64] = np.abs(x).max(
+        axis=1, initial=0.0, where=np.isfinite(x), keepdims=True
+    )
+    return largest
+
+
+def quotients(difference: Any, largest: Any) -> NDArray[np.float64]:
+    """Their quotients; nothing of nothing is 0, and something of nothing is infinite."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotient = np.divide(difference, largest)
+    return np.where(np.equal(difference, 0), 0.0, quotient)
 
 
 def _index(flat: int, shape: tuple[int, ...]) -> Index:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.ops.backend import Array, Backend, KVCacheShape, StepBatch
+from mie.ops.backend import Array, Backend, KVCacheShape, Memory, StepBatch
 from mie.ops.sampling import RowControls
 
 ROLES = {
@@ -39,7 +39,10 @@ OPERATORS = tuple(dict.fromkeys(ROLES.values()))
 METHODS = tuple(dict.fromkeys(method for method, _ in ROLES))
 """The operators of the contract that are recorded."""
 
-OUTSIDE_LAYERS = frozenset({"embed", "take_rows", "final_norm", "head", "logits"})
+AFTER_ROWS = frozenset({"take_rows", "final_norm", "head", "logits"})
+"""Roles with a row for each wanted row of logits; the others have one for each token."""
+
+OUTSIDE_LAYERS = AFTER_ROWS | {"embed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +65,9 @@ class Spot:
         return f"step {self.step}{layer}, {self.operator}"
 
 
-Observer = Callable[[Spot, NDArray[Any]], None]
-"""Gets a copy of each result, in its own dtype; widening it to float64 is exact."""
+Observer = Callable[[Spot, NDArray[Any]], NDArray[Any] | None]
+"""Gets a copy of each result, in its own dtype; widening it to float64 is exact. What it gives, if
+anything, takes the result's place."""
 
 Change = Callable[[Spot, Array], None]
 """May change a result in place before it is observed and used."""
@@ -72,6 +76,16 @@ Change = Callable[[Spot, Array], None]
 def to_host(array: Array) -> NDArray[Any]:
     """A copy of the backend's array as a NumPy array."""
     return np.array(array) if isinstance(array, np.ndarray) else np.asarray(array.get())
+
+
+def put(array: Array, values: NDArray[Any]) -> None:
+    """Write the values, rounded to its dtype, to the backend's array."""
+    if isinstance(array, np.ndarray):
+        array[...] = values
+        return
+    staged = type(array)(array.shape, array.dtype)  # in one piece, which ``array`` may not be
+    staged.set(np.ascontiguousarray(values.astype(array.dtype)))
+    array[...] = staged
 
 
 class RecordingBackend:
@@ -95,6 +109,8 @@ class RecordingBackend:
         self._layer = 0
         self._previous: str | None = None
         self._counts: dict[tuple[int | None, str], int] = {}
+        self._num_tokens: int | None = None
+        self._num_rows: int | None = None
 
     # Recorded.
 
@@ -103,8 +119,9 @@ class RecordingBackend:
         self.greedy = []
         self._previous = None
         self._counts = {}
+        self._num_tokens, self._num_rows = len(batch.token_ids), len(batch.logits_rows)
         logits = self._inner.run_step(forward, batch)
-        assert self._counts, f"run_step of {self.name} did not call forward: nothing to record"
+        assert self._counts, f"run_step of {self.name} did not call forward (set enforce_eager)"
         return self._seen("run_step", logits)
 
     def embed(self, token_ids: Array, embedding: Array) -> Array:
@@ -158,15 +175,28 @@ class RecordingBackend:
         spot = Spot(
             step=self._step, layer=layer, operator=operator, method=method, occurrence=occurrence
         )
+        # A backend may have padded the step: what follows its own rows is nobody's.
+        seen = out[: self._num_rows if operator in AFTER_ROWS else self._num_tokens]
         if self._change is not None:
-            self._change(spot, out)
-        self._observe(spot, to_host(out))
+            self._change(spot, seen)
+        instead = self._observe(spot, to_host(seen))
+        if instead is not None:
+            put(seen, instead)
         self._previous = operator
         if operator == "down":
             self._layer += 1
         return out
 
     # Passed on.
+
+    def memory(self) -> Memory:
+        return self._inner.memory()
+
+    def weight_bytes(self, shape: tuple[int, ...]) -> int:
+        return self._inner.weight_bytes(shape)
+
+    def kv_cache_bytes(self, shape: KVCacheShape) -> int:
+        return self._inner.kv_cache_bytes(shape)
 
     def load_vector(self, vector: NDArray[Any]) -> Array:
         return self._inner.load_vector(vector)

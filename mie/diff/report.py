@@ -1,7 +1,8 @@
 """What a comparison found, as plain data."""
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -11,9 +12,15 @@ class Side:
 
     backend: str
     dtype: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of `EngineConfig`, and the backend's own."""
 
     def __str__(self) -> str:
-        return f"{self.backend} {self.dtype}"
+        return " ".join([self.backend, self.dtype, *(f"{k}={v}" for k, v in self.settings.items())])
+
+    @property
+    def kv_cache_dtype(self) -> str:
+        return str(self.settings.get("kv_cache_dtype", "auto"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +34,7 @@ class Place:
     a: float
     b: float
     relative: float
-    """Their difference over the largest magnitude of A's result."""
+    """Their difference over the largest magnitude in that row of A's result."""
 
     def __str__(self) -> str:
         layer = "" if self.layer is None else f"layer {self.layer}, "
@@ -43,20 +50,23 @@ class OperatorErrors:
     num_calls: int
     max_abs: float
     max_rel: float
+    """Over the largest magnitude of the whole result;"""
+    row_rel: float
+    """over that of the row, one token's: this is judged."""
     max_ulp: int
     limit: float
-    """What ``max_rel`` may be."""
+    """What ``row_rel`` may be."""
     worst: Place
-    """Where the relative difference is largest."""
+    """Where ``row_rel`` is."""
 
     @property
     def is_within(self) -> bool:
-        return self.max_rel <= self.limit
+        return self.row_rel <= self.limit
 
     @property
     def share(self) -> float:
         """How much of its limit it takes."""
-        return self.max_rel / self.limit
+        return self.row_rel / self.limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +102,8 @@ class Report:
     a: Side
     b: Side
     inject: str | None
+    isolated: bool
+    """Each operator of B had A's results as its inputs."""
     num_prompts: int
     num_steps: int
     num_tokens: int

@@ -4,17 +4,20 @@ from collections.abc import Iterator, Sequence
 
 from mie.diff.report import Candidate, OperatorErrors, Place, Report, TokenPart
 
-_COLUMNS = ("operator", "layer", "max abs", "max rel", "max ULP", "allowed", "")
-_WIDTHS = (-15, 5, 9, 9, 13, 9, 5)
+COLUMNS = ("operator", "layer", "max abs", "max rel", "row rel", "max ULP", "allowed", "")
+_WIDTHS = (-15, 5, 8, 8, 8, 11, 8, 5)
 """Of the table; negative: to the left."""
 
 
 def lines(report: Report, *, layers: bool = False) -> Iterator[str]:
     """The whole report; with ``layers`` each layer has its line, else each operator its worst."""
-    yield f"A {report.a} · B {report.b} · {report.model}"
+    title = [f"A {report.a}", f"B {report.b}", report.model]
+    yield from [" · ".join(title)] if len(" · ".join(title)) <= 80 else title
     yield from coverage(report)
+    if report.isolated:
+        yield "Each operator alone: B's has A's results as its inputs."
     yield ""
-    yield _line(_COLUMNS)
+    yield _line(COLUMNS)
     for row in report.rows if layers else report.worst_layers:
         yield _line(cells(row))
     yield ""
@@ -43,7 +46,8 @@ def cells(row: OperatorErrors) -> list[str]:
         "–" if row.layer is None else str(row.layer),
         number(row.max_abs),
         number(row.max_rel),
-        f"{row.max_ulp:,}" if row.max_ulp < 10**10 else f"{row.max_ulp:.1e}",
+        number(row.row_rel),
+        f"{row.max_ulp:,}" if row.max_ulp < 10**9 else f"{row.max_ulp:.1e}",
         number(row.limit),
         "" if row.is_within else "PAST",
     ]
@@ -72,7 +76,7 @@ def verdict(report: Report) -> Iterator[str]:
 
 def difference(place: Place) -> str:
     """The element on both sides."""
-    relative = f"{number(place.relative)} of the largest magnitude"
+    relative = f"{number(place.relative)} of the row's largest magnitude"
     return f"A {place.a:.8g}, B {place.b:.8g}: {relative}"
 
 

@@ -69,6 +69,7 @@ def gpu_checks(machine: Machine) -> Iterator[Check]:
     yield _cupy(gpus)
     if "version" in gpus.cupy:
         yield _nvrtc(gpus)
+        yield _cublas(gpus)
     if gpus.jetson is not None:
         yield from jetson_checks(machine, gpus.jetson)
 
@@ -225,12 +226,7 @@ def _nvrtc(gpus: Gpus) -> Check:
     version, driver = version_of(gpus.cupy.get("nvrtc", "")), gpus.driver_cuda
     if version is None:
         error = str(gpus.cupy.get("nvrtc_error", "CuPy does not say which"))
-        return Check(
-            name="NVRTC",
-            status="problem" if gpus.found else "note",
-            value=f"not found: {error.partition(': No such file')[0]}",
-            remedy=_missing_nvrtc(gpus),
-        )
+        return _not_found(gpus, "NVRTC", error)
     if driver and version[0] > driver[0]:
         return Check(
             name="NVRTC",
@@ -242,7 +238,24 @@ def _nvrtc(gpus: Gpus) -> Check:
     return Check(name="NVRTC", status="ok", value=dotted(version))
 
 
-def _missing_nvrtc(gpus: Gpus) -> str:
+def _cublas(gpus: Gpus) -> Check:
+    version = version_of(gpus.cupy.get("cublas", ""))
+    if version is None:
+        return _not_found(gpus, "cuBLAS", str(gpus.cupy.get("cublas_error", "no version")))
+    return Check(name="cuBLAS", status="ok", value=dotted(version))
+
+
+def _not_found(gpus: Gpus, name: str, error: str) -> Check:
+    """A library of CUDA that is not there."""
+    return Check(
+        name=name,
+        status="problem" if gpus.found else "note",
+        value=f"not found: {error.partition(': No such file')[0]}",
+        remedy=_missing_toolkit(gpus),
+    )
+
+
+def _missing_toolkit(gpus: Gpus) -> str:
     cuda = _cupy_cuda(gpus) or OLDEST_CUDA
     if gpus.jetson is None:
         return f"pip install 'cupy-cuda{cuda}x[ctk]', or install CUDA toolkit {cuda}"

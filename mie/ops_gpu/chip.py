@@ -3,6 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from mie.host import available_bytes
+from mie.ops.backend import Memory
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
@@ -24,3 +29,18 @@ def current_chip(cupy: Any) -> Chip:
         num_multiprocessors=attributes["MultiProcessorCount"],
         shared_bytes=attributes["MaxSharedMemoryPerMultiprocessor"],
     )
+
+
+def device_memory(xp: Any, share: float) -> Memory:
+    """What the arrays of ``xp`` may take.
+
+    Of a GPU with memory of its own so much that ``share`` of it is in use in the end. One that
+    shares the host's (a Jetson) counts the page cache as taken, although the system gives that back
+    when it is wanted: there it is the host that knows.
+    """
+    is_emulated = xp is np
+    if is_emulated or xp.cuda.Device().attributes["Integrated"]:
+        return Memory(available_bytes=available_bytes(), is_shared=True)
+    free, total = xp.cuda.runtime.memGetInfo()
+    free += xp.get_default_memory_pool().free_bytes()
+    return Memory(available_bytes=max(0, int(free - (1 - share) * total)), is_shared=False)

@@ -9,13 +9,14 @@ from mie.config import EngineConfig
 from mie.engine import Engine
 from mie.errors import ConfigError
 from mie.events import EventLog
-from mie.load import DEFAULT_SWAP_BYTES, new_scheduler
+from mie.load import new_scheduler
 from mie.model.config import ModelConfig
 from mie.sim.clock import SimClock
 from mie.sim.costs import Costs
 from mie.sim.devices import Device, blocks_on, costs_on
 from mie.sim.driver import Bench
 from mie.sim.runner import SimRunner
+from mie.sizing import DEFAULT_SWAP_BYTES
 
 VOCAB_SIZE = 1 << 18
 """Where no model says how many: no model in use has more."""

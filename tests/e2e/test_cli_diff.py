@@ -8,7 +8,7 @@ from pathlib import Path
 from command_line import error_line, mie
 from emulated import needs_compiler
 
-NUMPY = ("--dtype-a", "float64", "--b", "numpy")
+NUMPY = ("--dtype-a", "float64", "--b", "numpy-plain")
 """What needs no compiler."""
 
 
@@ -16,13 +16,15 @@ def test_float32_and_float64_agree():
     process = mie("diff", *NUMPY)
     assert process.returncode == 0
     out = process.stdout.decode()
-    assert out.startswith("A numpy float64 · B numpy float32 · bundled\n2 prompts, 16 new tokens")
+    assert out.startswith(
+        "A numpy-plain float64 · B numpy-plain float32 · bundled\n2 prompts, 16 new tokens"
+    )
     assert "Within tolerance; closest is " in out
     assert "Tokens: both choose the same 16." in out
     assert max(map(len, out.splitlines())) <= 80
     assert process.stderr.decode().splitlines() == [
-        "running A: numpy float64",
-        "running B: numpy float32",
+        "running A: numpy-plain float64",
+        "running B: numpy-plain float32",
     ]
 
 
@@ -46,9 +48,20 @@ def test_json_is_one_object():
     assert {row["layer"] for row in report["rows"]} == {None, 0, 1, 2, 3}
 
 
+def test_a_side_may_have_settings_and_operators_may_be_alone():
+    sides = ("--b", "numpy", "--set-b", "num_threads=1", "--kv-cache-dtype-b", "int8")
+    process = mie("diff", *sides, "--isolate", "--max-tokens", "2")
+    assert process.returncode == 0
+    out = process.stdout.decode()
+    assert "B numpy float32 num_threads=1 kv_cache_dtype=int8\n" in out
+    assert "Each operator alone" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
 def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path):
     assert "backend 'nix'" in error_line(mie("diff", "--b", "nix"))
     assert "dtype 'float8'" in error_line(mie("diff", "--b", "numpy", "--dtype-b", "float8"))
+    assert "no parameter 'block_size'" in error_line(mie("diff", "--set-b", "block_size=8"))
     assert "--inject takes OP" in error_line(mie("diff", "--inject", "softmax"))
     assert "write over the directory" in error_line(mie("diff", "--html", tmp_path))
     assert "nowhere" in error_line(mie("diff", *NUMPY, "--model", "./nowhere"))
@@ -72,5 +85,5 @@ def test_help_says_what_the_columns_mean():
 def test_numpy_and_the_emulated_kernels_are_the_default():
     process = mie("diff")
     assert process.returncode == 0, process.stdout.decode()
-    assert process.stdout.startswith("A numpy float32 · B cupy-emulated float32".encode())
+    assert process.stdout.startswith("A numpy-plain float32 · B cupy-emulated float32".encode())
     assert b"Tokens: both choose the same 16." in process.stdout

@@ -41,6 +41,22 @@ __global__ void packed(const float* __restrict__ x, unsigned* __restrict__ pairs
   y[2 * i + 1] = both.y;
 }
 
+// a * b + c of pairs.
+template <typename T>
+__global__ void fused(const unsigned* __restrict__ a, const unsigned* __restrict__ b,
+                      const unsigned* __restrict__ c, unsigned* __restrict__ y) {
+  const int i = threadIdx.x;
+  y[i] = fma2<T>(a[i], b[i], c[i]);
+}
+
+// Powers and logarithms of two, by the hardware's approximations.
+__global__ void base_two(const float* __restrict__ x, float* __restrict__ powers,
+                         float* __restrict__ logs) {
+  const int i = threadIdx.x;
+  powers[i] = exp2_approx(x[i]);
+  logs[i] = log2_approx(x[i]);
+}
+
 __global__ void block_sum(const float* __restrict__ x, float* __restrict__ y, int n) {
   __shared__ float part[32];
   float sum = 0.0f;

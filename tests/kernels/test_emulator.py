@@ -169,6 +169,31 @@ def test_rounding_is_to_nearest_even(launcher: Launcher, name: str):
     np.testing.assert_array_equal(y, wanted.astype(np.float32))
 
 
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_pairs_are_multiplied_and_added(launcher: Launcher, name: str):
+    """Whole numbers, none of which is rounded."""
+    dtype = FLOATS[name]
+    rng = np.random.default_rng(2)
+    a, b, c = (rng.integers(-size, size + 1, 512).astype(dtype) for size in (10, 10, 100))
+    y = np.zeros(256, np.uint32)
+    pairs = (array.view(np.uint32) for array in (a, b, c))
+    launcher.kernel(FILE, f"fused<{name}>")((1,), (256,), (*pairs, y))
+    wanted = a.astype(np.float32) * b.astype(np.float32) + c.astype(np.float32)
+    np.testing.assert_array_equal(y.view(dtype).astype(np.float32), wanted)
+
+
+def test_powers_and_logarithms_of_two(launcher: Launcher):
+    x = np.concatenate([np.linspace(-100, 100, 200), [0.0, 1.0, 2.0, -np.inf], np.ones(52)])
+    x = x.astype(np.float32)
+    powers, logs = np.zeros((2, 256), np.float32)
+    launcher.kernel(FILE, "base_two")((1,), (256,), (x, powers, logs))
+    np.testing.assert_allclose(powers, np.exp2(x.astype(np.float64)), rtol=1e-6)
+    positive = x > 0
+    np.testing.assert_allclose(logs[positive], np.log2(x[positive]), rtol=1e-6, atol=1e-6)
+    assert logs[200] == -np.inf
+    assert np.isnan(logs[~positive & (x != 0)]).all()
+
+
 # Matrices.
 
 

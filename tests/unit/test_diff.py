@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -18,16 +19,15 @@ import tiny_models
 from conftest import TINY, TinyModel
 from emulated import needs_compiler
 
-from mie.backend import load_backend
 from mie.config import EngineConfig
 from mie.diff.compare import compare
 from mie.diff.html import check_target, page, write_page
 from mie.diff.inject import Injection
 from mie.diff.measure import coarser, errors_between
-from mie.diff.recording import METHODS, OPERATORS, RecordingBackend, Spot, to_host
+from mie.diff.recording import METHODS, OPERATORS, RecordingBackend, Spot, put, to_host
 from mie.diff.report import Report, Side
 from mie.diff.text import lines
-from mie.diff.tolerances import CLASSES, TOLERANCES, limit_of
+from mie.diff.tolerances import ALONE, CLASSES, QUANTIZED, TOLERANCES, Limits, Tolerance
 from mie.diff.workload import Workload
 from mie.errors import ConfigError, RequestError
 from mie.load import load_engine
@@ -35,8 +35,8 @@ from mie.ops import kv_cache
 from mie.ops.numpy_backend import NumpyBackend
 from mie.sched.params import SamplingParams
 
-F64 = Side(backend="numpy", dtype="float64")
-F32 = Side(backend="numpy", dtype="float32")
+F64 = Side(backend="numpy-plain", dtype="float64")
+F32 = Side(backend="numpy-plain", dtype="float32")
 
 
 def emulated(dtype: str) -> Side:
@@ -87,17 +87,17 @@ def test_ulps_are_of_the_coarser_dtype():
     assert errors_between(np.array([1 + 2**-20], single), np.array([1], half), 1).max_ulp == 0
 
 
-def test_the_relative_error_is_of_the_largest_magnitude():
-    a = np.array([[1e-9, -8.0], [4.0, 2.0]])
-    b = np.array([[3e-9, -8.0], [4.5, 2.25]])
-    errors = errors_between(a, b, 1 / 64)
-    assert errors.largest == 8
+def test_the_relative_error_is_of_the_largest_magnitude_and_judged_row_by_row():
+    a = np.array([[[1e-9], [-8.0]], [[4.0], [2.0]], [[0.5], [0.25]]])
+    b = np.array([[[3e-9], [-8.0]], [[4.5], [2.25]], [[0.5], [0.375]]])
+    errors = errors_between(a, b, 1 / 8)
     assert errors.max_abs == 0.5
     assert errors.max_rel == 0.5 / 8
-    assert errors.worst == (1, 0)
-    assert errors.first == (1, 0)
-    assert errors_between(a, b, 0.5 / 8).first is None, "the limit itself is allowed"
-    assert errors_between(a, b, 0).first == (0, 0)
+    assert errors.row_rel == 0.125 / 0.5
+    assert errors.worst == errors.first == (2, 1, 0), "1 / 8 itself is allowed"
+    assert errors_between(a, b, 1 / 9).first == (1, 0, 0)
+    assert errors_between(a, b, 1 / 4).first is None
+    assert errors_between(a, b, 0).first == (0, 0, 0)
 
 
 def test_numbers_that_are_not_finite():
@@ -106,17 +106,17 @@ def test_numbers_that_are_not_finite():
     assert errors_between(same, same, 0).max_rel == 0
     for x, y in [(1.0, nan), (nan, 1.0), (1.0, inf), (inf, -inf), (inf, nan)]:
         errors = errors_between(np.array([2.0, x]), np.array([2.0, y]), 1e9)
-        assert errors.max_rel == inf
+        assert errors.max_rel == errors.row_rel == inf
         assert errors.first == errors.worst == (1,)
         assert errors.max_ulp == 0
     only = errors_between(np.array([nan]), np.array([1.0]), 1)
-    assert (only.largest, only.max_rel, only.first) == (0, inf, (0,))
+    assert (only.max_rel, only.row_rel, only.first) == (inf, inf, (0,))
 
 
 def test_zeros_and_nothing_at_all():
     zeros = np.zeros(3)
     assert errors_between(zeros, zeros, 0).max_rel == 0
-    assert errors_between(zeros, np.array([0, 0, 1e-30]), 1).max_rel == math.inf
+    assert errors_between(zeros, np.array([0, 0, 1e-30]), 1).row_rel == math.inf
     assert errors_between(np.zeros((0, 4)), np.zeros((0, 4)), 0).first is None
     with pytest.raises(AssertionError, match="shape"):
         errors_between(zeros, np.zeros(2), 1)
@@ -186,12 +186,12 @@ def test_a_backend_that_skips_the_forward_pass_is_no_backend_to_record():
 
     recorder = RecordingBackend(Replays(), lambda spot, array: None)
     with pytest.raises(AssertionError, match="did not call forward"):
-        recorder.run_step(lambda batch: None, None)  # type: ignore[arg-type]
+        recorder.run_step(lambda batch: None, SimpleNamespace(token_ids=[1], logits_rows=[0]))
 
 
 def test_a_call_out_of_order_goes_by_the_operators_own_name():
     calls: list[Spot] = []
-    recorder = RecordingBackend(load_backend("numpy"), lambda spot, array: calls.append(spot))
+    recorder = RecordingBackend(NumpyBackend(), lambda spot, array: calls.append(spot))
     gate_up = np.ones((1, 4), np.float32)
     recorder.silu_mul(gate_up)
     recorder.silu_mul(gate_up)
@@ -210,9 +210,10 @@ def test_float32_is_within_tolerance_of_float64(tiny: dict[str, TinyModel], fami
     assert report.tokens == ()
     assert report.num_tokens == 12
     rounded = [row for row in report.rows if row.operator != "embed"]
-    assert all(0 < row.max_rel < row.limit and row.max_ulp > 0 for row in rounded)
+    assert all(0 < row.max_rel <= row.row_rel < row.limit for row in rounded)
+    assert all(row.max_ulp > 0 for row in rounded)
     assert all(row.num_calls == report.num_steps for row in report.rows)
-    assert all(row.worst.relative == row.max_rel for row in report.rows)
+    assert all(row.worst.relative == row.row_rel for row in report.rows)
 
 
 def test_the_workload_has_chunks_a_prefix_hit_a_copy_and_decodes(tiny: dict[str, TinyModel]):
@@ -341,6 +342,73 @@ def test_a_fault_in_decodes_only_is_the_worst_of_all_steps(
     assert 3 < report.first.step <= row.worst.step
 
 
+# Operators alone.
+
+
+def test_a_fault_in_an_isolated_operator_stays_there(tiny: dict[str, TinyModel]):
+    inject = Injection.parse("o:0")
+    wrong = compare(workload(tiny["llama"]), F64, F32, inject=inject, isolate=True)
+    assert wrong.isolated
+    past = {(row.operator, row.layer) for row in wrong.rows if not row.is_within}
+    assert past == {("o", 0)}
+    right = compare(workload(tiny["llama"]), F64, F32, isolate=True)
+    assert right.is_within
+    built_up = compare(workload(tiny["llama"]), F64, F32)
+    rows = {(row.operator, row.layer): row for row in built_up.rows}
+    assert all(row.row_rel <= rows[row.operator, row.layer].row_rel for row in right.rows[-4:])
+    assert rows["down", 1].row_rel > 2 * right.rows[-5].row_rel
+    assert "Each operator alone" in "\n".join(lines(right))
+    assert "Each operator alone" in page(right)
+
+
+def test_what_takes_a_results_place_is_rounded_to_its_dtype():
+    class OnDevice:
+        def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+            self.shape, self.dtype, self.host = shape, dtype, np.zeros(shape, dtype)
+
+        def set(self, values: np.ndarray) -> None:
+            assert values.dtype == self.dtype
+            self.host[...] = values
+
+        def __setitem__(self, place: Any, values: OnDevice) -> None:
+            self.host[place] = values.host
+
+    array = np.zeros((2, 2), np.float16)
+    put(array[:, 1:], np.array([[1 / 3], [2.0]]))
+    device = OnDevice((2,), np.dtype(np.float16))
+    put(device, np.array([1 / 3, 2.0]))
+    wanted = [np.float16(1 / 3), 2]
+    assert array[:, 1].tolist() == device.host.tolist() == wanted
+
+
+# Settings of a side.
+
+
+def test_a_quantised_cache_of_one_side_is_seen_and_allowed(tiny: dict[str, TinyModel]):
+    int8 = replace(F32, settings={"kv_cache_dtype": "int8"})
+    report = compare(workload(tiny["llama"]), F32, int8)
+    assert report.is_within
+    row = next(row for row in report.rows if row.operator == "paged_attention")
+    assert 1e-3 < row.row_rel < row.limit == QUANTIZED["int8"].gates
+    assert str(report.b) == "numpy-plain float32 kv_cache_dtype=int8"
+    same = compare(workload(tiny["llama"]), int8, int8)
+    assert {row.max_abs for row in same.rows} == {0}
+    assert report.as_json()["b"]["settings"] == {"kv_cache_dtype": "int8"}
+
+
+def test_the_fast_operators_are_within_tolerance_of_the_plain_ones(tiny: dict[str, TinyModel]):
+    fast = Side(backend="numpy", dtype="float32", settings={"num_threads": 2})
+    assert compare(workload(tiny["qwen2"]), F32, fast).is_within
+
+
+def test_a_setting_that_is_not_the_backends_own_is_refused(tiny: dict[str, TinyModel]):
+    """The schedule is the same on both sides."""
+    for name in ("max_num_seqs", "num_thread"):
+        side = Side(backend="numpy", dtype="float32", settings={name: 2})
+        with pytest.raises(ConfigError, match=f"numpy backend has no parameter '{name}'"):
+            compare(workload(tiny["llama"]), F32, side)
+
+
 # Tokens.
 
 
@@ -430,17 +498,44 @@ def test_a_prompt_that_does_not_fit_is_refused(tiny: dict[str, TinyModel]):
 # The table of tolerances.
 
 
-def test_the_table_has_a_reason_for_every_row_and_a_limit_for_every_operator():
-    table = list(TOLERANCES.values())
-    assert list(TOLERANCES) == ["float64", "float32", "float16", "bfloat16"]
+CLASS_NAMES = ("embed", "layers", "gates", "logits")
+
+
+@pytest.mark.parametrize("table", [TOLERANCES, ALONE], ids=["built up", "alone"])
+def test_the_table_has_a_reason_for_every_row_and_a_limit_for_every_operator(
+    table: dict[str, Tolerance],
+):
+    assert list(table) == ["float64", "float32", "float16", "bfloat16"]
     assert set(CLASSES) <= set(OPERATORS)
-    for finer, coarse in itertools.pairwise(table):
-        for name in ("embed", "layers", "gates", "logits"):
+    for finer, coarse in itertools.pairwise(table.values()):
+        for name in CLASS_NAMES:
             assert 0 < getattr(finer, name) < getattr(coarse, name)
-    assert all(tolerance.reason.endswith(".") for tolerance in table)
-    single, double = np.dtype("float32"), np.dtype("float64")
-    assert limit_of(single, double, "silu_mul") == TOLERANCES["float32"].gates
-    assert limit_of(double, double, "qkv") == TOLERANCES["float64"].layers
+    assert all(tolerance.reason.endswith(".") for tolerance in table.values())
+
+
+def test_what_is_alone_is_allowed_less():
+    for dtype, alone in ALONE.items():
+        for name in CLASS_NAMES[1:]:
+            assert getattr(alone, name) < getattr(TOLERANCES[dtype], name)
+
+
+def test_the_coarser_dtype_and_the_coarser_cache_choose_the_limit():
+    single, double, half = (np.dtype(name) for name in ("float32", "float64", "float16"))
+    assert Limits().of(single, double, "silu_mul") == TOLERANCES["float32"].gates
+    assert Limits().of(double, double, "qkv") == TOLERANCES["float64"].layers
+    assert Limits(isolated=True).of(half, single, "down") == ALONE["float16"].layers
+    one, both = (Limits(kv_cache_dtypes=(name, "int8")) for name in ("auto", "int8"))
+    assert one.of(single, single, "qkv") == QUANTIZED["int8"].layers
+    assert both.of(single, single, "qkv") == QUANTIZED["int8 on both sides"].layers
+    assert both.of(half, single, "qkv") == TOLERANCES["float16"].layers, "the larger of the two"
+    assert one.of(single, single, "embed") == TOLERANCES["float32"].embed
+    mixed = Limits(kv_cache_dtypes=("int8", "fp8"))
+    assert mixed.of(single, single, "head") == QUANTIZED["fp8"].logits
+    alone = Limits(kv_cache_dtypes=("auto", "int8"), isolated=True)
+    assert alone.of(single, single, "paged_attention") == QUANTIZED["int8"].gates
+    assert alone.of(single, single, "silu_mul") == ALONE["float32"].gates
+    assert TOLERANCES["float32"].reason in one.reason(single, single)
+    assert QUANTIZED["int8"].reason in one.reason(single, single)
 
 
 def test_an_embedding_may_be_rounded_once_on_each_side():
@@ -493,7 +588,7 @@ def test_the_page_stands_alone(faulty: Report):
     assert "step 1, layer 1, down, element" in text
     for row in faulty.rows:
         assert f">{row.operator}<" in text
-    for tolerance in TOLERANCES.values():
+    for tolerance in (*TOLERANCES.values(), *ALONE.values(), *QUANTIZED.values()):
         assert tolerance.reason.replace("'", "&#x27;") in text
     for shade in ("s0", "s1", "s4"):
         assert f'class="{shade}"' in text
@@ -559,6 +654,27 @@ def test_the_emulated_kernels_are_within_tolerance(
     report = compare(workload(tiny[family]), F32, emulated(dtype))
     assert report.is_within, "\n".join(lines(report, layers=True))
     assert any(row.max_rel > 0 for row in report.rows)
+
+
+@needs_compiler
+def test_a_padded_step_and_a_captured_one_are_compared_too(tiny: dict[str, TinyModel]):
+    """Three decodes are padded to four, and steps of one size would be captured."""
+    work = workload(tiny["llama"], prompts=[[5, 6], [7, 8], [9, 10]], max_num_batched_tokens=16)
+    report = compare(work, F32, emulated("float32"))
+    assert report.is_within
+    assert report.num_decode_steps >= 4
+    alone = compare(work, F32, emulated("float32"), isolate=True)
+    assert alone.is_within
+    assert alone.rows[-3].row_rel < report.rows[-3].row_rel
+
+
+@needs_compiler
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+def test_quantised_caches_of_the_emulated_backend(tiny: dict[str, TinyModel], kv_cache_dtype: str):
+    settings = {"kv_cache_dtype": kv_cache_dtype}
+    a, b = (replace(side, settings=settings) for side in (F32, emulated("float32")))
+    report = compare(workload(tiny["llama"]), a, b)
+    assert report.is_within, "\n".join(lines(report, layers=True))
 
 
 @needs_compiler

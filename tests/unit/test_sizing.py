@@ -1,0 +1,316 @@
+"""What an engine takes of the memory there is, and what is said where that is too little."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models
+from conftest import TinyModel
+from emulated import needs_compiler
+
+from mie import host, sizing
+from mie.backend import load_backend
+from mie.config import EngineConfig
+from mie.errors import ConfigError
+from mie.load import load_engine
+from mie.model.config import ModelConfig
+from mie.ops.backend import Memory
+from mie.ops.numpy_backend import NumpyBackend
+from mie.ops_gpu.chip import device_memory
+from mie.sizing import DEFAULT_KV_CACHE_BYTES, MemoryPlan, plan_memory
+
+MODEL = ModelConfig.from_hf(tiny_models.LLAMA)
+BLOCK = 16 * 2 * 2 * 2 * 8 * 4
+"""Bytes: B, keys and values, L, Hkv, Dh, float32."""
+CONTEXT = 256
+
+
+class Backend(NumpyBackend):
+    """A backend with as much memory as it is told."""
+
+    def __init__(self, available: int, *, is_shared: bool = True, dtype: str = "float32") -> None:
+        super().__init__(dtype)
+        self._memory = Memory(available_bytes=available, is_shared=is_shared)
+
+    def memory(self) -> Memory:
+        return self._memory
+
+
+def needs(**settings: Any) -> int:
+    """Bytes of weights and a step."""
+    plan = plan_memory(EngineConfig(num_blocks=1, **settings), MODEL, Backend(1 << 40))
+    return plan.weight_bytes + plan.step_bytes
+
+
+def planned(left: int, /, is_shared: bool = True, **settings: Any) -> MemoryPlan:
+    """The plan where weights and a step leave so many bytes."""
+    backend = Backend(needs() + left, is_shared=is_shared)
+    return plan_memory(EngineConfig(**settings), MODEL, backend)
+
+
+# How much is taken.
+
+
+def test_weights_are_counted_in_the_backends_elements():
+    plan = plan_memory(EngineConfig(), MODEL, Backend(1 << 40))
+    assert plan.weight_bytes == 4 * MODEL.num_parameters
+    double = plan_memory(EngineConfig(), MODEL, Backend(1 << 40, dtype="float64"))
+    assert double.weight_bytes == 2 * plan.weight_bytes
+    assert double.block_bytes == 2 * plan.block_bytes == 2 * BLOCK
+
+
+def test_a_step_takes_more_with_more_tokens():
+    few, many = (needs(max_num_batched_tokens=tokens) for tokens in (64, 128))
+    widest = 2 * MODEL.hidden_size + max(
+        2 * (MODEL.num_heads + MODEL.num_kv_heads) * MODEL.head_dim, 3 * MODEL.intermediate_size
+    )
+    assert many - few == 4 * 64 * widest
+
+
+def test_by_default_every_sequence_could_be_as_long_as_the_context():
+    assert planned(1 << 40).num_blocks == 64 * CONTEXT // 16
+    assert planned(1 << 40, max_num_seqs=2, max_model_len=33).num_blocks == 2 * 3
+
+
+def test_shared_memory_is_taken_by_a_quarter_and_a_gpus_own_as_a_whole():
+    assert planned(101 * BLOCK).num_blocks == 25
+    assert planned(101 * BLOCK, is_shared=False).num_blocks == 101
+
+
+def test_shared_memory_has_a_most():
+    huge = replace(MODEL, max_position_embeddings=1 << 30)
+    plan = plan_memory(EngineConfig(), huge, Backend(1 << 40))
+    assert plan.num_blocks == DEFAULT_KV_CACHE_BYTES // BLOCK
+    own = plan_memory(EngineConfig(), huge, Backend(1 << 40, is_shared=False))
+    assert own.num_blocks == own.left_bytes // BLOCK > 100 * plan.num_blocks
+
+
+def test_a_length_that_was_asked_for_is_kept_and_the_models_own_is_not():
+    assert planned(40 * BLOCK, max_model_len=CONTEXT).num_blocks == CONTEXT // 16
+    plan = planned(40 * BLOCK)
+    assert plan.num_blocks == 10
+    assert plan.num_positions == 160
+    assert planned(BLOCK).num_blocks == 1
+
+
+def test_the_room_to_swap_is_of_what_the_cache_leaves(monkeypatch: pytest.MonkeyPatch):
+    plan = planned(1000 * BLOCK, preemption_mode="swap")
+    assert (plan.num_blocks, plan.num_host_blocks) == (250, 750 // 4)
+    assert plan.fits
+    assert "room to swap 187 blocks" in plan.table()
+    monkeypatch.setattr(sizing, "available_bytes", lambda: 80 * BLOCK)
+    own = planned(1000 * BLOCK, is_shared=False, preemption_mode="swap")
+    assert (own.num_blocks, own.num_host_blocks) == (1000, 20)
+    assert "swap" not in own.table()
+    asked = planned(BLOCK, is_shared=False, preemption_mode="swap", swap_space=7 * BLOCK + 1)
+    assert asked.num_host_blocks == 7
+
+
+# What does not fit.
+
+
+def refusal(call: Callable[[], object]) -> str:
+    with pytest.raises(ConfigError, match="too little memory") as error:
+        call()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "asked", "fitting", "more"),
+    [
+        ("num_blocks", 16, 15, 16),
+        ("kv_cache_memory_bytes", 16 * BLOCK + 5, 15 * BLOCK, 16 * BLOCK),
+        ("max_model_len", CONTEXT, 15 * 16, 15 * 16 + 1),
+    ],
+)
+def test_the_setting_that_fits_is_named_and_does_fit(
+    setting: str, asked: int, fitting: int, more: int
+):
+    left = 15 * BLOCK + 9
+    text = refusal(lambda: planned(left, **{setting: asked}))
+    assert f"({setting}={fitting}" in text
+    assert planned(left, **{setting: fitting}).fits
+    refusal(lambda: planned(left, **{setting: more}))
+
+
+def test_fewer_tokens_a_step_are_named_where_they_help():
+    available = needs(max_num_batched_tokens=300) + BLOCK
+    text = refusal(lambda: plan_memory(EngineConfig(), MODEL, Backend(available)))
+    assert "(max_num_batched_tokens=256 fits)" in text
+    fitting = EngineConfig(max_num_batched_tokens=256)
+    assert plan_memory(fitting, MODEL, Backend(available)).fits
+
+
+def test_where_the_weights_alone_do_not_fit_the_table_shows_it():
+    text = refusal(lambda: plan_memory(EngineConfig(), MODEL, Backend(1000)))
+    assert text.endswith("(end other programs, or take a smaller model)")
+    rows = dict(re.findall(r"^  (\S.*?) +([\d.,]+) MiB$", text, re.M))
+    assert list(rows) == [
+        "weights",
+        "a step of 2048 tokens, about",
+        "KV cache, 1 blocks of 16 tokens",
+        "together",
+        "available",
+    ]
+    assert float(rows["weights"]) == pytest.approx(4 * MODEL.num_parameters / 2**20, abs=0.05)
+
+
+def test_another_setting_is_named_only_if_it_fits():
+    config, available = EngineConfig(num_blocks=100), needs() + 60 * BLOCK
+    half = Backend(available)
+    half.dtype, half.itemsize = np.dtype(np.float16), 2
+    variants = [("dtype=float16", config, half), ("nothing=new", config, Backend(available))]
+    text = refusal(lambda: plan_memory(config, MODEL, Backend(available), variants))
+    assert "(num_blocks=60; or " in text
+    assert "; or dtype=float16 fits)" in text
+    assert "nothing" not in text
+
+
+@pytest.mark.parametrize("name", ["kv_cache_memory_bytes", "swap_space"])
+def test_less_than_a_block_is_refused(name: str):
+    settings = {name: BLOCK - 1, "preemption_mode": "swap"}
+    message = f"{name} is {BLOCK - 1}; one block of 16 tokens takes {BLOCK}"
+    with pytest.raises(ConfigError, match=message):
+        planned(1 << 40, **settings)
+
+
+def test_memory_that_is_not_there_after_all_is_a_table_too(
+    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
+):
+    """And no piece of the cache outlives the attempt."""
+    pieces: list[int] = []
+
+    class Piece:
+        def __init__(self) -> None:
+            pieces.append(1)
+
+        def __del__(self) -> None:
+            pieces.pop()
+
+    def new_kv_cache(self: NumpyBackend, shape: Any) -> list[Piece]:
+        def allocated(layer: int) -> Piece:
+            if layer == 3:
+                raise MemoryError("no more")
+            return Piece()
+
+        return [allocated(layer) for layer in range(4)]
+
+    monkeypatch.setattr(NumpyBackend, "new_kv_cache", new_kv_cache)
+    with pytest.raises(ConfigError, match=r"(?s)could not get the memory.*weights.*\(lower num"):
+        load_engine(tiny["llama"].directory, EngineConfig(num_blocks=4), backend="numpy-plain")
+    assert not pieces
+
+
+def test_an_engine_that_does_not_fit_says_what_does(
+    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
+):
+    memory = Memory(available_bytes=needs() + 9 * BLOCK, is_shared=True)
+    monkeypatch.setattr(NumpyBackend, "memory", lambda self: memory)
+    with pytest.raises(ConfigError, match=r"\(num_blocks=9; or "):
+        load_engine(
+            tiny["llama"].directory, EngineConfig(num_blocks=10, max_num_batched_tokens=2048)
+        )
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["numpy-plain", "numpy", "cupy-emulated"])
+def test_weights_are_streamed_without_doubling(name: str):
+    """Beside the matrix there are a block and its conversions, and never a second matrix."""
+    backend, shape, rows = load_backend(name, "float32"), (2048, 1024), 64
+    block = np.ones((rows, shape[1]), np.float16)
+    tracemalloc.start()
+    try:
+        weight = backend.load_linear(shape, (block for _ in range(0, shape[0], rows)))
+        now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    matrix_bytes = backend.weight_bytes(shape)
+    assert weight is not None
+    assert now >= matrix_bytes
+    assert peak < matrix_bytes + 10 * block.nbytes
+
+
+# What there is.
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MEMINFO = {"proc/meminfo": "MemTotal:  8000000 kB\nMemFree:  100 kB\nMemAvailable:  4000 kB\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "available"),
+    [
+        ({}, 4000 << 10),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/b/memory.max": "max\n",
+                "sys/fs/cgroup/a/b/memory.current": "5\n",
+                "sys/fs/cgroup/a/memory.max": "1000000\n",
+                "sys/fs/cgroup/a/memory.current": "900000\n",
+                "sys/fs/cgroup/a/memory.stat": "anon 1\nfile 50000\n",
+            },
+            150000,
+        ),
+        (
+            {
+                "proc/self/cgroup": "9:cpu,memory:/box\n8:pids:/x\n",
+                "sys/fs/cgroup/memory/box/memory.limit_in_bytes": "70000\n",
+                "sys/fs/cgroup/memory/box/memory.usage_in_bytes": "30000\n",
+            },
+            40000,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/memory.max": "10\n",
+                "sys/fs/cgroup/memory.current": "20\n",
+            },
+            0,
+        ),
+    ],
+)
+def test_the_host_has_what_linux_and_the_control_group_allow(
+    tmp_path: Path, files: dict[str, str], available: int
+):
+    assert host.available_bytes(machine(tmp_path, {**MEMINFO, **files})) == available
+
+
+def test_without_meminfo_it_is_all_of_the_machines(tmp_path: Path):
+    assert host.available_bytes(tmp_path) > 1 << 28
+
+
+def cupy(*, free: int, total: int, pooled: int = 0, integrated: int = 0) -> Any:
+    device = SimpleNamespace(attributes={"Integrated": integrated})
+    return SimpleNamespace(
+        cuda=SimpleNamespace(
+            Device=lambda: device, runtime=SimpleNamespace(memGetInfo=lambda: (free, total))
+        ),
+        get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: pooled),
+    )
+
+
+def test_of_a_gpus_own_memory_a_share_is_left():
+    memory = device_memory(cupy(free=800, total=1000, pooled=50), 0.9)
+    assert memory == Memory(available_bytes=750, is_shared=False)
+    assert device_memory(cupy(free=50, total=1000), 0.9).available_bytes == 0
+
+
+def test_a_gpu_in_the_hosts_memory_has_what_the_host_has(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mie.ops_gpu.chip.available_bytes", lambda: 5000)
+    found = device_memory(cupy(free=1, total=8000, integrated=1), 0.9)
+    assert found == Memory(available_bytes=5000, is_shared=True)
