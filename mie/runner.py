@@ -316,7 +316,7 @@ class ModelRunner:
         drawn, logits = launched.drawn, launched.logits
         token_ids = [] if drawn is None else self.backend.finish_sample(drawn)
         num_decodes = len(launched.rows)
-        decoded, indices = token_ids[:num_decodes], range(num_decodes)
+        decoded, indices = token_ids[:num_decodes], list(range(num_decodes))
         if launched.rows != plan.decodes:  # some have ended since
             wanted = set(plan.decodes)
             indices = [i for i, row in enumerate(launched.rows) if row in wanted]

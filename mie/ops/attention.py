@@ -7,7 +7,7 @@ the same for sequences with one query each, several sequences in one matrix prod
 import numpy as np
 
 from mie.ops.arrays import Bools, Floats, Ints
-from mie.ops.kv_cache import gather_kv
+from mie.ops.kv_cache import Cache, gather_kv, take_blocks
 
 QUERY_TILE = 128
 """Queries that are scored together: bounds the scores to Hq * 128 * s, whatever the chunk."""
@@ -18,8 +18,8 @@ GATHER_BYTES = 1 << 19
 
 def paged_attention(
     q: Floats,
-    k_cache: Floats,
-    v_cache: Floats,
+    k_cache: Cache,
+    v_cache: Cache,
     block_tables: Ints,
     cu_seqlens_q: Ints,
     seq_lens: Ints,
@@ -33,7 +33,8 @@ def paged_attention(
     h * Hkv // Hq (grouped-query attention: Ainslie et al., 2023, arXiv:2305.13245). Query i of a
     sequence with n queries and length s stands at position p = s - n + i and sees the keys at
     max(0, p - window + 1) … p.
-    Slots beyond a sequence's length are never read, whatever they hold.
+    Slots beyond a sequence's length are never read, whatever they hold. From a quantised cache a
+    query sees what was stored, its own key and value included.
     """
     out = np.empty_like(q)
     for s, seq_len in enumerate(seq_lens.tolist()):
@@ -43,8 +44,8 @@ def paged_attention(
             last = seq_len - (end - tile_end)  # one past the position of the tile's last query
             first = last - (tile_end - tile)
             start = 0 if window is None else max(0, first - window + 1)
-            keys = gather_kv(k_cache, block_tables[s], start, last)
-            values = gather_kv(v_cache, block_tables[s], start, last)
+            keys = gather_kv(k_cache, block_tables[s], start, last, q.dtype)
+            values = gather_kv(v_cache, block_tables[s], start, last, q.dtype)
             mask = causal_mask(first - start, tile_end - tile, window)
             out[tile:tile_end] = attend(q[tile:tile_end], keys, values, scale, mask)
     return out
@@ -92,8 +93,8 @@ def attend(
 
 def decode_attention(
     q: Floats,
-    k_cache: Floats,
-    v_cache: Floats,
+    k_cache: Cache,
+    v_cache: Cache,
     block_tables: Ints,
     seq_lens: Ints,
     scale: float,
@@ -107,7 +108,7 @@ def decode_attention(
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = k_cache.shape[1:3]
     rows = q.reshape(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    block_bytes = k_cache[0].nbytes
+    block_bytes = block_size * num_kv_heads * head_dim * q.itemsize
     order = np.argsort(-seq_lens, kind="stable")
     begin = 0
     while begin < order.size:
@@ -116,10 +117,10 @@ def decode_attention(
         chosen = order[begin:end]
         tables = block_tables[chosen, :num_blocks]
         gathered = (chosen.size, num_blocks * block_size, num_kv_heads, head_dim)
-        # A shorter sequence's table is read past its end here, where it may hold anything: hence
-        # "clip", and hence the masking of both products below.
-        keys = np.take(k_cache, tables, axis=0, mode="clip").reshape(gathered)
-        values = np.take(v_cache, tables, axis=0, mode="clip").reshape(gathered)
+        # A shorter sequence's table is read past its end here, where it may hold anything, and is
+        # clipped: hence the masking of both products below.
+        keys = take_blocks(k_cache, tables, q.dtype, "clip").reshape(gathered)
+        values = take_blocks(v_cache, tables, q.dtype, "clip").reshape(gathered)
         scores = (rows[chosen] * scale) @ keys.transpose(0, 2, 3, 1)
         for i, seq_len in enumerate(seq_lens[chosen].tolist()):
             scores[i, ..., seq_len:] = -np.inf

@@ -13,6 +13,7 @@ from mie.host import available_bytes
 from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, Memory, StepBatch
+from mie.ops.kv_cache import Cache, QuantizedCache
 from mie.ops.sampling import RowControls
 
 
@@ -24,19 +25,23 @@ class Linear(NamedTuple):
 
 
 class NumpyBackend:
-    """Runs on the CPU in ``dtype``: "float32" (also "auto"), or "float64" for the oracle tests."""
+    """Runs on the CPU in ``dtype``: "float32" (also "auto"), or "float64" for the oracle tests.
+
+    ``kv_cache_dtype``: "auto" is ``dtype``; "int8" and "fp8" are the formats of `ops.kv_cache`.
+    """
 
     name = "numpy-plain"
     is_asynchronous = False
 
-    def __init__(self, dtype: str = "auto") -> None:
+    def __init__(self, dtype: str = "auto", *, kv_cache_dtype: str = "auto") -> None:
         if dtype not in ("auto", "float32", "float64"):
             raise ConfigError(
                 f"dtype {dtype!r} is not supported by the {self.name} backend; "
                 "choose auto, float32 or float64"
             )
         self.dtype: np.dtype[Any] = np.dtype("float32" if dtype == "auto" else dtype)
-        self.itemsize = self.dtype.itemsize
+        self.kv_dtype: np.dtype[Any] = kv_cache.QUANTIZED.get(kv_cache_dtype, self.dtype)
+        self.itemsize: int = self.kv_dtype.itemsize
 
     def memory(self) -> Memory:
         return Memory(available_bytes=available_bytes(), is_shared=True)
@@ -45,7 +50,8 @@ class NumpyBackend:
         return math.prod(shape) * self.dtype.itemsize
 
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
-        return shape.num_elements * self.itemsize
+        scale_bytes = 0 if self.kv_dtype == self.dtype else kv_cache.SCALE_BYTES
+        return shape.num_elements * self.itemsize + shape.num_scales * scale_bytes
 
     def load_vector(self, vector: NDArray[Any]) -> Floats:
         return vector.astype(self.dtype)
@@ -79,13 +85,15 @@ class NumpyBackend:
     ) -> Floats:
         return rope.rope_table(inv_freq, scaling, num_positions, self.dtype)
 
-    def new_kv_cache(self, shape: KVCacheShape) -> Floats:
+    def new_kv_cache(self, shape: KVCacheShape) -> Cache:
         s = shape
         dims = (s.num_layers, 2, s.num_blocks, s.block_size, s.num_kv_heads, s.head_dim)
         # Zeros, not whatever was there: masked slots go through a product before they are dropped.
-        return np.zeros(dims, self.dtype)
+        if self.kv_dtype == self.dtype:
+            return np.zeros(dims, self.dtype)
+        return QuantizedCache.zeros(dims, self.kv_dtype)
 
-    def new_host_cache(self, shape: KVCacheShape) -> Floats:
+    def new_host_cache(self, shape: KVCacheShape) -> Cache:
         return self.new_kv_cache(shape)  # a second arena: here the host is the device
 
     def embed(self, token_ids: Ints, embedding: Floats) -> Floats:
@@ -101,7 +109,7 @@ class NumpyBackend:
         qkv[:, first:last] = norm.rms_norm(qkv[:, first:last], weight, eps)
 
     def rope_write_kv(
-        self, qkv: Floats, rope_table: Floats, cache: Floats, layer: int, batch: StepBatch
+        self, qkv: Floats, rope_table: Floats, cache: Cache, layer: int, batch: StepBatch
     ) -> Floats:
         num_kv_heads = cache.shape[-2]
         num_rotated = qkv.shape[1] - num_kv_heads
@@ -112,10 +120,10 @@ class NumpyBackend:
         return q
 
     def paged_attention(
-        self, q: Floats, cache: Floats, layer: int, batch: StepBatch, window: int | None
+        self, q: Floats, cache: Cache, layer: int, batch: StepBatch, window: int | None
     ) -> Floats:
         """Decode rows in one call, the others one by one."""
-        k_cache, v_cache = cache[layer]
+        k_cache, v_cache = cache[layer, 0], cache[layer, 1]
         scale = q.shape[-1] ** -0.5
         starts, seq_lens, tables = batch.cu_seqlens_q, batch.seq_lens, batch.block_tables
         if window is not None and seq_lens.max() <= window:
@@ -151,18 +159,18 @@ class NumpyBackend:
     def take_rows(self, x: Floats, rows: Ints) -> Floats:
         return x[rows]
 
-    def copy_blocks(self, cache: Floats, src: Sequence[int], dst: Sequence[int]) -> None:
+    def copy_blocks(self, cache: Cache, src: Sequence[int], dst: Sequence[int]) -> None:
         kv_cache.copy_blocks(cache, np.asarray(src, np.int64), np.asarray(dst, np.int64))
 
     def export_blocks(
-        self, cache: Floats, host_cache: Floats, src: Sequence[int], dst: Sequence[int]
+        self, cache: Cache, host_cache: Cache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
         kv_cache.move_blocks(
             cache, host_cache, np.asarray(src, np.int64), np.asarray(dst, np.int64)
         )
 
     def import_blocks(
-        self, host_cache: Floats, cache: Floats, src: Sequence[int], dst: Sequence[int]
+        self, host_cache: Cache, cache: Cache, src: Sequence[int], dst: Sequence[int]
     ) -> None:
         kv_cache.move_blocks(
             host_cache, cache, np.asarray(src, np.int64), np.asarray(dst, np.int64)

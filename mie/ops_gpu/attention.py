@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mie.ops.backend import Array
+from mie.ops_gpu.arena import Empty, fresh
 from mie.ops_gpu.arrays import ceil_div, kernel_type
 from mie.ops_gpu.batch import DeviceBatch
 from mie.ops_gpu.chip import Chip
@@ -15,9 +16,6 @@ from mie.ops_gpu.launcher import Launcher
 SPLIT_TOKENS = 256
 """Tokens of a sequence that one block of a split decode attends to, a multiple of 16. Where a split
 begins depends on nothing else, so that a sequence's result does not depend on its batch."""
-
-STREAM_MIN_TILES = 2
-"""Tiles that a block of a streamed decode does at least: merging a part costs about as much."""
 
 STREAM_BLOCKS_PER_MULTIPROCESSOR = 3
 """Most that a multiprocessor holds, by the kernel's registers."""
@@ -29,6 +27,7 @@ class AttentionCall:
 
     q: Array  # [T, Hq, Dh]
     kv: Array  # [N, 2, Hkv, B, Dh]
+    scales: Array | None  # [N, 2, Hkv, B] of a quantised cache
     out: Array  # [T, Hq, Dh]
     batch: DeviceBatch
     window: int | None
@@ -58,6 +57,12 @@ class AttentionCall:
         return int(self.batch.block_tables.shape[1])
 
     @property
+    def max_len(self) -> int:
+        """What no sequence of the step is longer than: what its table holds. Launches are sized by
+        this and not by the lengths, so that a captured step can be replayed with others."""
+        return self.table_width * self.block_size
+
+    @property
     def scale(self) -> np.float32:
         """Of scores in base 2: exp(x) is exp2(x * log2(e))."""
         scale: np.float32 = np.float32(math.log2(math.e) / math.sqrt(self.head_dim))
@@ -71,15 +76,27 @@ class PagedAttention:
     shared out evenly over the chip where a kernel for that exists.
     """
 
-    def __init__(self, launcher: Launcher, chip: Chip, is_deterministic: bool) -> None:
+    def __init__(
+        self, launcher: Launcher, chip: Chip, is_deterministic: bool, empty: Empty | None = None
+    ) -> None:
+        """``empty`` gives room for results and partial ones; by default new arrays."""
         self._launcher = launcher
         self._chip = chip
         self._is_deterministic = is_deterministic
+        self._empty = empty or fresh(launcher.xp)
 
-    def __call__(self, q: Array, kv: Array, batch: DeviceBatch, window: int | None) -> Array:
-        """`ops.attention.paged_attention` over one layer, as a new array."""
-        out = self._launcher.xp.empty_like(q)
-        call = AttentionCall(q=q, kv=kv, out=out, batch=batch, window=window)
+    def __call__(
+        self,
+        q: Array,
+        kv: Array,
+        batch: DeviceBatch,
+        window: int | None,
+        scales: Array | None = None,
+    ) -> Array:
+        """`ops.attention.paged_attention` over one layer, whose ``scales`` are those of a quantised
+        cache."""
+        out = self._empty("attention", q.shape, q.dtype)
+        call = AttentionCall(q=q, kv=kv, scales=scales, out=out, batch=batch, window=window)
         if batch.decodes.size:
             self._decode(call)
         if batch.prefills.size:
@@ -87,12 +104,13 @@ class PagedAttention:
         return out
 
     def _decode(self, call: AttentionCall) -> None:
-        has_window = call.window is not None and call.batch.max_decode_len > call.window
+        has_window = call.window is not None and call.max_len > call.window
         kernel = decode_kernel(
             kernel_type(call.q),
             call.head_dim,
             call.group,
             call.block_size,
+            stored=kernel_type(call.kv),
             may_stream=not (self._is_deterministic or has_window),
         )
         if kernel.kind == "stream":
@@ -102,7 +120,7 @@ class PagedAttention:
 
     def _decode_splits(self, call: AttentionCall, kernel: DecodeKernel) -> None:
         batch, num_decodes = call.batch, call.batch.decodes.size
-        num_splits = ceil_div(batch.max_decode_len, SPLIT_TOKENS)
+        num_splits = ceil_div(call.max_len, SPLIT_TOKENS)
         partial = partial_lse = None  # without splits the kernel writes the output itself
         if num_splits > 1:
             partial, partial_lse = self._partials(num_decodes, call.num_heads, num_splits, call)
@@ -118,6 +136,7 @@ class PagedAttention:
             (
                 call.q,
                 call.kv,
+                call.scales,
                 batch.block_tables,
                 batch.seq_lens,
                 batch.cu_seqlens_q,
@@ -149,9 +168,9 @@ class PagedAttention:
 
     def _decode_stream(self, call: AttentionCall, kernel: DecodeKernel) -> None:
         batch, num_decodes = call.batch, call.batch.decodes.size
-        resident = self._chip.resident_blocks(kernel.shared_bytes, STREAM_BLOCKS_PER_MULTIPROCESSOR)
-        num_units = batch.num_decode_tiles * call.num_kv_heads
-        num_blocks = max(1, min(resident, num_units // STREAM_MIN_TILES))
+        num_blocks = self._chip.resident_blocks(
+            kernel.shared_bytes, STREAM_BLOCKS_PER_MULTIPROCESSOR
+        )
         partial, partial_lse = self._partials(2 * num_blocks, 8 * kernel.head_tiles, 1, call)
         attend = self._launcher.kernel(
             "paged_decode_stream.cu", "paged_decode_stream" + kernel.parameters
@@ -163,6 +182,7 @@ class PagedAttention:
             (
                 call.q,
                 call.kv,
+                call.scales,
                 batch.block_tables,
                 batch.seq_lens,
                 batch.cu_seqlens_q,
@@ -196,11 +216,16 @@ class PagedAttention:
     def _partials(self, rows: int, heads: int, splits: int, call: AttentionCall) -> list[Array]:
         """Room for partial results [rows, heads, splits, Dh] and their log-sum-exps."""
         shapes = ((rows, heads, splits, call.head_dim), (rows, heads, splits))
-        return [self._launcher.xp.empty(shape, np.float32) for shape in shapes]
+        names = ("partial", "partial_lse")
+        return [
+            self._empty(name, shape, np.dtype(np.float32))
+            for name, shape in zip(names, shapes, strict=True)
+        ]
 
     def _prefill(self, call: AttentionCall) -> None:
         batch = call.batch
-        kernel = prefill_kernel(kernel_type(call.q), call.head_dim)
+        stored = kernel_type(call.kv)
+        kernel = prefill_kernel(kernel_type(call.q), call.head_dim, call.block_size, stored=stored)
         num_tiles = ceil_div(batch.max_prefill_queries * call.group, kernel.rows)
         attend = self._launcher.kernel(f"{kernel.name}.cu", kernel.name + kernel.parameters)
         sizes = [call.group, call.table_width, call.block_size, call.window or 0]
@@ -210,6 +235,7 @@ class PagedAttention:
             (
                 call.q,
                 call.kv,
+                call.scales,
                 batch.block_tables,
                 batch.seq_lens,
                 batch.cu_seqlens_q,

@@ -1,21 +1,21 @@
 """Which kernel attends: two tables, first match wins.
 
-For the sequences with one query:
+Types go by what the kernels call them: "float", "f16", "bf16". A cache has the type of the queries,
+or, quantised, "int8" or "e4m3". For the sequences with one query:
 
-| dtype             | head_dim         | group  | block_size | may stream | kernel              |
-| ----------------- | ---------------- | ------ | ---------- | ---------- | ------------------- |
-| float16, bfloat16 | 64, 128          | 1 … 16 | 16, 32, …  | yes        | paged_decode_stream |
-| float16, bfloat16 | 64, 128          | 1 … 16 | 16, 32, …  | no         | paged_decode_mma    |
-| any               | 8, 16, 24, … 256 | any    | any        | any        | paged_decode        |
+| dtype     | head_dim         | group  | block_size | KV dtype   | stream | kernel              |
+| --------- | ---------------- | ------ | ---------- | ---------- | ------ | ------------------- |
+| f16, bf16 | 64, 128          | 1 … 16 | 16, 32, …  | any        | yes    | paged_decode_stream |
+| f16, bf16 | 64, 128          | 1 … 16 | 16, 32, …  | any        | no     | paged_decode_mma    |
+| any       | 8, 16, 24, … 256 | any    | any        | any        | any    | paged_decode        |
 
 The first two take query heads by tiles of eight: one for groups up to 8, else two. For the others:
 
-| dtype             | head_dim         | group  | block_size | kernel            |
-| ----------------- | ---------------- | ------ | ---------- | ----------------- |
-| float16, bfloat16 | 64, 128          | any    | any        | paged_prefill_mma |
-| any               | 8, 16, 24, … 256 | any    | any        | paged_prefill     |
-
-The KV cache has the dtype of the queries.
+| dtype     | head_dim         | group  | block_size | KV dtype   | kernel            |
+| --------- | ---------------- | ------ | ---------- | ---------- | ----------------- |
+| f16, bf16 | 64, 128          | any    | any        | dtype's    | paged_prefill_mma |
+| f16, bf16 | 64, 128          | any    | 16, 32, …  | int8, e4m3 | paged_prefill_mma |
+| any       | 8, 16, 24, … 256 | any    | any        | any        | paged_prefill     |
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,10 @@ TILE_TOKENS = 16 * WARPS
 
 MMA_STAGES = {64: 4, 128: 3}
 """The head sizes of the tensor-core kernels, and the tiles in a decoding warp's ring: 16 and 24 KB
-a warp, so that two blocks or more fit a multiprocessor of an H200."""
+a warp, so that two blocks or more fit a multiprocessor of an H200. A quantised cache's tiles take
+half of that, so that twice as many are under way."""
+
+QUANTIZED = ("int8", "e4m3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,27 +48,30 @@ class DecodeKernel:
 
 
 def decode_kernel(
-    element: str, head_dim: int, group: int, block_size: int, *, may_stream: bool
+    element: str, head_dim: int, group: int, block_size: int, *, stored: str, may_stream: bool
 ) -> DecodeKernel:
-    """The kernel for queries and a cache of the element type ("float", "f16", "bf16").
+    """The kernel for queries of the type ``element`` and a cache of the type ``stored``.
 
     ``may_stream``: there is no window, and a result may depend on its batch in its last bits.
     """
     is_short = element in ("f16", "bf16")
     if is_short and head_dim in MMA_STAGES and group <= 16 and block_size % 16 == 0:
         stages, head_tiles = MMA_STAGES[head_dim], ceil_div(group, 8)
-        ring_bytes = WARPS * stages * 2 * 16 * 2 * head_dim  # keys and values of 16 tokens
+        row_bytes = 2 * head_dim
+        if stored in QUANTIZED:
+            stages, row_bytes = 2 * stages, head_dim + 4  # elements and a scale
+        ring_bytes = WARPS * stages * 2 * 16 * row_bytes  # keys and values of 16 tokens
         merge_bytes = 4 * WARPS * 8 * head_tiles * (head_dim + 2)  # in the same memory, afterwards
         return DecodeKernel(
             kind="stream" if may_stream else "mma",
-            parameters=f"<{element}, {head_dim}, {head_tiles}, {WARPS}, {stages}>",
+            parameters=_parameters(element, stored, head_dim, head_tiles, WARPS, stages),
             shared_bytes=max(ring_bytes, merge_bytes),
             head_tiles=head_tiles,
         )
     merge_floats = WARPS * group * (head_dim + 2)
     return DecodeKernel(
         kind="plain",
-        parameters=f"<{element}, {head_dim}, {group}, {WARPS}>",
+        parameters=_parameters(element, stored, head_dim, group, WARPS),
         shared_bytes=4 * (group * head_dim + merge_floats),
     )
 
@@ -81,17 +87,20 @@ class PrefillKernel:
     shared_bytes: int
 
 
-def prefill_kernel(element: str, head_dim: int) -> PrefillKernel:
-    """The kernel for queries and a cache of the element type."""
-    parameters = f"<{element}, {head_dim}>"
-    if element in ("f16", "bf16") and head_dim in MMA_STAGES:
+def prefill_kernel(element: str, head_dim: int, block_size: int, *, stored: str) -> PrefillKernel:
+    """The kernel for queries of the type ``element`` and a cache of the type ``stored``."""
+    parameters = _parameters(element, stored, head_dim)
+    is_short, is_quantized = element in ("f16", "bf16"), stored in QUANTIZED
+    # Scales of a quantised cache are fetched four at a time, of one block.
+    if is_short and head_dim in MMA_STAGES and not (is_quantized and block_size % 16):
+        row_bytes = head_dim + 4 if is_quantized else 2 * head_dim
         return PrefillKernel(
             name="paged_prefill_mma",
             parameters=parameters,
             rows=64,
-            shared_bytes=2 * 2 * 64 * 2 * head_dim,  # two tiles of 64 keys and values
+            shared_bytes=2 * 2 * 64 * row_bytes,  # two tiles of 64 keys and values
         )
-    itemsize = 4 if element == "float" else 2
+    itemsize = 2 if is_short and not is_quantized else 4  # of a number in shared memory
     query_bytes = 4 * (16 * head_dim + WARPS * 32)  # 16 rows, and each warp's weights of 32 keys
     key_bytes = 2 * 32 * (head_dim * itemsize + 4)  # keys and values, each row a bank longer
     return PrefillKernel(
@@ -100,3 +109,9 @@ def prefill_kernel(element: str, head_dim: int) -> PrefillKernel:
         rows=16,
         shared_bytes=query_bytes + key_bytes,
     )
+
+
+def _parameters(element: str, stored: str, *sizes: int) -> str:
+    """Template parameters; the cache's type is the last, and left out if it is the queries'."""
+    others = [] if stored == element else [stored]
+    return f"<{', '.join([element, *map(str, sizes), *others])}>"

@@ -2,16 +2,16 @@
 
 One array [N, 2, Hkv, B, Dh] a layer: keys and values of a block are neighbours, and the B rows of
 one (block, KV head) are contiguous. A block is then one run of memory, and a kernel that reads a
-block for one head reads whole bursts.
+block for one head reads whole bursts. A quantised cache (`ops.kv_cache`) has its scales in a second
+array a layer, [N, 2, Hkv, B].
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mie.ops.backend import Array, KVCacheShape
 from mie.ops_gpu.arrays import ceil_div, kernel_type, to_host
@@ -24,72 +24,86 @@ COPY_THREADS, COPY_BYTES = 128, 16
 """Threads of a block of the copy kernels, and the bytes that each copies at a time."""
 
 
+ELEMENTS: dict[str, np.dtype[Any]] = {"int8": np.dtype(np.int8), "fp8": np.dtype(np.uint8)}
+"""What holds the elements of a quantised cache. CuPy has no 8-bit float: their bits are stored."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KVCache:
-    """A KV cache on the device."""
+    """A KV cache on the device, or room for its blocks on the host."""
 
-    layers: list[Array]  # L arrays [N, 2, Hkv, B, Dh]
+    layers: Sequence[Array]  # L arrays [N, 2, Hkv, B, Dh]
+    scales: Sequence[Array] = ()  # of a quantised cache L arrays [N, 2, Hkv, B], float32
+
+    @property
+    def is_quantized(self) -> bool:
+        return bool(self.scales)
+
+    @property
+    def planes(self) -> list[Array]:
+        """All arrays, each [N, ...]: what is copied when a block is."""
+        return [*self.layers, *self.scales]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class HostCache:
-    """Blocks of a KV cache that were swapped out."""
-
-    layers: list[NDArray[Any]]  # L arrays [N, 2, Hkv, B, Dh]
-
-
-def layer_dims(shape: KVCacheShape) -> tuple[int, ...]:
-    """The dimensions of one layer."""
-    return (shape.num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
+def new_cache(
+    shape: KVCacheShape, dtype: np.dtype[Any], zeros: Callable[[tuple[int, ...], Any], Array]
+) -> KVCache:
+    """A cache whose elements are of ``dtype``, of arrays that ``zeros`` makes."""
+    dims = (shape.num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    layers = [zeros(dims, dtype) for _ in range(shape.num_layers)]
+    if dtype not in ELEMENTS.values():
+        return KVCache(layers=layers)
+    scales = [zeros(dims[:-1], np.dtype(np.float32)) for _ in range(shape.num_layers)]
+    return KVCache(layers=layers, scales=scales)
 
 
 def copy_blocks(launcher: Launcher, cache: KVCache, src: Sequence[int], dst: Sequence[int]) -> None:
     """`ops.kv_cache.copy_blocks`: no destination may be named twice."""
     if set(src) & set(dst):  # a kernel's copies run in no order: read all sources first
-        staged = [_gather(launcher, layer, src) for layer in cache.layers]
-        for layer, blocks in zip(cache.layers, staged, strict=True):
-            _scatter(launcher, blocks, layer, dst)
+        staged = [_gather(launcher, plane, src) for plane in cache.planes]
+        for plane, blocks in zip(cache.planes, staged, strict=True):
+            _scatter(launcher, blocks, plane, dst)
         return
     src_ids, dst_ids = _ids(launcher, src), _ids(launcher, dst)
-    for layer in cache.layers:
-        kernel = launcher.kernel("copy_blocks.cu", f"copy_blocks<{kernel_type(layer)}>")
-        kernel(*_grid(layer, len(src)), (layer, src_ids, dst_ids, np.int32(_elements(layer))))
+    for plane in cache.planes:
+        kernel = launcher.kernel("copy_blocks.cu", f"copy_blocks<{kernel_type(plane)}>")
+        kernel(*_grid(plane, len(src)), (plane, src_ids, dst_ids, np.int32(_elements(plane))))
 
 
 def export_blocks(
-    launcher: Launcher, cache: KVCache, host: HostCache, src: Sequence[int], dst: Sequence[int]
+    launcher: Launcher, cache: KVCache, host: KVCache, src: Sequence[int], dst: Sequence[int]
 ) -> None:
     """Copy blocks whole from the device to the host."""
     for part in _parts(len(src)):
-        for layer, host_layer in zip(cache.layers, host.layers, strict=True):
-            host_layer[list(dst[part])] = to_host(_gather(launcher, layer, src[part]))
+        for plane, host_plane in zip(cache.planes, host.planes, strict=True):
+            host_plane[list(dst[part])] = to_host(_gather(launcher, plane, src[part]))
 
 
 def import_blocks(
-    launcher: Launcher, host: HostCache, cache: KVCache, src: Sequence[int], dst: Sequence[int]
+    launcher: Launcher, host: KVCache, cache: KVCache, src: Sequence[int], dst: Sequence[int]
 ) -> None:
     """Copy blocks whole from the host to the device."""
     for part in _parts(len(src)):
-        for layer, host_layer in zip(cache.layers, host.layers, strict=True):
-            staged = launcher.xp.asarray(host_layer[list(src[part])])
-            _scatter(launcher, staged, layer, dst[part])
+        for plane, host_plane in zip(cache.planes, host.planes, strict=True):
+            staged = launcher.xp.asarray(host_plane[list(src[part])])
+            _scatter(launcher, staged, plane, dst[part])
 
 
-def _gather(launcher: Launcher, layer: Array, ids: Sequence[int]) -> Array:
+def _gather(launcher: Launcher, plane: Array, ids: Sequence[int]) -> Array:
     """The blocks ``ids`` [C] as a new array [C, 2, Hkv, B, Dh] on the device."""
-    staged = launcher.xp.empty((len(ids), *layer.shape[1:]), layer.dtype)
-    kernel = launcher.kernel("copy_blocks.cu", f"gather_blocks<{kernel_type(layer)}>")
+    staged = launcher.xp.empty((len(ids), *plane.shape[1:]), plane.dtype)
+    kernel = launcher.kernel("copy_blocks.cu", f"gather_blocks<{kernel_type(plane)}>")
     kernel(
-        *_grid(layer, len(ids)), (layer, _ids(launcher, ids), staged, np.int32(_elements(layer)))
+        *_grid(plane, len(ids)), (plane, _ids(launcher, ids), staged, np.int32(_elements(plane)))
     )
     return staged
 
 
-def _scatter(launcher: Launcher, staged: Array, layer: Array, ids: Sequence[int]) -> None:
+def _scatter(launcher: Launcher, staged: Array, plane: Array, ids: Sequence[int]) -> None:
     """Write the blocks of `_gather` to the blocks ``ids``."""
-    kernel = launcher.kernel("copy_blocks.cu", f"scatter_blocks<{kernel_type(layer)}>")
+    kernel = launcher.kernel("copy_blocks.cu", f"scatter_blocks<{kernel_type(plane)}>")
     kernel(
-        *_grid(layer, len(ids)), (staged, _ids(launcher, ids), layer, np.int32(_elements(layer)))
+        *_grid(plane, len(ids)), (staged, _ids(launcher, ids), plane, np.int32(_elements(plane)))
     )
 
 
@@ -102,12 +116,12 @@ def _ids(launcher: Launcher, ids: Sequence[int]) -> Array:
     return launcher.xp.asarray(np.array(ids, np.int32))
 
 
-def _elements(layer: Array) -> int:
+def _elements(plane: Array) -> int:
     """Elements of a block."""
-    return math.prod(layer.shape[1:])
+    return math.prod(plane.shape[1:])
 
 
-def _grid(layer: Array, num_blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _grid(plane: Array, num_blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Grid and block of the copy kernels: several CUDA blocks share a large cache block."""
-    share = ceil_div(_elements(layer) * layer.dtype.itemsize, 8 * COPY_THREADS * COPY_BYTES)
+    share = ceil_div(_elements(plane) * plane.dtype.itemsize, 8 * COPY_THREADS * COPY_BYTES)
     return (num_blocks, min(share, 64)), (COPY_THREADS,)

@@ -31,6 +31,8 @@ _LETTERS = {
     "double": "f8",
     "f16": "f2",
     "bf16": "b2",
+    "int8": "i1",
+    "e4m3": "u1",
 }
 
 _DTYPES = {
@@ -170,12 +172,13 @@ def read_signature(source: str, name: str) -> tuple[Parameter, ...]:
 def _bind(template: str, arguments: str) -> dict[str, str]:
     """Template parameter to its argument, for the types among them."""
     values = _split(arguments)
-    bound = {}
+    bound: dict[str, str] = {}
     for index, words in enumerate(_split(template)):
         declared, _, default = words.partition("=")
         kind, _, name = declared.strip().rpartition(" ")
         if kind in ("typename", "class"):
-            bound[name] = values[index] if index < len(values) else default.strip()
+            value = values[index] if index < len(values) else default.strip()
+            bound[name] = bound.get(value, value)
     return bound
 
 

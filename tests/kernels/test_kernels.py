@@ -19,6 +19,7 @@ from emulated import launcher, needs_compiler
 
 from mie.ops import activation, attention, norm, rope, sampling
 from mie.ops.backend import KVCacheShape, StepBatch
+from mie.ops.kv_cache import QUANTIZED, QuantizedCache, dequantize, quantize
 from mie.ops.sampling import RowControls
 from mie.ops_gpu.arrays import DTYPES
 from mie.ops_gpu.attention import SPLIT_TOKENS
@@ -26,7 +27,8 @@ from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend
 from mie.ops_gpu.dispatch import TILE_TOKENS
 from mie.ops_gpu.gemm import NumpyGemm
-from mie.ops_gpu.kv_cache import KVCache
+from mie.ops_gpu.kv_cache import ELEMENTS, KVCache
+from mie.ops_gpu.queue import EmulatedQueue
 
 pytestmark = needs_compiler
 
@@ -66,7 +68,11 @@ class PoisoningLauncher:
 
 
 def make_backend(
-    mode: str, dtype: str, is_deterministic: bool = False, chip: Chip = EMULATED_CHIP
+    mode: str,
+    dtype: str,
+    is_deterministic: bool = False,
+    chip: Chip = EMULATED_CHIP,
+    stored: str = "auto",
 ) -> CupyBackend:
     return CupyBackend(
         "cupy-emulated",
@@ -74,7 +80,9 @@ def make_backend(
         NumpyGemm(),
         dtype,
         chip,
+        queue=EmulatedQueue(),
         is_deterministic=is_deterministic,
+        kv_cache_dtype=stored,
     )
 
 
@@ -166,23 +174,72 @@ def test_rope_write_kv(mode: str, dtype: str):
     check(cache.layers[0], wanted, dtype)
 
 
+@pytest.mark.parametrize("stored", QUANTIZED)
 @pytest.mark.parametrize("head_dim", [8, 256])
-def test_blocks_are_copied_exported_and_imported_bit_for_bit(mode: str, dtype: str, head_dim: int):
-    backend = make_backend(mode, dtype)
+def test_rope_write_kv_quantises(mode: str, dtype: str, stored: str, head_dim: int):
+    """Values are quantised bit for bit as by the operator, keys as near, for their rotation is
+    rounded; heads without size and with NaN among them."""
+    backend, size = make_backend(mode, dtype, stored=stored), 3
+    shape = KVCacheShape(
+        num_layers=1, num_blocks=4, block_size=size, num_kv_heads=2, head_dim=head_dim
+    )
+    cache = backend.new_kv_cache(shape)
+    table = backend.load_rope(10000.0 ** (-np.arange(head_dim // 2) / head_dim), 1.0, 50)
+    qkv = normal(dtype, 7, 3 + 2 * 2, head_dim)
+    sizes = 10 ** np.random.default_rng(1).uniform(-2, 2, (7, 7, 1))
+    qkv = (wide(qkv) * sizes).astype(qkv.dtype)
+    qkv[0, 5], qkv[1, 5], qkv[2, 6], qkv[3, 3], qkv[4, 6] = 0, 0, 0, 0, 1e-29
+    qkv[1, 5, 3], qkv[2, 6, head_dim - 1], qkv[3, 4, 0] = np.nan, -np.inf, np.nan
+    qkv[4, 3, 1] = np.inf
+    positions = np.array([0, 49, 7, 3, 1, 2, 20], np.int32)
+    slots = np.array([5, 1, 11, 0, 7, -1, 8], np.int32)
+    batch = SimpleNamespace(positions=positions, slot_mapping=slots)
+    q = backend.rope_write_kv(qkv, table, cache, 0, batch)
+    rotated = rope.rope(wide(qkv[:, :5]), wide(table[positions]))
+    check(q, rotated[:, :3], dtype)
+
+    kept = slots >= 0
+    blocks, offsets = slots[kept] // size, slots[kept] % size
+    untouched = np.ones((4, 2, 2, size), bool)
+    untouched[blocks, :, :, offsets] = False
+    assert not cache.layers[0][untouched].any()
+    assert not cache.scales[0][untouched].any()
+    elements = cache.layers[0][blocks, :, :, offsets].view(QUANTIZED[stored])  # [T, 2, Hkv, Dh]
+    scales = cache.scales[0][blocks, :, :, offsets]
+    values = quantize(qkv[kept, 5:].astype(np.float32), QUANTIZED[stored])
+    assert elements[:, 1].tobytes() == values.elements.tobytes()
+    np.testing.assert_array_equal(scales[:, 1], values.scales)
+
+    keys, got = rotated[kept, 3:], QuantizedCache(elements[:, 0], scales[:, 0])
+    wanted = quantize(keys, QUANTIZED[stored])
+    np.testing.assert_allclose(got.scales, wanted.scales, rtol=1e-6)
+    error, least = (np.abs(dequantize(x, np.float64) - keys) for x in (got, wanted))
+    largest = np.abs(keys).max(axis=-1, keepdims=True)
+    assert ((error <= least + 1e-5 * largest) | ~np.isfinite(largest)).all()
+
+
+@pytest.mark.parametrize("head_dim", [8, 256])
+@pytest.mark.parametrize("stored", ["auto", *QUANTIZED])
+def test_blocks_are_copied_exported_and_imported_bit_for_bit(
+    mode: str, dtype: str, stored: str, head_dim: int
+):
+    backend = make_backend(mode, dtype, stored=stored)
     shape = KVCacheShape(
         num_layers=2, num_blocks=7, block_size=16, num_kv_heads=3, head_dim=head_dim
     )
     cache, host = backend.new_kv_cache(shape), backend.new_host_cache(shape)
-    for seed, layer in enumerate(cache.layers):
-        layer[...] = normal(dtype, *layer.shape, seed=seed)
-    before = [layer.copy() for layer in cache.layers]
+    assert len(cache.planes) == (2 if stored == "auto" else 4)
+    assert sum(plane.nbytes for plane in cache.planes) == backend.kv_cache_bytes(shape)
+    for seed, plane in enumerate(cache.planes):
+        plane[...] = (9 * np.abs(normal(dtype, *plane.shape, seed=seed))).astype(plane.dtype)
+    before = [plane.copy() for plane in cache.planes]
     backend.copy_blocks(cache, (1, 3), (2, 6))
     backend.copy_blocks(cache, (0, 1), (1, 0))
     backend.export_blocks(cache, host, (4, 6), (0, 5))
     backend.import_blocks(host, cache, (5, 0), (4, 5))
     origin = [1, 0, 1, 3, 3, 4, 3]
-    for layer, old in zip(cache.layers, before, strict=True):
-        assert layer.tobytes() == old[origin].tobytes()
+    for plane, old in zip(cache.planes, before, strict=True):
+        assert plane.tobytes() == old[origin].tobytes()
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 1000, 9001])
@@ -220,11 +277,13 @@ class Shape:
     num_kv_heads: int
     block_size: int
     window: int | None = None
+    stored: str = "auto"
+    """The KV cache's dtype."""
 
     def __str__(self) -> str:
         return (
             f"{self.dtype}-Dh{self.head_dim}-G{self.group}x{self.num_kv_heads}"
-            f"-B{self.block_size}-W{self.window}"
+            f"-B{self.block_size}-W{self.window}-{self.stored}"
         )
 
 
@@ -240,6 +299,32 @@ SHAPES = [
     Shape(dtype="bfloat16", head_dim=128, group=9, num_kv_heads=1, block_size=32, window=18),
     Shape(dtype="bfloat16", head_dim=96, group=3, num_kv_heads=2, block_size=16, window=33),
     Shape(dtype="bfloat16", head_dim=128, group=8, num_kv_heads=1, block_size=32),
+    Shape(dtype="float32", head_dim=8, group=3, num_kv_heads=2, block_size=5, stored="int8"),
+    Shape(dtype="float32", head_dim=64, group=1, num_kv_heads=2, block_size=16, stored="fp8"),
+    Shape(
+        dtype="float16", head_dim=80, group=2, num_kv_heads=1, block_size=8, window=20, stored="fp8"
+    ),
+    Shape(dtype="float16", head_dim=64, group=3, num_kv_heads=2, block_size=16, stored="int8"),
+    Shape(
+        dtype="float16",
+        head_dim=128,
+        group=9,
+        num_kv_heads=1,
+        block_size=32,
+        window=33,
+        stored="fp8",
+    ),
+    Shape(
+        dtype="bfloat16",
+        head_dim=128,
+        group=4,
+        num_kv_heads=1,
+        block_size=16,
+        window=18,
+        stored="int8",
+    ),
+    Shape(dtype="bfloat16", head_dim=64, group=16, num_kv_heads=1, block_size=48, stored="fp8"),
+    Shape(dtype="bfloat16", head_dim=64, group=2, num_kv_heads=1, block_size=24, stored="int8"),
 ]
 
 LONG_SHAPES = [
@@ -248,7 +333,47 @@ LONG_SHAPES = [
     Shape(dtype="float16", head_dim=64, group=7, num_kv_heads=2, block_size=16),
     Shape(dtype="bfloat16", head_dim=128, group=9, num_kv_heads=1, block_size=32),
     Shape(dtype="float16", head_dim=128, group=2, num_kv_heads=1, block_size=16, window=300),
+    Shape(dtype="float16", head_dim=64, group=3, num_kv_heads=2, block_size=16, stored="int8"),
+    Shape(
+        dtype="bfloat16",
+        head_dim=128,
+        group=4,
+        num_kv_heads=1,
+        block_size=16,
+        window=300,
+        stored="int8",
+    ),
+    Shape(dtype="float16", head_dim=128, group=9, num_kv_heads=1, block_size=32, stored="fp8"),
 ]
+
+
+@pytest.mark.parametrize("stored", QUANTIZED)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("num_queries", [1, 2])
+@pytest.mark.parametrize("mode", ["forward", *DEVICE_MODES])
+def test_tensor_cores_widen_every_element_exactly(
+    mode: str, dtype: str, stored: str, num_queries: int
+):
+    """A query that sees one key returns its value: all elements, in each place of a register."""
+    codes = np.arange(256, dtype=np.uint8)
+    if stored == "fp8":
+        codes[codes % 128 == 127] = 0  # NaN, which is never written
+    rows = np.concatenate([np.roll(codes, by) for by in range(4)]).reshape(16, 64)
+    shape = Shape(dtype=dtype, head_dim=64, group=1, num_kv_heads=1, block_size=16)
+    batch, num_blocks = make_batch([(num_queries, num_queries)] * 16, shape.block_size)
+    cache = KVCache(
+        layers=[np.zeros((num_blocks, 2, 1, 16, 64), ELEMENTS[stored])],
+        scales=[np.full((num_blocks, 2, 1, 16), 0.125, np.float32)],
+    )
+    cache.layers[0][batch.block_tables[:, 0], 1, 0, :num_queries] = rows[:, None].view(np.int8)
+    q = normal(dtype, 16 * num_queries, 1, 64)
+    backend = make_backend(mode, dtype, stored=stored)
+    got = wide(backend.paged_attention(q, cache, 0, batch, 1))
+    wanted = 0.125 * rows.view(QUANTIZED[stored]).astype(np.float64)
+    np.testing.assert_array_equal(got, np.repeat(wanted, num_queries, axis=0)[:, None])
+
+
+INVARIANT = [("float32", "auto"), ("float16", "auto"), ("float16", "int8")]
 
 
 def make_batch(sequences: list[tuple[int, int]], block_size: int) -> tuple[StepBatch, int]:
@@ -272,14 +397,31 @@ def make_batch(sequences: list[tuple[int, int]], block_size: int) -> tuple[StepB
     return batch, sum(needed)
 
 
-def make_cache(shape: Shape, batch: StepBatch, num_blocks: int) -> np.ndarray:
-    """One layer that holds numbers for the batch's tokens, and NaN in every other slot."""
+def make_cache(shape: Shape, batch: StepBatch, num_blocks: int) -> tuple[KVCache, np.ndarray]:
+    """One layer that holds numbers for the batch's tokens, and NaN in every other slot; and what it
+    stands for: planes [2, N, B, Hkv, Dh] in float64.
+
+    In a quantised cache the sizes of values differ by a thousand from token to token.
+    """
     dims = (num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
     kv = normal(shape.dtype, *dims, seed=7)
+    if shape.stored != "auto":
+        sizes = np.random.default_rng(6).uniform(-2, 1, dims[:-1])[:, 1, ..., None]
+        kv[:, 1] = (wide(kv[:, 1]) * 10**sizes).astype(kv.dtype)
     for table, length in zip(batch.block_tables, batch.seq_lens.tolist(), strict=True):
         if length % shape.block_size:
             kv[table[length // shape.block_size], :, :, length % shape.block_size :] = np.nan
-    return kv
+    if shape.stored == "auto":
+        return KVCache(layers=[kv]), wide(kv).transpose(1, 0, 3, 2, 4)
+    quantized = quantize(wide(kv), QUANTIZED[shape.stored])
+    elements = np.where(np.isnan(quantized.scales)[..., None], np.int8(127), as_bits(quantized))
+    cache = KVCache(layers=[elements.astype(ELEMENTS[shape.stored])], scales=[quantized.scales])
+    return cache, dequantize(quantized, np.float64).transpose(1, 0, 3, 2, 4)
+
+
+def as_bits(quantized: QuantizedCache) -> np.ndarray:
+    """The elements as int8, whatever they are."""
+    return quantized.elements.view(np.int8)
 
 
 def attend(
@@ -291,12 +433,11 @@ def attend(
 ) -> None:
     """Compare one call with the operator."""
     batch, num_blocks = make_batch(sequences, shape.block_size)
-    kv = make_cache(shape, batch, num_blocks)
+    cache, planes = make_cache(shape, batch, num_blocks)
     num_tokens, num_heads = int(batch.cu_seqlens_q[-1]), shape.group * shape.num_kv_heads
     q = normal(shape.dtype, num_tokens, num_heads, shape.head_dim, seed=8)
     backend = make_backend(mode, shape.dtype, is_deterministic, chip)
-    got = backend.paged_attention(q, KVCache(layers=[kv]), 0, batch, shape.window)
-    planes = wide(kv).transpose(1, 0, 3, 2, 4)
+    got = backend.paged_attention(q, cache, 0, batch, shape.window)
     wanted = attention.paged_attention(
         wide(q),
         *planes,
@@ -340,13 +481,13 @@ def test_paged_prefill(mode: str, shape: Shape):
 
 
 @pytest.mark.parametrize("mode", ["forward", *DEVICE_MODES])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_deterministic_decode_does_not_depend_on_its_batch(mode: str, dtype: str):
+@pytest.mark.parametrize(("dtype", "stored"), INVARIANT)
+def test_a_deterministic_decode_does_not_depend_on_its_batch(mode: str, dtype: str, stored: str):
     """Bit for bit: neither on the others' lengths nor on whether they are split."""
-    shape = Shape(dtype=dtype, head_dim=64, group=2, num_kv_heads=2, block_size=16)
+    shape = Shape(dtype=dtype, head_dim=64, group=2, num_kv_heads=2, block_size=16, stored=stored)
     backend = make_backend(mode, shape.dtype, is_deterministic=True)
     batch, num_blocks = make_batch([(1, 300), (1, 40), (1, 700)], shape.block_size)
-    cache = KVCache(layers=[make_cache(shape, batch, num_blocks)])
+    cache, _ = make_cache(shape, batch, num_blocks)
     q = normal(shape.dtype, 3, 4, 64)
     together = backend.paged_attention(q, cache, 0, batch, None)
     for row in range(3):
@@ -361,14 +502,16 @@ def test_a_deterministic_decode_does_not_depend_on_its_batch(mode: str, dtype: s
 
 
 @pytest.mark.parametrize("mode", ["forward", *DEVICE_MODES])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("dtype", "stored"), INVARIANT)
 @pytest.mark.parametrize("window", [None, 21])
-def test_a_prompt_does_not_depend_on_how_it_is_cut(mode: str, dtype: str, window: int | None):
+def test_a_prompt_does_not_depend_on_how_it_is_cut(
+    mode: str, dtype: str, stored: str, window: int | None
+):
     """Bit for bit, as long as no chunk is a single token, which is another kernel's."""
-    shape = Shape(dtype=dtype, head_dim=64, group=3, num_kv_heads=1, block_size=16)
+    shape = Shape(dtype=dtype, head_dim=64, group=3, num_kv_heads=1, block_size=16, stored=stored)
     backend = make_backend(mode, shape.dtype)
     batch, num_blocks = make_batch([(70, 70)], shape.block_size)
-    cache = KVCache(layers=[make_cache(shape, batch, num_blocks)])
+    cache, _ = make_cache(shape, batch, num_blocks)
     q = normal(shape.dtype, 70, 3, 64)
     whole = backend.paged_attention(q, cache, 0, batch, window)
     for begin, end in ((0, 13), (13, 41), (41, 70)):

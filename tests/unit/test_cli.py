@@ -79,6 +79,7 @@ def test_every_engine_flag_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
         " --kv-cache-memory-bytes 2MiB --no-enable-prefix-caching --no-partial-block-sharing"
         " --max-cached-blocks 9 --scheduling-policy sjf --batching static --max-prefill-chunk 5"
         " --no-enable-chunked-prefill --watermark 0.5 --preemption-mode swap --swap-space 1KiB"
+        " --enforce-eager"
     )
     assert load_llm(parsed(*flags.split())) == (
         "m",
@@ -101,6 +102,7 @@ def test_every_engine_flag_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
             "watermark": 0.5,
             "preemption_mode": "swap",
             "swap_space": 1024,
+            "enforce_eager": True,
         },
     )
     assert load_llm(parsed()) == ("bundled", {})

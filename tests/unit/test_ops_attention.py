@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mie.ops import attention
 from mie.ops.attention import decode_attention, paged_attention
+from mie.ops.kv_cache import QUANTIZED, dequantize, quantize
 
 DTYPES = ("float32", "float64")
 HEADS = [(1, 1), (4, 4), (4, 2), (4, 1), (6, 3)]  # Hq, Hkv: groups of 1, 2 and 4
@@ -265,3 +266,24 @@ def test_paged_attention_equals_the_plain_loops(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "QUERY_TILE", tile)
         check(paged(batch, window), plain(batch, window))
+
+
+# Quantised caches: what the numbers give that the elements and scales stand for.
+
+
+@pytest.mark.parametrize("stored", QUANTIZED.values(), ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_quantised_cache_is_read_as_the_numbers_it_stands_for(stored: np.dtype, dtype: str):
+    """Slots without a token have a scale of NaN."""
+    for batch, attend in (
+        (ragged(MIXED, dtype=dtype), paged),
+        (ragged(MIXED, dtype=dtype), lambda batch: paged(batch, 4)),
+        (ragged(DECODES, dtype=dtype), decode),
+    ):
+        caches = [quantize(cache, stored) for cache in (batch.k_cache, batch.v_cache)]
+        k_cache, v_cache = (dequantize(cache, dtype) for cache in caches)
+        wanted = attend(Batch(**{**vars(batch), "k_cache": k_cache, "v_cache": v_cache}))
+        got = attend(Batch(**{**vars(batch), "k_cache": caches[0], "v_cache": caches[1]}))
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got, wanted)
+        assert np.isfinite(got).all()

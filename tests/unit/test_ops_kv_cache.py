@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mie.ops.kv_cache import copy_blocks, gather_kv, move_blocks, write_kv
+from mie.ops.kv_cache import (
+    LARGEST,
+    QUANTIZED,
+    SMALLEST_SCALE,
+    QuantizedCache,
+    copy_blocks,
+    dequantize,
+    gather_kv,
+    move_blocks,
+    quantize,
+    take_blocks,
+    write_kv,
+)
 
 DTYPES = ("float32", "float64")
 BLOCK_SIZES = (1, 3, 16)
@@ -116,3 +128,107 @@ def test_move_blocks_carries_every_plane_and_nothing_else(dtype: str):
     wanted[:, :, 2], wanted[:, :, 0] = source[:, :, 1], source[:, :, 6]
     move_blocks(source, target, np.array([1, 6]), np.array([2, 0]))
     np.testing.assert_array_equal(target, wanted)
+
+
+# Quantised caches.
+
+FORMATS = tuple(QUANTIZED.values())
+
+
+def every_element(dtype: np.dtype) -> np.ndarray:
+    """All finite numbers of the format, sorted."""
+    numbers = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float64)
+    return np.unique(numbers[np.isfinite(numbers) & (np.abs(numbers) <= LARGEST[dtype])])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored", FORMATS, ids=str)
+def test_each_number_becomes_the_nearest_element_of_its_vector_s_scale(
+    stored: np.dtype, dtype: str
+):
+    """Against a search through all elements; midpoints occur, and go to the even one."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3, 64)) * 10.0 ** rng.integers(-6, 5, (40, 3, 1))
+    x[0] = np.linspace(-LARGEST[stored], LARGEST[stored], 192).round(1).reshape(3, 64)
+    x[:, :, 5] = np.where(rng.random((40, 3)) < 0.5, 1, -1) * np.abs(x).max(axis=-1)
+    x = frozen(x.astype(dtype))
+    got = quantize(x, stored)
+    scales = (np.abs(x).max(axis=-1) / np.asarray(LARGEST[stored], dtype)).astype(np.float32)
+    np.testing.assert_array_equal(got.scales, scales)
+    elements, exact = every_element(stored), x.astype(float) / scales[..., None].astype(float)
+    nearest = np.abs(exact[..., None] - elements).min(axis=-1)
+    np.testing.assert_allclose(
+        np.abs(exact - got.elements.astype(float)), nearest, rtol=0, atol=1e-4
+    )
+    assert (np.abs(got.elements.astype(float)).max(axis=-1) == LARGEST[stored]).all()
+    back = dequantize(got, dtype)
+    assert back.dtype == dtype
+    np.testing.assert_array_equal(
+        back, got.elements.astype(dtype) * got.scales[..., None].astype(dtype)
+    )
+
+
+def test_an_int8_cache_is_off_by_half_a_scale_at_most():
+    x = normal(8, (100, 2, 64))
+    got = quantize(x, QUANTIZED["int8"])
+    errors = np.abs(dequantize(got, np.float64) - x)
+    assert (errors <= 0.5 * got.scales[..., None] * (1 + 1e-6)).all()
+
+
+def test_ties_go_to_the_even_element():
+    x = np.array([[127, 0.5, 1.5, 2.5, -0.5, -1.5]])
+    assert quantize(x, QUANTIZED["int8"]).elements.tolist() == [[127, 0, 2, 2, 0, -2]]
+    x = np.array([[448, 17, 19, -17, 2**-10, 3 * 2**-10]])  # 16, 18, 20 and 0, 2, 4 * 2**-10
+    wanted = [448, 16, 20, -16, 0, 2**-8]
+    assert quantize(x, QUANTIZED["fp8"]).elements.astype(float).tolist() == [wanted]
+
+
+@pytest.mark.parametrize("stored", FORMATS, ids=str)
+def test_vectors_of_no_size_are_zero_and_spoiled_ones_nan(stored: np.dtype):
+    tiny = SMALLEST_SCALE * LARGEST[stored]
+    rows = [[0, 0], [tiny * 0.9, 0], [tiny, -tiny], [np.inf, 1], [-np.inf, 1], [np.nan, 1], [1, 1]]
+    for dtype in DTYPES:
+        got = quantize(np.array(rows, dtype), stored)
+        assert got.scales[:2].tolist() == [0, 0]
+        assert np.isnan(got.scales).tolist() == [False, False, False, True, True, True, False]
+        assert not got.elements[[0, 1, 3, 4, 5]].astype(float).any()
+        back = dequantize(got, dtype)
+        assert not back[:2].any()
+        np.testing.assert_allclose(back[2], rows[2], rtol=1e-6)
+        assert np.isnan(back[3:6]).all()
+    huge = quantize(np.array([[1e300, 1.0]]), stored)  # its scale is no float32
+    assert np.isnan(huge.scales).all()
+
+
+@pytest.mark.parametrize("stored", FORMATS, ids=str)
+def test_a_quantised_cache_is_written_gathered_and_copied_as_another_is(stored: np.dtype):
+    """All of it against a float cache of the same numbers."""
+    shape = (2, 2, NUM_BLOCKS, 3, NUM_KV_HEADS, HEAD_DIM)
+    cache, plain = QuantizedCache.zeros(shape, stored), np.zeros(shape, np.float32)
+    assert cache.shape == shape
+    assert cache[1].shape == shape[1:]
+    keys, values = (normal(seed, (9, NUM_KV_HEADS, HEAD_DIM), "float32") for seed in (9, 10))
+    slots = np.random.default_rng(2).permutation(NUM_BLOCKS * 3)[:9]
+    write_kv(keys, values, cache[1, 0], cache[1, 1], slots)
+    rounded = [dequantize(quantize(x, stored), np.float32) for x in (keys, values)]
+    write_kv(*rounded, plain[1, 0], plain[1, 1], slots)
+    np.testing.assert_array_equal(dequantize(cache, np.float32), plain)
+
+    copies = np.array([0, 4, 5]), np.array([4, 0, 2])
+    copy_blocks(cache, *copies)
+    copy_blocks(plain, *copies)
+    np.testing.assert_array_equal(dequantize(cache, np.float32), plain)
+    host, plain_host = QuantizedCache.zeros(shape, stored), np.zeros(shape, np.float32)
+    move_blocks(cache, host, *copies)
+    move_blocks(plain, plain_host, *copies)
+    np.testing.assert_array_equal(dequantize(host, np.float32), plain_host)
+
+    table = np.array([5, 2, 10**9])
+    got = gather_kv(cache[1, 0], table, 1, 6, np.float64)
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, gather_kv(plain[1, 0], table, 1, 6), rtol=1e-7)
+    tables = np.array([[3, 99], [-1, 1]])
+    clipped = take_blocks(cache[1, 1], tables, np.float32, "clip")
+    np.testing.assert_array_equal(clipped, plain[1, 1][np.array([[3, NUM_BLOCKS - 1], [0, 1]])])
+    with pytest.raises(IndexError):
+        take_blocks(cache[1, 1], tables, np.float32)

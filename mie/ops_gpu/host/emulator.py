@@ -5,6 +5,7 @@ import math
 import subprocess
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -76,11 +77,14 @@ class EmulatedLauncher:
         order: Order = "forward",
         seed: int = 0,
         limit_s: float = 120.0,
+        submit: Callable[[Callable[[], None]], None] = lambda task: task(),
     ) -> None:
+        """``submit`` does a launch, now or later (`EmulatedQueue.submit`)."""
         if order not in ORDERS:
             raise ConfigError(f"order {order!r} is not one of {', '.join(ORDERS)}")
         self.xp: ModuleType = np
         self.check = check
+        self._submit = submit
         self._builder = Builder()
         self._runtime = _load_runtime(self._builder.runtime())
         self._kernels: dict[tuple[str, str, tuple[str, ...]], EmulatedKernel] = {}
@@ -198,7 +202,8 @@ class EmulatedKernel:
         if math.prod(grid) == 0:
             return
         how = _Launch(grid=(*grid, 1, 1)[:3], block=(*block, 1, 1)[:3], shared_bytes=shared_bytes)
-        self._launcher._run(self, how, args)
+        launcher = self._launcher
+        launcher._submit(lambda: launcher._run(self, how, args))
 
 
 def _value(parameter: Parameter, arg: Any) -> NDArray[Any]:

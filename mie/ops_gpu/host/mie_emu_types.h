@@ -136,5 +136,15 @@ static inline uint16_t float_to_bf16(float f) {  // to nearest, ties to even
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
+// By way of a float: exact results stay exact, others may be rounded twice.
+static inline uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c, float (*wide)(uint16_t),
+                                uint16_t (*narrow)(float)) {
+  uint32_t result = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    auto half = [shift, wide](uint32_t pair) { return wide(static_cast<uint16_t>(pair >> shift)); };
+    result |= static_cast<uint32_t>(narrow(fmaf(half(a), half(b), half(c)))) << shift;
+  }
+  return result;
+}
 
 }  // namespace mie_emu

@@ -1,20 +1,7 @@
-// What the CUDA-core attention kernels share: finding a token in the cache, reading eight elements,
-// and the online softmax. Included after mie_cuda.cuh.
+// What the attention kernels share: finding a token in the cache, reading eight elements, the
+// online softmax, the merging of warps. Included after mie_cuda.cuh.
 #pragma once
-
-// One layer of the paged cache, [N, 2, Hkv, B, Dh]: K and V of a block are neighbours, the B rows
-// of one (block, KV head) are contiguous, so that a block id leads to whole DRAM bursts.
-template <typename T, int DH>
-struct PagedKV {
-  const T* base;
-  int num_kv_heads, block_size;
-
-  // Where the keys (plane 0) or values (plane 1) of one token begin, for one KV head.
-  __device__ __forceinline__ const T* row(int block_id, int offset, int head, int plane) const {
-    const size_t tile = ((size_t)block_id * 2 + plane) * num_kv_heads + head;
-    return base + (tile * block_size + offset) * DH;
-  }
-};
+#include "quantized.cuh"
 
 // Eight consecutive elements as floats; `from` is aligned to their size, at most 16 bytes.
 __device__ __forceinline__ void load8(float (&to)[8], const float* from) {
@@ -31,6 +18,45 @@ __device__ __forceinline__ void load8(float (&to)[8], const T* from) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) to[i] = to_float(elements[i]);
 }
+
+__device__ __forceinline__ void load8(float (&to)[8], const int8* from) {
+  const uint2 raw = *reinterpret_cast<const uint2*>(from);
+  const int8* elements = reinterpret_cast<const int8*>(&raw);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) to[i] = to_float(elements[i]);
+}
+__device__ __forceinline__ void load8(float (&to)[8], const e4m3* from) {
+  const uint2 raw = *reinterpret_cast<const uint2*>(from);
+  const e4m3* elements = reinterpret_cast<const e4m3*>(&raw);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) to[i] = to_float(elements[i]);
+}
+
+// One layer of the paged cache, [N, 2, Hkv, B, Dh]: K and V of a block are neighbours, the B rows
+// of one (block, KV head) are contiguous, so that a block id leads to whole DRAM bursts. A
+// quantised cache has a scale for each row, [N, 2, Hkv, B]; another has null.
+template <typename T, typename C, int DH>
+struct PagedKV {
+  const C* base;
+  const float* scales;
+  int num_kv_heads, block_size;
+
+  // The row of a token's keys (plane 0) or values (plane 1), for one KV head.
+  __device__ __forceinline__ size_t row(int block_id, int offset, int head, int plane) const {
+    const size_t tile = ((size_t)block_id * 2 + plane) * num_kv_heads + head;
+    return tile * block_size + offset;
+  }
+
+  // Eight numbers of a row, from element `first` on.
+  __device__ __forceinline__ void read8(float (&to)[8], size_t row, int first) const {
+    load8(to, base + row * DH + first);
+    if constexpr (IS_QUANTIZED<T, C>) {
+      const float scale = scales[row];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to[i] *= scale;
+    }
+  }
+};
 
 // The softmax-weighted sum of values seen so far, kept so that more can be added (Milakov and
 // Gimelshein, 2018, arXiv:1805.02867). Scores are in base 2: the caller folds log2(e) into the

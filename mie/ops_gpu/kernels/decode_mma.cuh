@@ -11,13 +11,26 @@
 //
 // A warp works for itself until the end: it owns every WARPS-th tile and a ring of STAGES tiles in
 // shared memory, which cp.async fills while older ones are multiplied. Rows of a tile are chunks of
-// 16 bytes, stored at chunk ^ (row % 8), so that ldmatrix reads eight rows without bank conflicts.
+// 16 bytes, swizzled so that ldmatrix reads eight of them without bank conflicts.
+//
+// A quantised cache lies in the ring as it is, half as large, and is widened in registers.
+// ldmatrix, made for elements of 16 bits, hands a lane four of 8 bits where it would two:
+//
+//   keys      elements 4t ... 4t + 3 of 16 of one token. The product sums over them in any order:
+//             they take the places 2t, 2t + 1, 2t + 8, 2t + 9, in the queries too.
+//   values    (transposed) elements 2g, 2g + 1 of 16 of two tokens. They become rows g and g + 8.
+//
+// A key's scale multiplies its scores after the product, a value's its weights before the next one.
+// There weights are 16-bit floats, which small scales would push out of range: they are divided by
+// the largest scale of a value so far, the output's `unit`.
 #pragma once
 
 // What a step asks of one layer. Shapes as in paged_decode.cu.
-template <typename T>
+template <typename T, typename C>
 struct DecodeStep {
-  const T *q, *kv;
+  const T* q;
+  const C* kv;
+  const float* scales;
   const int *tables, *seq_lens, *cu_seqlens_q;
   T* out;
   float *partial, *partial_lse;
@@ -28,19 +41,22 @@ struct DecodeStep {
 // Attends to the tokens begin ... end - 1. Leaves the output if that is_whole of what the query
 // sees, else a partial result in the rows first_partial + g * stride. Every thread of the block
 // calls; dynamic shared memory may be reused after a barrier.
-template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES>
-__device__ __forceinline__ void attend_tokens(const DecodeStep<T>& step, int sequence, int kv_head,
-                                              int begin, int end, bool is_whole,
+template <typename T, typename C, int DH, int HEAD_TILES, int WARPS, int STAGES>
+__device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int sequence,
+                                              int kv_head, int begin, int end, bool is_whole,
                                               size_t first_partial, int stride) {
-  static_assert(DH % 64 == 0 && sizeof(T) == 2, "the swizzle wants rows of 8 chunks");
-  constexpr int TOKENS = 16, STEPS = DH / 16;           // tokens of a tile; k-steps over a head
-  constexpr int CHUNKS = DH / 8, ROW = 2 * DH;          // 16-byte chunks, and bytes, of a row
-  constexpr int TILE = TOKENS * ROW, STAGE = 2 * TILE;  // bytes: keys, then values
+  static_assert((DH == 64 || DH == 128) && sizeof(T) == 2, "the swizzle wants these rows");
+  constexpr bool QUANTIZED = IS_QUANTIZED<T, C>;
+  constexpr int TOKENS = 16, STEPS = DH / 16;               // tokens of a tile; k-steps over a head
+  constexpr int ROW = DH * (int)sizeof(C), CHUNKS = ROW / 16;  // bytes of a row; chunks of 16
+  constexpr int TILE = TOKENS * ROW, SCALES = QUANTIZED ? TOKENS * 4 : 0;  // bytes
+  constexpr int STAGE = 2 * (TILE + SCALES);  // keys, values, the keys' scales, the values'
   constexpr int HEADS = 8 * HEAD_TILES;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;  // a lane's place in every fragment; see mie_ptx.cuh
+  using Wide = Widening<T, C>;
   const int group = step.group, num_heads = step.num_kv_heads * group;
-  const PagedKV<T, DH> cache = {step.kv, step.num_kv_heads, step.block_size};
+  const PagedKV<T, C, DH> cache = {step.kv, step.scales, step.num_kv_heads, step.block_size};
   unsigned char* ring = mie_smem + warp * (STAGES * STAGE);
 
   // This warp's tiles: number i begins at token first + i * WARPS * TOKENS.
@@ -56,8 +72,8 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T>& step, int seq
     const unsigned* row = reinterpret_cast<const unsigned*>(step.q + (query_row + head) * DH);
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
-      query[h][k][0] = head < group ? row[k * 8 + t] : 0u;
-      query[h][k][1] = head < group ? row[k * 8 + t + 4] : 0u;
+      query[h][k][0] = head < group ? row[k * 8 + (QUANTIZED ? 2 * t : t)] : 0u;
+      query[h][k][1] = head < group ? row[k * 8 + (QUANTIZED ? 2 * t + 1 : t + 4)] : 0u;
     }
   }
 
@@ -78,13 +94,19 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T>& step, int seq
       unsigned char* stage = ring + i % STAGES * STAGE;
 #pragma unroll
       for (int plane = 0; plane < 2; ++plane) {
-        const T* source = cache.row(block_id, token % step.block_size, kv_head, plane);
+        const size_t first_row = cache.row(block_id, token % step.block_size, kv_head, plane);
+        const C* source = cache.base + first_row * DH;
+        if constexpr (QUANTIZED) {
+          if (lane < TOKENS / 4)
+            cp_async16(stage + 2 * TILE + plane * SCALES + lane * 16,
+                       cache.scales + first_row + lane * 4);
+        }
 #pragma unroll
         for (int j = 0; j < TOKENS * CHUNKS / 32; ++j) {
           const int row = (j * 32 + lane) / CHUNKS, chunk = (j * 32 + lane) % CHUNKS;
           // What the query does not see is zero: an unwritten slot may hold NaN.
-          cp_async16_or_zero(stage + plane * TILE + row * ROW + (chunk ^ row % 8) * 16,
-                             source + row * DH + chunk * 8,
+          cp_async16_or_zero(stage + plane * TILE + swizzled<ROW>(row, chunk),
+                             source + row * DH + chunk * (16 / (int)sizeof(C)),
                              token + row >= begin && token + row < end);
         }
       }
@@ -97,6 +119,7 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T>& step, int seq
   float acc[HEAD_TILES][STEPS][4] = {}, top[HEAD_TILES][2], sum[HEAD_TILES][2] = {};
 #pragma unroll
   for (int h = 0; h < HEAD_TILES; ++h) top[h][0] = top[h][1] = -MIE_INF;
+  float unit = 0.0f, per_unit = 0.0f;  // of a quantised cache: acc is in units; 1 / unit
 
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i) fetch(i);
@@ -111,22 +134,60 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T>& step, int seq
     {
       const int row = lane % 16;
 #pragma unroll
-      for (int k = 0; k < STEPS; ++k) {
-        unsigned a[4];
-        ldmatrix_x4(a, keys + row * ROW + ((k * 2 + lane / 16) ^ row % 8) * 16);
+      for (int k = 0; k < CHUNKS / 2; ++k) {
+        unsigned a[4];  // 16 tokens, two chunks
+        ldmatrix_x4(a, keys + swizzled<ROW>(row, k * 2 + lane / 16));
+        if constexpr (QUANTIZED) {
 #pragma unroll
-        for (int h = 0; h < HEAD_TILES; ++h) mma_m16n8k16<T>(score[h], a, query[h][k]);
+          for (int chunk = 0; chunk < 2; ++chunk) {
+            const unsigned low = a[2 * chunk], high = a[2 * chunk + 1];  // tokens g and g + 8
+            const unsigned wide[4] = {
+                Wide::template pair<0, 1>(low), Wide::template pair<0, 1>(high),
+                Wide::template pair<2, 3>(low), Wide::template pair<2, 3>(high)};
+#pragma unroll
+            for (int h = 0; h < HEAD_TILES; ++h)
+              mma_m16n8k16<T>(score[h], wide, query[h][2 * k + chunk]);
+          }
+        } else {
+#pragma unroll
+          for (int h = 0; h < HEAD_TILES; ++h) mma_m16n8k16<T>(score[h], a, query[h][k]);
+        }
       }
     }
 
     const int token = first + i * (WARPS * TOKENS) + g;
     const bool sees[2] = {token >= begin && token < end, token + 8 >= begin && token + 8 < end};
+    float key_scale[2] = {1.0f, 1.0f}, value_scale[2];
+    if constexpr (QUANTIZED) {
+      const float* scales = reinterpret_cast<const float*>(keys + 2 * TILE);  // keys', values'
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        key_scale[r] = scales[g + 8 * r];
+        value_scale[r] = sees[r] ? scales[TOKENS + g + 8 * r] : 0.0f;  // else it may be NaN
+      }
+      float largest = fmaxf(value_scale[0], value_scale[1]);
+#pragma unroll
+      for (int offset = 4; offset < 32; offset *= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(MIE_FULL_WARP, largest, offset));
+      if (largest > unit) {  // the same in all lanes
+        per_unit = 1.0f / largest;
+        const float keep = unit * per_unit;
+        unit = largest;
+#pragma unroll
+        for (int h = 0; h < HEAD_TILES; ++h)
+#pragma unroll
+          for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[h][k][e] *= keep;
+      }
+    }
     unsigned weights[HEAD_TILES][2];
 #pragma unroll
     for (int h = 0; h < HEAD_TILES; ++h) {
       float* s = score[h];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[e] = sees[e / 2] ? s[e] * step.scale : -MIE_INF;
+      for (int e = 0; e < 4; ++e)
+        s[e] = sees[e / 2] ? s[e] * (step.scale * key_scale[e / 2]) : -MIE_INF;
       float tile_top[2] = {fmaxf(s[0], s[2]), fmaxf(s[1], s[3])};
 #pragma unroll
       for (int offset = 4; offset < 32; offset *= 2) {
@@ -150,6 +211,7 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T>& step, int seq
       for (int e = 0; e < 4; ++e) {
         s[e] = exp2_approx(s[e] - top[h][e % 2]);
         sum[h][e % 2] += s[e];
+        if constexpr (QUANTIZED) s[e] *= value_scale[e / 2] * per_unit;
       }
       // (token, head) as a product leaves it, to (token, head) as a product wants it.
       weights[h][0] = movmatrix_trans(pack2<T>(s[0], s[1]));
@@ -159,11 +221,24 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T>& step, int seq
     {
       const int row = lane % 8 + lane / 16 * 8;
 #pragma unroll
-      for (int k = 0; k < STEPS; ++k) {
-        unsigned a[4];
-        ldmatrix_x4_trans(a, values + row * ROW + ((k * 2 + lane / 8 % 2) ^ row % 8) * 16);
+      for (int k = 0; k < CHUNKS / 2; ++k) {
+        unsigned a[4];  // two chunks, 16 tokens
+        ldmatrix_x4_trans(a, values + swizzled<ROW>(row, k * 2 + lane / 8 % 2));
+        if constexpr (QUANTIZED) {
 #pragma unroll
-        for (int h = 0; h < HEAD_TILES; ++h) mma_m16n8k16<T>(acc[h][k], a, weights[h]);
+          for (int chunk = 0; chunk < 2; ++chunk) {
+            const unsigned low = a[chunk], high = a[chunk + 2];  // tokens 2t, 2t + 1 and 8 further
+            const unsigned wide[4] = {
+                Wide::template pair<0, 2>(low), Wide::template pair<1, 3>(low),
+                Wide::template pair<0, 2>(high), Wide::template pair<1, 3>(high)};
+#pragma unroll
+            for (int h = 0; h < HEAD_TILES; ++h)
+              mma_m16n8k16<T>(acc[h][2 * k + chunk], wide, weights[h]);
+          }
+        } else {
+#pragma unroll
+          for (int h = 0; h < HEAD_TILES; ++h) mma_m16n8k16<T>(acc[h][k], a, weights[h]);
+        }
       }
     }
   }
@@ -189,8 +264,14 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T>& step, int seq
       const int row = warp * HEADS + h * 8 + 2 * t + e;
 #pragma unroll
       for (int k = 0; k < STEPS; ++k) {
-        merged[row * DH + k * 16 + g] = acc[h][k][e];
-        merged[row * DH + k * 16 + g + 8] = acc[h][k][e + 2];
+        float* to = merged + row * DH + k * 16;
+        if constexpr (QUANTIZED) {
+          to[2 * g] = acc[h][k][e] * unit;
+          to[2 * g + 1] = acc[h][k][e + 2] * unit;
+        } else {
+          to[g] = acc[h][k][e];
+          to[g + 8] = acc[h][k][e + 2];
+        }
       }
       if (g == 0) maxima[row] = top[h][e], sums[row] = sum[h][e];
     }

@@ -27,6 +27,10 @@ struct __align__(2) bf16 {
   unsigned short bits;
 };
 
+// The elements of a quantised cache: an integer, and the bits of an 8-bit float (quantized.cuh).
+using int8 = signed char;
+using e4m3 = unsigned char;
+
 #include "mie_ptx.cuh"
 
 __device__ __forceinline__ float to_float(float x) { return x; }

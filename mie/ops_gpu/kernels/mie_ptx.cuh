@@ -225,6 +225,31 @@ __device__ __forceinline__ unsigned pack_bf16x2(float lo, float hi) {
 #endif
 }
 
+// ---- a * b + c of two pairs of 16-bit floats, rounded once (exactly where the result is exact)
+
+template <typename T>
+__device__ __forceinline__ unsigned fma2(unsigned a, unsigned b, unsigned c);
+template <>
+__device__ __forceinline__ unsigned fma2<f16>(unsigned a, unsigned b, unsigned c) {
+#ifdef MIE_EMULATE
+  return mie_emu::fma_pair(a, b, c, &mie_emu::f16_to_float, &mie_emu::float_to_f16);
+#else
+  unsigned d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+#endif
+}
+template <>
+__device__ __forceinline__ unsigned fma2<bf16>(unsigned a, unsigned b, unsigned c) {
+#ifdef MIE_EMULATE
+  return mie_emu::fma_pair(a, b, c, &mie_emu::bf16_to_float, &mie_emu::float_to_bf16);
+#else
+  unsigned d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+#endif
+}
+
 // ---- 2^x and log2(x), one instruction each (about 2 ulp; 2^-inf is 0)
 
 __device__ __forceinline__ float exp2_approx(float x) {

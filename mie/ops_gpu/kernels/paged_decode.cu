@@ -2,7 +2,8 @@
 // way for shapes that the tensor-core kernel does not take.
 //
 //   q, out       [T, Hq, Dh]           T      row cu_seqlens_q[s] is the query of sequence s
-//   kv           [N, 2, Hkv, B, Dh]    T      one layer of the cache
+//   kv           [N, 2, Hkv, B, Dh]    C      one layer of the cache: T, int8 or e4m3
+//   scales       [N, 2, Hkv, B]        float  of a quantised cache; else null
 //   tables       [S, M]                int32  never read past a sequence's length
 //   seq_lens     [S], cu_seqlens_q [S + 1], sequences [grid.y]   int32
 //   partial      [grid.y, Hq, splits, Dh]  float   a split's own result, normalised
@@ -21,13 +22,13 @@ constexpr int power_of_two_at_least(int n) {
   return power;
 }
 
-template <typename T, int DH, int GROUP, int WARPS>
+template <typename T, int DH, int GROUP, int WARPS, typename C = T>
 __global__ void __launch_bounds__(32 * WARPS, 2)
-paged_decode(const T* __restrict__ q, const T* __restrict__ kv, const int* __restrict__ tables,
-             const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
-             const int* __restrict__ sequences, T* __restrict__ out, float* __restrict__ partial,
-             float* __restrict__ partial_lse, int table_width, int block_size, int split_tokens,
-             int window, float scale) {
+paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __restrict__ scales,
+             const int* __restrict__ tables, const int* __restrict__ seq_lens,
+             const int* __restrict__ cu_seqlens_q, const int* __restrict__ sequences,
+             T* __restrict__ out, float* __restrict__ partial, float* __restrict__ partial_lse,
+             int table_width, int block_size, int split_tokens, int window, float scale) {
   static_assert(DH % 8 == 0 && DH <= 256, "a lane holds 8 elements of a head");
   constexpr int CHUNKS = DH / 8;                        // lanes that hold one token's head
   constexpr int LANES = power_of_two_at_least(CHUNKS);  // rounded up, so that shuffles can sum
@@ -36,7 +37,7 @@ paged_decode(const T* __restrict__ q, const T* __restrict__ kv, const int* __res
   const int sequence = sequences[blockIdx.y], num_heads = gridDim.x * GROUP;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int chunk = lane % LANES, first_head = kv_head * GROUP;
-  const PagedKV<T, DH> cache = {kv, (int)gridDim.x, block_size};
+  const PagedKV<T, C, DH> cache = {kv, scales, (int)gridDim.x, block_size};
 
   // The tokens of this split, no more of them than the window lets the query see (0: no window).
   const int length = seq_lens[sequence];
@@ -60,8 +61,8 @@ paged_decode(const T* __restrict__ q, const T* __restrict__ kv, const int* __res
     float key[8] = {}, value[8] = {};
     if (token < end && chunk < CHUNKS) {
       const int block_id = tables[(size_t)sequence * table_width + token / block_size];
-      load8(key, cache.row(block_id, token % block_size, kv_head, 0) + chunk * 8);
-      load8(value, cache.row(block_id, token % block_size, kv_head, 1) + chunk * 8);
+      cache.read8(key, cache.row(block_id, token % block_size, kv_head, 0), chunk * 8);
+      cache.read8(value, cache.row(block_id, token % block_size, kv_head, 1), chunk * 8);
     }
 #pragma unroll
     for (int g = 0; g < GROUP; ++g) {
@@ -122,6 +123,8 @@ __global__ void combine_splits(const float* __restrict__ partial,
       sum += weight;
       weighted += weight * partial[(row * num_splits + s) * head_dim + d];
     }
-    out[((size_t)token * gridDim.x + blockIdx.x) * head_dim + d] = from_float<T>(weighted / sum);
+    // No split of a sequence of length 0, which pads a batch, saw a key: its sum is NaN.
+    out[((size_t)token * gridDim.x + blockIdx.x) * head_dim + d] =
+        from_float<T>(sum > 0.0f ? weighted / sum : 0.0f);
   }
 }

@@ -9,9 +9,10 @@
 #include "attention.cuh"
 #include "decode_mma.cuh"
 
-template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES>
+template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES, typename C = T>
 __global__ void __launch_bounds__(32 * WARPS, 1)
-paged_decode_mma(const T* __restrict__ q, const T* __restrict__ kv, const int* __restrict__ tables,
+paged_decode_mma(const T* __restrict__ q, const C* __restrict__ kv,
+                 const float* __restrict__ scales, const int* __restrict__ tables,
                  const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
                  const int* __restrict__ sequences, T* __restrict__ out,
                  float* __restrict__ partial, float* __restrict__ partial_lse, int group,
@@ -21,11 +22,10 @@ paged_decode_mma(const T* __restrict__ q, const T* __restrict__ kv, const int* _
   const int begin = max(split * split_tokens, window > 0 ? length - window : 0);
   const int end = num_splits == 1 ? length : min(length, (split + 1) * split_tokens);
   const size_t first_head = ((size_t)blockIdx.y * gridDim.x + kv_head) * group;
-  const DecodeStep<T> step = {q,              kv,    tables,      seq_lens,
-                              cu_seqlens_q,   out,   partial,     partial_lse,
-                              (int)gridDim.x, group, table_width, block_size,
-                              scale};
-  attend_tokens<T, DH, HEAD_TILES, WARPS, STAGES>(step, sequence, kv_head, begin, end,
-                                                  num_splits == 1,
-                                                  first_head * num_splits + split, num_splits);
+  const DecodeStep<T, C> step = {q,       kv,          scales,         tables, seq_lens,
+                                 cu_seqlens_q, out,    partial,        partial_lse,
+                                 (int)gridDim.x, group, table_width, block_size, scale};
+  attend_tokens<T, C, DH, HEAD_TILES, WARPS, STAGES>(step, sequence, kv_head, begin, end,
+                                                     num_splits == 1,
+                                                     first_head * num_splits + split, num_splits);
 }

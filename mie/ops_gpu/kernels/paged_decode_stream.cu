@@ -6,7 +6,8 @@
 // i * U / C ... (i + 1) * U / C - 1 (stream-K: Osama et al., 2023, arXiv:2301.03598). A block thus
 // does a run of tiles of one (sequence, head), then perhaps whole others, then a last run: at most
 // its first and its last are parts, and leave partial results for `combine_stream`. C is as many
-// blocks as the chip holds at once, so that none waits for another to end.
+// blocks as the chip holds at once, so that none waits for another to end, or fewer where there is
+// little to do. The lengths decide, and they are known here alone: a captured launch has one grid.
 //
 //   tiles     [sequences + 1]            int32  tiles of the sequences before: 0, ..., U / Hkv
 //   partial   [2 C, 8 * HEAD_TILES, Dh]  float  rows 2i: the first part of block i; 2i + 1: another
@@ -17,29 +18,37 @@
 #include "attention.cuh"
 #include "decode_mma.cuh"
 
+constexpr int MIN_UNITS = 2;  // of a block: merging a part costs about as much
+
+// C: of the blocks that were launched those that work, each with a unit at least.
+__device__ __forceinline__ int working_blocks(int num_units, int num_launched) {
+  return max(1, min(num_launched, num_units / MIN_UNITS));
+}
+
 // The first unit of block i. 64 bits: a long step has millions of units.
 __device__ __forceinline__ int first_unit(int i, int num_units, int num_blocks) {
   return (int)((long long)i * num_units / num_blocks);
 }
 
-// grid (C), block (32 * WARPS); 1 <= C <= U, so that no block is without work
-template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES>
+// grid (at least 1), block (32 * WARPS)
+template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES, typename C = T>
 __global__ void __launch_bounds__(32 * WARPS, 1)
-paged_decode_stream(const T* __restrict__ q, const T* __restrict__ kv,
-                    const int* __restrict__ tables, const int* __restrict__ seq_lens,
-                    const int* __restrict__ cu_seqlens_q, const int* __restrict__ sequences,
-                    const int* __restrict__ tiles, T* __restrict__ out,
-                    float* __restrict__ partial, float* __restrict__ partial_lse,
-                    int num_sequences, int num_kv_heads, int group, int table_width,
-                    int block_size, float scale) {
+paged_decode_stream(const T* __restrict__ q, const C* __restrict__ kv,
+                    const float* __restrict__ scales, const int* __restrict__ tables,
+                    const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
+                    const int* __restrict__ sequences, const int* __restrict__ tiles,
+                    T* __restrict__ out, float* __restrict__ partial,
+                    float* __restrict__ partial_lse, int num_sequences, int num_kv_heads,
+                    int group, int table_width, int block_size, float scale) {
   constexpr int TILE = 16 * WARPS, HEADS = 8 * HEAD_TILES;
-  const DecodeStep<T> step = {q,            kv,    tables,      seq_lens,
-                              cu_seqlens_q, out,   partial,     partial_lse,
-                              num_kv_heads, group, table_width, block_size,
-                              scale};
+  const DecodeStep<T, C> step = {q,            kv,    scales,      tables,     seq_lens,
+                                 cu_seqlens_q, out,   partial,     partial_lse,
+                                 num_kv_heads, group, table_width, block_size, scale};
   const int num_units = tiles[num_sequences] * num_kv_heads;
-  const int begin = first_unit(blockIdx.x, num_units, gridDim.x);
-  const int end = first_unit(blockIdx.x + 1, num_units, gridDim.x);
+  const int num_blocks = working_blocks(num_units, gridDim.x);
+  if ((int)blockIdx.x >= num_blocks) return;
+  const int begin = first_unit(blockIdx.x, num_units, num_blocks);
+  const int end = first_unit(blockIdx.x + 1, num_units, num_blocks);
   for (int unit = begin; unit < end;) {
     int low = 0, high = num_sequences;  // the sequence: the last that begins at or before the unit
     while (high - low > 1) {
@@ -52,7 +61,7 @@ paged_decode_stream(const T* __restrict__ q, const T* __restrict__ kv,
     const int last_tile = min(num_tiles, tile + end - unit);  // one past this block's last
     const int sequence = sequences[low], length = seq_lens[sequence];
     const int slot = 2 * blockIdx.x + (unit == begin ? 0 : 1);
-    attend_tokens<T, DH, HEAD_TILES, WARPS, STAGES>(
+    attend_tokens<T, C, DH, HEAD_TILES, WARPS, STAGES>(
         step, sequence, kv_head, tile * TILE, min(length, last_tile * TILE),
         tile == 0 && last_tile == num_tiles, (size_t)slot * HEADS, 1);
     unit += last_tile - tile;
@@ -63,21 +72,23 @@ paged_decode_stream(const T* __restrict__ q, const T* __restrict__ kv,
 // Merges the parts of each (sequence, KV head) that lies in more than one block.
 //
 // grid (Hkv, sequences), block (any). Which blocks those are follows from the numbers alone.
+// A sequence of length 0, which pads a batch, has no parts, and its output stays as it is.
 template <typename T, int DH, int HEAD_TILES>
 __global__ void combine_stream(const int* __restrict__ cu_seqlens_q,
                                const int* __restrict__ sequences, const int* __restrict__ tiles,
                                const float* __restrict__ partial,
                                const float* __restrict__ partial_lse, T* __restrict__ out,
-                               int num_sequences, int group, int num_blocks) {
+                               int num_sequences, int group, int num_launched) {
   constexpr int HEADS = 8 * HEAD_TILES;
   const int kv_head = blockIdx.x, num_kv_heads = gridDim.x, row = blockIdx.y;
   const int num_units = tiles[num_sequences] * num_kv_heads;
+  const int num_blocks = working_blocks(num_units, num_launched);
   const int num_tiles = tiles[row + 1] - tiles[row];
   const int begin = tiles[row] * num_kv_heads + kv_head * num_tiles, end = begin + num_tiles;
   // The block that does unit u: the largest i with first_unit(i) <= u.
   const int first = (int)((((long long)begin + 1) * num_blocks - 1) / num_units);
   const int last = (int)(((long long)end * num_blocks - 1) / num_units);
-  if (first == last) return;  // one block did it all
+  if (first >= last) return;  // one block did it all, or there was nothing to do
   // In the first of them the run is the block's first only if it begins with the block.
   const int first_slot = 2 * first + (first_unit(first, num_units, num_blocks) == begin ? 0 : 1);
 

@@ -1,7 +1,8 @@
 // Paged attention of sequences with several queries each (prompts, chunks of them), on CUDA cores.
 //
 //   q, out     [T, Hq, Dh]          T      from row cu_seqlens_q[s] on sequence s
-//   kv         [N, 2, Hkv, B, Dh]   T      one layer of the cache
+//   kv         [N, 2, Hkv, B, Dh]   C      one layer of the cache: T, int8 or e4m3
+//   scales     [N, 2, Hkv, B]       float  of a quantised cache; else null
 //   tables     [S, M]               int32  never read past a sequence's length
 //   seq_lens   [S], cu_seqlens_q [S + 1], sequences [grid.y]   int32
 //
@@ -17,18 +18,30 @@
 #include "mie_cuda.cuh"
 #include "attention.cuh"
 
-template <typename T, int DH>
+// What shared memory holds of a cache: its own elements, or the numbers that they stand for.
+template <typename T, typename C>
+struct Shared {
+  using Number = float;
+};
+template <typename T>
+struct Shared<T, T> {
+  using Number = T;
+};
+
+template <typename T, int DH, typename C = T>
 __global__ void __launch_bounds__(128, 4)
-paged_prefill(const T* __restrict__ q, const T* __restrict__ kv, const int* __restrict__ tables,
-              const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
-              const int* __restrict__ sequences, T* __restrict__ out, int group, int table_width,
-              int block_size, int window, float scale) {
+paged_prefill(const T* __restrict__ q, const C* __restrict__ kv, const float* __restrict__ scales,
+              const int* __restrict__ tables, const int* __restrict__ seq_lens,
+              const int* __restrict__ cu_seqlens_q, const int* __restrict__ sequences,
+              T* __restrict__ out, int group, int table_width, int block_size, int window,
+              float scale) {
+  using Number = typename Shared<T, C>::Number;
   constexpr int WARPS = 4, ROWS = 16, OWN = ROWS / WARPS, TILE = 32;
   constexpr int COLUMNS = (DH + 31) / 32;           // elements of a head that a lane accumulates
-  constexpr int STRIDE = DH + 4 / (int)sizeof(T);   // one bank further each key: no conflicts
+  constexpr int STRIDE = DH + 4 / (int)sizeof(Number);  // one bank further each key: no conflicts
   const int sequence = sequences[blockIdx.y], kv_head = blockIdx.z, num_heads = gridDim.z * group;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const PagedKV<T, DH> cache = {kv, (int)gridDim.z, block_size};
+  const PagedKV<T, C, DH> cache = {kv, scales, (int)gridDim.z, block_size};
 
   const int first_token = cu_seqlens_q[sequence];
   const int num_queries = cu_seqlens_q[sequence + 1] - first_token;
@@ -41,8 +54,8 @@ paged_prefill(const T* __restrict__ q, const T* __restrict__ kv, const int* __re
 
   float* queries = reinterpret_cast<float*>(mie_smem);         // [ROWS][DH]
   float* weights = queries + ROWS * DH;                        // [WARPS][TILE]
-  T* keys = reinterpret_cast<T*>(weights + WARPS * TILE);      // [TILE][STRIDE]
-  T* values = keys + TILE * STRIDE;                            // [TILE][STRIDE]
+  Number* keys = reinterpret_cast<Number*>(weights + WARPS * TILE);  // [TILE][STRIDE]
+  Number* values = keys + TILE * STRIDE;                             // [TILE][STRIDE]
 
   // Row r is token r / group, query head kv_head * group + r % group.
   auto element = [&](int row) {
@@ -68,13 +81,13 @@ paged_prefill(const T* __restrict__ q, const T* __restrict__ kv, const int* __re
       float k[8] = {}, v[8] = {};  // zeros where no row looks: an unwritten slot may hold NaN
       if (position >= oldest && position < end) {
         const int block_id = tables[(size_t)sequence * table_width + position / block_size];
-        load8(k, cache.row(block_id, position % block_size, kv_head, 0) + chunk);
-        load8(v, cache.row(block_id, position % block_size, kv_head, 1) + chunk);
+        cache.read8(k, cache.row(block_id, position % block_size, kv_head, 0), chunk);
+        cache.read8(v, cache.row(block_id, position % block_size, kv_head, 1), chunk);
       }
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        keys[key * STRIDE + chunk + e] = from_float<T>(k[e]);
-        values[key * STRIDE + chunk + e] = from_float<T>(v[e]);
+        keys[key * STRIDE + chunk + e] = from_float<Number>(k[e]);
+        values[key * STRIDE + chunk + e] = from_float<Number>(v[e]);
       }
     }
     __syncthreads();

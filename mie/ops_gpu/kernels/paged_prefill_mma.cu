@@ -10,26 +10,33 @@
 //   output [16 rows, 8]     += weights [16, 64] . V [64, 8]   Dh / 8 such
 //
 // The scores of two neighbouring products lie in registers just as the weights' operand wants them.
-// Keys and values are stored as chunks of 16 bytes at chunk ^ (row % 8): no bank conflicts. Tiles
-// begin at multiples of 64, so that a row's result does not depend on how its prompt was cut.
+// Keys and values are stored swizzled: no bank conflicts. Tiles begin at multiples of 64, so that a
+// row's result does not depend on how its prompt was cut.
+//
+// A quantised cache is treated as in decode_mma.cuh; here a lane's four elements of values are
+// those of two columns, 2g and 2g + 1, and become column g of two products. Each row has a unit of
+// its own, as it has a largest score. Blocks are then of a multiple of 16 tokens.
 #include "mie_cuda.cuh"
 #include "attention.cuh"
 
-template <typename T, int DH>
+template <typename T, int DH, typename C = T>
 __global__ void __launch_bounds__(128, 1)
-paged_prefill_mma(const T* __restrict__ q, const T* __restrict__ kv,
-                  const int* __restrict__ tables, const int* __restrict__ seq_lens,
-                  const int* __restrict__ cu_seqlens_q, const int* __restrict__ sequences,
-                  T* __restrict__ out, int group, int table_width, int block_size, int window,
-                  float scale) {
-  static_assert(DH % 64 == 0 && sizeof(T) == 2, "the swizzle wants rows of 8 chunks");
+paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
+                  const float* __restrict__ scales, const int* __restrict__ tables,
+                  const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
+                  const int* __restrict__ sequences, T* __restrict__ out, int group,
+                  int table_width, int block_size, int window, float scale) {
+  static_assert((DH == 64 || DH == 128) && sizeof(T) == 2, "the swizzle wants these rows");
+  using Wide = Widening<T, C>;
+  constexpr bool QUANTIZED = IS_QUANTIZED<T, C>;
   constexpr int THREADS = 128, ROWS = 64, KEYS = 64, STEPS = DH / 16;
-  constexpr int CHUNKS = DH / 8, ROW = 2 * DH;     // 16-byte chunks, and bytes, of a key
-  constexpr int TILE = KEYS * ROW, STAGE = 2 * TILE;  // bytes: keys, then values
+  constexpr int ROW = DH * (int)sizeof(C), CHUNKS = ROW / 16;  // bytes of a key; chunks of 16
+  constexpr int TILE = KEYS * ROW, SCALES = QUANTIZED ? KEYS * 4 : 0;  // bytes
+  constexpr int STAGE = 2 * (TILE + SCALES);  // keys, values, the keys' scales, the values'
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;  // a lane's place in every fragment; see mie_ptx.cuh
   const int sequence = sequences[blockIdx.y], kv_head = blockIdx.z, num_heads = gridDim.z * group;
-  const PagedKV<T, DH> cache = {kv, (int)gridDim.z, block_size};
+  const PagedKV<T, C, DH> cache = {kv, scales, (int)gridDim.z, block_size};
 
   const int first_token = cu_seqlens_q[sequence];
   const int num_queries = cu_seqlens_q[sequence + 1] - first_token;
@@ -55,26 +62,37 @@ paged_prefill_mma(const T* __restrict__ q, const T* __restrict__ kv,
   for (int k = 0; k < STEPS; ++k)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {  // e: which row, then which half of 16 elements
-      const int element = k * 16 + e / 2 * 8 + 2 * t;
+      const int element = k * 16 + (QUANTIZED ? e / 2 * 2 + 4 * t : e / 2 * 8 + 2 * t);
       query[k][e] = rows[e % 2] < num_rows
                         ? *reinterpret_cast<const unsigned*>(q + place[e % 2] + element)
                         : 0u;
     }
 
+  auto row_of = [&](int token, bool is_seen, int plane) {
+    const size_t entry = (size_t)sequence * table_width + token / block_size;
+    const int block_id = is_seen ? tables[entry] : 0;
+    return cache.row(block_id, token % block_size, kv_head, plane);
+  };
   auto fetch = [&](int tile, int stage) {
     if (tile < end) {
+      unsigned char* to = mie_smem + stage * STAGE;
       for (int i = threadIdx.x; i < KEYS * CHUNKS; i += THREADS) {
         const int key = i / CHUNKS, chunk = i % CHUNKS, token = tile + key;
         // Zeros where no row looks: an unwritten slot may hold NaN.
         const bool is_seen = token >= oldest && token < end;
-        const size_t entry = (size_t)sequence * table_width + token / block_size;
-        const int block_id = is_seen ? tables[entry] : 0;
-        unsigned char* to = mie_smem + stage * STAGE + key * ROW + (chunk ^ key % 8) * 16;
 #pragma unroll
         for (int plane = 0; plane < 2; ++plane)
-          cp_async16_or_zero(
-              to + plane * TILE,
-              cache.row(block_id, token % block_size, kv_head, plane) + chunk * 8, is_seen);
+          cp_async16_or_zero(to + plane * TILE + swizzled<ROW>(key, chunk),
+                             cache.base + row_of(token, is_seen, plane) * DH +
+                                 chunk * (16 / (int)sizeof(C)),
+                             is_seen);
+      }
+      if constexpr (QUANTIZED) {  // four tokens of a block a thread
+        const int plane = threadIdx.x / (KEYS / 4), key = threadIdx.x % (KEYS / 4) * 4;
+        const bool is_seen = tile + key + 3 >= oldest && tile + key < end;
+        if (plane < 2)
+          cp_async16_or_zero(to + 2 * TILE + plane * SCALES + key * 4,
+                             cache.scales + row_of(tile + key, is_seen, plane), is_seen);
       }
     }
     cp_async_commit();  // a group for every tile, be it empty: the waits count groups
@@ -82,6 +100,7 @@ paged_prefill_mma(const T* __restrict__ q, const T* __restrict__ kv,
 
   // acc[d] and score[n]: [0], [1] are columns 2t, 2t + 1 of the first row, [2], [3] of the other.
   float acc[DH / 8][4] = {}, top[2] = {-MIE_INF, -MIE_INF}, sum[2] = {};
+  float unit[2] = {};  // of a quantised cache: acc is in units
   const int first_tile = oldest / KEYS * KEYS;
   fetch(first_tile, 0);
   for (int tile = first_tile, stage = 0; tile < end; tile += KEYS, stage ^= 1) {
@@ -96,34 +115,58 @@ paged_prefill_mma(const T* __restrict__ q, const T* __restrict__ kv,
     for (int n = 0; n < KEYS / 16; ++n) {
       const int key = n * 16 + lane % 8 + lane / 16 * 8;
 #pragma unroll
-      for (int k = 0; k < STEPS; ++k) {
-        unsigned b[4];  // 16 keys, 16 elements
-        ldmatrix_x4(b, keys + key * ROW + ((k * 2 + lane / 8 % 2) ^ key % 8) * 16);
-        mma_m16n8k16<T>(score[2 * n], query[k], {b[0], b[1]});
-        mma_m16n8k16<T>(score[2 * n + 1], query[k], {b[2], b[3]});
+      for (int k = 0; k < CHUNKS / 2; ++k) {
+        unsigned b[4];  // 16 keys, two chunks
+        ldmatrix_x4(b, keys + swizzled<ROW>(key, k * 2 + lane / 8 % 2));
+        if constexpr (QUANTIZED) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i)  // eight keys, one chunk
+            mma_m16n8k16<T>(score[2 * n + i / 2], query[2 * k + i % 2],
+                            {Wide::template pair<0, 1>(b[i]), Wide::template pair<2, 3>(b[i])});
+        } else {
+          mma_m16n8k16<T>(score[2 * n], query[k], {b[0], b[1]});
+          mma_m16n8k16<T>(score[2 * n + 1], query[k], {b[2], b[3]});
+        }
       }
     }
 
-    float tile_top[2] = {-MIE_INF, -MIE_INF};
+    const float* key_scales = reinterpret_cast<const float*>(keys + 2 * TILE);
+    const float* value_scales = key_scales + KEYS;
+    auto is_visible = [&](int key, int at) {
+      return key <= at && key < end && (window <= 0 || key > at - window);
+    };
+    float tile_top[2] = {-MIE_INF, -MIE_INF}, tile_unit[2] = {};
 #pragma unroll
     for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = tile + n * 8 + 2 * t + e % 2, at = position[e / 2];
-        const bool visible = key <= at && key < end && (window <= 0 || key > at - window);
+        const int i = n * 8 + 2 * t + e % 2;
+        const bool visible = is_visible(tile + i, position[e / 2]);
+        if constexpr (QUANTIZED) {
+          score[n][e] *= key_scales[i];
+          if (visible) tile_unit[e / 2] = fmaxf(tile_unit[e / 2], value_scales[i]);
+        }
         score[n][e] = visible ? score[n][e] * scale : -MIE_INF;
         tile_top[e / 2] = fmaxf(tile_top[e / 2], score[n][e]);
       }
-    float reference[2];
+    float reference[2], per_unit[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 1));
       tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 2));
       const float new_top = fmaxf(top[r], tile_top[r]);
       reference[r] = new_top == -MIE_INF ? 0.0f : new_top;  // the row sees no key yet
-      const float keep = exp2_approx(top[r] - reference[r]);
+      float keep = exp2_approx(top[r] - reference[r]);
       top[r] = new_top;
       sum[r] *= keep;
+      if constexpr (QUANTIZED) {
+        tile_unit[r] = fmaxf(tile_unit[r], __shfl_xor_sync(MIE_FULL_WARP, tile_unit[r], 1));
+        tile_unit[r] = fmaxf(tile_unit[r], __shfl_xor_sync(MIE_FULL_WARP, tile_unit[r], 2));
+        const float new_unit = fmaxf(unit[r], tile_unit[r]);
+        per_unit[r] = new_unit > 0.0f ? 1.0f / new_unit : 0.0f;
+        keep *= unit[r] * per_unit[r];
+        unit[r] = new_unit;
+      }
 #pragma unroll
       for (int d = 0; d < DH / 8; ++d) acc[d][2 * r] *= keep, acc[d][2 * r + 1] *= keep;
     }
@@ -135,17 +178,33 @@ paged_prefill_mma(const T* __restrict__ q, const T* __restrict__ kv,
         float& s = score[2 * n + e / 4][e % 4];
         s = exp2_approx(s - reference[e / 2 % 2]);
         sum[e / 2 % 2] += s;
+        if constexpr (QUANTIZED) {  // 0 where the row does not see the key: its scale may be NaN
+          const float value_scale = value_scales[(2 * n + e / 4) * 8 + 2 * t + e % 2];
+          s = s == 0.0f ? 0.0f : s * (value_scale * per_unit[e / 2 % 2]);
+        }
       }
       const float *left = score[2 * n], *right = score[2 * n + 1];
       const unsigned weights[4] = {pack2<T>(left[0], left[1]), pack2<T>(left[2], left[3]),
                                    pack2<T>(right[0], right[1]), pack2<T>(right[2], right[3])};
       const int key = n * 16 + lane % 16;
 #pragma unroll
-      for (int d = 0; d < STEPS; ++d) {
-        unsigned b[4];  // 16 keys, 16 elements, transposed
-        ldmatrix_x4_trans(b, values + key * ROW + ((d * 2 + lane / 16) ^ key % 8) * 16);
-        mma_m16n8k16<T>(acc[2 * d], weights, {b[0], b[1]});
-        mma_m16n8k16<T>(acc[2 * d + 1], weights, {b[2], b[3]});
+      for (int d = 0; d < CHUNKS / 2; ++d) {
+        unsigned b[4];  // 16 keys, two chunks, transposed
+        ldmatrix_x4_trans(b, values + swizzled<ROW>(key, d * 2 + lane / 16));
+        if constexpr (QUANTIZED) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const unsigned low = b[2 * c], high = b[2 * c + 1];  // keys 2t, 2t + 1 and 8 further
+            float(&even)[4] = acc[4 * d + 2 * c], (&odd)[4] = acc[4 * d + 2 * c + 1];
+            mma_m16n8k16<T>(even, weights,
+                            {Wide::template pair<0, 2>(low), Wide::template pair<0, 2>(high)});
+            mma_m16n8k16<T>(odd, weights,
+                            {Wide::template pair<1, 3>(low), Wide::template pair<1, 3>(high)});
+          }
+        } else {
+          mma_m16n8k16<T>(acc[2 * d], weights, {b[0], b[1]});
+          mma_m16n8k16<T>(acc[2 * d + 1], weights, {b[2], b[3]});
+        }
       }
     }
     __syncthreads();  // the stage is filled anew in the next round
@@ -158,8 +217,18 @@ paged_prefill_mma(const T* __restrict__ q, const T* __restrict__ kv,
     sum[r] += __shfl_xor_sync(MIE_FULL_WARP, sum[r], 2);
     if (rows[r] >= num_rows) continue;
     unsigned* to = reinterpret_cast<unsigned*>(out + place[r]);
+    if constexpr (QUANTIZED) {
+      const float by = unit[r] / sum[r];
 #pragma unroll
-    for (int d = 0; d < DH / 8; ++d)
-      to[d * 4 + t] = pack2<T>(acc[d][2 * r] / sum[r], acc[d][2 * r + 1] / sum[r]);
+      for (int d = 0; d < STEPS; ++d) {  // of 16 elements 4t ... 4t + 3
+        const float *even = acc[2 * d] + 2 * r, *odd = acc[2 * d + 1] + 2 * r;
+        to[d * 8 + 2 * t] = pack2<T>(even[0] * by, odd[0] * by);
+        to[d * 8 + 2 * t + 1] = pack2<T>(even[1] * by, odd[1] * by);
+      }
+    } else {
+#pragma unroll
+      for (int d = 0; d < DH / 8; ++d)
+        to[d * 4 + t] = pack2<T>(acc[d][2 * r] / sum[r], acc[d][2 * r + 1] / sum[r]);
+    }
   }
 }

@@ -1,0 +1,103 @@
+// The elements of a quantised cache, defined by mie/ops/kv_cache.py: a number is its element times
+// the scale of its head and token. Elements are int8, or e4m3: a sign, four bits of exponent (bias
+// 7), three of mantissa. Included after mie_cuda.cuh.
+//
+// All of it is integer arithmetic and a multiplication by a power of two, the same on every chip.
+#pragma once
+
+// A cache of the queries' own type is not quantised.
+template <typename T, typename C>
+constexpr bool IS_QUANTIZED = true;
+template <typename T>
+constexpr bool IS_QUANTIZED<T, T> = false;
+
+__device__ __forceinline__ float to_float(int8 x) { return static_cast<float>(x); }
+__device__ __forceinline__ float to_float(e4m3 x) {
+  // As the bits of an f16 of bias 15 it is 2^-8 of its value, subnormals included.
+  const unsigned short bits = static_cast<unsigned short>((x & 0x80) << 8 | (x & 0x7f) << 7);
+  return f16_bits_to_float(bits) * 256.0f;
+}
+
+template <typename C>
+struct Quantization;
+template <>
+struct Quantization<int8> {
+  static constexpr float LARGEST = 127.0f;
+  static __device__ __forceinline__ int8 element(float x) {
+    return static_cast<int8>(__float2int_rn(x));
+  }
+};
+template <>
+struct Quantization<e4m3> {
+  static constexpr float LARGEST = 448.0f;
+  // |x| <= 448, to nearest even.
+  static __device__ __forceinline__ e4m3 element(float x) {
+    const unsigned bits = __float_as_uint(x), size = bits & 0x7fffffffu;
+    const unsigned rounded = (size + 0x7ffffu + (size >> 20 & 1u)) >> 20;  // bias 127, three bits
+    const unsigned small = __float2int_rn(fabsf(x) * 512.0f);              // below 2^-6: subnormal
+    const unsigned code = size < 0x3c800000u ? small : rounded - (120u << 3);
+    return static_cast<e4m3>(bits >> 31 << 7 | code);
+  }
+};
+
+// The scale of a vector, given the bits of its largest magnitude. Bits of magnitudes are ordered as
+// the magnitudes are, and those of infinity and NaN come last: such a vector reads as NaN.
+template <typename C>
+__device__ __forceinline__ float scale_of(unsigned largest) {
+  if (largest >= 0x7f800000u) return __uint_as_float(0x7fffffffu);
+  const float scale = __uint_as_float(largest) / Quantization<C>::LARGEST;
+  return scale < 0x1p-100f ? 0.0f : scale;
+}
+template <typename C>
+__device__ __forceinline__ C quantize(float x, float scale) {
+  return scale > 0.0f ? Quantization<C>::element(x / scale) : C(0);  // 0 where the scale is NaN
+}
+
+// Where chunk `chunk` of 16 bytes of row `row` lies in a tile in shared memory, whose rows of ROW
+// bytes (64, 128, 256) are swizzled: the same chunk of eight rows one below another is in different
+// banks.
+template <int ROW>
+__device__ __forceinline__ int swizzled(int row, int chunk) {
+  constexpr int ROWS = ROW < 128 ? 128 / ROW : 1;  // that lie side by side over all banks
+  return row * ROW + (chunk ^ row / ROWS % (8 / ROWS)) * 16;
+}
+
+// Elements I and J of four, exactly, as a pair of 16-bit floats T, I in the low half.
+template <typename T, typename C>
+struct Widening;
+template <>
+struct Widening<f16, int8> {
+  template <int I, int J>
+  static __device__ __forceinline__ unsigned pair(unsigned four) {
+    // The low byte of 0x64__ counts from 1024 on, so that x + 128 there is 1152 + x.
+    const unsigned raised =
+        __byte_perm(four ^ 0x80808080u, 0x64646464u, I | 4 << 4 | J << 8 | 4 << 12);
+    return fma2<f16>(raised, 0x3c003c00u, 0xe480e480u);  // times 1, minus 1152
+  }
+};
+template <>
+struct Widening<bf16, int8> {
+  template <int I, int J>
+  static __device__ __forceinline__ unsigned pair(unsigned four) {
+    // The low seven bits of 0x43__ count from 128 on; the sign bit alone, 0x4300 or 0x4380, is 128
+    // or 256: what must be taken away.
+    const unsigned raised = __byte_perm(four, 0x43434343u, I | 4 << 4 | J << 8 | 4 << 12);
+    return fma2<bf16>(raised & 0xff7fff7fu, 0x3f803f80u, (raised & 0xff80ff80u) ^ 0x80008000u);
+  }
+};
+template <>
+struct Widening<f16, e4m3> {
+  template <int I, int J>
+  static __device__ __forceinline__ unsigned pair(unsigned four) {
+    const unsigned high = __byte_perm(four, 0u, 4 | I << 4 | 4 << 8 | J << 12);
+    return fma2<f16>((high & 0x80008000u) | (high & 0x7f007f00u) >> 1, 0x5c005c00u, 0x80008000u);
+  }
+};
+template <>
+struct Widening<bf16, e4m3> {
+  template <int I, int J>
+  static __device__ __forceinline__ unsigned pair(unsigned four) {  // the biases differ by 120
+    const unsigned high = __byte_perm(four, 0u, 4 | I << 4 | 4 << 8 | J << 12);
+    return fma2<bf16>((high & 0x80008000u) | (high & 0x7f007f00u) >> 4, 0x7b807b80u, 0x80008000u);
+  }
+};
