@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mie.cli.bench_book import add_book
 from mie.cli.bench_options import (
     add_load_options,
     add_place_options,
@@ -303,5 +304,6 @@ COMMANDS: tuple[Callable[[Subparsers[argparse.ArgumentParser]], None], ...] = (
     _add_throughput,
     _add_latency,
     _add_serve,
+    add_book,
 )
 """What ``mie bench`` offers, in the order of its help."""

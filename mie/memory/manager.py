@@ -131,7 +131,7 @@ class KVCacheManager:
         if room.partial:  # pinned before a block is taken, which could evict it
             self._pin(room.partial)
         index = len(table.block_ids)
-        self._put("alloc", table, index, self._take_blocks(room.num_new))
+        self._put("alloc", table, index, self._take_blocks(room.num_new, table))
         if room.partial:
             self._copy(room.partial.block_id, index, table, "prefix")
         if room.host:
@@ -185,11 +185,11 @@ class KVCacheManager:
         if is_shared:
             shared = table.block_ids[index]
             self._num_counted_twice -= self._num_empty_in_last(table)
-            self._put("alloc", table, index, self._take_blocks(1))
+            self._put("alloc", table, index, self._take_blocks(1, table))
             self._copy(shared, index, table, "fork")
             table.has_run = False
             self._release(table, shared)
-        self._put("alloc", table, len(table.block_ids), self._take_blocks(num_new))
+        self._put("alloc", table, len(table.block_ids), self._take_blocks(num_new, table))
         table.num_writable = len(table.block_ids) * self.block_size
         return True
 
@@ -349,9 +349,9 @@ class KVCacheManager:
             self.stats.num_shared_blocks += len(block_ids)
         self._emit((kind, table.owner, index, block_ids))
 
-    def _take_blocks(self, count: int) -> tuple[int, ...]:
+    def _take_blocks(self, count: int, table: BlockTable) -> tuple[int, ...]:
         self._evict(count - self._pool.num_free)
-        return tuple([self._pool.take() for _ in range(count)])
+        return self._pool.take_row(count, table.block_ids)
 
     def _evict(self, count: int) -> None:
         for _ in range(count):

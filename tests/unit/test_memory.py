@@ -3,7 +3,7 @@
 import pytest
 
 from mie.memory.manager import KVCacheManager
-from mie.memory.pool import BlockPool
+from mie.memory.pool import REGION, BlockPool
 
 B = 4
 
@@ -81,7 +81,8 @@ def test_a_pool_that_counted_wrongly_is_noticed():
     pool._refcounts[0] = 1
     with pytest.raises(AssertionError, match=r"free list"):
         pool.check_invariants()
-    with pytest.raises(AssertionError, match="block 0 is free and held"):
+    assert pool.take() == 1
+    with pytest.raises(AssertionError, match="counted as free"):
         pool.take()
 
 
@@ -466,3 +467,40 @@ def test_what_sharing_saves_does_not_count_a_block_that_is_only_pinned():
     assert memory.num_used == 6, "the source of the copy is kept"
     assert memory.num_saved == 4, "and stands in no table"
     assert len({*tables[0].block_ids, *tables[1].block_ids}) == 4
+
+
+def test_a_table_grows_into_its_neighbours():
+    """Each of two tables begins in a region of its own, and goes on where it ended."""
+    memory = KVCacheManager(3 * REGION, 2, enable_prefix_caching=False)
+    tables = []
+    for row in (0, 1):
+        room = memory.find_room([1] * 6)
+        assert room is not None
+        tables.append(memory.open_table(room, (row, 0), row))
+    for num_tokens in (7, 9, 11):
+        for table in tables:
+            assert memory.grow(table, num_tokens)
+    assert tables[0].block_ids == [0, 1, 2, 3, 4, 5]
+    assert tables[1].block_ids == [REGION + i for i in range(6)]
+
+
+def test_without_a_free_region_or_neighbour_any_block_does():
+    pool = BlockPool(2 * REGION + 1)
+    taken = [pool.take(), pool.take(), pool.take(REGION - 1)]
+    assert taken == [0, REGION, 1]  # no region is free any more; REGION is held
+    assert sorted(taken + [pool.take(2 * REGION) for _ in range(2 * REGION - 2)]) == list(
+        range(2 * REGION + 1)
+    )
+    assert pool.allocate() is None
+    pool.decref(*range(2 * REGION + 1))
+    assert pool.take() in (0, REGION)
+    pool.check_invariants()
+
+
+def test_blocks_taken_and_given_back_for_ever_leave_no_trace():
+    pool = BlockPool(5)
+    held = pool.take()
+    for _ in range(100):
+        pool.decref(pool.take(held))
+    assert len(pool._free) <= 2 * 5
+    assert {pool.take() for _ in range(4)} == set(range(5)) - {held}
