@@ -1,0 +1,108 @@
+"""What decodes and prefills share: tiles of keys, the softmax over them, sums over tiles.
+
+All products have one shape, whatever the batch, and sums go over tiles in their order, so that a
+query's result is the same bit for bit however it is computed: a tile it does not see contributes
+exact zeros.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import DTypeLike
+
+from mie.ops.arrays import Floats
+from mie.ops_cpu.attention_plan import Geometry, Stretch
+
+
+class Scratch:
+    """Memory of one thread, by name, which grows to what was asked of it."""
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self._dtype = dtype
+        self._arrays: dict[str, Floats] = {}
+
+    def take(self, name: str, *shape: int) -> Floats:
+        """An array of that shape, holding anything; the one before of that name is overwritten."""
+        size = math.prod(shape)
+        array = self._arrays.get(name)
+        if array is None or array.size < size:
+            array = self._arrays[name] = np.empty(size, self._dtype)
+        return array[:size].reshape(shape)
+
+
+def load_tiles(plane: Floats, stretch: Stretch, geometry: Geometry, room: Floats) -> Floats:
+    """The tiles of a stretch, [Hkv, tiles, width, Dh]: a view of the plane [Hkv, N, B, Dh], or
+    gathered at the beginning of ``room``, with zeros where there is no token."""
+    num_heads, _, block_size, head_dim = plane.shape
+    if stretch.step is not None:
+        num_tiles = len(range(stretch.at.start, stretch.at.stop, stretch.at.step or 1))
+        by_head, by_block, _, by_element = plane.strides
+        return as_strided(
+            plane[:, stretch.block_ids[0] :],
+            (num_heads, num_tiles, geometry.tile, head_dim),
+            (by_head, stretch.step * by_block, head_dim * by_element, by_element),
+            writeable=False,
+        )
+    blocks = plane.reshape(num_heads, -1, block_size * head_dim)
+    shape = (num_heads, len(stretch.block_ids), block_size * head_dim)
+    gathered = room[: math.prod(shape)].reshape(shape)
+    # With "clip" NumPy writes to the array itself, not to a copy of it first.
+    np.take(blocks, stretch.block_ids, 1, gathered, "clip")
+    tiles = gathered.reshape(num_heads, -1, stretch.width, head_dim)
+    for tile, filled in stretch.ends:
+        tiles[:, tile, filled:] = 0  # what lies there may be no number, and 0 * NaN is NaN
+    return tiles
+
+
+def softmax_weights(scores: Floats, scratch: Scratch) -> tuple[Floats, Floats]:
+    """(largest score, sum of weights), both [X, ..., R], of scores [X, tiles, ..., R, tile], which
+    become weights: exp(score - largest), 0 for those at -inf."""
+    lanes = over_tiles(np.maximum, scores, "lanes", scratch)
+    largest: Floats = lanes.max(axis=-1)
+    # A query that sees no key here: its weights are 0, and so is what they add to others' sums.
+    np.maximum(largest, np.finfo(scores.dtype).min / 2, out=largest)
+    scores -= largest[:, None, ..., None]
+    np.exp(scores, out=scores)
+    total: Floats = over_tiles(np.add, scores, "lanes", scratch).sum(axis=-1)
+    return largest, total
+
+
+def over_tiles(operation: np.ufunc, x: Floats, name: str, scratch: Scratch) -> Floats:
+    """x [X, tiles, ..., R, E] reduced over its tiles, in their order: [X, ..., R, E]."""
+    if x.shape[1] == 1:
+        return x[:, 0]
+    out = scratch.take(name, len(x), *x.shape[2:])
+    operation.reduce(x, axis=1, out=out)
+    return out
+
+
+def combine(largest: Floats, total: Floats, attended: Floats) -> Floats:
+    """The attention [..., Dh] of queries from that of their groups: the largest scores and sums of
+    weights [groups, ...], and the sums of weighted values [groups, ..., Dh]."""
+    if len(total) == 1:
+        result: Floats = attended[0] / total[0, ..., None]
+        return result
+    weights = np.exp(largest - largest.max(axis=0))
+    result = np.add.reduce(attended * weights[..., None], axis=0)
+    result /= np.add.reduce(total * weights, axis=0)[..., None]
+    return result
+
+
+def equals_in_part(geometry: Geometry, dtype: DTypeLike) -> bool:
+    """Whether the products of a decode with the first positions of a tile only, in whole blocks,
+    equal those with all of them, the weights of the others 0."""
+    g, generator = geometry, np.random.default_rng(0)
+    queries = generator.normal(size=(g.num_rows, g.head_dim)).astype(dtype)
+    keys = generator.normal(size=(g.tile, g.head_dim)).astype(dtype)
+    scores = queries @ keys.T
+    for width in range(g.block_size, g.tile, g.block_size):
+        weights = np.exp(scores)
+        weights[:, width:] = 0
+        if (queries @ keys[:width].T != scores[:, :width]).any():
+            return False
+        if (weights[:, :width] @ keys[:width] != weights @ keys).any():
+            return False
+    return True

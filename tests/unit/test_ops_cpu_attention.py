@@ -1,0 +1,176 @@
+"""Attention in tiles, against `ops.attention.paged_attention`, and against itself bit for bit.
+
+Every cache here is NaN except in the slots of the sequences' own tokens, and every table goes on
+past its sequence with numbers that name no block.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from mie.ops.attention import paged_attention
+from mie.ops.backend import KVCacheShape, StepBatch
+from mie.ops_cpu import attention_plan, attention_prefill
+from mie.ops_cpu.attention import Attention
+from mie.ops_cpu.attention_cache import head_major, new_cache
+from mie.ops_cpu.workers import Workers
+
+# A sum of some hundred weighted values of order 1; scores are of a few units.
+ATOL = {"float32": 5e-6, "float64": 1e-13}
+DTYPES = tuple(ATOL)
+LENGTHS = (1, 127, 128, 129, 300, 256, 700, 40)
+
+
+@pytest.fixture(params=["whole", "in groups"])
+def grouping(request, monkeypatch):
+    """With the groups of real models, and with some of two tiles, so that short sequences have
+    several."""
+    if request.param == "in groups":
+        for module in (attention_plan, attention_prefill):
+            monkeypatch.setattr(module, "SCORES", 1 << 13)
+
+
+class Keys:
+    """The tokens of some sequences in a cache: in one run of blocks each, or strewn about."""
+
+    def __init__(self, lengths, *, heads, strewn, block_size=16, head_dim=8, dtype="float64"):
+        rng = np.random.default_rng(7)
+        self.lengths, self.heads, self.block_size = np.array(lengths), heads, block_size
+        needed = [-(-length // block_size) for length in lengths]
+        num_blocks = sum(needed) + 3
+        shape = KVCacheShape(
+            num_layers=2,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=heads[1],
+            head_dim=head_dim,
+        )
+        self.cache = new_cache(shape, np.dtype(dtype))
+        self.cache.fill(np.nan)
+        ids = list(range(num_blocks))
+        if strewn:
+            np.random.default_rng(8).shuffle(ids)
+        self.tables = np.full((len(lengths), max(needed) + 2), 10**9)
+        total = sum(lengths)
+        keys = rng.normal(size=(2, total, heads[1], head_dim))
+        self.q = rng.normal(size=(total, heads[0], head_dim)).astype(dtype)
+        at = 0
+        for row, (length, count) in enumerate(zip(lengths, needed, strict=True)):
+            self.tables[row, :count] = [ids.pop(0) for _ in range(count)]
+            position = np.arange(length)
+            blocks = self.tables[row, position // block_size]
+            self.cache[1][:, blocks, position % block_size] = keys[:, at : at + length]
+            at += length
+        self.starts = np.concatenate([[0], np.cumsum(lengths)])
+
+    def batch(self, counts):
+        """The step in which each sequence's last tokens are queries: those, and the batch."""
+        rows = np.concatenate(
+            [np.arange(end - n, end) for n, end in zip(counts, self.starts[1:], strict=True)]
+        )
+        empty = np.empty(0, np.int64)
+        return self.q[rows], StepBatch(
+            token_ids=empty,
+            positions=empty,
+            slot_mapping=empty,
+            cu_seqlens_q=np.concatenate([[0], np.cumsum(counts)]),
+            seq_lens=self.lengths,
+            block_tables=self.tables,
+            logits_rows=empty,
+        )
+
+    def expected(self, q, batch, window):
+        planes = self.cache[1].astype(np.float64)
+        scale = q.shape[-1] ** -0.5
+        lay = batch.block_tables, batch.cu_seqlens_q, batch.seq_lens, scale, window
+        return paged_attention(q.astype(np.float64), *planes, *lay)
+
+
+def attend(keys, counts, window=None, *, num_threads=2, invariant=True):
+    q, batch = keys.batch(counts)
+    attention = Attention(Workers(num_threads))
+    return attention(q, keys.cache, 1, batch, window, is_batch_invariant=invariant)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("strewn", [False, True])
+@pytest.mark.parametrize("heads", [(1, 1), (9, 3), (10, 2)])
+@pytest.mark.parametrize("window", [None, 5, 200])
+def test_equals_the_definition(grouping, dtype, strewn, heads, window):
+    keys = Keys(LENGTHS, heads=heads, strewn=strewn, dtype=dtype)
+    for counts in ([1] * 8, [1, 5, 1, 129, 300, 1, 70, 40]):
+        q, batch = keys.batch(counts)
+        for invariant in (False, True):
+            got = attend(keys, counts, window, invariant=invariant)
+            assert got.dtype == dtype
+            np.testing.assert_allclose(
+                got, keys.expected(q, batch, window), rtol=0, atol=ATOL[dtype]
+            )
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 100, 128, 256])
+def test_any_block_size(block_size):
+    keys = Keys(LENGTHS, heads=(4, 2), strewn=True, block_size=block_size)
+    for counts in ([1] * 8, [1, 5, 1, 129, 300, 1, 70, 40]):
+        q, batch = keys.batch(counts)
+        got = attend(keys, counts)
+        np.testing.assert_allclose(got, keys.expected(q, batch, None), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(1, 1), (9, 3), (8, 1)])
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_query_depends_on_nothing_but_what_it_sees(grouping, dtype, heads, window):
+    """Bit for bit: alone or among others, as a decode or in a prompt, whole or in chunks, its
+    blocks adjacent or not, with one thread or three."""
+    everyone = [attend(Keys(LENGTHS, heads=heads, strewn=False, dtype=dtype), LENGTHS, window)]
+    strewn = Keys(LENGTHS, heads=heads, strewn=True, dtype=dtype)
+    everyone += [attend(strewn, LENGTHS, window, num_threads=n) for n in (1, 3)]
+    for other in everyone[1:]:
+        np.testing.assert_array_equal(other, everyone[0])
+    last = [stop - 1 for stop in np.cumsum(LENGTHS)]
+    for decoded in (attend(strewn, [1] * 8, window, num_threads=n) for n in (1, 2, 3)):
+        np.testing.assert_array_equal(decoded, everyone[0][last])
+    for count in (2, 3, 40):
+        chunk = attend(strewn, [min(count, n) for n in LENGTHS], window)
+        rows = np.concatenate(
+            [
+                np.arange(stop - min(count, stop - start), stop)
+                for start, stop in pairwise([0, *np.cumsum(LENGTHS)])
+            ]
+        )
+        np.testing.assert_array_equal(chunk, everyone[0][rows])
+    for i in (3, 6):
+        alone = Keys(LENGTHS, heads=heads, strewn=True, dtype=dtype)
+        alone.lengths, alone.tables = alone.lengths[i : i + 1], alone.tables[i : i + 1]
+        alone.starts = alone.starts[i : i + 2]
+        np.testing.assert_array_equal(attend(alone, [1], window), everyone[0][last[i]][None])
+
+
+def test_a_plan_is_not_kept_for_another_step():
+    keys = Keys(LENGTHS, heads=(4, 2), strewn=True)
+    attention = Attention(Workers(1))
+    for counts in ([1] * 8, [1, 5, 1, 2, 3, 1, 7, 4], [1] * 8):
+        q, batch = keys.batch(counts)
+        for window in (None, 50, None):
+            got = attention(q, keys.cache, 1, batch, window, is_batch_invariant=True)
+            np.testing.assert_allclose(got, keys.expected(q, batch, window), rtol=0, atol=1e-13)
+
+
+def test_a_cache_is_zeros_and_head_major():
+    shape = KVCacheShape(num_layers=2, num_blocks=5, block_size=3, num_kv_heads=2, head_dim=4)
+    cache = new_cache(shape, np.dtype("float32"))
+    assert cache.shape == (2, 2, 5, 3, 2, 4)
+    assert not cache.any()
+    assert head_major(cache).flags.c_contiguous
+
+
+def test_memory_that_cannot_be_had_is_a_memory_error():
+    shape = KVCacheShape(
+        num_layers=2, num_blocks=10**12, block_size=16, num_kv_heads=2, head_dim=64
+    )
+    with pytest.raises(MemoryError):
+        new_cache(shape, np.dtype("float32"))
