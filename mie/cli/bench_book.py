@@ -1,0 +1,92 @@
+"""``mie bench NAME`` and ``mie bench all``: the chapters of the book of benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from mie.errors import ConfigError
+from mie.sim.book import TITLES
+
+_DESCRIPTION = """\
+A chapter of the book of benchmarks: what it found, and in words.
+
+All but "engine" run the engine's own scheduler and allocator on a simulated clock, and come out the
+same on every machine. With --output-dir each chapter leaves NAME.json and NAME.png there (without
+matplotlib no PNG), and README.md is made anew from all that lies there.
+"""
+
+
+def add_book(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds a benchmark for each chapter, and ``all``."""
+    for name, title in TITLES.items():
+        _add(subparsers, name, (name,), f"book: {title.lower()}")
+    _add(subparsers, "all", tuple(TITLES), "book: every chapter, in less than ten minutes")
+
+
+def _add(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    chapters: Sequence[str],
+    text: str,
+) -> None:
+    parser = subparsers.add_parser(
+        name,
+        help=text,
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--scale", choices=("full", "small"), default="full", help="small: a first look in seconds"
+    )
+    parser.add_argument("--output-dir", metavar="DIR", help="where JSON, PNG and README.md go")
+    parser.add_argument(
+        "--summary",
+        metavar="FILE",
+        help="a Markdown file above DIR, whose summary of it is brought up to date",
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as JSON instead")
+    parser.set_defaults(run=partial(_run, chapters))
+
+
+def _run(chapters: Sequence[str], args: argparse.Namespace) -> int:
+    from mie.sim.book import report
+
+    if args.summary is not None and args.output_dir is None:
+        raise ConfigError("--summary needs --output-dir")
+    directory = None if args.output_dir is None else Path(args.output_dir)
+    can_plot = directory is not None and _can_plot()
+    results = {}
+    for name in chapters:
+        start = time.perf_counter()
+        results[name] = result = report.run_chapter(name, args.scale)
+        print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
+        if not args.json:
+            print(f"## {TITLES[name]}\n\n{report.section(result)}", flush=True)
+        if directory is not None:
+            report.write_json(result, directory)
+            if can_plot:
+                report.write_png(result, directory)
+    if args.json:
+        print(json.dumps(results, indent=1, ensure_ascii=False))
+    if directory is not None:
+        report.write_page(directory)
+        if args.summary is not None:
+            report.update_summary(Path(args.summary), directory)
+    return 0
+
+
+def _can_plot() -> bool:
+    from mie.sim.book.plots import require_matplotlib
+
+    try:
+        require_matplotlib()
+    except ConfigError as error:
+        print(f"mie: PNG skipped: {error}", file=sys.stderr)
+        return False
+    return True

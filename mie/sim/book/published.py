@@ -1,0 +1,83 @@
+"""Conditions under which others published figures: lengths, arrivals and costs, as inputs.
+
+Sources: [a] github.com/WeishuZ/mini-vllm, [b] github.com/shekkari1999/mini-vllm, [c] the write-up
+of a C++ engine at kobeyoung.net. They draw with `random.Random`, whose methods take the C library's
+logarithm; the lengths are cut to whole tokens and the arrivals to whole microseconds, and
+tests/unit/test_book_loads.py knows their digests.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from mie.sim.costs import Costs
+from mie.sim.draws import Draws
+from mie.sim.loads import from_lengths
+from mie.sim.workload import Workload
+
+MILLISECOND_PS = 10**9
+
+COSTS = Costs(
+    step_ps=65 * MILLISECOND_PS // 10, token_ps=MILLISECOND_PS // 10, logits_ps=MILLISECOND_PS // 4
+)
+"""[a]'s: a step 0.5 ms, its decodes 6.0 ms and 0.35 ms each, a prompt's token 0.1 ms. Here a step
+without decodes pays the 6.0 ms, too, and the 0.35 are 0.1 for the token and 0.25 for its logits."""
+
+
+def lognormal_lengths() -> list[int]:
+    """[a]: 4,000 lengths around 240."""
+    rng = random.Random(0)
+    drawn = [int(rng.lognormvariate(math.log(240), 0.6)) for _ in range(4000)]
+    return [max(8, min(2048, length)) for length in drawn]
+
+
+def chat_lengths() -> list[int]:
+    """[b]: 200 short and 100 long ones in random order."""
+    rng = random.Random(42)
+    lengths = [rng.randint(8, 80) for _ in range(200)]
+    lengths += [rng.randint(150, 512) for _ in range(100)]
+    rng.shuffle(lengths)
+    return lengths
+
+
+def poisson(num_requests: int, request_rate: float) -> Workload:
+    """[a]: prompts around 256 and answers around 128 tokens, arriving at random."""
+    rng = random.Random(7)
+    lengths, moments, now = [], [], 0.0
+    for _ in range(num_requests):
+        now += rng.expovariate(request_rate)
+        moments.append(round(now * 1e6) * 1000)
+        lengths.append((_around(rng, 256, 8), _around(rng, 128, 4)))
+    return from_lengths(lengths, moments, name=f"poisson {request_rate}")
+
+
+def _around(rng: random.Random, median: int, least: int) -> int:
+    return max(least, min(6 * median, int(rng.lognormvariate(math.log(median), 0.5))))
+
+
+MIXED_LONG = 0.15
+"""Share of long requests in `mixed`."""
+
+
+def mixed_lengths(num_requests: int, seed: int) -> Sequence[tuple[int, int]]:
+    """Like [c]: prompts and answers, of which one in seven is long.
+
+    The load itself is not published. Its trace shows answers of 32 … 128 tokens and about 15 % of
+    256 … 512; its block counts tell prompts of 103 tokens on average, of 720 and more with the
+    answer in 17 requests.
+    """
+    draws = Draws(seed)
+    lengths = []
+    for _ in range(num_requests):
+        is_long = draws.uniform() < MIXED_LONG
+        prompt = draws.integer(128, 512) if is_long else draws.integer(8, 128)
+        answer = draws.integer(256, 512) if is_long else draws.integer(32, 128)
+        lengths.append((prompt, answer))
+    return lengths
+
+
+def mixed(num_requests: int, seed: int) -> Workload:
+    """`mixed_lengths`, all at once."""
+    return from_lengths(mixed_lengths(num_requests, seed), name=f"mixed {seed}")

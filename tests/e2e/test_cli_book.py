@@ -1,0 +1,58 @@
+"""The book of benchmarks as a person asks for it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import ENVIRONMENT, error_line, mie
+
+from mie.sim.book import TITLES
+from mie.sim.book.table import CHAPTERS
+
+WITHOUT = "import sys; sys.modules['matplotlib'] = None; import mie.cli; sys.exit(mie.cli.main())"
+
+
+def test_a_chapter_tells_its_findings_and_leaves_files(tmp_path: Path):
+    command = [sys.executable, "-W", "error", "-c", WITHOUT, "bench", "capacity"]
+    command += ["--output-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=60, check=True)
+    text, said = done.stdout.decode(), done.stderr.decode()
+    assert "16 → 112 (7.00 ×)" in text
+    assert "PNG skipped: plots need matplotlib (pip install mie[plot])" in said
+    assert json.loads((tmp_path / "capacity.json").read_text())["benchmark"] == "capacity"
+    page = (tmp_path / "README.md").read_text()
+    assert "16 → 112 (7.00 ×)" in page
+    assert ".png" not in page
+
+
+def test_a_plot_is_a_png(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    mie("bench", "capacity", "--output-dir", tmp_path)
+    assert (tmp_path / "capacity.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_of_it_at_a_small_scale(tmp_path: Path):
+    """The real engine included, in children of its own."""
+    done = mie("bench", "all", "--scale", "small", "--json", "--output-dir", tmp_path)
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout)
+    assert list(found) == list(TITLES)
+    page = (tmp_path / "README.md").read_text()
+    assert [title for title in TITLES.values() if f"## {title}\n" not in page] == []
+    assert CHAPTERS["engine"].panels(found["engine"])
+    [model] = found["engine"]["models"]
+    assert model["mie"]["peak_bytes"] is None or model["mie"]["peak_bytes"] > 10**7
+    assert all(seconds > 0 for load in model["mie"]["loads"] for seconds in load["seconds"])
+    contiguous, paged = (model["caches"][kind]["peak_running"] for kind in ("contiguous", "paged"))
+    assert (contiguous, paged) == (8, 12)
+    assert len(model["predicted"]) == len(model["mie"]["loads"])
+    peer = model["transformers"]
+    assert "is not installed" in peer["skipped"] if "skipped" in peer else peer["loads"]
+
+
+def test_a_summary_needs_a_place():
+    assert "--summary needs --output-dir" in error_line(
+        mie("bench", "capacity", "--summary", "page.md")
+    )
