@@ -12,6 +12,7 @@ POLICY = "mie/sched/policy.py"
 ADMISSION = "mie/sched/admission.py"
 SCHEDULER = "mie/sched/scheduler.py"
 SEQUENCE = "mie/sched/sequence.py"
+AHEAD = "mie/sched/ahead.py"
 
 
 @dataclass(frozen=True)
@@ -318,10 +319,10 @@ PINS = (
         MANAGER,
         "            self._pin(room.partial)\n"
         "        index = len(table.block_ids)\n"
-        '        self._put("alloc", table, index, self._take_blocks(room.num_new))\n',
+        '        self._put("alloc", table, index, self._take_blocks(room.num_new, table))\n',
         "            pass\n"
         "        index = len(table.block_ids)\n"
-        '        self._put("alloc", table, index, self._take_blocks(room.num_new))\n'
+        '        self._put("alloc", table, index, self._take_blocks(room.num_new, table))\n'
         "        if room.partial:\n"
         "            self._pin(room.partial)\n",
         "the blocks for the rest of a prompt push out the one whose beginning it copies",
@@ -821,9 +822,9 @@ ENDINGS = (
     ),
     Mutant(
         "answer-beyond-the-context",
-        SCHEDULER,
-        "seq.max_tokens = min(longest, request.num_prompt + max_tokens)",
-        "seq.max_tokens = request.num_prompt + max_tokens",
+        SEQUENCE,
+        "longest = min(longest, self.num_prompt + self.params.max_tokens)",
+        "longest = self.num_prompt + self.params.max_tokens",
         "a sequence outgrows the context or the pool, and waits for ever",
     ),
     Mutant(
@@ -953,6 +954,46 @@ NUMBERS = (
     ),
 )
 
+# What is launched ahead.
+
+AHEAD_OF_STEPS = (
+    Mutant(
+        "ahead-of-a-prompt",
+        SCHEDULER,
+        "if len(plan.decodes) < len(self.running) or has_seat:",
+        "if has_seat:",
+        "a step is launched although the one before it ends a prompt",
+    ),
+    Mutant(
+        "ahead-of-an-admission",
+        SCHEDULER,
+        "if len(plan.decodes) < len(self.running) or has_seat:",
+        "if len(plan.decodes) < len(self.running):",
+        "who waits is kept waiting by steps that were launched before it could be admitted",
+    ),
+    Mutant(
+        "admitted-to-a-launched-step",
+        SCHEDULER,
+        "if may_admit and self._may_admit(is_drained, preempted):",
+        "if self._may_admit(is_drained, preempted):",
+        "a prompt is planned into a step that is on its way without it",
+    ),
+    Mutant(
+        "ahead-without-a-slot",
+        AHEAD,
+        "if any(table.num_tokens + 2 > table.num_writable for table in tables):",
+        "if False:",
+        "a token is written where the table ends",
+    ),
+    Mutant(
+        "ahead-beyond-the-end",
+        AHEAD,
+        "return seq.num_tokens + 1 < seq.max_tokens",
+        "return True",
+        "a sequence that ends by its length is computed once more, in vain",
+    ),
+)
+
 MUTANTS = (
     *COUNTS,
     *FORKS,
@@ -965,4 +1006,5 @@ MUTANTS = (
     *SWAPPING,
     *ENDINGS,
     *NUMBERS,
+    *AHEAD_OF_STEPS,
 )

@@ -63,6 +63,7 @@ RUNGS = (
             "tests/unit/test_scheduler_rules.py",
             "tests/unit/test_memory.py",
             "tests/unit/test_scheduler.py",
+            "tests/unit/test_overlap.py",
         ),
     ),
     Rung(

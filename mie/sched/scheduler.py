@@ -103,7 +103,7 @@ class Scheduler:
         """The rows that decode in the step after ``plan``, which is not taken in yet; none, if more
         than decodes may follow."""
         has_seat = self.waiting and self._has_seats(self.waiting.first)
-        if plan.chunks or len(plan.decodes) < len(self.running) or has_seat:
+        if len(plan.decodes) < len(self.running) or has_seat:
             return ()
         return rows_ahead(self.running)
 

@@ -62,7 +62,7 @@ class PoisoningLauncher:
 
     def _empty(self, shape: Any, dtype: Any) -> np.ndarray:
         array = np.empty(shape, dtype)
-        if array.size:
+        if array.size and array.dtype != np.uint8:  # bytes are what the host uploads
             self._launcher.mark_uninitialised(array)
         return array
 

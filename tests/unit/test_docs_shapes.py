@@ -69,16 +69,14 @@ def make_engine(recorder: Recorder) -> Engine:
 
 
 def hand_out_in_order(manager: KVCacheManager, order: list[int]) -> None:
-    """Let the free blocks be allocated in this order: the block freed last is taken first."""
-    by_block = {}
-    for _ in range(NUM_BLOCKS):
-        room = manager.find_room([0])
-        assert room is not None
-        table = manager.open_table(room, owner=(0, 0), row=0)
-        by_block[table.block_ids[0]] = table
-    for block_id in reversed(order):
-        manager.close_table(by_block[block_id])
-    manager.end_step()
+    """Let blocks be allocated in this order, those that are free."""
+    pool = manager._pool
+    take = pool.take
+
+    def take_next(after: int | None = None) -> int:
+        return take(next(i for i in order if pool.refcount(i) == 0) - 1)
+
+    pool.take = take_next  # type: ignore[method-assign]
 
 
 def test_the_example_is_a_step_of_the_engine():

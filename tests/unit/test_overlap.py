@@ -158,3 +158,14 @@ def test_a_new_request_waits_for_one_launched_step_at_most(tiny):
     engine.add_request([7, 8], params, "second")
     steps = [{new.request_id for new in engine.step().outputs} for _ in range(2)]
     assert steps == [{"first"}, {"first", "second"}]
+
+
+def test_without_a_block_for_it_a_step_is_planned_as_ever(tiny):
+    directory, sizes = tiny["llama"].directory, {**SIZES, "num_blocks": 6}
+    params = SamplingParams(max_tokens=14, ignore_eos=True, temperature=0)
+    overlap, plain = Overlap(directory, **sizes), load_engine(directory, EngineConfig(**sizes))
+    for engine in (overlap.engine, plain):
+        add_all(engine, [([5, 6], params), ([7, 8], params)])
+    assert run(overlap.engine) == run(plain)
+    assert overlap.engine.stats.num_preemptions > 0
+    assert overlap.num_ahead > 0
