@@ -171,8 +171,9 @@ class EngineConfig:
         if self.async_scheduling is not None:
             check_switch("async_scheduling", self.async_scheduling)
         check_choice("scheduling_policy", self.scheduling_policy, POLICIES)
-        if self.batch_invariant != "auto":
-            check_switch("batch_invariant", self.batch_invariant)
+        if self.batch_invariant != "auto" and not isinstance(self.batch_invariant, bool):
+            got = repr(self.batch_invariant)
+            raise ConfigError(f"batch_invariant must be True, False or 'auto'; got {got}")
         check_choice("linear_plan", self.linear_plan, ("auto", "plain", "tiled"))
         check_choice("weight_dtype", self.weight_dtype, ("auto", "bfloat16", "float16"))
         check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "int8", "fp8"))

@@ -27,7 +27,7 @@ def host_checks(machine: Machine) -> Iterator[Check]:
     yield _python(machine)
     yield _numpy(machine)
     yield _blas_settings(machine)
-    yield _products(machine)
+    yield from _products(machine)
     yield _cpus(machine)
     yield _memory(machine)
     yield _compiler(machine)
@@ -84,29 +84,37 @@ def _blas_settings(machine: Machine) -> Check:
     )
 
 
-def _products(machine: Machine) -> Check:
-    """How the CPU engine multiplies by a matrix here."""
+def _products(machine: Machine) -> Iterator[Check]:
+    """How the CPU engine multiplies by a matrix here, and what that means for results."""
     try:
         facts = machine.ask("products")
     except NoAnswer as why:
-        return Check(
+        yield Check(
             name="matrix plans",
             status="problem",
             value=f"the process that tried them {why}",
             remedy="pip install --force-reinstall 'numpy>=1.26,<3'",
         )
-    rows = "batch-invariant" if facts.get("plan") == "tiled" else "not batch-invariant"
+        return
     threads = _count(int(facts.get("num_threads", 1)), "thread")
-    value = f"plan {facts.get('plan')}, {rows}; {facts.get('kernels')} kernels; {threads}"
+    value = f"plan {facts.get('plan')}; {facts.get('kernels')} kernels; {threads}"
     if facts.get("is_controlled"):
-        return Check(name="matrix plans", status="ok", value=value)
-    return Check(
-        name="matrix plans",
-        status="note",
-        value=f"{value}; the threads of this BLAS are its own, beside those of mie",
-        remedy="export OMP_NUM_THREADS=1 (MKL_NUM_THREADS=1, BLIS_NUM_THREADS=1), or install a "
-        "NumPy with OpenBLAS",
-    )
+        yield Check(name="matrix plans", status="ok", value=value)
+    else:
+        yield Check(
+            name="matrix plans",
+            status="note",
+            value=f"{value}; the threads of this BLAS are its own, beside those of mie",
+            remedy="export OMP_NUM_THREADS=1 (MKL_NUM_THREADS=1, BLIS_NUM_THREADS=1), or install a "
+            "NumPy with OpenBLAS",
+        )
+    # As `CpuBackend.is_batch_invariant` has it for a model of such matrices.
+    is_on = facts.get("plan") == "tiled"
+    value = "plan tiled, which it needs, is fast enough here"
+    if not is_on:
+        value = "plan tiled, which it needs, is slower than plain here; --batch-invariant sets it"
+    value = f"auto is {'on' if is_on else 'off'}: {value}"
+    yield Check(name="invariance", status="ok", value=value)
 
 
 def _thread_setting(machine: Machine) -> tuple[str, int] | None:

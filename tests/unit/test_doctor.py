@@ -133,7 +133,8 @@ def test_a_machine_where_all_is_well(root: Path) -> None:
         "Python": "3.12.1, Linux x86_64",
         "NumPy": "2.4.6, BLAS scipy-openblas 0.3.31",
         "BLAS settings": "none that cost speed",
-        "matrix plans": "plan tiled, batch-invariant; SkylakeX kernels; 8 threads",
+        "matrix plans": "plan tiled; SkylakeX kernels; 8 threads",
+        "invariance": "auto is on: plan tiled, which it needs, is fast enough here",
         "CPUs": "8",
         "memory": "8.0 GiB available of 16.0 GiB",
         "C++ compiler": "g++ 12.2",
@@ -163,15 +164,22 @@ def test_a_numpy_that_crashes_is_a_problem(root: Path) -> None:
 
 def test_matrix_products_say_their_plan(root: Path) -> None:
     plain = {**PRODUCTS, "plan": "plain", "num_threads": 1}
-    check = host(FakeMachine(root=root, facts={"products": plain}))["matrix plans"]
-    assert check.status == "ok"
-    assert check.value == "plan plain, not batch-invariant; SkylakeX kernels; 1 thread"
+    checks = host(FakeMachine(root=root, facts={"products": plain}))
+    check, invariance = checks["matrix plans"], checks["invariance"]
+    assert check.status == invariance.status == "ok"
+    assert check.value == "plan plain; SkylakeX kernels; 1 thread"
+    assert invariance.value == (
+        "auto is off: plan tiled, which it needs, is slower than plain here; --batch-invariant "
+        "sets it"
+    )
     other = {**PRODUCTS, "kernels": "unknown", "is_controlled": False}
     check = host(FakeMachine(root=root, facts={"products": other}))["matrix plans"]
     assert check.status == "note"
     assert "MKL_NUM_THREADS=1" in str(check.remedy)
     failed = {"products": NoAnswer("was ended by signal SIGILL")}
-    check = host(FakeMachine(root=root, facts=failed))["matrix plans"]
+    checks = host(FakeMachine(root=root, facts=failed))
+    assert "invariance" not in checks
+    check = checks["matrix plans"]
     assert (check.status, check.value) == (
         "problem",
         "the process that tried them was ended by signal SIGILL",
