@@ -7,13 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mie.ops.arrays import Floats
-from mie.ops_cpu.attention_kernels import (
-    Scratch,
-    combine,
-    load_tiles,
-    over_tiles,
-    softmax_weights,
-)
+from mie.ops_cpu.attention_kernels import Reader, Scratch, combine, over_tiles, softmax_weights
 from mie.ops_cpu.attention_plan import DecodeJob, Geometry
 
 
@@ -33,56 +27,64 @@ class Parts:
         return result[:, :group].reshape(-1, result.shape[-1])
 
 
-def decode(
-    job: DecodeJob,
-    q: Floats,
-    planes: Floats,
-    geometry: Geometry,
-    scratch: Scratch,
-    out: Floats,
-    parts: Parts,
-) -> None:
-    """Put the job's results where they belong: in ``out`` [T, Hq, Dh], or in ``parts``.
+class Decode:
+    """A job with the memory that it reads and that a thread works in: made once for all layers,
+    for with short contexts making the views takes as long as what is done with them."""
 
-    q [T, Hq, Dh]; planes [2, Hkv, N, B, Dh] hold the keys and the values.
-    """
-    g, keys_plane, values_plane = geometry, planes[0, job.heads], planes[1, job.heads]
-    num_heads, num_units, num_tiles = len(keys_plane), len(job.rows), job.num_tiles
-    by_tile = (num_heads, num_units * num_tiles, g.num_rows)
-    by_unit = (num_heads, num_tiles, num_units, g.num_rows)
-    room = scratch.take("room", num_heads * g.tiles_gathered * g.tile * g.head_dim)
+    def __init__(
+        self, job: DecodeJob, memory: Floats, geometry: Geometry, scratch: Scratch
+    ) -> None:
+        """memory [L, 2, Hkv, N, B, Dh] holds the keys and the values."""
+        g = geometry
+        self._job, self._geometry, self._scratch = job, geometry, scratch
+        first, last = int(job.rows[0]), int(job.rows[-1])
+        is_run = (np.diff(job.rows) == 1).all()
+        self._rows = slice(first, last + 1) if is_run else job.rows
+        memory = memory[:, :, job.heads]
+        num_heads, num_units, num_tiles = memory.shape[2], len(job.rows), job.num_tiles
+        by_tile = (num_heads, num_units * num_tiles, g.num_rows)
+        by_unit = (num_heads, num_tiles, num_units, g.num_rows)
+        room = scratch.take("room", num_heads * g.tiles_gathered * g.tile * g.head_dim)
+        queries = scratch.take("queries", *by_tile, g.head_dim)
+        scores = scratch.take("scores", *by_tile, g.tile)
+        weighted = scratch.take("weighted", *by_tile, g.head_dim)
+        by_query = queries.reshape(*by_unit, g.head_dim)
+        self._queries, self._no_queries = by_query[..., : g.group, :], by_query[..., g.group :, :]
+        self._scores = scores.reshape(*by_unit, g.tile)
+        self._weighted = weighted.reshape(*by_unit, g.head_dim)
+        self._products = [
+            (
+                Reader(memory, each, g, room),
+                queries[:, each.at],
+                scores[:, each.at, :, : each.width],
+                weighted[:, each.at],
+            )
+            for each in job.stretches
+        ]
+        self._hidden = [scores[:, tile, :, positions] for tile, positions in job.hidden]
 
-    queries = scratch.take("queries", *by_tile, g.head_dim)
-    _fill(queries.reshape(*by_unit, g.head_dim), q, job, g)
-    scores = scratch.take("scores", *by_tile, g.tile)
-    for each in job.stretches:
-        keys = load_tiles(keys_plane, each, g, room)
-        here = scores[:, each.at]
-        np.matmul(queries[:, each.at], keys.swapaxes(-1, -2), out=here[..., : each.width])
-        here[..., each.width :] = -np.inf
-    for tile, positions in job.hidden:
-        scores[:, tile, :, positions] = -np.inf
-    largest, total = softmax_weights(scores.reshape(*by_unit, g.tile), scratch)
-    weighted = scratch.take("weighted", *by_tile, g.head_dim)
-    for each in job.stretches:
-        values = load_tiles(values_plane, each, g, room)
-        np.matmul(scores[:, each.at, :, : each.width], values, out=weighted[:, each.at])
-    attended = over_tiles(np.add, weighted.reshape(*by_unit, g.head_dim), "attended", scratch)
+    def run(self, q: Floats, layer: int, out: Floats, parts: Parts | None) -> None:
+        """Put the layer's results where they belong: in ``out``, or in ``parts``.
 
-    if job.parts is not None:
-        parts.largest[job.parts, job.heads] = largest.swapaxes(0, 1)
-        parts.total[job.parts, job.heads] = total.swapaxes(0, 1)
-        parts.attended[job.parts, job.heads] = attended.swapaxes(0, 1)
-        return
-    attended = attended[:, :, : g.group] / total[:, :, : g.group, None]
-    by_head = out.reshape(len(out), g.num_kv_heads, g.group, g.head_dim)
-    by_head[job.rows, job.heads] = attended.swapaxes(0, 1)
+        q and out [T, Hkv, G, Dh].
+        """
+        job, g = self._job, self._geometry
+        chosen = q[self._rows, job.heads].swapaxes(0, 1)
+        np.multiply(chosen[:, None], g.head_dim**-0.5, out=self._queries)
+        self._no_queries.fill(0)
+        for reader, queries, scores, _ in self._products:
+            np.matmul(queries, reader.read(layer, 0).swapaxes(-1, -2), out=scores)
+        for hidden in self._hidden:
+            hidden.fill(-np.inf)
+        largest, total = softmax_weights(self._scores, self._scratch)
+        for reader, _, weights, weighted in self._products:
+            np.matmul(weights, reader.read(layer, 1), out=weighted)
+        attended = over_tiles(np.add, self._weighted, "attended", self._scratch)
 
-
-def _fill(queries: Floats, q: Floats, job: DecodeJob, geometry: Geometry) -> None:
-    """queries [Hkv, tiles, units, R, Dh]: each unit's query for each of its tiles, scaled."""
-    group = geometry.group
-    by_head = q.reshape(len(q), geometry.num_kv_heads, group, geometry.head_dim)
-    chosen = by_head[job.rows, job.heads].swapaxes(0, 1)[:, None]
-    np.multiply(chosen, geometry.head_dim**-0.5, out=queries[..., :group, :])
-    queries[..., group:, :] = 0
+        if parts is not None and job.parts is not None:
+            parts.largest[job.parts, job.heads] = largest.swapaxes(0, 1)
+            parts.total[job.parts, job.heads] = total.swapaxes(0, 1)
+            parts.attended[job.parts, job.heads] = attended.swapaxes(0, 1)
+            return
+        attended = attended[:, :, : g.group] / total[:, :, : g.group, None]
+        out[self._rows, job.heads] = attended.swapaxes(0, 1)

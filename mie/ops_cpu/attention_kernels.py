@@ -33,28 +33,41 @@ class Scratch:
         return array[:size].reshape(shape)
 
 
-def load_tiles(plane: Floats, stretch: Stretch, geometry: Geometry, room: Floats) -> Floats:
-    """The tiles of a stretch, [Hkv, tiles, width, Dh]: a view of the plane [Hkv, N, B, Dh], or
-    gathered at the beginning of ``room``, with zeros where there is no token."""
-    num_heads, _, block_size, head_dim = plane.shape
-    if stretch.step is not None:
-        num_tiles = len(range(stretch.at.start, stretch.at.stop, stretch.at.step or 1))
-        by_head, by_block, _, by_element = plane.strides
-        return as_strided(
-            plane[:, stretch.block_ids[0] :],
-            (num_heads, num_tiles, geometry.tile, head_dim),
-            (by_head, stretch.step * by_block, head_dim * by_element, by_element),
-            writeable=False,
-        )
-    blocks = plane.reshape(num_heads, -1, block_size * head_dim)
-    shape = (num_heads, len(stretch.block_ids), block_size * head_dim)
-    gathered = room[: math.prod(shape)].reshape(shape)
-    # With "clip" NumPy writes to the array itself, not to a copy of it first.
-    np.take(blocks, stretch.block_ids, 1, gathered, "clip")
-    tiles = gathered.reshape(num_heads, -1, stretch.width, head_dim)
-    for tile, filled in stretch.ends:
-        tiles[:, tile, filled:] = 0  # what lies there may be no number, and 0 * NaN is NaN
-    return tiles
+class Reader:
+    """The keys and values of a stretch, layer by layer."""
+
+    def __init__(self, memory: Floats, stretch: Stretch, geometry: Geometry, room: Floats) -> None:
+        """From memory [L, 2, Hkv, N, B, Dh], in place or gathered at the beginning of ``room``."""
+        num_layers, _, num_heads, _, block_size, head_dim = memory.shape
+        self._is_in_place = stretch.step is not None
+        if stretch.step is not None:
+            num_tiles = len(range(stretch.at.start, stretch.at.stop, stretch.at.step or 1))
+            *outer, by_block, by_position, by_element = memory.strides
+            self._source = as_strided(
+                memory[:, :, :, stretch.block_ids[0] :],
+                (num_layers, 2, num_heads, num_tiles, geometry.tile, head_dim),
+                (*outer, stretch.step * by_block, by_position, by_element),
+                writeable=False,
+            )
+            return
+        self._source = memory
+        self._block_ids = np.array(stretch.block_ids)
+        shape = (num_heads, len(stretch.block_ids), block_size, head_dim)
+        self._gathered = room[: math.prod(shape)].reshape(shape)
+        self._tiles = self._gathered.reshape(num_heads, -1, stretch.width, head_dim)
+        self._beyond = [self._tiles[:, tile, filled:] for tile, filled in stretch.ends]
+
+    def read(self, layer: int, which: int) -> Floats:
+        """The layer's keys (0) or values (1): [Hkv, tiles, width, Dh], with zeros where there is
+        no token."""
+        source: Floats = self._source[layer, which]
+        if self._is_in_place:
+            return source
+        # With "clip" NumPy writes to the array itself, not to a copy of it first.
+        source.take(self._block_ids, 1, self._gathered, "clip")
+        for beyond in self._beyond:
+            beyond.fill(0)  # what lies there may be no number, and 0 * NaN is NaN
+        return self._tiles
 
 
 def softmax_weights(scores: Floats, scratch: Scratch) -> tuple[Floats, Floats]:
@@ -104,5 +117,21 @@ def equals_in_part(geometry: Geometry, dtype: DTypeLike) -> bool:
         if (queries @ keys[:width].T != scores[:, :width]).any():
             return False
         if (weights[:, :width] @ keys[:width] != weights @ keys).any():
+            return False
+    return True
+
+
+def rows_are_alike(geometry: Geometry, dtype: DTypeLike) -> bool:
+    """Whether a row of a decode's products comes out the same in each of the product's rows."""
+    g, generator = geometry, np.random.default_rng(0)
+    queries = generator.normal(size=(g.num_rows, g.head_dim)).astype(dtype)
+    keys = generator.normal(size=(g.tile, g.head_dim)).astype(dtype)
+    scores = queries @ keys.T
+    weights = np.exp(scores)
+    weighted = weights @ keys
+    for by in range(1, g.num_rows):
+        if (np.roll(queries, by, 0) @ keys.T != np.roll(scores, by, 0)).any():
+            return False
+        if (np.roll(weights, by, 0) @ keys != np.roll(weighted, by, 0)).any():
             return False
     return True

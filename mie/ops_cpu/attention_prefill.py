@@ -9,14 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from mie.ops.arrays import Floats
-from mie.ops_cpu.attention_kernels import (
-    Scratch,
-    combine,
-    load_tiles,
-    over_tiles,
-    softmax_weights,
+from mie.ops_cpu.attention_kernels import Reader, Scratch, combine, softmax_weights
+from mie.ops_cpu.attention_plan import (
+    GATHERED,
+    PREFILL_ROWS,
+    Geometry,
+    Stretch,
+    Tiles,
+    groups_of,
 )
-from mie.ops_cpu.attention_plan import SCORES, Geometry, Stretch, Tiles, groups_of
+
+SCORES = 1 << 19
+"""Scores that a thread forms at once: the cache holds fewer, but with shorter calls the threads
+wait for each other's hand-overs of the GIL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +44,49 @@ class Prompt:
     """Of its first query."""
     groups: list[Group]
 
+    @property
+    def num_tiles(self) -> int:
+        """Of its largest group."""
+        return max(group.stop - group.first for group in self.groups)
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillJob:
-    """Queries first … stop - 1 of a prompt, for one KV head."""
+    """Queries first … stop - 1 of a prompt, for some KV heads."""
 
     prompt: Prompt
-    head: int
+    heads: slice
     first: int
     stop: int
 
     @property
     def cost(self) -> int:
-        """Scores, about."""
-        return (self.stop - self.first) * (self.prompt.position + self.stop)
+        """Scores of a query head, about."""
+        num_heads: int = self.heads.stop - self.heads.start
+        return num_heads * (self.stop - self.first) * (self.prompt.position + self.stop)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Products:
-    """How queries become rows of products: ``queries`` in each, of ``rows`` rows."""
+    """What the products of a prefill are like."""
 
-    queries: int
     rows: int
+    per_query: int
+    """Rows that a query takes."""
+    transposes: bool
+    """Whether keys are transposed first, for which the products are faster."""
 
     @classmethod
-    def of(cls, geometry: Geometry, most_rows: int) -> Products:
-        """As many queries as ``most_rows`` hold; at least a decode's rows."""
-        queries = max(1, most_rows // geometry.group)
-        return cls(queries=queries, rows=max(geometry.num_rows, queries * geometry.group))
+    def like_decode(cls, geometry: Geometry, *, packs: bool) -> Products:
+        """Equal to those of a decode bit for bit; if it ``packs``, with other rows in places that
+        are empty there."""
+        per_query = geometry.group if packs else geometry.num_rows
+        return cls(rows=geometry.num_rows, per_query=per_query, transposes=False)
+
+    @classmethod
+    def fast(cls, geometry: Geometry) -> Products:
+        """For many queries."""
+        return cls(rows=PREFILL_ROWS, per_query=geometry.group, transposes=True)
 
 
 def plan_prompts(
@@ -95,8 +115,12 @@ def plan_prompts(
 def share_out(
     prompts: Sequence[Prompt], geometry: Geometry, products: Products, num_threads: int
 ) -> list[list[PrefillJob]]:
-    """The work of each thread: alike in cost, and of one prompt and head as far as can be."""
-    jobs = [job for prompt in prompts for job in _jobs(prompt, geometry, products)]
+    """The work of each thread: alike in cost, and of one prompt and the same heads as far as can
+    be."""
+    per_tile = geometry.tile * products.per_query
+    scores = sum(p.num_queries * p.num_tiles for p in prompts) * per_tile * geometry.num_kv_heads
+    most = min(SCORES, scores // num_threads)
+    jobs = [job for prompt in prompts for job in _jobs(prompt, geometry, products, most)]
     total = sum(job.cost for job in jobs)
     shares: list[list[PrefillJob]] = [[] for _ in range(num_threads)]
     done = 0
@@ -108,76 +132,108 @@ def share_out(
     return shares
 
 
-def _jobs(prompt: Prompt, geometry: Geometry, products: Products) -> Iterator[PrefillJob]:
-    num_tiles = max(group.stop - group.first for group in prompt.groups)
-    num_products = max(1, SCORES // (products.rows * num_tiles * geometry.tile))
-    size = num_products * products.queries
-    for head in range(geometry.num_kv_heads):
+def _jobs(
+    prompt: Prompt, geometry: Geometry, products: Products, scores: int
+) -> Iterator[PrefillJob]:
+    """Jobs of ``scores`` at most: of all heads if their keys stay in the cache. A job's queries
+    compute every tile that any of them sees, hence no more than a tile of them."""
+    num_heads, positions = geometry.num_kv_heads, prompt.num_tiles * geometry.tile
+    at_once = num_heads if num_heads * positions * geometry.head_dim <= GATHERED else 1
+    size = min(geometry.tile, max(1, scores // (at_once * positions * products.per_query)))
+    for head in range(0, num_heads, at_once):
+        heads = slice(head, head + at_once)
         for first in range(0, prompt.num_queries, size):
-            yield PrefillJob(prompt, head, first, min(first + size, prompt.num_queries))
+            yield PrefillJob(prompt, heads, first, min(first + size, prompt.num_queries))
 
 
 class Prefill:
-    """Does one thread's jobs, keeping the gathered keys and values of a prompt's head for all its
-    query tiles."""
+    """Does one thread's jobs in a layer, keeping the keys and values of a prompt's heads for all
+    its query tiles."""
 
     def __init__(
-        self, q: Floats, planes: Floats, geometry: Geometry, products: Products, scratch: Scratch
+        self,
+        q: Floats,
+        memory: Floats,
+        layer: int,
+        geometry: Geometry,
+        products: Products,
+        scratch: Scratch,
     ) -> None:
-        """q [T, Hq, Dh]; planes [2, Hkv, N, B, Dh] hold the keys and the values."""
-        self._q, self._planes, self._scratch = q, planes, scratch
+        """q [T, Hkv, G, Dh]; memory [L, 2, Hkv, N, B, Dh] holds the keys and the values."""
+        self._q, self._memory, self._layer, self._scratch = q, memory, layer, scratch
         self._geometry, self._products = geometry, products
-        self._loaded: tuple[Group, int] | None = None
+        self._loaded: tuple[Group, slice] | None = None
         self._pieces: list[tuple[slice, Floats, Floats]] = []
 
     def run(self, job: PrefillJob, window: int | None, out: Floats) -> None:
-        """Put the job's results where they belong in ``out`` [T, Hq, Dh]."""
+        """Put the job's results where they belong in ``out`` [T, Hkv, G, Dh]."""
         g, prompt = self._geometry, job.prompt
         queries = self._queries(job)
         first, last = prompt.position + job.first, prompt.position + job.stop - 1
         begin = 0 if window is None else max(0, first + 1 - window)
-        yielded = []
+        num_heads, _, num_products, num_rows, _ = queries.shape
+        by_row = len(prompt.groups), num_heads, num_products * num_rows
+        largest, total = (self._scratch.take(name, *by_row) for name in ("largest", "total"))
+        attended = self._scratch.take("attended", *by_row, g.head_dim)
+        seen = 0
         for group in prompt.groups:
             start, stop = max(group.first, begin // g.tile), min(group.stop, last // g.tile + 1)
             if start < stop:
-                self._load(group, job.head)
-                yielded.append(self._attend(queries, job, group, start, stop, window))
-        result = combine(*(np.stack(each) for each in zip(*yielded, strict=True)))
-        by_query = result.reshape(-1, self._products.rows // self._products.queries, g.head_dim)
+                self._load(group, job.heads)
+                largest[seen], total[seen] = self._attend(
+                    queries, job, group, start, stop, window, attended[seen]
+                )
+                seen += 1
+        result = combine(largest[:seen], total[:seen], attended[:seen])
         rows = slice(prompt.row + job.first, prompt.row + job.stop)
-        heads = slice(job.head * g.group, (job.head + 1) * g.group)
-        out[rows, heads] = by_query[: job.stop - job.first, : g.group]
+        by_query = self._by_query(result, job)[:, :, : g.group]
+        out[rows, job.heads] = by_query.swapaxes(0, 1)
+
+    def _by_query(self, x: Floats, job: PrefillJob) -> Floats:
+        """[..., rows of all products, E] as [..., queries, rows of a query, E]."""
+        per_query, num_queries = self._products.per_query, job.stop - job.first
+        own = x[..., : num_queries * per_query, :]
+        return own.reshape(*x.shape[:-2], num_queries, per_query, x.shape[-1])
 
     def _queries(self, job: PrefillJob) -> Floats:
-        """[products, 1, rows, Dh], scaled, with zeros where there is no query or head."""
+        """[Hkv, 1, products, rows, Dh], scaled, with zeros where there is no query or head."""
         g, p = self._geometry, self._products
-        num_queries = job.stop - job.first
-        num_products = -(-num_queries // p.queries)
-        queries = self._scratch.take("queries", num_products, 1, p.rows, g.head_dim)
-        queries[...] = 0
-        by_query = queries.reshape(num_products * p.queries, -1, g.head_dim)
-        rows = slice(job.prompt.row + job.first, job.prompt.row + job.stop)
-        own = self._q[rows, job.head * g.group : (job.head + 1) * g.group]
-        np.multiply(own, g.head_dim**-0.5, out=by_query[:num_queries, : g.group])
+        own = self._q[job.prompt.row + job.first : job.prompt.row + job.stop, job.heads]
+        num_products = -(-len(own) * p.per_query // p.rows)
+        shape = own.shape[1], 1, num_products, p.rows, g.head_dim
+        queries = self._scratch.take("queries", *shape)
+        by_row = queries.reshape(len(queries), -1, g.head_dim)
+        by_query = self._by_query(by_row, job)
+        np.multiply(own.swapaxes(0, 1), g.head_dim**-0.5, out=by_query[:, :, : g.group])
+        by_query[:, :, g.group :] = 0
+        by_row[:, len(own) * p.per_query :] = 0
         return queries
 
-    def _load(self, group: Group, head: int) -> None:
-        """The keys and values of a group for one head, in pieces."""
-        if self._loaded is not None and self._loaded[0] is group and self._loaded[1] == head:
+    def _load(self, group: Group, heads: slice) -> None:
+        """The keys, transposed, and the values of a group for some heads, in pieces."""
+        if self._loaded is not None and self._loaded[0] is group and self._loaded[1] == heads:
             return
-        g = self._geometry
-        size = (group.stop - group.first) * g.tile * g.head_dim
-        rooms = self._scratch.take("keys", size), self._scratch.take("values", size)
-        planes = self._planes[:, head : head + 1]
+        g, scratch = self._geometry, self._scratch
+        memory = self._memory[:, :, heads]
+        per_tile = memory.shape[2] * g.tile * g.head_dim
+        rooms = [
+            scratch.take(name, (group.stop - group.first) * per_tile)
+            for name in ("keys", "values", "turned")
+        ]
         self._pieces = []
         for each in group.stretches:
-            begin = each.at.start * g.tile * g.head_dim
+            begin = each.at.start * per_tile
             keys, values = (
-                load_tiles(plane, each, g, room[begin:])
-                for plane, room in zip(planes, rooms, strict=True)
+                Reader(memory, each, g, room[begin:]).read(self._layer, which)
+                for which, room in enumerate(rooms[:2])
             )
-            self._pieces.append((each.at, keys, values))
-        self._loaded = group, head
+            keys = keys.swapaxes(-1, -2)
+            if self._products.transposes:
+                turned = rooms[2][begin : begin + keys.size].reshape(keys.shape)
+                turned[...] = keys
+                keys = turned
+            self._pieces.append((each.at, keys[:, :, None], values[:, :, None]))
+        self._loaded = group, heads
 
     def _attend(
         self,
@@ -187,42 +243,48 @@ class Prefill:
         start: int,
         stop: int,
         window: int | None,
-    ) -> tuple[Floats, Floats, Floats]:
-        """Over the tiles start … stop - 1: (largest score, sum of weights, sum of weighted values)
-        for each row of each product."""
+        attended: Floats,
+    ) -> tuple[Floats, Floats]:
+        """Over the tiles start … stop - 1: the largest score and the sum of weights of each row,
+        [Hkv, rows]; the sums of weighted values go to ``attended`` [Hkv, rows, Dh]."""
         g, scratch = self._geometry, self._scratch
-        shape = (len(queries), stop - start, self._products.rows)
+        num_heads, _, num_products, num_rows, _ = queries.shape
+        shape = num_heads, stop - start, num_products, num_rows
         scores = scratch.take("scores", *shape, g.tile)
+        weighted = scratch.take("weighted", *shape, g.head_dim)
         pieces = []
         for at, keys, values in self._pieces:
             first, end = group.first + at.start, min(group.first + at.stop, stop)
             begin = max(first, start)
             if begin < end:
                 own, here = slice(begin - first, end - first), slice(begin - start, end - start)
-                pieces.append((here, keys[:, own], values[:, own]))
-        for here, keys, _ in pieces:
-            np.matmul(queries, keys.swapaxes(-1, -2), out=scores[:, here])
-        self._hide(scores, job, start, window)
-        largest, total = softmax_weights(scores, scratch)
-        weighted = scratch.take("weighted", *shape, g.head_dim)
-        for here, _, values in pieces:
+                np.matmul(queries, keys[:, own], out=scores[:, here])
+                pieces.append((here, values[:, own]))
+        by_row = scores.reshape(*shape[:2], -1, g.tile)
+        self._hide(self._by_query(by_row, job), job, start, window)
+        largest, total = softmax_weights(by_row, scratch)
+        for here, values in pieces:
             np.matmul(scores[:, here], values, out=weighted[:, here])
-        attended = over_tiles(np.add, weighted, "attended", scratch)
-        return largest, total, attended.copy()  # the next group takes the same memory
+        np.add.reduce(weighted.reshape(*shape[:2], -1, g.head_dim), axis=1, out=attended)
+        return largest, total
 
     def _hide(self, scores: Floats, job: PrefillJob, start: int, window: int | None) -> None:
-        """-inf for what a query may not see, in the tiles where that is not all or nothing."""
-        g, p = self._geometry, self._products
-        num_products, num_tiles = scores.shape[:2]
-        position = job.prompt.position
-        own = position + np.minimum(
-            np.arange(job.first, job.first + num_products * p.queries), job.stop - 1
-        ).reshape(-1, 1, p.queries, 1, 1)
-        by_query = scores.reshape(num_products, num_tiles, p.queries, -1, g.tile)
-        keys = np.arange(start * g.tile, (start + num_tiles) * g.tile).reshape(-1, 1, 1, g.tile)
+        """-inf for what a query may not see, in the tiles where that is not all or nothing.
+
+        scores [Hkv, tiles, queries, rows of a query, tile]
+        """
+        g, position = self._geometry, job.prompt.position
+        own = np.arange(position + job.first, position + job.stop)[:, None, None]
         after = max(0, (position + job.first + 1) // g.tile - start)  # the first with a later key
-        np.copyto(by_query[:, after:], -np.inf, where=keys[after:] > own)
+        before = 0
         if window is not None:
             before = max(0, -(-(position + job.stop - window) // g.tile) - start)
-            hidden = keys[:before] <= own - window
-            np.copyto(by_query[:, :before], -np.inf, where=hidden)
+        for i in range(scores.shape[1]):
+            if before <= i < after:
+                continue
+            keys = np.arange((start + i) * g.tile, (start + i + 1) * g.tile)
+            hidden = keys > own
+            if window is not None:
+                hidden |= keys <= own - window
+            # To add is five times as fast as to copy where it is hidden.
+            scores[:, i] += np.where(hidden, -np.inf, 0).astype(scores.dtype)

@@ -13,6 +13,7 @@ import pytest
 
 from mie.ops.attention import paged_attention
 from mie.ops.backend import KVCacheShape, StepBatch
+from mie.ops_cpu import attention as attention_module
 from mie.ops_cpu import attention_plan, attention_prefill
 from mie.ops_cpu.attention import Attention
 from mie.ops_cpu.attention_cache import head_major, new_cache
@@ -158,6 +159,18 @@ def test_a_plan_is_not_kept_for_another_step():
         for window in (None, 50, None):
             got = attention(q, keys.cache, 1, batch, window, is_batch_invariant=True)
             np.testing.assert_allclose(got, keys.expected(q, batch, window), rtol=0, atol=1e-13)
+    other = keys.cache.copy(order="K")
+    other[1, 1] *= 2.0
+    got = attention(q, other, 1, batch, None, is_batch_invariant=True)
+    np.testing.assert_allclose(got, 2 * keys.expected(q, batch, None), rtol=0, atol=1e-13)
+
+
+def test_rows_in_empty_places_change_no_bit(monkeypatch):
+    """3 query heads a KV head: of a product's 4 rows a decode uses 3, and a prompt all of them."""
+    keys = Keys(LENGTHS, heads=(9, 3), strewn=False, dtype="float32")
+    packed = attend(keys, LENGTHS)
+    monkeypatch.setattr(attention_module, "rows_are_alike", lambda *_: False)
+    np.testing.assert_array_equal(attend(keys, LENGTHS), packed)
 
 
 def test_a_cache_is_zeros_and_head_major():
