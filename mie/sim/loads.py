@@ -33,7 +33,8 @@ def arrivals(
 
 
 def _described(arguments: Mapping[str, object]) -> dict[str, object]:
-    """The arguments of a recipe, for whoever reads the file."""
+    """The arguments of a recipe, for whoever reads the file. They must not be captured by a
+    comprehension: Python 3.10 lists such names last."""
     return {
         name: repr(value) if isinstance(value, Lengths) else value
         for name, value in arguments.items()
@@ -148,24 +149,22 @@ def interference(
     """Answers that are being written while long prompts arrive, one every ``every_ms``: how long
     does a reader wait for the next word? Long ones have ids that begin with "long"."""
     settings = _described(locals())
-    draws = Draws(seed)
-    requests = [
-        WorkloadRequest(
+    draws, requests = Draws(seed), []
+    for number in range(num_running):
+        request = WorkloadRequest(
             request_id=str(number),
             prompt=(Text(1 + number, input_len.draw(draws)),),
             max_tokens=output_len.draw(draws),
         )
-        for number in range(num_running)
-    ]
-    requests += [
-        WorkloadRequest(
+        requests.append(request)
+    for number in range(num_long):
+        request = WorkloadRequest(
             request_id=f"long{number}",
             prompt=(Text(1 + num_running + number, long_len),),
             max_tokens=long_output_len,
             arrival_ns=(first_ms + number * every_ms) * MILLISECOND,
         )
-        for number in range(num_long)
-    ]
+        requests.append(request)
     return Workload(name="interference", requests=tuple(requests), settings=settings)
 
 
