@@ -2,6 +2,7 @@
 
     MieError
     ├── ConfigError                 a setting is out of range, unknown, or contradicts another
+    │   └── TooLittleMemoryError    what was asked for does not fit; with a table of it
     ├── ModelError                  a model directory cannot be used
     │   ├── UnsupportedModelError   it asks for something that is not implemented
     │   ├── WeightsError            a weights file is broken or does not fit the configuration
@@ -21,6 +22,10 @@ class MieError(Exception):
 
 class ConfigError(MieError, ValueError):
     """A setting is out of range, unknown, or contradicts another."""
+
+
+class TooLittleMemoryError(ConfigError):
+    """What was asked for does not fit the memory. The message has lines: a table, and a remedy."""
 
 
 class ModelError(MieError):

@@ -1,7 +1,7 @@
 """What an engine takes of the memory there is: the weights, a step, and a cache in what is left.
 
 Everything is known before anything is loaded, so that what does not fit costs no time: a
-`ConfigError` with a table of what needs how much, and with settings that were tried and fit.
+`TooLittleMemoryError` with a table of what needs how much, and with settings that were tried and fit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from mie.config import EngineConfig
-from mie.errors import ConfigError
+from mie.errors import ConfigError, TooLittleMemoryError
 from mie.host import available_bytes
 from mie.model.config import ModelConfig
 from mie.model.tensors import expected_tensors
@@ -59,13 +59,13 @@ class MemoryPlan:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Loading: memory that is not there after all is a `ConfigError` too."""
+        """Loading: memory that is not there after all is the same error."""
         try:
             yield
         except MemoryError as error:
             message = f"the {self.backend} backend could not get the memory it needs:\n"
             remedy = "lower num_blocks, kv_cache_memory_bytes or max_model_len"
-            raise ConfigError(f"{message}{self.table()}\n({remedy})") from error
+            raise TooLittleMemoryError(f"{message}{self.table()}\n({remedy})") from error
 
     def table(self) -> str:
         """What needs how much."""
@@ -95,8 +95,8 @@ def plan_memory(
     """As many blocks as asked for; by default what every sequence could use, within what is left.
 
     Raises:
-        ConfigError: it does not fit; then it says which of the ``variants`` do. Or a setting is
-            beyond the model, or less than one block.
+        TooLittleMemoryError: it does not fit; it says which of the ``variants`` do.
+        ConfigError: a setting is beyond the model, or less than one block.
     """
     plan = _plan(config, model, backend)
     if plan.fits:
@@ -104,7 +104,7 @@ def plan_memory(
     fitting = list(_smaller(config, model, backend, plan))
     fitting += [text for text, other, machine in variants if _fits(other, model, machine)]
     remedy = "; or ".join(fitting) + " fits" if fitting else ""
-    raise ConfigError(
+    raise TooLittleMemoryError(
         f"there is too little memory for the {plan.backend} backend:\n{plan.table()}\n"
         f"({remedy or 'end other programs, or take a smaller model'})"
     )

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from mie.cli import bench, chat, diff, doctor, generate, inspect, sim, trace
-from mie.errors import MieError
+from mie.errors import MieError, TooLittleMemoryError
 from mie.version import __version__
 
 EXIT_ERROR = 2
@@ -89,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _failed(error: Exception) -> int:
-    message = " ".join(str(error).split("\n"))
+    message = str(error)
+    if not isinstance(error, TooLittleMemoryError):  # its lines are a table
+        message = " ".join(message.split("\n"))
     print(f"mie: error: {message}", file=sys.stderr)
     return EXIT_ERROR
 

@@ -60,6 +60,10 @@ def _run(chapters: Sequence[str], args: argparse.Namespace) -> int:
     if args.summary is not None and args.output_dir is None:
         raise ConfigError("--summary needs --output-dir")
     directory = None if args.output_dir is None else Path(args.output_dir)
+    if directory is not None:  # what cannot be written is better known before it was measured
+        directory.mkdir(parents=True, exist_ok=True)
+        if args.summary is not None:
+            report.check_summary(Path(args.summary), directory)
     can_plot = directory is not None and _can_plot()
     results = {}
     for name in chapters:

@@ -56,3 +56,15 @@ def test_a_summary_needs_a_place():
     assert "--summary needs --output-dir" in error_line(
         mie("bench", "capacity", "--summary", "page.md")
     )
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("no marks")
+    done = mie("bench", "capacity", "--output-dir", tmp_path / "book", "--summary", page)
+    assert "has no lines <!-- book: begin" in error_line(done)
+    assert not done.stdout
+    (tmp_path / "file").write_text("")
+    done = mie("bench", "capacity", "--output-dir", tmp_path / "file" / "book")
+    assert done.returncode == 2
+    assert not done.stdout

@@ -120,6 +120,20 @@ def test_an_error_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_the_table_of_too_little_memory_stays_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--num-blocks", "999999999", "Hi"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("mie: error: there is too little memory")
+    assert [line.split()[0] for line in lines[1:6]] == [
+        "weights",
+        "a",
+        "KV",
+        "together",
+        "available",
+    ]
+    assert "num_blocks=" in lines[-1]
+
+
 class FakeLLM:
     """Answers "a1", "a2" …; a message "loop" is interrupted after its first piece."""
 

@@ -103,7 +103,14 @@ def summary(results: Mapping[str, Result], page: str) -> str:
 
 
 def update_summary(file: Path, directory: Path) -> None:
-    """Put the summary of ``directory`` between the marks in ``file``.
+    """Put the summary of ``directory`` between the marks in ``file`` (`check_summary`)."""
+    before, page, after = check_summary(file, directory)
+    body = summary(read_results(directory), page)
+    file.write_text(f"{before}{BEGIN}\n{body}\n{END}{after}", encoding="utf-8")
+
+
+def check_summary(file: Path, directory: Path) -> tuple[str, str, str]:
+    """What stands before the marks in ``file``, the page as linked from it, and what stands after.
 
     Raises:
         ConfigError: it has no such marks, or does not lie above the directory.
@@ -117,5 +124,4 @@ def update_summary(file: Path, directory: Path) -> None:
         page = (directory / PAGE).resolve().relative_to(file.resolve().parent)
     except ValueError as error:
         raise ConfigError(f"{file} cannot link to {directory}; take a file above it") from error
-    body = summary(read_results(directory), page.as_posix())
-    file.write_text(f"{before}{begin}\n{body}\n{end}{after}", encoding="utf-8")
+    return before, page.as_posix(), after
