@@ -1,7 +1,8 @@
 """What an engine takes of the memory there is: the weights, a step, and a cache in what is left.
 
 Everything is known before anything is loaded, so that what does not fit costs no time: a
-`TooLittleMemoryError` with a table of what needs how much, and with settings that were tried and fit.
+`TooLittleMemoryError` with a table of what needs how much, and with settings that were tried and
+fit.
 """
 
 from __future__ import annotations
