@@ -139,7 +139,7 @@ class CpuBackend(NumpyBackend):
 
     def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
         """BLAS has one thread meanwhile: the workers are those that share out the work."""
-        with self.blas.threads(1):
+        with self.blas.threads(1), self.workers.awake():
             return super().run_step(forward, batch)
 
     def _plan_for(self, shape: tuple[int, int]) -> PlainPlan | TiledPlan:

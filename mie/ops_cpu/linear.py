@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats
 
-BYTES_PER_THREAD = 5 << 20
+BYTES_PER_THREAD = 1 << 20
 """Weights to read from which on another thread helps more than handing over costs it."""
 ROWS_PER_READ = 4
 """Rows whose arithmetic takes about as long as reading the weights."""

@@ -36,6 +36,8 @@ SCRATCH_BYTES = 512 << 10
 """Of each thread, for what its tiles yield."""
 MOST_TURNS = 4
 """Tasks of a thread: several, so that one that is held up leaves work to the others."""
+BYTES_PER_TURN = 5 << 20
+"""Weights to read for a task of several: between two, threads wait for each other's GIL."""
 
 
 class TiledMatrix:
@@ -133,7 +135,7 @@ class TiledPlan:
     ) -> None:
         num_bytes = work_bytes(matrix.tiles.nbytes, GROUP * groups.shape[1])
         num_threads = self._workers.at_most(num_bytes // self._bytes_per_thread)
-        num_turns = max(1, min(num_bytes // self._bytes_per_thread // num_threads, MOST_TURNS))
+        num_turns = max(1, min(num_bytes // BYTES_PER_TURN // num_threads, MOST_TURNS))
         num_tasks = 1 if num_threads == 1 else num_threads * num_turns
         tasks = iter(self._ranges(len(matrix.tiles), groups.shape[1], num_tasks))
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from mie.ops_cpu import spin
+from mie.ops_cpu.cpus import available_cpus
 
 Task = Callable[[int], object]
 
@@ -12,12 +15,28 @@ Task = Callable[[int], object]
 class Workers:
     """``num_threads`` threads, the caller's included, that do `run`'s tasks side by side.
 
-    Handing work over costs two locks a thread. The threads end with `close`, or with the object.
+    Handing work over costs two locks a thread, `awake` far less than elsewhere. The threads end
+    with `close`, or with the object.
     """
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
         self._helpers = [_Helper() for _ in range(num_threads - 1)]
+        # A thread that waits busily on the CPU of one that works would hold it up.
+        self._may_spin = spin.IS_AVAILABLE and num_threads <= available_cpus()
+        self._spins = False
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Inside, from the first `run` on, threads wait for each other busily: to be used where
+        little else is done between one `run` and the next."""
+        self._spins = self._may_spin
+        try:
+            yield
+        finally:
+            self._spins = False
+            for helper in self._helpers:
+                helper.rest()
 
     def at_most(self, number: int) -> int:
         """``number`` threads, but one at least, and no more than there are."""
@@ -32,7 +51,7 @@ class Workers:
         helpers = self._helpers[: (num_threads or self.num_threads) - 1]
         try:
             for index, helper in enumerate(helpers, start=1):
-                helper.start(task, index)
+                helper.start(task, index, self._spins)
             task(0)
         except BaseException:
             for helper in helpers:
@@ -55,24 +74,46 @@ class Workers:
         self.close()
 
 
+class _Signal:
+    """What one thread waits for and another gives, asleep or busily as both have agreed. One that
+    nobody waits for yet is kept."""
+
+    def __init__(self) -> None:
+        self._lock, self._spin_lock = threading.Lock(), spin.SpinLock()
+        self._lock.acquire()
+
+    def wait(self, *, busily: bool) -> None:
+        if busily:
+            self._spin_lock.acquire()
+        else:
+            self._lock.acquire()
+
+    def give(self, *, busily: bool) -> None:
+        if busily:
+            self._spin_lock.release()
+        else:
+            with suppress(RuntimeError):  # it was given already, and nobody has looked yet
+                self._lock.release()
+
+
 class _Job:
     """What a thread shares with its helper: not the helper, which it would keep alive."""
 
     def __init__(self) -> None:
-        self.wake, self.done = threading.Lock(), threading.Lock()
-        self.wake.acquire()
-        self.done.acquire()
+        self.wake, self.done = _Signal(), _Signal()
         self.task: Task | None = None
         self.index = 0
         self.error: BaseException | None = None
         self.is_finished = True
         self.is_last = False
+        self.spins = False
+        """Whether both wait busily; the caller changes it, never while a task runs."""
 
 
 class _Helper:
     """One thread, which waits for a task, does it, and waits for the next.
 
-    An interrupt can come between any two lines here, so a lock says "look" and the job's fields
+    An interrupt can come between any two lines here, so a signal says "look" and the job's fields
     say what is; a thread that looks once too often does no harm.
     """
 
@@ -80,32 +121,46 @@ class _Helper:
         self.job = _Job()
         threading.Thread(target=_serve, args=(self.job,), daemon=True, name="mie-worker").start()
 
-    def start(self, task: Task, index: int) -> None:
+    def start(self, task: Task, index: int, spins: bool) -> None:
         self.wait()  # what an interrupt left running
         job = self.job
-        job.index, job.error, job.is_finished, job.task = index, None, False, task
-        _release(job.wake)
+        is_spinning = job.spins
+        job.index, job.error, job.is_finished, job.spins, job.task = index, None, False, spins, task
+        job.wake.give(busily=True)
+        if not is_spinning:
+            job.wake.give(busily=False)
 
     def wake_again(self) -> None:
         if self.job.task is not None:
-            _release(self.job.wake)
+            self._wake()
 
     def wait(self) -> None:
         while not self.job.is_finished:
-            self.job.done.acquire()
+            self.job.done.wait(busily=self.job.spins)
 
     def take_error(self) -> BaseException | None:
         error, self.job.error = self.job.error, None  # its frames hold what the task held
         return error
 
+    def rest(self) -> None:
+        """From now on it sleeps while it waits."""
+        if self.job.spins:
+            self.job.spins = False
+            self.job.wake.give(busily=True)
+
     def stop(self) -> None:
         self.job.is_last = True
-        _release(self.job.wake)
+        self._wake()
+
+    def _wake(self) -> None:
+        """However it waits: it may be about to change that."""
+        self.job.wake.give(busily=True)
+        self.job.wake.give(busily=False)
 
 
 def _serve(job: _Job) -> None:
     while True:
-        job.wake.acquire()
+        job.wake.wait(busily=job.spins)
         task, job.task = job.task, None
         if task is not None:
             try:
@@ -114,7 +169,7 @@ def _serve(job: _Job) -> None:
                 job.error = error
             task = None  # what it holds on to may be large
             job.is_finished = True
-            _release(job.done)
+            job.done.give(busily=job.spins)
         if job.is_last:
             return
 
@@ -127,8 +182,3 @@ def _wait_for(helpers: Sequence[_Helper]) -> None:
     except BaseException:
         _wait_for(helpers)
         raise
-
-
-def _release(lock: threading.Lock) -> None:
-    with suppress(RuntimeError):  # it is released already, and nobody has looked yet
-        lock.release()

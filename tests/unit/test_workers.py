@@ -1,17 +1,21 @@
 """The threads that share out work."""
 
+import contextlib
 import gc
+import itertools
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from mie import EngineConfig
 from mie.load import load_engine
-from mie.ops_cpu import cpus
+from mie.ops_cpu import cpus, spin
+from mie.ops_cpu import workers as workers_module
 from mie.ops_cpu.workers import Workers
 
 
@@ -19,14 +23,28 @@ def helpers() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "mie-worker"}
 
 
+@pytest.fixture(params=["asleep", "awake", "both in turn"])
+def step(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Workers], Any]:
+    """What a round of tasks runs in. Busy waits are tried with more threads than CPUs, too."""
+    monkeypatch.setattr(workers_module, "available_cpus", lambda: 64)
+    turns = itertools.cycle({"asleep": [False], "awake": [True]}.get(request.param, [True, False]))
+    return lambda workers: workers.awake() if next(turns) else contextlib.nullcontext()
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
-def test_each_task_runs_once_a_round_and_in_its_own_thread(num_threads: int) -> None:
+def test_each_task_runs_once_a_round_and_in_its_own_thread(
+    num_threads: int, step: Callable[[Workers], Any]
+) -> None:
     workers = Workers(num_threads)
     rounds: list[dict[int, int]] = []
-    for _ in range(50):
-        ran: dict[int, int] = {}
-        workers.run(lambda i, ran=ran: ran.update({i: threading.get_ident()}))
-        rounds.append(ran)
+    for _ in range(25):
+        with step(workers):
+            for _ in range(2):
+                ran: dict[int, int] = {}
+                workers.run(lambda i, ran=ran: ran.update({i: threading.get_ident()}))
+                rounds.append(ran)
     assert all(sorted(ran) == list(range(num_threads)) for ran in rounds)
     assert all(ran == rounds[0] for ran in rounds)
     assert len(set(rounds[0].values())) == num_threads
@@ -35,7 +53,9 @@ def test_each_task_runs_once_a_round_and_in_its_own_thread(num_threads: int) -> 
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_what_a_task_raises_reaches_the_caller_after_all_are_done(failing: int) -> None:
+def test_what_a_task_raises_reaches_the_caller_after_all_are_done(
+    failing: int, step: Callable[[Workers], Any]
+) -> None:
     workers, ran = Workers(3), []
 
     def task(i: int) -> None:
@@ -44,7 +64,7 @@ def test_what_a_task_raises_reaches_the_caller_after_all_are_done(failing: int) 
         ran.append(i)
 
     for _ in range(3):
-        with pytest.raises(KeyError):
+        with pytest.raises(KeyError), step(workers):
             workers.run(task)
     assert sorted(ran) == sorted([i for i in range(3) if i != failing] * 3)
     workers.run(ran.append)
@@ -95,9 +115,11 @@ def test_an_interrupt_waits_for_the_others(when: str) -> None:
     workers.close()
 
 
-def test_interrupts_at_any_moment_leave_the_workers_usable() -> None:
+def test_interrupts_at_any_moment_leave_the_workers_usable(
+    step: Callable[[Workers], Any],
+) -> None:
     """A signal every 50 us, wherever it hits: no deadlock, and no task runs on unnoticed."""
-    workers, running = Workers(3), [False] * 3
+    workers, running = Workers(2), [False] * 2
 
     def task(i: int) -> None:
         running[i] = True
@@ -108,11 +130,12 @@ def test_interrupts_at_any_moment_leave_the_workers_usable() -> None:
     interrupted = 0
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        for _ in range(2000):
+        for _ in range(1000):
             try:
-                signal.setitimer(signal.ITIMER_REAL, 5e-5)
-                workers.run(task)
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                with step(workers):
+                    signal.setitimer(signal.ITIMER_REAL, 5e-5)
+                    workers.run(task)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 interrupted += 1
                 assert not any(running[1:])
@@ -122,6 +145,39 @@ def test_interrupts_at_any_moment_leave_the_workers_usable() -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
     assert interrupted > 10
     workers.run(task)
+    workers.close()
+
+
+@pytest.mark.skipif(not spin.IS_AVAILABLE, reason="the C library has no pthread_spin_lock")
+@pytest.mark.skipif(cpus.available_cpus() < 2, reason="needs two CPUs")
+def test_threads_wait_busily_inside_awake_only() -> None:
+    workers = Workers(2)
+    ran: list[int] = []
+
+    def seconds_of_cpu() -> float:
+        """The helper's, while this thread sleeps for 0.2 s."""
+        before = time.process_time()
+        time.sleep(0.2)
+        return time.process_time() - before
+
+    with workers.awake():
+        workers.run(ran.append)
+        inside = seconds_of_cpu()
+    outside = seconds_of_cpu()
+    workers.run(ran.append)
+    assert sorted(ran) == [0, 0, 1, 1]
+    assert outside < 0.02 < 0.05 < inside
+    workers.close()
+
+
+def test_more_threads_than_cpus_never_wait_busily(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "available_cpus", lambda: 1)
+    workers = Workers(2)
+    before = time.process_time()
+    with workers.awake():
+        workers.run(lambda _: None)
+        time.sleep(0.2)
+    assert time.process_time() - before < 0.05
     workers.close()
 
 
