@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats
 
-BYTES_PER_THREAD = 1 << 20
+BYTES_PER_THREAD = 5 << 18
 """Weights to read from which on another thread helps more than handing over costs it."""
 ROWS_PER_READ = 4
 """Rows whose arithmetic takes about as long as reading the weights."""
@@ -22,7 +21,7 @@ class Matrix(Protocol):
     nbytes: int
 
     def apply(self, x: Floats, residual: Floats | None) -> Floats:
-        """`ops.linear.linear`; the residual's memory may be reused for the result."""
+        """`ops.linear.linear`."""
 
 
 class LinearPlan(Protocol):
@@ -39,13 +38,6 @@ class LinearPlan(Protocol):
         bias: NDArray[Any] | None = None,
     ) -> Matrix:
         """A matrix from the rows of a checkpoint's (N, K), block by block."""
-
-
-def result_for(x: Floats, num_outputs: int, residual: Floats | None) -> Floats:
-    """Where the result goes: the residual's own memory where nothing else is read from it."""
-    if residual is None or np.may_share_memory(x, residual) or not residual.flags.c_contiguous:
-        return np.empty((len(x), num_outputs), x.dtype)
-    return residual
 
 
 def work_bytes(weight_bytes: int, num_rows: int) -> int:

@@ -27,7 +27,7 @@ class PlainMatrix:
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
 
     def apply(self, x: Floats, residual: Floats | None) -> Floats:
-        """`ops.linear.linear`; the residual's memory may be reused for the result."""
+        """`ops.linear.linear`."""
         return self._plan.apply(x, self, residual)
 
 
@@ -60,7 +60,7 @@ class PlainPlan:
         return PlainMatrix(self, weight, None if bias is None else bias.astype(self.dtype))
 
     def apply(self, x: Floats, matrix: PlainMatrix, residual: Floats | None) -> Floats:
-        """`ops.linear.linear`; the residual's memory may be reused for the result."""
+        """`ops.linear.linear`."""
         weight, bias = matrix.weight, matrix.bias
         y = np.empty((len(x), weight.shape[1]), x.dtype)
         num_shares = work_bytes(weight.nbytes, len(x)) // self._bytes_per_thread

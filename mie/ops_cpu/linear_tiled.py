@@ -11,6 +11,7 @@ result depends on nothing but itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats
-from mie.ops_cpu.linear import BYTES_PER_THREAD, result_for, work_bytes
+from mie.ops_cpu.linear import BYTES_PER_THREAD, work_bytes
 from mie.ops_cpu.widen import stored, widen
 from mie.ops_cpu.workers import Workers
 
@@ -30,14 +31,16 @@ GROUP = 4
 SMALL_PRODUCT = 100**3
 """M · N · K up to which OpenBLAS uses its small-matrix kernels (interface/gemm.c, and
 kernel/x86_64/sgemm_small_kernel_permit_skylakex.c); a longer K is cut, and the parts added."""
+MOST_INPUTS = 2048
+"""K of a product at most: a tile and the rows that pass by it then fit into 1 MiB of L2 cache."""
 MAX_ROWS = 512
 """Rows of a call at most; more take several, which read the weights again."""
-SCRATCH_BYTES = 512 << 10
-"""Of each thread, for what its tiles yield."""
 MOST_TURNS = 4
 """Tasks of a thread: several, so that one that is held up leaves work to the others."""
 BYTES_PER_TURN = 5 << 20
 """Weights to read for a task of several: between two, threads wait for each other's GIL."""
+WORTH_READING_TWICE = 0.95
+"""What sharing out rows must make of the largest task: each thread then reads all weights."""
 
 
 class TiledMatrix:
@@ -50,11 +53,11 @@ class TiledMatrix:
         self.tiles = tiles
         self.num_outputs = num_outputs
         self.bias = bias
-        """[ceil(N / 64), 1, 64]"""
+        """[ceil(N / 64) * 64]"""
         self.nbytes = tiles.nbytes + (0 if bias is None else bias.nbytes)
 
     def apply(self, x: Floats, residual: Floats | None) -> Floats:
-        """`ops.linear.linear`; the residual's memory may be reused for the result."""
+        """`ops.linear.linear`."""
         return self._plan.apply(x, self, residual)
 
 
@@ -75,9 +78,8 @@ class TiledPlan:
         self._weight_dtype = weight_dtype
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
-        size = max(SCRATCH_BYTES // dtype.itemsize, 2 * WIDTH * MAX_ROWS)
-        self._scratch = [np.empty(size, dtype) for _ in range(workers.num_threads)]
-        self._wide = [np.empty((0, WIDTH), dtype) for _ in self._scratch]
+        self._parts = [np.empty(0, dtype) for _ in range(workers.num_threads)]
+        self._wide = [np.empty((0, WIDTH), dtype) for _ in self._parts]
         self._padded = np.empty(0, dtype)
 
     def load(
@@ -98,26 +100,23 @@ class TiledPlan:
                 piece = block[start - column : stop - column]
                 tiles[tile, :, first : first + len(piece)] = piece.T
             column += len(block)
-        return TiledMatrix(self, tiles, shape[0], self._load_bias(len(tiles), bias))
-
-    def _load_bias(self, num_tiles: int, bias: NDArray[Any] | None) -> Floats | None:
-        if bias is None:
-            return None
-        padded = np.zeros((num_tiles, 1, WIDTH), self.dtype)
-        padded.reshape(-1)[: len(bias)] = bias
-        return padded
+        if bias is not None:
+            bias = np.pad(bias.astype(self.dtype), (0, len(tiles) * WIDTH - len(bias)))
+        return TiledMatrix(self, tiles, shape[0], bias)
 
     def apply(self, x: Floats, matrix: TiledMatrix, residual: Floats | None) -> Floats:
-        """`ops.linear.linear`; the residual's memory may be reused for the result."""
-        y = result_for(x, matrix.num_outputs, residual)
-        for start in range(0, len(x), MAX_ROWS):
+        """`ops.linear.linear`."""
+        num_rows, num_tiles = len(x), len(matrix.tiles)
+        y = np.empty((-(-num_rows // GROUP) * GROUP, num_tiles * WIDTH), self.dtype)
+        for start in range(0, num_rows, MAX_ROWS):
             rows = slice(start, start + MAX_ROWS)
-            groups = self._groups(x[rows])
-            self._multiply(groups, matrix, y[rows], None if residual is None else residual[rows])
-        return y
+            self._multiply(x[rows], matrix, y[rows], None if residual is None else residual[rows])
+        if y.shape[1] > matrix.num_outputs:
+            return y[:num_rows, : matrix.num_outputs].copy()
+        return y[:num_rows]
 
     def _groups(self, x: Floats) -> Floats:
-        """x as [1, groups, 4, K], with rows of zeros in the end."""
+        """x as [groups, 4, K], with rows of zeros in the end."""
         num_rows, num_inputs = x.shape
         num_groups = -(-num_rows // GROUP)
         if num_rows % GROUP or not x.flags.c_contiguous:
@@ -128,52 +127,48 @@ class TiledPlan:
             padded[:num_rows] = x
             padded[num_rows:] = 0
             x = padded
-        return x.reshape(1, num_groups, GROUP, num_inputs)
+        return x.reshape(num_groups, GROUP, num_inputs)
 
-    def _multiply(
-        self, groups: Floats, matrix: TiledMatrix, y: Floats, residual: Floats | None
-    ) -> None:
-        num_bytes = work_bytes(matrix.tiles.nbytes, GROUP * groups.shape[1])
+    def _multiply(self, x: Floats, matrix: TiledMatrix, y: Floats, residual: Floats | None) -> None:
+        """y [rows of whole groups, columns of whole tiles]"""
+        groups, tiles = self._groups(x), matrix.tiles
+        by_tile = y.reshape(*groups.shape[:2], len(tiles), WIDTH).transpose(2, 0, 1, 3)
+        num_bytes = work_bytes(tiles.nbytes, len(y))
         num_threads = self._workers.at_most(num_bytes // self._bytes_per_thread)
-        num_turns = max(1, min(num_bytes // BYTES_PER_TURN // num_threads, MOST_TURNS))
-        num_tasks = 1 if num_threads == 1 else num_threads * num_turns
-        tasks = iter(self._ranges(len(matrix.tiles), groups.shape[1], num_tasks))
+        tasks = iter(_tasks(len(tiles), len(groups), num_threads, num_bytes))
 
         def work(thread: int) -> None:
-            for start, stop in tasks:  # each is taken by one thread
-                yielded = self._product(groups, matrix, start, stop, thread)
-                _store(yielded, start, y, residual)
+            for which, rows in tasks:  # each is taken by one thread
+                self._product(groups[rows], tiles[which], by_tile[which, rows], thread)
+                columns = slice(which.start * WIDTH, which.stop * WIDTH)
+                lines = slice(rows.start * GROUP, min(rows.stop * GROUP, len(x)))
+                if matrix.bias is not None:
+                    y[lines, columns] += matrix.bias[columns]
+                if residual is not None:
+                    added = residual[lines, columns]
+                    y[lines, columns][:, : added.shape[1]] += added
 
         self._workers.run(work, num_threads)
 
-    def _ranges(self, num_tiles: int, num_groups: int, wanted: int) -> list[tuple[int, int]]:
-        """``wanted`` ranges of tiles, equal as far as can be; more where the scratch is small."""
-        room = self._scratch[0].size // (2 * WIDTH * GROUP * num_groups)
-        number = max(min(wanted, num_tiles), -(-num_tiles // room))
-        bounds = [num_tiles * i // number for i in range(number + 1)]
-        return list(pairwise(bounds))
-
-    def _product(
-        self, groups: Floats, matrix: TiledMatrix, start: int, stop: int, thread: int
-    ) -> Floats:
-        """x @ the tiles start … stop - 1, plus bias: [tiles, rows, 64]."""
-        shape = (stop - start, groups.shape[1], GROUP, WIDTH)
-        size = shape[0] * shape[1] * GROUP * WIDTH
-        scratch = self._scratch[thread]
-        total, part = (scratch[i * size : (i + 1) * size].reshape(shape) for i in (0, 1))
+    def _product(self, groups: Floats, tiles: NDArray[Any], out: Floats, thread: int) -> None:
+        """groups [groups, 4, K] @ tiles [tiles, K, 64] into out [tiles, groups, 4, 64]."""
         for first, last in _parts(groups.shape[-1]):
-            out = part if first else total
-            tiles = matrix.tiles[start:stop, first:last]
+            target = self._part(out.shape, thread) if first else out
+            rows, weights = groups[..., first:last], tiles[:, first:last]
             if tiles.dtype == self.dtype:
-                np.matmul(groups[..., first:last], tiles[:, None], out=out)
+                # Tile by tile: NumPy's own order would be that of the output's memory.
+                np.matmul(rows, weights[:, None], out=target, order="C")
             else:
-                self._widening_product(groups[0, ..., first:last], tiles, out, thread)
+                self._widening_product(rows, weights, target, thread)
             if first:
-                total += part
-        yielded = total.reshape(shape[0], -1, WIDTH)
-        if matrix.bias is not None:
-            yielded += matrix.bias[start:stop]
-        return yielded
+                out += target
+
+    def _part(self, shape: tuple[int, ...], thread: int) -> Floats:
+        """Where the thread keeps what is to be added."""
+        size = math.prod(shape)
+        if self._parts[thread].size < size:
+            self._parts[thread] = np.empty(size, self.dtype)
+        return self._parts[thread][:size].reshape(shape)
 
     def _widening_product(
         self, groups: Floats, tiles: NDArray[Any], out: Floats, thread: int
@@ -186,6 +181,27 @@ class TiledPlan:
             np.matmul(groups, widen(tile, self._wide[thread][:num_inputs]), out=tile_out)
 
 
+def _tasks(
+    num_tiles: int, num_groups: int, num_threads: int, num_bytes: int
+) -> list[tuple[slice, slice]]:
+    """Tiles and groups of each task: some tiles with all groups, or, where tiles do not come out
+    even, all tiles with some groups."""
+    if num_threads == 1:
+        return [(slice(0, num_tiles), slice(0, num_groups))]
+    number = num_threads * max(1, min(num_bytes // BYTES_PER_TURN // num_threads, MOST_TURNS))
+    largest_by_tiles = -(-num_tiles // number) * num_groups
+    largest_by_groups = num_tiles * -(-num_groups // number)
+    if largest_by_groups < WORTH_READING_TWICE * largest_by_tiles:
+        return [(slice(0, num_tiles), some) for some in _shares(num_groups, number)]
+    return [(some, slice(0, num_groups)) for some in _shares(num_tiles, number)]
+
+
+def _shares(number: int, num_shares: int) -> list[slice]:
+    """Equal as far as can be; none is empty."""
+    bounds = [number * i // num_shares for i in range(num_shares + 1)]
+    return [slice(first, stop) for first, stop in pairwise(bounds) if first < stop]
+
+
 def _empty_tiles(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Tiles for a checkpoint's (N, K); zeros where no output belongs."""
     num_outputs, num_inputs = shape
@@ -195,27 +211,9 @@ def _empty_tiles(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
     return tiles
 
 
-def _store(yielded: Floats, start: int, y: Floats, residual: Floats | None) -> None:
-    """Tiles [tiles, rows, 64] from ``start`` on to where they belong in y [rows, N]."""
-    num_rows, num_outputs = y.shape
-    num_whole = min(len(yielded), num_outputs // WIDTH - start)
-    pieces = [(slice(0, num_whole), start * WIDTH, WIDTH)] if num_whole else []
-    if num_whole < len(yielded):
-        column = (start + num_whole) * WIDTH
-        pieces.append((slice(num_whole, None), column, num_outputs - column))
-    for tiles, column, width in pieces:
-        values = yielded[tiles, :num_rows, :width].transpose(1, 0, 2)
-        columns = slice(column, column + values.shape[1] * width)
-        out = y[:, columns].reshape(values.shape)
-        if residual is None:
-            out[...] = values
-        else:
-            np.add(values, residual[:, columns].reshape(values.shape), out=out)
-
-
 def _parts(num_inputs: int) -> list[tuple[int, int]]:
     """Ranges of K whose products are small: as few as can be, of equal size but for one."""
-    num_parts = -(-num_inputs * GROUP * WIDTH // SMALL_PRODUCT)
+    num_parts = -(-num_inputs // min(MOST_INPUTS, SMALL_PRODUCT // (GROUP * WIDTH)))
     size = -(-num_inputs // num_parts)
     return [(first, min(first + size, num_inputs)) for first in range(0, num_inputs, size)]
 
