@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -132,27 +133,28 @@ class TiledPlan:
     def _multiply(self, x: Floats, matrix: TiledMatrix, y: Floats, residual: Floats | None) -> None:
         """y [rows of whole groups, columns of whole tiles]"""
         groups, tiles = self._groups(x), matrix.tiles
-        by_tile = y.reshape(*groups.shape[:2], len(tiles), WIDTH).transpose(2, 0, 1, 3)
+        out = y.reshape(len(groups), GROUP, len(tiles), WIDTH).transpose(2, 0, 1, 3)
         num_bytes = work_bytes(tiles.nbytes, len(y))
         num_threads = self._workers.at_most(num_bytes // self._bytes_per_thread)
+        if num_threads == 1:
+            self._product(groups, tiles, out, 0)
+            _add(y, matrix.bias, residual)
+            return
         tasks = iter(_tasks(len(tiles), len(groups), num_threads, num_bytes))
 
         def work(thread: int) -> None:
-            for which, rows in tasks:  # each is taken by one thread
-                self._product(groups[rows], tiles[which], by_tile[which, rows], thread)
+            for which, some in tasks:  # each is taken by one thread
+                self._product(groups[some], tiles[which], out[which, some], thread)
+                rows = slice(some.start * GROUP, some.stop * GROUP)
                 columns = slice(which.start * WIDTH, which.stop * WIDTH)
-                lines = slice(rows.start * GROUP, min(rows.stop * GROUP, len(x)))
-                if matrix.bias is not None:
-                    y[lines, columns] += matrix.bias[columns]
-                if residual is not None:
-                    added = residual[lines, columns]
-                    y[lines, columns][:, : added.shape[1]] += added
+                bias = None if matrix.bias is None else matrix.bias[columns]
+                _add(y[rows, columns], bias, None if residual is None else residual[rows, columns])
 
         self._workers.run(work, num_threads)
 
     def _product(self, groups: Floats, tiles: NDArray[Any], out: Floats, thread: int) -> None:
         """groups [groups, 4, K] @ tiles [tiles, K, 64] into out [tiles, groups, 4, 64]."""
-        for first, last in _parts(groups.shape[-1]):
+        for first, last in _parts(tiles.shape[1]):
             target = self._part(out.shape, thread) if first else out
             rows, weights = groups[..., first:last], tiles[:, first:last]
             if tiles.dtype == self.dtype:
@@ -186,8 +188,6 @@ def _tasks(
 ) -> list[tuple[slice, slice]]:
     """Tiles and groups of each task: some tiles with all groups, or, where tiles do not come out
     even, all tiles with some groups."""
-    if num_threads == 1:
-        return [(slice(0, num_tiles), slice(0, num_groups))]
     number = num_threads * max(1, min(num_bytes // BYTES_PER_TURN // num_threads, MOST_TURNS))
     largest_by_tiles = -(-num_tiles // number) * num_groups
     largest_by_groups = num_tiles * -(-num_groups // number)
@@ -211,6 +211,15 @@ def _empty_tiles(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
     return tiles
 
 
+def _add(y: Floats, bias: Floats | None, residual: Floats | None) -> None:
+    """The residual may have fewer rows and columns."""
+    if bias is not None:
+        y += bias
+    if residual is not None:
+        y[: len(residual), : residual.shape[1]] += residual
+
+
+@cache
 def _parts(num_inputs: int) -> list[tuple[int, int]]:
     """Ranges of K whose products are small: as few as can be, of equal size but for one."""
     num_parts = -(-num_inputs // min(MOST_INPUTS, SMALL_PRODUCT // (GROUP * WIDTH)))

@@ -29,6 +29,8 @@ REPEATS = 4
 so that both meet it."""
 MOST_WEIGHTS = 1 << 21
 """Elements of a matrix that are tried: of a larger one as many columns as that."""
+PLANS = 2
+"""Counts the changes to the plans after which what was remembered does not hold any more."""
 TOLERATED = 1.05
 """How much slower `tiled` may be and still be chosen, for its rows are batch-invariant."""
 
@@ -88,7 +90,7 @@ def _fastest(applies: Sequence[Callable[[Floats, None], object]], x: Floats) -> 
 def machine_key(blas: Blas, num_threads: int) -> str:
     """What the speed of the plans depends on: the CPU, the BLAS and its kernels, the threads."""
     parts = (_cpu_model(), blas.core, blas.version, f"numpy {np.__version__}")
-    return f"{', '.join(parts)}, {num_threads} threads"
+    return f"{', '.join(parts)}, {num_threads} threads, plans {PLANS}"
 
 
 def _cpu_model() -> str:
