@@ -146,7 +146,7 @@ class CpuBackend(NumpyBackend):
         num_outputs, num_inputs = shape
         name = self._linear_plan
         if name == "auto":
-            with self.blas.threads(1):
+            with self.blas.threads(1), self.workers.awake():
                 name = self.find_probe().choose(num_inputs, num_outputs)
         self.linear_plans[num_inputs, num_outputs] = name
         return self._plain if name == self._plain.name else self._tiled
