@@ -38,8 +38,9 @@ MAX_ROWS = 512
 """Rows of a call at most; more take several, which read the weights again."""
 MOST_TURNS = 4
 """Tasks of a thread: several, so that one that is held up leaves work to the others."""
-BYTES_PER_TURN = 5 << 20
-"""Weights to read for a task of several: between two, threads wait for each other's GIL."""
+BYTES_PER_TURN = 1 << 27
+"""Weights to read for a task of several, some milliseconds: a task more costs tens of microseconds,
+for threads wait for each other's GIL."""
 WORTH_READING_TWICE = 0.95
 """What sharing out rows must make of the largest task: each thread then reads all weights."""
 
