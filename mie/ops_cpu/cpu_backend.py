@@ -69,7 +69,7 @@ class CpuBackend(NumpyBackend):
         self._weight_dtype = weight_dtype
         self._probe: Probe | None = None
         self._attention = Attention(self.workers)
-        self._rotation = elementwise.Rotation()
+        self._rotation = elementwise.Rotation(self.workers)
 
     @property
     def linear_is_batch_invariant(self) -> bool:
@@ -106,6 +106,9 @@ class CpuBackend(NumpyBackend):
 
     def embed(self, token_ids: Ints, embedding: Embedding) -> Floats:  # type: ignore[override]  # as above
         return embedding.take(token_ids)
+
+    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
+        return elementwise.rms_norm(x, weight, eps)
 
     def linear(self, x: Floats, weight: Matrix, residual: Floats | None = None) -> Floats:  # type: ignore[override]  # as above
         return weight.apply(x, residual)

@@ -3,101 +3,158 @@ over all its rows. Every number equals that of the plain operators bit for bit."
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mie.ops import sampling
+from mie.ops import norm, sampling
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_cpu.attention_cache import head_major, slot_rows
 from mie.ops_cpu.workers import Workers
 
-ROWS_BYTES = 1 << 18
-"""Of gate and up that a thread takes at a time, so that they stay in its cache."""
-WORTH_SHARING = 1 << 16
+PIECE_BYTES = 1 << 20
+"""Of a result at most that a thread makes at a time, so that it stays in its cache."""
+TABLE_BYTES = 1 << 18
+"""Up to which RoPE's tables repeat a token's row for each head, to be read as one long row."""
+SILU_WORTH_SHARING = 1 << 16
+ROPE_WORTH_SHARING = 1 << 18
+DRAWS_WORTH_SHARING = 1 << 16
 """Elements below which a hand-over to other threads takes longer than it saves."""
-
-
-ROWS_SAMPLED = 4
+ROWS_DRAWN = 4
 """By a thread at a time."""
 
 
-class Rotation:
-    """RoPE and the writing of keys and values, with what all layers of a step share."""
+def by_rows(
+    work: Callable[..., None], workers: Workers, out: Floats, *others: NDArray[Any]
+) -> None:
+    """work(out, *others), with some rows of all of them at a time, which the threads share out.
 
-    def __init__(self) -> None:
+    The pieces are few and large: a thread that wants the GIL while another has it falls asleep, and
+    to wake it takes as long as some 20,000 elements.
+    """
+    num_pieces = -(-out.nbytes // (workers.num_threads * PIECE_BYTES)) * workers.num_threads
+    size = -(-len(out) // num_pieces)
+    starts = iter(range(0, len(out), size))
+
+    def take_pieces(_: int) -> None:
+        for start in starts:  # each is taken by one thread
+            rows = slice(start, start + size)
+            work(out[rows], *(other[rows] for other in others))
+
+    workers.run(take_pieces)
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    """`ops.norm.rms_norm`, of one row in half the time: its mean square is a scalar there, not an
+    array. Threads would not pay: there is too little to do between two calls."""
+    if len(x) != 1:
+        return norm.rms_norm(x, weight, eps)
+    row, scalar = x[0], x.dtype.type
+    mean_square = row.dot(row) / scalar(row.size)
+    y: Floats = x * (scalar(1.0) / np.sqrt(mean_square + scalar(eps)))
+    y *= weight
+    return y
+
+
+class Rotation:
+    """RoPE and the writing of keys and values, with what all layers of a step share. It holds on to
+    the cache of the last step."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
         self._batch: StepBatch | None = None
         self._table: Floats | None = None
-        self._shape: tuple[int, ...] = ()
+        self._cache: Floats | None = None
 
     def write(
         self, qkv: Floats, rope_table: Floats, cache: Floats, layer: int, batch: StepBatch
     ) -> Floats:
         """`ops.rope.rope` of q and k; keys and values go to the cache of `attention_cache`."""
         num_kv_heads, head_dim = cache.shape[-2:]
-        same = self._batch is batch and self._table is rope_table and self._shape == cache.shape
-        if not same:
-            self._prepare(rope_table, cache, batch)
-        rotated = qkv[:, :-num_kv_heads]
-        half = head_dim // 2
-        y = rotated * self._cos
-        turned = rotated * self._sin
-        y[..., :half] -= turned[..., half:]
-        y[..., half:] += turned[..., :half]
-        rows = head_major(cache).reshape(-1, head_dim)
-        stride = cache[0, 0].size // head_dim
-        rows[self._rows + 2 * layer * stride] = y[:, -num_kv_heads:]
-        rows[self._rows + (2 * layer + 1) * stride] = qkv[:, -num_kv_heads:]
-        q: Floats = y[:, :-num_kv_heads]
-        return q
+        num_rotated = qkv.shape[1] - num_kv_heads
+        if self._cache is not cache:
+            self._open(cache)
+        if self._batch is not batch or self._table is not rope_table:
+            self._prepare(rope_table, batch, num_rotated)
+        row, half = self._row, self._half
+        keys, values = self._planes[layer]
 
-    def _prepare(self, rope_table: Floats, cache: Floats, batch: StepBatch) -> None:
+        def work(y: Floats, qkv: Floats, cos: Floats, sin: Floats, slots: Ints) -> None:
+            x = qkv[:, :num_rotated]
+            np.multiply(x, cos, out=y)
+            turned = x.view(half)[..., ::-1].copy().view(x.dtype)
+            turned *= sin  # whose first half is negative: adding it is what `rope` subtracts
+            y += turned
+            keys[slots] = y.view(row)[:, -num_kv_heads:, 0]
+            values[slots] = qkv.view(row)[:, num_rotated:, 0]
+
+        y = np.empty((len(qkv), num_rotated, head_dim), qkv.dtype)
+        arrays = y, qkv, self._cos, self._sin, self._slots
+        if y.size < ROPE_WORTH_SHARING:
+            work(*arrays)
+        else:
+            by_rows(work, self._workers, *arrays)
+        return y[:, :-num_kv_heads]
+
+    def _open(self, cache: Floats) -> None:
+        num_layers, head_dim = cache.shape[0], cache.shape[-1]
+        # A head's row, and half of it, as one item: NumPy moves such in one go.
+        self._row = np.dtype((np.void, head_dim * cache.itemsize))
+        self._half = np.dtype((np.void, head_dim // 2 * cache.itemsize))
+        memory = head_major(cache).reshape(num_layers, 2, -1, head_dim)
+        self._planes: NDArray[np.void] = memory.view(self._row)[..., 0]
+        self._cache, self._batch = cache, None
+
+    def _prepare(self, rope_table: Floats, batch: StepBatch, num_rotated: int) -> None:
+        assert self._cache is not None
         cos_sin = rope_table[batch.positions]
-        self._cos: Floats = np.concatenate([cos_sin[:, :1], cos_sin[:, :1]], axis=-1)
-        self._sin: Floats = np.concatenate([cos_sin[:, 1:], cos_sin[:, 1:]], axis=-1)
-        self._rows: Ints = slot_rows(cache, batch.slot_mapping)
-        self._batch, self._table, self._shape = batch, rope_table, cache.shape
+        num_tokens, _, half = cos_sin.shape
+        is_small = cos_sin.nbytes * 2 * num_rotated <= TABLE_BYTES
+        tables = np.empty((2, num_tokens, num_rotated if is_small else 1, 2, half), cos_sin.dtype)
+        tables[...] = cos_sin.swapaxes(0, 1)[:, :, None, None]
+        first_halves = tables[1, :, :, 0]
+        np.negative(first_halves, out=first_halves)
+        self._cos, self._sin = tables.reshape(*tables.shape[:3], 2 * half)
+        self._slots = slot_rows(self._cache, batch.slot_mapping)
+        self._batch, self._table = batch, rope_table
 
 
 def silu_mul(gate_up: Floats, workers: Workers) -> Floats:
-    """`ops.activation.silu_mul`, some rows at a time, shared out among the threads."""
-    num_rows, width = gate_up.shape
-    y = np.empty((num_rows, width // 2), gate_up.dtype)
-    size = max(1, ROWS_BYTES // (width * gate_up.itemsize))
-    starts = iter(range(0, num_rows, size))
-
-    def work(_: int) -> None:
-        # exp overflows to inf below about -88 in float32; the quotient is then the limit, -0.
-        with np.errstate(over="ignore"):
-            for start in starts:  # each is taken by one thread
-                rows = slice(start, start + size)
-                gate, up = gate_up[rows, : width // 2], gate_up[rows, width // 2 :]
-                part = y[rows]
-                np.negative(gate, out=part)
-                np.exp(part, out=part)
-                part += 1.0
-                np.divide(gate, part, out=part)
-                part *= up
-
-    if y.size < WORTH_SHARING:
-        work(0)
+    """`ops.activation.silu_mul`, the rows shared out among the threads."""
+    y = np.empty((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
+    if y.size < SILU_WORTH_SHARING:
+        _silu_mul(y, gate_up)
     else:
-        workers.run(work)
+        by_rows(_silu_mul, workers, y, gate_up)
     return y
+
+
+def _silu_mul(y: Floats, gate_up: Floats) -> None:
+    width = y.shape[1]
+    gate = gate_up[:, :width]
+    np.negative(gate, out=y)
+    # exp overflows to inf below about -88 in float32; the quotient is then the limit, -0.
+    with np.errstate(over="ignore"):
+        np.exp(y, out=y)
+    y += 1.0
+    np.divide(gate, y, out=y)
+    y *= gate_up[:, width:]
 
 
 def sample(logits: Floats, rows: Sequence[RowControls], workers: Workers) -> list[int]:
     """`ops.sampling.sample`, the rows shared out among the threads."""
-    if logits.size < WORTH_SHARING or not any(row.temperature for row in rows):
+    if logits.size < DRAWS_WORTH_SHARING or not any(row.temperature for row in rows):
         return sampling.sample(logits, rows)
     token_ids = [0] * len(rows)
-    starts = iter(range(0, len(rows), ROWS_SAMPLED))
+    starts = iter(range(0, len(rows), ROWS_DRAWN))
 
     def work(_: int) -> None:
         for start in starts:  # each is taken by one thread
-            some = slice(start, start + ROWS_SAMPLED)
+            some = slice(start, start + ROWS_DRAWN)
             token_ids[some] = sampling.sample(logits[some], rows[some])
 
     workers.run(work)

@@ -12,8 +12,7 @@ result depends on nothing but itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -56,6 +55,8 @@ class TiledMatrix:
         self.num_outputs = num_outputs
         self.bias = bias
         """[ceil(N / 64) * 64]"""
+        self.parts = _parts(tiles.shape[1])
+        """Ranges of K."""
         self.nbytes = tiles.nbytes + (0 if bias is None else bias.nbytes)
 
     def apply(self, x: Floats, residual: Floats | None) -> Floats:
@@ -109,13 +110,12 @@ class TiledPlan:
     def apply(self, x: Floats, matrix: TiledMatrix, residual: Floats | None) -> Floats:
         """`ops.linear.linear`."""
         num_rows, num_tiles = len(x), len(matrix.tiles)
-        y = np.empty((-(-num_rows // GROUP) * GROUP, num_tiles * WIDTH), self.dtype)
+        y: Floats = np.empty((-(-num_rows // GROUP) * GROUP, num_tiles * WIDTH), self.dtype)
         for start in range(0, num_rows, MAX_ROWS):
             rows = slice(start, start + MAX_ROWS)
             self._multiply(x[rows], matrix, y[rows], None if residual is None else residual[rows])
-        if y.shape[1] > matrix.num_outputs:
-            return y[:num_rows, : matrix.num_outputs].copy()
-        return y[:num_rows]
+        own: Floats = y[:num_rows, : matrix.num_outputs]
+        return np.ascontiguousarray(own)
 
     def _groups(self, x: Floats) -> Floats:
         """x as [groups, 4, K], with rows of zeros in the end."""
@@ -138,14 +138,14 @@ class TiledPlan:
         num_bytes = work_bytes(tiles.nbytes, len(y))
         num_threads = self._workers.at_most(num_bytes // self._bytes_per_thread)
         if num_threads == 1:
-            self._product(groups, tiles, out, 0)
+            self._product(groups, tiles, matrix.parts, out, 0)
             _add(y, matrix.bias, residual)
             return
         tasks = iter(_tasks(len(tiles), len(groups), num_threads, num_bytes))
 
         def work(thread: int) -> None:
             for which, some in tasks:  # each is taken by one thread
-                self._product(groups[some], tiles[which], out[which, some], thread)
+                self._product(groups[some], tiles[which], matrix.parts, out[which, some], thread)
                 rows = slice(some.start * GROUP, some.stop * GROUP)
                 columns = slice(which.start * WIDTH, which.stop * WIDTH)
                 bias = None if matrix.bias is None else matrix.bias[columns]
@@ -153,9 +153,16 @@ class TiledPlan:
 
         self._workers.run(work, num_threads)
 
-    def _product(self, groups: Floats, tiles: NDArray[Any], out: Floats, thread: int) -> None:
+    def _product(
+        self,
+        groups: Floats,
+        tiles: NDArray[Any],
+        parts: Sequence[tuple[int, int]],
+        out: Floats,
+        thread: int,
+    ) -> None:
         """groups [groups, 4, K] @ tiles [tiles, K, 64] into out [tiles, groups, 4, 64]."""
-        for first, last in _parts(tiles.shape[1]):
+        for first, last in parts:
             target = self._part(out.shape, thread) if first else out
             rows, weights = groups[..., first:last], tiles[:, first:last]
             if tiles.dtype == self.dtype:
@@ -220,7 +227,6 @@ def _add(y: Floats, bias: Floats | None, residual: Floats | None) -> None:
         y[: len(residual), : residual.shape[1]] += residual
 
 
-@cache
 def _parts(num_inputs: int) -> list[tuple[int, int]]:
     """Ranges of K whose products are small: as few as can be, of equal size but for one."""
     num_parts = -(-num_inputs // min(MOST_INPUTS, SMALL_PRODUCT // (GROUP * WIDTH)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mie.ops import activation, rope, sampling
+from mie.ops import activation, norm, rope, sampling
 from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_cpu import elementwise
@@ -29,33 +29,68 @@ def batch_at(positions, slots):
     )
 
 
+def assert_same_bits(got, expected):
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    assert got.tobytes() == expected.tobytes()
+
+
+@pytest.fixture(params=["alone", "shared"])
+def sharing(request, monkeypatch):
+    """Threads share the least work, in pieces of some rows; or the most is done by one."""
+    most = 0 if request.param == "shared" else 1 << 40
+    monkeypatch.setattr(elementwise, "ROPE_WORTH_SHARING", most)
+    monkeypatch.setattr(elementwise, "SILU_WORTH_SHARING", most)
+    monkeypatch.setattr(elementwise, "PIECE_BYTES", 1 << 12)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_rotation_equals_rope_and_writes_to_the_slots(dtype):
-    """Two layers and two steps: nothing is kept from one to the other that should not be."""
-    shape = KVCacheShape(num_layers=2, num_blocks=5, block_size=3, num_kv_heads=2, head_dim=8)
+@pytest.mark.parametrize("table_bytes", [0, 1 << 20])
+def test_rotation_equals_rope_and_writes_to_the_slots(dtype, table_bytes, sharing, monkeypatch):
+    """Two layers and three steps: nothing is kept from one to the other that should not be."""
+    monkeypatch.setattr(elementwise, "TABLE_BYTES", table_bytes)
+    shape = KVCacheShape(num_layers=2, num_blocks=30, block_size=3, num_kv_heads=2, head_dim=10)
     cache = new_cache(shape, np.dtype(dtype))
-    table = rope.rope_table(10000.0 ** -(np.arange(4) / 4), 1.0, 40, dtype)
-    rotation, expected = Rotation(), np.zeros(cache.shape, dtype)
-    for positions, slots in (([4, 0, 39], [7, 0, 14]), ([5, 1, 2, 3], [8, 1, 2, 3])):
+    table = rope.rope_table(10000.0 ** -(np.arange(5) / 5), 1.0, 90, dtype)
+    rotation, expected = Rotation(Workers(2)), np.zeros(cache.shape, dtype)
+    for num_tokens in (3, 70, 1):
+        positions, slots = rng.integers(90, size=num_tokens), rng.permutation(90)[:num_tokens]
         batch = batch_at(positions, slots)
         for layer in (0, 1):
-            qkv = rng.normal(size=(len(slots), 6 + 2 * 2, 8)).astype(dtype)
+            qkv = rng.normal(size=(num_tokens, 6 + 2 * 2, 10)).astype(dtype)
+            qkv[0, ::2] = 0.0  # zeros have signs
             qkv.flags.writeable = False
             got = rotation.write(qkv, table, cache, layer, batch)
             rotated = rope.rope(qkv[:, :8], table[positions])
-            np.testing.assert_array_equal(got, rotated[:, :6])
+            assert_same_bits(got, rotated[:, :6])
             for token, slot in enumerate(slots):
                 place = expected[layer, :, slot // 3, slot % 3]
                 place[...] = rotated[token, 6:], qkv[token, 8:]
-    np.testing.assert_array_equal(cache, expected)
+    assert_same_bits(cache, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(1, 6), (70, 2 * 1000), (3, 2 * 40_000)])
-def test_silu_mul(dtype, shape):
+def test_silu_mul(dtype, shape, sharing):
     gate_up = rng.normal(0, 50, shape).astype(dtype)  # some so small that exp overflows
-    got = elementwise.silu_mul(gate_up, Workers(2))
-    np.testing.assert_array_equal(got, activation.silu_mul(gate_up))
+    gate_up.flags.writeable = False
+    for num_threads in (1, 2, 3):
+        got = elementwise.silu_mul(gate_up, Workers(num_threads))
+        assert_same_bits(got, activation.silu_mul(gate_up))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 65])
+def test_rms_norm(dtype, num_rows):
+    """Also of a row that is part of a wider one, at any place in memory, or too small or large."""
+    for size in (1, 63, 64, 576, 2048, 5632, 12_001):
+        wide = rng.normal(size=(num_rows, size + 3)).astype(dtype)
+        wide[-1:] *= rng.choice([1e-30, 1.0, 1e15, 0.0])
+        weight = rng.normal(size=size).astype(dtype)
+        for first in range(4):
+            x = wide[:, first : first + size]
+            x.flags.writeable = False
+            assert_same_bits(elementwise.rms_norm(x, weight, 1e-5), norm.rms_norm(x, weight, 1e-5))
 
 
 @pytest.mark.parametrize("num_tokens", [10, 20_000])
