@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -23,27 +23,34 @@ from mie.ops_cpu.attention_plan import (
     Tiles,
     plan_decodes,
 )
-from mie.ops_cpu.attention_prefill import Prefill, PrefillJob, Products, plan_prompts, share_out
+from mie.ops_cpu.attention_prefill import Prefills
+from mie.ops_cpu.attention_prefill_plan import Products, plan_prefills
 from mie.ops_cpu.workers import Workers
 
 Trial = Callable[[Geometry, DTypeLike], bool]
 
 WORTH_SHARING = 1 << 22
-"""Products of a layer below which a hand-over to other threads takes longer than it saves."""
+"""Products of a layer below which other threads' help, and the hand-overs of the GIL that come with
+it, take longer than they save."""
+PRODUCTS_PER_KEY = 1 << 10
+"""Products of prefills that take as long as a decode takes for a key of a KV head and its value:
+to read both from memory, mostly, whatever the rows and the head size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What one step's attention consists of, in every layer with the same window."""
 
+    geometry: Geometry
     decodes: DecodePlan
-    prefills: list[list[PrefillJob]]
+    prefills: list[Prefills]
     """By thread."""
-    products: Products
     is_shared: bool
     """Whether it is worth more than one thread."""
     memory: Floats
     """The cache, [L, 2, Hkv, N, B, Dh]."""
+    scratch: list[Scratch]
+    """By thread."""
     ready: list[dict[int, Decode]]
     """By thread, the decodes it has done in other layers, by their number among the jobs."""
 
@@ -58,11 +65,12 @@ class Attention:
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
-        self._scratch: dict[str, list[Scratch]] = {}
+        self._scratch: dict[np.dtype[Any], list[Scratch]] = {}
         self._batch: StepBatch | None = None
         self._cache: Floats | None = None
-        self._plans: dict[tuple[Geometry, int | None, bool], Plan] = {}
-        self._tried: dict[tuple[Trial, Geometry, str], bool] = {}
+        self._plans: dict[tuple[int, int | None, bool], Plan] = {}
+        self._geometries: dict[tuple[int, int, int, int], Geometry] = {}
+        self._tried: dict[tuple[Trial, Geometry, np.dtype[Any]], bool] = {}
 
     def __call__(
         self,
@@ -76,31 +84,22 @@ class Attention:
     ) -> Floats:
         """`ops.attention.paged_attention` over a cache of `attention_cache`, scaled by
         1/sqrt(Dh): a new array [T, Hq, Dh]."""
-        num_kv_heads, head_dim = cache.shape[-2:]
-        geometry = Geometry(
-            num_kv_heads=num_kv_heads,
-            group=q.shape[1] // num_kv_heads,
-            head_dim=head_dim,
-            block_size=cache.shape[3],
-        )
-        plan = self._plan(batch, cache, geometry, window, is_batch_invariant)
+        plan = self._plan(q.shape[1], cache, batch, window, is_batch_invariant)
+        g, jobs, num_parts = plan.geometry, plan.decodes.jobs, plan.decodes.num_parts
         out = np.empty(q.shape, q.dtype)
-        by_head = len(q), num_kv_heads, geometry.group, head_dim
+        by_head = len(q), g.num_kv_heads, g.group, g.head_dim
         q_by_head, out_by_head = q.reshape(by_head), out.reshape(by_head)
-        num_parts = plan.decodes.num_parts
-        parts = Parts(geometry, num_parts, q.dtype) if num_parts else None
-        indices = iter(range(len(plan.decodes.jobs)))
+        parts = Parts(g, num_parts, q.dtype) if num_parts else None
+        others = iter(range(len(plan.ready), len(jobs)))
 
         def work(thread: int) -> None:
-            scratch = self._scratch_of(q, thread)
-            if plan.prefills[thread]:
-                prefill = Prefill(q_by_head, plan.memory, layer, geometry, plan.products, scratch)
-                for job in plan.prefills[thread]:
-                    prefill.run(job, window, out_by_head)
-            ready = plan.ready[thread]
-            for i in indices:  # each is taken by one thread
+            scratch, ready = plan.scratch[thread], plan.ready[thread]
+            plan.prefills[thread].run(q_by_head, layer, out_by_head)
+            # The same first one in every layer, for what it was made of lies in the cache; of the
+            # others each is taken by one thread.
+            for i in chain(range(thread, min(thread + 1, len(jobs))), others):
                 if i not in ready:
-                    ready[i] = Decode(plan.decodes.jobs[i], plan.memory, geometry, scratch)
+                    ready[i] = Decode(jobs[i], plan.memory, g, scratch)
                 ready[i].run(q_by_head, layer, out_by_head, parts)
 
         if plan.is_shared:
@@ -109,27 +108,41 @@ class Attention:
             work(0)
         if parts is not None:
             for row, own in plan.decodes.combinations:
-                out[row] = parts.combined(own, geometry.group)
+                out[row] = parts.combined(own, g.group)
         return out
+
+    def _geometry(
+        self, num_heads: int, block_size: int, num_kv_heads: int, head_dim: int
+    ) -> Geometry:
+        """The same for every step: it keeps what it has worked out."""
+        key = num_heads, block_size, num_kv_heads, head_dim
+        if key not in self._geometries:
+            self._geometries[key] = Geometry(
+                num_kv_heads=num_kv_heads,
+                group=num_heads // num_kv_heads,
+                head_dim=head_dim,
+                block_size=block_size,
+            )
+        return self._geometries[key]
 
     def _holds(self, trial: Trial, geometry: Geometry, dtype: np.dtype[Any]) -> bool:
         """What a trial of the kernels answers, which know some shapes and not others: made once."""
-        key = trial, geometry, dtype.name
+        key = trial, geometry, dtype
         if key not in self._tried:
             self._tried[key] = trial(geometry, dtype)
         return self._tried[key]
 
-    def _scratch_of(self, q: Floats, thread: int) -> Scratch:
-        dtype = q.dtype.name
+    def _scratch_of(self, dtype: np.dtype[Any]) -> list[Scratch]:
         if dtype not in self._scratch:
-            self._scratch[dtype] = [Scratch(dtype) for _ in range(self._workers.num_threads)]
-        return self._scratch[dtype][thread]
+            count = self._workers.num_threads
+            self._scratch[dtype] = [Scratch(dtype) for _ in range(count)]
+        return self._scratch[dtype]
 
     def _plan(
         self,
-        batch: StepBatch,
+        num_heads: int,
         cache: Floats,
-        geometry: Geometry,
+        batch: StepBatch,
         window: int | None,
         is_batch_invariant: bool,
     ) -> Plan:
@@ -137,29 +150,30 @@ class Attention:
         if self._batch is not batch or self._cache is not cache:
             self._batch, self._cache = batch, cache
             self._plans.clear()
-        key = geometry, window, is_batch_invariant
+        key = num_heads, window, is_batch_invariant
         if key not in self._plans:
-            self._plans[key] = self._new_plan(batch, cache, *key)
+            self._plans[key] = self._new_plan(num_heads, cache, batch, window, is_batch_invariant)
         return self._plans[key]
 
     def _new_plan(
         self,
-        batch: StepBatch,
+        num_heads: int,
         cache: Floats,
-        geometry: Geometry,
+        batch: StepBatch,
         window: int | None,
         is_batch_invariant: bool,
     ) -> Plan:
+        geometry = self._geometry(num_heads, *cache.shape[-3:])
         num_threads = self._workers.num_threads
         tiles = Tiles(batch, geometry)
         starts = batch.cu_seqlens_q.tolist()
         counts = [stop - start for start, stop in pairwise(starts)]
         single = [s for s, count in enumerate(counts) if count == 1]
         several = [s for s, count in enumerate(counts) if count > 1]
-        prompts = plan_prompts(starts, several, tiles, geometry, window)
+        num_products = sum(tiles.lengths[s] for s in single) * PRODUCTS_PER_KEY
         scores = sum(counts[s] * tiles.lengths[s] for s in several)
-        scores += sum(tiles.lengths[s] for s in single)
-        num_products = scores * geometry.num_kv_heads * geometry.num_rows * geometry.head_dim
+        num_products += scores * geometry.num_rows * geometry.head_dim
+        num_products *= geometry.num_kv_heads
         is_shared = num_threads > 1 and num_products > WORTH_SHARING
         if not is_shared:
             num_threads = 1
@@ -169,14 +183,25 @@ class Attention:
         )
         if is_batch_invariant or max(counts) * geometry.group < PREFILL_ROWS:
             packs = self._holds(rows_are_alike, geometry, cache.dtype)
-            products = Products.like_decode(geometry, packs=packs)
+            products = Products.like_decode(geometry, packs=packs, shortens=shortens)
         else:
             products = Products.fast(geometry)
+        shares = plan_prefills(starts, several, tiles, geometry, window, products, num_threads)
+        is_shared = is_shared and (len(decodes.jobs) > 0 or any(shares[1:]))
+        memory, scratch = head_major(cache), self._scratch_of(cache.dtype)
+        ready = [
+            {i: Decode(job, memory, geometry, scratch[i])}
+            for i, job in enumerate(decodes.jobs[:num_threads])
+        ]
         return Plan(
+            geometry=geometry,
             decodes=decodes,
-            prefills=share_out(prompts, geometry, products, num_threads),
-            products=products,
+            prefills=[
+                Prefills(share, memory, geometry, products, own)
+                for share, own in zip(shares, scratch, strict=False)
+            ],
             is_shared=is_shared,
-            memory=head_major(cache),
-            ready=[{} for _ in range(num_threads)],
+            memory=memory,
+            scratch=scratch,
+            ready=ready + [{} for _ in range(num_threads - len(ready))],
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats
 from mie.ops_cpu.attention_kernels import Reader, Scratch, combine, over_tiles, softmax_weights
@@ -37,21 +39,22 @@ class Decode:
         """memory [L, 2, Hkv, N, B, Dh] holds the keys and the values."""
         g = geometry
         self._job, self._geometry, self._scratch = job, geometry, scratch
-        first, last = int(job.rows[0]), int(job.rows[-1])
-        is_run = (np.diff(job.rows) == 1).all()
-        self._rows = slice(first, last + 1) if is_run else job.rows
         memory = memory[:, :, job.heads]
-        num_heads, num_units, num_tiles = memory.shape[2], len(job.rows), job.num_tiles
+        num_heads, num_units, num_tiles = memory.shape[2], job.num_units, job.num_tiles
         by_tile = (num_heads, num_units * num_tiles, g.num_rows)
         by_unit = (num_heads, num_tiles, num_units, g.num_rows)
-        room = scratch.take("room", num_heads * g.tiles_gathered * g.tile * g.head_dim)
-        queries = scratch.take("queries", *by_tile, g.head_dim)
-        scores = scratch.take("scores", *by_tile, g.tile)
+        most_gathered = g.tiles_gathered(are_short=job.num_tiles == 1)
+        room = scratch.take("room", num_heads * most_gathered * g.tile * g.head_dim)
+        # By a name of its own: what is no query stays 0, for all jobs have it at the same places.
+        queries = scratch.take("decoded", *by_tile, g.head_dim)
+        scores = scratch.take("scores", *by_tile, job.width)
         weighted = scratch.take("weighted", *by_tile, g.head_dim)
         by_query = queries.reshape(*by_unit, g.head_dim)
-        self._queries, self._no_queries = by_query[..., : g.group, :], by_query[..., g.group :, :]
-        self._scores = scores.reshape(*by_unit, g.tile)
+        by_query[..., g.group :, :] = 0
+        self._queries = by_query[..., : g.group, :]
+        self._scores = scores.reshape(*by_unit, job.width)
         self._weighted = weighted.reshape(*by_unit, g.head_dim)
+        self._scale = np.array(g.head_dim**-0.5, memory.dtype)
         self._products = [
             (
                 Reader(memory, each, g, room),
@@ -61,7 +64,9 @@ class Decode:
             )
             for each in job.stretches
         ]
-        self._hidden = [scores[:, tile, :, positions] for tile, positions in job.hidden]
+        self._caps = [
+            (scores[:, at], _caps(hidden, g.num_rows, scores.dtype)) for at, hidden in job.hidden
+        ]
 
     def run(self, q: Floats, layer: int, out: Floats, parts: Parts | None) -> None:
         """Put the layer's results where they belong: in ``out``, or in ``parts``.
@@ -69,13 +74,14 @@ class Decode:
         q and out [T, Hkv, G, Dh].
         """
         job, g = self._job, self._geometry
-        chosen = q[self._rows, job.heads].swapaxes(0, 1)
-        np.multiply(chosen[:, None], g.head_dim**-0.5, out=self._queries)
-        self._no_queries.fill(0)
+        own = q[job.rows] if isinstance(job.rows, slice) else q.take(job.rows, 0)
+        chosen = own[:, job.heads].swapaxes(0, 1)
+        np.multiply(chosen[:, None], self._scale, out=self._queries)
         for reader, queries, scores, _ in self._products:
-            np.matmul(queries, reader.read(layer, 0).swapaxes(-1, -2), out=scores)
-        for hidden in self._hidden:
-            hidden.fill(-np.inf)
+            keys = reader.read(layer, 0, cleans=False)  # the caps hide what holds no token
+            np.matmul(queries, keys.swapaxes(-1, -2), out=scores)
+        for scores, caps in self._caps:
+            np.fmin(scores, caps, out=scores)
         largest, total = softmax_weights(self._scores, self._scratch)
         for reader, _, weights, weighted in self._products:
             np.matmul(weights, reader.read(layer, 1), out=weighted)
@@ -86,5 +92,17 @@ class Decode:
             parts.total[job.parts, job.heads] = total.swapaxes(0, 1)
             parts.attended[job.parts, job.heads] = attended.swapaxes(0, 1)
             return
-        attended = attended[:, :, : g.group] / total[:, :, : g.group, None]
-        out[self._rows, job.heads] = attended.swapaxes(0, 1)
+        attended = attended[:, :, : g.group].swapaxes(0, 1)
+        total = total[:, :, : g.group, None].swapaxes(0, 1)
+        if isinstance(job.rows, slice):
+            np.divide(attended, total, out=out[job.rows, job.heads])
+        else:
+            out[job.rows, job.heads] = attended / total
+
+
+def _caps(hidden: NDArray[np.bool_], num_rows: int, dtype: np.dtype[Any]) -> Floats:
+    """What scores [Hkv, tiles, R, width] are to be limited to where they are ``hidden`` [tiles,
+    width], as long as the scores are in memory, for one long loop takes a fraction of many short
+    ones. Elsewhere NaN, which `np.fmin` ignores, as it does scores of keys that are no number."""
+    caps: Floats = np.where(hidden, -np.inf, np.nan).astype(dtype)
+    return caps[:, None].repeat(num_rows, 1)

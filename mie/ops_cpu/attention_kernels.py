@@ -8,6 +8,7 @@ exact zeros.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -55,31 +56,46 @@ class Reader:
         shape = (num_heads, len(stretch.block_ids), block_size, head_dim)
         self._gathered = room[: math.prod(shape)].reshape(shape)
         self._tiles = self._gathered.reshape(num_heads, -1, stretch.width, head_dim)
-        self._beyond = [self._tiles[:, tile, filled:] for tile, filled in stretch.ends]
+        self._beyond = _beyond(stretch)
 
-    def read(self, layer: int, which: int) -> Floats:
-        """The layer's keys (0) or values (1): [Hkv, tiles, width, Dh], with zeros where there is
-        no token."""
+    def read(self, layer: int, which: int, *, cleans: bool = True) -> Floats:
+        """The layer's keys (0) or values (1): [Hkv, tiles, width, Dh]; if it ``cleans``, with zeros
+        where there is no token."""
         source: Floats = self._source[layer, which]
         if self._is_in_place:
             return source
         # With "clip" NumPy writes to the array itself, not to a copy of it first.
         source.take(self._block_ids, 1, self._gathered, "clip")
-        for beyond in self._beyond:
-            beyond.fill(0)  # what lies there may be no number, and 0 * NaN is NaN
+        if cleans and self._beyond is not None:
+            self._tiles[self._beyond] = 0  # it may be no number there, and 0 * NaN is NaN
         return self._tiles
+
+
+def _beyond(stretch: Stretch) -> tuple[Any, ...] | None:
+    """The index, in [Hkv, tiles, width, Dh], of what holds no token; one for all tiles, for many
+    small fills take longer than the gathering."""
+    if not stretch.ends:
+        return None
+    if len(stretch.ends) == 1:
+        tile, filled = stretch.ends[0]
+        return slice(None), tile, slice(filled, None)
+    tiles, filled = np.array(stretch.ends).T
+    which, positions = np.nonzero(np.arange(stretch.width) >= filled[:, None])
+    return slice(None), tiles[which], positions
 
 
 def softmax_weights(scores: Floats, scratch: Scratch) -> tuple[Floats, Floats]:
     """(largest score, sum of weights), both [X, ..., R], of scores [X, tiles, ..., R, tile], which
     become weights: exp(score - largest), 0 for those at -inf."""
     lanes = over_tiles(np.maximum, scores, "lanes", scratch)
-    largest: Floats = lanes.max(axis=-1)
+    # Twice as fast as `np.maximum.reduce` over short rows.
+    starts = np.arange(0, lanes.size, lanes.shape[-1])
+    largest: Floats = np.maximum.reduceat(lanes.reshape(-1), starts).reshape(lanes.shape[:-1])
     # A query that sees no key here: its weights are 0, and so is what they add to others' sums.
     np.maximum(largest, np.finfo(scores.dtype).min / 2, out=largest)
     scores -= largest[:, None, ..., None]
     np.exp(scores, out=scores)
-    total: Floats = over_tiles(np.add, scores, "lanes", scratch).sum(axis=-1)
+    total: Floats = np.add.reduce(over_tiles(np.add, scores, "lanes", scratch), axis=-1)
     return largest, total
 
 
@@ -105,18 +121,20 @@ def combine(largest: Floats, total: Floats, attended: Floats) -> Floats:
 
 
 def equals_in_part(geometry: Geometry, dtype: DTypeLike) -> bool:
-    """Whether the products of a decode with the first positions of a tile only, in whole blocks,
-    equal those with all of them, the weights of the others 0."""
+    """Whether the products and sums of a decode with the first positions of a tile only equal those
+    with all of them, the weights of the others 0."""
     g, generator = geometry, np.random.default_rng(0)
     queries = generator.normal(size=(g.num_rows, g.head_dim)).astype(dtype)
     keys = generator.normal(size=(g.tile, g.head_dim)).astype(dtype)
     scores = queries @ keys.T
-    for width in range(g.block_size, g.tile, g.block_size):
+    for width in range(g.width_step, g.tile, g.width_step):
         weights = np.exp(scores)
         weights[:, width:] = 0
         if (queries @ keys[:width].T != scores[:, :width]).any():
             return False
         if (weights[:, :width] @ keys[:width] != weights @ keys).any():
+            return False
+        if (weights[:, :width].sum(-1) != weights.sum(-1)).any():
             return False
     return True
 

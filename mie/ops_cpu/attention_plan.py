@@ -8,12 +8,14 @@ is read in place; any other is gathered, and so is the last one of a sequence wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mie.ops.arrays import Ints
 from mie.ops.backend import StepBatch
@@ -22,11 +24,16 @@ SCORES = 1 << 17
 """Scores that a thread forms at once: as float32 half of a 1 MiB L2 cache."""
 GATHERED = 1 << 18
 """Elements of keys, or of values, that a decode gathers at once: they stay in the cache too."""
+GATHERED_SHORT = 1 << 19
+"""The same for short contexts: the cache holds fewer, but where little is to be done the threads'
+waiting for each other's hand-overs of the GIL, once in a few calls, takes longer."""
 SMALL_SCORES = 1200
 """Rows times keys up to which OpenBLAS multiplies by transposed keys without packing them (`M * N`
 in kernel/x86_64/sgemm_small_kernel_permit_skylakex.c); above, it takes up to 3 times as long."""
 PREFILL_ROWS = 64
 """Rows of a prefill's products where rows need not equal those of a decode bit for bit."""
+PARTIAL_SUMS = 8
+"""NumPy adds up a row in so many: zeros at its end change no bit if their number is a multiple."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +60,11 @@ class Geometry:
         return self.block_size * max(1, wanted // self.block_size)
 
     @cached_property
+    def width_step(self) -> int:
+        """What the positions that a last tile is shortened to are a multiple of."""
+        return math.lcm(self.block_size, PARTIAL_SUMS)
+
+    @cached_property
     def blocks_per_tile(self) -> int:
         return self.tile // self.block_size
 
@@ -60,10 +72,10 @@ class Geometry:
     def tiles_per_group(self) -> int:
         return max(1, SCORES // (self.num_kv_heads * self.num_rows * self.tile))
 
-    @cached_property
-    def tiles_gathered(self) -> int:
+    def tiles_gathered(self, *, are_short: bool) -> int:
         """At once, of all KV heads."""
-        return max(1, GATHERED // (self.num_kv_heads * self.tile * self.head_dim))
+        elements = GATHERED_SHORT if are_short else GATHERED
+        return max(1, elements // (self.num_kv_heads * self.tile * self.head_dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +100,20 @@ class Tiles:
     def __init__(self, batch: StepBatch, geometry: Geometry) -> None:
         self._geometry = geometry
         self.lengths: list[int] = batch.seq_lens.tolist()
-        per_tile = geometry.blocks_per_tile
-        num_tiles = -(-batch.block_tables.shape[1] // per_tile)
-        tables = np.zeros((len(self.lengths), num_tiles * per_tile), np.int64)
-        tables[:, : batch.block_tables.shape[1]] = batch.block_tables
+        num_tiles = -(-max(self.lengths) // geometry.tile)
+        num_blocks = num_tiles * geometry.blocks_per_tile
+        given = batch.block_tables[:, :num_blocks]
+        blocks = np.zeros((len(given), num_blocks), np.int64)
+        blocks[:, : given.shape[1]] = given
         # What lies beyond a length may name no block.
-        num_blocks = -(-batch.seq_lens // geometry.block_size)
-        tables[np.arange(tables.shape[1]) >= num_blocks[:, None]] = 0
-        blocks = tables.reshape(len(tables), num_tiles, per_tile)
-        is_full = np.arange(1, num_tiles + 1) * geometry.tile <= batch.seq_lens[:, None]
-        is_run = is_full & (np.diff(blocks) == 1).all(-1)
-        self._is_run: list[list[bool]] = is_run.tolist()
+        positions = np.arange(num_blocks) * geometry.block_size
+        blocks *= positions < batch.seq_lens[:, None]
+        blocks = blocks.reshape(len(given), num_tiles, -1)
         self._blocks: list[list[list[int]]] = blocks.tolist()
+        self._is_run: list[list[bool]] | None = None  # with short sequences no tile is full
+        if max(self.lengths) >= geometry.tile:
+            is_full = np.arange(1, num_tiles + 1) * geometry.tile <= batch.seq_lens[:, None]
+            self._is_run = (is_full & (np.diff(blocks) == 1).all(-1)).tolist()
 
     def stretches(
         self,
@@ -122,11 +136,11 @@ class Tiles:
         index = 0
         while index < len(gathered):
             stop = index
-            end = last if index < last else len(gathered)
-            while stop < min(end, index + most_gathered) and gathered[stop]:
+            end, width = (last, tile) if index < last else (len(gathered), last_width or tile)
+            end = min(end, index + most_gathered * tile // width)
+            while stop < end and gathered[stop]:
                 stop += 1
             if stop > index:
-                width = (last_width or tile) if index >= last else tile
                 stretches.append(self._gathered(starts, slice(index, stop), width))
             index = max(stop, index + 1)
         return stretches
@@ -154,6 +168,8 @@ class Tiles:
         self, tiles: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[int, int, int, int]]:
         """(begin, end, first block, distance) of tiles, each a run, at equal distances forward."""
+        if self._is_run is None:
+            return
         firsts = [self._blocks[s][t][0] if self._is_run[s][t] else -1 for s, t in tiles]
         begin = 0
         while begin + 1 < len(firsts):
@@ -186,13 +202,16 @@ class DecodeJob:
 
     heads: slice
     """Of the KV heads."""
-    rows: Ints
+    rows: slice | Ints
     """The queries, as indices into T."""
+    num_units: int
     num_tiles: int
     """Of each unit."""
+    width: int
+    """Positions of each tile that scores are formed of."""
     stretches: list[Stretch]
-    hidden: list[tuple[int, slice]]
-    """(tile, positions of it) that the query does not see."""
+    hidden: list[tuple[slice, NDArray[np.bool_]]]
+    """Tiles, and which of their positions [tiles, width] the queries do not see."""
     parts: slice | None
     """Where the results go that are to be combined with those of other units."""
 
@@ -209,12 +228,14 @@ class DecodePlan:
 
 
 class _Unit:
-    """Tiles first … stop - 1 of sequence s, which its query sees from position ``begin`` on."""
+    """Tiles first … stop - 1 of sequence s, which its query sees from position ``begin`` on; the
+    last has ``filled`` positions that hold tokens and is read as far as ``width``."""
 
-    __slots__ = ("begin", "first", "s", "stop")
+    __slots__ = ("begin", "filled", "first", "s", "stop", "width")
 
-    def __init__(self, s: int, first: int, stop: int, begin: int) -> None:
+    def __init__(self, s: int, first: int, stop: int, begin: int, filled: int, width: int) -> None:
         self.s, self.first, self.stop, self.begin = s, first, stop, begin
+        self.filled, self.width = filled, width
 
 
 def plan_decodes(
@@ -232,12 +253,17 @@ def plan_decodes(
     starts = batch.cu_seqlens_q.tolist()
     alone: dict[int, list[_Unit]] = {}  # by the number of tiles
     parted: dict[int, list[_Unit]] = {}
+    tile, step = geometry.tile, geometry.width_step
     for s in chosen:
-        begin = 0 if window is None else max(0, tiles.lengths[s] - window)
-        groups = list(groups_of(begin, tiles.lengths[s], geometry))
+        length = tiles.lengths[s]
+        begin = 0 if window is None else max(0, length - window)
+        groups = list(groups_of(begin, length, geometry))
+        kind = alone if len(groups) == 1 else parted
         for first, stop in groups:
-            kind = alone if len(groups) == 1 else parted
-            kind.setdefault(stop - first, []).append(_Unit(s, first, stop, begin))
+            filled = min(tile, length - (stop - 1) * tile)
+            width = min(tile, -(-filled // step) * step) if shortens else tile
+            unit = _Unit(s, first, stop, begin, filled, width)
+            kind.setdefault(stop - first, []).append(unit)
     jobs: list[DecodeJob] = []
     parts: dict[int, list[tuple[int, int]]] = {}
     num_parts = 0
@@ -246,9 +272,9 @@ def plan_decodes(
         for i, unit in enumerate(units, start=num_parts):
             parts.setdefault(starts[unit.s], []).append((unit.first, i))
         num_parts = place.stop
-        jobs.append(_job(units, starts, tiles, geometry, place, shortens))
+        jobs.append(_job(units, starts, tiles, geometry, place))
     for units in _bunches(alone, geometry, num_threads):
-        jobs.append(_job(units, starts, tiles, geometry, None, shortens))
+        jobs.append(_job(units, starts, tiles, geometry, None))
     if len(jobs) < num_threads:
         jobs = [part for job in jobs for part in _by_heads(job, geometry, num_threads)]
     combinations = [(row, [i for _, i in sorted(own)]) for row, own in parts.items()]
@@ -267,12 +293,28 @@ def groups_of(begin: int, end: int, geometry: Geometry) -> Iterator[tuple[int, i
 def _bunches(
     units: dict[int, list[_Unit]], geometry: Geometry, num_threads: int
 ) -> Iterator[list[_Unit]]:
-    """Units of equal size, as many together as a thread takes at once: the largest first."""
+    """Units of equal size, as many together as a thread takes at once: the largest first, and
+    side by side those that are filled alike, for all are read as far as the fullest."""
     for size in sorted(units, reverse=True):
-        equal = units[size]
-        count = min(max(1, geometry.tiles_per_group // size), -(-len(equal) // num_threads))
-        for at in range(0, len(equal), count):
-            yield equal[at : at + count]
+        equal = sorted(units[size], key=lambda unit: unit.width, reverse=True)
+        costs = [unit.width if size == 1 else size * geometry.tile for unit in equal]
+        at_once = geometry.tiles_per_group * geometry.tile
+        count = max(num_threads, -(-sum(costs) // at_once))
+        most = sum(costs) // count
+        while len(starts := _cut(costs, most)) > count:
+            most += most // 16 + 1
+        for start, stop in pairwise([*starts, len(equal)]):
+            yield equal[start:stop]
+
+
+def _cut(costs: Sequence[int], most: int) -> list[int]:
+    """Where bunches start that cost no more than ``most``, each of its units as much as the first,
+    which is the dearest."""
+    starts, at = [], 0
+    while at < len(costs):
+        starts.append(at)
+        at += max(1, most // costs[at])
+    return starts
 
 
 def _job(
@@ -281,29 +323,32 @@ def _job(
     tiles: Tiles,
     geometry: Geometry,
     parts: slice | None,
-    shortens: bool,
 ) -> DecodeJob:
     num_units, num_tiles = len(units), units[0].stop - units[0].first
+    last_width = max(unit.width for unit in units)
+    width = last_width if num_tiles == 1 else geometry.tile
     hidden = []
-    most_filled = 0
-    for i, unit in enumerate(units):
-        front = unit.begin - unit.first * geometry.tile
-        if front > 0:
-            hidden.append((i, slice(0, front)))
-        filled = tiles.lengths[unit.s] - (unit.stop - 1) * geometry.tile
-        if filled < geometry.tile:
-            hidden.append(((num_tiles - 1) * num_units + i, slice(filled, None)))
-        most_filled = max(most_filled, min(filled, geometry.tile))
-    width = -(-most_filled // geometry.block_size) * geometry.block_size
+    positions = np.arange(width)
+    fronts = [unit.begin - unit.first * geometry.tile for unit in units]
+    if max(fronts) > 0:
+        hidden.append((slice(0, num_units), positions < np.array(fronts)[:, None]))
+    ends = [unit.filled for unit in units]
+    if min(ends) < width:
+        last = slice(num_units * (num_tiles - 1), num_units * num_tiles)
+        hidden.append((last, positions >= np.array(ends)[:, None]))
+    rows = [starts[unit.s] for unit in units]
+    is_run = rows == list(range(rows[0], rows[0] + num_units))
     return DecodeJob(
         heads=slice(0, geometry.num_kv_heads),
-        rows=np.array([starts[unit.s] for unit in units]),
+        rows=slice(rows[0], rows[0] + num_units) if is_run else np.array(rows),
+        num_units=num_units,
         num_tiles=num_tiles,
+        width=width,
         stretches=tiles.stretches(
             [(unit.s, unit.first) for unit in units],
             num_tiles,
-            geometry.tiles_gathered,
-            width if shortens else None,
+            geometry.tiles_gathered(are_short=num_tiles == 1),
+            last_width,
         ),
         hidden=hidden,
         parts=parts,

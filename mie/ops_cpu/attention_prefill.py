@@ -1,290 +1,191 @@
-"""Attention of sequences that have several queries: in tiles of queries, the keys after the last of
-them skipped."""
+"""Attention of sequences that have several queries."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from mie.ops.arrays import Floats
 from mie.ops_cpu.attention_kernels import Reader, Scratch, combine, softmax_weights
-from mie.ops_cpu.attention_plan import (
-    GATHERED,
-    PREFILL_ROWS,
-    Geometry,
-    Stretch,
-    Tiles,
-    groups_of,
-)
-
-SCORES = 1 << 19
-"""Scores that a thread forms at once: the cache holds fewer, but with shorter calls the threads
-wait for each other's hand-overs of the GIL."""
+from mie.ops_cpu.attention_plan import Geometry
+from mie.ops_cpu.attention_prefill_plan import Group, PrefillJob, Products
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Tiles first … stop - 1 of a sequence, one group at most."""
-
-    first: int
-    stop: int
-    stretches: list[Stretch]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
-    """A sequence with several queries."""
-
-    row: int
-    """Of its first query, in T."""
-    num_queries: int
-    position: int
-    """Of its first query."""
-    groups: list[Group]
-
-    @property
-    def num_tiles(self) -> int:
-        """Of its largest group."""
-        return max(group.stop - group.first for group in self.groups)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillJob:
-    """Queries first … stop - 1 of a prompt, for some KV heads."""
-
-    prompt: Prompt
-    heads: slice
-    first: int
-    stop: int
-
-    @property
-    def cost(self) -> int:
-        """Scores of a query head, about."""
-        num_heads: int = self.heads.stop - self.heads.start
-        return num_heads * (self.stop - self.first) * (self.prompt.position + self.stop)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Products:
-    """What the products of a prefill are like."""
-
-    rows: int
-    per_query: int
-    """Rows that a query takes."""
-    transposes: bool
-    """Whether keys are transposed first, for which the products are faster."""
-
-    @classmethod
-    def like_decode(cls, geometry: Geometry, *, packs: bool) -> Products:
-        """Equal to those of a decode bit for bit; if it ``packs``, with other rows in places that
-        are empty there."""
-        per_query = geometry.group if packs else geometry.num_rows
-        return cls(rows=geometry.num_rows, per_query=per_query, transposes=False)
-
-    @classmethod
-    def fast(cls, geometry: Geometry) -> Products:
-        """For many queries."""
-        return cls(rows=PREFILL_ROWS, per_query=geometry.group, transposes=True)
-
-
-def plan_prompts(
-    starts: Sequence[int],
-    chosen: Sequence[int],
-    tiles: Tiles,
-    geometry: Geometry,
-    window: int | None,
-) -> list[Prompt]:
-    """The ``chosen`` sequences, whose queries begin at ``starts``."""
-    prompts = []
-    for s in chosen:
-        num_queries = starts[s + 1] - starts[s]
-        position = tiles.lengths[s] - num_queries
-        begin = 0 if window is None else max(0, position + 1 - window)
-        groups = [
-            Group(first, stop, tiles.stretches([(s, first)], stop - first, stop - first))
-            for first, stop in groups_of(begin, tiles.lengths[s], geometry)
-        ]
-        prompts.append(
-            Prompt(row=starts[s], num_queries=num_queries, position=position, groups=groups)
-        )
-    return prompts
-
-
-def share_out(
-    prompts: Sequence[Prompt], geometry: Geometry, products: Products, num_threads: int
-) -> list[list[PrefillJob]]:
-    """The work of each thread: alike in cost, and of one prompt and the same heads as far as can
-    be."""
-    per_tile = geometry.tile * products.per_query
-    scores = sum(p.num_queries * p.num_tiles for p in prompts) * per_tile * geometry.num_kv_heads
-    most = min(SCORES, scores // num_threads)
-    jobs = [job for prompt in prompts for job in _jobs(prompt, geometry, products, most)]
-    total = sum(job.cost for job in jobs)
-    shares: list[list[PrefillJob]] = [[] for _ in range(num_threads)]
-    done = 0
-    for job in jobs:
-        shares[min(num_threads - 1, (done + job.cost // 2) * num_threads // max(1, total))].append(
-            job
-        )
-        done += job.cost
-    return shares
-
-
-def _jobs(
-    prompt: Prompt, geometry: Geometry, products: Products, scores: int
-) -> Iterator[PrefillJob]:
-    """Jobs of ``scores`` at most: of all heads if their keys stay in the cache. A job's queries
-    compute every tile that any of them sees, hence no more than a tile of them."""
-    num_heads, positions = geometry.num_kv_heads, prompt.num_tiles * geometry.tile
-    at_once = num_heads if num_heads * positions * geometry.head_dim <= GATHERED else 1
-    size = min(geometry.tile, max(1, scores // (at_once * positions * products.per_query)))
-    for head in range(0, num_heads, at_once):
-        heads = slice(head, head + at_once)
-        for first in range(0, prompt.num_queries, size):
-            yield PrefillJob(prompt, heads, first, min(first + size, prompt.num_queries))
-
-
-class Prefill:
-    """Does one thread's jobs in a layer, keeping the keys and values of a prompt's heads for all
-    its query tiles."""
+class Prefills:
+    """One thread's jobs with the memory that it works in: made once for all layers, for with short
+    prompts making the views takes as long as what is done with them."""
 
     def __init__(
         self,
-        q: Floats,
+        jobs: Sequence[PrefillJob],
         memory: Floats,
-        layer: int,
         geometry: Geometry,
         products: Products,
         scratch: Scratch,
     ) -> None:
-        """q [T, Hkv, G, Dh]; memory [L, 2, Hkv, N, B, Dh] holds the keys and the values."""
-        self._q, self._memory, self._layer, self._scratch = q, memory, layer, scratch
-        self._geometry, self._products = geometry, products
-        self._loaded: tuple[Group, slice] | None = None
-        self._pieces: list[tuple[slice, Floats, Floats]] = []
+        """memory [L, 2, Hkv, N, B, Dh] holds the keys and the values."""
+        keys: dict[tuple[Group, int], Keys] = {}
+        prefills: dict[int, Prefill] = {}
+        # The largest first, so that the others use its scratch.
+        for i in sorted(range(len(jobs)), key=lambda i: jobs[i].cost, reverse=True):
+            heads = jobs[i].heads
+            for span in jobs[i].chunk.spans:
+                if (span.group, heads.start) not in keys:
+                    own = Keys(span.group, memory[:, :, heads], geometry, products, scratch)
+                    keys[span.group, heads.start] = own
+            needed = [keys[span.group, heads.start] for span in jobs[i].chunk.spans]
+            prefills[i] = Prefill(jobs[i], needed, geometry, products, scratch)
+        self._prefills = [prefills[i] for i in range(len(jobs))]
 
-    def run(self, job: PrefillJob, window: int | None, out: Floats) -> None:
-        """Put the job's results where they belong in ``out`` [T, Hkv, G, Dh]."""
-        g, prompt = self._geometry, job.prompt
-        queries = self._queries(job)
-        first, last = prompt.position + job.first, prompt.position + job.stop - 1
-        begin = 0 if window is None else max(0, first + 1 - window)
-        num_heads, _, num_products, num_rows, _ = queries.shape
-        by_row = len(prompt.groups), num_heads, num_products * num_rows
-        largest, total = (self._scratch.take(name, *by_row) for name in ("largest", "total"))
-        attended = self._scratch.take("attended", *by_row, g.head_dim)
-        seen = 0
-        for group in prompt.groups:
-            start, stop = max(group.first, begin // g.tile), min(group.stop, last // g.tile + 1)
-            if start < stop:
-                self._load(group, job.heads)
-                largest[seen], total[seen] = self._attend(
-                    queries, job, group, start, stop, window, attended[seen]
-                )
-                seen += 1
-        result = combine(largest[:seen], total[:seen], attended[:seen])
-        rows = slice(prompt.row + job.first, prompt.row + job.stop)
-        by_query = self._by_query(result, job)[:, :, : g.group]
-        out[rows, job.heads] = by_query.swapaxes(0, 1)
+    def run(self, q: Floats, layer: int, out: Floats) -> None:
+        """Put the layer's results where they belong in ``out``.
 
-    def _by_query(self, x: Floats, job: PrefillJob) -> Floats:
-        """[..., rows of all products, E] as [..., queries, rows of a query, E]."""
-        per_query, num_queries = self._products.per_query, job.stop - job.first
-        own = x[..., : num_queries * per_query, :]
-        return own.reshape(*x.shape[:-2], num_queries, per_query, x.shape[-1])
+        q and out [T, Hkv, G, Dh].
+        """
+        held: Keys | None = None
+        for prefill in self._prefills:
+            held = prefill.run(q, layer, out, held)
 
-    def _queries(self, job: PrefillJob) -> Floats:
-        """[Hkv, 1, products, rows, Dh], scaled, with zeros where there is no query or head."""
-        g, p = self._geometry, self._products
-        own = self._q[job.prompt.row + job.first : job.prompt.row + job.stop, job.heads]
-        num_products = -(-len(own) * p.per_query // p.rows)
-        shape = own.shape[1], 1, num_products, p.rows, g.head_dim
-        queries = self._scratch.take("queries", *shape)
-        by_row = queries.reshape(len(queries), -1, g.head_dim)
-        by_query = self._by_query(by_row, job)
-        np.multiply(own.swapaxes(0, 1), g.head_dim**-0.5, out=by_query[:, :, : g.group])
-        by_query[:, :, g.group :] = 0
-        by_row[:, len(own) * p.per_query :] = 0
-        return queries
 
-    def _load(self, group: Group, heads: slice) -> None:
-        """The keys, transposed, and the values of a group for some heads, in pieces."""
-        if self._loaded is not None and self._loaded[0] is group and self._loaded[1] == heads:
-            return
-        g, scratch = self._geometry, self._scratch
-        memory = self._memory[:, :, heads]
-        per_tile = memory.shape[2] * g.tile * g.head_dim
-        rooms = [
-            scratch.take(name, (group.stop - group.first) * per_tile)
-            for name in ("keys", "values", "turned")
-        ]
+class Keys:
+    """The keys and values of a group for some heads, which several chunks may need. A thread holds
+    one of these at a time."""
+
+    def __init__(
+        self,
+        group: Group,
+        memory: Floats,
+        geometry: Geometry,
+        products: Products,
+        scratch: Scratch,
+    ) -> None:
+        """From memory [L, 2, Hkv, N, B, Dh]."""
+        self.first = group.first
+        per_tile = memory.shape[2] * geometry.tile * geometry.head_dim
+        places = [range(each.at.start, each.at.stop, each.at.step or 1) for each in group.stretches]
+        size = sum(map(len, places)) * per_tile
+        rooms = [scratch.take(name, size) for name in ("keys", "values")]
+        self._turned = scratch.take("turned", size) if products.transposes else None
+        self._readers: list[tuple[range, int, Reader, Reader]] = []
+        begin = 0
+        for at, each in zip(places, group.stretches, strict=True):
+            keys, values = (Reader(memory, each, geometry, room[begin:]) for room in rooms)
+            self._readers.append((at, begin, keys, values))
+            begin += len(at) * per_tile
+        self._pieces: list[tuple[range, Floats, Floats]] = []
+
+    def read(self, layer: int) -> None:
+        """Hold those of the layer."""
         self._pieces = []
-        for each in group.stretches:
-            begin = each.at.start * per_tile
-            keys, values = (
-                Reader(memory, each, g, room[begin:]).read(self._layer, which)
-                for which, room in enumerate(rooms[:2])
-            )
-            keys = keys.swapaxes(-1, -2)
-            if self._products.transposes:
-                turned = rooms[2][begin : begin + keys.size].reshape(keys.shape)
+        for at, begin, key_reader, value_reader in self._readers:
+            keys, values = key_reader.read(layer, 0).swapaxes(-1, -2), value_reader.read(layer, 1)
+            if self._turned is not None:
+                turned = self._turned[begin : begin + keys.size].reshape(keys.shape)
                 turned[...] = keys
                 keys = turned
-            self._pieces.append((each.at, keys[:, :, None], values[:, :, None]))
-        self._loaded = group, heads
+            self._pieces.append((at, keys[:, :, None], values[:, :, None]))
 
-    def _attend(
-        self,
-        queries: Floats,
-        job: PrefillJob,
-        group: Group,
-        start: int,
-        stop: int,
-        window: int | None,
-        attended: Floats,
-    ) -> tuple[Floats, Floats]:
-        """Over the tiles start … stop - 1: the largest score and the sum of weights of each row,
-        [Hkv, rows]; the sums of weighted values go to ``attended`` [Hkv, rows, Dh]."""
-        g, scratch = self._geometry, self._scratch
-        num_heads, _, num_products, num_rows, _ = queries.shape
-        shape = num_heads, stop - start, num_products, num_rows
-        scores = scratch.take("scores", *shape, g.tile)
-        weighted = scratch.take("weighted", *shape, g.head_dim)
-        pieces = []
+    def between(self, first: int, stop: int) -> Iterator[tuple[slice, Floats, Floats]]:
+        """Those at first … stop - 1, counted as in the stretches, piece by piece: which of them,
+        the keys [Hkv, tiles, 1, Dh, width], the values [Hkv, tiles, 1, width, Dh]."""
         for at, keys, values in self._pieces:
-            first, end = group.first + at.start, min(group.first + at.stop, stop)
-            begin = max(first, start)
+            begin, end = bisect_left(at, first), bisect_left(at, stop)
             if begin < end:
-                own, here = slice(begin - first, end - first), slice(begin - start, end - start)
-                np.matmul(queries, keys[:, own], out=scores[:, here])
-                pieces.append((here, values[:, own]))
-        by_row = scores.reshape(*shape[:2], -1, g.tile)
-        self._hide(self._by_query(by_row, job), job, start, window)
-        largest, total = softmax_weights(by_row, scratch)
-        for here, values in pieces:
-            np.matmul(scores[:, here], values, out=weighted[:, here])
-        np.add.reduce(weighted.reshape(*shape[:2], -1, g.head_dim), axis=1, out=attended)
-        return largest, total
+                here = slice(at[begin] - first, at[end - 1] - first + 1, at.step)
+                yield here, keys[:, begin:end], values[:, begin:end]
 
-    def _hide(self, scores: Floats, job: PrefillJob, start: int, window: int | None) -> None:
-        """-inf for what a query may not see, in the tiles where that is not all or nothing.
 
-        scores [Hkv, tiles, queries, rows of a query, tile]
+class Prefill:
+    """A job of a thread."""
+
+    def __init__(
+        self,
+        job: PrefillJob,
+        keys: Sequence[Keys],
+        geometry: Geometry,
+        products: Products,
+        scratch: Scratch,
+    ) -> None:
+        """``keys`` of each of the chunk's spans."""
+        self._chunk, self._heads, self._keys, self._scratch = job.chunk, job.heads, keys, scratch
+        self._geometry, self._per_query = geometry, products.per_query
+        head_dim, group, spans = geometry.head_dim, geometry.group, job.chunk.spans
+        num_heads, num_rows = job.heads.stop - job.heads.start, products.rows
+        num_prompts, num_queries = job.chunk.rows.shape
+        num_products = -(-num_queries * products.per_query // num_rows)
+
+        # Of several prompts the queries are held once for each of their tiles.
+        copies = max(span.stop - span.start for span in spans) if num_prompts > 1 else 1
+        shape = num_heads, copies, num_prompts, num_products * num_rows, head_dim
+        queries = scratch.take("queries", *shape)
+        by_query = self._by_query(queries)
+        self._places = by_query[..., :group, :]
+        self._no_places = (
+            by_query[..., group:, :],
+            queries[..., num_queries * products.per_query :, :],
+        )
+        self._queries = queries.reshape(
+            num_heads, copies * num_prompts, num_products, num_rows, head_dim
+        )
+
+        by_row = len(spans), num_heads, num_prompts, num_products * num_rows
+        self._largest, self._total = (scratch.take(name, *by_row) for name in ("largest", "total"))
+        self._attended = scratch.take("attended", *by_row, head_dim)
+        by_tile = [(num_heads, span.stop - span.start, *by_row[2:]) for span in spans]
+        self._scores = [
+            scratch.take("scores", *shape, span.width)
+            for shape, span in zip(by_tile, spans, strict=True)
+        ]
+        self._weighted = [
+            # What there is no need to add up is where it belongs at once.
+            scratch.take("weighted", *shape, head_dim) if shape[1] > 1 else attended[:, None]
+            for shape, attended in zip(by_tile, self._attended, strict=True)
+        ]
+
+    def run(self, q: Floats, layer: int, out: Floats, held: Keys | None) -> Keys | None:
+        """Put the layer's results where they belong in ``out``; which keys the thread holds now, if
+        it ``held`` those before.
+
+        q and out [T, Hkv, G, Dh].
         """
-        g, position = self._geometry, job.prompt.position
-        own = np.arange(position + job.first, position + job.stop)[:, None, None]
-        after = max(0, (position + job.first + 1) // g.tile - start)  # the first with a later key
-        before = 0
-        if window is not None:
-            before = max(0, -(-(position + job.stop - window) // g.tile) - start)
-        for i in range(scores.shape[1]):
-            if before <= i < after:
-                continue
-            keys = np.arange((start + i) * g.tile, (start + i + 1) * g.tile)
-            hidden = keys > own
-            if window is not None:
-                hidden |= keys <= own - window
-            # To add is five times as fast as to copy where it is hidden.
-            scores[:, i] += np.where(hidden, -np.inf, 0).astype(scores.dtype)
+        own = self._chunk.of(q)[:, :, self._heads].transpose(2, 0, 1, 3, 4)
+        np.multiply(own[:, None], self._geometry.head_dim**-0.5, out=self._places)
+        for places in self._no_places:
+            places.fill(0)
+        for i, keys in enumerate(self._keys):
+            if keys is not held:
+                keys.read(layer)
+                held = keys
+            self._attend(i, keys)
+        result = combine(self._largest, self._total, self._attended)
+        by_query = self._by_query(result)[..., : self._geometry.group, :]
+        self._chunk.put(by_query.transpose(1, 2, 0, 3, 4), self._heads, out)
+        return held
+
+    def _attend(self, i: int, keys: Keys) -> None:
+        """To the tiles of the i-th span."""
+        span, scores, weighted = self._chunk.spans[i], self._scores[i], self._weighted[i]
+        num_heads, num_tiles, num_prompts = scores.shape[:3]
+        by_product = num_heads, num_tiles * num_prompts, *self._queries.shape[2:4]
+        products, sums = (x.reshape(*by_product, x.shape[-1]) for x in (scores, weighted))
+        first, stop = ((tile - keys.first) * num_prompts for tile in (span.start, span.stop))
+        pieces = list(keys.between(first, stop))
+        for here, turned, _ in pieces:
+            queries = self._queries[:, here] if num_prompts > 1 else self._queries
+            np.matmul(queries, turned[..., : span.width], out=products[:, here])
+        for tile, hidden in span.hidden:
+            by_query = self._by_query(scores[:, tile])
+            by_query += hidden
+        self._largest[i], self._total[i] = softmax_weights(scores, self._scratch)
+        for here, _, values in pieces:
+            np.matmul(products[:, here], values[..., : span.width, :], out=sums[:, here])
+        if num_tiles > 1:
+            np.add.reduce(weighted, axis=1, out=self._attended[i])
+
+    def _by_query(self, x: Floats) -> Floats:
+        """[..., rows, E] as [..., queries, rows of a query, E]."""
+        num_queries = self._chunk.rows.shape[1]
+        own = x[..., : num_queries * self._per_query, :]
+        return own.reshape(*x.shape[:-2], num_queries, self._per_query, x.shape[-1])

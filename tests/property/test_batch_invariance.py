@@ -22,7 +22,7 @@ from tiny_models import LLAMA, MISTRAL_WINDOW, QWEN2, QWEN3_TIED, random_weights
 
 from mie import EngineConfig, SamplingParams
 from mie.load import load_engine
-from mie.ops_cpu import attention, attention_plan, attention_prefill, cpu_backend
+from mie.ops_cpu import attention, attention_plan, attention_prefill_plan, cpu_backend
 from mie.ops_cpu.linear_tiled import TiledPlan
 
 VOCAB = LLAMA["vocab_size"]
@@ -47,7 +47,7 @@ seen: Counter[str] = Counter()
 def small_groups():
     """Groups of 1, 2 or 4 tiles, and threads that share the least work."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention_plan, attention_prefill):
+        for module in (attention_plan, attention_prefill_plan):
             patch.setattr(module, "SCORES", 1 << 11)
         patch.setattr(attention, "WORTH_SHARING", 0)
         patch.setattr(cpu_backend, "TiledPlan", partial(TiledPlan, bytes_per_thread=1))

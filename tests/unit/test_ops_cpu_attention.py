@@ -14,7 +14,7 @@ import pytest
 from mie.ops.attention import paged_attention
 from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops_cpu import attention as attention_module
-from mie.ops_cpu import attention_plan, attention_prefill
+from mie.ops_cpu import attention_plan, attention_prefill_plan
 from mie.ops_cpu.attention import Attention
 from mie.ops_cpu.attention_cache import head_major, new_cache
 from mie.ops_cpu.workers import Workers
@@ -28,9 +28,10 @@ LENGTHS = (1, 127, 128, 129, 300, 256, 700, 40)
 @pytest.fixture(params=["whole", "in groups"])
 def grouping(request, monkeypatch):
     """With the groups of real models, and with some of two tiles, so that short sequences have
-    several."""
+    several; then threads share the least work, too."""
     if request.param == "in groups":
-        for module in (attention_plan, attention_prefill):
+        monkeypatch.setattr(attention_module, "WORTH_SHARING", 0)
+        for module in (attention_plan, attention_prefill_plan):
             monkeypatch.setattr(module, "SCORES", 1 << 13)
 
 
@@ -163,6 +164,40 @@ def test_a_plan_is_not_kept_for_another_step():
     other[1, 1] *= 2.0
     got = attention(q, other, 1, batch, None, is_batch_invariant=True)
     np.testing.assert_allclose(got, 2 * keys.expected(q, batch, None), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_last_tiles_read_in_part_change_no_bit(monkeypatch, window):
+    keys = Keys((1, 127, 9, 300, 256, 16, 40), heads=(9, 3), strewn=True, dtype="float32")
+    in_part = attend(keys, [1] * 7, window)
+    monkeypatch.setattr(attention_module, "equals_in_part", lambda *_: False)
+    np.testing.assert_array_equal(attend(keys, [1] * 7, window), in_part)
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 10])
+def test_decodes_are_shared_out_alike(num_threads):
+    """By what is read: of each as much as of the fullest that it is put together with."""
+    lengths = [(17 + 29 * i) % 80 + 1 for i in range(64)]
+    keys = Keys(lengths, heads=(3, 3), strewn=True)
+    batch = keys.batch([1] * 64)[1]
+    geometry = attention_plan.Geometry(num_kv_heads=3, group=1, head_dim=8, block_size=16)
+    tiles = attention_plan.Tiles(batch, geometry)
+    plan = attention_plan.plan_decodes(
+        batch, range(64), tiles, geometry, None, num_threads, shortens=True
+    )
+    costs = [job.num_units * job.width for job in plan.jobs]
+    assert len(costs) == num_threads
+    assert sum(costs) < 1.3 * sum(-(-length // 16) * 16 for length in lengths)
+    assert max(costs) < 1.25 * sum(costs) / num_threads
+
+
+def test_what_is_no_number_spoils_only_its_own():
+    keys = Keys(LENGTHS, heads=(9, 3), strewn=True)
+    expected = attend(keys, [1] * 8)
+    keys.q[keys.starts[4] - 1] = np.nan
+    got = attend(keys, [1] * 8)
+    assert np.isnan(got[3]).all()
+    np.testing.assert_array_equal(np.delete(got, 3, 0), np.delete(expected, 3, 0))
 
 
 def test_rows_in_empty_places_change_no_bit(monkeypatch):
