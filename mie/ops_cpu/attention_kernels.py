@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 
 from mie.ops.arrays import Floats
 from mie.ops_cpu.attention_plan import Geometry, Stretch
+from mie.ops_cpu.memory import huge_empty
 
 
 class Scratch:
@@ -30,7 +31,8 @@ class Scratch:
         size = math.prod(shape)
         array = self._arrays.get(name)
         if array is None or array.size < size:
-            array = self._arrays[name] = np.empty(size, self._dtype)
+            room = huge_empty(size * np.dtype(self._dtype).itemsize)
+            array = self._arrays[name] = room.view(self._dtype)
         return array[:size].reshape(shape)
 
 

@@ -23,6 +23,7 @@ from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear import Matrix
 from mie.ops_cpu.linear_plain import PlainMatrix, PlainPlan
 from mie.ops_cpu.linear_tiled import TiledMatrix, TiledPlan
+from mie.ops_cpu.memory import Memory
 from mie.ops_cpu.probe import Probe, cache_path, machine_key
 from mie.ops_cpu.workers import Workers
 
@@ -58,18 +59,19 @@ class CpuBackend(NumpyBackend):
             )
         self.workers = Workers(num_threads or available_cpus())
         self.blas = Blas()
+        self._memory = memory = Memory()
         self.linear_plans: dict[tuple[int, int], str] = {}
         """The plan of every shape (K, N) that was loaded."""
-        self._plain = PlainPlan(self.dtype, self.workers)
-        self._tiled = TiledPlan(self.dtype, self.workers, weight_dtype)
+        self._plain = PlainPlan(self.dtype, self.workers, memory=memory)
+        self._tiled = TiledPlan(self.dtype, self.workers, weight_dtype, memory=memory)
         # Weights of 16 bits are only kept in tiles.
         is_tiled = weight_dtype != "auto" or batch_invariant is True
         self._linear_plan = "tiled" if is_tiled else linear_plan
         self._batch_invariant = batch_invariant
         self._weight_dtype = weight_dtype
         self._probe: Probe | None = None
-        self._attention = Attention(self.workers)
-        self._rotation = elementwise.Rotation(self.workers)
+        self._attention = Attention(self.workers, memory)
+        self._rotation = elementwise.Rotation(self.workers, memory)
 
     @property
     def linear_is_batch_invariant(self) -> bool:
@@ -108,7 +110,7 @@ class CpuBackend(NumpyBackend):
         return embedding.take(token_ids)
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        return elementwise.rms_norm(x, weight, eps)
+        return elementwise.rms_norm(x, weight, eps, self._memory)
 
     def linear(self, x: Floats, weight: Matrix, residual: Floats | None = None) -> Floats:  # type: ignore[override]  # as above
         return weight.apply(x, residual)
@@ -135,7 +137,7 @@ class CpuBackend(NumpyBackend):
         )
 
     def silu_mul(self, gate_up: Floats) -> Floats:
-        return elementwise.silu_mul(gate_up, self.workers)
+        return elementwise.silu_mul(gate_up, self.workers, self._memory)
 
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
         return elementwise.sample(logits, rows, self.workers)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.ops import norm, sampling
+from mie.ops import sampling
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_cpu.attention_cache import head_major, slot_rows
+from mie.ops_cpu.memory import Memory
 from mie.ops_cpu.workers import Workers
 
 PIECE_BYTES = 1 << 20
@@ -48,14 +49,17 @@ def by_rows(
     workers.run(take_pieces)
 
 
-def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+def rms_norm(x: Floats, weight: Floats, eps: float, memory: Memory) -> Floats:
     """`ops.norm.rms_norm`, of one row in half the time: its mean square is a scalar there, not an
     array. Threads would not pay: there is too little to do between two calls."""
-    if len(x) != 1:
-        return norm.rms_norm(x, weight, eps)
-    row, scalar = x[0], x.dtype.type
-    mean_square = row.dot(row) / scalar(row.size)
-    y: Floats = x * (scalar(1.0) / np.sqrt(mean_square + scalar(eps)))
+    scale: Any
+    if len(x) == 1:
+        row, scalar = x[0], x.dtype.type
+        scale = scalar(1.0) / np.sqrt(row.dot(row) / scalar(row.size) + scalar(eps))
+    else:
+        mean_square = np.matmul(x[:, None, :], x[:, :, None])[:, 0] / x.shape[-1]
+        scale = 1.0 / np.sqrt(mean_square + eps)
+    y: Floats = np.multiply(x, scale, out=memory.empty(x.shape, x.dtype))
     y *= weight
     return y
 
@@ -64,8 +68,9 @@ class Rotation:
     """RoPE and the writing of keys and values, with what all layers of a step share. It holds on to
     the cache of the last step."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, memory: Memory) -> None:
         self._workers = workers
+        self._memory = memory
         self._batch: StepBatch | None = None
         self._table: Floats | None = None
         self._cache: Floats | None = None
@@ -92,7 +97,7 @@ class Rotation:
             keys[slots] = y.view(row)[:, -num_kv_heads:, 0]
             values[slots] = qkv.view(row)[:, num_rotated:, 0]
 
-        y = np.empty((len(qkv), num_rotated, head_dim), qkv.dtype)
+        y = self._memory.empty((len(qkv), num_rotated, head_dim), qkv.dtype)
         arrays = y, qkv, self._cos, self._sin, self._slots
         if y.size < ROPE_WORTH_SHARING:
             work(*arrays)
@@ -123,9 +128,9 @@ class Rotation:
         self._batch, self._table = batch, rope_table
 
 
-def silu_mul(gate_up: Floats, workers: Workers) -> Floats:
+def silu_mul(gate_up: Floats, workers: Workers, memory: Memory) -> Floats:
     """`ops.activation.silu_mul`, the rows shared out among the threads."""
-    y = np.empty((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
+    y = memory.empty((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
     if y.size < SILU_WORTH_SHARING:
         _silu_mul(y, gate_up)
     else:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats
 from mie.ops_cpu.linear import BYTES_PER_THREAD, work_bytes
+from mie.ops_cpu.memory import Memory
 from mie.ops_cpu.workers import Workers
 
 
@@ -39,9 +40,14 @@ class PlainPlan:
     is_batch_invariant = False
 
     def __init__(
-        self, dtype: np.dtype[Any], workers: Workers, bytes_per_thread: int = BYTES_PER_THREAD
+        self,
+        dtype: np.dtype[Any],
+        workers: Workers,
+        bytes_per_thread: int = BYTES_PER_THREAD,
+        memory: Memory | None = None,
     ) -> None:
         self.dtype = dtype
+        self._memory = memory or Memory()
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
 
@@ -62,7 +68,7 @@ class PlainPlan:
     def apply(self, x: Floats, matrix: PlainMatrix, residual: Floats | None) -> Floats:
         """`ops.linear.linear`."""
         weight, bias = matrix.weight, matrix.bias
-        y = np.empty((len(x), weight.shape[1]), x.dtype)
+        y = self._memory.empty((len(x), weight.shape[1]), x.dtype)
         num_shares = work_bytes(weight.nbytes, len(x)) // self._bytes_per_thread
         num_parts = self._workers.at_most(num_shares)
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats
 from mie.ops_cpu.linear import BYTES_PER_THREAD, work_bytes
+from mie.ops_cpu.memory import Memory, huge_empty
 from mie.ops_cpu.widen import stored, widen
 from mie.ops_cpu.workers import Workers
 
@@ -76,14 +77,15 @@ class TiledPlan:
         workers: Workers,
         weight_dtype: str = "auto",
         bytes_per_thread: int = BYTES_PER_THREAD,
+        memory: Memory | None = None,
     ) -> None:
         self.dtype = dtype
+        self._memory = memory or Memory()
         self._weight_dtype = weight_dtype
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
         self._parts = [np.empty(0, dtype) for _ in range(workers.num_threads)]
         self._wide = [np.empty((0, WIDTH), dtype) for _ in self._parts]
-        self._padded = np.empty(0, dtype)
 
     def load(
         self,
@@ -110,7 +112,8 @@ class TiledPlan:
     def apply(self, x: Floats, matrix: TiledMatrix, residual: Floats | None) -> Floats:
         """`ops.linear.linear`."""
         num_rows, num_tiles = len(x), len(matrix.tiles)
-        y: Floats = np.empty((-(-num_rows // GROUP) * GROUP, num_tiles * WIDTH), self.dtype)
+        padded_shape = -(-num_rows // GROUP) * GROUP, num_tiles * WIDTH
+        y = self._memory.empty(padded_shape, self.dtype)
         for start in range(0, num_rows, MAX_ROWS):
             rows = slice(start, start + MAX_ROWS)
             self._multiply(x[rows], matrix, y[rows], None if residual is None else residual[rows])
@@ -122,10 +125,7 @@ class TiledPlan:
         num_rows, num_inputs = x.shape
         num_groups = -(-num_rows // GROUP)
         if num_rows % GROUP or not x.flags.c_contiguous:
-            size = num_groups * GROUP * num_inputs
-            if self._padded.size < size:
-                self._padded = np.empty(size, self.dtype)
-            padded = self._padded[:size].reshape(-1, num_inputs)
+            padded = self._memory.empty((num_groups * GROUP, num_inputs), self.dtype)
             padded[:num_rows] = x
             padded[num_rows:] = 0
             x = padded
@@ -177,7 +177,7 @@ class TiledPlan:
         """Where the thread keeps what is to be added."""
         size = math.prod(shape)
         if self._parts[thread].size < size:
-            self._parts[thread] = np.empty(size, self.dtype)
+            self._parts[thread] = huge_empty(size * self.dtype.itemsize).view(self.dtype)
         return self._parts[thread][:size].reshape(shape)
 
     def _widening_product(

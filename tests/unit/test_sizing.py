@@ -223,8 +223,9 @@ def test_an_engine_that_does_not_fit_says_what_does(
 @needs_compiler
 @pytest.mark.parametrize("name", ["numpy-plain", "numpy", "cupy-emulated"])
 def test_weights_are_streamed_without_doubling(name: str):
-    """Beside the matrix there are a block and its conversions, and never a second matrix."""
-    backend, shape, rows = load_backend(name, "float32"), (2048, 1024), 64
+    """Beside the matrix there are a block and its conversions, and what a trial of the plans takes;
+    never a second matrix."""
+    backend, shape, rows = load_backend(name, "float32"), (8192, 1024), 256
     block = np.ones((rows, shape[1]), np.float16)
     tracemalloc.start()
     try:
