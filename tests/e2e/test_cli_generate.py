@@ -62,7 +62,7 @@ def test_the_first_token_comes_soon_and_before_the_others() -> None:
         process.stdout.read()
         assert process.wait() == 0
     assert first < 5  # the aim is 1.5 s on an idle machine
-    assert time.perf_counter() - began > first + 0.2  # the other 119 came later
+    assert time.perf_counter() - began > first + 0.05  # the other 119 came later
 
 
 def test_several_prompts_come_in_order_under_their_titles(answers: dict[str, str]) -> None:
