@@ -41,6 +41,8 @@ MOST_TURNS = 4
 BYTES_PER_TURN = 1 << 27
 """Weights to read for a task of several, some milliseconds: a task more costs tens of microseconds,
 for threads wait for each other's GIL."""
+HEAD_START = 5 << 17
+"""Weights that the caller has read when the others begin, who wait for the GIL first."""
 WORTH_READING_TWICE = 0.95
 """What sharing out rows must make of the largest task: each thread then reads all weights."""
 
@@ -114,11 +116,17 @@ class TiledPlan:
         num_rows, num_tiles = len(x), len(matrix.tiles)
         padded_shape = -(-num_rows // GROUP) * GROUP, num_tiles * WIDTH
         y = self._memory.empty(padded_shape, self.dtype)
-        for start in range(0, num_rows, MAX_ROWS):
-            rows = slice(start, start + MAX_ROWS)
-            self._multiply(x[rows], matrix, y[rows], None if residual is None else residual[rows])
-        own: Floats = y[:num_rows, : matrix.num_outputs]
-        return np.ascontiguousarray(own)
+        if num_rows <= MAX_ROWS:
+            self._multiply(x, matrix, y, residual)
+        else:
+            for start in range(0, num_rows, MAX_ROWS):
+                rows = slice(start, start + MAX_ROWS)
+                own = None if residual is None else residual[rows]
+                self._multiply(x[rows], matrix, y[rows], own)
+        result: Floats = y[:num_rows]
+        if num_tiles * WIDTH > matrix.num_outputs:
+            result = np.ascontiguousarray(result[:, : matrix.num_outputs])
+        return result
 
     def _groups(self, x: Floats) -> Floats:
         """x as [groups, 4, K], with rows of zeros in the end."""
@@ -164,7 +172,9 @@ class TiledPlan:
         """groups [groups, 4, K] @ tiles [tiles, K, 64] into out [tiles, groups, 4, 64]."""
         for first, last in parts:
             target = self._part(out.shape, thread) if first else out
-            rows, weights = groups[..., first:last], tiles[:, first:last]
+            rows, weights = groups, tiles
+            if len(parts) > 1:
+                rows, weights = groups[..., first:last], tiles[:, first:last]
             if tiles.dtype == self.dtype:
                 # Tile by tile: NumPy's own order would be that of the output's memory.
                 np.matmul(rows, weights[:, None], out=target, order="C")
@@ -201,13 +211,15 @@ def _tasks(
     largest_by_groups = num_tiles * -(-num_groups // number)
     if largest_by_groups < WORTH_READING_TWICE * largest_by_tiles:
         return [(slice(0, num_tiles), some) for some in _shares(num_groups, number)]
-    return [(some, slice(0, num_groups)) for some in _shares(num_tiles, number)]
+    ahead = HEAD_START * num_tiles // num_bytes if number == num_threads else 0
+    return [(some, slice(0, num_groups)) for some in _shares(num_tiles, number, ahead)]
 
 
-def _shares(number: int, num_shares: int) -> list[slice]:
-    """Equal as far as can be; none is empty."""
-    bounds = [number * i // num_shares for i in range(num_shares + 1)]
-    return [slice(first, stop) for first, stop in pairwise(bounds) if first < stop]
+def _shares(number: int, num_shares: int, ahead: int = 0) -> list[slice]:
+    """Equal as far as can be, but for ``ahead`` more in the first one; none is empty."""
+    ahead = min(ahead, number)
+    ends = [ahead - (ahead - number) * i // num_shares for i in range(1, num_shares)]
+    return [slice(first, stop) for first, stop in pairwise([0, *ends, number]) if first < stop]
 
 
 def _empty_tiles(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
