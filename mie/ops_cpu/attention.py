@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike
 
 from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
+from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.attention_cache import head_major
 from mie.ops_cpu.attention_decode import Decode, Parts
 from mie.ops_cpu.attention_kernels import Scratch, equals_in_part, rows_are_alike
@@ -25,7 +26,6 @@ from mie.ops_cpu.attention_plan import (
 )
 from mie.ops_cpu.attention_prefill import Prefills
 from mie.ops_cpu.attention_prefill_plan import Products, plan_prefills
-from mie.ops_cpu.memory import Memory
 from mie.ops_cpu.workers import Workers
 
 Trial = Callable[[Geometry, DTypeLike], bool]
@@ -64,9 +64,9 @@ class Attention:
     ``is_batch_invariant`` (a decode's does always). Otherwise prefills take products of more rows.
     """
 
-    def __init__(self, workers: Workers, memory: Memory | None = None) -> None:
+    def __init__(self, workers: Workers, allocator: CachingAllocator | None = None) -> None:
         self._workers = workers
-        self._memory = memory or Memory()
+        self._allocator = allocator or CachingAllocator()
         self._scratch: dict[np.dtype[Any], list[Scratch]] = {}
         self._batch: StepBatch | None = None
         self._cache: Floats | None = None
@@ -88,7 +88,7 @@ class Attention:
         1/sqrt(Dh): a new array [T, Hq, Dh]."""
         plan = self._plan(q.shape[1], cache, batch, window, is_batch_invariant)
         g, jobs, num_parts = plan.geometry, plan.decodes.jobs, plan.decodes.num_parts
-        out = self._memory.empty(q.shape, q.dtype)
+        out = self._allocator.empty(q.shape, q.dtype)
         by_head = len(q), g.num_kv_heads, g.group, g.head_dim
         q_by_head, out_by_head = q.reshape(by_head), out.reshape(by_head)
         parts = Parts(g, num_parts, q.dtype) if num_parts else None

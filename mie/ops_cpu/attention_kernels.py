@@ -15,8 +15,8 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike
 
 from mie.ops.arrays import Floats
+from mie.ops_cpu.allocator import huge_empty
 from mie.ops_cpu.attention_plan import Geometry, Stretch
-from mie.ops_cpu.memory import huge_empty
 
 
 class Scratch:

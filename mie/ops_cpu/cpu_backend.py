@@ -16,6 +16,7 @@ from mie.ops.kv_cache import Cache
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops.sampling import RowControls
 from mie.ops_cpu import attention_cache, elementwise
+from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.attention import Attention
 from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.cpus import available_cpus
@@ -23,7 +24,6 @@ from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear import Matrix
 from mie.ops_cpu.linear_plain import PlainMatrix, PlainPlan
 from mie.ops_cpu.linear_tiled import TiledMatrix, TiledPlan
-from mie.ops_cpu.memory import Memory
 from mie.ops_cpu.probe import Probe, cache_path, machine_key
 from mie.ops_cpu.workers import Workers
 
@@ -59,19 +59,19 @@ class CpuBackend(NumpyBackend):
             )
         self.workers = Workers(num_threads or available_cpus())
         self.blas = Blas()
-        self._memory = memory = Memory()
+        self._allocator = allocator = CachingAllocator()
         self.linear_plans: dict[tuple[int, int], str] = {}
         """The plan of every shape (K, N) that was loaded."""
-        self._plain = PlainPlan(self.dtype, self.workers, memory=memory)
-        self._tiled = TiledPlan(self.dtype, self.workers, weight_dtype, memory=memory)
+        self._plain = PlainPlan(self.dtype, self.workers, allocator=allocator)
+        self._tiled = TiledPlan(self.dtype, self.workers, weight_dtype, allocator=allocator)
         # Weights of 16 bits are only kept in tiles.
         is_tiled = weight_dtype != "auto" or batch_invariant is True
         self._linear_plan = "tiled" if is_tiled else linear_plan
         self._batch_invariant = batch_invariant
         self._weight_dtype = weight_dtype
         self._probe: Probe | None = None
-        self._attention = Attention(self.workers, memory)
-        self._rotation = elementwise.Rotation(self.workers, memory)
+        self._attention = Attention(self.workers, allocator)
+        self._rotation = elementwise.Rotation(self.workers, allocator)
 
     @property
     def linear_is_batch_invariant(self) -> bool:
@@ -110,7 +110,7 @@ class CpuBackend(NumpyBackend):
         return embedding.take(token_ids)
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        return elementwise.rms_norm(x, weight, eps, self._memory)
+        return elementwise.rms_norm(x, weight, eps, self._allocator)
 
     def linear(self, x: Floats, weight: Matrix, residual: Floats | None = None) -> Floats:  # type: ignore[override]  # as above
         return weight.apply(x, residual)
@@ -137,7 +137,7 @@ class CpuBackend(NumpyBackend):
         )
 
     def silu_mul(self, gate_up: Floats) -> Floats:
-        return elementwise.silu_mul(gate_up, self.workers, self._memory)
+        return elementwise.silu_mul(gate_up, self.workers, self._allocator)
 
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
         return elementwise.sample(logits, rows, self.workers)

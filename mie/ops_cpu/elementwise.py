@@ -13,8 +13,8 @@ from mie.ops import sampling
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops.sampling import RowControls
+from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.attention_cache import head_major, slot_rows
-from mie.ops_cpu.memory import Memory
 from mie.ops_cpu.workers import Workers
 
 PIECE_BYTES = 1 << 20
@@ -49,7 +49,7 @@ def by_rows(
     workers.run(take_pieces)
 
 
-def rms_norm(x: Floats, weight: Floats, eps: float, memory: Memory) -> Floats:
+def rms_norm(x: Floats, weight: Floats, eps: float, allocator: CachingAllocator) -> Floats:
     """`ops.norm.rms_norm`, of one row in half the time: its mean square is a scalar there, not an
     array. Threads would not pay: there is too little to do between two calls."""
     scale: Any
@@ -59,7 +59,7 @@ def rms_norm(x: Floats, weight: Floats, eps: float, memory: Memory) -> Floats:
     else:
         mean_square = np.matmul(x[:, None, :], x[:, :, None])[:, 0] / x.shape[-1]
         scale = 1.0 / np.sqrt(mean_square + eps)
-    y: Floats = np.multiply(x, scale, out=memory.empty(x.shape, x.dtype))
+    y: Floats = np.multiply(x, scale, out=allocator.empty(x.shape, x.dtype))
     y *= weight
     return y
 
@@ -68,9 +68,9 @@ class Rotation:
     """RoPE and the writing of keys and values, with what all layers of a step share. It holds on to
     the cache of the last step."""
 
-    def __init__(self, workers: Workers, memory: Memory) -> None:
+    def __init__(self, workers: Workers, allocator: CachingAllocator) -> None:
         self._workers = workers
-        self._memory = memory
+        self._allocator = allocator
         self._batch: StepBatch | None = None
         self._table: Floats | None = None
         self._cache: Floats | None = None
@@ -97,7 +97,7 @@ class Rotation:
             keys[slots] = y.view(row)[:, -num_kv_heads:, 0]
             values[slots] = qkv.view(row)[:, num_rotated:, 0]
 
-        y = self._memory.empty((len(qkv), num_rotated, head_dim), qkv.dtype)
+        y = self._allocator.empty((len(qkv), num_rotated, head_dim), qkv.dtype)
         arrays = y, qkv, self._cos, self._sin, self._slots
         if y.size < ROPE_WORTH_SHARING:
             work(*arrays)
@@ -128,9 +128,9 @@ class Rotation:
         self._batch, self._table = batch, rope_table
 
 
-def silu_mul(gate_up: Floats, workers: Workers, memory: Memory) -> Floats:
+def silu_mul(gate_up: Floats, workers: Workers, allocator: CachingAllocator) -> Floats:
     """`ops.activation.silu_mul`, the rows shared out among the threads."""
-    y = memory.empty((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
+    y = allocator.empty((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
     if y.size < SILU_WORTH_SHARING:
         _silu_mul(y, gate_up)
     else:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats
+from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.linear import BYTES_PER_THREAD, work_bytes
-from mie.ops_cpu.memory import Memory
 from mie.ops_cpu.workers import Workers
 
 
@@ -44,10 +44,10 @@ class PlainPlan:
         dtype: np.dtype[Any],
         workers: Workers,
         bytes_per_thread: int = BYTES_PER_THREAD,
-        memory: Memory | None = None,
+        allocator: CachingAllocator | None = None,
     ) -> None:
         self.dtype = dtype
-        self._memory = memory or Memory()
+        self._allocator = allocator or CachingAllocator()
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
 
@@ -68,7 +68,7 @@ class PlainPlan:
     def apply(self, x: Floats, matrix: PlainMatrix, residual: Floats | None) -> Floats:
         """`ops.linear.linear`."""
         weight, bias = matrix.weight, matrix.bias
-        y = self._memory.empty((len(x), weight.shape[1]), x.dtype)
+        y = self._allocator.empty((len(x), weight.shape[1]), x.dtype)
         num_shares = work_bytes(weight.nbytes, len(x)) // self._bytes_per_thread
         num_parts = self._workers.at_most(num_shares)
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats
+from mie.ops_cpu.allocator import CachingAllocator, huge_empty
 from mie.ops_cpu.linear import BYTES_PER_THREAD, work_bytes
-from mie.ops_cpu.memory import Memory, huge_empty
 from mie.ops_cpu.widen import stored, widen
 from mie.ops_cpu.workers import Workers
 
@@ -79,10 +79,10 @@ class TiledPlan:
         workers: Workers,
         weight_dtype: str = "auto",
         bytes_per_thread: int = BYTES_PER_THREAD,
-        memory: Memory | None = None,
+        allocator: CachingAllocator | None = None,
     ) -> None:
         self.dtype = dtype
-        self._memory = memory or Memory()
+        self._allocator = allocator or CachingAllocator()
         self._weight_dtype = weight_dtype
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
@@ -115,7 +115,7 @@ class TiledPlan:
         """`ops.linear.linear`."""
         num_rows, num_tiles = len(x), len(matrix.tiles)
         padded_shape = -(-num_rows // GROUP) * GROUP, num_tiles * WIDTH
-        y = self._memory.empty(padded_shape, self.dtype)
+        y = self._allocator.empty(padded_shape, self.dtype)
         if num_rows <= MAX_ROWS:
             self._multiply(x, matrix, y, residual)
         else:
@@ -133,7 +133,7 @@ class TiledPlan:
         num_rows, num_inputs = x.shape
         num_groups = -(-num_rows // GROUP)
         if num_rows % GROUP or not x.flags.c_contiguous:
-            padded = self._memory.empty((num_groups * GROUP, num_inputs), self.dtype)
+            padded = self._allocator.empty((num_groups * GROUP, num_inputs), self.dtype)
             padded[:num_rows] = x
             padded[num_rows:] = 0
             x = padded

@@ -9,9 +9,9 @@ from mie.ops import activation, norm, rope, sampling
 from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_cpu import elementwise
+from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.attention_cache import new_cache
 from mie.ops_cpu.elementwise import Rotation
-from mie.ops_cpu.memory import Memory
 from mie.ops_cpu.workers import Workers
 
 rng = np.random.default_rng(5)
@@ -53,7 +53,7 @@ def test_rotation_equals_rope_and_writes_to_the_slots(dtype, table_bytes, sharin
     shape = KVCacheShape(num_layers=2, num_blocks=30, block_size=3, num_kv_heads=2, head_dim=10)
     cache = new_cache(shape, np.dtype(dtype))
     table = rope.rope_table(10000.0 ** -(np.arange(5) / 5), 1.0, 90, dtype)
-    rotation, expected = Rotation(Workers(2), Memory()), np.zeros(cache.shape, dtype)
+    rotation, expected = Rotation(Workers(2), CachingAllocator()), np.zeros(cache.shape, dtype)
     for num_tokens in (3, 70, 1):
         positions, slots = rng.integers(90, size=num_tokens), rng.permutation(90)[:num_tokens]
         batch = batch_at(positions, slots)
@@ -76,7 +76,7 @@ def test_silu_mul(dtype, shape, sharing):
     gate_up = rng.normal(0, 50, shape).astype(dtype)  # some so small that exp overflows
     gate_up.flags.writeable = False
     for num_threads in (1, 2, 3):
-        got = elementwise.silu_mul(gate_up, Workers(num_threads), Memory())
+        got = elementwise.silu_mul(gate_up, Workers(num_threads), CachingAllocator())
         assert_same_bits(got, activation.silu_mul(gate_up))
 
 
@@ -91,7 +91,7 @@ def test_rms_norm(dtype, num_rows):
         for first in range(4):
             x = wide[:, first : first + size]
             x.flags.writeable = False
-            got = elementwise.rms_norm(x, weight, 1e-5, Memory())
+            got = elementwise.rms_norm(x, weight, 1e-5, CachingAllocator())
             assert_same_bits(got, norm.rms_norm(x, weight, 1e-5))
 
 

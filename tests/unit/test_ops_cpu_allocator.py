@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from mie.ops_cpu.memory import HUGE_PAGE, SMALL_BYTES, Memory, huge_empty
+from mie.ops_cpu.allocator import HUGE_PAGE, SMALL_BYTES, CachingAllocator, huge_empty
 
 MANY = SMALL_BYTES  # elements of one byte or more: memory of its own
 
@@ -18,7 +18,7 @@ def address(array: np.ndarray) -> int:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])
 @pytest.mark.parametrize("shape", [(3, 5), (0, 7), (MANY,), (3, MANY, 2)])
 def test_an_array_is_as_asked_for(shape: tuple[int, ...], dtype: str) -> None:
-    array = Memory().empty(shape, dtype)
+    array = CachingAllocator().empty(shape, dtype)
     assert array.shape == shape
     assert array.dtype == dtype
     assert array.flags.c_contiguous
@@ -26,25 +26,25 @@ def test_an_array_is_as_asked_for(shape: tuple[int, ...], dtype: str) -> None:
 
 
 def test_what_is_not_referred_to_is_used_again() -> None:
-    memory = Memory()
-    first = memory.empty((MANY,), "float32")
+    allocator = CachingAllocator()
+    first = allocator.empty((MANY,), "float32")
     at = address(first)
     view = first[10:].reshape(2, -1).T
     del first
     gc.disable()  # references alone decide
     try:
-        assert address(memory.empty((MANY,), "float32")) != at
+        assert address(allocator.empty((MANY,), "float32")) != at
         del view
-        assert address(memory.empty((MANY // 2,), "float64")) == at
+        assert address(allocator.empty((MANY // 2,), "float64")) == at
     finally:
         gc.enable()
 
 
 def test_arrays_in_use_never_overlap() -> None:
     rng = np.random.default_rng(0)
-    memory, held = Memory(), []
+    allocator, held = CachingAllocator(), []
     for number in range(300):
-        array = memory.empty((int(rng.integers(1, 5 * MANY)),), "float32")
+        array = allocator.empty((int(rng.integers(1, 5 * MANY)),), "float32")
         array.fill(number)
         held.append((number, array))
         while len(held) > 6 or (held and rng.random() < 0.3):
@@ -54,13 +54,13 @@ def test_arrays_in_use_never_overlap() -> None:
 
 def test_no_more_is_kept_than_was_in_use_at_once() -> None:
     """About: a block is rounded up to huge pages, and one more aligns it."""
-    memory, at_once = Memory(), 4
+    allocator, at_once = CachingAllocator(), 4
     rng = np.random.default_rng(0)
     tracemalloc.start()
     try:
         held = []
         for _ in range(500):
-            held.append(memory.empty((int(rng.integers(1, 3 * HUGE_PAGE)),), "uint8"))
+            held.append(allocator.empty((int(rng.integers(1, 3 * HUGE_PAGE)),), "uint8"))
             held = held[-at_once:]
         kept, _ = tracemalloc.get_traced_memory()
     finally:

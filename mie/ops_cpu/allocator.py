@@ -30,7 +30,7 @@ def huge_empty(num_bytes: int) -> NDArray[np.uint8]:
     return room[start : start + size]
 
 
-class Memory:
+class CachingAllocator:
     """Makes arrays of memory that was used before, as soon as nothing refers to it any more.
 
     As much is kept as was in use at once. Not to be called by two threads at a time.
