@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mie.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from mie.async_llm import AsyncLLM as AsyncLLM
     from mie.config import EngineConfig as EngineConfig
     from mie.engine import Engine as Engine
     from mie.errors import MieError as MieError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LLM": "mie.llm",
+    "AsyncLLM": "mie.async_llm",
     "SamplingParams": "mie.sched.params",
     "RequestOutput": "mie.outputs",
     "CompletionOutput": "mie.outputs",
@@ -31,6 +33,7 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "Engine",
     "EngineConfig",

@@ -1,25 +1,31 @@
 """The engine: requests of token ids in, tokens out, one step at a time. It never sees text."""
 
+import logging
+import re
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Integral
-from typing import Protocol
+from typing import Literal, Protocol
 
 from mie.config import EngineConfig
 from mie.errors import RequestError
 from mie.events import EventLog
-from mie.interrupts import interrupts_deferred
 from mie.memory.stats import MemoryStats
-from mie.runner import ChunkResult, StepResult, TokenLogprobs
+from mie.runner import ChunkResult, RowFault, StepResult, TokenLogprobs
+from mie.sched.admission import check_fits
 from mie.sched.metrics import RequestMetrics
 from mie.sched.params import SamplingParams
 from mie.sched.plan import StepPlan
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
+
+logger = logging.getLogger(__name__)
+
+_AUTOMATIC_ID = re.compile(r"auto-\d+")
+"""Ids that the engine gives, and no caller may."""
 
 
 @dataclass(slots=True)
@@ -76,6 +82,8 @@ class StepOutput:
 
     outputs: tuple[SequenceOutput, ...]
     prompt_logprobs: dict[str, list[TokenLogprobs]]
+    failed: tuple[str, ...] = ()
+    """The requests that failed because of an error of their own (`Request.error`)."""
     stats: StepStats
 
 
@@ -110,7 +118,12 @@ class Runner(Protocol):
 
 
 class Engine:
-    """Runs requests to their ends. Not thread-safe: one thread calls it."""
+    """Runs requests to their ends. One thread at a time may call it.
+
+    The truth about a request is its tokens, which its sequences hold; blocks are a cache of them.
+    An exception at any line, raised by a signal handler for example, therefore costs time and no
+    output: the next call computes again what the exception left in doubt.
+    """
 
     def __init__(
         self,
@@ -127,8 +140,8 @@ class Engine:
         self.config = config
         self.scheduler = scheduler
         self.log = log
-        self.log_error: OSError | None = None
-        """Why the file of the event log is incomplete, if it is; the requests go on."""
+        self.log_error: Exception | None = None
+        """Why the event log ended early, if it did. The requests go on."""
         self.stats = EngineStats(scheduler.manager.stats)
         self.observers: list[Callable[[StepStats], None]] = []
         self._runner = runner
@@ -138,18 +151,40 @@ class Engine:
         self._by_number: dict[int, Request] = {}
         self._num_requests = 0
         self._moved = (0, 0, 0, 0)  # copies, evictions, exports, imports up to the last step
+        # What an exception leaves behind now: "torn", a scheduler that was being changed; "cut", a
+        # step whose blocks may hold anything; "late", finished requests that are still listed.
+        self._state: Literal["sound", "torn", "cut", "late"] = "sound"
         self._clock = clock
         self._began = clock()
         log.start(scheduler.snapshot)
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that a prompt and its answer may have together."""
+        """Maximum number of tokens of a prompt and its answer together."""
         return self.scheduler.max_model_len
 
     @property
+    def vocab_size(self) -> int:
+        """The number of token ids that the model knows."""
+        return self._vocab_size
+
+    @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        """Whether any request is unfinished."""
+        return bool(self._requests)
+
+    @property
+    def requests(self) -> list[Request]:
+        """The unfinished requests, in the order of their arrival."""
+        return list(self._requests.values())
+
+    def request(self, request_id: str) -> Request | None:
+        """Return an unfinished request, or None if there is none with this id."""
+        return self._requests.get(request_id)
+
+    def new_request_id(self) -> str:
+        """Return the id that the next request gets if its caller gives none."""
+        return f"auto-{self._num_requests}"
 
     def add_request(
         self,
@@ -160,22 +195,21 @@ class Engine:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> str:
-        """Queue a prompt of token ids: its request id (by default its number).
+        """Queue a prompt of token ids and return its request id.
 
         Under the priority policy a lower ``priority`` goes first. Only requests with the same
-        ``cache_salt`` share cached blocks.
+        ``cache_salt`` share cached blocks. Ids such as "auto-7" are the engine's own.
 
         Raises:
             RequestError: the request could never be served; nothing was added.
         """
-        request_id = str(self._num_requests) if request_id is None else request_id
-        if request_id in self._requests:
-            raise RequestError(f"request id {request_id!r} is in use; choose another")
+        self._check_id(request_id)
         self._check_token_ids(token_ids, params)
         _check_labels(priority, cache_salt)
+        number = self._num_requests
         request = Request(
-            request_id,
-            self._num_requests,
+            self.new_request_id() if request_id is None else request_id,
+            number,
             token_ids,
             params,
             self._eos_token_ids,
@@ -184,13 +218,29 @@ class Engine:
             cache_salt=cache_salt,
         )
         _check_something_allowed(request)
+        check_fits(request, self.config, self.scheduler.manager, self.max_model_len)
         request.metrics.arrival_time = self._clock()
-        with interrupts_deferred():
-            self.scheduler.add(request)
-            self._requests[request_id] = request
-            self._by_number[request.number] = request
-            self._num_requests += 1
-        return request_id
+        self._recover()
+        self._state = "torn"
+        self._num_requests = number + 1
+        self.scheduler.add(request)
+        self._by_number[number] = request
+        self._requests[request.request_id] = request
+        self._state = "sound"
+        return request.request_id
+
+    def _check_id(self, request_id: object) -> None:
+        if request_id is None:
+            return
+        if not isinstance(request_id, str) or not request_id:
+            raise RequestError(f"request_id must be a string that is not empty; got {request_id!r}")
+        if _AUTOMATIC_ID.fullmatch(request_id):
+            raise RequestError(
+                f"request id {request_id!r} is of the form that mie gives to requests without an "
+                "id; choose another"
+            )
+        if request_id in self._requests:
+            raise RequestError(f"request id {request_id!r} is in use; choose another")
 
     def _check_token_ids(self, token_ids: Sequence[int], params: SamplingParams) -> None:
         if not token_ids:
@@ -206,76 +256,140 @@ class Engine:
                     )
 
     def abort(self, request_id: str) -> None:
-        """End a request in any state and give its blocks back; unknown ids are ignored."""
+        """End a request in any state and free its blocks; ignore an unknown id."""
+        self._recover()
         request = self._requests.get(request_id)
         if request is not None:
-            with interrupts_deferred():
-                self.scheduler.abort(request)
-                self._forget(request)
+            self._state = "torn"
+            self.scheduler.abort(request)
+            self._forget(request)
+            self._state = "sound"
+
+    def fail(self, request_id: str, error: Exception) -> None:
+        """End a request because of an error that is its own; the others go on."""
+        self._recover()
+        request = self._requests.get(request_id)
+        if request is not None:
+            logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
+            self._state = "torn"
+            request.error = error
+            self.scheduler.abort(request, "error")
+            self._forget(request)
+            self._state = "sound"
 
     def finish(
         self, request_id: str, index: int, reason: FinishReason, stop_reason: int | str | None
     ) -> None:
         """End one choice of a request; its siblings go on."""
+        self._recover()
         request = self._requests.get(request_id)
         if request is not None:
-            with interrupts_deferred():
-                self.scheduler.finish(request.sequences[index], reason, stop_reason)
-                if request.is_finished:
-                    self._forget(request)
+            self._state = "torn"
+            self.scheduler.finish(request.sequences[index], reason, stop_reason)
+            if request.is_finished:
+                self._forget(request)
+            self._state = "sound"
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached block; False, and nothing done, while a request holds blocks."""
-        with interrupts_deferred():
-            return self.scheduler.manager.reset_prefix_cache()
+        """Forget every cached block; return False, and do nothing, if a request holds blocks."""
+        self._recover()
+        self._state = "torn"
+        is_reset = self.scheduler.manager.reset_prefix_cache()
+        self._state = "sound"
+        return is_reset
 
     def step(self) -> StepOutput:
-        """Compute one step. Whatever ends it early, Ctrl-C included, leaks no block: the sequences
-        that were running wait again, with the tokens they had."""
+        """Compute one step.
+
+        A request whose own sampling or log-probabilities raise fails alone (`Request.error`), and
+        the step is planned again without it. Any other exception reaches the caller, and the
+        sequences that were running wait again with the tokens that they had.
+        """
+        failed: list[str] = []
+        while True:
+            try:
+                return self._step(failed)
+            except RowFault as fault:
+                owner = self.scheduler.owner_of(fault.row)
+                if owner is None:
+                    raise
+                failed.append(owner.request_id)
+                self.fail(owner.request_id, fault.error)
+            except BaseException:
+                self._recover()
+                raise
+
+    def _step(self, failed: Sequence[str]) -> StepOutput:
+        self._recover()
         times = [self._clock()]
-        try:
-            is_foretold = self._runner.is_ahead and bool(self.scheduler.running)
-            with interrupts_deferred():
-                plan = self.scheduler.schedule(may_admit=not is_foretold)
-            assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
-            blocks = self._block_counts(plan)
-            times.append(self._clock())
-            result = self._runner.run(plan)
-            times.append(self._clock())
-            with interrupts_deferred():
-                sampled = self.scheduler.update(
-                    plan, result.token_ids, [chunk.token_ids for chunk in result.chunks]
-                )
-        except BaseException:
-            # What the step had written is unknown: every sequence is computed again.
-            with interrupts_deferred():
-                self.scheduler.preempt_all()
-            raise
+        is_foretold = self._runner.is_ahead and bool(self.scheduler.running)
+        self._state = "torn"
+        plan = self.scheduler.schedule(may_admit=not is_foretold)
+        assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
+        blocks = self._block_counts(plan)
+        self._state = "cut"
+        times.append(self._clock())
+        result = self._runner.run(plan)
+        times.append(self._clock())
+        self._state = "torn"
+        sampled = self.scheduler.update(
+            plan, result.token_ids, [chunk.token_ids for chunk in result.chunks]
+        )
+        self._state = "late"
         times.append(self._clock())
         self._stamp(plan, sampled, times[0], times[-1])
         output = StepOutput(
             outputs=tuple(self._outputs(sampled, result)),
             prompt_logprobs=self._prompt_logprobs(plan, result.chunks),
+            failed=tuple(failed),
             stats=self._step_stats(plan, blocks, times, self._forget_finished(sampled)),
         )
+        self._state = "sound"
         self.stats.add(output.stats, len(sampled))
-        self._log_step(output.stats)
-        for observer in self.observers:
-            observer(output.stats)
+        self._report(output.stats)
         return output
 
-    def _log_step(self, stats: StepStats) -> None:
+    def _recover(self) -> None:
+        """Mend what an exception left behind, if one did."""
+        if self._state == "sound":
+            return
+        if self._state == "cut":
+            self._state = "torn"
+            self.scheduler.preempt_all()
+        elif self._state == "torn":
+            self.scheduler.rebuild(self._requests.values())
+        self._state = "late"
+        for request in [each for each in self._requests.values() if each.is_finished]:
+            del self._requests[request.request_id]
+        self._by_number = {each.number: each for each in self._requests.values()}
+        self._state = "sound"
+
+    def drop_all(self) -> None:
+        """Forget every request, in a forked child for example, whose parent serves them."""
+        self._requests.clear()
+        self._state = "torn"
+        self._recover()
+
+    def _report(self, stats: StepStats) -> None:
+        """Tell the log and the observers. One that raises is told no more."""
         try:
             self.log.end_step(vars(stats))
-        except OSError as error:  # a full disk must not cost the step's tokens
+        except Exception as error:  # a full disk must not cost the step's tokens
             self.log_error = error
-            warnings.warn(f"the event log ends at step {stats.step}: {error}", stacklevel=3)
+            logger.error("the event log ends at step %d: %s", stats.step, error)
+        for observer in self.observers[:]:
+            try:
+                observer(stats)
+            except Exception:
+                self.observers.remove(observer)
+                logger.exception("an observer of the engine raised, and is removed: %r", observer)
 
     def _outputs(
         self, sampled: Sequence[RunningSequence], result: StepResult
     ) -> Iterator[SequenceOutput]:
         logprobs = chain(result.logprobs, *(chunk.logprobs for chunk in result.chunks))
         for seq, row in zip(sampled, logprobs, strict=True):
+            seq.logprobs.append(row)  # TEMPORARY
             yield SequenceOutput(
                 seq.request.request_id,
                 seq.index,
@@ -297,6 +411,8 @@ class Engine:
     def _prompt_logprobs(
         self, plan: StepPlan, results: Sequence[ChunkResult]
     ) -> dict[str, list[TokenLogprobs]]:
+        for chunk, result in zip(plan.chunks, results, strict=True):  # TEMPORARY
+            self._by_number[chunk.seq_id[0]].prompt_logprobs.extend(result.prompt_logprobs)
         return {
             self._by_number[chunk.seq_id[0]].request_id: result.prompt_logprobs
             for chunk, result in zip(plan.chunks, results, strict=True)

@@ -8,12 +8,16 @@
     │   ├── WeightsError            a weights file is broken or does not fit the configuration
     │   └── TokenizerError          the tokenizer is broken or does not fit the configuration
     ├── RequestError                one request cannot be served; the engine goes on
+    │   ├── RequestFailedError      it failed while it ran, because of an error of its own
     │   └── ChatTemplateError       the chat template is missing, raised, or did not end
+    ├── EngineDeadError             the engine cannot go on; every request it had is lost
     ├── TraceError                  an event log cannot be read, or tells what cannot have been
     └── MissingExtraError           an optional dependency is not installed
 
 A message says what, got, limit and remedy. Our own broken promises are ``AssertionError``.
 """
+
+from typing import Any
 
 
 class MieError(Exception):
@@ -45,11 +49,23 @@ class TokenizerError(ModelError):
 
 
 class RequestError(MieError, ValueError):
-    """One request cannot be served; nothing was added and the engine goes on."""
+    """One request cannot be served; the engine goes on."""
+
+
+class RequestFailedError(RequestError):
+    """Requests failed while they ran; ``outputs`` has what all requests of the call gave."""
+
+    def __init__(self, message: str, outputs: list[Any]) -> None:
+        super().__init__(message)
+        self.outputs = outputs
 
 
 class ChatTemplateError(RequestError):
     """The chat template is missing, raised an error, or did not end in time."""
+
+
+class EngineDeadError(MieError, RuntimeError):
+    """The engine cannot go on, and every request that it had is lost. Load a new one."""
 
 
 class TraceError(MieError):

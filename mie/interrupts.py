@@ -1,27 +1,26 @@
-"""Changes that Ctrl-C may not cut in half."""
+"""Exceptions that signal handlers raise: they belong to the main thread, not to what it runs."""
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 
 
-@contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Let a Ctrl-C wait until the block is done, so that nothing in it is left half-changed.
+def raised_by_signal_handler(error: BaseException) -> bool:
+    """Return whether a signal handler that is written in Python raised ``error``.
 
-    May be nested: the outermost block raises. Only the main thread is ever interrupted.
+    Such an exception comes out of whatever line the main thread happens to run. It says nothing
+    about that line.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    arrived: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if arrived:
-            handler(*arrived[0])
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in handlers:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code(handler: object) -> object:
+    """Return the code of a function or a method; None for others."""
+    return getattr(getattr(handler, "__func__", handler), "__code__", None)

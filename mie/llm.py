@@ -5,23 +5,25 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 from mie.config import EngineConfig, refuse_unknown
+from mie.driver import Driver
 from mie.engine import Engine
-from mie.errors import ConfigError, RequestError
-from mie.interrupts import interrupts_deferred
+from mie.errors import ConfigError, RequestError, RequestFailedError
 from mie.load import load_engine
+from mie.loop import EngineLoop
 from mie.model.config import ModelConfig
 from mie.model.locate import locate_model
 from mie.outputs import RequestOutput
-from mie.processor import OutputProcessor
-from mie.sched.params import SamplingParams
+from mie.processor import Collector, PreparedRequest
+from mie.sched.params import RequestOutputKind, SamplingParams
 from mie.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from mie.text.chat import ChatTemplate
 
+T = TypeVar("T")
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; a mapping may have a
 ``"cache_salt"`` too: only prompts with the same one share cached blocks."""
@@ -36,8 +38,9 @@ class LLM:
         [output] = llm.generate(["Once upon a time"], SamplingParams(max_tokens=64))
         print(output.outputs[0].text)
 
-    Prompts of one call, and of `add_request`, run together through one paged cache. Not
-    thread-safe: one thread calls it.
+    All requests run together through one paged cache, whichever call or thread they come from.
+    Any number of threads may call any method. There is no thread of the engine's own: a caller
+    that waits for its outputs computes for all.
     """
 
     def __init__(
@@ -81,7 +84,10 @@ class LLM:
         self.engine: Engine = load_engine(
             self.directory, config, backend=backend, dtype=dtype, trace=trace
         )
-        self._processor = OutputProcessor(self.engine, self.tokenizer)
+        self.backend, self.dtype = backend, dtype
+        self.loop = EngineLoop(self.engine, self.tokenizer)
+        self._driver = Driver(self.loop)
+        self._collector = self._driver.new_collector()  # of the requests that `step` reports
 
     def generate(
         self,
@@ -89,7 +95,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """The completions of all prompts, in their order.
 
@@ -98,11 +104,13 @@ class LLM:
         `RequestError` before anything runs; Ctrl-C ends all of them and gives every block back.
         """
         each: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
-        params = _one_for_each(sampling_params, len(each))
-        priorities = [0] * len(each) if priority is None else list(priority)
-        if len(priorities) != len(each):
-            raise ConfigError(f"{len(each)} prompts need as many priorities; got {len(priorities)}")
-        return self._run(list(zip(each, params, priorities, strict=True)), use_tqdm)
+        params = _one_for_each("sampling_params", sampling_params, len(each), SamplingParams())
+        priorities = _one_for_each("priorities", priority, len(each), 0)
+        prepared = [
+            self.prepare(prompt, own, RequestOutputKind.FINAL_ONLY, priority=rank)
+            for prompt, own, rank in zip(each, params, priorities, strict=True)
+        ]
+        return self._run(prepared, use_tqdm)
 
     def chat(
         self,
@@ -123,19 +131,28 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
-        """The growing output of one prompt, after every token; `CompletionOutput.new_text` is the
-        new piece. Closing the iterator early ends the request."""
-        request_id, finished = "", False
+        """Yield the growing output of one prompt, after every token.
+
+        `CompletionOutput.new_text` is the new piece. ``output_kind`` of the parameters chooses what
+        each output holds. If the caller is slower than the engine, which other threads may drive,
+        outputs are merged. Closing the iterator ends the request.
+
+        Raises:
+            RequestFailedError: the request failed because of an error of its own.
+        """
+        collector = self._driver.new_collector()
         try:
-            with interrupts_deferred():
-                request_id = self.add_request(prompt, sampling_params or SamplingParams())
+            params = sampling_params or self.get_default_sampling_params()
+            prepared = self.prepare(prompt, params, params.output_kind)
+            self._driver.add([prepared], collector)
+            finished = False
             while not finished:
-                for output in self.step():
-                    if output.request_id == request_id:
-                        finished = output.finished
-                        yield output
+                for output in self._driver.wait(collector):
+                    finished = output.finished
+                    _raise_failed([output])
+                    yield output
         finally:
-            self.abort(request_id)
+            self._driver.release(collector)
 
     def apply_chat_template(self, messages: Sequence[Message], **options: Any) -> str:
         """The conversation as the model's chat template writes it.
@@ -177,65 +194,82 @@ class LLM:
         *,
         priority: int = 0,
     ) -> str:
-        """Queue one prompt; `step` runs it. Its request id (by default its number).
+        """Queue one prompt, which `step` runs, and return its request id.
 
-        A lower ``priority`` goes first, under the policy of that name.
+        Without ``request_id`` the id is "auto-" and a number. A lower ``priority`` goes first,
+        under the policy of that name.
 
         Raises:
             RequestError: it could never be served; nothing was added.
         """
-        text, token_ids = self._tokenize(prompt)
-        return self._processor.add_request(
-            text,
-            token_ids,
-            sampling_params,
-            request_id,
-            priority=priority,
-            cache_salt=_cache_salt(prompt),
-        )
+        kind = sampling_params.output_kind
+        prepared = self.prepare(prompt, sampling_params, kind, request_id, priority=priority)
+        [added] = self._driver.add([prepared], self._own_collector())
+        return added
 
     def step(self) -> list[RequestOutput]:
-        """One step of the engine: the requests that got a token, with all they have so far."""
-        return self._processor.process(self.engine.step())
+        """Compute one step, and return the outputs of the requests of `add_request` that have news.
+
+        Outputs that arrived while other callers computed are returned at once. Every request gives
+        one output with ``finished``, also one that was aborted or that failed.
+        """
+        return self._driver.step(self._own_collector())
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
-        return self.engine.has_work
+        """Whether any request is unfinished, or `step` has outputs to return."""
+        self._driver.settle()
+        return self.engine.has_work or self._own_collector().has_news
 
     def abort(self, request_id: str) -> None:
-        """End a request and give its blocks back; unknown and finished ones are ignored."""
-        self._processor.abort(request_id)
+        """End a request before the next step and free its blocks; ignore an unknown id."""
+        self._driver.abort(request_id)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False, and nothing done, while a request holds blocks."""
-        return self.engine.reset_prefix_cache()
+        """Forget all cached blocks; return False, and do nothing, if a request holds blocks."""
+        return self._driver.call(self.engine.reset_prefix_cache)
 
-    def _run(
-        self, requests: Sequence[tuple[Prompt, SamplingParams, int]], use_tqdm: bool
-    ) -> list[RequestOutput]:
-        tokenized = [
-            (*self._tokenize(prompt), params, {"priority": priority, "cache_salt": salt})
-            for prompt, params, priority in requests
-            for salt in [_cache_salt(prompt)]
-        ]
-        running: dict[str, RequestOutput | None] = {}
-        with _progress_bar(len(requests), use_tqdm) as bar:
-            try:
-                for text, token_ids, params, labels in tokenized:
-                    with interrupts_deferred():
-                        added = self._processor.add_request(text, token_ids, params, **labels)
-                        running[added] = None
-                while None in running.values():
-                    for output in self.step():
-                        if output.finished and output.request_id in running:
-                            running[output.request_id] = output
-                            bar.update()
-            finally:
-                with interrupts_deferred():
-                    for request_id in [key for key, done in running.items() if done is None]:
-                        self.abort(request_id)
-        return [done for done in running.values() if done is not None]
+    def _own_collector(self) -> Collector:
+        if self._collector.process_id != os.getpid():  # forked: the requests are the parent's
+            self._collector = self._driver.new_collector()
+        return self._collector
+
+    def _run(self, prepared: Sequence[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
+        finished: dict[str, RequestOutput] = {}
+        collector = self._driver.new_collector()
+        try:
+            with _progress_bar(len(prepared), use_tqdm) as bar:
+                request_ids = self._driver.add([*prepared], collector)
+                while len(finished) < len(prepared):
+                    for output in self._driver.wait(collector):
+                        finished[output.request_id] = output
+                        bar.update()
+        finally:
+            self._driver.release(collector)
+        outputs = [finished[request_id] for request_id in request_ids]
+        _raise_failed(outputs)
+        return outputs
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        output_kind: RequestOutputKind,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> PreparedRequest:
+        """Tokenize a prompt, in the caller's thread."""
+        text, token_ids = self._tokenize(prompt)
+        return PreparedRequest(
+            prompt=text,
+            token_ids=token_ids,
+            params=params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=_cache_salt(prompt),
+            output_kind=output_kind,
+        )
 
     def _tokenize(self, prompt: Any) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
@@ -271,14 +305,26 @@ def _cache_salt(prompt: Any) -> Any:
     return prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
 
 
-def _one_for_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ConfigError(f"{count} prompts need as many sampling_params; got {len(params)}")
-    return list(params)
+def _one_for_each(name: str, given: Any, count: int, default: T) -> list[T]:
+    """Return one value for each prompt: of a list, or the same one for all."""
+    if given is None:
+        return [default] * count
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise ConfigError(f"{count} prompts need as many {name}; got {len(given)}")
+    return list(given)
+
+
+def _raise_failed(outputs: list[RequestOutput]) -> None:
+    failed = [output for output in outputs if output.error is not None]
+    if failed:
+        first = failed[0]
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise RequestFailedError(
+            f"request {first.request_id} failed: {first.error}{more}; the others are in `outputs`",
+            outputs,
+        )
 
 
 def _progress_bar(total: int, is_shown: bool) -> Any:

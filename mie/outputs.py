@@ -14,6 +14,7 @@ class Logprob:
     rank: int | None
     """1 for the most likely token of the position."""
     decoded_token: str | None
+    """The token's text, or None if the request is not detokenized."""
 
 
 LogprobRow = dict[int, Logprob]
@@ -26,29 +27,41 @@ class CompletionOutput:
 
     index: int
     text: str = ""
+    """All of the text so far; under ``output_kind`` DELTA only what is new."""
     new_text: str = ""
-    """What the latest step added to ``text``; for streaming."""
+    """What this output adds to the text of the one before it."""
     token_ids: list[int] = field(default_factory=list)
+    """All generated tokens so far; under ``output_kind`` DELTA only the new ones."""
     cumulative_logprob: float | None = None
-    """Sum of the chosen tokens' log-probabilities, if ``logprobs`` were asked for."""
+    """Sum of all chosen tokens' log-probabilities, if ``logprobs`` were asked for."""
     logprobs: list[LogprobRow] | None = None
+    """One entry for each of ``token_ids``, if ``logprobs`` were asked for."""
     finish_reason: FinishReason | None = None
-    """"stop", "length" or "abort"; None while it runs."""
+    """"stop", "length", "abort" or "error"; None while it runs."""
     stop_reason: int | str | None = None
     """The stop string or the id from ``stop_token_ids``; None for EOS and for other endings."""
+
+    def finished(self) -> bool:
+        """Return whether this choice has ended."""
+        return self.finish_reason is not None
 
 
 @dataclass(kw_only=True)
 class RequestOutput:
-    """A request and its choices."""
+    """A request and its choices at one moment."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     prompt_logprobs: list[LogprobRow | None] | None = None
-    """One entry for each prompt token; None for the first, which nothing predicts."""
+    """One entry for each prompt token that is computed so far; None for the first token, which
+    nothing predicts."""
     outputs: list[CompletionOutput]
+    """All choices; under ``output_kind`` DELTA those with news."""
     finished: bool = False
+    """Whether every choice has ended. Each request gives exactly one such output, its last."""
     num_cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache."""
+    """Number of prompt tokens that were found in the prefix cache."""
     metrics: RequestMetrics | None = None
+    error: str | None = None
+    """Why the request failed, if its ``finish_reason`` is "error"."""

@@ -1,157 +1,294 @@
-"""From the engine's token ids to a user's text: detokenise, stop at stop strings, collect."""
+"""From the engine's tokens to a caller's text: detokenize, find stop strings, file the outputs.
 
+The tokens, log-probabilities and endings of a request are its sequences' own; what stands here is
+derived from them, so that whatever an exception leaves half-done is derived again.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mie.engine import Engine, SequenceOutput, StepOutput
+from mie.engine import Engine, StepOutput
 from mie.errors import RequestError
-from mie.interrupts import interrupts_deferred
+from mie.interrupts import raised_by_signal_handler
 from mie.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 from mie.runner import TokenLogprobs
-from mie.sched.params import SamplingParams
+from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.sched.sequence import FinishReason, Request
+from mie.sched.sequence import Sequence as RunningSequence
 from mie.text.stream import TextStream
 from mie.text.tokenizer import Tokenizer
 
 
-@dataclass(eq=False)
-class _Live:
-    """A request that runs, and what it has given so far."""
+@dataclass(frozen=True, kw_only=True)
+class PreparedRequest:
+    """A request whose prompt is tokenized, ready to be queued."""
 
+    prompt: str | None
+    token_ids: list[int]
     params: SamplingParams
-    output: RequestOutput
-    streams: list[TextStream | None]
+    request_id: str | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
 
-class OutputProcessor:
-    """Keeps the `RequestOutput` of every running request up to date."""
+class CollectorRef(weakref.ref["Collector"]):
+    """A weak reference to a collector, and the ids of the requests that are filed there."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._live: dict[str, _Live] = {}
+    __slots__ = ("request_ids",)
+
+    def __init__(self, collector: Collector, when_gone: Callable[[CollectorRef], object]) -> None:
+        super().__init__(collector, when_gone)  # type: ignore[call-arg]  # as __new__
+        self.request_ids: set[str] = set()
+
+
+class Collector:
+    """One caller's requests: whoever steps the engine files their outputs here.
+
+    A request lives as long as its collector. If the caller is gone, so is the collector, and the
+    request is aborted.
+    """
+
+    def __init__(self, when_gone: Callable[[CollectorRef], object] = lambda ref: None) -> None:
+        self.ref = CollectorRef(self, when_gone)
+        """What the requests hold; nothing of the engine's holds the collector itself."""
+        self.process_id = os.getpid()
+        self._news: deque[RequestState] = deque()
+        self._lock = threading.Lock()  # several threads may call `LLM.step`
 
     @property
-    def request_ids(self) -> list[str]:
-        """The requests that run."""
-        return list(self._live)
+    def has_news(self) -> bool:
+        """Whether `take` returns anything."""
+        return bool(self._news)
 
-    def add_request(
+    def take(self) -> list[RequestOutput]:
+        """Return one output for each request with news, merged since it was last taken."""
+        outputs = []
+        with self._lock:
+            while self._news:
+                output = self._news[0].take()
+                self._news.popleft()
+                if output is not None:
+                    outputs.append(output)
+        return outputs
+
+    def file(self, state: RequestState) -> None:
+        """Note that a request has news."""
+        self._news.append(state)
+
+
+class _Choice:
+    """One choice's text, as far as its sequence's tokens were taken in, and what was handed out."""
+
+    def __init__(self, sequence: RunningSequence) -> None:
+        self.sequence = sequence
+        self.num_taken = 0  # tokens that were handed out, and characters
+        self.num_characters_taken = 0
+        self.is_torn = False
+        self.begin(None)
+
+    def begin(self, stream: TextStream | None) -> None:
+        """Take in the tokens from the first one on."""
+        self.stream = stream
+        self.num_tokens = 0
+        self.text = ""
+        self.logprobs: list[LogprobRow] = []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+
+class RequestState:
+    """A request, its choices' text, and how much of it its caller has been given."""
+
+    def __init__(
         self,
-        prompt: str | None,
-        token_ids: list[int],
-        params: SamplingParams,
-        request_id: str | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-    ) -> str:
-        """Queue a prompt in the engine, and follow it: its request id."""
-        if params.stop and self._tokenizer is None:
-            raise RequestError("stop strings need a tokenizer; load the model with its tokenizer")
-        added: str | None = None
-        try:
-            with interrupts_deferred():
-                added = self._engine.add_request(
-                    token_ids, params, request_id, priority=priority, cache_salt=cache_salt
-                )
-                self._live[added] = self._new_live(added, prompt, token_ids, params)
-            return added
-        except BaseException:  # Ctrl-C: the caller never learns the id
-            if added is not None:
-                self.abort(added)
-            raise
+        prepared: PreparedRequest,
+        request: Request,
+        tokenizer: Tokenizer | None,
+        collector: CollectorRef,
+    ) -> None:
+        self.request = request
+        self.collector = collector
+        self.is_finished = False
+        self.prepared = prepared
+        self._tokenizer = tokenizer if prepared.params.detokenize else None
+        self._lock = threading.Lock()  # the engine's thread takes tokens in, the caller's hands out
+        self._is_filed = False  # among its collector's news
+        self._is_over = False  # its final output was handed out
+        self._prompt_logprobs: list[LogprobRow | None] = [None]
+        self._num_prompt_taken = 0
+        self._choices = [_Choice(sequence) for sequence in request.sequences]
+        for choice in self._choices:
+            choice.begin(self._new_stream())
 
-    def _new_live(
-        self, request_id: str, prompt: str | None, token_ids: list[int], params: SamplingParams
-    ) -> _Live:
-        asked = params.logprobs is not None
-        output = RequestOutput(
-            request_id=request_id,
-            prompt=prompt,
-            prompt_token_ids=list(token_ids),
-            prompt_logprobs=None if params.prompt_logprobs is None else [None],
-            outputs=[
-                CompletionOutput(
-                    index=index,
-                    logprobs=[] if asked else None,
-                    cumulative_logprob=0.0 if asked else None,
-                )
-                for index in range(params.n)
+    def advance(self) -> None:
+        """Take in the tokens that the sequences got.
+
+        Raises:
+            Exception: what the tokenizer raises; the request is to blame.
+        """
+        with self._lock:
+            for choice in self._choices:
+                self._advance(choice)
+            self.is_finished = all(choice.finish_reason for choice in self._choices)
+
+    def file(self, collector: Collector) -> bool:
+        """Put the request among its caller's news, if it has any; return whether it was put."""
+        with self._lock:
+            is_new = self.is_finished and not self._is_over
+            if self._kind is not RequestOutputKind.FINAL_ONLY:
+                is_new |= any(each.num_tokens > each.num_taken for each in self._choices)
+            if not is_new or self._is_filed:
+                return False
+            collector.file(self)
+            self._is_filed = True
+            return True
+
+    def stopped(self) -> list[_Choice]:
+        """Return the choices that met a stop string, which their sequences have not heard of."""
+        return [c for c in self._choices if c.finish_reason and not c.sequence.finish_reason]
+
+    def fail(self) -> None:
+        """Spell nothing more: the tokenizer cannot."""
+        with self._lock:
+            self._tokenizer = None
+            for choice in self._choices:
+                choice.stream, choice.is_torn = None, False
+
+    def take(self) -> RequestOutput | None:
+        """Return what the caller has not been given yet, or under CUMULATIVE everything; None
+        after the final output."""
+        is_delta = self._kind is RequestOutputKind.DELTA
+        with self._lock:
+            if self._is_over:
+                return None
+            choices = [
+                choice
+                for choice in self._choices
+                if not is_delta or choice.num_tokens > choice.num_taken or choice.finish_reason
+            ]
+            error = self.request.error
+            output = RequestOutput(
+                request_id=self.request.request_id,
+                prompt=self.prepared.prompt,
+                prompt_token_ids=list(self.prepared.token_ids),
+                prompt_logprobs=self._take_prompt_logprobs(is_delta),
+                outputs=[self._completion(choice, is_delta) for choice in choices],
+                finished=self.is_finished,
+                num_cached_tokens=self.request.metrics.num_cached_tokens,
+                metrics=copy.copy(self.request.metrics),
+                error=None if error is None else f"{type(error).__name__}: {error}",
+            )
+            for choice in choices:
+                choice.num_taken = choice.num_tokens
+                choice.num_characters_taken = len(choice.text)
+            self._is_filed = False
+            self._is_over = output.finished
+        return output
+
+    @property
+    def _kind(self) -> RequestOutputKind:
+        return self.prepared.output_kind
+
+    def _completion(self, choice: _Choice, is_delta: bool) -> CompletionOutput:
+        start = choice.num_taken if is_delta else 0
+        num_prompt = self.request.num_prompt
+        new_text = choice.text[choice.num_characters_taken :]
+        has_logprobs = self.prepared.params.logprobs is not None
+        return CompletionOutput(
+            index=choice.sequence.index,
+            text=new_text if is_delta else choice.text,
+            new_text=new_text,
+            token_ids=choice.sequence.token_ids[
+                num_prompt + start : num_prompt + choice.num_tokens
             ],
+            cumulative_logprob=choice.cumulative_logprob if has_logprobs else None,
+            logprobs=choice.logprobs[start:] if has_logprobs else None,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
         )
-        streams = [self._new_stream(token_ids, params) for _ in range(params.n)]
-        return _Live(params=params, output=output, streams=streams)
 
-    def _new_stream(self, token_ids: list[int], params: SamplingParams) -> TextStream | None:
-        if self._tokenizer is None or not params.detokenize:
+    def _take_prompt_logprobs(self, is_delta: bool) -> list[LogprobRow | None] | None:
+        if self.prepared.params.prompt_logprobs is None:
             return None
+        rows = self._prompt_logprobs
+        rows.extend(map(self._logprob_row, self.request.prompt_logprobs[len(rows) - 1 :]))
+        start = self._num_prompt_taken if is_delta else 0
+        self._num_prompt_taken = len(rows)
+        return rows[start:]
+
+    def _advance(self, choice: _Choice) -> None:
+        sequence = choice.sequence
+        if choice.finish_reason is not None:
+            return
+        if choice.is_torn:
+            choice.begin(self._new_stream())
+        reason = sequence.finish_reason
+        first = self.request.num_prompt + choice.num_tokens
+        new = sequence.token_ids[first:]
+        if not new and reason is None:
+            return
+        choice.is_torn = True
+        for position, token_id in enumerate(new, start=first + 1):
+            is_last = position == len(sequence.token_ids)
+            if self._add_token(choice, token_id, reason if is_last else None):
+                break
+        else:
+            if reason is not None:
+                self._end(choice, reason)
+        choice.is_torn = False
+
+    def _add_token(self, choice: _Choice, token_id: int, reason: FinishReason | None) -> bool:
+        """Take in a token, at which the sequence ends for ``reason``; return whether it completes a
+        stop string."""
+        params = self.prepared.params
+        if params.logprobs is not None:
+            row: TokenLogprobs = choice.sequence.logprobs[choice.num_tokens]
+            choice.logprobs.append(self._logprob_row(row))
+            choice.cumulative_logprob += row.logprobs[0]
+        choice.num_tokens += 1
+        if choice.stream is None:
+            return False
+        # EOS and stop tokens are no part of the text.
+        is_spelled = reason != "stop" or params.include_stop_str_in_output
+        is_armed = choice.num_tokens > params.min_tokens
+        text, stop = choice.stream.add([token_id] if is_spelled else [], is_armed)
+        choice.text += text
+        if stop is not None:
+            choice.finish_reason, choice.stop_reason = "stop", stop
+        return stop is not None
+
+    def _end(self, choice: _Choice, reason: FinishReason) -> None:
+        """The sequence has ended: what the stream holds back is text, or completes a stop."""
+        choice.finish_reason, choice.stop_reason = reason, choice.sequence.stop_reason
+        if choice.stream is not None:
+            text, stop = choice.stream.finish(choice.num_tokens > self.prepared.params.min_tokens)
+            choice.text += text
+            if stop is not None:
+                choice.finish_reason, choice.stop_reason = "stop", stop
+
+    def _new_stream(self) -> TextStream | None:
+        if self._tokenizer is None:
+            return None
+        params = self.prepared.params
         return TextStream(
             self._tokenizer,
-            token_ids,
+            self.prepared.token_ids,
             stop=params.stop_strings,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
         )
 
-    def abort(self, request_id: str) -> None:
-        """End a request and give its blocks back; unknown ids are ignored."""
-        with interrupts_deferred():
-            self._engine.abort(request_id)
-            live = self._live.pop(request_id, None)
-        if live is not None:
-            for choice in live.output.outputs:
-                choice.finish_reason = choice.finish_reason or "abort"
-            live.output.finished = True
-
-    def process(self, step: StepOutput) -> list[RequestOutput]:
-        """Take in a step: the outputs that it changed, each the request's own, grown."""
-        changed: dict[str, RequestOutput] = {}
-        for request_id, rows in step.prompt_logprobs.items():
-            live = self._live[request_id]
-            assert live.output.prompt_logprobs is not None
-            live.output.prompt_logprobs.extend(self._logprob_row(row) for row in rows)
-        for output in step.outputs:
-            live = self._live[output.request_id]
-            if output.request_id not in changed:
-                changed[output.request_id] = live.output
-                for choice in live.output.outputs:
-                    choice.new_text = ""
-            self._advance(live, output)
-        for output_of_request in changed.values():
-            if output_of_request.finished:
-                del self._live[output_of_request.request_id]
-        return list(changed.values())
-
-    def _advance(self, live: _Live, new: SequenceOutput) -> None:
-        choice, stream = live.output.outputs[new.index], live.streams[new.index]
-        choice.token_ids.extend(new.token_ids)
-        choice.finish_reason, choice.stop_reason = new.finish_reason, new.stop_reason
-        if choice.logprobs is not None and choice.cumulative_logprob is not None:
-            choice.logprobs.extend(self._logprob_row(row) for row in new.logprobs)
-            choice.cumulative_logprob += sum(row.logprobs[0] for row in new.logprobs)
-        live.output.num_cached_tokens = new.metrics.num_cached_tokens
-        live.output.metrics = new.metrics
-        if stream is not None:
-            self._add_text(live, choice, stream, list(new.token_ids))
-        live.output.finished = all(c.finish_reason for c in live.output.outputs)
-
-    def _add_text(
-        self, live: _Live, choice: CompletionOutput, stream: TextStream, token_ids: list[int]
-    ) -> None:
-        params = live.params
-        if choice.finish_reason == "stop" and not params.include_stop_str_in_output:
-            token_ids = token_ids[:-1]  # EOS and stop tokens are no part of the text
-        is_armed = len(choice.token_ids) > params.min_tokens
-        choice.new_text, stop = stream.add(token_ids, is_armed)
-        if choice.finish_reason and stop is None:
-            rest, stop = stream.finish(is_armed)
-            choice.new_text += rest
-        choice.text += choice.new_text
-        if stop is not None:
-            self._engine.finish(live.output.request_id, choice.index, "stop", stop)
-            choice.finish_reason, choice.stop_reason = "stop", stop
-
     def _logprob_row(self, row: TokenLogprobs) -> LogprobRow:
-        """The chosen token with its rank; the others are in order of theirs."""
+        """Give the chosen token its rank; the others are in the order of theirs."""
         entries = {}
         others = 0
         for token_id, logprob in zip(row.token_ids, row.logprobs, strict=True):
@@ -163,3 +300,129 @@ class OutputProcessor:
             text = self._tokenizer.token_str(token_id) if self._tokenizer else None
             entries[token_id] = Logprob(logprob=logprob, rank=rank, decoded_token=text)
         return entries
+
+
+class OutputProcessor:
+    """The state of every request of an engine. One thread at a time may call it."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._states: dict[str, RequestState] = {}
+        self._gone: deque[CollectorRef] = deque()
+        self.changed: set[CollectorRef] = set()
+        """Collectors that got news; whoever tells their callers clears it."""
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether there are requests whose callers are gone."""
+        return bool(self._gone)
+
+    def new_collector(self) -> Collector:
+        """Return a collector for the requests of one caller."""
+        return Collector(self._gone.append)
+
+    def add_all(self, prepared: Sequence[PreparedRequest], collector: Collector) -> list[str]:
+        """Queue requests in the engine, all or none, and return their ids.
+
+        It may be called again after an interrupt that came at any line.
+
+        Raises:
+            RequestError: one of them could never be served; nothing was added.
+        """
+        self.retract(prepared)
+        try:
+            return [self._add(each, collector.ref) for each in prepared]
+        except RequestError:
+            self.retract(prepared)
+            raise
+
+    def retract(self, prepared: Sequence[PreparedRequest]) -> None:
+        """End those of the requests that were added, without an output."""
+        known = set(map(id, prepared))
+        self._drop([i for i, state in self._states.items() if id(state.prepared) in known])
+
+    def _add(self, prepared: PreparedRequest, collector: CollectorRef) -> str:
+        """Queue a request in the engine.
+
+        Raises:
+            RequestError: it could never be served; nothing was added.
+        """
+        if prepared.params.stop and self._tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; load the model with its tokenizer")
+        request_id = self._engine.add_request(
+            prepared.token_ids,
+            prepared.params,
+            prepared.request_id,
+            priority=prepared.priority,
+            cache_salt=prepared.cache_salt,
+        )
+        request = self._engine.request(request_id)
+        assert request is not None
+        collector.request_ids.add(request_id)
+        self._states[request_id] = RequestState(prepared, request, self._tokenizer, collector)
+        return request_id
+
+    def abort(self, request_id: str) -> None:
+        """End a request, whose caller gets a final output; ignore an unknown id."""
+        self._engine.abort(request_id)
+        self._advance(request_id)
+
+    def process(self, step: StepOutput) -> None:
+        """Take in a step."""
+        for request_id in {output.request_id: None for output in step.outputs}:
+            self._advance(request_id)
+        for request_id in step.failed:
+            self._advance(request_id)
+
+    def drop_orphans(self) -> None:
+        """Abort the requests whose callers are gone."""
+        while self._gone:
+            self.drop(self._gone[0])
+            self._gone.popleft()
+
+    def drop(self, collector: CollectorRef) -> None:
+        """End the requests of a caller that wants no more outputs."""
+        self._drop(list(collector.request_ids))
+        collector.request_ids.clear()
+
+    def catch_up(self) -> None:
+        """Take in whatever an exception kept from being taken in."""
+        for request in self._engine.requests:
+            if request.request_id not in self._states:  # its caller never learned of it
+                self._engine.abort(request.request_id)
+        for request_id in list(self._states):
+            self._advance(request_id)
+
+    def drop_all(self) -> None:
+        """Forget every request: in a forked child, whose parent serves them."""
+        self._states.clear()
+        self._gone.clear()
+        self.changed.clear()
+        self._engine.drop_all()
+
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._engine.abort(request_id)
+            self._states.pop(request_id, None)
+
+    def _advance(self, request_id: str) -> None:
+        state = self._states.get(request_id)
+        if state is None:
+            return
+        try:
+            state.advance()
+        except Exception as error:
+            if raised_by_signal_handler(error):
+                raise
+            state.fail()
+            self._engine.fail(request_id, error)
+            state.advance()
+        for choice in state.stopped():
+            self._engine.finish(request_id, choice.sequence.index, "stop", choice.stop_reason)
+        collector = state.collector()
+        if collector is not None and state.file(collector):
+            self.changed.add(state.collector)
+        if state.is_finished:
+            state.collector.request_ids.discard(request_id)
+            del self._states[request_id]

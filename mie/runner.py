@@ -69,6 +69,15 @@ class Launched:
     drawn: Drawn
 
 
+class RowFault(Exception):
+    """The sampling or the log-probabilities of one row raised; the other rows are not to blame."""
+
+    def __init__(self, row: int, error: Exception) -> None:
+        super().__init__(f"row {row}: {type(error).__name__}: {error}")
+        self.row = row
+        self.error = error
+
+
 class _Row:
     """What the runner remembers of one running sequence."""
 
@@ -190,19 +199,54 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> Launched:
         """Begin a step that was prepared. `collect` waits for it."""
         logits = self.backend.run_step(self._forward, self.pack(plan))
-        controls = [row.controls(row.choice) for row in map(self._row, plan.decodes)]
+        rows = list(plan.decodes)
+        controls = [self._controls(row) for row in rows]
         sampled_rows = list(range(len(controls)))
         at = len(controls)
         for chunk in plan.chunks:
             at += chunk.scored[1] - chunk.scored[0]
             for choice in chunk.choices:
-                controls.append(self._row(chunk.row).controls(choice))
+                rows.append(chunk.row)
+                controls.append(self._controls(chunk.row, choice))
                 sampled_rows.append(at)
                 at += 1
         # Without prompt log-probabilities every row is sampled from, and none need be copied.
         sampled = logits if len(controls) == len(logits) else logits[sampled_rows]
-        drawn = self.backend.start_sample(sampled, controls) if controls else None
+        drawn = self._start_sample(rows, sampled, controls) if controls else None
         return Launched(rows=plan.decodes, logits=logits, drawn=drawn)
+
+    def _controls(
+        self, row: int, choice: int | None = None, *, num_pending: int = 0
+    ) -> RowControls:
+        """Return how a row's next token is chosen, or raise `RowFault`."""
+        state = self._row(row)
+        try:
+            return state.controls(state.choice if choice is None else choice, num_pending)
+        except Exception as error:
+            raise RowFault(row, error) from error
+
+    def _start_sample(
+        self, rows: Sequence[int], logits: Array, controls: Sequence[RowControls]
+    ) -> Drawn:
+        """Begin to draw a token for each of ``rows``; if that raises, find the row to blame.
+
+        A row is to blame if it raises by itself and a greedy draw from its logits does not.
+        """
+        try:
+            return self.backend.start_sample(logits, controls)
+        except Exception:
+            for i, row in enumerate(rows):
+                error = self._sampling_error(logits[i : i + 1], controls[i])
+                if error and not self._sampling_error(logits[i : i + 1], GREEDY):
+                    raise RowFault(row, error) from error
+            raise
+
+    def _sampling_error(self, logits: Array, controls: RowControls) -> Exception | None:
+        try:
+            self.backend.finish_sample(self.backend.start_sample(logits, [controls]))
+        except Exception as error:
+            return error
+        return None
 
     def launch_ahead(self, rows: Sequence[int], before: Launched) -> Launched | None:
         """Begin the step after ``before``, which has no chunks and is not collected yet: one more
@@ -211,7 +255,6 @@ class ModelRunner:
         # All of them: the logits of those that end are lost to the next step, too.
         if not all(self._row(row).may_run_ahead for row in before.rows):
             return None
-        each = [self._row(row) for row in rows]
         row_ids = np.array(rows, np.int64)
         batch = replace(
             self._decode_batch(row_ids, np.zeros_like(row_ids), self._num_stored[row_ids] + 1),
@@ -219,8 +262,8 @@ class ModelRunner:
             drawn_rows=np.searchsorted(before.rows, row_ids),
         )
         logits = self.backend.run_step(self._forward, batch)
-        controls = [row.controls(row.choice, num_pending=1) for row in each]
-        drawn = self.backend.start_sample(logits, controls)
+        controls = [self._controls(row, num_pending=1) for row in rows]
+        drawn = self._start_sample(rows, logits, controls)
         return Launched(rows=tuple(rows), logits=logits, drawn=drawn)
 
     def discard(self, launched: Launched) -> None:
@@ -322,7 +365,7 @@ class ModelRunner:
             indices = [i for i, row in enumerate(launched.rows) if row in wanted]
             decoded = [decoded[i] for i in indices]
         logprobs = [
-            self._token_logprobs(self._row(row), logits, i, token_id)
+            self._token_logprobs(row, logits, i, token_id)
             for i, row, token_id in zip(indices, plan.decodes, decoded, strict=True)
         ]
         chunks = self._chunk_results(plan.chunks, logits, num_decodes, token_ids[num_decodes:])
@@ -350,14 +393,18 @@ class ModelRunner:
             row = self._row(chunk.row)
             prompt = [
                 self._logprobs(
-                    logits, at + i, row.token_ids[position + 1], row.params.prompt_logprobs
+                    chunk.row,
+                    logits,
+                    at + i,
+                    row.token_ids[position + 1],
+                    row.params.prompt_logprobs,
                 )
                 for i, position in enumerate(range(*chunk.scored))
             ]
             at += len(prompt)
             chosen = [next(drawn) for _ in chunk.choices]
             logprobs = [
-                self._token_logprobs(row, logits, at + i, token_id)
+                self._token_logprobs(chunk.row, logits, at + i, token_id)
                 for i, token_id in enumerate(chosen)
             ]
             at += len(chosen)
@@ -373,17 +420,20 @@ class ModelRunner:
         return row
 
     def _token_logprobs(
-        self, row: _Row, logits: Array, at: int, token_id: int
+        self, row: int, logits: Array, at: int, token_id: int
     ) -> TokenLogprobs | None:
-        if row.params.logprobs is None:
-            return None
-        return self._logprobs(logits, at, token_id, row.params.logprobs)
+        num_top = self._row(row).params.logprobs
+        return None if num_top is None else self._logprobs(row, logits, at, token_id, num_top)
 
     def _logprobs(
-        self, logits: Array, row: int, token_id: int, num_top: int | None
+        self, row: int, logits: Array, at: int, token_id: int, num_top: int | None
     ) -> TokenLogprobs:
+        """Return the log-probabilities of the logits at ``at``, or raise `RowFault`."""
         assert num_top is not None
-        ids, logprobs, rank = self.backend.top_logprobs(logits, row, token_id, num_top)
+        try:
+            ids, logprobs, rank = self.backend.top_logprobs(logits, at, token_id, num_top)
+        except Exception as error:
+            raise RowFault(row, error) from error
         return TokenLogprobs(token_ids=ids, logprobs=logprobs, rank=rank)
 
 

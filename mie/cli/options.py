@@ -275,7 +275,7 @@ def trace_failed(args: argparse.Namespace, llm: LLM) -> bool:
     """Whether the trace ended early; standard error says so."""
     error = llm.engine.log_error
     if error is not None:
-        message = f"--trace {args.trace} is incomplete: {error.strerror}"
+        message = f"--trace {args.trace} is incomplete: {getattr(error, 'strerror', None) or error}"
         print(f"mie: error: {message}", file=sys.stderr)
     return error is not None
 

@@ -84,6 +84,14 @@ class KVCacheManager:
         """How many blocks ``num_tokens`` tokens fill, the last one in part."""
         return -(-num_tokens // self.block_size)
 
+    def reset(self) -> None:
+        """TEMPORARY."""
+        self._pool = BlockPool(self._pool.num_blocks)
+        self._swap = SwapSpace(self._swap.num_blocks)
+        self._prefix = PrefixCache(self.block_size) if self._prefix else None
+        self._updates, self._copies, self._pinned = [], [], []
+        self._num_entries = self._num_stored = self._num_counted_twice = 0
+
     # Opening: first look, then take.
 
     def find_room(

@@ -1,5 +1,6 @@
 """What a user asks of the sampler, spelled as in vLLM."""
 
+import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,14 @@ from mie.config import check_integer, check_real, check_switch, keyword_checked
 from mie.errors import ConfigError
 
 MAX_LOGIT_BIAS = 100.0
+
+
+class RequestOutputKind(enum.Enum):
+    """Which part of a request each of its outputs carries."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
 @keyword_checked
@@ -46,6 +55,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     trace_decode_token_ids: Sequence[int] | None = None
     """Forced decoding: these tokens are generated first, with their true log-probabilities. EOS and
     stop tokens among them do not end the sequence."""

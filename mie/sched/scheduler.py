@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import insort
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import Any
 
@@ -314,7 +315,6 @@ class Scheduler:
         """End one choice and give its blocks back; its siblings go on."""
         if seq.finish_reason is not None:
             return
-        assert seq.request.is_forked or reason == "abort", "an unforked choice has no text to end"
         seq.finish_reason, seq.stop_reason = reason, stop_reason
         if seq.table is not None:
             self._leave(seq)
@@ -324,10 +324,15 @@ class Scheduler:
             self._drop_host(seq)
         self._emit(("finish", seq.seq_id, reason))
 
-    def abort(self, request: Request) -> None:
-        """End every choice of a request."""
+    def abort(self, request: Request, reason: FinishReason = "abort") -> None:
+        """End every unfinished choice of a request."""
         for seq in request.sequences:
-            self.finish(seq, "abort")
+            self.finish(seq, reason)
+
+    def owner_of(self, row: int) -> Request | None:
+        """Return the request whose sequence has a row."""
+        seq = self._rows[row]
+        return None if seq is None else seq.request
 
     def preempt(self, seq: Sequence, by: Sequence | None = None, *, swap: bool = True) -> None:
         """Take a running sequence's blocks, for ``by`` to have; it keeps its tokens and waits."""
@@ -360,6 +365,26 @@ class Scheduler:
         self._exported.clear()
         while self.running:
             self.preempt(self.running[-1], swap=False)
+
+    def rebuild(self, requests: Iterable[Request]) -> None:
+        """TEMPORARY."""
+        self.manager.reset()
+        self._rows = [None] * self._config.max_num_seqs
+        self._free_rows = list(range(self._config.max_num_seqs))
+        self._new_rows = {}
+        self._num_seats = self._num_fork_copies = self._num_prefilling = 0
+        self._exported.clear()
+        self.running.clear()
+        self.waiting = WaitingQueue()
+        for request in requests:
+            for seq in request.sequences:
+                seq.table = seq.host = seq.row = None
+                seq.is_prefilling = False
+                if request.is_forked and seq.finish_reason is None and seq.num_generated:
+                    self._end(seq, seq.token_ids[-1])
+            for seq in request.sequences if request.is_forked else request.sequences[:1]:
+                if seq.finish_reason is None:
+                    self.waiting.add(seq)
 
     def _leave(self, seq: Sequence) -> None:
         assert seq.table is not None

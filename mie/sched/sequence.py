@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from typing import Literal
+from typing import Any, Literal
 
 from mie.memory.table import BlockTable, HostTable
 from mie.sched.metrics import RequestMetrics
 from mie.sched.params import SamplingParams
 from mie.sched.plan import Chunk, NewRow
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class Request:
@@ -44,7 +44,10 @@ class Request:
         """(seed, stream) of the random numbers: a user's seed has stream 0 to itself."""
         self.num_prompt_scored = 0
         """Prompt positions whose log-probabilities were returned: each is returned once."""
+        self.prompt_logprobs: list[Any] = []
         self.metrics = RequestMetrics()
+        self.error: Exception | None = None
+        """Why it failed, if it did."""
         self.sequences = [Sequence(self, index, prompt_token_ids) for index in range(params.n)]
         self.is_forked = params.n == 1
         """Whether all choices have tables of their own; before, only the first runs."""
@@ -83,6 +86,7 @@ class Sequence:
         "index",
         "is_prefilling",
         "key",
+        "logprobs",
         "max_tokens",
         "num_lost",
         "request",
@@ -113,6 +117,7 @@ class Sequence:
         self.was_admitted = False
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        self.logprobs: list[Any] = []
         self.num_lost = 0
         """Tokens that were computed when it was last preempted, and not swapped out."""
 

@@ -78,7 +78,7 @@ def test_a_sequence_that_ends_by_its_token_costs_one_row_and_by_its_length_none(
     overlap = Overlap(tiny["llama"].directory)
     params = SamplingParams(max_tokens=9, ignore_eos=True, temperature=0)
     overlap.engine.add_request([5, 6, 7], params)
-    tokens = run(overlap.engine)["0", 0]
+    tokens = run(overlap.engine)["auto-0", 0]
     # The prompt's step gives the first token, the next step is planned as ever.
     assert (overlap.num_ahead, overlap.num_rows) == (7, 7)
 
@@ -86,7 +86,7 @@ def test_a_sequence_that_ends_by_its_token_costs_one_row_and_by_its_length_none(
     overlap = Overlap(tiny["llama"].directory)
     params = SamplingParams(max_tokens=20, stop_token_ids=[stop], ignore_eos=True, temperature=0)
     overlap.engine.add_request([5, 6, 7], params)
-    got = run(overlap.engine)["0", 0]
+    got = run(overlap.engine)["auto-0", 0]
     assert got == tokens[: tokens.index(stop) + 1]
     assert overlap.num_rows == len(got) - 2 + 1
 
@@ -146,7 +146,7 @@ def test_a_step_that_breaks_off_takes_the_launched_one_with_it(tiny):
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     runner.collect = collect
-    assert tokens + run(engine)["0", 0] == run(plain)["0", 0]
+    assert tokens + run(engine)["auto-0", 0] == run(plain)["auto-0", 0]
 
 
 def test_a_new_request_waits_for_one_launched_step_at_most(tiny):

@@ -1,0 +1,279 @@
+"""`AsyncLLM`: many concurrent requests from asyncio, spelled as in vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from mie.errors import EngineDeadError, RequestFailedError
+from mie.llm import LLM, Prompt
+from mie.loop import Command, EngineLoop
+from mie.outputs import RequestOutput
+from mie.processor import Collector, CollectorRef
+from mie.sched.params import SamplingParams
+from mie.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What a caller may want to know about the model that an engine serves."""
+
+    model: str
+    """The name or directory under which it was loaded."""
+    max_model_len: int
+    """Maximum number of tokens of a prompt and its answer together."""
+    vocab_size: int
+    backend: str
+    dtype: str
+
+
+class AsyncLLM:
+    """A model, its tokenizer, and an engine that runs in a thread of its own.
+
+        async with AsyncLLM("bundled") as llm:
+            async for output in llm.generate("Once upon a time", SamplingParams(), "request 1"):
+                print(output.outputs[0].text)
+
+    Every coroutine may be awaited from any event loop. Tokenizing and detokenizing happen outside
+    the event loop's thread.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] = "bundled", **settings: Any) -> None:
+        """Load a model, with the keywords of `LLM`.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range.
+            ModelError: the model cannot be used.
+        """
+        self._llm = LLM(model, **settings)
+        self._model = os.fspath(model)
+        self._loop = self._llm.loop
+        self._thread = EngineThread(self._loop)
+        # The thread must not keep this object alive, so that it ends with it.
+        self._finalizer = weakref.finalize(self, self._thread.stop)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield a request's outputs as they come; the last one has ``finished``.
+
+        ``sampling_params.output_kind`` chooses what each output holds. A consumer that is slower
+        than the engine gets merged outputs. Cancelling the task, or closing the generator, aborts
+        the request before the next step.
+
+        Raises:
+            RequestError: the request could never be served.
+            RequestFailedError: it failed while it ran, because of an error of its own.
+            EngineDeadError: the engine cannot go on.
+        """
+        self._thread.check_alive()
+        params = sampling_params or self._llm.get_default_sampling_params()
+        prepared = await asyncio.to_thread(
+            self._llm.prepare, prompt, params, params.output_kind, request_id, priority=priority
+        )
+        processor = self._loop.processor
+        collector = processor.new_collector()
+        is_over = False
+        with self._thread.listening(collector) as news:
+            try:
+                await self._thread.call(lambda: processor.add_all([prepared], collector))
+                while not is_over:
+                    await news.wait()
+                    news.clear()
+                    for output in collector.take():
+                        is_over = output.finished
+                        if output.error is not None:
+                            message = f"request {output.request_id} failed: {output.error}"
+                            raise RequestFailedError(message, [output])
+                        yield output
+                    if not is_over:
+                        self._thread.check_alive()
+            finally:
+                if not is_over:
+                    self._thread.post(Command(lambda: processor.drop(collector.ref)))
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests before the next step; each generator yields a final output."""
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        await self._thread.call(lambda: [*map(self._loop.processor.abort, request_ids)])
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; return False, and do nothing, if a request holds blocks."""
+        return await self._thread.call(self._loop.engine.reset_prefix_cache)
+
+    async def get_tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer."""
+        return self._llm.get_tokenizer()
+
+    async def get_model_config(self) -> ModelFacts:
+        """Return what is known about the model."""
+        engine = self._loop.engine
+        return ModelFacts(
+            model=self._model,
+            max_model_len=engine.max_model_len,
+            vocab_size=engine.vocab_size,
+            backend=self._llm.backend,
+            dtype=self._llm.dtype,
+        )
+
+    async def check_health(self) -> None:
+        """Raise `EngineDeadError` if the engine is dead."""
+        self._thread.check_alive()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine takes requests."""
+        return self.dead_error is None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the engine has failed or was shut down."""
+        return not self.is_running
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine has failed or was shut down."""
+        return not self.is_running
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the engine takes no requests, if it takes none."""
+        return self._loop.dead_error
+
+    def shutdown(self) -> None:
+        """End the engine and its thread; requests that run get `EngineDeadError`."""
+        self._finalizer()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+
+class _Listening:
+    """While a caller listens to its collector, an event tells it that there is news."""
+
+    def __init__(self, listeners: dict[CollectorRef, _Listening], collector: Collector) -> None:
+        self.event_loop = asyncio.get_running_loop()
+        self.news = asyncio.Event()
+        self._listeners = listeners
+        self._collector = collector
+
+    def __enter__(self) -> asyncio.Event:
+        self._listeners[self._collector.ref] = self
+        return self.news
+
+    def __exit__(self, *error: object) -> None:
+        self._listeners.pop(self._collector.ref, None)
+
+
+class EngineThread:
+    """Turns an `EngineLoop` in a thread of its own."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self._loop = loop
+        self._process_id = os.getpid()
+        self._listeners: dict[CollectorRef, _Listening] = {}
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="mie-engine", daemon=True)
+        self._thread.start()
+
+    def listening(self, collector: Collector) -> _Listening:
+        """Return a context in which an event is set whenever a collector gets news."""
+        return _Listening(self._listeners, collector)
+
+    def post(self, command: Command[Any]) -> None:
+        """Have a command run before the next step."""
+        self._loop.inbox.append(command)
+        self._wake.put(None)
+        self._refuse_if_dead()
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Call a function between two steps, and return what it returns."""
+        self.check_alive()
+        done = asyncio.Event()
+        event_loop = asyncio.get_running_loop()
+        command = Command(function, lambda: _set_all(event_loop, [done]))
+        self.post(command)
+        await done.wait()
+        return command.result()
+
+    def check_alive(self) -> None:
+        """Raise `EngineDeadError` if the engine is dead, or lives in another process."""
+        if self._process_id != os.getpid():
+            raise EngineDeadError(
+                "the engine's thread belongs to the process that was forked; load an AsyncLLM here"
+            )
+        self._loop.check_alive()
+
+    def stop(self) -> None:
+        """End the thread after the step that it computes."""
+        self._is_stopping = True
+        self._wake.put(None)
+        if self._process_id == os.getpid() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        changed = self._loop.processor.changed
+        try:
+            while not self._is_stopping:
+                if not self._loop.has_work:
+                    self._sleep()
+                self._loop.turn()
+                self._tell(changed)
+                changed.clear()
+        except EngineDeadError:
+            pass  # the callers are told below
+        finally:
+            if self._loop.dead_error is None:
+                self._loop.die("the engine was shut down")
+            self._refuse_if_dead()
+            self._tell(list(self._listeners))
+
+    def _sleep(self) -> None:
+        self._wake.get()
+        while not self._wake.empty():
+            self._wake.get()
+
+    def _refuse_if_dead(self) -> None:
+        """Let the callers of commands know that a dead engine runs none."""
+        while self._loop.dead_error is not None and self._loop.inbox:
+            with suppress(IndexError):  # another thread was quicker
+                self._loop.inbox.popleft().refuse(self._loop.dead_error)
+
+    def _tell(self, collectors: Iterable[CollectorRef]) -> None:
+        """Wake the tasks that listen to collectors with news, once for each event loop."""
+        events: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+        for ref in collectors:
+            listener = self._listeners.get(ref)
+            if listener is not None:
+                events.setdefault(listener.event_loop, []).append(listener.news)
+        for event_loop, news in events.items():
+            _set_all(event_loop, news)
+
+
+def _set_all(event_loop: asyncio.AbstractEventLoop, events: list[asyncio.Event]) -> None:
+    """Set events from another thread, unless their loop is closed, so that nothing waits there."""
+
+    def set_here() -> None:
+        for event in events:
+            event.set()
+
+    with suppress(RuntimeError):
+        event_loop.call_soon_threadsafe(set_here)

@@ -1,0 +1,411 @@
+"""Many callers of one `LLM`: streams, calls, step loops and threads, mixed."""
+
+import gc
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mie import LLM, SamplingParams
+from mie.errors import EngineDeadError, RequestError, RequestFailedError
+from mie.outputs import RequestOutput
+from mie.sched.params import RequestOutputKind
+
+PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return LLM("bundled", max_num_seqs=4)
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(llm):
+    yield
+    gc.collect()
+    llm.step()
+    assert not llm.has_work
+    assert llm.engine.scheduler.manager.num_used == 0
+    assert not llm.loop.processor._states
+    assert not llm.loop.inbox
+    llm.engine.scheduler.check_invariants()
+
+
+def params(max_tokens=12, **more):
+    return SamplingParams(temperature=1, seed=3, max_tokens=max_tokens, ignore_eos=True, **more)
+
+
+@pytest.fixture(scope="module")
+def alone(llm):
+    """The text of each prompt when nothing else runs."""
+    return [llm.generate([p], params(), use_tqdm=False)[0].outputs[0].text for p in PROMPTS]
+
+
+def streamed(llm, index):
+    return "".join(output.outputs[0].new_text for output in llm.stream(PROMPTS[index], params()))
+
+
+def test_two_streams_take_turns(llm, alone):
+    pieces = ["", ""]
+    for both in zip(
+        llm.stream(PROMPTS[0], params()), llm.stream(PROMPTS[1], params()), strict=True
+    ):
+        for i, output in enumerate(both):
+            pieces[i] += output.outputs[0].new_text
+    assert pieces == alone[:2]
+
+
+def test_a_call_inside_a_stream_loses_nothing_of_it(llm, alone):
+    text, inner = "", []
+    for output in llm.stream(PROMPTS[0], params()):
+        text += output.outputs[0].new_text
+        if len(inner) < 2:
+            inner += llm.generate([PROMPTS[1]], params(), use_tqdm=False)
+    assert text == alone[0]
+    assert [output.outputs[0].text for output in inner] == [alone[1]] * 2
+
+
+def test_a_stream_that_others_drove_gives_merged_outputs(llm, alone):
+    stream = llm.stream(PROMPTS[0], params())
+    first = next(stream)
+    llm.generate([PROMPTS[1]], params(), use_tqdm=False)
+    rest = list(stream)
+    assert len(rest) < len(first.outputs[0].token_ids) + 11
+    assert first.outputs[0].new_text + "".join(o.outputs[0].new_text for o in rest) == alone[0]
+
+
+def test_step_reports_what_other_calls_computed(llm, alone):
+    request_id = llm.add_request(PROMPTS[0], params())
+    llm.generate([PROMPTS[1]], params(max_tokens=30), use_tqdm=False)
+    outputs = []
+    while llm.has_work:
+        outputs += llm.step()
+    assert {output.request_id for output in outputs} == {request_id}
+    assert outputs[-1].outputs[0].text == alone[0]
+    assert [output.finished for output in outputs].count(True) == 1
+
+
+def test_any_number_of_threads_may_call(llm, alone):
+    def stepped(index):
+        request_id = f"{threading.get_ident()}"
+        llm.add_request(PROMPTS[index], params(), request_id)
+        return request_id
+
+    def generated(index):
+        return llm.generate([PROMPTS[index]], params(), use_tqdm=False)[0].outputs[0].text
+
+    with ThreadPoolExecutor(12) as pool:
+        calls = [
+            (index, pool.submit(function, *args))
+            for index in [0, 1, 2, 3] * 6
+            for function, args in ((generated, (index,)), (streamed, (llm, index)))
+        ]
+        for index, call in calls:
+            assert call.result() == alone[index]
+
+
+def test_threads_may_step_and_add_and_abort(llm, alone):
+    """Each thread runs its own loop; outputs of `add_request` go to whoever steps."""
+    texts, lock = {}, threading.Lock()
+
+    def work(thread):
+        for index in range(4):
+            llm.add_request(PROMPTS[index], params(), f"{thread}/{index}")
+            victim = llm.add_request(PROMPTS[index], params(), f"{thread}/{index}/victim")
+            llm.abort(victim)
+            while llm.has_work:
+                for output in llm.step():
+                    if output.finished:
+                        with lock:
+                            assert output.request_id not in texts
+                            texts[output.request_id] = output.outputs[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        for call in [pool.submit(work, thread) for thread in range(4)]:
+            call.result()
+    assert len(texts) == 32
+    for request_id, choice in texts.items():
+        _, index, *victim = request_id.split("/")
+        if choice.finish_reason != "abort":
+            assert choice.text == alone[int(index)]
+        assert not victim or alone[int(index)].startswith(choice.text)
+
+
+def test_an_abandoned_stream_ends_its_request(llm):
+    stream = llm.stream(PROMPTS[0], params())
+    next(stream)
+    assert llm.has_work
+    del stream
+    gc.collect()
+    assert not llm.has_work
+    assert llm.engine.scheduler.manager.num_used == 0
+
+
+@pytest.mark.parametrize("kind", list(RequestOutputKind))
+def test_output_kinds_of_a_stream(llm, alone, kind):
+    outputs = list(llm.stream(PROMPTS[0], params(output_kind=kind, logprobs=1)))
+    tokens = [output.outputs[0].token_ids for output in outputs]
+    rows = [output.outputs[0].logprobs for output in outputs]
+    texts = [output.outputs[0].text for output in outputs]
+    final = outputs[-1].outputs[0]
+    assert final.cumulative_logprob == pytest.approx(
+        sum(
+            row[token].logprob
+            for choices, each in zip(
+                tokens if kind is RequestOutputKind.DELTA else tokens[-1:],
+                rows if kind is RequestOutputKind.DELTA else rows[-1:],
+                strict=True,
+            )
+            for token, row in zip(choices, each, strict=True)
+        )
+    )
+    if kind is RequestOutputKind.DELTA:
+        assert "".join(texts) == alone[0]
+        assert [len(each) for each in tokens] == [len(each) for each in rows] == [1] * 12
+    elif kind is RequestOutputKind.FINAL_ONLY:
+        assert texts == [alone[0]]
+    else:
+        assert [len(each) for each in tokens] == list(range(1, 13))
+        assert all(alone[0].startswith(text) for text in texts)
+
+
+def test_outputs_do_not_change_afterwards(llm):
+    outputs = list(llm.stream(PROMPTS[0], params()))
+    assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(1, 13))
+    assert outputs[0].outputs[0].finish_reason is None
+
+
+def test_a_request_that_makes_a_step_raise_fails_alone(llm, alone, monkeypatch):
+    from mie.runner import _Row
+
+    original = _Row.controls
+
+    def controls(row, choice, num_pending=0):
+        if row.params.top_k == 7 and len(row.token_ids) > row.num_prompt + 2:
+            raise ZeroDivisionError("its sampling")
+        return original(row, choice, num_pending)
+
+    monkeypatch.setattr(_Row, "controls", controls)
+    bad = params(top_k=7, repetition_penalty=1.1)
+    with pytest.raises(RequestFailedError, match="ZeroDivisionError: its sampling") as caught:
+        llm.generate([PROMPTS[0], PROMPTS[1]], [params(), bad], use_tqdm=False)
+    good, failed = caught.value.outputs
+    assert good.outputs[0].text == alone[0]
+    assert failed.finished
+    assert failed.outputs[0].finish_reason == "error"
+    assert len(failed.outputs[0].token_ids) == 3
+    with pytest.raises(RequestFailedError):
+        list(llm.stream(PROMPTS[0], bad))
+    request_id = llm.add_request(PROMPTS[0], bad)
+    outputs = []
+    while llm.has_work:
+        outputs += llm.step()
+    assert [o.error for o in outputs if o.finished] == ["ZeroDivisionError: its sampling"]
+    assert outputs[-1].request_id == request_id
+
+
+def test_the_row_whose_draw_raises_is_to_blame(llm, alone, monkeypatch):
+    backend = llm.engine._runner.backend
+    original = backend.sample
+
+    def sample(logits, rows):
+        if any(row.top_k == 7 for row in rows):
+            raise OverflowError("its draw")
+        return original(logits, rows)
+
+    monkeypatch.setattr(backend, "sample", sample)
+    with pytest.raises(RequestFailedError, match="OverflowError: its draw") as caught:
+        llm.generate(
+            [PROMPTS[0], PROMPTS[1], PROMPTS[2]],
+            [params(), params(top_k=7), params()],
+            use_tqdm=False,
+        )
+    texts = [output.outputs[0].text for output in caught.value.outputs]
+    assert texts == [alone[0], "", alone[2]]
+    with pytest.raises(RequestFailedError, match="its draw"):
+        llm.generate([PROMPTS[1]], params(top_k=7), use_tqdm=False)
+
+
+def test_text_that_cannot_be_spelled_fails_its_request_alone(llm, alone, monkeypatch):
+    from mie.text.stream import TextStream
+
+    original = TextStream.add
+
+    def add(stream, token_ids, *args):
+        if stream in broken:
+            raise ValueError("no such text")
+        return original(stream, token_ids, *args)
+
+    broken = set()
+    new_stream = TextStream.__init__
+
+    def init(stream, *args, **settings):
+        new_stream(stream, *args, **settings)
+        if settings["stop"] == ("@@",):
+            broken.add(stream)
+
+    monkeypatch.setattr(TextStream, "add", add)
+    monkeypatch.setattr(TextStream, "__init__", init)
+    with pytest.raises(RequestFailedError, match="no such text") as caught:
+        llm.generate(PROMPTS[:2], [params(stop="@@"), params()], use_tqdm=False)
+    assert caught.value.outputs[1].outputs[0].text == alone[1]
+
+
+def test_an_observer_that_raises_costs_no_output(llm, alone, caplog):
+    def observer(stats):
+        raise ValueError("it does not like them")
+
+    llm.engine.observers.append(observer)
+    output = llm.generate([PROMPTS[0]], params(), use_tqdm=False)[0]
+    assert output.outputs[0].text == alone[0]
+    assert observer not in llm.engine.observers
+    assert "an observer of the engine raised" in caplog.text
+
+
+def test_an_observer_may_abort_and_nothing_else(llm):
+    said = []
+
+    def observer(stats):
+        if stats.num_decode_tokens == 1 and not said:
+            try:
+                llm.generate(PROMPTS[1], use_tqdm=False)
+            except RuntimeError as error:
+                said.append(str(error))
+            llm.abort("mine")
+
+    llm.engine.observers.append(observer)
+    llm.add_request(PROMPTS[0], params(max_tokens=100), "mine")
+    outputs = []
+    while llm.has_work:
+        outputs += llm.step()
+    llm.engine.observers.remove(observer)
+    assert outputs[-1].outputs[0].finish_reason == "abort"
+    assert len(outputs[-1].outputs[0].token_ids) == 2
+    assert "in the middle of a step" in said[0]
+
+
+def test_a_step_that_fails_once_is_tried_again(llm, alone, monkeypatch, caplog):
+    runner, failed = llm.engine._runner, []
+    original = runner.launch
+
+    def launch(plan):
+        if len(failed) < 3 and plan.decodes and len(failed) * 3 < runner._num_stored.max():
+            failed.append(plan.step)
+            if len(failed) % 2:
+                raise MemoryError("for a moment")
+        return original(plan)
+
+    monkeypatch.setattr(runner, "launch", launch)
+    assert streamed(llm, 0) == alone[0]
+    assert "a step failed and is tried again: MemoryError" in caplog.text
+
+
+def test_a_fault_of_nobody_ends_the_engine_and_every_caller_hears_of_it():
+    own = LLM("bundled", max_num_seqs=4)
+    stream = own.stream(PROMPTS[0], params())
+    next(stream)
+    own.add_request(PROMPTS[1], params())
+    barrier, errors = threading.Barrier(4), []
+
+    def call():
+        barrier.wait()
+        try:
+            own.generate([PROMPTS[0]], params(max_tokens=1000), use_tqdm=False)
+        except EngineDeadError as error:
+            errors.append(str(error))
+
+    def broken(plan):
+        raise OSError("the device is gone")
+
+    own.engine._runner.launch = broken
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    with pytest.raises(EngineDeadError, match="OSError: the device is gone") as caught:
+        list(stream)
+    for thread in threads:
+        thread.join()
+    assert isinstance(caught.value.__cause__, OSError)
+    assert len(errors) == 3
+    for call_again in (own.step, lambda: own.generate("x"), lambda: own.add_request("x", params())):
+        with pytest.raises(EngineDeadError, match="load the model again"):
+            call_again()
+    own.abort("anything")
+
+
+def test_request_ids(llm):
+    for wrong, message in (
+        (7, "request_id must be a string that is not empty; got 7"),
+        ("", "request_id must be a string"),
+        ("auto-3", "is of the form that mie gives"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            llm.add_request(PROMPTS[0], params(), wrong)
+    given = [str(i) for i in range(200)]
+    for request_id in given:
+        llm.add_request(PROMPTS[0], params(max_tokens=1), request_id)
+    with pytest.raises(RequestError, match="'5' is in use"):
+        llm.add_request(PROMPTS[0], params(), "5")
+    outputs = llm.generate(PROMPTS, params(max_tokens=1), use_tqdm=False)
+    assert [output.prompt for output in outputs] == list(PROMPTS)
+    finished = []
+    while llm.has_work:
+        finished += [output.request_id for output in llm.step()]
+    assert sorted(finished) == sorted(given)
+
+
+def test_a_forked_child_serves_its_own_requests(llm, alone):
+    stream = llm.stream(PROMPTS[0], params())
+    begun = next(stream).outputs[0].new_text
+    llm.add_request(PROMPTS[2], params(), "the parent's")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            text = llm.generate([PROMPTS[1]], params(), use_tqdm=False)[0].outputs[0].text
+            has_left = llm.has_work
+            try:
+                next(stream)
+            except RequestError as error:
+                is_refused = "the process that was forked" in str(error)
+                code = 0 if text == alone[1] and not has_left and is_refused else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert begun + "".join(output.outputs[0].new_text for output in stream) == alone[0]
+    outputs: list[RequestOutput] = []
+    while llm.has_work:
+        outputs += llm.step()
+    assert outputs[-1].outputs[0].text == alone[2]
+
+
+def test_a_child_forked_in_the_middle_of_another_threads_step_serves(llm, alone):
+    """The lock of the driving thread, and whatever it was changing, are copied as they are."""
+    runner, inside, go_on = llm.engine._runner, threading.Event(), threading.Event()
+    original = runner.launch
+
+    def launch(plan):
+        launched = original(plan)
+        if not inside.is_set():
+            inside.set()
+            go_on.wait()
+        return launched
+
+    runner.launch = launch
+    thread = threading.Thread(target=streamed, args=(llm, 0))
+    thread.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            text = llm.generate([PROMPTS[1]], params(), use_tqdm=False)[0].outputs[0].text
+            code = 0 if text == alone[1] else 2
+        finally:
+            os._exit(code)
+    go_on.set()
+    thread.join()
+    del runner.launch
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
