@@ -134,7 +134,7 @@ class Driver:
     def settle(self) -> None:
         """Do what callers want, and abort the requests of those that are gone."""
         self._check_process()
-        if self._loop.has_commands and not self._is_driving_here and not self._loop.dead_error:
+        if self._loop.has_chores and not self._is_driving_here and not self._loop.dead_error:
             self._run(Command(lambda: None))
 
     @property

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from mie.config import EngineConfig
 from mie.errors import RequestError
 from mie.events import EventLog
+from mie.interrupts import is_of_the_request
 from mie.memory.stats import MemoryStats
 from mie.runner import ChunkResult, RowFault, StepResult, TokenLogprobs
 from mie.sched.admission import check_fits
@@ -220,7 +221,7 @@ class Engine:
         _check_something_allowed(request)
         check_fits(request, self.config, self.scheduler.manager, self.max_model_len)
         request.metrics.arrival_time = self._clock()
-        self._recover()
+        self.recover()
         self._state = "torn"
         self._num_requests = number + 1
         self.scheduler.add(request)
@@ -257,7 +258,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request in any state and free its blocks; ignore an unknown id."""
-        self._recover()
+        self.recover()
         request = self._requests.get(request_id)
         if request is not None:
             self._state = "torn"
@@ -267,7 +268,7 @@ class Engine:
 
     def fail(self, request_id: str, error: Exception) -> None:
         """End a request because of an error that is its own; the others go on."""
-        self._recover()
+        self.recover()
         request = self._requests.get(request_id)
         if request is not None:
             logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
@@ -281,7 +282,7 @@ class Engine:
         self, request_id: str, index: int, reason: FinishReason, stop_reason: int | str | None
     ) -> None:
         """End one choice of a request; its siblings go on."""
-        self._recover()
+        self.recover()
         request = self._requests.get(request_id)
         if request is not None:
             self._state = "torn"
@@ -292,7 +293,7 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block; return False, and do nothing, if a request holds blocks."""
-        self._recover()
+        self.recover()
         self._state = "torn"
         is_reset = self.scheduler.manager.reset_prefix_cache()
         self._state = "sound"
@@ -311,16 +312,17 @@ class Engine:
                 return self._step(failed)
             except RowFault as fault:
                 owner = self.scheduler.owner_of(fault.row)
-                if owner is None:
-                    raise
+                if owner is None or not is_of_the_request(fault.error):
+                    self.recover()
+                    raise fault.error from None
                 failed.append(owner.request_id)
                 self.fail(owner.request_id, fault.error)
             except BaseException:
-                self._recover()
+                self.recover()
                 raise
 
     def _step(self, failed: Sequence[str]) -> StepOutput:
-        self._recover()
+        self.recover()
         times = [self._clock()]
         is_foretold = self._runner.is_ahead and bool(self.scheduler.running)
         self._state = "torn"
@@ -349,7 +351,12 @@ class Engine:
         self._report(output.stats)
         return output
 
-    def _recover(self) -> None:
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is left to `recover`."""
+        return self._state == "sound"
+
+    def recover(self) -> None:
         """Mend what an exception left behind, if one did."""
         if self._state == "sound":
             return
@@ -368,7 +375,7 @@ class Engine:
         """Forget every request, in a forked child for example, whose parent serves them."""
         self._requests.clear()
         self._state = "torn"
-        self._recover()
+        self.recover()
 
     def _report(self, stats: StepStats) -> None:
         """Tell the log and the observers. One that raises is told no more."""

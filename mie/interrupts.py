@@ -4,6 +4,11 @@ import signal
 import threading
 
 
+def is_of_the_request(error: Exception) -> bool:
+    """Return whether the request whose turn it was is to blame for an error."""
+    return not isinstance(error, MemoryError) and not raised_by_signal_handler(error)
+
+
 def raised_by_signal_handler(error: BaseException) -> bool:
     """Return whether a signal handler that is written in Python raised ``error``.
 

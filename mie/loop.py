@@ -89,12 +89,12 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """Whether a turn has anything to do."""
-        return self.engine.has_work or self.has_commands or self._is_behind
+        return self.engine.has_work or self.has_chores
 
     @property
-    def has_commands(self) -> bool:
+    def has_chores(self) -> bool:
         """Whether a turn has something to do apart from a step."""
-        return bool(self.inbox) or self.processor.has_gone
+        return bool(self.inbox) or self.processor.has_gone or self._is_behind
 
     def turn(self, *, may_step: bool = True) -> None:
         """Do what callers want, compute a step if there is work, and file its outputs.
@@ -114,6 +114,8 @@ class EngineLoop:
             while self.inbox:
                 self.inbox[0].run()
                 self.inbox.popleft()
+            if not self.engine.is_sound:  # a command raised
+                self.processor.catch_up()
             if may_step and self.engine.has_work:
                 self.processor.process(self.engine.step())
                 self._num_faults = 0

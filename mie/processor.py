@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from mie.engine import Engine, StepOutput
 from mie.errors import RequestError
-from mie.interrupts import raised_by_signal_handler
+from mie.interrupts import is_of_the_request
 from mie.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 from mie.runner import TokenLogprobs
 from mie.sched.params import RequestOutputKind, SamplingParams
@@ -388,6 +388,7 @@ class OutputProcessor:
 
     def catch_up(self) -> None:
         """Take in whatever an exception kept from being taken in."""
+        self._engine.recover()
         for request in self._engine.requests:
             if request.request_id not in self._states:  # its caller never learned of it
                 self._engine.abort(request.request_id)
@@ -413,7 +414,7 @@ class OutputProcessor:
         try:
             state.advance()
         except Exception as error:
-            if raised_by_signal_handler(error):
+            if not is_of_the_request(error):
                 raise
             state.fail()
             self._engine.fail(request_id, error)
