@@ -351,11 +351,6 @@ class Engine:
         self._report(output.stats)
         return output
 
-    @property
-    def is_sound(self) -> bool:
-        """Whether nothing is left to `recover`."""
-        return self._state == "sound"
-
     def recover(self) -> None:
         """Mend what an exception left behind, if one did."""
         if self._state == "sound":

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from mie.engine import Engine
-from mie.errors import EngineDeadError
+from mie.errors import EngineDeadError, MieError
 from mie.interrupts import raised_by_signal_handler
 from mie.processor import OutputProcessor
 from mie.text.tokenizer import Tokenizer
@@ -52,6 +52,11 @@ class Command(Generic[T]):
         self.is_done = True
         if self._when_done is not None:
             self._when_done()
+
+    @property
+    def has_broken_off(self) -> bool:
+        """Whether the function raised something other than a refusal."""
+        return self._error is not None and not isinstance(self._error, MieError)
 
     def refuse(self, error: Exception) -> None:
         """Raise ``error`` in the caller instead."""
@@ -113,13 +118,12 @@ class EngineLoop:
             self.processor.drop_orphans()
             while self.inbox:
                 self.inbox[0].run()
-                self.inbox.popleft()
-            if not self.engine.is_sound:  # a command raised
-                self.processor.catch_up()
+                if self.inbox.popleft().has_broken_off:
+                    self.processor.catch_up()
             if may_step and self.engine.has_work:
                 self.processor.process(self.engine.step())
-                self._num_faults = 0
             self._is_behind = False
+            self._num_faults = 0
             self.num_turns += 1
         except Exception as error:
             if raised_by_signal_handler(error):

@@ -13,52 +13,10 @@ from collections import Counter
 
 import pytest
 from interrupts import KINDS, Injector, handlers
-from scripted_runner import EOS, VOCAB_SIZE, ScriptedRunner, expected_tokens
+from scripted_llm import SETTINGS, expected, new_llm
 
-from mie import LLM, SamplingParams
+from mie import SamplingParams
 from mie.errors import EngineDeadError
-
-NUM_BLOCKS, BLOCK_SIZE, LIMIT = 14, 4, 40
-BLOCK_BYTES = BLOCK_SIZE * 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head_dim, float32
-SETTINGS = [
-    {"async_scheduling": False},
-    {"async_scheduling": True},
-    {"async_scheduling": False, "enable_prefix_caching": False},
-    {"async_scheduling": False, "preemption_mode": "swap", "swap_space": 6 * BLOCK_BYTES},
-]
-
-
-def new_llm(directory, settings) -> LLM:
-    """An `LLM` whose model is a script, so that a step costs next to nothing."""
-    llm = LLM(
-        directory,
-        skip_tokenizer_init=True,
-        num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE,
-        max_num_seqs=4,
-        max_num_batched_tokens=8,
-        max_model_len=LIMIT,
-        num_threads=1,
-        **settings,
-    )
-    engine = llm.engine
-    num_host = engine.scheduler.manager._swap.num_blocks
-    script = ScriptedRunner(
-        num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE,
-        num_host_blocks=num_host,
-        live_rows=lambda: [seq.row for seq in engine.scheduler.running],
-        vocab_size=40,
-    )
-    if settings["async_scheduling"]:
-        engine._runner._runner = script
-    else:
-        engine._runner = script
-    return llm
-
-
-def expected(prompt, params, choice=0):
-    return expected_tokens(prompt, params, choice=choice, limit=LIMIT, vocab_size=40)[0]
 
 
 class Story:
@@ -169,7 +127,6 @@ class Story:
 def stories(tiny, kind, count, seed):
     counts = Counter()
     rng = random.Random(seed)
-    assert EOS < VOCAB_SIZE
     with handlers():
         while counts["struck"] < count:
             story = Story(tiny["llama"].directory, rng.choice(SETTINGS), kind, rng)

@@ -1,0 +1,197 @@
+"""Whatever mix of callers shares an engine, each request gives what it gives alone.
+
+Threads call `generate`, `stream`, `add_request` with `step`, and `abort`; asyncio tasks generate,
+stop listening, and are cancelled. How the threads take turns is up to the machine, what comes out
+is not. At the end every block is free and no caller waits.
+"""
+
+import asyncio
+import gc
+import os
+import random
+import threading
+
+import pytest
+from scripted_llm import SETTINGS, expected, new_llm
+
+from mie import AsyncLLM, SamplingParams
+from mie.sched.params import RequestOutputKind
+
+NUM_RUNS = int(os.environ.get("MIE_CALLER_RUNS", "200"))
+
+
+def random_request(rng):
+    prompt = [rng.randrange(4, 8) for _ in range(rng.randrange(1, 12))]
+    params = SamplingParams(
+        n=rng.choice([1, 1, 1, 2]),
+        max_tokens=rng.randrange(1, 9),
+        ignore_eos=rng.random() < 0.5,
+        output_kind=rng.choice(list(RequestOutputKind)),
+    )
+    return prompt, params, [expected(prompt, params, i) for i in range(params.n)]
+
+
+class Tokens:
+    """A request's tokens, put together from its outputs."""
+
+    def __init__(self, params):
+        self.params = params
+        self.tokens = [[] for _ in range(params.n)]
+        self.reasons = [None] * params.n
+        self.is_finished = False
+
+    def add(self, output):
+        assert not self.is_finished, "an output after the final one"
+        self.is_finished = output.finished
+        for choice in output.outputs:
+            if self.params.output_kind is RequestOutputKind.DELTA:
+                self.tokens[choice.index] += choice.token_ids
+            else:
+                assert len(choice.token_ids) >= len(self.tokens[choice.index])
+                self.tokens[choice.index] = choice.token_ids
+            self.reasons[choice.index] = choice.finish_reason
+
+    def check(self, wanted):
+        """Equal to what is wanted, or the beginning of it if the request was ended early."""
+        is_whole = self.is_finished and "abort" not in self.reasons
+        for got, each in zip(self.tokens, wanted, strict=True):
+            assert got == each if is_whole else got == each[: len(got)]
+
+
+class Caller:
+    """One thread's calls."""
+
+    def __init__(self, llm, seed):
+        self.llm = llm
+        self.rng = random.Random(seed)
+        self.seed = seed
+
+    def run(self):
+        for number in range(3):
+            self.rng.choice([self.generate, self.stream, self.stop_early, self.step])(number)
+
+    def generate(self, number):
+        requests = [random_request(self.rng) for _ in range(self.rng.randrange(1, 4))]
+        prompts, params, wanted = zip(*requests, strict=True)
+        outputs = self.llm.generate(list(prompts), list(params), use_tqdm=False)
+        assert [[choice.token_ids for choice in o.outputs] for o in outputs] == list(wanted)
+
+    def stream(self, number, most=1000):
+        prompt, params, wanted = random_request(self.rng)
+        tokens = Tokens(params)
+        for count, output in enumerate(self.llm.stream(prompt, params)):
+            tokens.add(output)
+            if count == most:
+                break
+        assert tokens.is_finished or most < 1000
+        tokens.check(wanted)
+
+    def stop_early(self, number):
+        self.stream(number, most=self.rng.randrange(3))
+
+    def step(self, number):
+        """Outputs of `add_request` reach whichever thread steps."""
+        prompt, params, wanted = random_request(self.rng)
+        request_id = f"{self.seed} {number}"
+        with self.llm.test_lock:
+            self.llm.test_requests[request_id] = (Tokens(params), wanted)
+        self.llm.add_request(prompt, params, request_id)
+        if self.rng.random() < 0.3:
+            self.llm.abort(request_id)
+        for _ in range(self.rng.randrange(5)):
+            take_steps(self.llm)
+
+
+def take_steps(llm):
+    with llm.test_lock:  # outputs of one request are to be noted in their order
+        for output in llm.step():
+            llm.test_requests[output.request_id][0].add(output)
+
+
+def check_idle(llm, loop):
+    gc.collect(0)
+    assert not loop.engine.has_work
+    assert not loop.processor._states
+    assert not loop.inbox
+    assert loop.engine.scheduler.manager.num_used == 0
+    loop.engine.scheduler.check_invariants()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_threads(tiny, settings):
+    llm = new_llm(tiny["llama"].directory, settings)
+    llm.test_lock = threading.Lock()
+    for run in range(NUM_RUNS // len(SETTINGS) // 2):
+        llm.test_requests = {}
+        failures = []
+
+        def guarded(caller, failures=failures):
+            try:
+                caller.run()
+            except BaseException as error:
+                failures.append(error)
+
+        callers = [Caller(llm, f"{run} {i}") for i in range(4)]
+        threads = [threading.Thread(target=guarded, args=(caller,)) for caller in callers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        while llm.has_work:
+            take_steps(llm)
+        for tokens, wanted in llm.test_requests.values():
+            assert tokens.is_finished
+            tokens.check(wanted)
+        check_idle(llm, llm.loop)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_tasks(tiny, settings, monkeypatch):
+    monkeypatch.setattr("mie.async_llm.LLM", lambda directory: new_llm(directory, settings))
+    llm = AsyncLLM(tiny["llama"].directory)
+    try:
+        for run in range(NUM_RUNS // len(SETTINGS) // 2):
+            asyncio.run(run_tasks(llm, random.Random(f"tasks {run}")))
+            check_idle(llm, llm._loop)
+    finally:
+        llm.shutdown()
+
+
+async def run_tasks(llm, rng):
+    names = [f"request {i}" for i in range(rng.randrange(2, 9))]
+    tasks = [
+        asyncio.create_task(one_task(llm, random.Random(rng.random()), name)) for name in names
+    ]
+    for task, name in zip(tasks, names, strict=True):
+        fate = rng.random()
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(0)
+        if fate < 0.2:
+            task.cancel()
+        elif fate < 0.4:
+            await llm.abort(name)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        assert result is None or isinstance(result, asyncio.CancelledError), result
+    gc.collect(0)
+    await llm._thread.call(lambda: None)
+    while llm._loop.inbox:  # the engine's thread has yet to drop that call
+        await asyncio.sleep(0)
+
+
+async def one_task(llm, rng, name):
+    prompt, params, wanted = random_request(rng)
+    tokens = Tokens(params)
+    most = rng.choice([1000, 1000, 1000, 1])
+    outputs = llm.generate(prompt, params, name)
+    count = 0
+    async for output in outputs:
+        tokens.add(output)
+        count += 1
+        if count == most:
+            await outputs.aclose()
+            break
+    assert tokens.is_finished or count == most
+    tokens.check(wanted)

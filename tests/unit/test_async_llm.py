@@ -1,0 +1,270 @@
+"""`AsyncLLM`: concurrent requests from asyncio."""
+
+import asyncio
+import gc
+import os
+import threading
+
+import pytest
+
+from mie import LLM, AsyncLLM, SamplingParams
+from mie.errors import EngineDeadError, RequestError, RequestFailedError
+from mie.sched.params import RequestOutputKind
+
+PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The text of each prompt when nothing else runs."""
+    llm = LLM("bundled", max_num_seqs=4)
+    return [llm.generate([p], params(), use_tqdm=False)[0].outputs[0].text for p in PROMPTS]
+
+
+@pytest.fixture
+def llm():
+    llm = AsyncLLM("bundled", max_num_seqs=4)
+    yield llm
+    engine = llm._loop.engine
+    if llm.is_running:
+        asyncio.run(settled(llm))
+        assert not llm._loop.processor._states
+        assert engine.scheduler.manager.num_used == 0
+        engine.scheduler.check_invariants()
+    assert not llm._thread._listeners
+    llm.shutdown()
+    assert not llm._thread._thread.is_alive()
+
+
+async def settled(llm):
+    """Wait until the engine has run what was posted; it has no work if every caller is gone."""
+    gc.collect()
+    await llm._thread.call(lambda: None)
+    assert not llm._loop.engine.has_work
+
+
+def params(max_tokens=12, **more):
+    return SamplingParams(temperature=1, seed=3, max_tokens=max_tokens, ignore_eos=True, **more)
+
+
+async def text_of(llm, prompt, sampling=None, **labels):
+    text = ""
+    async for output in llm.generate(prompt, sampling or params(), **labels):
+        text += output.outputs[0].new_text
+    assert output.finished
+    assert output.outputs[0].text == text
+    return text
+
+
+def test_concurrent_requests_get_what_they_get_alone(llm, alone):
+    async def main():
+        return await asyncio.gather(*(text_of(llm, p) for p in PROMPTS * 4))
+
+    assert asyncio.run(main()) == alone * 4
+
+
+def test_several_event_loops_may_share_an_engine(llm, alone):
+    texts = {}
+
+    def work(index):
+        texts[index] = asyncio.run(text_of(llm, PROMPTS[index]))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [texts[index] for index in range(4)] == alone
+
+
+@pytest.mark.parametrize("kind", list(RequestOutputKind))
+def test_output_kinds(llm, alone, kind):
+    async def main():
+        sampling = params(output_kind=kind)
+        return [output async for output in llm.generate(PROMPTS[0], sampling)]
+
+    outputs = asyncio.run(main())
+    texts = [output.outputs[0].text for output in outputs]
+    counts = [len(output.outputs[0].token_ids) for output in outputs]
+    if kind is RequestOutputKind.DELTA:
+        assert "".join(texts) == alone[0]
+        assert sum(counts) == 12
+    else:
+        assert texts[-1] == alone[0]
+        assert counts[-1] == 12
+    assert len(outputs) == 1 or kind is not RequestOutputKind.FINAL_ONLY
+
+
+def test_a_slow_consumer_gets_merged_outputs(llm, alone):
+    async def main():
+        outputs = llm.generate(PROMPTS[0], params(output_kind=RequestOutputKind.DELTA))
+        first = await anext(outputs)
+        while llm._loop.processor._states:  # the engine has finished the request
+            await asyncio.sleep(0)
+        return first, [output async for output in outputs]
+
+    first, rest = asyncio.run(main())
+    assert len(rest) <= 2
+    pieces = [first, *rest]
+    assert "".join(output.outputs[0].text for output in pieces) == alone[0]
+
+
+def test_a_cancelled_task_ends_its_request(llm, alone):
+    async def main():
+        other = asyncio.create_task(text_of(llm, PROMPTS[1], params(max_tokens=40)))
+        outputs = llm.generate(PROMPTS[0], params(max_tokens=1000), "mine")
+        task = asyncio.create_task(consume(outputs))
+        while "mine" not in llm._loop.engine._requests:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await llm._thread.call(lambda: None)
+        assert llm._loop.engine.request("mine") is None
+        return await other
+
+    async def consume(outputs):
+        async for _ in outputs:
+            pass
+
+    assert asyncio.run(main()).startswith(alone[1])
+
+
+def test_a_closed_or_forgotten_generator_ends_its_request(llm):
+    async def main():
+        outputs = llm.generate(PROMPTS[0], params(max_tokens=1000))
+        await anext(outputs)
+        await outputs.aclose()
+        await settled(llm)
+
+    asyncio.run(main())
+
+    async def forget():
+        await anext(llm.generate(PROMPTS[0], params(max_tokens=1000)))
+
+    asyncio.run(forget())
+
+
+def test_abort_gives_a_final_output(llm):
+    async def main():
+        outputs = llm.generate(PROMPTS[0], params(max_tokens=1000), "mine")
+        first = await anext(outputs)
+        assert first.request_id == "mine"
+        await llm.abort("mine")
+        await llm.abort(["nothing", "mine"])
+        return [output async for output in outputs]
+
+    rest = asyncio.run(main())
+    assert [output.finished for output in rest].count(True) == 1
+    assert rest[-1].outputs[0].finish_reason == "abort"
+
+
+def test_bad_requests_are_refused_one_by_one(llm, alone):
+    async def main():
+        with pytest.raises(RequestError, match="vocabulary has ids"):
+            await anext(llm.generate([10**6], params()))
+        with pytest.raises(RequestError, match="request_id must be a string"):
+            await anext(llm.generate("x", params(), 7))
+        running = llm.generate(PROMPTS[0], params(), "mine")
+        await anext(running)
+        with pytest.raises(RequestError, match="'mine' is in use"):
+            await anext(llm.generate("x", params(), "mine"))
+        await running.aclose()
+        return await text_of(llm, PROMPTS[1])
+
+    assert asyncio.run(main()) == alone[1]
+
+
+def test_a_request_that_makes_a_step_raise_fails_alone(llm, alone, monkeypatch):
+    from mie.runner import _Row
+
+    original = _Row.controls
+
+    def controls(row, choice, num_pending=0):
+        if row.params.top_k == 7:
+            raise ZeroDivisionError("its sampling")
+        return original(row, choice, num_pending)
+
+    monkeypatch.setattr(_Row, "controls", controls)
+
+    async def main():
+        good = asyncio.create_task(text_of(llm, PROMPTS[0]))
+        with pytest.raises(RequestFailedError, match="its sampling"):
+            await text_of(llm, PROMPTS[1], params(top_k=7))
+        return await good
+
+    assert asyncio.run(main()) == alone[0]
+
+
+def test_a_dead_engine_tells_every_caller(llm):
+    async def main():
+        outputs = [llm.generate(p, params(max_tokens=1000)) for p in PROMPTS]
+        for each in outputs:
+            await anext(each)
+        await llm.check_health()
+
+        def broken(plan):
+            raise OSError("the device is gone")
+
+        llm._loop.engine._runner.launch = broken
+        results = await asyncio.gather(*map(drained, outputs), return_exceptions=True)
+        assert [type(result) for result in results] == [EngineDeadError] * 4
+        with pytest.raises(EngineDeadError, match="the device is gone"):
+            await llm.check_health()
+        with pytest.raises(EngineDeadError, match="the device is gone"):
+            await anext(llm.generate("x", params()))
+        with pytest.raises(EngineDeadError):
+            await llm.reset_prefix_cache()
+        assert llm.errored
+        assert not llm.is_running
+        assert isinstance(llm.dead_error, EngineDeadError)
+
+    async def drained(outputs):
+        async for _ in outputs:
+            pass
+
+    asyncio.run(main())
+
+
+def test_shutdown_ends_the_thread_and_what_runs():
+    async def main():
+        async with AsyncLLM("bundled") as llm:
+            assert llm.is_running
+            config = await llm.get_model_config()
+            assert config.max_model_len == llm._loop.engine.max_model_len
+            assert (await llm.get_tokenizer()).encode("x")
+            outputs = llm.generate(PROMPTS[0], params(max_tokens=1000))
+            await anext(outputs)
+            thread = llm._thread._thread
+        assert not thread.is_alive()
+        with pytest.raises(EngineDeadError, match="was shut down"):
+            async for _ in outputs:
+                pass
+        with pytest.raises(EngineDeadError, match="was shut down"):
+            await anext(llm.generate("x"))
+
+    asyncio.run(main())
+
+
+def test_the_thread_ends_with_its_object():
+    llm = AsyncLLM("bundled")
+    asyncio.run(text_of(llm, PROMPTS[0]))
+    thread = llm._thread._thread
+    del llm
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_forked_child_is_told_to_load_its_own(llm):
+    asyncio.run(text_of(llm, PROMPTS[0]))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            asyncio.run(text_of(llm, PROMPTS[0]))
+        except EngineDeadError as error:
+            code = 0 if "belongs to the process that was forked" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
