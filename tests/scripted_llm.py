@@ -38,7 +38,7 @@ def new_llm(directory: Any, settings: dict[str, Any]) -> LLM:
         live_rows=lambda: [seq.row for seq in engine.scheduler.running],
         vocab_size=40,
     )
-    if settings["async_scheduling"]:
+    if settings.get("async_scheduling"):
         engine._runner._runner = script
     else:
         engine._runner = script

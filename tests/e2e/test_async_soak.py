@@ -1,0 +1,85 @@
+"""Ten thousand concurrent requests, three in ten cancelled: nothing of them stays."""
+
+import asyncio
+import gc
+import random
+import sys
+
+import pytest
+from scripted_llm import expected, new_llm
+
+from mie import AsyncLLM, SamplingParams
+
+NUM_REQUESTS = 10_000
+AT_ONCE = 64
+
+
+@pytest.fixture
+def llm(tiny, monkeypatch):
+    monkeypatch.setattr(
+        "mie.async_llm.LLM", lambda directory: new_llm(directory, {"event_log_steps": 0})
+    )
+    llm = AsyncLLM(tiny["llama"].directory)
+    yield llm
+    llm.shutdown()
+
+
+async def request(llm, rng, name):
+    prompt = [rng.randrange(4, 8) for _ in range(rng.randrange(1, 12))]
+    params = SamplingParams(max_tokens=rng.randrange(1, 9), ignore_eos=True)
+    async for output in llm.generate(prompt, params, name):
+        tokens = output.outputs[0].token_ids
+    assert tokens == expected(prompt, params)
+    return 1
+
+
+async def soak(llm, rng, numbers):
+    """Run requests, `AT_ONCE` at a time; return how many were answered."""
+    answered, running = 0, set()
+    for number in numbers:
+        task = asyncio.create_task(request(llm, random.Random(number), f"request {number}"))
+        running.add(task)
+        if rng.random() < 0.3:
+            later(task, rng.randrange(1, 9))
+        while len(running) >= AT_ONCE:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            answered += sum(not each.cancelled() and each.result() for each in done)
+    results = await asyncio.gather(*running, return_exceptions=True)
+    return answered + sum(result == 1 for result in results)
+
+
+def later(task, turns):
+    """Cancel a task after some turns of the event loop."""
+    if turns:
+        asyncio.get_running_loop().call_soon(later, task, turns - 1)
+    else:
+        task.cancel()
+
+
+def test_ten_thousand_requests_leave_nothing(llm):
+    rng, loop = random.Random(0), llm._loop
+
+    async def main():
+        answered = await soak(llm, rng, range(NUM_REQUESTS // 5))
+        before = await idle_blocks()
+        answered += await soak(llm, rng, range(NUM_REQUESTS // 5, NUM_REQUESTS))
+        growth = await idle_blocks() - before
+        assert len(asyncio.all_tasks()) == 1
+        return answered, growth
+
+    async def idle_blocks():
+        """Return how many blocks of memory Python has given out while the engine is idle."""
+        gc.collect()
+        await llm._thread.call(lambda: None)
+        while loop.inbox:
+            await asyncio.sleep(0)
+        assert not loop.engine.has_work
+        assert not loop.processor._states
+        assert not llm._thread._listeners
+        assert loop.engine.scheduler.manager.num_used == 0
+        loop.engine.scheduler.check_invariants()
+        return sys.getallocatedblocks()
+
+    answered, growth = asyncio.run(main())
+    assert 0.5 * NUM_REQUESTS < answered < 0.95 * NUM_REQUESTS
+    assert growth < 4_000, "8,000 requests that left an object each would be 8,000 blocks"
