@@ -14,6 +14,7 @@ from mie.events import EventLog
 from mie.interrupts import interrupts_deferred
 from mie.memory.stats import MemoryStats
 from mie.runner import ChunkResult, StepResult, TokenLogprobs
+from mie.sched.admission import check_something_allowed
 from mie.sched.metrics import RequestMetrics
 from mie.sched.params import SamplingParams
 from mie.sched.plan import StepPlan
@@ -166,8 +167,10 @@ class Engine:
         ``cache_salt`` share cached blocks.
 
         Raises:
+            ConfigError: a field of ``params`` was assigned a value that is not allowed.
             RequestError: the request could never be served; nothing was added.
         """
+        params = params.verified()
         request_id = str(self._num_requests) if request_id is None else request_id
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use; choose another")
@@ -183,7 +186,7 @@ class Engine:
             priority=int(priority),
             cache_salt=cache_salt,
         )
-        _check_something_allowed(request)
+        check_something_allowed(params, request.end_token_ids, self._vocab_size)
         request.metrics.arrival_time = self._clock()
         with interrupts_deferred():
             self.scheduler.add(request)
@@ -371,18 +374,3 @@ def _check_labels(priority: object, cache_salt: object) -> None:
         raise RequestError(f"priority must be an integer; got {priority!r}")
     if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
         raise RequestError(f"cache_salt must be a string that is not empty; got {cache_salt!r}")
-
-
-def _check_something_allowed(request: Request) -> None:
-    """While ``min_tokens`` bans the tokens that end a sequence, others must be allowed."""
-    params = request.params
-    banned = request.eos_token_ids | request.stop_token_ids
-    if (
-        params.min_tokens
-        and params.allowed_token_ids
-        and banned.issuperset(params.allowed_token_ids)
-    ):
-        raise RequestError(
-            f"allowed_token_ids {list(params.allowed_token_ids)} all end the sequence, which "
-            f"min_tokens={params.min_tokens} forbids; allow another token, or set min_tokens to 0"
-        )

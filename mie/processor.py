@@ -8,6 +8,7 @@ from mie.interrupts import interrupts_deferred
 from mie.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 from mie.runner import TokenLogprobs
 from mie.sched.params import SamplingParams
+from mie.text.bad_words import encode_bad_words
 from mie.text.stream import TextStream
 from mie.text.tokenizer import Tokenizer
 
@@ -45,8 +46,7 @@ class OutputProcessor:
         cache_salt: str | None = None,
     ) -> str:
         """Queue a prompt in the engine, and follow it: its request id."""
-        if params.stop and self._tokenizer is None:
-            raise RequestError("stop strings need a tokenizer; load the model with its tokenizer")
+        params = self._with_text_as_ids(params.verified())
         added: str | None = None
         try:
             with interrupts_deferred():
@@ -59,6 +59,18 @@ class OutputProcessor:
             if added is not None:
                 self.abort(added)
             raise
+
+    def _with_text_as_ids(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with their bad words in tokens, since the engine knows no text."""
+        for name in ("stop", "bad_words"):
+            if getattr(params, name) and self._tokenizer is None:
+                what = name.replace("_", " ").replace("stop", "stop strings")
+                raise RequestError(f"{what} need a tokenizer; load the model with its tokenizer")
+        if params.bad_words and self._tokenizer is not None:
+            encoded = encode_bad_words(self._tokenizer, params.bad_words)
+            params.bad_words_token_ids = (*(params.bad_words_token_ids or ()), *encoded)
+            params.bad_words = None
+        return params
 
     def _new_live(
         self, request_id: str, prompt: str | None, token_ids: list[int], params: SamplingParams
@@ -108,7 +120,7 @@ class OutputProcessor:
         for request_id, rows in step.prompt_logprobs.items():
             live = self._live[request_id]
             assert live.output.prompt_logprobs is not None
-            live.output.prompt_logprobs.extend(self._logprob_row(row) for row in rows)
+            live.output.prompt_logprobs.extend(self._logprob_row(live, row) for row in rows)
         for output in step.outputs:
             live = self._live[output.request_id]
             if output.request_id not in changed:
@@ -126,7 +138,7 @@ class OutputProcessor:
         choice.token_ids.extend(new.token_ids)
         choice.finish_reason, choice.stop_reason = new.finish_reason, new.stop_reason
         if choice.logprobs is not None and choice.cumulative_logprob is not None:
-            choice.logprobs.extend(self._logprob_row(row) for row in new.logprobs)
+            choice.logprobs.extend(self._logprob_row(live, row) for row in new.logprobs)
             choice.cumulative_logprob += sum(row.logprobs[0] for row in new.logprobs)
         live.output.num_cached_tokens = new.metrics.num_cached_tokens
         live.output.metrics = new.metrics
@@ -150,8 +162,9 @@ class OutputProcessor:
             self._engine.finish(live.output.request_id, choice.index, "stop", stop)
             choice.finish_reason, choice.stop_reason = "stop", stop
 
-    def _logprob_row(self, row: TokenLogprobs) -> LogprobRow:
+    def _logprob_row(self, live: _Live, row: TokenLogprobs) -> LogprobRow:
         """The chosen token with its rank; the others are in order of theirs."""
+        tokenizer = self._tokenizer if live.params.detokenize else None
         entries = {}
         others = 0
         for token_id, logprob in zip(row.token_ids, row.logprobs, strict=True):
@@ -160,6 +173,6 @@ class OutputProcessor:
             else:
                 others += 1
                 rank = others + (row.rank <= others)
-            text = self._tokenizer.token_str(token_id) if self._tokenizer else None
+            text = tokenizer.token_str(token_id) if tokenizer else None
             entries[token_id] = Logprob(logprob=logprob, rank=rank, decoded_token=text)
         return entries

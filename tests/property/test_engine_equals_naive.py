@@ -71,6 +71,10 @@ def sampling(draw):
         "ignore_eos": st.booleans(),
         "trace_decode_token_ids": st.lists(token_ids, min_size=1, max_size=4),
         "prompt_logprobs": st.just(0),
+        "bad_words_token_ids": st.lists(
+            st.lists(token_ids, min_size=1, max_size=2), min_size=1, max_size=2
+        ),
+        "skip_reading_prefix_cache": st.just(True),
     }
     for name in draw(st.lists(st.sampled_from(sorted(optional)), max_size=3, unique=True)):
         params[name] = draw(optional[name])
@@ -197,6 +201,9 @@ class Run:
             if new.finish_reason is not None:
                 self.reasons[key] = new.finish_reason
                 seen["prefix hits"] += new.metrics.num_cached_tokens > 0
+                params = self.scenario["requests"][key[0]][1]
+                skips = params.get("skip_reading_prefix_cache")
+                assert not (skips and new.metrics.num_cached_tokens)
 
     def count(self):
         """How often it happened what makes scheduling hard."""

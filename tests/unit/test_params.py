@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mie import SamplingParams
+from mie import RequestOutputKind, SamplingParams
 from mie.errors import ConfigError, MieError
 
 
@@ -21,7 +21,8 @@ def refuses(message: str, **params: Any) -> None:
 
 
 def test_the_defaults_are_those_of_vllm():
-    assert dataclasses.asdict(SamplingParams()) == {
+    fields = dataclasses.fields(SamplingParams)
+    assert {field.name: getattr(SamplingParams(), field.name) for field in fields} == {
         "n": 1,
         "temperature": 1.0,
         "top_p": 1.0,
@@ -33,6 +34,8 @@ def test_the_defaults_are_those_of_vllm():
         "frequency_penalty": 0.0,
         "stop": None,
         "stop_token_ids": None,
+        "bad_words": None,
+        "bad_words_token_ids": None,
         "include_stop_str_in_output": False,
         "ignore_eos": False,
         "max_tokens": 16,
@@ -43,19 +46,25 @@ def test_the_defaults_are_those_of_vllm():
         "allowed_token_ids": None,
         "detokenize": True,
         "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "output_kind": RequestOutputKind.CUMULATIVE,
+        "truncate_prompt_tokens": None,
+        "skip_reading_prefix_cache": None,
         "trace_decode_token_ids": None,
+        "extra_args": None,
     }
 
 
 # Numbers. Name: (allowed, refused, how the range reads).
 
 INTEGERS: dict[str, tuple[list[Any], list[Any], str]] = {
-    "n": ([1, 2, 1000], [0, -1], "at least 1"),
+    "n": ([1, 2, 1024], [0, -1, 1025, 10**9], "in 1 … 1024"),
     "top_k": ([-1, 0, 1, 10**9], [-2], "at least -1"),
     "min_tokens": ([0, 1, 16], [-1], "at least 0"),
     "max_tokens": ([1, 10**9, None], [0, -5], "at least 1"),
     "logprobs": ([-1, 0, 20, None], [-2], "at least -1"),
     "prompt_logprobs": ([-1, 0, 20, None], [-2], "at least -1"),
+    "truncate_prompt_tokens": ([-1, 1, 10**9, None], [-2], "at least -1"),
     "seed": (
         [0, -(2**63), 2**64 - 1, None],
         [-(2**63) - 1, 2**64],
@@ -119,7 +128,13 @@ def test_min_tokens_is_at_most_max_tokens():
     refuses("min_tokens must be at most max_tokens (16); got 17", min_tokens=17)
 
 
-SWITCHES = ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens")
+SWITCHES = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
 
 
 @pytest.mark.parametrize("name", SWITCHES)
@@ -161,13 +176,18 @@ def test_only_the_list_of_stop_tokens_may_be_empty():
 
 def test_named_token_ids_are_all_that_must_be_in_the_vocabulary():
     params = SamplingParams(
-        stop_token_ids=[1], allowed_token_ids=[2, 3], trace_decode_token_ids=[4], logit_bias={5: 1}
+        stop_token_ids=[1],
+        allowed_token_ids=[2, 3],
+        trace_decode_token_ids=[4],
+        logit_bias={5: 1},
+        bad_words_token_ids=[[6, 7], [8]],
     )
     assert params.named_token_ids == {
         "stop_token_ids": (1,),
         "allowed_token_ids": (2, 3),
         "trace_decode_token_ids": (4,),
         "logit_bias": (5,),
+        "bad_words_token_ids": (6, 7, 8),
     }
     assert not any(SamplingParams().named_token_ids.values())
 
@@ -255,13 +275,11 @@ def test_a_refusal_is_a_value_error_and_an_error_of_mie():
             SamplingParams(top_p=0)
 
 
-def test_nothing_can_be_changed_afterwards():
+def test_fields_can_be_assigned_but_no_new_name():
     params = SamplingParams()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        params.temperature = 0.0  # type: ignore[misc]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        del params.n
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    params.temperature = 0.0
+    assert params.temperature == 0.0
+    with pytest.raises(AttributeError):
         params.temprature = 0.0  # type: ignore[attr-defined]
 
 
