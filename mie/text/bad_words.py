@@ -7,11 +7,11 @@ from mie.text.tokenizer import Tokenizer
 
 
 def encode_bad_words(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-    """The lists of token ids that spell ``words``, as vLLM encodes them.
+    """The lists of token ids that spell ``words``: each at the beginning of a text and after a
+    space, as vLLM encodes them.
 
-    Each word is encoded as the beginning of a text and after a space. The second spelling counts
-    if it has as many tokens and begins with another one: then the space is part of the first token,
-    and otherwise the first spelling occurs inside it.
+    The second spelling is left out where it ends with the first one, which is found inside it.
+    vLLM also leaves it out where it has another number of tokens, and so lets many a word through.
 
     Raises:
         RequestError: a word is no valid Unicode, or the tokenizer has no tokens for it.
@@ -23,6 +23,6 @@ def encode_bad_words(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[
         if not plain:
             raise RequestError(f"the tokenizer has no tokens for the bad word {word!r}")
         spelled.append(tuple(plain))
-        if len(spaced) == len(plain) and spaced[0] != plain[0]:
+        if spaced[-len(plain) :] != plain:
             spelled.append(tuple(spaced))
     return tuple(spelled)

@@ -74,7 +74,7 @@ def sampling(draw):
         "bad_words_token_ids": st.lists(
             st.lists(token_ids, min_size=1, max_size=2), min_size=1, max_size=2
         ),
-        "skip_reading_prefix_cache": st.just(True),
+        "skip_reading_prefix_cache": st.sampled_from([True, None]),
     }
     for name in draw(st.lists(st.sampled_from(sorted(optional)), max_size=3, unique=True)):
         params[name] = draw(optional[name])
@@ -159,7 +159,7 @@ class Run:
     """What came out of a scenario."""
 
     def __init__(self, engine, scenario):
-        self.engine, self.config = engine, scenario["config"]
+        self.engine, self.config, self.scenario = engine, scenario["config"], scenario
         # {(request, choice): …}
         self.tokens, self.logprobs, self.reasons = {}, {}, {}
         # {request: …}
