@@ -132,45 +132,41 @@ def keep_likely(x: Floats, top_k: int, top_p: float, min_p: float) -> Floats:
     if min_p > 0.0:
         x[x < x.max() + np.log(min_p)] = -np.inf
     if 0 < top_k < x.size:
-        _keep_only(x, largest_ids(x, top_k))
+        _keep_first(x, top_k, np.partition(x, -top_k)[-top_k])
     if top_p < 1.0:
-        _keep_only(x, _nucleus(x, top_p))
+        _keep_first(x, *_nucleus(x, top_p))
     return x
 
 
-def _keep_only(x: Floats, ids: Ints) -> None:
-    kept = x[ids]
-    x.fill(-np.inf)
-    x[ids] = kept
+def _keep_first(x: Floats, count: int, last: float) -> None:
+    """Keep the first ``count`` tokens of x [V], in the order "logit falling, id rising". ``last``
+    is the logit of the last of them."""
+    num_above = int(np.count_nonzero(x > last))
+    ties = np.flatnonzero(x == last)
+    x[x < last] = -np.inf
+    x[ties[count - num_above :]] = -np.inf
 
 
-def largest_ids(x: Floats, count: int) -> Ints:
-    """The ids of the ``count`` largest of x [V], falling; the lowest ids come first among equals,
-    and are the ones that are kept where a tie reaches past the end. Needs 1 <= count <= V."""
-    last = np.partition(x, -count)[-count]
-    above = np.flatnonzero(x > last)
-    above = above[np.argsort(-x[above], kind="stable")]
-    return np.concatenate([above, np.flatnonzero(x == last)[: count - above.size]])
-
-
-def _nucleus(x: Floats, top_p: float) -> Ints:
-    """The first ids, in the order of `largest_ids`, whose weights exp(x - max) sum to at least
-    top_p times the sum of all.
+def _nucleus(x: Floats, top_p: float) -> tuple[int, float]:
+    """How many first tokens, in the order of `_keep_first`, have weights exp(x - max) that sum to
+    at least top_p times the sum of all, and the logit of the last of them.
 
     The weights are rounded down to integers whose sum stays below 2**62. Sums of integers are
     exact in any order, so that every backend ends the nucleus at the same token.
     """
-    scale = 2.0 ** (62 - x.size.bit_length())
-    weights = (np.exp(x - x.max()) * scale).astype(np.int64)
-    total = int(weights.sum())
+    largest, size = x.max(), x.size
+    scale = 2.0 ** (62 - size.bit_length())
+    total = int((np.exp(x - largest) * scale).astype(np.int64).sum())
     wanted = min(max(math.ceil(top_p * float(total)), 1), total)
-    count = min(64, x.size)
+    count = min(64, size)
     while True:  # the head of the distribution is nearly always enough: no sort of the vocabulary
-        head = largest_ids(x, count)
-        size = 1 + int(np.searchsorted(np.cumsum(weights[head]), wanted))
-        if size <= count:
-            return head[:size]
-        count = min(count * 8, x.size)
+        head = np.sort(np.partition(x, size - count)[size - count :])[::-1]
+        weights = (np.exp(head - largest) * scale).astype(np.int64)
+        inside = int(np.searchsorted(np.cumsum(weights), wanted))
+        if inside < count or count == size:
+            inside = min(inside, count - 1)
+            return inside + 1, float(head[inside])
+        count = min(count * 8, size)
 
 
 def draw(x: Floats, uniform: float) -> int:
@@ -190,7 +186,11 @@ def top_logprobs(logits: Floats, token_id: int, num_top: int) -> tuple[list[int]
     """
     logprobs = log_softmax(logits.astype(np.float64))
     count = logprobs.size if num_top < 0 else min(num_top, logprobs.size)
-    top = largest_ids(logprobs, count) if count else np.empty(0, np.int64)
+    top = np.empty(0, np.int64)
+    if count:
+        threshold = np.partition(logprobs, -count)[-count]
+        candidates = np.flatnonzero(logprobs >= threshold)
+        top = candidates[np.argsort(-logprobs[candidates], kind="stable")][:count]
     rank = 1 + int(np.count_nonzero(logprobs > logprobs[token_id]))
     ids = [token_id, *(i for i in top.tolist() if i != token_id)]
     return ids, logprobs[ids].tolist(), rank
