@@ -15,15 +15,21 @@ if TYPE_CHECKING:
     from mie.config import EngineConfig as EngineConfig
     from mie.engine import Engine as Engine
     from mie.errors import MieError as MieError
+    from mie.limits import RequestLimits as RequestLimits
     from mie.llm import LLM as LLM
     from mie.outputs import CompletionOutput as CompletionOutput
     from mie.outputs import RequestOutput as RequestOutput
+    from mie.sched.beam_params import BeamSearchParams as BeamSearchParams
+    from mie.sched.params import RequestOutputKind as RequestOutputKind
     from mie.sched.params import SamplingParams as SamplingParams
 
 _HOMES = {
     "LLM": "mie.llm",
     "AsyncLLM": "mie.async_llm",
     "SamplingParams": "mie.sched.params",
+    "RequestOutputKind": "mie.sched.params",
+    "BeamSearchParams": "mie.sched.beam_params",
+    "RequestLimits": "mie.limits",
     "RequestOutput": "mie.outputs",
     "CompletionOutput": "mie.outputs",
     "EngineConfig": "mie.config",
@@ -34,11 +40,14 @@ _HOMES = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "Engine",
     "EngineConfig",
     "MieError",
+    "RequestLimits",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
 ]
 

@@ -15,7 +15,7 @@ from mie.events import EventLog
 from mie.interrupts import is_of_the_request
 from mie.memory.stats import MemoryStats
 from mie.runner import ChunkResult, RowFault, StepResult, TokenLogprobs
-from mie.sched.admission import check_fits
+from mie.sched.admission import check_fits, check_something_allowed
 from mie.sched.metrics import RequestMetrics
 from mie.sched.params import SamplingParams
 from mie.sched.plan import StepPlan
@@ -202,9 +202,11 @@ class Engine:
         ``cache_salt`` share cached blocks. Ids such as "auto-7" are the engine's own.
 
         Raises:
+            ConfigError: a field of ``params`` was assigned a value that is not allowed.
             RequestError: the request could never be served; nothing was added.
         """
         self._check_id(request_id)
+        params = params.verified()
         self._check_token_ids(token_ids, params)
         _check_labels(priority, cache_salt)
         number = self._num_requests
@@ -218,7 +220,7 @@ class Engine:
             priority=int(priority),
             cache_salt=cache_salt,
         )
-        _check_something_allowed(request)
+        check_something_allowed(params, request.end_token_ids, self._vocab_size)
         check_fits(request, self.config, self.scheduler.manager, self.max_model_len)
         request.metrics.arrival_time = self._clock()
         self.recover()
@@ -489,18 +491,3 @@ def _check_labels(priority: object, cache_salt: object) -> None:
         raise RequestError(f"priority must be an integer; got {priority!r}")
     if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
         raise RequestError(f"cache_salt must be a string that is not empty; got {cache_salt!r}")
-
-
-def _check_something_allowed(request: Request) -> None:
-    """While ``min_tokens`` bans the tokens that end a sequence, others must be allowed."""
-    params = request.params
-    banned = request.eos_token_ids | request.stop_token_ids
-    if (
-        params.min_tokens
-        and params.allowed_token_ids
-        and banned.issuperset(params.allowed_token_ids)
-    ):
-        raise RequestError(
-            f"allowed_token_ids {list(params.allowed_token_ids)} all end the sequence, which "
-            f"min_tokens={params.min_tokens} forbids; allow another token, or set min_tokens to 0"
-        )

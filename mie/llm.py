@@ -16,8 +16,8 @@ from mie.loop import EngineLoop
 from mie.model.config import ModelConfig
 from mie.model.locate import locate_model
 from mie.outputs import RequestOutput
-from mie.processor import Collector, PreparedRequest
-from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.processor import Collector, PreparedRequest, without_text
+from mie.sched.params import RequestOutputKind, SamplingParams, truncated
 from mie.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -259,8 +259,10 @@ class LLM:
         *,
         priority: int = 0,
     ) -> PreparedRequest:
-        """Tokenize a prompt, in the caller's thread."""
+        """Check and tokenize a request, in the caller's thread."""
+        params = without_text(params, self.tokenizer)
         text, token_ids = self._tokenize(prompt)
+        token_ids = list(truncated(token_ids, params, self.engine.max_model_len))
         return PreparedRequest(
             prompt=text,
             token_ids=token_ids,

@@ -22,6 +22,7 @@ from mie.runner import TokenLogprobs
 from mie.sched.params import RequestOutputKind, SamplingParams
 from mie.sched.sequence import FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
+from mie.text.bad_words import encode_bad_words
 from mie.text.stream import TextStream
 from mie.text.tokenizer import Tokenizer
 
@@ -37,6 +38,24 @@ class PreparedRequest:
     priority: int = 0
     cache_salt: str | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+
+def without_text(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    """Return a checked copy of parameters with their bad words in tokens: the engine knows no text.
+
+    Raises:
+        ConfigError: a field was assigned a value that is not allowed.
+        RequestError: stop strings or bad words are given, and there is no tokenizer.
+    """
+    params = params.verified()
+    for name, what in (("stop", "stop strings"), ("bad_words", "bad words")):
+        if getattr(params, name) and tokenizer is None:
+            raise RequestError(f"{what} need a tokenizer; load the model with its tokenizer")
+    if params.bad_words and tokenizer is not None:
+        encoded = encode_bad_words(tokenizer, params.bad_words)
+        params.bad_words_token_ids = (*(params.bad_words_token_ids or ()), *encoded)
+        params.bad_words = None
+    return params
 
 
 class CollectorRef(weakref.ref["Collector"]):
@@ -348,8 +367,6 @@ class OutputProcessor:
         Raises:
             RequestError: it could never be served; nothing was added.
         """
-        if prepared.params.stop and self._tokenizer is None:
-            raise RequestError("stop strings need a tokenizer; load the model with its tokenizer")
         request_id = self._engine.add_request(
             prepared.token_ids,
             prepared.params,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Drawn, StepBatch
 from mie.ops.sampling import RowControls
+from mie.sched.bad_words import BadWords
 from mie.sched.plan import Chunk, NewRow, StepPlan
 
 Ints = NDArray[np.int64]
@@ -63,8 +64,7 @@ class Launched:
     """A step on its way; what it gives may not be known yet."""
 
     rows: tuple[int, ...]
-    """The rows that decode in it, ascending: those of its plan, and such as have ended since it was
-    launched ahead of that."""
+    """The rows that decode in it, ascending: those of its plan, and those that have ended since."""
     logits: Array
     drawn: Drawn
 
@@ -85,7 +85,8 @@ class _Row:
         self.token_ids = list(new.token_ids)  # of a plain row, those at the beginning only
         self.num_prompt = new.num_prompt
         self.params = new.params
-        self.banned_ids = np.asarray(new.banned_ids, np.int64)
+        self.end_ids = new.banned_ids
+        self.bad_words = BadWords(new.params.bad_words_token_ids or ())
         self.draw_key = new.draw_key
         self.choice = new.choice
         bias = new.params.logit_bias
@@ -99,7 +100,8 @@ class _Row:
         """Whether its next step may be launched before this one's token is known."""
         params = self.params
         counts_tokens = params.presence_penalty or params.frequency_penalty
-        return params.logprobs is None and params.repetition_penalty == 1.0 and not counts_tokens
+        has_penalty = counts_tokens or params.repetition_penalty != 1.0
+        return params.logprobs is None and not (has_penalty or self.bad_words.read_tokens)
 
     def controls(self, choice: int, num_pending: int = 0) -> RowControls:
         """How the token is chosen that follows the row's last one, and ``num_pending`` after it
@@ -116,7 +118,8 @@ class _Row:
         if num_generated and (params.presence_penalty or params.frequency_penalty):
             generated = self.token_ids[self.num_prompt :]
             output_ids, output_counts = np.unique(generated, return_counts=True)
-        is_banned = num_generated < params.min_tokens and self.banned_ids.size > 0
+        end_ids = self.end_ids if num_generated < params.min_tokens else ()
+        banned_ids = [*end_ids, *self.bad_words.completing(self.token_ids, num_generated)]
         return RowControls(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
@@ -125,7 +128,7 @@ class _Row:
             uniform=self._uniform(choice, num_tokens) if params.temperature > 0 else 0.0,
             bias=self.bias,
             allowed_ids=self.allowed_ids,
-            banned_ids=self.banned_ids if is_banned else None,
+            banned_ids=np.array(banned_ids) if banned_ids else None,
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
@@ -153,8 +156,8 @@ def _is_plain(new: NewRow) -> bool:
         params.temperature == 0
         and params.repetition_penalty == 1
         and not (params.presence_penalty or params.frequency_penalty)
-        and not (params.logit_bias or params.allowed_token_ids or params.trace_decode_token_ids)
-        and not (params.min_tokens and new.banned_ids)
+        and not (params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids)
+        and not (params.trace_decode_token_ids or (params.min_tokens and new.banned_ids))
     )
 
 

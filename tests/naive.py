@@ -64,6 +64,9 @@ def choose(row, prompt, output, params, banned, u):
         x[[t for t in range(len(x)) if t not in params["allowed_token_ids"]]] = -np.inf
     if len(output) < params.get("min_tokens", 0):
         x[list(banned)] = -np.inf
+    for *before, last in params.get("bad_words_token_ids") or ():
+        if output[len(output) - len(before) :] == before and len(before) <= len(output):
+            x[last] = -np.inf
     for token in {*prompt, *output}:
         repetition = params.get("repetition_penalty", 1.0)
         x[token] = x[token] / repetition if x[token] > 0 else x[token] * repetition
@@ -75,13 +78,14 @@ def choose(row, prompt, output, params, banned, u):
         return int(np.argmax(x))
     p = np.exp((x - x.max()) / params["temperature"])
     p[p < params.get("min_p", 0.0) * p.max()] = 0
-    if 0 < params.get("top_k", 0) < len(p):
-        p[p < sorted(p)[-params["top_k"]]] = 0
+    order = np.argsort(-x, kind="stable")  # probability falling, id rising among equals
+    if params.get("top_k", 0) > 0:
+        p[order[params["top_k"] :]] = 0
     if params.get("top_p", 1.0) < 1:
-        p /= p.sum()
-        largest = np.array(sorted(p, reverse=True))
-        p[p < largest[np.cumsum(largest) - largest < params["top_p"]][-1]] = 0
-    return int(np.argmax(np.cumsum(p) > u * p.sum()))
+        before = np.cumsum(p[order]) - p[order]
+        p[order[before >= params["top_p"] * p.sum()]] = 0
+    reached = np.cumsum(p)
+    return int(np.argmax(reached > u * reached[-1]))
 
 
 def generate(config, weights, prompt, params, *, choice=0, stream=0, eos=(), limit=10**9):

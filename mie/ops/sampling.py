@@ -5,6 +5,7 @@ top-p. The random number is data: the same logits, controls and number give the 
 backend.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,12 +41,13 @@ class RowControls:
     * ``presence_penalty`` and ``frequency_penalty``: subtracted once, and once per occurrence, for
       the tokens in ``output_ids`` (each once) with ``output_counts``, as OpenAI's API defines them.
 
-    Then temperature 0 takes the largest logit (the lowest id among equals); any other divides the
-    logits, keeps the tokens whose probability is at least min_p times the largest, of these the
-    ``top_k`` largest (0: all; ties with the last are kept), of these the fewest whose probabilities
-    sum to ``top_p`` (ties with the last are kept), and draws with ``uniform`` in [0, 1) by the
-    inverse of the cumulative distribution in id order. ``forced_id`` is returned whatever the
-    logits say.
+    Then temperature 0 takes the largest logit, the lowest id among equals. Any other temperature
+    divides the logits and keeps the tokens whose probability is at least ``min_p`` times the
+    largest. Of these it keeps the first ``top_k`` (0: all), and of those the fewest first ones
+    whose probabilities sum to at least ``top_p``. Both count in the same order: probability
+    falling, and id rising among equals. So ``top_k`` keeps at most k tokens, and ``top_k=1`` takes
+    the token that temperature 0 takes. ``uniform`` in [0, 1) then draws by the inverse of the
+    cumulative distribution in id order. ``forced_id`` is returned whatever the logits say.
     """
 
     temperature: float = 0.0
@@ -91,7 +93,10 @@ def sample_row(logits: Floats, row: RowControls) -> int:
     x = edit_logits(logits, row)
     if row.temperature == 0.0:
         return int(x.argmax())
-    x -= x.max()
+    largest = x.max()
+    if not np.isfinite(largest):
+        return 0  # every weight would be NaN: there is nothing to draw from
+    x -= largest
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf
         x /= row.temperature
     return draw(keep_likely(x, row.top_k, row.top_p, row.min_p), row.uniform)
@@ -127,22 +132,40 @@ def keep_likely(x: Floats, top_k: int, top_p: float, min_p: float) -> Floats:
     if min_p > 0.0:
         x[x < x.max() + np.log(min_p)] = -np.inf
     if 0 < top_k < x.size:
-        x[x < np.partition(x, -top_k)[-top_k]] = -np.inf
+        _keep_first(x, top_k, np.partition(x, -top_k)[-top_k])
     if top_p < 1.0:
-        probabilities = softmax(x)
-        x[probabilities < _nucleus_threshold(probabilities, top_p)] = -np.inf
+        _keep_first(x, *_nucleus(x, top_p))
     return x
 
 
-def _nucleus_threshold(probabilities: Floats, top_p: float) -> float:
-    """The smallest probability in the smallest set of largest ones that sums to top_p."""
-    size = probabilities.size
+def _keep_first(x: Floats, count: int, last: float) -> None:
+    """Keep the first ``count`` tokens of x [V], in the order "logit falling, id rising". ``last``
+    is the logit of the last of them."""
+    num_above = int(np.count_nonzero(x > last))
+    ties = np.flatnonzero(x == last)
+    x[x < last] = -np.inf
+    x[ties[count - num_above :]] = -np.inf
+
+
+def _nucleus(x: Floats, top_p: float) -> tuple[int, float]:
+    """How many first tokens, in the order of `_keep_first`, have weights exp(x - max) that sum to
+    at least top_p times the sum of all, and the logit of the last of them.
+
+    The weights are rounded down to integers whose sum stays below 2**62. Sums of integers are
+    exact in any order, so that every backend ends the nucleus at the same token.
+    """
+    largest, size = x.max(), x.size
+    scale = 2.0 ** (62 - size.bit_length())
+    total = int((np.exp(x - largest) * scale).astype(np.int64).sum())
+    wanted = min(max(math.ceil(top_p * float(total)), 1), total)
     count = min(64, size)
     while True:  # the head of the distribution is nearly always enough: no sort of the vocabulary
-        head = np.sort(np.partition(probabilities, size - count)[size - count :])[::-1]
-        inside = int(np.searchsorted(np.cumsum(head), top_p))
+        head = np.sort(np.partition(x, size - count)[size - count :])[::-1]
+        weights = (np.exp(head - largest) * scale).astype(np.int64)
+        inside = int(np.searchsorted(np.cumsum(weights), wanted))
         if inside < count or count == size:
-            return float(head[min(inside, count - 1)])
+            inside = min(inside, count - 1)
+            return inside + 1, float(head[inside])
         count = min(count * 8, size)
 
 

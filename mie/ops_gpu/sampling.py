@@ -33,6 +33,9 @@ MAX_TOP = 32
 """Log-probabilities that are found on the device: each is a walk over the row. OpenAI's API asks
 for 20 at most."""
 
+MAX_TOP_K = 2**31 - 1
+"""What the kernel's integer holds, and more than any vocabulary has."""
+
 KINDS = {"greedy": 0, "drawn": 1, "forced": 2}
 
 _NUMBERS = ("temperature", "top_p", "log_min_p", "uniform", "repetition_penalty")
@@ -208,7 +211,7 @@ def _pack_numbers(entry: Any, row: RowControls) -> None:
     entry["kind"] = KINDS[kind if row.forced_id is None else "forced"]
     entry["forced_id"] = row.forced_id or 0
     entry["temperature"] = row.temperature
-    entry["top_k"] = row.top_k
+    entry["top_k"] = min(row.top_k, MAX_TOP_K)
     entry["top_p"] = row.top_p
     entry["log_min_p"] = np.log(row.min_p) if row.min_p > 0.0 else -np.inf
     entry["uniform"] = row.uniform

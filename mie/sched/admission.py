@@ -1,9 +1,12 @@
 """What is refused at the door: settings under which a request might never run, and a request that
 could not."""
 
+from collections.abc import Set
+
 from mie.config import EngineConfig
 from mie.errors import ConfigError, RequestError
 from mie.memory.manager import KVCacheManager
+from mie.sched.params import SamplingParams
 from mie.sched.sequence import Request
 
 
@@ -43,4 +46,30 @@ def check_fits(
         raise RequestError(
             f"priority is {request.priority}; the engine schedules by {config.scheduling_policy} "
             "(set scheduling_policy='priority')"
+        )
+
+
+def check_something_allowed(
+    params: SamplingParams, end_token_ids: Set[int], vocab_size: int
+) -> None:
+    """Raise `RequestError` if all tokens might be banned at once, so that none could be drawn.
+
+    ``min_tokens`` bans ``end_token_ids``, and bad words their last tokens.
+    """
+    if params.bad_words:
+        raise RequestError(
+            "bad_words are text, and the engine has no tokenizer (give bad_words_token_ids)"
+        )
+    allowed = params.allowed_token_ids or range(vocab_size)
+    banned = set(end_token_ids) if params.min_tokens else set()
+    if params.allowed_token_ids and banned.issuperset(allowed):
+        raise RequestError(
+            f"allowed_token_ids {list(allowed)} all end the sequence, which "
+            f"min_tokens={params.min_tokens} forbids; allow another token, or set min_tokens to 0"
+        )
+    banned.update(ids[-1] for ids in params.bad_words_token_ids or ())
+    if banned and banned.issuperset(allowed):
+        raise RequestError(
+            "bad words may ban all tokens that are allowed, so that none can be drawn; allow "
+            "another token, or leave out a word"
         )

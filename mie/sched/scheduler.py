@@ -187,7 +187,8 @@ class Scheduler:
 
     def _may_use_cache(self, request: Request) -> bool:
         is_scored = request.num_prompt_scored >= request.num_prompt_to_score
-        return self._config.enable_prefix_caching and is_scored
+        may_read = is_scored and not request.params.skip_reading_prefix_cache
+        return self._config.enable_prefix_caching and may_read
 
     def _num_spare_for(self, seq: Sequence) -> int:
         """Blocks to leave free: the watermark, and those that the forks to come will copy. Alone, a

@@ -5,6 +5,9 @@ Tokens are compared although both compute in float32: the bundled model's best l
 more than rounding in these stories.
 """
 
+import numpy as np
+import pytest
+import tiny_models
 from emulated import needs_compiler
 
 from mie import LLM, SamplingParams
@@ -56,3 +59,39 @@ def test_float16_goes_through_the_tensor_cores_to_the_same_story():
         for backend, dtype in (("cupy-emulated", "float16"), ("numpy", "float32"))
     ]
     assert texts[0] == texts[1]
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory):
+    """A model whose tokens i and i + 20 have equal logits: the best one is always tied."""
+    weights = tiny_models.random_weights(tiny_models.LLAMA)
+    head = weights["lm_head.weight"]
+    head[20:] = head[:20]
+    return tiny_models.write_model(tmp_path_factory.mktemp("twins"), tiny_models.LLAMA, weights)
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("numpy", "float32"),
+        ("numpy-plain", "float32"),
+        ("cupy-emulated", "float16"),
+        ("cupy-emulated", "bfloat16"),
+    ],
+)
+def test_a_single_candidate_is_the_greedy_token_where_logits_are_tied(twins, backend, dtype):
+    llm = LLM(twins, backend=backend, dtype=dtype, num_blocks=64, skip_tokenizer_init=True)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(4, 40, size=5).tolist() for _ in range(6)]
+
+    def tokens(**params):
+        sampling = SamplingParams(max_tokens=12, ignore_eos=True, seed=1, **params)
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        return [output.outputs[0].token_ids for output in outputs]
+
+    greedy = tokens(temperature=0)
+    assert all(token_id < 20 for answer in greedy for token_id in answer)
+    assert tokens(temperature=1.0, top_k=1) == greedy
+    assert tokens(temperature=1.0, top_p=1e-9) == greedy
+    assert tokens(temperature=1.0, min_p=1.0, top_k=1) == greedy
+    assert tokens(temperature=1.0, top_k=2) != greedy

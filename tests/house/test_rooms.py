@@ -34,6 +34,7 @@ ROOMS = {
     "version": Room(),
     "errors": Room(),
     "config": Room(mie={"errors"}),
+    "limits": Room(mie={"config"}),
     "events": Room(mie={"errors"}),
     "host": Room(),
     "interrupts": Room(),
@@ -50,11 +51,12 @@ ROOMS = {
     "model": Room(
         mie={"errors", "ops.backend"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
-    "sched": Room(mie={"config", "errors", "memory"}),
+    "sched": Room(mie={"config", "errors", "limits", "memory"}),
     # level 3
     "outputs": Room(mie={"sched.metrics", "sched.sequence"}),
     "runner": Room(
-        mie={"model.decoder", "ops.backend", "ops.sampling", "sched.plan"}, packages={"numpy"}
+        mie={"model.decoder", "ops.backend", "ops.sampling", "sched.bad_words", "sched.plan"},
+        packages={"numpy"},
     ),
     "overlap": Room(mie={"runner", "sched.plan"}),
     "engine": Room(
@@ -156,7 +158,17 @@ ROOMS = {
     ),
     "__main__": Room(mie={"cli"}),
     "__init__": Room(
-        mie={"config", "engine", "errors", "llm", "outputs", "sched.params", "version"}
+        mie={
+            "config",
+            "engine",
+            "errors",
+            "limits",
+            "llm",
+            "outputs",
+            "sched.beam_params",
+            "sched.params",
+            "version",
+        }
     ),
 }
 

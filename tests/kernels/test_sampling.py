@@ -186,8 +186,9 @@ def test_a_large_vocabulary():
     assert check_rows("forward", logits, rows) == 0
 
 
-def test_ties_with_the_last_are_kept(mode: str):
-    """Of 0 … 9, each three times, top-k 4 keeps six tokens, and so does a nucleus of 4 of them."""
+def test_of_equal_tokens_the_lowest_ids_are_kept(mode: str):
+    """Of 0 … 9, each three times, top-k 4 keeps the three nines and the first of the eights, and so
+    does a nucleus of the weight of four."""
     logits = np.tile(np.arange(10), 3).astype(np.float32)[None]
     weights = np.exp(np.sort(logits[0]))[::-1].astype(np.float64)
     top_p = weights[:4].sum() / weights.sum()
@@ -200,7 +201,28 @@ def test_ties_with_the_last_are_kept(mode: str):
         tokens = sample(PoisoningLauncher(mode), logits.repeat(2, axis=0), rows)
         for name, token_id in zip(seen, tokens, strict=True):
             seen[name].add(token_id)
-    assert seen["top_k"] == seen["top_p"] == {8, 9, 18, 19, 28, 29}
+    assert seen["top_k"] == seen["top_p"] == {8, 9, 19, 29}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab_size", [7, 40, 1000, 5000])
+def test_top_k_1_is_greedy_and_constant_rows_are_cut_alike(mode: str, dtype: str, vocab_size: int):
+    """Rows of few different 16-bit values, and constant ones, whose nucleus ends at a multiple of
+    1 / vocab_size: every token equals NumPy's, at the borders too."""
+    rng = np.random.default_rng([9, vocab_size])
+    coarse = rng.integers(0, 5, size=vocab_size) / 4
+    greedy = [RowControls(temperature=0.6, top_k=1, uniform=u) for u in (0.0, 0.5, JUST_BELOW_1)]
+    cut = [
+        RowControls(temperature=1.0, top_p=top_p, top_k=top_k, uniform=JUST_BELOW_1)
+        for top_p in (1.0, 0.9, 0.7, 0.5, 0.3, 0.1)
+        for top_k in (0, 1, 2, vocab_size // 2, vocab_size - 1)
+    ]
+    logits = np.stack([coarse] * 3 + [coarse, np.full(vocab_size, 3.5)] * len(cut))
+    rows = [*greedy, *(row for row in cut for _ in range(2))]
+    logits = logits.astype(DTYPES[dtype])
+    got = sample(PoisoningLauncher(mode), logits, rows)
+    assert got[:3] == [int(coarse.argmax())] * 3
+    assert got == sampling.sample(logits.astype(np.float64), rows)
 
 
 def test_rows_without_a_largest_number_give_what_numpy_gives(mode: str):

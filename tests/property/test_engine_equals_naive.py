@@ -71,6 +71,10 @@ def sampling(draw):
         "ignore_eos": st.booleans(),
         "trace_decode_token_ids": st.lists(token_ids, min_size=1, max_size=4),
         "prompt_logprobs": st.just(0),
+        "bad_words_token_ids": st.lists(
+            st.lists(token_ids, min_size=1, max_size=2), min_size=1, max_size=2
+        ),
+        "skip_reading_prefix_cache": st.sampled_from([True, None]),
     }
     for name in draw(st.lists(st.sampled_from(sorted(optional)), max_size=3, unique=True)):
         params[name] = draw(optional[name])
@@ -155,7 +159,7 @@ class Run:
     """What came out of a scenario."""
 
     def __init__(self, engine, scenario):
-        self.engine, self.config = engine, scenario["config"]
+        self.engine, self.config, self.scenario = engine, scenario["config"], scenario
         # {(request, choice): …}
         self.tokens, self.logprobs, self.reasons = {}, {}, {}
         # {request: …}
@@ -197,6 +201,9 @@ class Run:
             if new.finish_reason is not None:
                 self.reasons[key] = new.finish_reason
                 seen["prefix hits"] += new.metrics.num_cached_tokens > 0
+                params = self.scenario["requests"][key[0]][1]
+                skips = params.get("skip_reading_prefix_cache")
+                assert not (skips and new.metrics.num_cached_tokens)
 
     def count(self):
         """How often it happened what makes scheduling hard."""

@@ -326,6 +326,14 @@ def test_unknown_settings_are_refused_with_a_suggestion():
         SamplingParams(max_token=8)
 
 
+def test_without_detokenizing_nothing_is_spelled(llm):
+    output = generate(llm, "Once upon", detokenize=False, logprobs=2, prompt_logprobs=1)
+    choice = output.outputs[0]
+    assert choice.text == ""
+    rows = [*choice.logprobs, *output.prompt_logprobs[1:]]
+    assert {entry.decoded_token for row in rows for entry in row.values()} == {None}
+
+
 def test_without_a_tokenizer_there_are_ids_and_no_text(tiny):
     llm = LLM(tiny["llama"].directory, skip_tokenizer_init=True)
     choice = generate(llm, [1, 2, 3], ignore_eos=True, logprobs=1).outputs[0]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import accumulate
 from typing import Any
 
+import ml_dtypes
 import naive
 import numpy as np
 import pytest
@@ -207,10 +209,11 @@ def kept(logits: Any, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) ->
     return ids
 
 
-def test_top_k_keeps_the_largest_and_ties_with_the_last():
+def test_top_k_keeps_the_largest_and_the_lowest_ids_among_equals():
     logits = [1.0, 5.0, 3.0, 3.0, 2.0, 3.0]
     assert kept(logits, top_k=1) == [1]
-    assert kept(logits, top_k=2) == [1, 2, 3, 5]
+    assert kept(logits, top_k=2) == [1, 2]
+    assert kept(logits, top_k=3) == [1, 2, 3]
     assert kept(logits, top_k=4) == [1, 2, 3, 5]
     assert kept(logits, top_k=5) == [1, 2, 3, 4, 5]
     for everything in (0, 6, 7, 1000):
@@ -228,10 +231,85 @@ def test_top_p_keeps_the_fewest_that_reach_it():
     assert kept(logits, top_p=1.0) == [0, 1, 2, 3]
 
 
-def test_top_p_keeps_ties_with_the_last():
-    assert kept(np.log([0.25, 0.25, 0.25, 0.25]), top_p=0.3) == [0, 1, 2, 3]
-    assert kept(np.log([0.2, 0.4, 0.2, 0.2]), top_p=0.5) == [0, 1, 2, 3]
+def test_top_p_keeps_the_lowest_ids_among_equals():
+    assert kept(np.log([0.25, 0.25, 0.25, 0.25]), top_p=0.3) == [0, 1]
     assert kept(np.log([0.2, 0.4, 0.2, 0.2]), top_p=0.39) == [1]
+    assert kept(np.log([0.2, 0.4, 0.2, 0.2]), top_p=0.59) == [0, 1]
+    assert kept(np.log([0.2, 0.4, 0.2, 0.2]), top_p=0.61) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("size", [1, 2, 10, 40, 1000, 100_000])
+@pytest.mark.parametrize("percent", [1, 10, 30, 50, 70, 90, 99])
+def test_top_p_of_a_constant_row_keeps_exactly_its_share(size: int, percent: int):
+    """Every border of the nucleus is a multiple of 1 / size: a rounding would show."""
+    ids = kept(np.full(size, -3.25), top_p=percent / 100)
+    assert ids == list(range(max(1, -(-size * percent // 100))))
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 63, 64, 65, 150, 299])
+def test_top_k_of_a_constant_row_keeps_the_first_ids(top_k: int):
+    assert kept(np.full(300, 7.0), top_k=top_k) == list(range(top_k))
+
+
+def sixteen_bit_logits(rng: np.random.Generator, size: int) -> np.ndarray:
+    """A row as a 16-bit model gives it: rounded to few bits, so that many logits are equal."""
+    row = rng.normal(0, rng.choice([0.01, 1.0, 8.0]), size) + rng.choice([0.0, 100.0])
+    dtype = rng.choice(["float16", "bfloat16", "rounded", "constant"])
+    if dtype == "constant":
+        return np.full(size, row[0])
+    if dtype == "rounded":
+        return np.round(row)
+    rounded = row.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
+    return rounded.astype(np.float64)
+
+
+def kept_by_a_full_sort(x: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
+    """The tokens that are kept, by one stable sort of the whole row."""
+    order = np.argsort(-x, kind="stable").tolist()
+    weights = {i: math.exp(x[i] - x.max()) for i in order if x[i] > -INF}
+    ids = [i for i in order if weights.get(i, 0) and math.log(weights[i]) >= np.log(min_p or 1e-99)]
+    ids = ids[: top_k or None]
+    if top_p == 1.0:
+        return sorted(ids)
+    wanted = top_p * math.fsum(weights[i] for i in ids)
+    sums = list(accumulate(weights[i] for i in ids))
+    return sorted(ids[: 1 + sum(reached < wanted for reached in sums[:-1])])
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_rows_full_of_ties_are_cut_as_a_full_sort_cuts_them(seed: int):
+    rng = np.random.default_rng([17, seed])
+    size = int(rng.choice([2, 5, 40, 100, 700]))
+    row = RowControls(
+        bias=(np.arange(3) % size, np.full(3, 0.5)) if rng.random() < 0.3 else None,
+        allowed_ids=rng.permutation(size)[: size // 2 + 1] if rng.random() < 0.3 else None,
+        banned_ids=rng.permutation(size)[: size // 3] if rng.random() < 0.2 else None,
+        repetition_penalty=1.25,
+        seen_ids=rng.permutation(size)[: size // 2] if rng.random() < 0.3 else None,
+        presence_penalty=0.5,
+        output_ids=np.arange(0, size, 3) if rng.random() < 0.3 else None,
+        output_counts=np.ones(len(range(0, size, 3)), int),
+    )
+    x = edit_logits(sixteen_bit_logits(rng, size), row)
+    if x.max() == -INF:
+        x[:] = 0.0
+    x = (x - x.max()) / rng.choice([0.25, 1.0, 2.0])
+    top_k = int(rng.choice([0, 1, 2, size // 2, size - 1, size, size + 5]))
+    top_p = float(rng.choice([1.0, 0.05, 0.3, 0.5, 0.9, 0.99]))
+    min_p = float(rng.choice([0.0, 0.0, 0.3]))
+    ids = kept(x, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert ids == kept_by_a_full_sort(x, top_k, top_p, min_p)
+    assert not top_k or len(ids) <= top_k
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("controls", [{"top_k": 1}, {"top_p": 1e-9}, {"top_k": 1, "min_p": 0.5}])
+def test_a_single_candidate_is_the_greedy_token(controls: dict[str, Any], seed: int):
+    rng = np.random.default_rng([18, seed])
+    logits = sixteen_bit_logits(rng, 200)
+    for uniform in (0.0, 0.5, ALMOST_ONE):
+        row = RowControls(temperature=0.7, uniform=uniform, **controls)
+        assert sample(logits[None], [row]) == [int(logits.argmax())]
 
 
 @pytest.mark.parametrize("size", [63, 64, 65, 512, 513, 700])
@@ -355,16 +433,12 @@ def brute_force(logits: np.ndarray, row: RowControls) -> int:
         return min(x, key=lambda token: (-x[token], token))
     p = {token: math.exp((v - max(x.values())) / row.temperature) for token, v in x.items()}
     p = {token: value for token, value in p.items() if value >= row.min_p}  # the largest is 1
-    if 0 < row.top_k < len(p):
-        smallest = sorted(p.values(), reverse=True)[row.top_k - 1]
-        p = {token: value for token, value in p.items() if value >= smallest}
+    order = sorted(p, key=lambda token: (-x[token], token))[: row.top_k or None]
     if row.top_p < 1:
-        reached, total = 0.0, math.fsum(p.values())
-        for smallest in sorted(p.values(), reverse=True):
-            reached += smallest / total
-            if reached >= row.top_p:
-                break
-        p = {token: value for token, value in p.items() if value >= smallest}
+        wanted = row.top_p * math.fsum(p[token] for token in order)
+        sums = list(accumulate(p[token] for token in order))
+        order = order[: 1 + sum(reached < wanted for reached in sums[:-1])]
+    p = {token: p[token] for token in order}
     target, reached = row.uniform * math.fsum(p.values()), 0.0
     for token in sorted(p):
         reached += p[token]

@@ -7,10 +7,11 @@
 //   scratch    [., V] double  a row for each row that is not plainly greedy
 //   token_ids  [R]    int32
 //
-// grid (R), block (a multiple of 32, at most 512). The vocabulary is never sorted: the thresholds
-// of top-k and top-p are found digit by digit. All arithmetic is in double, operation for operation
-// that of the NumPy operator; only its sums run in another order, which is fixed by V and the size
-// of the block (sums of counts and of probabilities are integers, and know no order).
+// grid (R), block (a multiple of 32, at most 512). The vocabulary is never sorted: the last token
+// that top-k or top-p keeps is found digit by digit, first of its logit, then of its id. All
+// arithmetic is in double, operation for operation that of the NumPy operator. Counts and the
+// weights of top-p are integers, whose sums do not depend on their order. The draw alone sums
+// doubles, in an order that V and the size of the block fix.
 #include "mie_cuda.cuh"
 
 using Key = unsigned long long;
@@ -18,8 +19,8 @@ using Key = unsigned long long;
 constexpr int KEY_BITS = 63;  // of a double without sign: as integers they have the same order
 constexpr int DIGIT_BITS = 11;
 constexpr int NUM_BINS = 1 << DIGIT_BITS;
-constexpr Key LAST_KEY = (Key(1) << KEY_BITS) - 1;
-constexpr double ONE = 4611686018427387904.0;  // 2^62: what probability 1 is as an integer
+constexpr int ID_BITS = 33;
+constexpr double MAX_SUM = 4611686018427387904.0;  // 2^62: what the weights of top-p stay below
 
 enum Kind { GREEDY = 0, DRAWN = 1, FORCED = 2 };
 
@@ -38,6 +39,13 @@ struct Best {
   int id;
 };
 
+// Where the masses of ids, in the order of their keys, reach a sum.
+struct Reached {
+  Key key;      // of the ids that reach it
+  Key missing;  // what the ids of lower keys lack to the sum; 0 if all ids together do not reach it
+  Key mass;     // of all ids with this key
+};
+
 struct Shared {
   Key bins[NUM_BINS];
   double doubles[32];
@@ -47,18 +55,20 @@ struct Shared {
 
 // ---- a warp, and the block, as a whole
 
-__device__ __forceinline__ double warp_total(double x) {
+template <typename Number>
+__device__ __forceinline__ Number warp_total(Number x) {
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(MIE_FULL_WARP, x, offset);
   return x;
 }
 
-// The sum over the block, which every thread gets.
-__device__ __forceinline__ double block_sum(double x, Shared& shared) {
+// The sum over the block, which every thread gets. `shared` has a place for each warp.
+template <typename Number>
+__device__ __forceinline__ Number block_sum(Number x, Number* shared) {
   x = warp_total(x);
-  if (threadIdx.x % 32 == 0) shared.doubles[threadIdx.x / 32] = x;
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
   __syncthreads();
-  double sum = 0;
-  for (int warp = 0; warp < (int)blockDim.x / 32; ++warp) sum += shared.doubles[warp];
+  Number sum = 0;
+  for (int warp = 0; warp < (int)blockDim.x / 32; ++warp) sum += shared[warp];
   __syncthreads();
   return sum;
 }
@@ -97,18 +107,26 @@ __device__ __forceinline__ Best largest(Value value, int size, Shared& shared) {
   return block_best(best, shared);
 }
 
-// ---- thresholds
+// ---- the first tokens, in the order "logit falling, id rising"
 
-// The order of doubles >= 0, as integers.
+// The order of doubles >= 0, as integers, and back.
+union Pun {
+  double number;
+  Key bits;
+};
 __device__ __forceinline__ Key ascending(double x) {
-  union {
-    double number;
-    Key bits;
-  } pun;
+  Pun pun;
   pun.number = x;
   return pun.bits;
 }
-__device__ __forceinline__ Key descending(double x) { return LAST_KEY - ascending(x); }
+__device__ __forceinline__ double number_of(Key key) {
+  Pun pun;
+  pun.bits = key;
+  return pun.number;
+}
+
+// The key of a logit <= 0: the largest logit has the smallest key.
+__device__ __forceinline__ Key descending(double logit) { return ascending(0.0 - logit); }
 
 // By one warp: the first bin up to which the bins sum to `missing`, and the sum before it, in
 // shared.prefix and shared.missing. Without such a bin shared.missing stays as it is.
@@ -130,34 +148,55 @@ __device__ __forceinline__ void find_bin(Shared& shared, Key prefix, Key missing
   shared.missing = missing - before;
 }
 
-// The smallest key such that the masses of all ids up to it sum to `wanted` (at least 1); LAST_KEY
-// if all of them do not. A radix select, most significant digit first: the ids whose key begins
-// with the prefix found so far are told apart by their next digit.
-template <typename KeyOf, typename MassOf>
-__device__ __forceinline__ Key select(KeyOf key_of, MassOf mass_of, Key wanted, int size,
-                                      Shared& shared) {
-  Key prefix = 0, missing = wanted;
-  for (int high = KEY_BITS; high > 0;) {
+// Where the masses of all ids, in the order of their keys of BITS bits, sum to `wanted` (at least
+// 1). mass_of takes a key: equal keys have equal masses. A radix select, most significant digit
+// first: the ids whose key begins with the prefix found so far are told apart by their next digit.
+template <int BITS, typename KeyOf, typename MassOf>
+__device__ __forceinline__ Reached select(KeyOf key_of, MassOf mass_of, Key wanted, int size,
+                                          Shared& shared) {
+  Reached reached = {0, wanted, 0};
+  for (int high = BITS; high > 0;) {
     const int low = high > DIGIT_BITS ? high - DIGIT_BITS : 0, num_bits = high - low;
+    const Key digit = (Key(1) << num_bits) - 1;
     for (int bin = threadIdx.x; bin < NUM_BINS; bin += blockDim.x) shared.bins[bin] = 0;
     if (threadIdx.x == 0) shared.missing = 0;  // no bin found
     __syncthreads();
     for (int i = threadIdx.x; i < size; i += blockDim.x) {
       const Key key = key_of(i);
-      if (key >> high != prefix) continue;
-      const Key mass = mass_of(i);
-      if (mass > 0) atomicAdd(&shared.bins[key >> low & ((1 << num_bits) - 1)], mass);
+      if (key >> high != reached.key) continue;
+      const Key mass = mass_of(key);
+      if (mass > 0) atomicAdd(&shared.bins[key >> low & digit], mass);
     }
     __syncthreads();
-    if (threadIdx.x < 32) find_bin(shared, prefix << num_bits, missing);
+    if (threadIdx.x < 32) find_bin(shared, reached.key << num_bits, reached.missing);
     __syncthreads();
-    if (shared.missing == 0) return LAST_KEY;
-    prefix = shared.prefix;
-    missing = shared.missing;
+    if (shared.missing == 0) return Reached{0, 0, 0};
+    reached = Reached{shared.prefix, shared.missing, shared.bins[shared.prefix & digit]};
     high = low;
     __syncthreads();
   }
-  return prefix;
+  return reached;
+}
+
+// The logits x [V], all <= 0, become -inf but for the first tokens whose masses sum to `wanted`:
+// logits falling, ids rising among equals. A thread reads only what it wrote.
+template <typename MassOf>
+__device__ __forceinline__ void keep_first(MassOf mass_of, Key wanted, double* x, int size,
+                                           Shared& shared) {
+  const auto key_of = [=](int i) { return descending(x[i]); };
+  const Reached last = select<KEY_BITS>(key_of, mass_of, wanted, size, shared);
+  if (last.missing == 0) return;
+  Key last_id = size;
+  const Key each = mass_of(last.key);
+  if (last.mass - last.missing >= each) {  // of the equal ones, some are too many
+    const auto id_of = [=](int i) { return Key(i); };
+    const auto mass_of_id = [=](Key id) { return descending(x[id]) == last.key ? each : Key(0); };
+    last_id = select<ID_BITS>(id_of, mass_of_id, last.missing, size, shared).key;
+  }
+  for (int i = threadIdx.x; i < size; i += blockDim.x) {
+    const Key key = key_of(i);
+    if (key > last.key || (key == last.key && i > last_id)) x[i] = -MIE_INF;
+  }
 }
 
 // ---- the steps of a row, in x [V]; each ends with a barrier where others read what it wrote
@@ -187,37 +226,32 @@ __device__ __forceinline__ void edit_logits(const T* logits, const Row& row, con
   __syncthreads();
 }
 
-// x becomes the weights of the tokens: exp((x - max) / temperature), 0 for those that min-p and
-// top-k drop. Their sum is given back.
-__device__ __forceinline__ double weigh(const Row& row, double max, double* x, int size,
-                                        Shared& shared) {
+// The nucleus: the first tokens whose weights exp(x) sum to at least top_p of the sum of all. As
+// integers they are exact in any order.
+__device__ __forceinline__ void keep_nucleus(double top_p, double* x, int size, Shared& shared) {
+  double scale = MAX_SUM;
+  for (int n = size; n > 0; n /= 2) scale /= 2;
+  const auto mass_of = [=](Key key) { return Key(exp(0.0 - number_of(key)) * scale); };
+  Key total = 0;
+  for (int i = threadIdx.x; i < size; i += blockDim.x) total += mass_of(descending(x[i]));
+  total = block_sum(total, shared.bins);
+  const Key wanted = Key(ceil(top_p * (double)total)), at_least = 1;
+  keep_first(mass_of, min(max(wanted, at_least), total), x, size, shared);
+}
+
+// The effective logits x become the weights of the tokens: exp((x - max) / temperature), and 0 for
+// those that min-p, top-k and top-p drop.
+__device__ __forceinline__ void weigh(const Row& row, double max, double* x, int size,
+                                      Shared& shared) {
   for (int i = threadIdx.x; i < size; i += blockDim.x) {
     const double scaled = (x[i] - max) / row.temperature;
     x[i] = scaled < row.log_min_p ? -MIE_INF : scaled;
   }
-  Key last = LAST_KEY;
-  if (row.top_k > 0 && row.top_k < size) {
-    const auto key_of = [=](int i) { return ascending(0.0 - x[i]); };
-    const auto mass_of = [=](int i) { return Key(x[i] > -MIE_INF); };
-    last = select(key_of, mass_of, row.top_k, size, shared);
-  }
-  double sum = 0;
-  for (int i = threadIdx.x; i < size; i += blockDim.x) {
-    x[i] = ascending(0.0 - x[i]) > last ? 0.0 : exp(x[i]);
-    sum += x[i];
-  }
-  return block_sum(sum, shared);
-}
-
-// Weights [V] become 0 where top-p drops the token.
-__device__ __forceinline__ void keep_nucleus(double top_p, double total, double* x, int size,
-                                             Shared& shared) {
-  const auto key_of = [=](int i) { return descending(x[i] / total); };
-  const auto mass_of = [=](int i) { return Key(x[i] / total * ONE); };
-  const Key wanted = Key(top_p * ONE), at_least = 1;
-  const Key last = select(key_of, mass_of, max(wanted, at_least), size, shared);
-  for (int i = threadIdx.x; i < size; i += blockDim.x)
-    if (key_of(i) > last) x[i] = 0;
+  if (row.top_k > 0 && row.top_k < size)
+    keep_first([](Key) { return Key(1); }, row.top_k, x, size, shared);
+  if (row.top_p < 1) keep_nucleus(row.top_p, x, size, shared);
+  for (int i = threadIdx.x; i < size; i += blockDim.x) x[i] = exp(x[i]);
+  __syncthreads();
 }
 
 // The first id whose cumulative weight exceeds uniform * total. Each warp sums a stretch of the
@@ -289,9 +323,7 @@ __global__ void __launch_bounds__(512, 1)
     if (threadIdx.x == 0) *token_id = row.kind == GREEDY ? best.id : 0;
     return;
   }
-  const double total = weigh(row, best.value, x, vocab_size, shared);
-  if (row.top_p < 1) keep_nucleus(row.top_p, total, x, vocab_size, shared);
-  __syncthreads();
+  weigh(row, best.value, x, vocab_size, shared);
   draw(row.uniform, x, vocab_size, token_id, shared);
 }
 
@@ -310,12 +342,12 @@ __global__ void __launch_bounds__(512, 1)
   const double max = largest(logit, vocab_size, shared).value;
   double sum = 0;
   for (int i = threadIdx.x; i < vocab_size; i += blockDim.x) sum += exp(logit(i) - max);
-  const double log_sum = log(block_sum(sum, shared));
+  const double log_sum = log(block_sum(sum, shared.doubles));
   const auto logprob = [=](int i) { return logit(i) - max - log_sum; };
   double above = 0;
   for (int i = threadIdx.x; i < vocab_size; i += blockDim.x)
     above += logprob(i) > logprob(token_id) ? 1.0 : 0.0;
-  above = block_sum(above, shared);
+  above = block_sum(above, shared.doubles);
   if (threadIdx.x == 0) {
     result[0] = 1 + above;
     result[1] = logprob(token_id);

@@ -1,0 +1,109 @@
+"""Turns what callers pass as parameters into plain numbers, strings, tuples and dicts.
+
+Each function raises `ConfigError` with the name, the value and the range. Lists are read up to
+their limit and never to the end, so that an endless iterator is refused as quickly as a long list.
+"""
+
+import reprlib
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from numbers import Integral, Real
+from typing import Any
+
+from mie.errors import ConfigError
+
+MAX_SHOWN = 500
+"""Characters of a value that an error message repeats."""
+
+
+def shown(value: object) -> str:
+    """The value as an error message repeats it: ``repr``, cut where it is long."""
+    shortener = reprlib.Repr()
+    shortener.maxstring = shortener.maxlong = shortener.maxother = MAX_SHOWN
+    try:
+        return shortener.repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"an object of type {type(value).__name__} that cannot be printed"
+
+
+def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """``value`` as an ``int`` in low … high. A bool and a float are no integers."""
+    number: int | None = _converted(int, Integral, value)
+    if number is None or number < low or (high is not None and number > high):
+        allowed = f"at least {low}" if high is None else f"in {low} … {high}"
+        raise ConfigError(f"{name} must be an integer {allowed}; got {shown(value)}")
+    return number
+
+
+def real(name: str, value: Any, low: float, high: float, *, above_low: bool = False) -> float:
+    """``value`` as a finite ``float`` in low … high (or above low). A bool is no number."""
+    number: float | None = _converted(float, Real, value)
+    if number is None or not low <= number <= high or (above_low and number == low):
+        bracket = "(" if above_low else "["
+        allowed = f"in {bracket}{low:g}, {high:g}]"
+        raise ConfigError(f"{name} must be a number {allowed}; got {shown(value)}")
+    return number
+
+
+def _converted(kind: Any, abstract: type, value: Any) -> Any:
+    """kind(value), or None if ``value`` is no such number."""
+    if not isinstance(value, abstract) or isinstance(value, bool):
+        return None
+    try:
+        return kind(value)
+    except (ArithmeticError, TypeError, ValueError):  # too large for a float, or no time at all
+        return None
+
+
+def items(name: str, value: Any, kind: str, limit: int) -> tuple[Any, ...]:
+    """The items of ``value``, which must be ``kind`` ("a list of strings"); at most ``limit``."""
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    try:
+        iterator = iter(value) if is_list else None
+    except TypeError:  # an array without dimensions
+        iterator = None
+    if iterator is None:
+        raise ConfigError(f"{name} must be {kind}; got {shown(value)}")
+    found = tuple(islice(iterator, limit + 1))
+    if len(found) > limit:
+        raise ConfigError(f"{name} may have at most {limit} entries; got more")
+    return found
+
+
+def token_ids(name: str, value: Any, limit: int, *, may_be_empty: bool = False) -> tuple[int, ...]:
+    """A list of token ids as a tuple of ``int``."""
+    ids = items(name, value, "a list of token ids", limit)
+    if not ids and not may_be_empty:
+        raise ConfigError(f"{name} must name at least one token, or be None; got an empty list")
+    each = f"each of {name}"
+    return tuple([integer(each, token_id, 0) for token_id in ids])
+
+
+def strings(
+    name: str, value: Any, limit: int, max_chars: int, *, kind: str = "a list of strings"
+) -> tuple[str, ...]:
+    """A list of strings as a tuple; none is empty or longer than ``max_chars``."""
+    found = items(name, value, kind, limit)
+    for string in found:
+        if not isinstance(string, str) or not string:
+            raise ConfigError(
+                f"each of {name} must be a string that is not empty; got {shown(string)}"
+            )
+        if len(string) > max_chars:
+            raise ConfigError(
+                f"each of {name} may have at most {max_chars} characters; got {len(string)}"
+            )
+    return tuple(map(str, found))
+
+
+def biases(name: str, value: Any, limit: int, most: float) -> dict[int, float]:
+    """A mapping from token ids to numbers in -most … most. JSON has only strings as keys, and
+    clients of OpenAI's API send them."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must map token ids to numbers; got {shown(value)}")
+    bias: dict[int, float] = {}
+    for key in items(name, iter(value), "a mapping", limit):
+        is_number = isinstance(key, str) and key.isdecimal() and len(key) < 20
+        token_id = integer(f"each key of {name}", int(key) if is_number else key, 0)
+        bias[token_id] = real(f"{name} of token {token_id}", value[key], -most, most)
+    return bias

@@ -1,0 +1,182 @@
+"""Bad words: how they are spelled in tokens, what they ban, and that an answer never has one."""
+
+from __future__ import annotations
+
+import naive
+import pytest
+import small_tokenizers
+
+from mie import LLM, EngineConfig, SamplingParams
+from mie.errors import RequestError
+from mie.load import load_engine
+from mie.sched.bad_words import BadWords
+from mie.text.bad_words import encode_bad_words
+
+# Spelling.
+
+
+class Spelling:
+    """A tokenizer that knows a few texts."""
+
+    def __init__(self, **texts: list[int]) -> None:
+        self.texts = {text.replace("_", " "): ids for text, ids in texts.items()}
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return self.texts[text]
+
+
+@pytest.mark.parametrize(
+    ("texts", "spelled"),
+    [
+        ({"cat": [1], "_cat": [2]}, ((1,), (2,))),
+        ({"cat": [1, 2], "_cat": [3, 2]}, ((1, 2), (3, 2))),
+        ({"cat": [1], "_cat": [9, 1]}, ((1,),)),  # the space is a token of its own
+        ({"cat": [1, 2], "_cat": [1, 2]}, ((1, 2),)),  # the tokenizer adds the space itself
+        ({"cat": [1, 2], "_cat": [3]}, ((1, 2), (3,))),  # which vLLM leaves out
+    ],
+)
+def test_a_word_is_spelled_with_and_without_a_space(texts, spelled):
+    assert encode_bad_words(Spelling(**texts), ["cat"]) == spelled
+    assert encode_bad_words(Spelling(**texts), ["  cat"]) == spelled
+
+
+@pytest.mark.parametrize("style", ["byte_level", "llama2", "metaspace", "wordpiece"])
+def test_every_style_of_tokenizer_spells_words(style: str):
+    tokenizer = getattr(small_tokenizers, style)()
+    for spelling in encode_bad_words(tokenizer, ["a", "the cat"]):
+        assert tokenizer.decode(list(spelling)).strip() in ("a", "the cat")
+
+
+def test_a_word_without_tokens_is_refused():
+    with pytest.raises(RequestError, match="no tokens for the bad word 'cat'"):
+        encode_bad_words(Spelling(cat=[], _cat=[]), ["cat"])
+    with pytest.raises(RequestError, match="surrogate"):
+        encode_bad_words(small_tokenizers.byte_level(), ["\ud800"])
+
+
+# What is banned.
+
+
+def test_a_token_is_banned_where_it_would_complete_a_word():
+    words = BadWords([[1, 2, 3], [2, 4], [5], [2, 6], [6]])
+    assert words.read_tokens
+    assert sorted(words.completing([9, 1, 2], 2)) == [3, 4, 5, 6, 6]
+    assert sorted(words.completing([9, 1, 2], 1)) == [4, 5, 6, 6]  # 1 is of the prompt
+    assert sorted(words.completing([1, 2], 0)) == [5, 6]
+    assert sorted(words.completing([2, 1], 2)) == [5, 6]
+
+
+def test_single_tokens_need_no_tokens_before_them():
+    assert not BadWords([[5], [6]]).read_tokens
+    assert BadWords([]).completing([1], 1) == []
+
+
+def answers(tiny, requests, **settings):
+    """{(request, choice): tokens}, and how often it was preempted and hit the prefix cache."""
+    config = EngineConfig(**{"num_blocks": 64, "block_size": 4, **settings})
+    engine = load_engine(tiny["llama"].directory, config, dtype="float64")
+    for prompt, params in requests:
+        engine.add_request(prompt, SamplingParams(**params))
+    tokens: dict[tuple[str, int], list[int]] = {}
+    num_preemptions = num_cached = 0
+    while engine.has_work:
+        for new in engine.step().outputs:
+            tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
+            if new.finish_reason is not None:
+                num_preemptions += new.metrics.num_preemptions
+                num_cached += new.metrics.num_cached_tokens
+    return tokens, num_preemptions, num_cached
+
+
+def oracle(tiny, prompt, params, choice=0, stream=0):
+    model = tiny["llama"]
+    return naive.generate(
+        model.config, model.weights, prompt, params, choice=choice, stream=stream, eos=[3]
+    )[0]
+
+
+PROMPTS = [[7, 1, 9, 4, 4, 1, 8, 2, 6], [7, 1, 9, 4, 4, 1, 8, 5], [2], [7, 1, 9, 4, 4, 1, 8, 2, 6]]
+
+
+def banned_pairs(tokens: list[int]) -> list[list[int]]:
+    """Words of one, two and three tokens that an answer has."""
+    return [tokens[0:1], tokens[2:4], tokens[5:8]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_blocks": 16},  # some are preempted
+        {"num_blocks": 16, "preemption_mode": "swap"},
+        {"async_scheduling": True},
+        {"max_num_batched_tokens": 3, "max_num_seqs": 3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bad_words_equal_the_oracle_however_it_is_scheduled(tiny, settings, temperature):
+    requests, wanted = [], {}
+    for number, prompt in enumerate(PROMPTS):
+        params = {"temperature": temperature, "max_tokens": 20, "ignore_eos": True, "seed": number}
+        words = banned_pairs(oracle(tiny, prompt, params))
+        for _ in range(2):  # what comes instead has words too
+            params["bad_words_token_ids"] = words
+            words = words + banned_pairs(oracle(tiny, prompt, params))
+        params["n"] = 1 + number % 2
+        requests.append((prompt, params))
+        for choice in range(params["n"]):
+            wanted[str(number), choice] = oracle(tiny, prompt, params, choice)
+    tokens, num_preemptions, num_cached = answers(tiny, requests, **settings)
+    assert tokens == wanted
+    assert num_preemptions > 0 or "num_blocks" not in settings
+    assert num_cached > 0 or "max_num_seqs" not in settings
+    for (number, _), answer in tokens.items():
+        for word in requests[int(number)][1]["bad_words_token_ids"]:
+            spans = (answer[i : i + len(word)] for i in range(len(answer)))
+            assert word not in list(spans)
+
+
+def test_bad_words_that_leave_no_token_are_refused(tiny):
+    engine = load_engine(tiny["llama"].directory, EngineConfig(num_blocks=16))
+    for params in (
+        {"allowed_token_ids": [5, 6], "bad_words_token_ids": [[5], [7, 6]]},
+        {"bad_words_token_ids": [[i] for i in range(40)]},
+        {"bad_words_token_ids": [[i] for i in range(40) if i != 3], "min_tokens": 1},
+    ):
+        with pytest.raises(RequestError, match="bad words may ban all tokens that are allowed"):
+            engine.add_request([1], SamplingParams(**params))
+    with pytest.raises(RequestError, match="bad_words_token_ids has token id 40"):
+        engine.add_request([1], SamplingParams(bad_words_token_ids=[[1, 40]]))
+    with pytest.raises(RequestError, match="bad_words are text, and the engine has no tokenizer"):
+        engine.add_request([1], SamplingParams(bad_words=["cat"]))
+    assert not engine.has_work
+
+
+# Text.
+
+
+def test_an_answer_has_no_bad_word():
+    llm = LLM("bundled")
+    prompts = ["Once upon a time", "Tell me a story about Mia the fox."]
+
+    def texts(**params):
+        sampling = SamplingParams(temperature=0, max_tokens=60, **params)
+        return [out.outputs[0].text for out in llm.generate(prompts, sampling, use_tqdm=False)]
+
+    before = texts()
+    words = {word.strip(".,\"'!?") for text in before for word in text.split()[3:9]} - {""}
+    assert words
+    for text in texts(bad_words=sorted(words)):
+        assert text
+        assert not words & set(text.split()), text
+    assert texts() == before
+
+
+def test_bad_words_need_a_tokenizer(tiny):
+    llm = LLM(tiny["llama"].directory, skip_tokenizer_init=True)
+    with pytest.raises(RequestError, match="bad words need a tokenizer"):
+        llm.generate([1], SamplingParams(bad_words=["x"]), use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=4, bad_words_token_ids=[[2]])
+    assert 2 not in llm.generate([1], params, use_tqdm=False)[0].outputs[0].token_ids
