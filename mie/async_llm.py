@@ -16,7 +16,7 @@ from mie.errors import EngineDeadError, RequestFailedError
 from mie.llm import LLM, Prompt
 from mie.loop import Command, EngineLoop
 from mie.outputs import RequestOutput
-from mie.processor import Collector, CollectorRef
+from mie.request_state import Collector, CollectorRef
 from mie.sched.params import SamplingParams
 from mie.text.tokenizer import Tokenizer
 

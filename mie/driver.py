@@ -16,7 +16,7 @@ from typing import TypeVar
 from mie.errors import RequestError
 from mie.loop import Command, EngineLoop
 from mie.outputs import RequestOutput
-from mie.processor import Collector, PreparedRequest
+from mie.request_state import Collector, PreparedRequest
 
 T = TypeVar("T")
 

@@ -1,110 +1,25 @@
 """The engine: requests of token ids in, tokens out, one step at a time. It never sees text."""
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from numbers import Integral
 from typing import Literal, Protocol
 
 from mie.config import EngineConfig
-from mie.errors import RequestError
 from mie.events import EventLog
 from mie.interrupts import is_of_the_request
-from mie.memory.stats import MemoryStats
 from mie.runner import ChunkResult, RowFault, StepResult, TokenLogprobs
 from mie.sched.admission import check_fits, check_something_allowed
-from mie.sched.metrics import RequestMetrics
+from mie.sched.checks import automatic_id, check_labels, check_request_id, check_token_ids
 from mie.sched.params import SamplingParams
 from mie.sched.plan import StepPlan
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
+from mie.step import EngineStats, SequenceOutput, StepOutput, StepStats
 
 logger = logging.getLogger(__name__)
-
-_AUTOMATIC_ID = re.compile(r"auto-\d+")
-"""Ids that the engine gives, and no caller may."""
-
-
-@dataclass(slots=True)
-class SequenceOutput:
-    """What one choice got in a step."""
-
-    request_id: str
-    index: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-    finish_reason: FinishReason | None
-    stop_reason: int | str | None
-    metrics: RequestMetrics
-    """The request's own, which goes on growing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepStats:
-    """One step in numbers, for observers and the event log. Blocks are counted while it computes,
-    slots when its tokens are stored, queues at its end; times are in seconds."""
-
-    step: int
-    num_running: int
-    num_waiting: int
-    num_prefill_tokens: int
-    num_decode_tokens: int
-    num_preempted: int
-    num_finished: int
-    num_blocks_used: int
-    """Blocks that stand in a sequence's table, or are being copied from."""
-    num_blocks_cached: int
-    """Blocks that only the prefix cache holds."""
-    num_blocks_saved: int
-    """Entries of tables minus blocks in tables: what sharing saves."""
-    num_slots_empty: int
-    """Slots of used blocks without a token: internal fragmentation."""
-    num_copies: int
-    num_evicted: int
-    num_exported: int
-    """Blocks swapped out; and"""
-    num_imported: int
-    """swapped in."""
-    start: float
-    """Since the engine was made."""
-    schedule_seconds: float
-    run_seconds: float
-    update_seconds: float
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOutput:
-    """What a step gave: choices with new tokens, and prompt log-probabilities by request."""
-
-    outputs: tuple[SequenceOutput, ...]
-    prompt_logprobs: dict[str, list[TokenLogprobs]]
-    failed: tuple[str, ...] = ()
-    """The requests that failed because of an error of their own (`Request.error`)."""
-    stats: StepStats
-
-
-class EngineStats:
-    """Running totals of an engine."""
-
-    def __init__(self, memory: MemoryStats) -> None:
-        self.memory = memory
-        """Prefix hits, copies, evictions, swaps."""
-        self.num_steps = 0
-        self.num_generated_tokens = 0
-        self.num_preemptions = 0
-        self.peak_blocks = 0
-
-    def add(self, stats: StepStats, num_generated: int) -> None:
-        """Count a step."""
-        self.num_steps += 1
-        self.num_generated_tokens += num_generated
-        self.num_preemptions += stats.num_preempted
-        self.peak_blocks = max(self.peak_blocks, stats.num_blocks_used)
 
 
 class Runner(Protocol):
@@ -185,7 +100,7 @@ class Engine:
 
     def new_request_id(self) -> str:
         """Return the id that the next request gets if its caller gives none."""
-        return f"auto-{self._num_requests}"
+        return automatic_id(self._num_requests)
 
     def add_request(
         self,
@@ -205,10 +120,10 @@ class Engine:
             ConfigError: a field of ``params`` was assigned a value that is not allowed.
             RequestError: the request could never be served; nothing was added.
         """
-        self._check_id(request_id)
+        check_request_id(request_id, self._requests)
         params = params.verified()
-        self._check_token_ids(token_ids, params)
-        _check_labels(priority, cache_salt)
+        check_token_ids(token_ids, params, self._vocab_size)
+        check_labels(priority, cache_salt)
         number = self._num_requests
         request = Request(
             self.new_request_id() if request_id is None else request_id,
@@ -231,32 +146,6 @@ class Engine:
         self._requests[request.request_id] = request
         self._state = "sound"
         return request.request_id
-
-    def _check_id(self, request_id: object) -> None:
-        if request_id is None:
-            return
-        if not isinstance(request_id, str) or not request_id:
-            raise RequestError(f"request_id must be a string that is not empty; got {request_id!r}")
-        if _AUTOMATIC_ID.fullmatch(request_id):
-            raise RequestError(
-                f"request id {request_id!r} is of the form that mie gives to requests without an "
-                "id; choose another"
-            )
-        if request_id in self._requests:
-            raise RequestError(f"request id {request_id!r} is in use; choose another")
-
-    def _check_token_ids(self, token_ids: Sequence[int], params: SamplingParams) -> None:
-        if not token_ids:
-            raise RequestError("prompt is empty; it needs at least one token")
-        last = self._vocab_size - 1
-        for what, ids in (("prompt", token_ids), *params.named_token_ids.items()):
-            if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= last):
-                continue
-            for token_id in ids:
-                if not _is_integer(token_id) or not 0 <= token_id <= last:
-                    raise RequestError(
-                        f"{what} has token id {token_id!r}; the vocabulary has ids 0 … {last}"
-                    )
 
     def abort(self, request_id: str) -> None:
         """End a request in any state and free its blocks; ignore an unknown id."""
@@ -480,14 +369,3 @@ class Engine:
     def _forget(self, request: Request) -> None:
         self._requests.pop(request.request_id, None)
         self._by_number.pop(request.number, None)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, Integral)
-
-
-def _check_labels(priority: object, cache_salt: object) -> None:
-    if not _is_integer(priority) or isinstance(priority, bool):
-        raise RequestError(f"priority must be an integer; got {priority!r}")
-    if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
-        raise RequestError(f"cache_salt must be a string that is not empty; got {cache_salt!r}")

@@ -16,7 +16,8 @@ from mie.loop import EngineLoop
 from mie.model.config import ModelConfig
 from mie.model.locate import locate_model
 from mie.outputs import RequestOutput
-from mie.processor import Collector, PreparedRequest, without_text
+from mie.processor import without_text
+from mie.request_state import Collector, PreparedRequest
 from mie.sched.params import RequestOutputKind, SamplingParams, truncated
 from mie.text.tokenizer import Tokenizer
 

@@ -16,13 +16,10 @@ from numpy.typing import NDArray
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Drawn, StepBatch
 from mie.ops.sampling import RowControls
-from mie.sched.bad_words import BadWords
-from mie.sched.plan import Chunk, NewRow, StepPlan
+from mie.rows import GREEDY, Row
+from mie.sched.plan import Chunk, StepPlan
 
 Ints = NDArray[np.int64]
-
-GREEDY = RowControls()
-"""Take the largest logit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,89 +75,6 @@ class RowFault(Exception):
         self.error = error
 
 
-class _Row:
-    """What the runner remembers of one running sequence."""
-
-    def __init__(self, new: NewRow) -> None:
-        self.token_ids = list(new.token_ids)  # of a plain row, those at the beginning only
-        self.num_prompt = new.num_prompt
-        self.params = new.params
-        self.end_ids = new.banned_ids
-        self.bad_words = BadWords(new.params.bad_words_token_ids or ())
-        self.draw_key = new.draw_key
-        self.choice = new.choice
-        bias = new.params.logit_bias
-        self.bias = (np.array(list(bias)), np.array(list(bias.values()))) if bias else None
-        allowed = new.params.allowed_token_ids
-        self.allowed_ids = None if allowed is None else np.unique(allowed)
-        self.is_plain = _is_plain(new)
-
-    @property
-    def may_run_ahead(self) -> bool:
-        """Whether its next step may be launched before this one's token is known."""
-        params = self.params
-        counts_tokens = params.presence_penalty or params.frequency_penalty
-        has_penalty = counts_tokens or params.repetition_penalty != 1.0
-        return params.logprobs is None and not (has_penalty or self.bad_words.read_tokens)
-
-    def controls(self, choice: int, num_pending: int = 0) -> RowControls:
-        """How the token is chosen that follows the row's last one, and ``num_pending`` after it
-        that are not known yet."""
-        if self.is_plain:
-            return GREEDY
-        params = self.params
-        num_tokens = len(self.token_ids) + num_pending
-        num_generated = num_tokens - self.num_prompt
-        forced = params.trace_decode_token_ids or ()
-        seen_ids = output_ids = output_counts = None
-        if params.repetition_penalty != 1.0:
-            seen_ids = np.unique(self.token_ids)
-        if num_generated and (params.presence_penalty or params.frequency_penalty):
-            generated = self.token_ids[self.num_prompt :]
-            output_ids, output_counts = np.unique(generated, return_counts=True)
-        end_ids = self.end_ids if num_generated < params.min_tokens else ()
-        banned_ids = [*end_ids, *self.bad_words.completing(self.token_ids, num_generated)]
-        return RowControls(
-            temperature=params.temperature,
-            top_k=max(params.top_k, 0),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            uniform=self._uniform(choice, num_tokens) if params.temperature > 0 else 0.0,
-            bias=self.bias,
-            allowed_ids=self.allowed_ids,
-            banned_ids=np.array(banned_ids) if banned_ids else None,
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            seen_ids=seen_ids,
-            output_ids=output_ids,
-            output_counts=output_counts,
-            forced_id=forced[num_generated] if num_generated < len(forced) else None,
-        )
-
-    def _uniform(self, choice: int, position: int) -> float:
-        """The random number of a position: Philox (Salmon et al., 2011) keyed by (seed, choice),
-        counted by (position, stream). It depends on nothing but the request."""
-        seed, stream = self.draw_key
-        generator = np.random.Philox(
-            key=np.array([seed % 2**64, choice], np.uint64),
-            counter=np.array([position, stream, 0, 0], np.uint64),
-        )
-        return float(int(generator.random_raw()) >> 11) * 2.0**-53
-
-
-def _is_plain(new: NewRow) -> bool:
-    """Whether nothing but the largest logit decides, at every position."""
-    params = new.params
-    return (
-        params.temperature == 0
-        and params.repetition_penalty == 1
-        and not (params.presence_penalty or params.frequency_penalty)
-        and not (params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids)
-        and not (params.trace_decode_token_ids or (params.min_tokens and new.banned_ids))
-    )
-
-
 class ModelRunner:
     """A decoder, its KV cache and the rows of the running sequences."""
 
@@ -185,7 +99,7 @@ class ModelRunner:
         if num_host_blocks:
             host_shape = decoder.kv_cache_shape(num_host_blocks, block_size)
             self._host_cache = self.backend.new_host_cache(host_shape)
-        self._rows: list[_Row | None] = [None] * max_num_seqs
+        self._rows: list[Row | None] = [None] * max_num_seqs
         self._rows_with_history: set[int] = set()  # whose sampling looks at the tokens before
         # By row, changed by a plan's deltas only.
         self._block_tables: Ints = np.zeros((max_num_seqs, max_blocks_per_seq), np.int64)
@@ -277,7 +191,7 @@ class ModelRunner:
     def prepare(self, plan: StepPlan) -> None:
         """Bring rows, tables and blocks to where the plan wants them."""
         for new in plan.new_rows:
-            state = self._rows[new.row] = _Row(new)
+            state = self._rows[new.row] = Row(new)
             self._rows_with_history.discard(new.row)
             if not state.is_plain:
                 self._rows_with_history.add(new.row)
@@ -417,7 +331,7 @@ class ModelRunner:
             results.append(ChunkResult(token_ids=chosen, logprobs=logprobs, prompt_logprobs=prompt))
         return results
 
-    def _row(self, index: int) -> _Row:
+    def _row(self, index: int) -> Row:
         row = self._rows[index]
         assert row is not None
         return row

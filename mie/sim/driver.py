@@ -6,12 +6,13 @@ import heapq
 from collections import deque
 from dataclasses import dataclass
 
-from mie.engine import Engine, SequenceOutput, StepStats
+from mie.engine import Engine
 from mie.errors import RequestError
 from mie.sched.params import SamplingParams
 from mie.sim.clock import SECOND, Clock
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Answer, Workload, WorkloadRequest
+from mie.step import SequenceOutput, StepStats
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -176,16 +176,16 @@ def test_bad_requests_are_refused_one_by_one(llm, alone):
 
 
 def test_a_request_that_makes_a_step_raise_fails_alone(llm, alone, monkeypatch):
-    from mie.runner import _Row
+    from mie.rows import Row
 
-    original = _Row.controls
+    original = Row.controls
 
     def controls(row, choice, num_pending=0):
         if row.params.top_k == 7:
             raise ZeroDivisionError("its sampling")
         return original(row, choice, num_pending)
 
-    monkeypatch.setattr(_Row, "controls", controls)
+    monkeypatch.setattr(Row, "controls", controls)
 
     async def main():
         good = asyncio.create_task(text_of(llm, PROMPTS[0]))

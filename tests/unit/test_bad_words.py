@@ -76,8 +76,8 @@ def answers(tiny, requests, **settings):
     """{(request, choice): tokens}, and how often it was preempted and hit the prefix cache."""
     config = EngineConfig(**{"num_blocks": 64, "block_size": 4, **settings})
     engine = load_engine(tiny["llama"].directory, config, dtype="float64")
-    for prompt, params in requests:
-        engine.add_request(prompt, SamplingParams(**params))
+    for number, (prompt, params) in enumerate(requests):
+        engine.add_request(prompt, SamplingParams(**params), str(number))
     tokens: dict[tuple[str, int], list[int]] = {}
     num_preemptions = num_cached = 0
     while engine.has_work:

@@ -177,16 +177,16 @@ def test_outputs_do_not_change_afterwards(llm):
 
 
 def test_a_request_that_makes_a_step_raise_fails_alone(llm, alone, monkeypatch):
-    from mie.runner import _Row
+    from mie.rows import Row
 
-    original = _Row.controls
+    original = Row.controls
 
     def controls(row, choice, num_pending=0):
         if row.params.top_k == 7 and len(row.token_ids) > row.num_prompt + 2:
             raise ZeroDivisionError("its sampling")
         return original(row, choice, num_pending)
 
-    monkeypatch.setattr(_Row, "controls", controls)
+    monkeypatch.setattr(Row, "controls", controls)
     bad = params(top_k=7, repetition_penalty=1.1)
     with pytest.raises(RequestFailedError, match="ZeroDivisionError: its sampling") as caught:
         llm.generate([PROMPTS[0], PROMPTS[1]], [params(), bad], use_tqdm=False)

@@ -61,7 +61,7 @@ def test_parameters_are_taken_as_they_are_when_the_request_is_added(engine):
     params = greedy(max_tokens=3)
     engine.add_request([1, 2], params)
     params.max_tokens, params.temperature = 9, -1.0
-    assert len(run(engine)["0", 0]) == 3
+    assert len(run(engine)["auto-0", 0]) == 3
     with pytest.raises(ConfigError, match="temperature must be a number"):
         engine.add_request([1, 2], params)
     assert not engine.has_work

@@ -1,0 +1,95 @@
+"""What the runner remembers of a running sequence, and how its next token is chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mie.ops.sampling import RowControls
+from mie.sched.bad_words import BadWords
+from mie.sched.plan import NewRow
+
+GREEDY = RowControls()
+"""Take the largest logit."""
+
+
+class Row:
+    """What the runner remembers of one running sequence."""
+
+    def __init__(self, new: NewRow) -> None:
+        self.token_ids = list(new.token_ids)  # of a plain row, those at the beginning only
+        self.num_prompt = new.num_prompt
+        self.params = new.params
+        self.end_ids = new.banned_ids
+        self.bad_words = BadWords(new.params.bad_words_token_ids or ())
+        self.draw_key = new.draw_key
+        self.choice = new.choice
+        bias = new.params.logit_bias
+        self.bias = (np.array(list(bias)), np.array(list(bias.values()))) if bias else None
+        allowed = new.params.allowed_token_ids
+        self.allowed_ids = None if allowed is None else np.unique(allowed)
+        self.is_plain = _is_plain(new)
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether its next step may be launched before this one's token is known."""
+        params = self.params
+        counts_tokens = params.presence_penalty or params.frequency_penalty
+        has_penalty = counts_tokens or params.repetition_penalty != 1.0
+        return params.logprobs is None and not (has_penalty or self.bad_words.read_tokens)
+
+    def controls(self, choice: int, num_pending: int = 0) -> RowControls:
+        """How the token is chosen that follows the row's last one, and ``num_pending`` after it
+        that are not known yet."""
+        if self.is_plain:
+            return GREEDY
+        params = self.params
+        num_tokens = len(self.token_ids) + num_pending
+        num_generated = num_tokens - self.num_prompt
+        forced = params.trace_decode_token_ids or ()
+        seen_ids = output_ids = output_counts = None
+        if params.repetition_penalty != 1.0:
+            seen_ids = np.unique(self.token_ids)
+        if num_generated and (params.presence_penalty or params.frequency_penalty):
+            generated = self.token_ids[self.num_prompt :]
+            output_ids, output_counts = np.unique(generated, return_counts=True)
+        end_ids = self.end_ids if num_generated < params.min_tokens else ()
+        banned_ids = [*end_ids, *self.bad_words.completing(self.token_ids, num_generated)]
+        return RowControls(
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            uniform=self._uniform(choice, num_tokens) if params.temperature > 0 else 0.0,
+            bias=self.bias,
+            allowed_ids=self.allowed_ids,
+            banned_ids=np.array(banned_ids) if banned_ids else None,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            seen_ids=seen_ids,
+            output_ids=output_ids,
+            output_counts=output_counts,
+            forced_id=forced[num_generated] if num_generated < len(forced) else None,
+        )
+
+    def _uniform(self, choice: int, position: int) -> float:
+        """The random number of a position: Philox (Salmon et al., 2011) keyed by (seed, choice),
+        counted by (position, stream). It depends on nothing but the request."""
+        seed, stream = self.draw_key
+        generator = np.random.Philox(
+            key=np.array([seed % 2**64, choice], np.uint64),
+            counter=np.array([position, stream, 0, 0], np.uint64),
+        )
+        return float(int(generator.random_raw()) >> 11) * 2.0**-53
+
+
+def _is_plain(new: NewRow) -> bool:
+    """Whether nothing but the largest logit decides, at every position."""
+    params = new.params
+    return (
+        params.temperature == 0
+        and params.repetition_penalty == 1
+        and not (params.presence_penalty or params.frequency_penalty)
+        and not (params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids)
+        and not (params.trace_decode_token_ids or (params.min_tokens and new.banned_ids))
+    )

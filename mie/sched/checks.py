@@ -1,0 +1,57 @@
+"""What is refused of a request itself, whatever the engine's settings."""
+
+import re
+from collections.abc import Container, Sequence
+from numbers import Integral
+
+from mie.errors import RequestError
+from mie.sched.params import SamplingParams
+
+_AUTOMATIC_ID = re.compile(r"auto-\d+")
+
+
+def automatic_id(number: int) -> str:
+    """Return the id of a request whose caller gives none."""
+    return f"auto-{number}"
+
+
+def check_request_id(request_id: object, in_use: Container[object]) -> None:
+    """Raise `RequestError` unless a caller may give a request this id; None gives none."""
+    if request_id is None:
+        return
+    if not isinstance(request_id, str) or not request_id:
+        raise RequestError(f"request_id must be a string that is not empty; got {request_id!r}")
+    if _AUTOMATIC_ID.fullmatch(request_id):
+        raise RequestError(
+            f"request id {request_id!r} is of the form that mie gives to requests without an id; "
+            "choose another"
+        )
+    if request_id in in_use:
+        raise RequestError(f"request id {request_id!r} is in use; choose another")
+
+
+def check_token_ids(token_ids: Sequence[int], params: SamplingParams, vocab_size: int) -> None:
+    """Raise `RequestError` unless the prompt and the parameters name tokens of the vocabulary."""
+    if not token_ids:
+        raise RequestError("prompt is empty; it needs at least one token")
+    last = vocab_size - 1
+    for what, ids in (("prompt", token_ids), *params.named_token_ids.items()):
+        if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= last):
+            continue
+        for token_id in ids:
+            if not _is_integer(token_id) or not 0 <= token_id <= last:
+                raise RequestError(
+                    f"{what} has token id {token_id!r}; the vocabulary has ids 0 … {last}"
+                )
+
+
+def check_labels(priority: object, cache_salt: object) -> None:
+    """Raise `RequestError` unless both are of the right type."""
+    if not _is_integer(priority):
+        raise RequestError(f"priority must be an integer; got {priority!r}")
+    if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+        raise RequestError(f"cache_salt must be a string that is not empty; got {cache_salt!r}")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
