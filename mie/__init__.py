@@ -13,6 +13,8 @@ from mie.version import __version__ as __version__
 if TYPE_CHECKING:
     from mie.config import EngineConfig as EngineConfig
     from mie.engine import Engine as Engine
+    from mie.engine_args import AsyncEngineArgs as AsyncEngineArgs
+    from mie.engine_args import EngineArgs as EngineArgs
     from mie.errors import MieError as MieError
     from mie.llm import LLM as LLM
     from mie.outputs import CompletionOutput as CompletionOutput
@@ -24,6 +26,8 @@ _HOMES = {
     "SamplingParams": "mie.sched.params",
     "RequestOutput": "mie.outputs",
     "CompletionOutput": "mie.outputs",
+    "EngineArgs": "mie.engine_args",
+    "AsyncEngineArgs": "mie.engine_args",
     "EngineConfig": "mie.config",
     "Engine": "mie.engine",
     "MieError": "mie.errors",
@@ -31,8 +35,10 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "CompletionOutput",
     "Engine",
+    "EngineArgs",
     "EngineConfig",
     "MieError",
     "RequestOutput",

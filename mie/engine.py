@@ -173,6 +173,7 @@ class Engine:
             raise RequestError(f"request id {request_id!r} is in use; choose another")
         self._check_token_ids(token_ids, params)
         _check_labels(priority, cache_salt)
+        _check_logprobs(params, self.config.max_logprobs)
         request = Request(
             request_id,
             self._num_requests,
@@ -371,6 +372,14 @@ def _check_labels(priority: object, cache_salt: object) -> None:
         raise RequestError(f"priority must be an integer; got {priority!r}")
     if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
         raise RequestError(f"cache_salt must be a string that is not empty; got {cache_salt!r}")
+
+
+def _check_logprobs(params: SamplingParams, limit: int) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(params, name)
+        if limit != -1 and count is not None and not 0 <= count <= limit:
+            asked = "all" if count == -1 else count
+            raise RequestError(f"{name} asks for {asked}; max_logprobs is {limit} (raise it)")
 
 
 def _check_something_allowed(request: Request) -> None:

@@ -15,6 +15,7 @@ from mie.events import EventLog
 from mie.memory.manager import KVCacheManager
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
+from mie.model.random_weights import RandomWeights
 from mie.model.weights import Checkpoint, check_tied_head, expected_tensors
 from mie.ops.backend import Backend
 from mie.overlap import OverlappingRunner
@@ -31,16 +32,20 @@ def load_engine(
     dtype: str = "auto",
     trace: TextIO | None = None,
     wrap: Callable[[Backend], Backend] | None = None,
+    model: ModelConfig | None = None,
+    load_format: str = "auto",
 ) -> Engine:
     """An engine with the model in ``directory``; token ids in, token ids out. ``trace`` gets the
     event log as JSON lines; ``wrap`` may put a backend of its own around the one that is loaded.
+    ``model`` stands for what config.json says. A ``load_format`` of "dummy" draws the weights at
+    random, by the config's seed.
 
     Raises:
         ConfigError: a setting is out of range for the model or the machine.
         ModelError: the directory cannot be used; nothing stays loaded.
     """
     config = config or EngineConfig()
-    model = ModelConfig.load(directory)
+    model = model or ModelConfig.load(directory)
     machine = load_backend(backend, dtype, config)
     if wrap is not None:
         machine = wrap(machine)
@@ -51,7 +56,8 @@ def load_engine(
     log = EventLog(config.event_log_steps, trace)
     with plan.guarded():
         scheduler = new_scheduler(config, plan.num_blocks, plan.max_model_len, log, num_host_blocks)
-        decoder = _load_decoder(directory, model, machine, num_positions)
+        seed = config.seed if load_format == "dummy" else None
+        decoder = _load_decoder(directory, model, machine, num_positions, seed)
         model_runner = ModelRunner(
             decoder,
             num_blocks=plan.num_blocks,
@@ -109,9 +115,18 @@ def _variants(
 
 
 def _load_decoder(
-    directory: Path, model: ModelConfig, machine: Backend, num_positions: int
+    directory: Path,
+    model: ModelConfig,
+    machine: Backend,
+    num_positions: int,
+    dummy_seed: int | None,
 ) -> Decoder:
-    with Checkpoint.open(directory, expected_tensors(model)) as checkpoint:
+    """The decoder with the directory's weights, or with random ones by ``dummy_seed``."""
+    if dummy_seed is None:
+        weights = Checkpoint.open(directory, expected_tensors(model))
+    else:
+        weights = RandomWeights(model, dummy_seed)
+    with weights as checkpoint:
         if model.tie_word_embeddings:
             check_tied_head(checkpoint)
         with _progress_bar(checkpoint.nbytes) as progress:

@@ -162,40 +162,39 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
             raise ConfigError(message)
 
 
-_OF_THE_REAL_ENGINE = {
-    "backend",
-    "dtype",
-    "num_threads",
-    "linear_plan",
-    "weight_dtype",
-    "kv_cache_dtype",
-    "async_scheduling",
-    "gpu_memory_utilization",
-}
-
-
 def simulated_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
-    """The settings of a simulated engine; ``defaults`` for flags that were not given.
+    """The settings of a simulated engine; ``defaults`` for options that were not given.
 
     Raises:
         ConfigError: one is out of range, or means nothing to a simulation.
     """
-    from mie.config import EngineConfig
+    from mie.arguments import option
+    from mie.config import EngineConfig, EngineSettings
+    from mie.engine_args import EngineArgs
+    from mie.settings import settings_of
 
-    given = engine_options(args)
-    for name in sorted(_OF_THE_REAL_ENGINE & given.keys()):
-        raise ConfigError(f"--{name.replace('_', '-')} is the real engine's; a simulated has none")
+    options = engine_options(args)
+    EngineArgs(**options)  # refuses what no engine has
+    simulated = [
+        name
+        for name, _, declared in settings_of(EngineSettings)
+        if declared.is_simulated and not declared.backends
+    ]
+    aliases = {name: each.alias_of for name, _, each in settings_of(EngineArgs) if each.alias_of}
+    given = {aliases.get(name, name): value for name, value in options.items()}
+    for name in given:
+        if name not in simulated:
+            raise ConfigError(f"{option(name)} has no effect on a simulated engine (leave it out)")
     return EngineConfig(**{"event_log_steps": 0, **defaults, **given})
 
 
 @contextmanager
 def _real(args: argparse.Namespace) -> Iterator[Bench]:
-    from mie.model.config import ModelConfig
     from mie.sim.clock import WallClock
     from mie.sim.driver import Bench
 
     with llm_with_trace(args, skip_tokenizer_init=True) as llm:
-        vocab_size = ModelConfig.load(llm.directory).vocab_size
+        vocab_size = llm.model_config.vocab_size
         yield Bench(engine=llm.engine, clock=WallClock(), vocab_size=vocab_size)
 
 
