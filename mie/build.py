@@ -61,6 +61,7 @@ def build(args: EngineArgs) -> Parts:
         trace=args.trace,
         model=model,
         load_format=args.load_format,
+        use_tqdm=args.use_tqdm_on_load,
     )
     return Parts(
         directory=directory,

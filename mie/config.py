@@ -108,7 +108,8 @@ class EngineSettings:
     max_model_len: int | None = setting(
         None,
         "integer",
-        "maximum number of tokens of a prompt and its completion together",
+        "maximum number of tokens of a prompt and its completion together, up to the model's "
+        "context length",
         "scheduling",
         low=1,
         default_text="the model's context length",
@@ -122,13 +123,16 @@ class EngineSettings:
     max_prefill_chunk: int | None = setting(
         None,
         "integer",
-        "maximum number of tokens of one prompt computed in one step",
+        "maximum number of tokens of one prompt computed in one step, with chunked prefill",
         "scheduling",
         low=1,
         default_text="no limit",
     )
     enable_chunked_prefill: bool = setting(
-        True, "switch", "split long prompts over several steps", "scheduling"
+        True,
+        "switch",
+        "split long prompts over several steps; without it a step must hold a whole context",
+        "scheduling",
     )
     block_size: int = setting(
         16, "integer", "number of tokens in a block of the KV cache", "KV cache", low=1
@@ -190,14 +194,15 @@ class EngineSettings:
     watermark: float = setting(
         0.01,
         "number",
-        "fraction of the blocks that admission keeps free while other requests run",
+        "fraction of the blocks, rounded up, that admission keeps free while other requests run",
         "scheduling",
         high=1,
     )
     admit_after_preemption: bool = setting(
         False,
         "switch",
-        "admit requests even in a step that preempts, for comparison",
+        "admit requests even in a step that preempts, for comparison; with recompute and "
+        "continuous batching only",
         "scheduling",
     )
     preemption_mode: str = setting(

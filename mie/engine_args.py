@@ -56,7 +56,7 @@ class ModelSettings:
         "data type to compute in: float32 or float64 on a CPU; float16, bfloat16 or float32 on a "
         "GPU",
         "model",
-        default_text="float32 on a CPU, float16 on a GPU",
+        default_text="auto: float32 on a CPU, float16 on a GPU",
     )
     load_format: str = setting(
         "auto",
@@ -95,6 +95,9 @@ class ModelSettings:
         "directory that keeps what is fetched from the hub",
         "model",
         default_text="the cache of huggingface_hub",
+    )
+    use_tqdm_on_load: bool = setting(
+        True, "switch", "show a progress bar while weights load, on a terminal", "model"
     )
     num_gpu_blocks_override: int | None = setting(
         None, "integer", "vLLM's name for num_blocks", "KV cache", low=1, alias_of="num_blocks"

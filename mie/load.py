@@ -34,11 +34,12 @@ def load_engine(
     wrap: Callable[[Backend], Backend] | None = None,
     model: ModelConfig | None = None,
     load_format: str = "auto",
+    use_tqdm: bool = True,
 ) -> Engine:
     """An engine with the model in ``directory``; token ids in, token ids out. ``trace`` gets the
     event log as JSON lines; ``wrap`` may put a backend of its own around the one that is loaded.
     ``model`` stands for what config.json says. A ``load_format`` of "dummy" draws the weights at
-    random, by the config's seed.
+    random, by the config's seed. ``use_tqdm`` shows a progress bar on a terminal.
 
     Raises:
         ConfigError: a setting is out of range for the model or the machine.
@@ -56,8 +57,8 @@ def load_engine(
     log = EventLog(config.event_log_steps, trace)
     with plan.guarded():
         scheduler = new_scheduler(config, plan.num_blocks, plan.max_model_len, log, num_host_blocks)
-        seed = config.seed if load_format == "dummy" else None
-        decoder = _load_decoder(directory, model, machine, num_positions, seed)
+        weights = _weights(directory, model, None if load_format != "dummy" else config.seed)
+        decoder = _load_decoder(weights, model, machine, num_positions, use_tqdm)
         model_runner = ModelRunner(
             decoder,
             num_blocks=plan.num_blocks,
@@ -114,29 +115,27 @@ def _variants(
             yield text or "dtype=float16", changed, load_backend(backend, changed_dtype, changed)
 
 
+def _weights(directory: Path, model: ModelConfig, dummy_seed: int | None) -> Checkpoint:
+    """The directory's weights, or random ones if there is a seed for them."""
+    if dummy_seed is not None:
+        return RandomWeights(model, dummy_seed)
+    return Checkpoint.open(directory, expected_tensors(model))
+
+
 def _load_decoder(
-    directory: Path,
-    model: ModelConfig,
-    machine: Backend,
-    num_positions: int,
-    dummy_seed: int | None,
+    weights: Checkpoint, model: ModelConfig, machine: Backend, num_positions: int, use_tqdm: bool
 ) -> Decoder:
-    """The decoder with the directory's weights, or with random ones by ``dummy_seed``."""
-    if dummy_seed is None:
-        weights = Checkpoint.open(directory, expected_tensors(model))
-    else:
-        weights = RandomWeights(model, dummy_seed)
     with weights as checkpoint:
         if model.tie_word_embeddings:
             check_tied_head(checkpoint)
-        with _progress_bar(checkpoint.nbytes) as progress:
+        with _progress_bar(checkpoint.nbytes, use_tqdm) as progress:
             return Decoder(model, machine, checkpoint, num_positions, progress)
 
 
 @contextmanager
-def _progress_bar(num_bytes: int) -> Iterator[Callable[[int], object]]:
+def _progress_bar(num_bytes: int, is_wanted: bool) -> Iterator[Callable[[int], object]]:
     """A bar on a terminal for a load of more than a moment; elsewhere nothing."""
-    if not sys.stderr.isatty():
+    if not is_wanted or not sys.stderr.isatty():
         yield lambda num_new: None
         return
     from tqdm import tqdm

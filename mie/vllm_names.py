@@ -13,6 +13,7 @@ from mie.errors import ConfigError
 from mie.settings import neutral, without_effect
 
 _ONE_DEVICE = "mie computes on one device"
+_ONE_PROCESS = "mie has no worker processes"
 _NO_ADAPTERS = "mie has no LoRA adapters"
 _TEXT_ONLY = "mie runs text models only"
 _FULL_PRECISION = "mie reads checkpoints that are not quantized"
@@ -47,7 +48,7 @@ class VllmNames:
     quantization: str | None = neutral(None, _FULL_PRECISION)
     calculate_kv_scales: bool = neutral(False, "an 8-bit KV cache has a scale for each token")
     cpu_offload_gb: float = neutral(0, "weights stay on the device", None)
-    max_parallel_loading_workers: int | None = neutral(None, _ONE_DEVICE)
+    max_parallel_loading_workers: int | None = neutral(None, _ONE_PROCESS)
     model_loader_extra_config: Mapping[str, Any] | None = neutral(None, "there is one loader", {})
     prefix_caching_hash_algo: str = neutral(
         "builtin", "the prefix cache compares tokens, not hashes", "sha256"
@@ -69,10 +70,10 @@ class VllmNames:
     )
     guided_decoding_backend: str = neutral("auto", "mie does not constrain its output")
     compilation_config: Any = neutral(None, "mie does not compile models", 0, {})
-    kv_transfer_config: Any = neutral(None, _ONE_DEVICE)
+    kv_transfer_config: Any = neutral(None, "engines do not exchange KV blocks")
     kv_events_config: Any = neutral(None, "the event log of --trace tells what blocks do")
-    worker_cls: str = neutral("auto", _ONE_DEVICE)
-    worker_extension_cls: str = neutral("", _ONE_DEVICE)
+    worker_cls: str = neutral("auto", _ONE_PROCESS)
+    worker_extension_cls: str = neutral("", _ONE_PROCESS)
     additional_config: Mapping[str, Any] | None = neutral(None, "there are no other settings", {})
     enable_sleep_mode: bool = neutral(False, "an engine cannot give its memory back for a while")
     otlp_traces_endpoint: str | None = neutral(None, "--trace writes the event log to a file")
@@ -90,7 +91,6 @@ class VllmNames:
     disable_custom_all_reduce: bool = without_effect(False, _ONE_DEVICE)
     disable_log_requests: bool = without_effect(True, "mie does not log requests")
     disable_log_stats: bool = without_effect(True, "an LLM logs no statistics by itself")
-    use_tqdm_on_load: bool = without_effect(True, "the bar shows on terminals only")
     max_seq_len_to_capture: int = without_effect(8192, "CUDA graphs do not depend on the length")
     disable_cascade_attn: bool = without_effect(False, "mie has one attention algorithm")
     disable_hybrid_kv_cache_manager: bool = without_effect(False, "mie has one cache manager")
