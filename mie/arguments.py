@@ -69,6 +69,8 @@ def describe(default: object, declared: Setting) -> str:
     notes = []
     if declared.choices and declared.kind == "choice":
         notes.append(", ".join(declared.choices))
+    if declared.kind == "size":
+        notes.append("such as 512MiB")
     if declared.default_text:
         notes.append(f"default: {declared.default_text}")
     elif default is not None:

@@ -148,7 +148,7 @@ class EngineSettings:
     kv_cache_memory_bytes: int | None = setting(
         None,
         "size",
-        "size of the KV cache in bytes, instead of num_blocks",
+        "size of the KV cache in bytes; an alternative to num_blocks",
         "KV cache",
         low=1,
         default_text="see num_blocks",
@@ -216,7 +216,7 @@ class EngineSettings:
     swap_space: int | None = setting(
         None,
         "size",
-        "size of the host's swap pool in bytes (vLLM counts in GiB); it is used with "
+        "size of the swap pool in host memory, in bytes where vLLM counts GiB; used with "
         "preemption_mode swap only",
         "scheduling",
         low=1,
@@ -260,7 +260,7 @@ class EngineSettings:
         "switch",
         "plan and launch a decode step while the previous one runs",
         "scheduling",
-        default_text="on where the backend computes asynchronously, which is a GPU",
+        default_text="on for a GPU",
         is_simulated=False,
     )
     num_threads: int | None = setting(

@@ -45,8 +45,8 @@ class ModelSettings:
     backend: str = setting(
         "numpy",
         "choice",
-        "what computes: a CPU, the plain operators that define what is right, an NVIDIA GPU, or "
-        "its kernels emulated on a CPU",
+        "compute backend: the CPU, the plain reference operators, an NVIDIA GPU, or the GPU's "
+        "kernels emulated on the CPU",
         "model",
         choices=BACKENDS,
     )
@@ -61,23 +61,23 @@ class ModelSettings:
     load_format: str = setting(
         "auto",
         "choice",
-        "where weights come from: safetensors files (auto too), or random numbers from the seed, "
-        "for which config.json alone is needed",
+        "source of the weights: safetensors files (also auto), or random numbers drawn from the "
+        "seed, which need config.json only",
         "model",
         choices=LOAD_FORMATS,
     )
     hf_overrides: Mapping[str, Any] | None = setting(
-        None, "mapping", "keys that replace those of config.json", "model"
+        None, "mapping", "values that replace those in config.json", "model"
     )
     generation_config: str | os.PathLike[str] = setting(
         "auto",
         "text",
-        "where default sampling parameters come from: auto (the model's generation_config.json), "
-        "vllm (none) or a directory",
+        "source of default sampling parameters: auto (the model's generation_config.json), vllm "
+        "(neutral defaults) or a directory with such a file",
         "model",
     )
     override_generation_config: Mapping[str, Any] | None = setting(
-        None, "mapping", "keys that replace those of the generation config", "model"
+        None, "mapping", "values that replace those in the generation config", "model"
     )
     revision: str | None = setting(
         None, "text", "branch, tag or commit of a hub id", "model", default_text="main"
@@ -92,9 +92,9 @@ class ModelSettings:
     download_dir: str | os.PathLike[str] | None = setting(
         None,
         "text",
-        "directory that keeps what is fetched from the hub",
+        "cache directory for files from the hub",
         "model",
-        default_text="the cache of huggingface_hub",
+        default_text="that of huggingface_hub",
     )
     use_tqdm_on_load: bool = setting(
         True, "switch", "show a progress bar while weights load, on a terminal", "model"
