@@ -15,6 +15,7 @@ import tiny_models
 
 from mie import LLM, AsyncEngineArgs, EngineArgs, SamplingParams
 from mie.build import build
+from mie.cli import main
 from mie.cli.options import (
     add_engine_options,
     add_sampling_options,
@@ -206,6 +207,28 @@ def test_the_command_line_says_what_is_in_force(
     assert said("--temperature", "0") == f"[sampling defaults of the model: top_k=20 · {note}]\n"
     assert said("--temperature", "0", "--top-k", "0") == ""
     assert said("--generation-config", "vllm") == ""
+
+
+def test_generate_starts_from_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = model(tmp_path, {"temperature": 0.0, "max_new_tokens": 3}, vocab_size=420)
+    with_tokenizer(directory)
+    command = ["generate", "--model", str(directory), "--load-format", "dummy", "--json"]
+    sized = [*command, "--num-blocks", "16", "--num-threads", "1", "--ignore-eos"]
+
+    def tokens(*words: str) -> list[int]:
+        assert main([*sized, *words, "Once"]) == 0
+        return list(json.loads(capsys.readouterr().out)["token_ids"])
+
+    greedy = tokens()
+    assert len(greedy) == 3
+    assert tokens("--seed", "1") == greedy
+    neutral = ("--generation-config", "vllm")
+    assert tokens(*neutral, "--temperature", "0", "--max-tokens", "3") == greedy
+    drawn = {tuple(tokens(*neutral, "--max-tokens", "3", "--seed", seed)) for seed in "123"}
+    assert len(drawn) > 1
+    assert main([*sized, "Once"]) == 0
+    note = "[sampling defaults of the model: temperature=0.0, max_tokens=3 · "
+    assert capsys.readouterr().err.startswith(note)
 
 
 # What ends a text.
