@@ -140,11 +140,11 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
     def __repr__(self) -> str:
         """The model, and what differs from the defaults."""
         changed = [
-            f"{each.name}={value!r}"
+            f", {each.name}={value!r}"
             for each in fields(self)
-            if (value := getattr(self, each.name)) != each.default or each.name == "model"
+            if (value := getattr(self, each.name)) != each.default and each.name != "model"
         ]
-        return f"{type(self).__name__}({', '.join(changed)})"
+        return f"{type(self).__name__}({self.model!r}{''.join(changed)})"
 
     def engine_config(self) -> EngineConfig:
         """The engine's own part, without what changes nothing there."""

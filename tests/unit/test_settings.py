@@ -389,9 +389,9 @@ def test_an_option_that_wants_json_says_so(text: str, capsys: pytest.CaptureFixt
 
 
 def test_the_repr_tells_what_differs() -> None:
-    assert repr(EngineArgs()) == "EngineArgs(model='bundled')"
+    assert repr(EngineArgs()) == "EngineArgs('bundled')"
     args = AsyncEngineArgs("m", max_num_seqs=8, trust_remote_code=True)
-    assert repr(args) == "AsyncEngineArgs(max_num_seqs=8, trust_remote_code=True, model='m')"
+    assert repr(args) == "AsyncEngineArgs('m', max_num_seqs=8, trust_remote_code=True)"
 
 
 def test_the_parts_of_engine_args_do_not_overlap() -> None:
