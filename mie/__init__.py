@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from mie.async_llm import AsyncLLM as AsyncLLM
     from mie.config import EngineConfig as EngineConfig
     from mie.engine import Engine as Engine
+    from mie.engine_args import AsyncEngineArgs as AsyncEngineArgs
+    from mie.engine_args import EngineArgs as EngineArgs
     from mie.errors import MieError as MieError
     from mie.limits import RequestLimits as RequestLimits
     from mie.llm import LLM as LLM
@@ -32,6 +34,8 @@ _HOMES = {
     "RequestLimits": "mie.limits",
     "RequestOutput": "mie.outputs",
     "CompletionOutput": "mie.outputs",
+    "EngineArgs": "mie.engine_args",
+    "AsyncEngineArgs": "mie.engine_args",
     "EngineConfig": "mie.config",
     "Engine": "mie.engine",
     "MieError": "mie.errors",
@@ -39,10 +43,12 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
     "Engine",
+    "EngineArgs",
     "EngineConfig",
     "MieError",
     "RequestLimits",

@@ -126,8 +126,8 @@ class AsyncLLM:
             model=self._model,
             max_model_len=engine.max_model_len,
             vocab_size=engine.vocab_size,
-            backend=self._llm.backend,
-            dtype=self._llm.dtype,
+            backend=self._llm.engine_args.backend,
+            dtype=self._llm.engine_args.dtype,
         )
 
     async def check_health(self) -> None:

@@ -2,19 +2,19 @@
 
 from typing import Any
 
-from mie.config import EngineConfig
+from mie.config import EngineConfig, EngineSettings
 from mie.errors import ConfigError
 from mie.ops.backend import Backend
+from mie.settings import BACKENDS as BACKENDS
+from mie.settings import settings_of
 
 SETTINGS: dict[str, tuple[str, ...]] = {
-    "numpy": ("batch_invariant", "num_threads", "kv_cache_dtype", "linear_plan", "weight_dtype"),
-    "numpy-plain": ("kv_cache_dtype",),
-    "cupy": ("batch_invariant", "enforce_eager", "gpu_memory_utilization", "kv_cache_dtype"),
-    "cupy-emulated": ("batch_invariant", "enforce_eager", "kv_cache_dtype"),
+    backend: tuple(
+        name for name, _, declared in settings_of(EngineSettings) if backend in declared.backends
+    )
+    for backend in BACKENDS
 }
 """The backends, and the settings of `EngineConfig` that are theirs."""
-
-BACKENDS = tuple(SETTINGS)
 
 
 def load_backend(name: str, dtype: str = "auto", config: EngineConfig | None = None) -> Backend:
@@ -47,13 +47,11 @@ def load_backend(name: str, dtype: str = "auto", config: EngineConfig | None = N
 
 def _settings(name: str, config: EngineConfig) -> dict[str, Any]:
     """What the config says of the backend's own settings."""
-    default = EngineConfig()
-    for setting in sorted({each for own in SETTINGS.values() for each in own}):
-        has_it = setting in SETTINGS[name]
-        if not has_it and getattr(config, setting) != getattr(default, setting):
-            others = [other for other, own in SETTINGS.items() if setting in own]
+    for setting, default, declared in settings_of(EngineSettings):
+        is_given = getattr(config, setting) != default
+        if declared.backends and name not in declared.backends and is_given:
             raise ConfigError(
                 f"{setting} is not a setting of the {name} backend; it is one of "
-                f"{', '.join(others)} (leave it out)"
+                f"{', '.join(declared.backends)} (leave it out)"
             )
     return {setting: getattr(config, setting) for setting in SETTINGS[name]}

@@ -11,7 +11,13 @@ from mie.events import EventLog
 from mie.interrupts import is_of_the_request
 from mie.runner import ChunkResult, RowFault, StepResult, TokenLogprobs
 from mie.sched.admission import check_fits, check_something_allowed
-from mie.sched.checks import automatic_id, check_labels, check_request_id, check_token_ids
+from mie.sched.checks import (
+    automatic_id,
+    check_labels,
+    check_logprobs,
+    check_request_id,
+    check_token_ids,
+)
 from mie.sched.params import SamplingParams
 from mie.sched.plan import StepPlan
 from mie.sched.scheduler import Scheduler
@@ -124,6 +130,7 @@ class Engine:
         params = params.verified()
         check_token_ids(token_ids, params, self._vocab_size)
         check_labels(priority, cache_salt)
+        check_logprobs(params, self.config.max_logprobs)
         number = self._num_requests
         request = Request(
             self.new_request_id() if request_id is None else request_id,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from mie.config import EngineConfig, refuse_unknown
+from mie.build import build
 from mie.driver import Driver
-from mie.engine import Engine
+from mie.engine_args import EngineArgs, with_arguments_of
 from mie.errors import ConfigError, RequestError, RequestFailedError
-from mie.load import load_engine
 from mie.loop import EngineLoop
-from mie.model.config import ModelConfig
-from mie.model.locate import locate_model
 from mie.outputs import RequestOutput
 from mie.processor import without_text
 from mie.request_state import Collector, PreparedRequest
@@ -44,51 +40,36 @@ class LLM:
     that waits for its outputs computes for all.
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str] = "bundled",
-        *,
-        tokenizer: str | os.PathLike[str] | None = None,
-        skip_tokenizer_init: bool = False,
-        backend: str = "numpy",
-        dtype: str = "auto",
-        trace: TextIO | None = None,
-        **settings: Any,
-    ) -> None:
-        """Load ``model``: "bundled", a directory in Hugging Face format, or a hub id.
+    @with_arguments_of(EngineArgs)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """Load a model: "bundled", a directory in Hugging Face format, or a hub id.
 
-        Args:
-            tokenizer: where the tokenizer is, if not beside the model.
-            skip_tokenizer_init: load none; prompts are token ids, and outputs have no text.
-            backend: "numpy"; "numpy-plain", by the operators that define what is right; "cupy", an
-                NVIDIA GPU; or "cupy-emulated", its kernels on a CPU.
-            dtype: of the NumPy ones "float32" ("auto") or "float64"; of the others "float32"
-                ("auto" when emulated), "float16" ("auto" on a GPU) or "bfloat16".
-            trace: a text file that gets the event log as JSON lines, for ``mie trace``. It stays
-                the caller's to close.
-            settings: those of `EngineConfig`, such as max_num_seqs, num_blocks, scheduling_policy.
+        The arguments are those of `EngineArgs`, which docs/settings.md explains: the model, its
+        tokenizer and where they come from; backend and dtype; the settings of `EngineConfig`, such
+        as max_num_seqs, num_blocks and scheduling_policy; and vLLM's other arguments at the values
+        that change nothing.
 
         Raises:
-            ConfigError: a setting is unknown or out of range.
+            ConfigError: a setting is unknown, out of range, or refused with the reason.
             ModelError: the model cannot be used.
         """
-        own = list(inspect.signature(LLM).parameters)[:-1]
-        refuse_unknown("LLM", settings, [*own, *EngineConfig.__dataclass_fields__])
-        config = EngineConfig(**settings)
-        self.directory = locate_model(model)
-        self._text_directory = self.directory if tokenizer is None else locate_model(tokenizer)
-        self.tokenizer: Tokenizer | None = None
-        if not skip_tokenizer_init:  # before the weights: it is quick, and may be wrong
-            vocab_size = ModelConfig.load(self.directory).vocab_size
-            self.tokenizer = Tokenizer.load(self._text_directory, vocab_size)
+        self.engine_args = EngineArgs(*args, **settings)
+        parts = build(self.engine_args)
+        self.directory = parts.directory
+        self.model_config = parts.model
+        self.tokenizer = parts.tokenizer
+        self.engine = parts.engine
+        self._text_directory = parts.text_directory
+        self.generation_config = parts.generation
         self._chat_template: ChatTemplate | None = None
-        self.engine: Engine = load_engine(
-            self.directory, config, backend=backend, dtype=dtype, trace=trace
-        )
-        self.backend, self.dtype = backend, dtype
         self.loop = EngineLoop(self.engine, self.tokenizer)
         self._driver = Driver(self.loop)
         self._collector = self._driver.new_collector()  # of the requests that `step` reports
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """The `LLM` that ``engine_args`` describe."""
+        return cls(**vars(engine_args))
 
     def generate(
         self,
@@ -105,7 +86,8 @@ class LLM:
         `RequestError` before anything runs; Ctrl-C ends all of them and gives every block back.
         """
         each: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
-        params = _one_for_each("sampling_params", sampling_params, len(each), SamplingParams())
+        default = self.get_default_sampling_params()
+        params = _one_for_each("sampling_params", sampling_params, len(each), default)
         priorities = _one_for_each("priorities", priority, len(each), 0)
         prepared = [
             self.prepare(prompt, own, RequestOutputKind.FINAL_ONLY, priority=rank)
@@ -182,8 +164,12 @@ class LLM:
         return self._require_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses when it is given none."""
-        return SamplingParams()
+        """What is used where no sampling parameters are given; new at every call.
+
+        The model's generation_config.json recommends them, unless ``generation_config`` or
+        ``override_generation_config`` say otherwise.
+        """
+        return SamplingParams(**self.generation_config.sampling)
 
     # Request by request, for programs that bring their own loop.
 

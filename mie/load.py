@@ -15,6 +15,7 @@ from mie.events import EventLog
 from mie.memory.manager import KVCacheManager
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
+from mie.model.random_weights import RandomWeights
 from mie.model.weights import Checkpoint, check_tied_head, expected_tensors
 from mie.ops.backend import Backend
 from mie.overlap import OverlappingRunner
@@ -31,16 +32,21 @@ def load_engine(
     dtype: str = "auto",
     trace: TextIO | None = None,
     wrap: Callable[[Backend], Backend] | None = None,
+    model: ModelConfig | None = None,
+    load_format: str = "auto",
+    use_tqdm: bool = True,
 ) -> Engine:
     """An engine with the model in ``directory``; token ids in, token ids out. ``trace`` gets the
     event log as JSON lines; ``wrap`` may put a backend of its own around the one that is loaded.
+    ``model`` stands for what config.json says. A ``load_format`` of "dummy" draws the weights at
+    random, by the config's seed. ``use_tqdm`` shows a progress bar on a terminal.
 
     Raises:
         ConfigError: a setting is out of range for the model or the machine.
         ModelError: the directory cannot be used; nothing stays loaded.
     """
     config = config or EngineConfig()
-    model = ModelConfig.load(directory)
+    model = model or ModelConfig.load(directory)
     machine = load_backend(backend, dtype, config)
     if wrap is not None:
         machine = wrap(machine)
@@ -51,7 +57,8 @@ def load_engine(
     log = EventLog(config.event_log_steps, trace)
     with plan.guarded():
         scheduler = new_scheduler(config, plan.num_blocks, plan.max_model_len, log, num_host_blocks)
-        decoder = _load_decoder(directory, model, machine, num_positions)
+        weights = _weights(directory, model, None if load_format != "dummy" else config.seed)
+        decoder = _load_decoder(weights, model, machine, num_positions, use_tqdm)
         model_runner = ModelRunner(
             decoder,
             num_blocks=plan.num_blocks,
@@ -108,20 +115,27 @@ def _variants(
             yield text or "dtype=float16", changed, load_backend(backend, changed_dtype, changed)
 
 
+def _weights(directory: Path, model: ModelConfig, dummy_seed: int | None) -> Checkpoint:
+    """The directory's weights, or random ones if there is a seed for them."""
+    if dummy_seed is not None:
+        return RandomWeights(model, dummy_seed)
+    return Checkpoint.open(directory, expected_tensors(model))
+
+
 def _load_decoder(
-    directory: Path, model: ModelConfig, machine: Backend, num_positions: int
+    weights: Checkpoint, model: ModelConfig, machine: Backend, num_positions: int, use_tqdm: bool
 ) -> Decoder:
-    with Checkpoint.open(directory, expected_tensors(model)) as checkpoint:
+    with weights as checkpoint:
         if model.tie_word_embeddings:
             check_tied_head(checkpoint)
-        with _progress_bar(checkpoint.nbytes) as progress:
+        with _progress_bar(checkpoint.nbytes, use_tqdm) as progress:
             return Decoder(model, machine, checkpoint, num_positions, progress)
 
 
 @contextmanager
-def _progress_bar(num_bytes: int) -> Iterator[Callable[[int], object]]:
+def _progress_bar(num_bytes: int, is_wanted: bool) -> Iterator[Callable[[int], object]]:
     """A bar on a terminal for a load of more than a moment; elsewhere nothing."""
-    if not sys.stderr.isatty():
+    if not is_wanted or not sys.stderr.isatty():
         yield lambda num_new: None
         return
     from tqdm import tqdm

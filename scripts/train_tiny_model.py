@@ -492,7 +492,7 @@ def export(trainer: Trainer, folder: Path) -> None:
     )
     write_json(
         folder / "generation_config.json",
-        {"bos_token_id": bos, "eos_token_id": eos, "do_sample": False},
+        {"bos_token_id": bos, "eos_token_id": eos, "do_sample": True, "temperature": 0.7},
     )
     trainer.tokenizer.save(str(folder / "tokenizer.json"))
     write_json(

@@ -31,27 +31,33 @@ def add_place_options(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
     group = parser.add_argument_group(
         "simulation",
-        "The scheduler and the memory are the real ones; costs stand for the model.",
+        "The scheduler and the allocator are real; a cost model stands in for the model.",
     )
     group.add_argument(
-        "--device", metavar="NAME", help="simulate this device; mie sim devices lists them"
+        "--device", metavar="NAME", help="device to simulate; mie sim devices lists them"
     )
     group.add_argument(
         "--model-shape",
         metavar="NAME",
-        help="with --device: a model of mie sim devices, 'bundled' (the default) or a directory",
+        help="with --device: a shape listed by mie sim devices, or a directory (default: bundled)",
     )
     group.add_argument(
-        "--costs", metavar="FILE", help="simulate with costs from mie sim calibrate; --num-blocks"
+        "--costs",
+        metavar="FILE",
+        help="simulate with the costs of mie sim calibrate; needs --num-blocks",
     )
     add_trace_option(parser)
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """What is sent: a file, or random prompts."""
+    """The load: a file, or random prompts."""
     group = parser.add_argument_group("load")
-    group.add_argument("--workload", metavar="FILE", help="a load as JSON; mie sim workload")
-    group.add_argument("--num-prompts", type=int, default=64, metavar="N", help="requests (64)")
+    group.add_argument(
+        "--workload", metavar="FILE", help="workload in JSON, as mie sim workload writes it"
+    )
+    group.add_argument(
+        "--num-prompts", type=int, default=64, metavar="N", help="number of requests (default: 64)"
+    )
     group.add_argument(
         "--random-input-len",
         "--input-len",
@@ -59,7 +65,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=128,
         metavar="N",
-        help="tokens of a prompt (128)",
+        help="number of prompt tokens (default: 128)",
     )
     group.add_argument(
         "--random-output-len",
@@ -68,24 +74,32 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=64,
         metavar="N",
-        help="tokens of an answer (64)",
+        help="number of output tokens (default: 64)",
     )
     group.add_argument(
         "--random-range-ratio",
         type=float,
         default=0.0,
         metavar="R",
-        help="lengths from (1 - R) to (1 + R) times these (0)",
+        help="vary both lengths uniformly between 1 - R and 1 + R times their value (default: 0)",
     )
     group.add_argument(
         "--random-prefix-len",
         type=int,
         default=0,
         metavar="N",
-        help="tokens that all prompts begin with, before their own (0)",
+        help="number of tokens in a prefix that all prompts share (default: 0)",
     )
-    group.add_argument("--n", type=int, default=1, metavar="N", help="answers to each prompt (1)")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths, arrivals (0)")
+    group.add_argument(
+        "--n", type=int, default=1, metavar="N", help="completions of each prompt (default: 1)"
+    )
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed for lengths, arrivals and prompts (default: 0)",
+    )
 
 
 def workload_of(
@@ -162,40 +176,37 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
             raise ConfigError(message)
 
 
-_OF_THE_REAL_ENGINE = {
-    "backend",
-    "dtype",
-    "num_threads",
-    "linear_plan",
-    "weight_dtype",
-    "kv_cache_dtype",
-    "async_scheduling",
-    "gpu_memory_utilization",
-}
-
-
 def simulated_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
-    """The settings of a simulated engine; ``defaults`` for flags that were not given.
+    """The settings of a simulated engine; ``defaults`` for options that were not given.
 
     Raises:
         ConfigError: one is out of range, or means nothing to a simulation.
     """
-    from mie.config import EngineConfig
+    from mie.arguments import option
+    from mie.config import EngineConfig, EngineSettings
+    from mie.engine_args import EngineArgs
+    from mie.settings import settings_of
 
-    given = engine_options(args)
-    for name in sorted(_OF_THE_REAL_ENGINE & given.keys()):
-        raise ConfigError(f"--{name.replace('_', '-')} is the real engine's; a simulated has none")
+    options = engine_options(args)
+    EngineArgs(**options)  # refuses what no engine has
+    given = {name: options[name] for name, *_ in settings_of(EngineArgs) if name in options}
+    simulated = {
+        name
+        for name, _, declared in settings_of(EngineSettings)
+        if declared.is_simulated and not declared.backends
+    }
+    for name in sorted(given.keys() - simulated):
+        raise ConfigError(f"{option(name)} has no effect on a simulated engine (leave it out)")
     return EngineConfig(**{"event_log_steps": 0, **defaults, **given})
 
 
 @contextmanager
 def _real(args: argparse.Namespace) -> Iterator[Bench]:
-    from mie.model.config import ModelConfig
     from mie.sim.clock import WallClock
     from mie.sim.driver import Bench
 
     with llm_with_trace(args, skip_tokenizer_init=True) as llm:
-        vocab_size = ModelConfig.load(llm.directory).vocab_size
+        vocab_size = llm.model_config.vocab_size
         yield Bench(engine=llm.engine, clock=WallClock(), vocab_size=vocab_size)
 
 

@@ -13,6 +13,7 @@ from mie.cli.options import (
     add_sampling_options,
     add_trace_option,
     llm_with_trace,
+    report_sampling_defaults,
     sampling_params,
     trace_failed,
 )
@@ -69,8 +70,10 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.positional_model and args.model == DEFAULT_MODEL:
         args.model = args.positional_model
-    params = sampling_params(args)
+    sampling_params(args)  # refuses bad values before the model is loaded
     with llm_with_trace(args) as llm:
+        report_sampling_defaults(args, llm)
+        params = sampling_params(args, defaults=llm.generation_config.sampling)
         conversation = Conversation(llm, params, args.system)
         is_terminal = sys.stdin is not None and sys.stdin.isatty()
         if is_terminal:

@@ -17,6 +17,7 @@ from mie.cli.options import (
     add_sampling_options,
     add_trace_option,
     llm_with_trace,
+    report_sampling_defaults,
     sampling_params,
     trace_failed,
 )
@@ -188,6 +189,7 @@ class _Batch:
             numbers.append(_count(stats.num_preemptions, "preemption"))
         if self.num_failed:
             numbers.append(f"{self.num_failed} failed")
+        report_sampling_defaults(self._args, self._llm)
         print(f"[{' · '.join(numbers)}]", file=sys.stderr)
 
     def _add_all(self) -> dict[str, CliRequest]:
@@ -212,7 +214,8 @@ class _Batch:
         self.num_failed += 1
 
     def _prepared(self, request: CliRequest) -> tuple[Any, SamplingParams]:
-        params = sampling_params(self._args, request.overrides)
+        defaults = self._llm.generation_config.sampling
+        params = sampling_params(self._args, request.overrides, defaults)
         if request.messages is not None:
             prompt = self._llm.chat_prompt(request.messages)
         elif request.prompt_token_ids is not None:

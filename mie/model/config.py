@@ -99,11 +99,11 @@ class ModelConfig:
     dtype: str  # as the file names it; what the weights are stored in is up to the weights
 
     @classmethod
-    def load(cls, directory: Path) -> ModelConfig:
+    def load(cls, directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
         """The configuration of the model in ``directory``.
 
         Reads ``config.json``. The end-of-sequence ids of ``generation_config.json``, where there
-        are any, take precedence, as in transformers.
+        are any, take precedence, as in transformers. ``overrides`` replace keys of both.
 
         Raises:
             UnsupportedModelError: the model asks for something that is not implemented.
@@ -119,6 +119,8 @@ class ModelConfig:
         if generation.exists():
             eos = read_json_object(generation).get("eos_token_id")
             config = config if eos is None else {**config, "eos_token_id": eos}
+        if overrides:
+            return cls.from_hf({**config, **overrides}, source=f"{path} with hf_overrides")
         return cls.from_hf(config, source=str(path))
 
     @classmethod

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mie.model.config import ModelConfig
 from mie.model.rope import rope_inv_freq
+from mie.model.tensors import expected_tensors
 from mie.model.weights import Checkpoint
 from mie.ops.backend import Array, Backend, KVCacheShape, StepBatch
 
@@ -113,6 +114,7 @@ class _Loader:
         self._config = config
         self._backend = backend
         self._checkpoint = checkpoint
+        self._shapes = expected_tensors(config)
         self._progress = progress
 
     def layer(self, index: int) -> Layer:
@@ -136,12 +138,13 @@ class _Loader:
         return self._backend.load_vector(vector)
 
     def embedding(self, name: str) -> Array:
-        return self._backend.load_embedding(self._checkpoint.read(name).shape, self._rows([name]))
+        rows, columns = self._shapes[name]
+        return self._backend.load_embedding((rows, columns), self._rows([name]))
 
     def linear(self, *names: str) -> Array:
         """One matrix from the named ones, side by side."""
         weights = [name + ".weight" for name in names]
-        shapes = [self._checkpoint.read(weight).shape for weight in weights]
+        shapes = [self._shapes[weight] for weight in weights]
         biases = [name + ".bias" for name in names if name + ".bias" in self._checkpoint.dtypes]
         bias = np.concatenate([self._read(name) for name in biases]) if biases else None
         shape = (sum(num_rows for num_rows, _ in shapes), shapes[0][1])

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from mie.errors import MissingExtraError, ModelError
+from mie.errors import ConfigError, MissingExtraError, ModelError
 
 BUNDLED = "bundled"
 BUNDLED_DIRECTORY = Path(__file__).resolve().parent.parent / "assets" / "tiny"
@@ -24,31 +24,46 @@ HUB_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
+_WEIGHTS = tuple(name for name in HUB_FILES if "safetensors" in name)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def locate_model(name: str | os.PathLike[str]) -> Path:
+def locate_model(
+    name: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    needs_weights: bool = True,
+) -> Path:
     """The directory of the model ``name``.
 
     Args:
         name: ``"bundled"``, a directory, or a Hugging Face hub id such as
             ``"HuggingFaceTB/SmolLM2-135M"``. A directory of that name wins over the hub. From the
             hub, only the files that are read are fetched, into its usual cache.
+        revision: branch, tag or commit on the hub; None is the main branch.
+        cache_dir: where the hub's files are kept instead.
+        needs_weights: False fetches none.
 
     Raises:
+        ConfigError: a directory is asked for a revision.
         ModelError: there is no such directory, or the hub does not give the model.
         MissingExtraError: it is a hub id, and ``huggingface_hub`` is not installed.
     """
     name = os.fspath(name)
-    if name == BUNDLED:
-        return _bundled()
     path = Path(name).expanduser()
-    if name and path.is_dir():  # an empty name is no name for the current directory
-        return path
+    if name == BUNDLED or (name and path.is_dir()):  # an empty name is not the current directory
+        if revision not in (None, "main"):
+            raise ConfigError(
+                f"revision={revision!r} needs a hub id; {name!r} is a directory (leave it out)"
+            )
+        return _bundled() if name == BUNDLED else path
     if path.is_file():
         raise ModelError(f"model {name!r} is a file; pass the directory that holds config.json")
     if _HUB_ID.fullmatch(name):
-        return _download(name)
+        unwanted = () if needs_weights else _WEIGHTS
+        patterns = [pattern for pattern in HUB_FILES if pattern not in unwanted]
+        return _download(name, patterns, revision, cache_dir)
     raise ModelError(
         f"model directory {name!r} does not exist; a model is {BUNDLED!r}, a directory in Hugging "
         "Face format, or a hub id such as 'HuggingFaceTB/SmolLM2-135M'"
@@ -64,7 +79,12 @@ def _bundled() -> Path:
     return BUNDLED_DIRECTORY
 
 
-def _download(hub_id: str) -> Path:
+def _download(
+    hub_id: str,
+    patterns: list[str],
+    revision: str | None,
+    cache_dir: str | os.PathLike[str] | None,
+) -> Path:
     """The local snapshot of the hub's model, fetched if need be."""
     try:
         from huggingface_hub import snapshot_download
@@ -74,7 +94,13 @@ def _download(hub_id: str) -> Path:
             "is not installed: pip install 'mie[hub]'"
         ) from error
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
+        found = snapshot_download(
+            hub_id,
+            allow_patterns=patterns,
+            revision=revision,
+            cache_dir=None if cache_dir is None else Path(cache_dir),
+        )
+        return Path(found)
     except Exception as error:  # its network stack raises errors of several libraries
         raise ModelError(
             f"there is no directory {hub_id!r}, and the Hugging Face hub did not give a model of "

@@ -53,5 +53,14 @@ def check_labels(priority: object, cache_salt: object) -> None:
         raise RequestError(f"cache_salt must be a string that is not empty; got {cache_salt!r}")
 
 
+def check_logprobs(params: SamplingParams, limit: int) -> None:
+    """Raise `RequestError` if more log-probabilities are asked for than ``limit``; -1 is none."""
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(params, name)
+        if limit != -1 and count is not None and not 0 <= count <= limit:
+            asked = "all" if count == -1 else count
+            raise RequestError(f"{name} asks for {asked}; max_logprobs is {limit} (raise it)")
+
+
 def _is_integer(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)

@@ -72,7 +72,7 @@ class MieEngine:
     """Through `LLM.add_request` and `LLM.step`, which is what `LLM.generate` does."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        import mie.llm
+        import mie.build
         from mie.load import load_engine
 
         defaults: dict[str, Any] = {
@@ -85,7 +85,7 @@ class MieEngine:
         self._operator_seconds = 0.0
         self._num_inside = 0
         load = functools.partial(load_engine, wrap=self._timed)
-        with mock.patch.object(mie.llm, "load_engine", load):  # LLM itself has no `wrap`
+        with mock.patch.object(mie.build, "load_engine", load):  # LLM itself has no `wrap`
             self._llm = mie.LLM(
                 spec.directory, skip_tokenizer_init=True, **(defaults | spec.settings)
             )

@@ -98,7 +98,7 @@ def test_unknown_commands_and_bad_input_are_named() -> None:
     process = mie("chat", *GREEDY, stdin=b"/quit\n")
     assert process.returncode == 1
     assert b"unknown command /quit: /exit ends" in process.stderr
-    assert "is not UTF-8: byte 0xff" in error_line(mie("chat", stdin=b"\xff\n"))
+    assert "is not UTF-8: byte 0xff" in error_line(mie("chat", *GREEDY, stdin=b"\xff\n"))
 
 
 @pytest.mark.parametrize("arguments", [("./no/such",), ("--model", "./no/such")])
@@ -107,7 +107,7 @@ def test_a_model_that_is_not_there_is_named(arguments: tuple[str, ...]) -> None:
 
 
 def test_a_closed_pipe_ends_it_quietly() -> None:
-    with start("chat", "--ignore-eos") as process:
+    with start("chat", *GREEDY, "--ignore-eos") as process:
         process.stdin.write(b"Who are you?\n")
         process.stdin.flush()
         assert process.stdout.read(1)

@@ -133,7 +133,8 @@ def test_a_file_of_requests_with_bad_lines_serves_the_others(tmp_path: Path) -> 
         b'{"prompt_token_ids": [0, 300, 301], "max_tokens": 2}',
     ]
     (tmp_path / "requests.jsonl").write_bytes(b"\n".join(lines))
-    process = mie("generate", "--json", "--input", tmp_path / "requests.jsonl")
+    neutral = ("--generation-config", "vllm")
+    process = mie("generate", "--json", *neutral, "--input", tmp_path / "requests.jsonl")
     assert process.returncode == 1
     served = json_lines(process.stdout)
     assert [len(line["token_ids"]) for line in (served[0], served[2])] == [3, 2]

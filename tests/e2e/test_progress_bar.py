@@ -11,24 +11,38 @@ from fcntl import ioctl
 LOAD = """
 import time
 from mie.load import _progress_bar
-with _progress_bar(1000) as progress:
+with _progress_bar(1000, {is_wanted}) as progress:
     for _ in range(8):
         time.sleep(0.1)
         progress(125)
 """
 
 
-def test_a_bar_is_drawn_on_a_terminal():
+def program(is_wanted: bool) -> list[str]:
+    return [sys.executable, "-c", LOAD.format(is_wanted=is_wanted)]
+
+
+def shown_on_a_terminal(is_wanted: bool) -> str:
     leader, follower = pty.openpty()
     ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    subprocess.run([sys.executable, "-c", LOAD], stderr=follower, check=True, timeout=60)
-    os.close(follower)
+    subprocess.run(program(is_wanted), stderr=follower, check=True, timeout=60)
+    os.write(follower, b".")  # so that there is something to read
     shown = os.read(leader, 100_000).decode()
+    os.close(follower)
     os.close(leader)
+    return shown
+
+
+def test_a_bar_is_drawn_on_a_terminal():
+    shown = shown_on_a_terminal(True)
     assert "loading weights" in shown
     assert "%|" in shown
 
 
+def test_no_bar_where_none_is_wanted():
+    assert shown_on_a_terminal(False) == "."
+
+
 def test_no_bar_in_a_pipe():
-    done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, check=True, timeout=60)
+    done = subprocess.run(program(True), capture_output=True, check=True, timeout=60)
     assert done.stderr == b""

@@ -33,8 +33,13 @@ ROOMS = {
     # level 0: the standard library
     "version": Room(),
     "errors": Room(),
-    "config": Room(mie={"errors"}),
+    "settings": Room(),
+    "sizes": Room(mie={"errors"}),
+    "config": Room(mie={"errors", "settings"}),
     "limits": Room(mie={"config"}),
+    "vllm_names": Room(mie={"errors", "settings"}),
+    "arguments": Room(mie={"settings", "sizes", "vllm_names"}),
+    "engine_args": Room(mie={"arguments", "config", "errors", "settings", "vllm_names"}),
     "events": Room(mie={"errors"}),
     "host": Room(),
     "interrupts": Room(),
@@ -47,7 +52,7 @@ ROOMS = {
     "replay": Room(mie={"errors", "events"}),
     "text": Room(mie={"errors"}, packages={"tokenizers", "jinja2"}),
     # level 2
-    "backend": Room(mie={"config", "errors", "ops", "ops_cpu", "ops_gpu"}),
+    "backend": Room(mie={"config", "errors", "ops", "ops_cpu", "ops_gpu", "settings"}),
     "model": Room(
         mie={"errors", "ops.backend"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
@@ -89,16 +94,26 @@ ROOMS = {
     ),
     "loop": Room(mie={"engine", "errors", "interrupts", "processor", "text.tokenizer"}),
     "driver": Room(mie={"errors", "loop", "outputs", "request_state"}),
-    "llm": Room(
+    "build": Room(  # a model's engine and its text, for `LLM` and whatever else serves one
         mie={
-            "config",
-            "driver",
             "engine",
+            "engine_args",
             "errors",
             "load",
-            "loop",
             "model.config",
+            "model.generation",
             "model.locate",
+            "sched.params",
+            "text.tokenizer",
+        }
+    ),
+    "llm": Room(
+        mie={
+            "build",
+            "driver",
+            "engine_args",
+            "errors",
+            "loop",
             "outputs",
             "processor",
             "request_state",
@@ -150,9 +165,11 @@ ROOMS = {
     ),
     "cli": Room(
         mie={
+            "arguments",
             "config",
             "diff",
             "doctor",
+            "engine_args",
             "errors",
             "events",
             "llm",
@@ -160,7 +177,9 @@ ROOMS = {
             "outputs",
             "replay",
             "sched.params",
+            "settings",
             "sim",
+            "sizes",
             "version",
         },
         packages={"tqdm"},
@@ -171,6 +190,7 @@ ROOMS = {
             "async_llm",
             "config",
             "engine",
+            "engine_args",
             "errors",
             "limits",
             "llm",
@@ -394,7 +414,7 @@ def test_the_arrows_of_the_table_go_down():
 
 def test_nothing_imports_the_engine_but_what_wires_it_and_the_edges():
     knows = {room for room, may in ROOMS.items() if "engine" in may.mie}
-    assert knows == {"load", "loop", "processor", "llm", "sim", "__init__"}
+    assert knows == {"load", "loop", "processor", "build", "sim", "__init__"}
 
 
 def test_arrays_stay_in_their_rooms():

@@ -88,7 +88,8 @@ def test_a_hub_id_is_fetched_without_what_is_not_read(
 ) -> None:
     calls = []
 
-    def snapshot_download(repo_id: str, *, allow_patterns: list[str]) -> str:
+    def snapshot_download(repo_id: str, *, allow_patterns: list[str], **where: Any) -> str:
+        assert where == {"revision": None, "cache_dir": None}
         calls.append((repo_id, allow_patterns))
         return str(tmp_path)
 

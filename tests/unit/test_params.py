@@ -295,8 +295,8 @@ def test_an_unknown_name_is_refused_with_a_suggestion(name: str, near: str):
     refuses(f"SamplingParams has no parameter {name!r}; did you mean {near!r}?", **{name: 1})
 
 
-def test_a_name_like_no_other_is_refused_with_all_there_are():
-    with pytest.raises(ConfigError, match="no parameter 'xyzzy'; known are: n, temperature, top_p"):
+def test_a_name_like_no_other_is_refused_without_a_list():
+    with pytest.raises(ConfigError, match="no parameter 'xyzzy'; leave it out"):
         SamplingParams(xyzzy=1)
 
 

@@ -25,10 +25,16 @@ def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("throughput", "--device", "a10"), "it has jetson-orin-nano, a10g"),
         (("throughput", "--model-shape", "bundled"), "needs --device"),
         (("serve", "--device", "a10g", "--model", "x"), "--model-shape"),
-        (("serve", "--device", "a10g", "--backend", "numpy"), "--backend is the real engine's"),
+        (
+            ("serve", "--device", "a10g", "--backend", "numpy"),
+            "--backend has no effect on a simulated engine",
+        ),
         (("serve", "--device", "a10g", "--costs", "x"), "give one"),
         (("serve", "--costs", "nowhere.json"), "nowhere.json"),
-        (("serve", *SIMULATED, "--dtype", "float16"), "--dtype is the real engine's"),
+        (
+            ("serve", *SIMULATED, "--dtype", "float16"),
+            "--dtype has no effect on a simulated engine",
+        ),
         (("serve", *SIMULATED, "--workload", "nowhere.json"), "nowhere.json"),
         (("serve", *SIMULATED, "--goodput", "speed:3"), "speed"),
         (("serve", *SIMULATED, "--request-rate", "0"), "request_rate"),

@@ -1,0 +1,84 @@
+"""Write the tables of settings in docs/ from their declarations.
+
+    python scripts/settings_tables.py
+
+A table stands between ``<!-- settings: SECTION -->`` and ``<!-- end of settings -->``. SECTION is
+one of `mie.settings.Setting`, or "vLLM: refused" or "vLLM: ignored". A test compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from mie.engine_args import EngineArgs
+from mie.settings import BACKENDS, Setting, settings_of
+from mie.vllm_names import VllmNames
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+SECTIONS = tuple(dict.fromkeys(declared.section for _, _, declared in settings_of(EngineArgs)))
+TABLE = re.compile(r"(<!-- settings: (.+?) -->\n).*?(<!-- end of settings -->)", re.DOTALL)
+
+
+def rewritten(page: str) -> str:
+    """The page with its tables as the declarations say."""
+    return TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[3]}", page)
+
+
+def table(section: str) -> str:
+    """The rows of a section, in Markdown."""
+    if section.startswith("vLLM: "):
+        return "".join(_of_vllm(is_ignored=section == "vLLM: ignored"))
+    assert section in SECTIONS, f"there is no section {section!r}; there are {SECTIONS}"
+    return "".join(_of_mie(section))
+
+
+def _of_mie(section: str) -> Iterator[str]:
+    yield "| setting | default | meaning |\n|---|---|---|\n"
+    for name, default, declared in settings_of(EngineArgs):
+        if declared.section == section and not declared.alias_of:
+            yield f"| `{name}` | {_default(default, declared)} | {_meaning(name, declared)} |\n"
+
+
+def _default(default: object, declared: Setting) -> str:
+    if declared.default_text:
+        return declared.default_text.replace("|", "\\|")
+    return "" if default is None else f"`{default}`"
+
+
+def _meaning(name: str, declared: Setting) -> str:
+    notes = [declared.help]
+    aliases = [other for other, _, each in settings_of(EngineArgs) if each.alias_of == name]
+    notes += [f"`{other}` is another name of it" for other in aliases]
+    if declared.choices and declared.kind == "choice":
+        notes.append("one of " + ", ".join(f"`{choice}`" for choice in declared.choices))
+    if declared.backends and set(declared.backends) != set(BACKENDS):
+        notes.append("backends: " + ", ".join(declared.backends))
+    if declared.kind == "object" or name == "seed":
+        notes.append("not on the command line")
+    return "; ".join(notes).replace("|", "\\|")
+
+
+def _of_vllm(*, is_ignored: bool) -> Iterator[str]:
+    yield "| argument | accepted | because |\n|---|---|---|\n"
+    for each in fields(VllmNames):
+        declared = each.metadata["neutral"]
+        if (declared.allowed is None) == is_ignored:
+            values = declared.allowed or ("anything",)
+            shown = ", ".join(f"`{value!r}`" if not is_ignored else value for value in values)
+            yield f"| `{each.name}` | {shown} | {declared.why} |\n"
+
+
+def main() -> None:
+    """Write every page that changes."""
+    for path in sorted(DOCS.rglob("*.md")):
+        page = path.read_text(encoding="utf-8")
+        if rewritten(page) != page:
+            path.write_text(rewritten(page), encoding="utf-8")
+            print(f"wrote {path.relative_to(DOCS.parent)}")
+
+
+if __name__ == "__main__":
+    main()

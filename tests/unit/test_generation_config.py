@@ -1,0 +1,345 @@
+"""Default sampling parameters, the ids that end a text, and what an engine is built from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import small_tokenizers
+import tiny_models
+
+from mie import LLM, AsyncEngineArgs, EngineArgs, SamplingParams
+from mie.build import build
+from mie.cli import main
+from mie.cli.options import (
+    add_engine_options,
+    add_sampling_options,
+    load_llm,
+    report_sampling_defaults,
+    sampling_params,
+)
+from mie.errors import ConfigError, ModelError, RequestError
+from mie.model.generation import GenerationConfig
+from mie.model.locate import BUNDLED_DIRECTORY
+
+RECOMMENDED = {
+    "temperature": 0.6,
+    "top_p": 0.9,
+    "top_k": 20,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "max_new_tokens": 3,
+    "do_sample": True,
+    "transformers_version": "4.52.0",
+}
+AS_PARAMETERS = {
+    "temperature": 0.6,
+    "top_p": 0.9,
+    "top_k": 20,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "max_tokens": 3,
+}
+
+
+def model(directory: Path, generation: dict[str, Any] | None, **config: Any) -> Path:
+    """A directory with a config.json, and a generation_config.json if there is one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({**tiny_models.LLAMA, **config}))
+    if generation is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation))
+    return directory
+
+
+def loaded(directory: Path, **settings: Any) -> LLM:
+    settings = {"skip_tokenizer_init": True, "num_blocks": 16, "num_threads": 1, **settings}
+    return LLM(directory, load_format="dummy", **settings)
+
+
+# What is recommended.
+
+
+def test_the_models_own_is_the_default(tmp_path: Path) -> None:
+    llm = loaded(model(tmp_path, RECOMMENDED))
+    assert llm.get_default_sampling_params() == SamplingParams(**AS_PARAMETERS)
+    assert llm.get_default_sampling_params() is not llm.get_default_sampling_params()
+
+
+@pytest.mark.parametrize("generation", [None, {}, {"temperature": None, "top_k": None}])
+def test_without_recommendations_the_defaults_are_neutral(
+    generation: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    assert loaded(model(tmp_path, generation)).get_default_sampling_params() == SamplingParams()
+
+
+def test_vllm_means_neutral_and_a_directory_its_own(tmp_path: Path) -> None:
+    directory = model(tmp_path / "model", RECOMMENDED)
+    other = model(tmp_path / "other", {"temperature": 0.3})
+    neutral = loaded(directory, generation_config="vllm")
+    assert neutral.get_default_sampling_params() == SamplingParams()
+    for where in (other, str(other)):
+        llm = loaded(directory, generation_config=where)
+        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.3)
+
+
+def test_an_override_replaces_a_key(tmp_path: Path) -> None:
+    directory = model(tmp_path, RECOMMENDED)
+    overrides = {"temperature": 0.2, "max_new_tokens": 9, "top_k": None}
+    llm = loaded(directory, override_generation_config=overrides)
+    expected = {**AS_PARAMETERS, "temperature": 0.2, "max_tokens": 9}
+    del expected["top_k"]
+    assert llm.get_default_sampling_params() == SamplingParams(**expected)
+    alone = loaded(directory, generation_config="vllm", override_generation_config={"top_p": 0.5})
+    assert alone.get_default_sampling_params() == SamplingParams(top_p=0.5)
+
+
+@pytest.mark.parametrize(
+    ("generation", "settings", "error", "message"),
+    [
+        ({"temperature": -1}, {}, ConfigError, r"generation_config.json: temperature must be"),
+        ({"top_p": "x"}, {}, ConfigError, "pass generation_config='vllm'"),
+        (None, {"generation_config": "nowhere"}, ModelError, "'nowhere' is not a directory with"),
+        (
+            None,
+            {"override_generation_config": {"temprature": 1}},
+            ConfigError,
+            "has no key 'temprature'; it takes temperature, top_p",
+        ),
+        (
+            None,
+            {"override_generation_config": {"top_k": -7}},
+            ConfigError,
+            "override_generation_config: top_k must be",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_before_weights_are_read(
+    generation: dict[str, Any] | None,
+    settings: dict[str, Any],
+    error: type[Exception],
+    message: str,
+    tmp_path: Path,
+) -> None:
+    directory = model(tmp_path, generation)
+    with pytest.raises(error, match=message):
+        LLM(directory, skip_tokenizer_init=True, **settings)
+
+
+def test_a_bad_recommendation_can_be_left_out(tmp_path: Path) -> None:
+    directory = model(tmp_path, {"temperature": -1})
+    assert loaded(directory, generation_config="vllm").get_default_sampling_params()
+
+
+def test_a_generation_config_that_is_broken_is_named(tmp_path: Path) -> None:
+    directory = model(tmp_path / "model", None)
+    other = model(tmp_path / "other", {"eos_token_id": "x"})
+    with pytest.raises(ModelError, match="eos_token_id must be an integer or a list of integers"):
+        loaded(directory, generation_config=other)
+    (other / "generation_config.json").write_text("[")
+    with pytest.raises(ModelError, match=r"generation_config\.json is not valid JSON"):
+        loaded(directory, generation_config=other)
+
+
+# Where it holds: where no parameters are given, and nowhere else.
+
+
+def test_generate_and_stream_use_it_only_where_no_parameters_are_given(tmp_path: Path) -> None:
+    generation = {"temperature": 0.0, "max_new_tokens": 3}
+    llm = loaded(model(tmp_path, generation, eos_token_id=None))
+    prompt = [1, 2, 3]
+
+    def tokens(*params: Any) -> list[int]:
+        return llm.generate([prompt], *params, use_tqdm=False)[0].outputs[0].token_ids
+
+    greedy = SamplingParams(temperature=0, max_tokens=3)
+    assert tokens() == tokens(None) == tokens(greedy)
+    assert len(tokens()) == 3
+    assert len(tokens(SamplingParams(seed=1))) == 16
+    assert [*llm.stream(prompt)][-1].outputs[0].token_ids == tokens()
+
+
+def test_the_bundled_model_recommends_the_temperature_that_it_was_judged_at() -> None:
+    values = json.loads((BUNDLED_DIRECTORY / "generation_config.json").read_text())
+    assert (values["do_sample"], values["temperature"]) == (True, 0.7)
+    assert GenerationConfig.load(BUNDLED_DIRECTORY).sampling == {"temperature": 0.7}
+
+
+# The command line.
+
+
+def arguments(*words: str, max_tokens: int | None = 256) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_engine_options(parser)
+    add_sampling_options(parser, max_tokens=max_tokens)
+    return parser.parse_args(words)
+
+
+def test_options_override_the_model_and_a_request_overrides_both() -> None:
+    defaults = {"temperature": 0.6, "top_k": 20, "max_tokens": 99}
+    args = arguments("--temperature", "0.5")
+    params = sampling_params(args, {"top_k": 3}, defaults)
+    assert params == SamplingParams(temperature=0.5, top_k=3, max_tokens=99)
+    assert sampling_params(args, {"max_tokens": 4}, defaults).max_tokens == 4
+    assert sampling_params(arguments("--max-tokens", "5"), None, defaults).max_tokens == 5
+    assert sampling_params(arguments(), None, {}).max_tokens == 256
+    assert sampling_params(arguments(max_tokens=None), None, {}).max_tokens is None
+
+
+def test_the_command_line_says_what_is_in_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generation = {"temperature": 0.6, "top_p": 1.0, "top_k": 20}
+    model_options = ("--model", str(model(tmp_path, generation)), "--load-format", "dummy")
+    fixed = (*model_options, "--skip-tokenizer-init", "--num-blocks", "16", "--num-threads", "1")
+
+    def said(*words: str) -> str:
+        args = arguments(*fixed, *words)
+        report_sampling_defaults(args, load_llm(args))
+        return capsys.readouterr().err
+
+    note = "--generation-config vllm ignores them"
+    assert said() == f"[sampling defaults of the model: temperature=0.6, top_k=20 · {note}]\n"
+    assert said("--temperature", "0") == f"[sampling defaults of the model: top_k=20 · {note}]\n"
+    assert said("--temperature", "0", "--top-k", "0") == ""
+    assert said("--generation-config", "vllm") == ""
+
+
+def test_generate_starts_from_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = model(tmp_path, {"temperature": 0.0, "max_new_tokens": 3}, vocab_size=420)
+    with_tokenizer(directory)
+    command = ["generate", "--model", str(directory), "--load-format", "dummy", "--json"]
+    sized = [*command, "--num-blocks", "16", "--num-threads", "1", "--ignore-eos"]
+
+    def tokens(*words: str) -> list[int]:
+        assert main([*sized, *words, "Once"]) == 0
+        return list(json.loads(capsys.readouterr().out)["token_ids"])
+
+    greedy = tokens()
+    assert len(greedy) == 3
+    assert tokens("--seed", "1") == greedy
+    neutral = ("--generation-config", "vllm")
+    assert tokens(*neutral, "--temperature", "0", "--max-tokens", "3") == greedy
+    drawn = {tuple(tokens(*neutral, "--max-tokens", "3", "--seed", seed)) for seed in "123"}
+    assert len(drawn) > 1
+    assert main([*sized, "Once"]) == 0
+    note = "[sampling defaults of the model: temperature=0.0, max_tokens=3 · "
+    assert capsys.readouterr().err.startswith(note)
+
+
+# What ends a text.
+
+
+def with_tokenizer(directory: Path) -> int:
+    """Puts a tokenizer into a model directory: its end-of-sequence id."""
+    tokenizer = small_tokenizers.byte_level()
+    tokenizer._backend.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    assert tokenizer.eos_token_id is not None
+    return tokenizer.eos_token_id
+
+
+def test_the_tokenizers_eos_ends_a_text_too(tmp_path: Path) -> None:
+    directory = model(tmp_path, {"eos_token_id": [5, 6]}, vocab_size=420)
+    eos = with_tokenizer(directory)
+    llm = loaded(directory, skip_tokenizer_init=False)
+    assert llm.model_config.eos_token_ids == (5, 6, eos)
+    # A token is allowed alone, so that it is the one that is drawn.
+    for token_id in (5, 6, eos, 7):
+        params = SamplingParams(allowed_token_ids=[token_id], max_tokens=4)
+        [output] = llm.generate("Once", params, use_tqdm=False)
+        expected = ("stop", 1) if token_id != 7 else ("length", 4)
+        choice = output.outputs[0]
+        assert (choice.finish_reason, len(choice.token_ids)) == expected
+    ignoring = SamplingParams(allowed_token_ids=[eos], max_tokens=4, ignore_eos=True)
+    assert len(llm.generate("Once", ignoring, use_tqdm=False)[0].outputs[0].token_ids) == 4
+    without = loaded(directory)
+    assert without.model_config.eos_token_ids == (5, 6)
+
+
+def test_another_generation_config_brings_its_eos(tmp_path: Path) -> None:
+    directory = model(tmp_path / "model", None)
+    other = model(tmp_path / "other", {"eos_token_id": [3, 8]})
+    assert loaded(directory, generation_config=other).model_config.eos_token_ids == (3, 8)
+    for wrong in (-1, 40):
+        model(tmp_path / "other", {"eos_token_id": wrong})
+        with pytest.raises(ModelError, match=rf"eos_token_id {wrong} must lie in 0 … 39"):
+            loaded(directory, generation_config=other)
+
+
+# max_logprobs.
+
+
+def test_a_limit_on_log_probabilities(tmp_path: Path) -> None:
+    directory = model(tmp_path, None)
+    limited, free = loaded(directory, max_logprobs=5), loaded(directory)
+    for name in ("logprobs", "prompt_logprobs"):
+        for asked, shown in ((6, "6"), (-1, "all")):
+            message = rf"^{name} asks for {shown}; max_logprobs is 5 \(raise it\)$"
+            params = SamplingParams(**{name: asked})
+            with pytest.raises(RequestError, match=message):
+                limited.generate([[1, 2]], params, use_tqdm=False)
+            free.generate([[1, 2]], params, use_tqdm=False)
+        for asked in (0, 5, None):
+            limited.generate([[1, 2]], SamplingParams(**{name: asked}), use_tqdm=False)
+    assert not limited.has_work
+    none = loaded(directory, max_logprobs=0)
+    none.generate([[1, 2]], SamplingParams(logprobs=0), use_tqdm=False)
+
+
+# What `LLM` and `AsyncLLM` are built from.
+
+
+def test_engine_args_build_what_llm_has(tmp_path: Path) -> None:
+    directory = model(tmp_path, RECOMMENDED, vocab_size=420)
+    eos = with_tokenizer(directory)
+    args = AsyncEngineArgs(directory, load_format="dummy", num_blocks=9, max_num_seqs=3)
+    parts = build(args)
+    assert parts.directory == parts.text_directory == directory
+    assert parts.engine.config.max_num_seqs == 3
+    assert parts.engine.scheduler.manager.num_blocks == 9
+    assert parts.tokenizer is not None
+    assert parts.model.eos_token_ids == (3, eos)
+    assert SamplingParams(**parts.generation.sampling) == SamplingParams(**AS_PARAMETERS)
+    llm = LLM.from_engine_args(args)
+    assert llm.engine_args == EngineArgs(**vars(args))
+    assert llm.engine.config == parts.engine.config
+
+
+def test_a_tokenizer_of_its_own(tmp_path: Path) -> None:
+    directory = model(tmp_path / "model", None, vocab_size=420)
+    text = tmp_path / "text"
+    text.mkdir()
+    with_tokenizer(text)
+    llm = loaded(directory, tokenizer=text, skip_tokenizer_init=False)
+    assert llm._text_directory == text
+    assert llm.get_tokenizer().encode("Once")
+
+
+def test_a_revision_needs_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = model(tmp_path / "model", None)
+    with pytest.raises(
+        ConfigError, match=r"revision='v2' needs a hub id; '.*model' is a directory"
+    ):
+        loaded(directory, revision="v2")
+    loaded(directory, revision="main")
+    calls = []
+
+    def snapshot_download(repo_id: str, **where: Any) -> str:
+        calls.append((repo_id, where.pop("allow_patterns"), where))
+        return str(directory)
+
+    hub = SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    args = {"revision": "v2", "tokenizer_revision": "v3", "download_dir": str(tmp_path / "cache")}
+    parts = build(EngineArgs("org/model", load_format="dummy", skip_tokenizer_init=True, **args))
+    assert parts.directory == directory
+    (name, patterns, where), (_, for_text, text_where) = calls
+    assert name == "org/model"
+    assert where == {"revision": "v2", "cache_dir": tmp_path / "cache"}
+    assert text_where == {"revision": "v3", "cache_dir": tmp_path / "cache"}
+    assert not any("safetensors" in pattern for pattern in (*patterns, *for_text))

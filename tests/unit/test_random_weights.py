@@ -1,0 +1,131 @@
+"""``load_format="dummy"``: weights from a seed and a config.json, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models
+from safetensors.numpy import save_file
+
+from mie import LLM, SamplingParams
+from mie.errors import MieError, WeightsError
+from mie.model.config import ModelConfig
+from mie.model.random_weights import RandomWeights
+from mie.model.tensors import expected_tensors
+
+FAMILIES = [
+    tiny_models.LLAMA,
+    tiny_models.MISTRAL_WINDOW,
+    tiny_models.QWEN2,
+    tiny_models.QWEN3_TIED,
+]
+PROMPT = [1, 2, 3, 4, 5]
+
+
+def config_alone(directory: Path, config: dict[str, Any]) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def answer(directory: Path, **settings: Any) -> tuple[list[int], list[float]]:
+    """Greedy tokens and their log-probabilities."""
+    llm = LLM(directory, skip_tokenizer_init=True, num_blocks=8, num_threads=1, **settings)
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=0, ignore_eos=True)
+    [output] = llm.generate([PROMPT], params, use_tqdm=False)
+    choice = output.outputs[0]
+    assert choice.logprobs is not None
+    return choice.token_ids, [next(iter(row.values())).logprob for row in choice.logprobs]
+
+
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda config: config["model_type"])
+def test_a_config_alone_runs_and_its_seed_decides(config: dict[str, Any], tmp_path: Path) -> None:
+    directory = config_alone(tmp_path, config)
+    first = answer(directory, load_format="dummy")
+    assert np.isfinite(first[1]).all()
+    assert answer(directory, load_format="dummy") == first
+    assert answer(directory, load_format="dummy", seed=1)[1] != first[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_weights_are_those_of_a_checkpoint_with_the_same_numbers(
+    dtype: str, tmp_path: Path
+) -> None:
+    config = {**tiny_models.QWEN2, "torch_dtype": dtype}
+    directory = config_alone(tmp_path / "dummy", config)
+    drawn = RandomWeights(ModelConfig.load(directory), seed=7)
+    tensors = {name: drawn.read(name) for name in drawn}
+    assert {str(tensor.dtype) for tensor in tensors.values()} == {dtype}
+    assert {name: tensor.shape for name, tensor in tensors.items()} == expected_tensors(
+        ModelConfig.load(directory)
+    )
+    written = config_alone(tmp_path / "written", config)
+    save_file(tensors, written / "model.safetensors")
+    assert answer(directory, load_format="dummy", seed=7) == answer(written)
+    assert answer(written, load_format="safetensors") == answer(written, load_format="auto")
+
+
+def test_matrices_keep_the_size_of_what_they_multiply() -> None:
+    config = {**tiny_models.LLAMA, "vocab_size": 3000, "hidden_size": 512}
+    weights = RandomWeights(ModelConfig.from_hf(config))
+    embedding = weights.read("model.embed_tokens.weight")
+    assert embedding.std() == pytest.approx(1 / np.sqrt(512), rel=0.01)
+    assert (weights.read("model.norm.weight") == 1).all()
+    assert weights.nbytes == 4 * ModelConfig.from_hf(config).num_parameters
+    assert len(list(weights.blocks("model.embed_tokens.weight"))) == 3
+    assert not np.array_equal(embedding[:1024], embedding[1024:2048])
+
+
+def test_without_it_the_weights_are_asked_for(tmp_path: Path) -> None:
+    directory = config_alone(tmp_path, tiny_models.LLAMA)
+    for load_format in ("auto", "safetensors"):
+        with pytest.raises(WeightsError, match=r"has neither model\.safetensors nor"):
+            answer(directory, load_format=load_format)
+
+
+# hf_overrides.
+
+
+def test_an_override_is_as_good_as_another_config(tmp_path: Path) -> None:
+    changed = {"rope_theta": 50.0, "rms_norm_eps": 1e-2, "max_position_embeddings": 64}
+    plain = config_alone(tmp_path / "plain", tiny_models.LLAMA)
+    other = config_alone(tmp_path / "other", {**tiny_models.LLAMA, **changed})
+    expected = answer(other, load_format="dummy")
+    assert answer(plain, load_format="dummy", hf_overrides=changed) == expected
+    assert answer(plain, load_format="dummy") != expected
+    llm = LLM(plain, skip_tokenizer_init=True, load_format="dummy", hf_overrides=changed)
+    assert llm.engine.max_model_len == 64
+    assert llm.model_config == ModelConfig.load(other)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"hidden_act": "gelu"}, "config.json with hf_overrides: activation 'gelu'"),
+        ({"num_hidden_layers": 0}, "config.json with hf_overrides: num_hidden_layers must be"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "RoPE type 'longrope'"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel'"),
+    ],
+)
+def test_an_override_is_refused_as_the_file_would_be(
+    overrides: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    directory = config_alone(tmp_path, tiny_models.LLAMA)
+    with pytest.raises(MieError, match=message):
+        answer(directory, load_format="dummy", hf_overrides=overrides)
+
+
+def test_an_override_of_a_shape_does_not_fit_the_weights(tiny) -> None:
+    with pytest.raises(WeightsError, match="do not fit its config"):
+        answer(tiny["llama"].directory, hf_overrides={"num_hidden_layers": 1})
+
+
+def test_an_override_comes_before_the_generation_config(tmp_path: Path) -> None:
+    directory = config_alone(tmp_path, tiny_models.LLAMA)
+    (directory / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    assert ModelConfig.load(directory).eos_token_ids == (5, 6)
+    assert ModelConfig.load(directory, {"eos_token_id": 9}).eos_token_ids == (9,)

@@ -1,0 +1,402 @@
+"""Each setting is declared once; everything else that names settings agrees with that."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mie import LLM, AsyncEngineArgs, EngineArgs, EngineConfig
+from mie.arguments import option
+from mie.backend import SETTINGS
+from mie.cli import main
+from mie.cli.options import _SAMPLING, add_engine_options, add_sampling_options, engine_options
+from mie.config import EngineSettings, check_setting
+from mie.engine_args import ModelSettings
+from mie.errors import ConfigError
+from mie.sched.params import SamplingParams
+from mie.settings import BACKENDS, Setting, settings_of
+from mie.vllm_names import VllmNames
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "settings_tables.py"))
+
+DECLARED = {name: (default, declared) for name, default, declared in settings_of(EngineArgs)}
+ENGINE = {name for name, *_ in settings_of(EngineSettings)}
+NEUTRAL = {each.name: each.metadata["neutral"] for each in dataclasses.fields(VllmNames)}
+
+
+def refused(message: str, **arguments: Any) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        EngineArgs(**arguments)
+
+
+# The declarations.
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_a_setting_is_declared_completely(name: str) -> None:
+    default, declared = DECLARED[name]
+    check_setting(name, default, declared)
+    assert declared.help
+    assert not declared.help.endswith(".")
+    assert declared.is_optional == (default is None)
+    assert set(declared.backends) <= set(BACKENDS)
+    assert not declared.alias_of or declared.alias_of in DECLARED
+
+
+def test_every_field_is_a_setting_a_neutral_name_or_the_model() -> None:
+    names = {each.name for each in dataclasses.fields(EngineArgs)}
+    assert names == {"model", *DECLARED, *NEUTRAL}
+    assert not set(DECLARED) & set(NEUTRAL)
+    assert {each.name for each in dataclasses.fields(EngineConfig)} == ENGINE
+
+
+def test_a_backend_has_the_settings_that_are_declared_as_its_own() -> None:
+    assert SETTINGS["numpy-plain"] == ("kv_cache_dtype",)
+    assert "gpu_memory_utilization" in SETTINGS["cupy"]
+    assert "gpu_memory_utilization" not in SETTINGS["cupy-emulated"]
+    assert "num_threads" in SETTINGS["numpy"]
+
+
+# What is made of them.
+
+
+@pytest.mark.parametrize("front", [LLM, LLM.__init__, AsyncEngineArgs])
+def test_the_constructors_have_every_setting_as_a_keyword(front: Any) -> None:
+    theirs = dict(inspect.signature(front).parameters)
+    theirs.pop("self", None)
+    expected = inspect.signature(EngineArgs).parameters
+    assert list(theirs) == list(expected)
+    for name, parameter in expected.items():
+        assert theirs[name].default == parameter.default
+        assert theirs[name].annotation == parameter.annotation
+
+
+def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    return {name: action for action in parser._actions for name in action.option_strings}
+
+
+def test_every_setting_has_an_option_with_its_help_and_no_default() -> None:
+    parser = argparse.ArgumentParser()
+    add_engine_options(parser)
+    options = commands(parser)
+    for name, (default, declared) in DECLARED.items():
+        if declared.kind == "object" or name == "seed":
+            assert option(name) not in options
+        elif declared.alias_of:
+            assert options[option(name)].dest == declared.alias_of
+        else:
+            action = options[option(name)]
+            assert action.dest == name
+            assert action.default is None
+            assert declared.help in (action.help or "").replace("%%", "%")
+            if default is not None and default is not True and default is not False:
+                assert str(default) in (action.help or "")
+    assert engine_options(parser.parse_args([])) == {}
+
+
+def test_vllms_other_options_are_known_but_not_shown() -> None:
+    parser = argparse.ArgumentParser()
+    add_engine_options(parser)
+    shown = parser.format_help()
+    for name in NEUTRAL.keys() - {"device"}:
+        assert commands(parser)[option(name)].dest == name
+        assert f"{option(name)} " not in shown
+    words = "--tensor-parallel-size 1 --trust-remote-code --no-enable-lora --quantization null"
+    given = engine_options(parser.parse_args(words.split()))
+    assert given == {"tensor_parallel_size": 1, "trust_remote_code": True, "enable_lora": False}
+    EngineArgs(**given)
+
+
+def test_a_sampling_option_is_a_sampling_parameter() -> None:
+    parser = argparse.ArgumentParser()
+    add_sampling_options(parser, max_tokens=7)
+    options = commands(parser)
+    assert {options[option(name)].dest for name in _SAMPLING} == set(_SAMPLING)
+    assert set(_SAMPLING) <= {each.name for each in dataclasses.fields(SamplingParams)}
+    for name in ("min_tokens", "top_p", "top_k", "min_p", "n", "frequency_penalty"):
+        default = getattr(SamplingParams(), name)
+        assert f"(default: {default:g})" in (options[option(name)].help or "")
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: str(path.name)
+)
+def test_the_tables_of_the_docs_are_those_of_the_declarations(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert SCRIPT["rewritten"](text) == text, "run scripts/settings_tables.py"
+
+
+def test_the_docs_explain_every_setting_and_every_neutral_name() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    for name in [*DECLARED, *NEUTRAL]:
+        assert f"`{name}`" in text
+
+
+def test_a_table_of_an_unknown_section_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="no section 'memory'"):
+        SCRIPT["rewritten"]("<!-- settings: memory -->\n<!-- end of settings -->")
+
+
+# The simulator.
+
+SIMULATED = ("bench", "throughput", "--device", "h200", "--num-prompts", "2")
+VALUES: dict[str, tuple[str, ...]] = {"integer": ("1",), "size": ("1GiB",), "number": ("0.5",)}
+
+
+def arguments_of(name: str, declared: Setting) -> list[str]:
+    """An option at a value that it may have."""
+    if declared.kind == "switch":
+        return [option(name)]
+    if declared.kind == "mapping":
+        return [option(name), "{}"]
+    return [option(name), *VALUES.get(declared.kind, (declared.choices or ("x",))[-1:])]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, (_, declared) in DECLARED.items()
+        if declared.kind != "object"
+        and (name not in ENGINE or declared.backends or not declared.is_simulated)
+        and not declared.alias_of
+    ],
+)
+def test_what_a_simulation_does_not_have_is_refused_by_name(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SIMULATED, *arguments_of(name, DECLARED[name][1])]) == 2
+    assert f"{option(name)} has no effect on a simulated engine" in capsys.readouterr().err
+
+
+def test_the_example_of_a_setting_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SIMULATED, "--batch-invariant"]) == 2
+    assert main([*SIMULATED, "--tensor-parallel-size", "2"]) == 2
+    refused, other = capsys.readouterr().err.splitlines()
+    assert "--batch-invariant has no effect" in refused
+    assert "tensor_parallel_size=2 is not supported" in other
+
+
+def test_what_a_simulation_has_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("--num-gpu-blocks-override", "64", "--max-num-seqs", "2", "--sjf-ageing", "2")
+    policy = ("--scheduling-policy", "sjf", "--tensor-parallel-size", "1")
+    assert main([*SIMULATED, *small, *policy]) == 0
+    assert capsys.readouterr().err == ""
+
+
+# vLLM's names.
+
+COMMON: dict[str, Any] = {
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "trust_remote_code": True,
+    "quantization": None,
+    "swap_space": 4,
+    "enforce_eager": True,
+    "gpu_memory_utilization": 0.95,
+    "disable_log_stats": True,
+    "revision": None,
+    "tokenizer_revision": None,
+    "tokenizer_mode": "auto",
+    "tokenizer": None,
+    "skip_tokenizer_init": False,
+    "seed": None,
+    "download_dir": None,
+    "cpu_offload_gb": 0,
+    "enable_lora": False,
+    "max_loras": 1,
+    "max_lora_rank": 16,
+    "speculative_config": None,
+    "disable_custom_all_reduce": True,
+    "max_seq_len_to_capture": 8192,
+    "served_model_name": ["a", "b"],
+    "task": "generate",
+    "runner": "generate",
+    "convert": "auto",
+    "limit_mm_per_prompt": {"image": 1},
+    "mm_processor_kwargs": None,
+    "dtype": "auto",
+    "kv_cache_dtype": "auto",
+    "max_model_len": None,
+    "block_size": None,
+    "max_num_seqs": None,
+    "max_num_batched_tokens": None,
+    "num_gpu_blocks_override": None,
+    "max_logprobs": 20,
+    "load_format": "auto",
+    "config_format": "auto",
+    "hf_overrides": None,
+    "generation_config": "auto",
+    "override_generation_config": None,
+    "enable_prefix_caching": None,
+    "enable_chunked_prefill": None,
+    "disable_sliding_window": False,
+    "distributed_executor_backend": None,
+    "compilation_config": None,
+    "guided_decoding_backend": "auto",
+    "logits_processors": None,
+    "model_impl": "auto",
+    "enable_sleep_mode": False,
+    "long_prefill_token_threshold": 0,
+}
+
+
+def test_common_arguments_of_vllm_are_accepted_where_they_change_nothing() -> None:
+    assert len(COMMON) == 52
+    args = EngineArgs("bundled", **COMMON)
+    assert args.engine_config() == EngineConfig(max_logprobs=20)
+    for name, value in COMMON.items():
+        EngineArgs(**{name: value})
+
+
+@pytest.mark.parametrize("name", [name for name, each in NEUTRAL.items() if each.allowed])
+def test_a_value_that_would_change_something_is_refused_with_the_reason(name: str) -> None:
+    refused(
+        f"{name}='something else' is not supported: {NEUTRAL[name].why}", **{name: "something else"}
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, each in NEUTRAL.items() if not each.allowed])
+def test_some_arguments_change_nothing_at_any_value(name: str) -> None:
+    for value in (None, True, False, 3, "something", {"image": 2}):
+        EngineArgs(**{name: value})
+
+
+def test_a_number_is_no_switch_and_a_list_is_a_sequence() -> None:
+    refused("tensor_parallel_size=True is not supported", tensor_parallel_size=True)
+    refused("enable_lora=0 is not supported", enable_lora=0)
+    EngineArgs(logits_processors=[], cpu_offload_gb=0.0)
+
+
+def test_what_changes_nothing_does_not_reach_the_engine() -> None:
+    for backend in BACKENDS:
+        args = EngineArgs(backend=backend, enforce_eager=True, gpu_memory_utilization=0.5)
+        config = args.engine_config()
+        assert config.enforce_eager == ("enforce_eager" in SETTINGS[backend])
+        assert (config.gpu_memory_utilization == 0.5) == (backend == "cupy")
+    refused("gpu_memory_utilization must be a number in (0, 1]; got 2", gpu_memory_utilization=2)
+    refused("enforce_eager must be True or False; got 'x'", enforce_eager="x")
+
+
+def test_swap_space_is_bytes_where_anything_is_swapped() -> None:
+    for value in (0, 0.5, 4, 1 << 30):
+        assert EngineArgs(swap_space=value).engine_config().swap_space is None
+    swaps = EngineArgs(swap_space=1 << 30, preemption_mode="swap")
+    assert swaps.engine_config().swap_space == 1 << 30
+    for value in (0, 0.5):
+        refused(
+            "swap_space must be an integer at least 1", swap_space=value, preemption_mode="swap"
+        )
+
+
+def test_none_means_the_default_of_a_setting_of_the_engine() -> None:
+    assert EngineArgs(**dict.fromkeys(sorted(ENGINE))).engine_config() == EngineConfig()
+
+
+def test_the_number_of_blocks_has_two_names() -> None:
+    assert EngineArgs(num_gpu_blocks_override=7).engine_config().num_blocks == 7
+    assert EngineArgs(num_gpu_blocks_override=7, num_blocks=7).engine_config().num_blocks == 7
+    refused("give one", num_gpu_blocks_override=7, num_blocks=8)
+    refused("num_gpu_blocks_override must be an integer at least 1", num_gpu_blocks_override=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("half", "float16"), ("float", "float32"), ("torch.bfloat16", "bfloat16"), ("auto", "auto")],
+)
+def test_a_dtype_is_spelled_as_in_vllm(given: str, name: str) -> None:
+    assert EngineArgs(dtype=given).dtype_name == name
+
+
+# Names that are wrong.
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("max_num_seq", "max_num_seqs"),
+        ("gpu_memory_utilisation", "gpu_memory_utilization"),
+        ("tensor_paralel_size", "tensor_parallel_size"),
+        ("block_sise", "block_size"),
+    ],
+)
+def test_a_typing_error_gets_the_nearest_name_and_no_list(name: str, near: str) -> None:
+    for front in (EngineArgs, AsyncEngineArgs, LLM):
+        message = f"{front.__name__} has no parameter {name!r}; did you mean {near!r}?"
+        with pytest.raises(ConfigError) as raised:
+            front("bundled", **{name: 1})
+        assert str(raised.value) == message
+    with pytest.raises(ConfigError) as raised:
+        LLM("bundled", xyzzy=1)  # type: ignore[call-arg]
+    assert str(raised.value) == "LLM has no parameter 'xyzzy'; leave it out"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs must be an integer at least 1; got 0"),
+        ({"backend": "cuda"}, "backend must be one of numpy, numpy-plain, cupy, cupy-emulated"),
+        ({"load_format": "gguf"}, "load_format must be one of auto, safetensors, dummy"),
+        ({"skip_tokenizer_init": 1}, "skip_tokenizer_init must be True or False; got 1"),
+        ({"hf_overrides": "x"}, "hf_overrides must be a dictionary; got 'x'"),
+        ({"override_generation_config": []}, "must be a dictionary; got []"),
+        ({"max_logprobs": -2}, "max_logprobs must be an integer at least -1; got -2"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(arguments: dict[str, Any], message: str) -> None:
+    refused(message, **arguments)
+
+
+# There and back.
+
+
+def test_engine_args_survive_the_command_line() -> None:
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    words = (
+        "--model m --max-num-seqs 8 --seed 5 --no-enable-prefix-caching --load-format dummy"
+        " --kv-cache-memory-bytes 1MiB --tensor-parallel-size 1 --watermark 0.5"
+    )
+    options = [*words.split(), "--hf-overrides", '{"rope_theta": 2.0}']
+    args = EngineArgs.from_cli_args(parser.parse_args(options))
+    assert args == EngineArgs(
+        "m",
+        max_num_seqs=8,
+        seed=5,
+        enable_prefix_caching=False,
+        load_format="dummy",
+        kv_cache_memory_bytes=1 << 20,
+        watermark=0.5,
+        hf_overrides={"rope_theta": 2.0},
+    )
+    assert AsyncEngineArgs.from_cli_args(parser.parse_args([])) == AsyncEngineArgs()
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "x"])
+def test_an_option_that_wants_json_says_so(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--hf-overrides", text])
+    assert "is not" in capsys.readouterr().err
+
+
+def test_the_repr_tells_what_differs() -> None:
+    assert repr(EngineArgs()) == "EngineArgs('bundled')"
+    args = AsyncEngineArgs("m", max_num_seqs=8, trust_remote_code=True)
+    assert repr(args) == "AsyncEngineArgs('m', max_num_seqs=8, trust_remote_code=True)"
+
+
+def test_the_parts_of_engine_args_do_not_overlap() -> None:
+    parts = [
+        {each.name for each in dataclasses.fields(part)}
+        for part in (ModelSettings, EngineSettings, VllmNames)
+    ]
+    assert sum(map(len, parts)) == len(set().union(*parts))
