@@ -62,9 +62,8 @@ class OutputProcessor:
 
     def _with_text_as_ids(self, params: SamplingParams) -> SamplingParams:
         """The parameters with their bad words in tokens, since the engine knows no text."""
-        for name in ("stop", "bad_words"):
-            if getattr(params, name) and self._tokenizer is None:
-                what = name.replace("_", " ").replace("stop", "stop strings")
+        for what, given in (("stop strings", params.stop), ("bad words", params.bad_words)):
+            if given and self._tokenizer is None:
                 raise RequestError(f"{what} need a tokenizer; load the model with its tokenizer")
         if params.bad_words and self._tokenizer is not None:
             encoded = encode_bad_words(self._tokenizer, params.bad_words)
