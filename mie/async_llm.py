@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from mie.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
 from mie.errors import EngineDeadError, RequestFailedError
 from mie.llm import LLM, Prompt
 from mie.loop import Command, EngineLoop
@@ -47,19 +48,24 @@ class AsyncLLM:
     the event loop's thread.
     """
 
-    def __init__(self, model: str | os.PathLike[str] = "bundled", **settings: Any) -> None:
-        """Load a model, with the keywords of `LLM`.
+    @with_arguments_of(AsyncEngineArgs)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """Load a model, with the arguments of `LLM`.
 
         Raises:
-            ConfigError: a setting is unknown or out of range.
+            ConfigError: a setting is unknown, out of range, or refused with the reason.
             ModelError: the model cannot be used.
         """
-        self._llm = LLM(model, **settings)
-        self._model = os.fspath(model)
+        self._llm = LLM(*args, **settings)
         self._loop = self._llm.loop
         self._thread = EngineThread(self._loop)
         # The thread must not keep this object alive, so that it ends with it.
         self._finalizer = weakref.finalize(self, self._thread.stop)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+        """Load the model that ``engine_args`` describe."""
+        return cls(**vars(engine_args))
 
     async def generate(
         self,
@@ -121,13 +127,13 @@ class AsyncLLM:
 
     async def get_model_config(self) -> ModelFacts:
         """Return what is known about the model."""
-        engine = self._loop.engine
+        engine, args = self._loop.engine, self._llm.engine_args
         return ModelFacts(
-            model=self._model,
+            model=os.fspath(args.model),
             max_model_len=engine.max_model_len,
             vocab_size=engine.vocab_size,
-            backend=self._llm.engine_args.backend,
-            dtype=self._llm.engine_args.dtype,
+            backend=args.backend,
+            dtype=args.dtype_name,
         )
 
     async def check_health(self) -> None:

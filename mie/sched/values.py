@@ -51,7 +51,7 @@ def _converted(kind: Any, abstract: type, value: Any) -> Any:
         return None
     try:
         return kind(value)
-    except (ArithmeticError, TypeError, ValueError):  # too large for a float, or no time at all
+    except (ArithmeticError, TypeError, ValueError):  # too large for a float, or NaT
         return None
 
 

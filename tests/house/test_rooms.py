@@ -123,7 +123,16 @@ ROOMS = {
         packages={"tqdm"},
     ),
     "async_llm": Room(
-        mie={"errors", "llm", "loop", "outputs", "request_state", "sched.params", "text.tokenizer"}
+        mie={
+            "engine_args",
+            "errors",
+            "llm",
+            "loop",
+            "outputs",
+            "request_state",
+            "sched.params",
+            "text.tokenizer",
+        }
     ),
     # level 5: the edges
     "doctor": Room(
