@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from mie.cli import bench, chat, diff, doctor, generate, inspect, sim, trace
+from mie.cli.parser import Parser
 from mie.errors import MieError, TooLittleMemoryError
 from mie.version import __version__
 
@@ -72,7 +73,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mie",
         description=(
             "A miniature LLM inference engine: paged KV cache, continuous batching, prefix sharing;"

@@ -319,6 +319,27 @@ def test_mistakes_in_the_arguments_show_the_usage(arguments: tuple[str, ...]) ->
     assert b"usage: mie" in process.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("genrate", "Hi"), "argument COMMAND: invalid choice 'genrate'; did you mean generate?"),
+        (("generate", "--temprature", "0", "Hi"), "did you mean --temperature?"),
+        (("generate", "--temprature=0", "Hi"), "unknown option --temprature; did you mean --temp"),
+        (("bench", "thruput"), "argument NAME: invalid choice 'thruput'; did you mean throughput?"),
+        (("bench", "serve", "--request-ratio", "2"), "did you mean --request-rate?"),
+        (("abacus",), "invalid choice 'abacus' (choose from generate, chat, "),
+        (("generate", "--abacus"), "mie generate: error: unknown option --abacus\n"),
+        (("--versoin", "doctor"), "unknown option --versoin; did you mean --version?"),
+    ],
+)
+def test_misspelt_commands_and_options_get_the_nearest_name(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    process = mie(*arguments)
+    assert process.returncode == 2
+    assert message in process.stderr.decode()
+
+
 @pytest.mark.parametrize("arguments", [("Once upon a time",), ("--json", "One", "Two")])
 def test_a_closed_pipe_ends_it_quietly(arguments: tuple[str, ...]) -> None:
     with start("generate", *LONG, *arguments) as process:
