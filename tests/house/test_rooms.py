@@ -152,7 +152,7 @@ ROOMS = {
             "sim",
             "version",
         },
-        packages={"tqdm"},
+        packages={"tqdm", "prompt_toolkit"},  # prompt_toolkit in chat_input alone
     ),
     "__main__": Room(mie={"cli"}),
     "__init__": Room(
@@ -164,6 +164,7 @@ LAZY = {
     "cupy",
     "huggingface_hub",
     "matplotlib",
+    "prompt_toolkit",
     "psutil",
     "starlette",
     "tokenizers",
