@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from mie.errors import ConfigError
+from mie.reprs import changed_repr
 
 T = TypeVar("T")
 
@@ -139,6 +140,8 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that may be in use in the end, by mie and all others; a GPU that
     shares the host's memory leaves as much as a CPU does."""
+
+    __repr__ = changed_repr
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):

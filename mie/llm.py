@@ -16,6 +16,7 @@ from mie.model.config import ModelConfig
 from mie.model.locate import locate_model
 from mie.outputs import RequestOutput
 from mie.processor import OutputProcessor
+from mie.progress import ProgressBar
 from mie.sched.params import SamplingParams
 from mie.text.tokenizer import Tokenizer
 
@@ -167,6 +168,9 @@ class LLM:
         """What `generate` uses when it is given none."""
         return SamplingParams()
 
+    def __repr__(self) -> str:
+        return f"LLM({str(self.directory)!r}, {self.engine!r})"
+
     # Request by request, for programs that bring their own loop.
 
     def add_request(
@@ -220,7 +224,7 @@ class LLM:
             for salt in [_cache_salt(prompt)]
         ]
         running: dict[str, RequestOutput | None] = {}
-        with _progress_bar(len(requests), use_tqdm) as bar:
+        with ProgressBar(len(requests), use_tqdm) as bar:
             try:
                 for text, token_ids, params, labels in tokenized:
                     with interrupts_deferred():
@@ -230,7 +234,7 @@ class LLM:
                     for output in self.step():
                         if output.finished and output.request_id in running:
                             running[output.request_id] = output
-                            bar.update()
+                            bar.update(output)
             finally:
                 with interrupts_deferred():
                     for request_id in [key for key, done in running.items() if done is None]:
@@ -279,9 +283,3 @@ def _one_for_each(
     if len(params) != count:
         raise ConfigError(f"{count} prompts need as many sampling_params; got {len(params)}")
     return list(params)
-
-
-def _progress_bar(total: int, is_shown: bool) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc="generating", unit="request", disable=not is_shown)

@@ -1,7 +1,13 @@
 """What a user gets back, spelled as in vLLM."""
 
-from dataclasses import dataclass, field
+from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mie.outputs_json import as_dict, from_dict
+from mie.reprs import short_repr
 from mie.sched.metrics import RequestMetrics
 from mie.sched.sequence import FinishReason
 
@@ -37,6 +43,8 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     """The stop string or the id from ``stop_token_ids``; None for EOS and for other endings."""
 
+    __repr__ = short_repr
+
 
 @dataclass(kw_only=True)
 class RequestOutput:
@@ -52,3 +60,18 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache."""
     metrics: RequestMetrics | None = None
+
+    __repr__ = short_repr
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as JSON has it; `from_dict` makes an equal output of that."""
+        return as_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RequestOutput:
+        """The output that `as_dict` wrote.
+
+        Raises:
+            ConfigError: a field is unknown or missing, or its value is of another type.
+        """
+        return from_dict(cls, values)

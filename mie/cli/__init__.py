@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from mie.cli import bench, chat, diff, doctor, generate, inspect, sim, trace
 from mie.cli.parser import Parser
 from mie.errors import MieError, TooLittleMemoryError
+from mie.logs import logging_to_stderr
 from mie.version import __version__
 
 EXIT_ERROR = 2
@@ -69,7 +70,8 @@ def _run(argv: Sequence[str] | None) -> int:
         args = _parser().parse_args(argv)
     except SystemExit as end:  # --help, or a mistake in the arguments, which argparse has shown
         return int(end.code or 0)
-    return int(args.run(args))
+    with logging_to_stderr():
+        return int(args.run(args))
 
 
 def _parser() -> argparse.ArgumentParser:

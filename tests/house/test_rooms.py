@@ -33,7 +33,9 @@ ROOMS = {
     # level 0: the standard library
     "version": Room(),
     "errors": Room(),
-    "config": Room(mie={"errors"}),
+    "logs": Room(),
+    "reprs": Room(),
+    "config": Room(mie={"errors", "reprs"}),
     "events": Room(mie={"errors"}),
     "host": Room(),
     "interrupts": Room(),
@@ -52,7 +54,8 @@ ROOMS = {
     ),
     "sched": Room(mie={"config", "errors", "memory"}),
     # level 3
-    "outputs": Room(mie={"sched.metrics", "sched.sequence"}),
+    "outputs_json": Room(mie={"errors"}),
+    "outputs": Room(mie={"outputs_json", "reprs", "sched.metrics", "sched.sequence"}),
     "runner": Room(
         mie={"model.decoder", "ops.backend", "ops.sampling", "sched.plan"}, packages={"numpy"}
     ),
@@ -71,6 +74,7 @@ ROOMS = {
             "engine",
             "errors",
             "events",
+            "logs",
             "memory",
             "model",
             "ops.backend",
@@ -84,6 +88,7 @@ ROOMS = {
     "processor": Room(
         mie={"engine", "errors", "interrupts", "outputs", "runner", "sched.params", "text"}
     ),
+    "progress": Room(mie={"outputs"}, packages={"tqdm"}),
     "llm": Room(
         mie={
             "config",
@@ -95,10 +100,10 @@ ROOMS = {
             "model.locate",
             "outputs",
             "processor",
+            "progress",
             "sched.params",
             "text",
         },
-        packages={"tqdm"},
     ),
     # level 5: the edges
     "doctor": Room(
@@ -145,6 +150,7 @@ ROOMS = {
             "errors",
             "events",
             "llm",
+            "logs",
             "model",
             "outputs",
             "replay",
@@ -156,7 +162,7 @@ ROOMS = {
     ),
     "__main__": Room(mie={"cli"}),
     "__init__": Room(
-        mie={"config", "engine", "errors", "llm", "outputs", "sched.params", "version"}
+        mie={"config", "engine", "errors", "llm", "logs", "outputs", "sched.params", "version"}
     ),
 }
 
