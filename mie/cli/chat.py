@@ -154,16 +154,15 @@ class Conversation:
         """The answer, printed as it comes, and whether Ctrl-C stopped it."""
         choice: CompletionOutput | None = None
         is_stopped = False
-        with typing_hidden(sys.stdin):
-            writer = AnswerWriter(sys.stdout)
-            try:
-                with closing(self._llm.stream(prompt, self._params)) as outputs:
-                    for output in outputs:
-                        choice = output.outputs[0]
-                        writer.add(choice.new_text)
-            except KeyboardInterrupt:
-                is_stopped = True
-            writer.finish()
+        writer = AnswerWriter(sys.stdout)
+        try:
+            with closing(self._llm.stream(prompt, self._params)) as outputs:
+                for output in outputs:
+                    choice = output.outputs[0]
+                    writer.add(choice.new_text)
+        except KeyboardInterrupt:
+            is_stopped = True
+        writer.finish()
         return choice, is_stopped
 
     def _check_fits(self, num_tokens: int) -> None:
@@ -220,7 +219,8 @@ def _talk(conversation: Conversation, read_next: Callable[[], Message | None], h
 
 def _answered(conversation: Conversation, text: str) -> bool:
     try:
-        conversation.answer(text)
+        with typing_hidden(sys.stdin):
+            conversation.answer(text)
     except RequestError as error:
         print(f"mie: error: {error}", file=sys.stderr)
         return False

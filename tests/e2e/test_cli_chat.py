@@ -137,6 +137,7 @@ def test_a_terminal_is_greeted_and_prompted(editor: dict[str, str]) -> None:
         terminal.shown_until(">")
         terminal.type("/help\n")
         terminal.shown_until("forget everything")
+        terminal.shown_until(">")
         terminal.type("\x04")  # Ctrl-D
         assert terminal.process.wait(60) == 0
 
