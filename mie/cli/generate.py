@@ -270,6 +270,13 @@ class _Batch:
             self._first_token = perf_counter() - self._began
 
     def _print(self, request: CliRequest, output: RequestOutput) -> None:
+        error = getattr(output, "error", None)
+        if error is not None:  # its step failed; the others went on
+            message = f"{request.origin.source}: {error}"
+            refused = RefusedRequest(origin=request.origin, error=message)
+            self._report(refused)
+            self._print_refused(refused)
+            return
         self._num_done += 1
         if self._args.json:
             for record in records_of(request.origin, output, self._args.model):
