@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 .PHONY: demo test test-all check clean
 
@@ -24,14 +25,16 @@ check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/check_types.py
 
-# The demo needs the package alone; an editable install, so that changes show at once.
+# The demo needs the package alone. The install is editable, so that changes show at once, and its build
+# backend is installed first: constraints.txt has no effect inside pip's build isolation.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(PIP) hatchling hatch-fancy-pypi-readme
+	$(PIP) --no-build-isolation --editable .
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,check]"
+	$(PIP) --no-build-isolation --editable ".[test,check]"
 	touch $@
 
 clean:

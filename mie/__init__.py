@@ -8,6 +8,7 @@ Names are loaded when they are first used, so that ``import mie`` costs nothing.
 import importlib
 from typing import TYPE_CHECKING
 
+from mie.logs import set_up_logging as _set_up_logging
 from mie.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
 ]
+
+_set_up_logging()
 
 
 def __getattr__(name: str) -> object:

@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from mie.errors import ConfigError
+from mie.reprs import changed_repr
 from mie.settings import BACKENDS, Setting, setting, settings_of
 
 T = TypeVar("T")
@@ -328,6 +329,8 @@ class EngineConfig(EngineSettings):
     ``kv_cache_memory_bytes``; a step computes at most ``max_num_batched_tokens`` tokens, decodes
     included, of at most ``max_num_seqs`` sequences. docs/settings.md explains every field.
     """
+
+    __repr__ = changed_repr
 
     def __post_init__(self) -> None:
         check_settings(self)

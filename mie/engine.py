@@ -80,6 +80,14 @@ class Engine:
         self._began = clock()
         log.start(scheduler.snapshot)
 
+    def __repr__(self) -> str:
+        manager, scheduler = self.scheduler.manager, self.scheduler
+        return (
+            f"Engine({manager.num_blocks} blocks of {manager.block_size} tokens,"
+            f" max_model_len={self.max_model_len}, {len(scheduler.running)} running,"
+            f" {len(scheduler.waiting)} waiting)"
+        )
+
     @property
     def max_model_len(self) -> int:
         """Maximum number of tokens of a prompt and its answer together."""

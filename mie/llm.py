@@ -13,6 +13,7 @@ from mie.errors import ConfigError, RequestError, RequestFailedError
 from mie.loop import EngineLoop
 from mie.outputs import RequestOutput
 from mie.processor import without_text
+from mie.progress import ProgressBar
 from mie.request_state import Collector, PreparedRequest
 from mie.sched.params import RequestOutputKind, SamplingParams, truncated
 from mie.text.tokenizer import Tokenizer
@@ -171,6 +172,9 @@ class LLM:
         """
         return SamplingParams(**self.generation_config.sampling)
 
+    def __repr__(self) -> str:
+        return f"LLM({str(self.directory)!r}, {self.engine!r})"
+
     # Request by request, for programs that bring their own loop.
 
     def add_request(
@@ -225,12 +229,12 @@ class LLM:
         finished: dict[str, RequestOutput] = {}
         collector = self._driver.new_collector()
         try:
-            with _progress_bar(len(prepared), use_tqdm) as bar:
+            with ProgressBar(len(prepared), use_tqdm) as bar:
                 request_ids = self._driver.add([*prepared], collector)
                 while len(finished) < len(prepared):
                     for output in self._driver.wait(collector):
                         finished[output.request_id] = output
-                        bar.update()
+                        bar.update(output)
         finally:
             self._driver.release(collector)
         outputs = [finished[request_id] for request_id in request_ids]
@@ -314,9 +318,3 @@ def _raise_failed(outputs: list[RequestOutput]) -> None:
             f"request {first.request_id} failed: {first.error}{more}; the others are in `outputs`",
             outputs,
         )
-
-
-def _progress_bar(total: int, is_shown: bool) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc="generating", unit="request", disable=not is_shown)

@@ -1,6 +1,8 @@
 """The one place that wires things together: from a model directory to an engine."""
 
+import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -12,6 +14,7 @@ from mie.config import EngineConfig
 from mie.engine import Engine, Runner
 from mie.errors import ConfigError
 from mie.events import EventLog
+from mie.logs import PreemptionWarnings
 from mie.memory.manager import KVCacheManager
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
@@ -45,6 +48,7 @@ def load_engine(
         ConfigError: a setting is out of range for the model or the machine.
         ModelError: the directory cannot be used; nothing stays loaded.
     """
+    began = time.perf_counter()
     config = config or EngineConfig()
     model = model or ModelConfig.load(directory)
     machine = load_backend(backend, dtype, config)
@@ -70,7 +74,7 @@ def load_engine(
     runner: Runner = model_runner
     if config.async_scheduling:
         runner = OverlappingRunner(model_runner, scheduler.ahead)
-    return Engine(
+    engine = Engine(
         config,
         scheduler,
         runner,
@@ -78,6 +82,11 @@ def load_engine(
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
     )
+    engine.observers.append(PreemptionWarnings())
+    logger = logging.getLogger(__name__)
+    logger.info("loaded %s on %s in %.2f s", directory, backend, time.perf_counter() - began)
+    logger.info("memory plan:\n%s", plan.table())
+    return engine
 
 
 def new_scheduler(

@@ -1,7 +1,13 @@
 """What a user gets back, spelled as in vLLM."""
 
-from dataclasses import dataclass, field
+from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mie.outputs_json import as_dict, from_dict
+from mie.reprs import short_repr
 from mie.sched.metrics import RequestMetrics
 from mie.sched.sequence import FinishReason
 
@@ -41,6 +47,8 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     """The stop string or the id from ``stop_token_ids``; None for EOS and for other endings."""
 
+    __repr__ = short_repr
+
     def finished(self) -> bool:
         """Return whether this choice has ended."""
         return self.finish_reason is not None
@@ -65,3 +73,18 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     error: str | None = None
     """Why the request failed, if its ``finish_reason`` is "error"."""
+
+    __repr__ = short_repr
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as JSON has it; `from_dict` makes an equal output of that."""
+        return as_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RequestOutput:
+        """The output that `as_dict` wrote.
+
+        Raises:
+            ConfigError: a field is unknown or missing, or its value is of another type.
+        """
+        return from_dict(cls, values)

@@ -68,23 +68,10 @@ class OutputProcessor:
             self.retract(prepared)
             raise
 
-<<<<<<< HEAD
     def retract(self, prepared: Sequence[PreparedRequest]) -> None:
         """End those of the requests that were added, without an output."""
         known = set(map(id, prepared))
         self._drop([i for i, state in self._states.items() if id(state.prepared) in known])
-=======
-    def _with_text_as_ids(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with their bad words in tokens, since the engine knows no text."""
-        for what, given in (("stop strings", params.stop), ("bad words", params.bad_words)):
-            if given and self._tokenizer is None:
-                raise RequestError(f"{what} need a tokenizer; load the model with its tokenizer")
-        if params.bad_words and self._tokenizer is not None:
-            encoded = encode_bad_words(self._tokenizer, params.bad_words)
-            params.bad_words_token_ids = (*(params.bad_words_token_ids or ()), *encoded)
-            params.bad_words = None
-        return params
->>>>>>> sampling
 
     def _add(self, prepared: PreparedRequest, collector: CollectorRef) -> str:
         """Queue a request in the engine.

@@ -39,9 +39,8 @@ def mie(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProce
 def start(*arguments: str | Path, **streams: Any) -> subprocess.Popen[bytes]:
     """A running process with pipes."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)], env=ENVIRONMENT, **{**pipes, **streams}
-    )
+    settings = {"env": ENVIRONMENT, **pipes, **streams}
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], **settings)
 
 
 def error_line(process: subprocess.CompletedProcess[bytes]) -> str:

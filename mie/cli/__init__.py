@@ -12,7 +12,9 @@ import sys
 from collections.abc import Sequence
 
 from mie.cli import bench, chat, diff, doctor, generate, inspect, sim, trace
+from mie.cli.parser import Parser
 from mie.errors import MieError, TooLittleMemoryError
+from mie.logs import logging_to_stderr
 from mie.version import __version__
 
 EXIT_ERROR = 2
@@ -68,11 +70,12 @@ def _run(argv: Sequence[str] | None) -> int:
         args = _parser().parse_args(argv)
     except SystemExit as end:  # --help, or a mistake in the arguments, which argparse has shown
         return int(end.code or 0)
-    return int(args.run(args))
+    with logging_to_stderr():
+        return int(args.run(args))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mie",
         description=(
             "A miniature LLM inference engine: paged KV cache, continuous batching, prefix sharing;"

@@ -141,10 +141,20 @@ def workload_of(
 def place_of(args: argparse.Namespace) -> dict[str, Any]:
     """Where a benchmark runs, for its results."""
     if args.costs is not None:
-        return {"costs": args.costs}
+        return costs_as_place(args.costs)
     if args.device is not None:
-        return {"device": args.device, "model_id": args.model_shape or DEFAULT_MODEL}
-    return {"model_id": args.model}
+        model = args.model_shape or DEFAULT_MODEL
+        return {"simulated": True, "device": args.device, "model_id": model}
+    return {"simulated": False, "model_id": args.model}
+
+
+def costs_as_place(path: str) -> dict[str, Any]:
+    """A file of costs stands for the device and the model that the recorded run had."""
+    from mie.sim.calibrate import read_costs
+
+    source = read_costs(Path(path))[1].get("trace", "a run that the file does not name")
+    place = f"as recorded in {source}"
+    return {"simulated": True, "device": place, "model_id": place, "costs": path}
 
 
 @contextmanager

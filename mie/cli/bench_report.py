@@ -67,7 +67,8 @@ def write_results(path: Path, results: Mapping[str, Any]) -> None:
 
 
 def markdown(results: Mapping[str, Any]) -> Iterator[str]:
-    """The results as tables."""
+    """The results as tables, under a line that says where they come from."""
+    yield from (place_line(results), "")
     numbers = [
         (label, number(results[name]))
         for name, label in _LABELS.items()
@@ -87,6 +88,16 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
     if rows:
         yield ""
         yield from table(("ms", *dict.fromkeys(heads)), rows)
+
+
+def place_line(results: Mapping[str, Any]) -> str:
+    """Whether results are simulated or measured, and on what."""
+    model = results["model_id"]
+    if not results["simulated"]:
+        return f"Measured on this machine: {model}"
+    if "costs" in results:
+        return f"Simulated with the costs in {results['costs']}: device and model {model}"
+    return f"Simulated: {model} on {results['device']}"
 
 
 def _columns(results: Mapping[str, Any], name: str) -> dict[str, str]:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import closing, suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import closing
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
+from mie.cli.chat_input import (
+    Message,
+    line_editor,
+    read_from_pipe,
+    read_message,
+    read_plainly,
+)
 from mie.cli.options import (
     DEFAULT_MODEL,
     add_engine_options,
@@ -17,6 +26,8 @@ from mie.cli.options import (
     sampling_params,
     trace_failed,
 )
+from mie.cli.parser import did_you_mean
+from mie.cli.terminal import AnswerWriter, typing_hidden
 from mie.errors import RequestError
 
 if TYPE_CHECKING:
@@ -24,13 +35,26 @@ if TYPE_CHECKING:
     from mie.outputs import CompletionOutput
     from mie.sched.params import SamplingParams
 
-_COMMANDS = "/exit ends, /reset starts anew, Ctrl-C stops an answer"
+_COMMANDS = ("/help", "/exit", "/reset")
+_HINT = "/help shows the commands, /exit ends, /reset starts anew, Ctrl-C stops an answer"
 
-_EPILOG = """\
-in the conversation:
-  /exit     end (so does Ctrl-D)
+_HELP = '''\
+  /help     show this
+  /exit     end the conversation (so does Ctrl-D)
   /reset    forget everything but the system message
-  Ctrl-C    stop the answer; what was said stays in the conversation
+  """       begin a message of several lines; another """ ends it
+  Ctrl-C    stop the answer; what was said stays in the conversation'''
+
+_EDITOR_HELP = """\
+  Alt-Enter begin a new line in the message
+  a pasted block is one message; the arrow keys bring back earlier ones"""
+
+_EPILOG = f"""\
+in the conversation:
+{_HELP}
+
+with the extra "chat" (pip install "mie[chat]"):
+{_EDITOR_HELP}
 
 Nothing is dropped silently: when the context is full, mie says so and waits for /reset.
 Messages may also come from standard input, one a line.
@@ -62,11 +86,12 @@ def add_parser(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Talks until the input ends; 0, or 1 if a message could not be answered.
+    """Talks until the input ends; 0, or 1 if a message from a pipe could not be answered.
 
     Raises:
         ConfigError: an argument is out of range.
         ModelError: the model cannot be used.
+        RequestError: the input is not UTF-8, or ends inside a message.
     """
     if args.positional_model and args.model == DEFAULT_MODEL:
         args.model = args.positional_model
@@ -74,24 +99,31 @@ def run(args: argparse.Namespace) -> int:
     with llm_with_trace(args) as llm:
         report_sampling_defaults(args, llm)
         params = sampling_params(args, defaults=llm.generation_config.sampling)
-        conversation = Conversation(llm, params, args.system)
         is_terminal = sys.stdin is not None and sys.stdin.isatty()
+        conversation = Conversation(llm, params, args.system, tells_speed=is_terminal)
         if is_terminal:
-            print(f"{args.model} · {_COMMANDS}", file=sys.stderr)
-        code = _talk(conversation, is_terminal)
-        return 1 if trace_failed(args, llm) else code
+            _talk_in_terminal(conversation, args.model)
+            num_failed = 0  # whoever sat there has seen it
+        else:
+            num_failed = _talk(conversation, lambda: read_message(read_from_pipe), _HELP)
+        return 1 if trace_failed(args, llm) or num_failed else 0
 
 
 class Conversation:
     """A model and what was said; every answer is printed as it comes.
 
+    With ``tells_speed`` a line after each answer tells its tokens a second.
+
     Raises:
         ChatTemplateError: the model has no chat template, or one without a system message.
     """
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+    def __init__(
+        self, llm: LLM, params: SamplingParams, system: str | None, *, tells_speed: bool = False
+    ) -> None:
         self._llm = llm
         self._params = params
+        self._tells_speed = tells_speed
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = [*self._opening]
         llm.apply_chat_template([*self._opening, {"role": "user", "content": "Hello"}])
@@ -110,20 +142,31 @@ class Conversation:
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt = self._llm.chat_prompt(messages)
         self._check_fits(len(prompt["prompt_token_ids"]))
+        began = perf_counter()
+        choice, is_stopped = self._printed(prompt)
+        notes = ["stopped"] if is_stopped else self._why_cut(choice)
+        if choice is not None and self._tells_speed:
+            count = len(choice.token_ids)
+            notes += [f"{count} tokens", f"{count / (perf_counter() - began):.1f} tokens/s"]
+        if notes:
+            print(f"[{' · '.join(notes)}]", file=sys.stderr)
+        if choice is not None and choice.text:
+            self.messages = [*messages, {"role": "assistant", "content": choice.text}]
+
+    def _printed(self, prompt: dict[str, Any]) -> tuple[CompletionOutput | None, bool]:
+        """The answer, printed as it comes, and whether Ctrl-C stopped it."""
         choice: CompletionOutput | None = None
+        is_stopped = False
+        writer = AnswerWriter(sys.stdout)
         try:
             with closing(self._llm.stream(prompt, self._params)) as outputs:
                 for output in outputs:
                     choice = output.outputs[0]
-                    print(choice.new_text, end="", flush=True)
-            note = self._why_cut(choice)
+                    writer.add(choice.new_text)
         except KeyboardInterrupt:
-            note = "stopped"
-        print()
-        if note:
-            print(f"[{note}]", file=sys.stderr)
-        if choice is not None and choice.text:
-            self.messages = [*messages, {"role": "assistant", "content": choice.text}]
+            is_stopped = True
+        writer.finish()
+        return choice, is_stopped
 
     def _check_fits(self, num_tokens: int) -> None:
         limit = self._llm.engine.max_model_len
@@ -134,59 +177,54 @@ class Conversation:
                 " send a shorter one"
             )
 
-    def _why_cut(self, choice: CompletionOutput | None) -> str | None:
+    def _why_cut(self, choice: CompletionOutput | None) -> list[str]:
         if choice is None or choice.finish_reason != "length":
-            return None
+            return []
         if len(choice.token_ids) == self._params.max_tokens:
-            return f"cut at --max-tokens {self._params.max_tokens}"
+            return [f"cut at --max-tokens {self._params.max_tokens}"]
         limit = self._llm.engine.max_model_len
-        return f"the context of {limit} tokens is full: the answer was cut. /reset starts anew"
+        return [f"the context of {limit} tokens is full: the answer was cut. /reset starts anew"]
 
 
-def _talk(conversation: Conversation, is_terminal: bool) -> int:
+def _talk_in_terminal(conversation: Conversation, model: str) -> None:
+    editor = line_editor() if sys.stdout.isatty() else None
+    print(f"{model} · {_HINT}", file=sys.stderr)
+    if editor is None:
+        print('(pip install "mie[chat]" brings history and pasted blocks)', file=sys.stderr)
+
+    def read_next() -> Message | None:
+        while True:
+            try:
+                return read_message(editor or read_plainly)
+            except KeyboardInterrupt:  # the message begins anew
+                print(f"\n({_HINT})")
+
+    _talk(conversation, read_next, _HELP if editor is None else f"{_HELP}\n{_EDITOR_HELP}")
+
+
+def _talk(conversation: Conversation, read_next: Callable[[], Message | None], help_: str) -> int:
+    """Answer messages until there are no more: how many could not be answered."""
     num_failed = 0
-    while True:
-        text = _read_from_terminal() if is_terminal else _read_from_pipe()
-        if text is None or text.strip() == "/exit":
-            return 1 if num_failed and not is_terminal else 0
-        if text.strip() == "/reset":
+    while (message := read_next()) is not None and message.command != "/exit":
+        if message.command == "/reset":
             conversation.reset()
             print("[a new conversation]", file=sys.stderr)
-        elif text.strip().startswith("/"):
-            print(f"[unknown command {text.strip()}: {_COMMANDS}]", file=sys.stderr)
+        elif message.command == "/help":
+            print(help_, file=sys.stderr)
+        elif message.command is not None:
+            near = did_you_mean(message.command, _COMMANDS)
+            print(f"[unknown command {message.command}{near or f': {_HINT}'}]", file=sys.stderr)
             num_failed += 1
-        elif text.strip():
-            num_failed += not _answered(conversation, text)
+        elif message.text.strip():
+            num_failed += not _answered(conversation, message.text)
+    return num_failed
 
 
 def _answered(conversation: Conversation, text: str) -> bool:
     try:
-        conversation.answer(text)
+        with typing_hidden(sys.stdin):
+            conversation.answer(text)
     except RequestError as error:
         print(f"mie: error: {error}", file=sys.stderr)
         return False
     return True
-
-
-def _read_from_terminal() -> str | None:
-    """A line that was typed; None at its end (Ctrl-D). Ctrl-C begins the line anew."""
-    with suppress(ImportError):
-        import readline  # noqa: F401  # importing it gives input() its editing keys
-    while True:
-        try:
-            return input("> ")
-        except EOFError:
-            print()
-            return None
-        except KeyboardInterrupt:
-            print(f"\n({_COMMANDS})")
-
-
-def _read_from_pipe() -> str | None:
-    raw = sys.stdin.buffer.readline() if sys.stdin is not None else b""
-    try:
-        return raw.decode("utf-8").rstrip("\r\n") if raw else None
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"standard input is not UTF-8: byte 0x{raw[error.start]:02x} in {raw[:40]!r}"
-        ) from error

@@ -6,9 +6,10 @@ import argparse
 import json
 import shutil
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,19 @@ from mie.cli.options import (
     sampling_params,
     trace_failed,
 )
-from mie.cli.requests import CliRequest, from_json_lines, from_prompts, prompts_from_stdin
+from mie.cli.records import record_of_refused, records_of
+from mie.cli.requests import (
+    CliRequest,
+    RefusedRequest,
+    from_json_lines,
+    from_prompts,
+    prompts_from_stdin,
+)
 from mie.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from mie.llm import LLM
-    from mie.outputs import CompletionOutput, RequestOutput
+    from mie.outputs import RequestOutput
     from mie.sched.params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256
@@ -35,9 +43,12 @@ _EPILOG = """\
 Prompts are arguments, or lines of standard input, or JSON lines with --input: objects with one of
 "prompt", "messages" or "prompt_token_ids", and any sampling parameter by its name, "priority" or
 "cache_salt", such as
-  {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
-Blank lines are skipped. A bad JSON line does not stop the others: it is named on standard error,
-and the exit code is 1.
+  {"id": 7, "prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
+or lines of OpenAI's batch files, which are answered with --json by records of the same form:
+  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
+"id" and "custom_id" are repeated in the output, which follows the order of the input. Blank lines
+are skipped. A bad line does not stop the others: its record has an "error", standard error names
+it, and the exit code is 1.
 
 One prompt is answered token by token; several run together, and each answer is printed whole, in
 order. Standard error ends with a line of numbers.
@@ -107,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         return 1 if trace_failed(args, llm) or batch.num_failed else 0
 
 
-def _read_requests(args: argparse.Namespace) -> list[CliRequest | RequestError]:
+def _read_requests(args: argparse.Namespace) -> list[CliRequest | RefusedRequest]:
     if args.system is not None and not args.chat:
         raise ConfigError("--system needs --chat: it is a message of the chat template")
     if args.input is None:
@@ -118,7 +129,7 @@ def _read_requests(args: argparse.Namespace) -> list[CliRequest | RequestError]:
             "--input brings its own requests: pass no prompts with it, and no --chat (a line with"
             ' "messages" is a chat)'
         )
-    return [*from_json_lines(args.input)]
+    return [*from_json_lines(args.input, args.model)]
 
 
 def _stdin_or_help() -> list[str]:
@@ -129,11 +140,19 @@ def _stdin_or_help() -> list[str]:
     return prompts_from_stdin()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Added:
+    """A request that the engine has taken."""
+
+    request: CliRequest
+    request_id: str
+
+
 class _Batch:
     """The requests of one command, and what became of them."""
 
     def __init__(
-        self, llm: LLM, args: argparse.Namespace, requests: Sequence[CliRequest | RequestError]
+        self, llm: LLM, args: argparse.Namespace, requests: Sequence[CliRequest | RefusedRequest]
     ) -> None:
         self._llm = llm
         self._args = args
@@ -157,16 +176,24 @@ class _Batch:
         print()
 
     def print_all(self) -> None:
-        """Run all requests together; print each answer when it and those before it are done."""
-        added = self._add_all()
+        """Run all requests together; print each record when it and those before it are done."""
+        waiting = deque(self._add_all())
         finished: dict[str, RequestOutput] = {}
-        order = iter(added)
-        due = next(order, None)
-        for output in self._finished(len(added)):
+
+        def print_those_due() -> None:
+            while waiting and (
+                isinstance(waiting[0], RefusedRequest) or waiting[0].request_id in finished
+            ):
+                due = waiting.popleft()
+                if isinstance(due, RefusedRequest):
+                    self._print_refused(due)
+                else:
+                    self._print(due.request, finished.pop(due.request_id))
+
+        print_those_due()
+        for output in self._finished(sum(isinstance(each, _Added) for each in waiting)):
             finished[output.request_id] = output
-            while due in finished:
-                self._print(added[due], finished.pop(due))
-                due = next(order, None)
+            print_those_due()
 
     def print_numbers(self) -> None:
         """Say on standard error how much was generated, how fast, and in how much of the cache."""
@@ -192,25 +219,29 @@ class _Batch:
         report_sampling_defaults(self._args, self._llm)
         print(f"[{' · '.join(numbers)}]", file=sys.stderr)
 
-    def _add_all(self) -> dict[str, CliRequest]:
-        added: dict[str, CliRequest] = {}
-        for request in self._requests:
-            try:
-                if isinstance(request, RequestError):
-                    raise request
-                prompt, params = self._prepared(request)
-                priority = request.labels.get("priority", 0)
-                added[self._llm.add_request(prompt, params, priority=priority)] = request
-            except (ConfigError, RequestError) as error:
-                if not self._args.input:
-                    raise
-                self._report(request, error)
-        return added
+    def _add_all(self) -> list[_Added | RefusedRequest]:
+        return [self._add(request) for request in self._requests]
 
-    def _report(self, request: CliRequest | RequestError, error: Exception) -> None:
+    def _add(self, request: CliRequest | RefusedRequest) -> _Added | RefusedRequest:
+        if isinstance(request, RefusedRequest):
+            self._report(request)
+            return request
+        try:
+            prompt, params = self._prepared(request)
+            priority = request.labels.get("priority", 0)
+            request_id = self._llm.add_request(prompt, params, priority=priority)
+            return _Added(request=request, request_id=request_id)
+        except (ConfigError, RequestError) as error:
+            if not self._args.input:
+                raise
+            message = f"{request.origin.source}: {error}"
+            refused = RefusedRequest(origin=request.origin, error=message)
+            self._report(refused)
+            return refused
+
+    def _report(self, refused: RefusedRequest) -> None:
         """A line on standard error for one that failed; the others go on."""
-        where = f"{request.source}: " if isinstance(request, CliRequest) else ""
-        print(f"mie: error: {where}{' '.join(str(error).split())}", file=sys.stderr)
+        print(f"mie: error: {' '.join(refused.error.split())}", file=sys.stderr)
         self.num_failed += 1
 
     def _prepared(self, request: CliRequest) -> tuple[Any, SamplingParams]:
@@ -242,39 +273,34 @@ class _Batch:
             self._first_token = perf_counter() - self._began
 
     def _print(self, request: CliRequest, output: RequestOutput) -> None:
+        error = getattr(output, "error", None)
+        if error is not None:  # its step failed; the others went on
+            message = f"{request.origin.source}: {error}"
+            refused = RefusedRequest(origin=request.origin, error=message)
+            self._report(refused)
+            self._print_refused(refused)
+            return
         self._num_done += 1
-        if not self._args.json and self._has_titles:
-            print(_title(request.title))
-        for choice in output.outputs:
-            if self._args.json:
-                print(json.dumps(_as_json(output, choice)))
-            else:
-                print(f"[{choice.index}] {choice.text}" if len(output.outputs) > 1 else choice.text)
-        if not self._args.json and self._has_titles:
-            print()
+        if self._args.json:
+            for record in records_of(request.origin, output, self._args.model):
+                print(json.dumps(record))
+        else:
+            texts = [choice.text for choice in output.outputs]
+            if len(texts) > 1:
+                texts = [f"[{index}] {text}" for index, text in enumerate(texts)]
+            self._print_texts(request.title, texts)
         sys.stdout.flush()
 
+    def _print_refused(self, refused: RefusedRequest) -> None:
+        if self._args.json:
+            print(json.dumps(record_of_refused(refused)))
+        else:
+            self._print_texts(refused.origin.source, [f"[error: {refused.error}]"])
+        sys.stdout.flush()
 
-def _as_json(output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-    """One answer for programs, in vLLM's words."""
-    return {
-        "request_id": output.request_id,
-        "index": choice.index,
-        "prompt": output.prompt,
-        "prompt_token_ids": output.prompt_token_ids,
-        "text": choice.text,
-        "token_ids": choice.token_ids,
-        "cumulative_logprob": choice.cumulative_logprob,
-        "logprobs": choice.logprobs and [_row_as_json(row) for row in choice.logprobs],
-        "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop_reason,
-        "num_cached_tokens": output.num_cached_tokens,
-        "metrics": output.metrics and output.metrics.as_dict(),
-    }
-
-
-def _row_as_json(row: dict[int, Any]) -> list[dict[str, Any]]:
-    return [{"token_id": token_id, **asdict(entry)} for token_id, entry in row.items()]
+    def _print_texts(self, title: str, texts: Sequence[str]) -> None:
+        lines = [_title(title), *texts, ""] if self._has_titles else texts
+        print("\n".join(lines))
 
 
 def _title(text: str) -> str:

@@ -5,20 +5,43 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mie.cli.openai_batch import BatchLine, is_batch_line
 from mie.errors import RequestError
 
 _KINDS: Mapping[str, type[Any]] = {"prompt": str, "messages": list, "prompt_token_ids": list}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CliRequest:
-    """One request, and where it came from."""
+class Origin:
+    """Where a request comes from, and what its record in the output repeats."""
 
-    source: str  # "prompt 2", "requests.jsonl line 7": for messages
+    source: str
+    """For messages: "prompt 2", "requests.jsonl, line 7"."""
+    line: int | None = None
+    """The number of its JSON line."""
+    ids: Mapping[str, Any] = field(default_factory=dict)
+    """The line's own ``id`` and ``custom_id``, whatever they are."""
+    batch: BatchLine | None = None
+    """The line in OpenAI's batch form, if it has that form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedRequest:
+    """A line that cannot be served, and why."""
+
+    origin: Origin
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CliRequest:
+    """One request: one of a prompt, messages or token ids."""
+
+    origin: Origin
     prompt: str | None = None
     messages: Sequence[Any] | None = None
     prompt_token_ids: Sequence[int] | None = None
@@ -47,9 +70,10 @@ def _from_prompt(prompt: str, source: str, *, system: str | None, chat: bool) ->
     if not prompt:
         raise RequestError(f"{source} is empty; give it some text")
     if not chat:
-        return CliRequest(source=source, prompt=prompt)
+        return CliRequest(origin=Origin(source=source), prompt=prompt)
     opening = [] if system is None else [{"role": "system", "content": system}]
-    return CliRequest(source=source, messages=[*opening, {"role": "user", "content": prompt}])
+    messages = [*opening, {"role": "user", "content": prompt}]
+    return CliRequest(origin=Origin(source=source), messages=messages)
 
 
 def prompts_from_stdin() -> list[str]:
@@ -67,15 +91,24 @@ def prompts_from_stdin() -> list[str]:
     return lines
 
 
-def from_json_lines(path: str) -> Iterator[CliRequest | RequestError]:
-    """A request, or what is wrong with it, for each line of ``path`` ("-": standard input)."""
+def from_json_lines(path: str, model: str) -> Iterator[CliRequest | RefusedRequest]:
+    """A request, or what is wrong with it, for each line of ``path`` ("-": standard input).
+
+    ``model`` is the one that answers; a line in OpenAI's batch form may name no other.
+    """
     name = "standard input" if path == "-" else path
     for number, raw in _lines(path):
-        source = f"{name}, line {number}"
+        origin = Origin(source=f"{name}, line {number}", line=number)
         try:
-            yield _from_json(_decoded(raw, source), source)
+            values = _object(_decoded(raw, origin.source), origin.source)
+            origin = replace(origin, ids=_taken(values, "id", "custom_id"))
+            if is_batch_line(values):
+                batch = BatchLine(values=values, source=origin.source)
+                origin = replace(origin, batch=batch)
+                values = batch.request(model)
+            yield _from_values(values, origin)
         except RequestError as error:
-            yield error
+            yield RefusedRequest(origin=origin, error=str(error))
 
 
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:
@@ -102,15 +135,20 @@ def _decoded(raw: bytes, source: str) -> str:
         ) from error
 
 
-def _from_json(text: str, source: str) -> CliRequest:
+def _object(text: str, source: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
         raise RequestError(f"{source} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise RequestError(f"{source} must be a JSON object, got a {type(values).__name__}")
-    given = {name: values.pop(name) for name in _KINDS if name in values}
-    labels = {name: values.pop(name) for name in ("priority", "cache_salt") if name in values}
+    return values
+
+
+def _from_values(values: dict[str, Any], origin: Origin) -> CliRequest:
+    source = origin.source
+    given = _taken(values, *_KINDS)
+    labels = _taken(values, "priority", "cache_salt")
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
         raise RequestError(f"{source} needs one of {', '.join(_KINDS)}; got {got}")
@@ -120,4 +158,9 @@ def _from_json(text: str, source: str) -> CliRequest:
         raise RequestError(f"{source}: {name} must be {kind}, got {value!r}")
     if not value:
         raise RequestError(f"{source}: {name} is empty")
-    return CliRequest(source=source, overrides=values, labels=labels, **given)
+    return CliRequest(origin=origin, overrides=values, labels=labels, **given)
+
+
+def _taken(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The named values, taken out of ``values``."""
+    return {name: values.pop(name) for name in names if name in values}

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mie.cli.bench_options import simulated_config
-from mie.cli.bench_report import number, table
+from mie.cli.bench_options import costs_as_place, simulated_config
+from mie.cli.bench_report import number, place_line, table
 from mie.cli.options import add_engine_options
 from mie.errors import ConfigError
 
@@ -196,9 +196,15 @@ def _run_predict(args: argparse.Namespace) -> int:
     result = run_load(bench, recording.workload)
     predicted = summarize(result.records, result.duration_ns)
     measured = summarize(recording.records, recording.duration_ns)
+    place = costs_as_place(args.costs)
     if args.json:
-        print(json.dumps({"predicted": predicted, "measured": measured}, indent=2))
+        results = {
+            "predicted": {**place, **predicted},
+            "measured": {"simulated": False, **measured},
+        }
+        print(json.dumps(results, indent=2))
     else:
+        print(f"Predicted: {place_line(place)}\n")
         print("\n".join(_comparison(predicted, measured)))
     refused = [record for record in result.records if record.error]
     for record in refused:

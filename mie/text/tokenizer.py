@@ -42,6 +42,12 @@ class Tokenizer:
         )
         self._prefix, self._suffix = self._ids_around()
 
+    def __repr__(self) -> str:
+        return (
+            f"Tokenizer({self._source!r}, vocab_size={self.vocab_size},"
+            f" bos_token_id={self.bos_token_id}, eos_token_id={self.eos_token_id})"
+        )
+
     @classmethod
     def load(cls, directory: Path, vocab_size: int | None) -> Tokenizer:
         """The tokenizer in ``directory``, checked against the model's ``vocab_size`` (None: not).

@@ -99,10 +99,20 @@ def test_latency_has_vllms_fields():
 
 def test_the_table_is_markdown():
     process = mie("bench", "serve", *SIMULATED, "--num-prompts", "3")
-    lines = process.stdout.decode().splitlines()
+    place, blank, *lines = process.stdout.decode().splitlines()
+    assert (place, blank) == ("Simulated: TinyLlama-1.1B on a10g", "")
     assert lines[2].split() == ["|", "Successful", "requests", "|", "3", "|"]
     assert any(line.startswith("| Time to first token   |") for line in lines)
     assert all(line.startswith("|") for line in lines if line)
+
+
+@pytest.mark.parametrize("benchmark", ["serve", "throughput", "latency"])
+def test_simulated_results_say_so_with_device_and_model(benchmark: str):
+    batch = ("--batch-size", "2", "--num-iters", "1", "--num-iters-warmup", "0")
+    options = batch if benchmark == "latency" else ("--num-prompts", "2")
+    found = results(benchmark, *SIMULATED, *options)
+    assert (found["simulated"], found["device"]) == (True, "a10g")
+    assert found["model_id"] == "TinyLlama-1.1B"
 
 
 def test_a_simulation_writes_its_trace(tmp_path: Path):
@@ -118,6 +128,7 @@ def test_the_real_engine_is_measured(tiny, tmp_path: Path):
     model = ("--model", tiny["llama"].directory, "--num-blocks", "64")
     options = ("--num-prompts", "6", "--random-input-len", "9", "--random-output-len", "5")
     found = results("serve", *model, *options, "--n", "2", "--trace", trace)
+    assert found["simulated"] is False
     assert found["completed"] == 6
     assert found["total_output_tokens"] == 60
     assert found["mean_ttft_ms"] > 0

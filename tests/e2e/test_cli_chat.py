@@ -1,13 +1,18 @@
 """``mie chat`` as a process, with messages from a pipe."""
 
+import fcntl
 import os
 import pty
+import re
 import select
 import signal
-import time
+import struct
+import termios
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
-from command_line import error_line, mie, start
+from command_line import ENVIRONMENT, error_line, mie, start
 
 GREEDY = ("--temperature", "0")
 
@@ -65,39 +70,139 @@ def test_an_interrupt_stops_the_answer_and_not_the_program() -> None:
     assert output.endswith(b"\nI am the tiny story \n")
 
 
-def test_a_terminal_is_greeted_and_prompted() -> None:
-    keyboard, terminal = pty.openpty()
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
-    with start("chat", *GREEDY, **streams) as process:
+class Terminal:
+    """A terminal of 60 columns, and ``mie chat`` on it."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self.keyboard, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 60, 0, 0))
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+        # No questions for the position of the cursor: nothing here would answer them.
+        plain = {"TERM": "xterm", "COLUMNS": "60", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        self.process = start(
+            "chat", *arguments, env={**ENVIRONMENT, **plain, **environment}, **streams
+        )
         os.close(terminal)
-        try:
-            assert "Ctrl-C stops an answer" in shown_until("> ", keyboard)
-            os.write(keyboard, b"Who are you?\n")
-            assert "I am the tiny story model" in shown_until("> ", keyboard)
-            time.sleep(0.3)  # readline shows the prompt a moment before it listens to signals
-            process.send_signal(signal.SIGINT)  # begins the line anew
-            assert "/exit ends" in shown_until("> ", keyboard)
-            os.write(keyboard, b"\x04")  # Ctrl-D
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
-            os.close(keyboard)
+        self._shown, self._start = b"", 0
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.keyboard)
+
+    def type(self, keys: str) -> None:
+        os.write(self.keyboard, keys.encode())
+
+    def shown_until(self, end: str, seconds: float = 60) -> str:
+        """What is shown next, up to ``end``, without what moves the cursor."""
+        while (at := self._text().find(end, self._start)) < 0:
+            ready, _, _ = select.select([self.keyboard], [], [], seconds)
+            assert ready, f"waited for {end!r}; the terminal shows {self._text()[self._start :]!r}"
+            self._shown += os.read(self.keyboard, 4096)
+        start, self._start = self._start, at + len(end)
+        return self._text()[start : self._start]
+
+    def _text(self) -> str:
+        return ESCAPES.sub("", self._shown.decode(errors="ignore")).replace("\r", "")
 
 
-def shown_until(end: str, terminal: int) -> str:
-    """What a terminal shows, up to a line that begins with ``end``; ten seconds at most."""
-    shown = b""
-    while f"\n{end}".encode() not in shown.replace(b"\x1b[?2004h", b""):
-        ready, _, _ = select.select([terminal], [], [], 10)
-        assert ready, f"waited for {end!r}; the terminal shows {shown!r}"
-        shown += os.read(terminal, 4096)
-    return shown.decode()
+ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-Z\\-_=>])|\a")
+SPEED = re.compile(r"\[\d+ tokens · [\d.]+ tokens/s\]")
+STORY = "Tell me a story about Mia the fox, the garden and a kite."
+
+
+@pytest.fixture(params=["prompt_toolkit", "readline"])
+def editor(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """The environment in which ``mie chat`` reads lines with this library."""
+    if request.param == "prompt_toolkit":
+        pytest.importorskip("prompt_toolkit")
+        return {}
+    (tmp_path / "prompt_toolkit.py").write_text("raise ImportError('hidden by a test')\n")
+    paths = (str(tmp_path), os.environ.get("PYTHONPATH", ""))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def test_a_terminal_is_greeted_and_prompted(editor: dict[str, str]) -> None:
+    with Terminal(*GREEDY, **editor) as terminal:
+        greeting = terminal.shown_until(">")
+        assert "Ctrl-C stops an answer" in greeting
+        assert greeting.count("mie[chat]") == bool(editor)  # what is missing is said once
+        terminal.type("Who are you?\n")
+        answer = terminal.shown_until("tokens/s]")
+        assert "I am the tiny story model" in answer
+        assert SPEED.search(answer)
+        terminal.shown_until(">")
+        terminal.type("/help\n")
+        terminal.shown_until("forget everything")
+        terminal.shown_until(">")
+        terminal.type("\x04")  # Ctrl-D
+        assert terminal.process.wait(60) == 0
+
+
+def test_ctrl_c_begins_the_line_anew(editor: dict[str, str]) -> None:
+    with Terminal(*GREEDY, **editor) as terminal:
+        terminal.shown_until(">")
+        for _ in range(100):  # the prompt is shown a moment before signals are listened to
+            terminal.process.send_signal(signal.SIGINT)
+            with suppress(AssertionError):
+                assert "/exit ends" in terminal.shown_until(">", seconds=0.2)
+                break
+        terminal.type("/exit\n")
+        assert terminal.process.wait(60) == 0
+
+
+def test_words_are_wrapped_at_the_width_of_the_terminal(editor: dict[str, str]) -> None:
+    whole = mie("chat", *GREEDY, stdin=STORY.encode()).stdout.decode()
+    with Terminal(*GREEDY, **editor) as terminal:
+        terminal.shown_until(">")
+        terminal.type(f"{STORY}\n")
+        shown = terminal.shown_until("tokens/s]")
+        answer = shown[shown.index(whole[:20]) : shown.rindex("[")]
+        assert answer.split() == whole.split()
+        assert 40 < max(map(len, answer.splitlines())) <= 60
+
+
+def test_typing_during_an_answer_waits_for_the_next_prompt(editor: dict[str, str]) -> None:
+    whole = mie("chat", *GREEDY, stdin=STORY.encode()).stdout.decode()
+    with Terminal(*GREEDY, **editor) as terminal:
+        terminal.shown_until(">")
+        terminal.type(f"{STORY}\n")
+        begun = terminal.shown_until(whole[:20])
+        terminal.type("Who are you")
+        shown = begun + terminal.shown_until("tokens/s]\n")
+        answer = shown[shown.index(whole[:20]) : shown.rindex("[")]
+        assert answer.split() == whole.split()
+        terminal.shown_until("Who are you")  # behind the prompt
+        terminal.type("?\n")
+        terminal.shown_until("tokens/s]")
+
+
+def test_a_pasted_block_is_one_message(editor: dict[str, str]) -> None:
+    with Terminal(*GREEDY, **editor) as terminal:
+        terminal.shown_until(">")
+        terminal.type("\x1b[200~Who are you?\n/exit\x1b[201~")
+        terminal.shown_until("/exit")
+        terminal.type("\n")
+        terminal.shown_until("tokens/s]")
+        terminal.shown_until(">")  # and /exit was no command
+
+
+def test_triple_quotes_work_in_a_pipe() -> None:
+    process = mie("chat", *GREEDY, stdin=b'"""\nWho are\nyou?\n"""\n/help\n')
+    assert process.returncode == 0
+    assert len(process.stdout.splitlines()) == 1
+    assert b"/reset    forget" in process.stderr
+    assert 'ends inside the message that """ began' in mie("chat", stdin=b'"""\n').stderr.decode()
 
 
 def test_unknown_commands_and_bad_input_are_named() -> None:
     process = mie("chat", *GREEDY, stdin=b"/quit\n")
     assert process.returncode == 1
-    assert b"unknown command /quit: /exit ends" in process.stderr
+    assert b"unknown command /quit; did you mean /exit?" in process.stderr
+    assert b"unknown command /abacus: /help shows" in mie("chat", stdin=b"/abacus\n").stderr
     assert "is not UTF-8: byte 0xff" in error_line(mie("chat", *GREEDY, stdin=b"\xff\n"))
 
 

@@ -136,7 +136,9 @@ def test_a_file_of_requests_with_bad_lines_serves_the_others(tmp_path: Path) -> 
     neutral = ("--generation-config", "vllm")
     process = mie("generate", "--json", *neutral, "--input", tmp_path / "requests.jsonl")
     assert process.returncode == 1
-    served = json_lines(process.stdout)
+    records = json_lines(process.stdout)
+    assert [record["line"] for record in records] == [1, 2, 3, 4, *range(6, 17)]
+    served = [record for record in records if "error" not in record]
     assert [len(line["token_ids"]) for line in (served[0], served[2])] == [3, 2]
     assert "I am the tiny story model" in served[1]["text"]
     assert len(served) == 3
@@ -159,7 +161,98 @@ def test_a_file_of_requests_with_bad_lines_serves_the_others(tmp_path: Path) -> 
     for number, message in expected.items():
         (line,) = [line for line in errors if f"requests.jsonl, line {number}" in line]
         assert message in line
+        (record,) = [record for record in records if record["line"] == number]
+        assert message in record["error"]
     assert len(errors) == len(expected)
+
+
+def test_ids_of_json_lines_are_repeated_in_the_order_of_the_input() -> None:
+    lines = (
+        b'{"id": 7, "prompt": "Once upon a time", "max_tokens": 30, "ignore_eos": true}\n'
+        b'{"id": "bad", "prompt": ""}\n'
+        b'{"custom_id": "c", "id": null, "prompt": "One day", "max_tokens": 1}\n'
+        b'{"id": 7, "prompt": "One day", "max_tokens": 1, "n": 2}\n'
+    )
+    process = mie("generate", "--json", "--input", "-", stdin=lines)
+    assert process.returncode == 1
+    records = json_lines(process.stdout)
+    assert [record["id"] for record in records] == [7, "bad", None, 7, 7]
+    assert records[1] == {
+        "id": "bad",
+        "line": 2,
+        "error": "standard input, line 2: prompt is empty",
+    }
+    assert records[2]["custom_id"] == "c"
+    assert [record["index"] for record in records[3:]] == [0, 1]
+
+
+def test_a_failed_line_has_its_place_in_the_text_too() -> None:
+    lines = b'{"prompt": "Once upon a time"}\n{"prompt": 5}\n{"prompt": "One day"}\n'
+    process = mie("generate", *GREEDY, "--input", "-", stdin=lines)
+    titles = [line for line in process.stdout.decode().splitlines() if line.startswith("===")]
+    assert titles == ["=== Once upon a time", "=== standard input, line 2", "=== One day"]
+    assert b"[error: standard input, line 2: prompt must be a string, got 5]" in process.stdout
+
+
+def batch_line(custom_id: str, url: str, **body: object) -> str:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
+
+
+def test_a_batch_file_of_openai_is_answered_in_its_own_form(tmp_path: Path) -> None:
+    chat, completions = "/v1/chat/completions", "/v1/completions"
+    question = [{"role": "user", "content": "Who are you?"}]
+    lines = [
+        batch_line("chat", chat, model="bundled", messages=question, temperature=0, user="u"),
+        batch_line("text", completions, prompt="One day", max_tokens=2, n=2, logprobs=1, seed=1),
+        batch_line("ids", completions, prompt=[0, 300, 301], max_tokens=2, stream=False),
+        batch_line(
+            "top", chat, messages=question, max_completion_tokens=1, logprobs=True, top_logprobs=2
+        ),
+        batch_line("model", chat, model="gpt-x", messages=question),
+        batch_line("url", "/v1/embeddings", input="x"),
+        batch_line("tools", chat, messages=question, tools=[{}]),
+        batch_line("stream", chat, messages=question, stream=True),
+        batch_line("texts", completions, prompt=["One", "Two"]),
+        batch_line("empty", chat, prompt="x"),
+    ]
+    (tmp_path / "batch.jsonl").write_text("\n".join(lines))
+    process = mie("generate", "--json", "--input", tmp_path / "batch.jsonl")
+    assert process.returncode == 1
+    records = json_lines(process.stdout)
+    assert [record["custom_id"] for record in records] == [
+        json.loads(line)["custom_id"] for line in lines
+    ]
+    assert all(record["error"] is None for record in records[:4])
+    bodies = [record["response"]["body"] for record in records[:4]]
+    assert {record["response"]["status_code"] for record in records[:4]} == {200}
+    assert [body["object"] for body in bodies[:2]] == ["chat.completion", "text_completion"]
+    assert "I am the tiny story model" in bodies[0]["choices"][0]["message"]["content"]
+    assert bodies[0]["choices"][0]["finish_reason"] == "stop"
+    assert [choice["index"] for choice in bodies[1]["choices"]] == [0, 1]
+    assert len(bodies[1]["choices"][0]["logprobs"]["tokens"]) == 2
+    assert bodies[1]["usage"]["completion_tokens"] == 4
+    assert bodies[2]["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    (token,) = bodies[3]["choices"][0]["logprobs"]["content"]
+    assert len(token["top_logprobs"]) >= 2
+    for record, message in zip(
+        records[4:],
+        (
+            "model 'gpt-x' is not loaded; this run answers with 'bundled'",
+            "url must be '/v1/chat/completions' or '/v1/completions', got '/v1/embeddings'",
+            "no parameter 'tools'",
+            "stream must be false in a batch",
+            "give each text its own line",
+            "a body for /v1/chat/completions needs messages",
+        ),
+        strict=True,
+    ):
+        assert record["response"] is None
+        assert message in record["error"]["message"]
 
 
 def test_requests_come_from_standard_input_too() -> None:
@@ -225,6 +318,27 @@ def test_mistakes_in_the_arguments_show_the_usage(arguments: tuple[str, ...]) ->
     process = mie("generate", *arguments)
     assert process.returncode == 2
     assert b"usage: mie" in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("genrate", "Hi"), "argument COMMAND: invalid choice 'genrate'; did you mean generate?"),
+        (("generate", "--temprature", "0", "Hi"), "did you mean --temperature?"),
+        (("generate", "--temprature=0", "Hi"), "unknown option --temprature; did you mean --temp"),
+        (("bench", "thruput"), "argument NAME: invalid choice 'thruput'; did you mean throughput?"),
+        (("bench", "serve", "--request-ratio", "2"), "did you mean --request-rate?"),
+        (("abacus",), "invalid choice 'abacus' (choose from generate, chat, "),
+        (("generate", "--abacus"), "mie generate: error: unknown option --abacus\n"),
+        (("--versoin", "doctor"), "unknown option --versoin; did you mean --version?"),
+    ],
+)
+def test_misspelt_commands_and_options_get_the_nearest_name(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    process = mie(*arguments)
+    assert process.returncode == 2
+    assert message in process.stderr.decode()
 
 
 @pytest.mark.parametrize("arguments", [("Once upon a time",), ("--json", "One", "Two")])

@@ -58,11 +58,17 @@ def test_a_run_calibrates_and_is_predicted(trace: Path, tmp_path: Path):
     assert found["predicted"]["total_output_tokens"] == found["measured"]["total_output_tokens"]
     table = run("sim", "predict", trace, "--costs", costs)
     assert "| duration (s)      |" in table
+    simulated = f"Simulated with the costs in {costs}: device and model as recorded in run.jsonl"
+    assert table.startswith(f"Predicted: {simulated}\n")
+    assert found["predicted"]["simulated"] is True
+    assert found["predicted"]["device"] == "as recorded in run.jsonl"
+    assert found["measured"]["simulated"] is False
     load = tmp_path / "recorded.json"
     assert run("sim", "extract", trace, "-o", load) == ""
     bench = ("bench", "throughput", "--costs", costs, "--num-blocks", "400", "--json")
     again = json.loads(run(*bench, "--workload", load))
     assert again["duration"] == found["predicted"]["duration"]
+    assert (again["simulated"], again["model_id"]) == (True, "as recorded in run.jsonl")
 
 
 def test_a_pool_that_is_too_small_is_told(trace: Path, tmp_path: Path):

@@ -33,9 +33,11 @@ ROOMS = {
     # level 0: the standard library
     "version": Room(),
     "errors": Room(),
+    "logs": Room(),
+    "reprs": Room(),
     "settings": Room(),
     "sizes": Room(mie={"errors"}),
-    "config": Room(mie={"errors", "settings"}),
+    "config": Room(mie={"errors", "reprs", "settings"}),
     "limits": Room(mie={"config"}),
     "vllm_names": Room(mie={"errors", "settings"}),
     "arguments": Room(mie={"settings", "sizes", "vllm_names"}),
@@ -58,7 +60,8 @@ ROOMS = {
     ),
     "sched": Room(mie={"config", "errors", "limits", "memory"}),
     # level 3
-    "outputs": Room(mie={"sched.metrics", "sched.sequence"}),
+    "outputs_json": Room(mie={"errors"}),
+    "outputs": Room(mie={"outputs_json", "reprs", "sched.metrics", "sched.sequence"}),
     "rows": Room(mie={"ops.sampling", "sched.bad_words", "sched.plan"}, packages={"numpy"}),
     "runner": Room(
         mie={"model.decoder", "ops.backend", "ops.sampling", "rows", "sched.plan"},
@@ -78,6 +81,7 @@ ROOMS = {
             "engine",
             "errors",
             "events",
+            "logs",
             "memory",
             "model",
             "ops.backend",
@@ -107,6 +111,7 @@ ROOMS = {
             "text.tokenizer",
         }
     ),
+    "progress": Room(mie={"outputs"}, packages={"tqdm"}),
     "llm": Room(
         mie={
             "build",
@@ -117,10 +122,10 @@ ROOMS = {
             "outputs",
             "processor",
             "request_state",
+            "progress",
             "sched.params",
             "text",
         },
-        packages={"tqdm"},
     ),
     "async_llm": Room(
         mie={
@@ -182,6 +187,7 @@ ROOMS = {
             "errors",
             "events",
             "llm",
+            "logs",
             "model",
             "outputs",
             "replay",
@@ -191,7 +197,7 @@ ROOMS = {
             "sizes",
             "version",
         },
-        packages={"tqdm"},
+        packages={"tqdm", "prompt_toolkit"},  # prompt_toolkit in chat_input alone
     ),
     "__main__": Room(mie={"cli"}),
     "__init__": Room(
@@ -203,6 +209,7 @@ ROOMS = {
             "errors",
             "limits",
             "llm",
+            "logs",
             "outputs",
             "sched.beam_params",
             "sched.params",
@@ -215,6 +222,7 @@ LAZY = {
     "cupy",
     "huggingface_hub",
     "matplotlib",
+    "prompt_toolkit",
     "psutil",
     "starlette",
     "tokenizers",

@@ -1,6 +1,7 @@
 """The parts of the command line that need no process."""
 
 import argparse
+import json
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 import mie.llm
 from mie.cli import main
 from mie.cli.chat import Conversation
-from mie.cli.generate import _title
+from mie.cli.generate import _Batch, _title
 from mie.cli.options import add_engine_options, add_sampling_options, load_llm, sampling_params
+from mie.cli.requests import CliRequest, Origin
 from mie.errors import ConfigError, RequestError
+from mie.outputs import CompletionOutput
 from mie.sched.params import SamplingParams
 
 
@@ -207,3 +210,40 @@ def test_a_message_that_does_not_fit_is_not_remembered() -> None:
         talk.answer("three")
     assert talk.messages == before
     assert len(llm.prompts) == 2
+
+
+class FailingLLM:
+    """Two requests: the first fails in its step, and the second is answered."""
+
+    def __init__(self) -> None:
+        self.has_work = True
+
+    def add_request(self, prompt: object, params: object, priority: int) -> str:
+        return prompt["prompt"]
+
+    def step(self) -> list[SimpleNamespace]:
+        self.has_work = False
+        output = SimpleNamespace(
+            prompt=None, prompt_token_ids=[1], num_cached_tokens=0, metrics=None, finished=True
+        )
+        answer = CompletionOutput(index=0, text="well")
+        return [
+            SimpleNamespace(**vars(output), request_id="b", outputs=[answer], error=None),
+            SimpleNamespace(**vars(output), request_id="a", outputs=[], error="ValueError: no"),
+        ]
+
+
+def test_a_request_that_fails_in_its_step_has_a_record(capsys: pytest.CaptureFixture[str]) -> None:
+    requests = [
+        CliRequest(origin=Origin(source=f"line {i}", line=i, ids={"id": i}), prompt=text)
+        for i, text in enumerate("ab")
+    ]
+    args = argparse.Namespace(**{**vars(parsed()), "json": True, "input": "-", "n": None})
+    batch = _Batch(FailingLLM(), args, requests)
+    batch.print_all()
+    shown = capsys.readouterr()
+    failed, answered = map(json.loads, shown.out.splitlines())
+    assert failed == {"id": 0, "line": 0, "error": "line 0: ValueError: no"}
+    assert (answered["id"], answered["text"]) == (1, "well")
+    assert shown.err == "mie: error: line 0: ValueError: no\n"
+    assert batch.num_failed == 1

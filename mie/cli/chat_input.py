@@ -1,0 +1,104 @@
+"""What ``mie chat`` is told: messages from a terminal or from a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from mie.errors import RequestError
+
+QUOTES = '"""'
+
+ReadLine = Callable[[str], "str | None"]
+"""Shows a prompt and gives the line that was typed; None at the end of the input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """What was said, or a command to the program."""
+
+    text: str
+    is_quoted: bool = False
+    """Whether it stood between triple quotes."""
+
+    @property
+    def command(self) -> str | None:
+        """The command that it is: one line that begins with a slash, and is not quoted."""
+        line = self.text.strip()
+        is_command = line.startswith("/") and "\n" not in line and not self.is_quoted
+        return line if is_command else None
+
+
+def read_message(read_line: ReadLine) -> Message | None:
+    '''A line, or all lines between two """; None at the end of the input.
+
+    Raises:
+        RequestError: the input ends before the closing quotes.
+    '''
+    first = read_line("> ")
+    if first is None:
+        return None
+    if not first.lstrip().startswith(QUOTES):
+        return Message(text=first)
+    lines = [first.lstrip().removeprefix(QUOTES)]
+    while not lines[-1].rstrip().endswith(QUOTES):
+        line = read_line("... ")
+        if line is None:
+            raise RequestError(
+                f"the input ends inside the message that {QUOTES} began; end it with {QUOTES}"
+            )
+        lines.append(line)
+    lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
+    return Message(text="\n".join(lines).strip("\n"), is_quoted=True)
+
+
+def read_from_pipe(prompt: str) -> str | None:
+    """A line of standard input; nobody sees ``prompt`` there."""
+    raw = sys.stdin.buffer.readline() if sys.stdin is not None else b""
+    try:
+        return raw.decode("utf-8").rstrip("\r\n") if raw else None
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"standard input is not UTF-8: byte 0x{raw[error.start]:02x} in {raw[:40]!r}"
+        ) from error
+
+
+def read_plainly(prompt: str) -> str | None:
+    """A line that was typed, edited with the keys that Python's own readline module knows."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  # importing it gives input() its editing keys
+    try:
+        return input(prompt)
+    except EOFError:
+        print()
+        return None
+
+
+def line_editor() -> ReadLine | None:
+    """A reader with prompt_toolkit's keys, or None where it is not installed.
+
+    A pasted block is one message, and Alt-Enter begins a new line.
+    """
+    try:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    except ImportError:
+        return None
+
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    keys = KeyBindings()
+    keys.add("escape", "enter")(new_line)
+    session: PromptSession[str] = PromptSession(key_bindings=keys)
+
+    def read_line(prompt: str) -> str | None:
+        try:
+            line: str = session.prompt(prompt)
+        except EOFError:
+            return None
+        return line
+
+    return read_line

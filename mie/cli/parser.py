@@ -1,0 +1,39 @@
+"""An argument parser that suggests the nearest name for a misspelt one."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of ``mie`` and of each of its commands, which argparse makes of the same class."""
+
+    def parse_known_args(  # type: ignore[override]  # its overloads differ in the namespace alone
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Refuse an unknown option where the command's own options are known, not in ``mie``."""
+        parsed, rest = super().parse_known_args(args, namespace)
+        for word in rest:
+            if word.startswith("--"):
+                name = word.partition("=")[0]
+                self.error(f"unknown option {name}{did_you_mean(name, self._option_names())}")
+        return parsed, rest
+
+    def _option_names(self) -> list[str]:
+        return [name for action in self._actions for name in action.option_strings]
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        hint = did_you_mean(str(value), choices) or f" (choose from {', '.join(choices)})"
+        raise argparse.ArgumentError(action, f"invalid choice {str(value)!r}{hint}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What an error message adds for a misspelt name, or nothing where no name is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,120 @@
+"""What a terminal needs beyond print: words that are not cut, and typing that is not echoed."""
+
+from __future__ import annotations
+
+import shutil
+import termios
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+_TAB = "    "
+
+
+class WordWrap:
+    """Writes text that comes in pieces, and breaks its lines between words.
+
+    The last word is held back until it ends, because only then is it known whether it fits.
+    Control characters are left out: a model's text must not steer the terminal.
+    """
+
+    def __init__(self, write: Callable[[str], object], width: int) -> None:
+        self._write = write
+        self._width = max(1, width)
+        self._column = 0
+        self._spaces = ""
+        self._word = ""
+
+    def add(self, text: str) -> None:
+        """Write what is complete of ``text`` and of what came before."""
+        for character in text:
+            if character == "\n":
+                self._end_line()
+            elif character in " \t":
+                self._end_word()
+                self._spaces += _TAB if character == "\t" else character
+            elif unicodedata.category(character) != "Cc":
+                self._add_to_word(character)
+
+    def finish(self) -> None:
+        """Write the rest."""
+        self._end_word()
+
+    def _add_to_word(self, character: str) -> None:
+        if _is_wide(character):  # a word of its own, as lines of Chinese or Japanese break
+            self._end_word()
+        self._word += character
+        if _is_wide(character) or _width_of(self._word) >= self._width:
+            self._end_word()
+
+    def _end_line(self) -> None:
+        self._end_word()
+        self._write("\n")
+        self._column, self._spaces = 0, ""
+
+    def _end_word(self) -> None:
+        if not self._word:
+            return
+        text = self._spaces + self._word
+        if self._column + _width_of(text) > self._width:
+            if self._column:
+                self._write("\n")
+            self._column, text = 0, self._word
+        self._write(text)
+        self._column += _width_of(text)
+        self._spaces = self._word = ""
+
+
+class AnswerWriter:
+    """Prints an answer as it comes, with its words wrapped where it is read on a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        width = shutil.get_terminal_size().columns
+        self._wrap = WordWrap(stream.write, width) if stream.isatty() else None
+
+    def add(self, text: str) -> None:
+        """Print the next piece."""
+        if self._wrap is None:
+            self._stream.write(text)
+        else:
+            self._wrap.add(text)
+        self._stream.flush()
+
+    def finish(self) -> None:
+        """Print what was held back, and end the line."""
+        if self._wrap is not None:
+            self._wrap.finish()
+        self._stream.write("\n")
+        self._stream.flush()
+
+
+def _width_of(text: str) -> int:
+    """The columns that ``text`` takes: two for a wide character, none for a combining one."""
+    return sum(
+        0 if unicodedata.combining(character) else 1 + _is_wide(character) for character in text
+    )
+
+
+def _is_wide(character: str) -> bool:
+    return unicodedata.east_asian_width(character) in "WF"
+
+
+@contextmanager
+def typing_hidden(stream: TextIO | None) -> Iterator[None]:
+    """While something is printed, keep what is typed for the next prompt, and do not show it.
+
+    Ctrl-C works as ever. A stream that is no terminal is left alone.
+    """
+    if stream is None or not stream.isatty():
+        yield
+        return
+    before = termios.tcgetattr(stream)
+    quiet = termios.tcgetattr(stream)
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(stream, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(stream, termios.TCSADRAIN, before)

@@ -1,0 +1,62 @@
+"""Each example runs as it stands, and is short."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MAX_LINES = 60
+
+EXPECTED = {
+    "basic": r"Prompt:    'One day'\nGenerated: '.+",
+    "batch_jsonl": r'(\{"custom_id": "story-\d", "text": ".*Nora.*"\}\n)$',
+    "chat": r"Answer: The story is about Nora the hedgehog\.\nCached: \d+ of \d+ tokens\n",
+    "classify": r"3 of 3 right\n$",
+    "n_choices": r"(\[\d\] log-probability .*\n){4}The same seed gave the same texts: True\n$",
+    "prefix_caching": r"10\d of 10\d tokens cached\nThe answers are the same .*: True\n$",
+    "streaming": r"\[\d+ tokens, finish_reason='\w+'\]\n(.|\n)*unfinished requests: False\]\n$",
+}
+"""What each example prints at last."""
+
+
+def test_every_example_is_tried() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == EXPECTED.keys()
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_runs(name: str, tmp_path: Path) -> None:
+    root = str(EXAMPLES.parent)
+    paths = filter(None, (root, os.environ.get("PYTHONPATH")))
+    process = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUTF8": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    assert re.search(EXPECTED[name], process.stdout), process.stdout
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_is_short_and_says_what_it_shows(name: str) -> None:
+    lines = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < MAX_LINES
+    assert lines[0].startswith('"""')
+
+
+def test_batch_answers_go_to_the_file_that_is_named(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    requests = tmp_path / "requests.jsonl"
+    body = '{"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 9}'
+    requests.write_text(f'{{"custom_id": "q", "body": {body}}}\n')
+    command = [sys.executable, EXAMPLES / "batch_jsonl.py", requests, answers]
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
+    assert answers.read_text().startswith('{"custom_id": "q", "text": "I am')

@@ -1,0 +1,143 @@
+"""Outputs as JSON and back, and what objects show of themselves."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mie import LLM, CompletionOutput, EngineConfig, RequestOutput, SamplingParams
+from mie.errors import ConfigError
+from mie.outputs import Logprob
+from mie.sched.metrics import RequestMetrics
+
+
+def through_json(output: RequestOutput) -> RequestOutput:
+    text = json.dumps(output.as_dict(), allow_nan=False)
+    return RequestOutput.from_dict(json.loads(text))
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("bundled", num_blocks=200)
+
+
+def test_a_real_output_comes_back_equal(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=6, n=2, seed=1, logprobs=2, prompt_logprobs=1)
+    [output] = llm.generate(["Once upon a time"], params, use_tqdm=False)
+    again = through_json(output)
+    assert again == output
+    assert type(again.metrics) is RequestMetrics
+    assert list(again.outputs[0].logprobs[0]) == list(output.outputs[0].logprobs[0])
+    assert again.prompt_logprobs[0] is None
+
+
+floats = st.floats(allow_nan=False)
+logprobs = st.dictionaries(
+    st.integers(0, 2**31),
+    st.builds(
+        Logprob,
+        logprob=floats,
+        rank=st.none() | st.integers(1),
+        decoded_token=st.none() | st.text(),
+    ),
+    min_size=1,
+)
+outputs = st.builds(
+    RequestOutput,
+    request_id=st.text(),
+    prompt=st.none() | st.text(),
+    prompt_token_ids=st.lists(st.integers(0, 2**31)),
+    prompt_logprobs=st.none() | st.lists(st.none() | logprobs),
+    outputs=st.lists(
+        st.builds(
+            CompletionOutput,
+            index=st.integers(0),
+            text=st.text(),
+            token_ids=st.lists(st.integers(0)),
+            cumulative_logprob=st.none() | floats,
+            logprobs=st.none() | st.lists(logprobs),
+            finish_reason=st.sampled_from(["stop", "length", "abort", None]),
+            stop_reason=st.none() | st.integers() | st.text(),
+        )
+    ),
+    finished=st.booleans(),
+    metrics=st.none()
+    | st.builds(RequestMetrics, arrival_time=floats, first_step_time=st.none() | floats),
+)
+
+
+@given(output=outputs)
+def test_any_output_comes_back_equal(output: RequestOutput) -> None:
+    assert through_json(output) == output
+
+
+def test_numbers_that_json_lacks_come_back() -> None:
+    choice = CompletionOutput(index=0, cumulative_logprob=math.nan)
+    output = RequestOutput(request_id="0", prompt=None, prompt_token_ids=[], outputs=[choice])
+    assert math.isnan(through_json(output).outputs[0].cumulative_logprob)
+    choice.cumulative_logprob = -math.inf
+    assert through_json(output) == output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"finnished": True}, "RequestOutput has no field 'finnished'; known are: request_id"),
+        ({"prompt_token_ids": "1 2"}, "RequestOutput.prompt_token_ids must be list; got '1 2'"),
+        ({"prompt_token_ids": [1, True]}, r"prompt_token_ids\[1\] must be int; got True"),
+        ({"prompt": 5}, "RequestOutput.prompt must be str; got 5"),
+        ({"outputs": [{"index": 0, "finish_reason": "bored"}]}, "finish_reason must be"),
+        ({"outputs": [{}]}, r"RequestOutput.outputs\[0\] lacks 'index'"),
+        ({"prompt_logprobs": [{"x": {}}]}, "must have integer keys; got 'x'"),
+        ({"metrics": 3}, "RequestOutput.metrics must be a JSON object; got 3"),
+    ],
+)
+def test_what_is_no_output_is_refused_by_name(change: dict, message: str) -> None:
+    values = {"request_id": "0", "prompt": None, "prompt_token_ids": [1], "outputs": []}
+    assert RequestOutput.from_dict(values).prompt_token_ids == [1]
+    with pytest.raises(ConfigError, match=message):
+        RequestOutput.from_dict({**values, **change})
+
+
+# What objects show of themselves
+
+
+def lines(llm: LLM) -> Iterator[str]:
+    choice = CompletionOutput(index=0, text="x", token_ids=list(range(500)))
+    yield repr(choice)
+    yield repr(
+        RequestOutput(
+            request_id="7", prompt="y", prompt_token_ids=list(range(900)), outputs=[choice]
+        )
+    )
+    yield repr(llm)
+    yield repr(llm.engine)
+    yield repr(llm.tokenizer)
+    yield repr(EngineConfig(max_num_seqs=8))
+
+
+def test_a_repr_says_what_it_is_in_a_line(llm: LLM) -> None:
+    choice, output, whole, engine, tokenizer, config = lines(llm)
+    ids = "[0, 1, 2, 3, 4, 5, 6, 7, … 500 in all]"
+    assert choice == f"CompletionOutput(index=0, text='x', new_text='', token_ids={ids})"
+    assert output.startswith("RequestOutput(request_id='7', prompt='y', prompt_token_ids=[0, 1,")
+    assert f"outputs=[{choice}]" in output
+    assert "900 in all" in output
+    expected = "Engine(200 blocks of 16 tokens, max_model_len=1024, 0 running, 0 waiting)"
+    assert engine == expected
+    assert whole == f"LLM({str(llm.directory)!r}, {engine})"
+    assert tokenizer.startswith("Tokenizer('")
+    assert f"vocab_size={llm.tokenizer.vocab_size}" in tokenizer
+    assert config == "EngineConfig(max_num_seqs=8)"
+    assert repr(EngineConfig()) == "EngineConfig()"
+
+
+def test_a_short_repr_leaves_out_no_value_that_is_set() -> None:
+    choice = CompletionOutput(index=0, finish_reason="stop", stop_reason=0)
+    shown = repr(choice)
+    missing = [f.name for f in fields(choice) if f"{f.name}=" not in shown]
+    assert missing == ["cumulative_logprob", "logprobs"]
