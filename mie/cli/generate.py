@@ -170,7 +170,7 @@ class _Batch:
         prompt, params = self._prepared(request)
         with closing(self._llm.stream(prompt, params)) as outputs:
             for output in outputs:
-                self._note_first_token()
+                self._note_first_token(output)
                 print(output.outputs[0].new_text, end="", flush=True)
         self._num_done += 1
         print()
@@ -226,8 +226,11 @@ class _Batch:
         if isinstance(request, RefusedRequest):
             self._report(request)
             return request
+        from mie.sched.params import RequestOutputKind
+
         try:
             prompt, params = self._prepared(request)
+            params.output_kind = RequestOutputKind.FINAL_ONLY
             priority = request.labels.get("priority", 0)
             request_id = self._llm.add_request(prompt, params, priority=priority)
             return _Added(request=request, request_id=request_id)
@@ -263,17 +266,19 @@ class _Batch:
         with tqdm(total=total, unit="request", desc="generating", disable=not shown) as bar:
             while self._llm.has_work:
                 for output in self._llm.step():
-                    self._note_first_token()
-                    if output.finished:
-                        bar.update()
-                        yield output
+                    self._note_first_token(output)
+                    bar.update()
+                    yield output
 
-    def _note_first_token(self) -> None:
-        if self._first_token is None:
-            self._first_token = perf_counter() - self._began
+    def _note_first_token(self, output: RequestOutput) -> None:
+        """Keep the time of the earliest first token of all requests."""
+        moment = output.metrics.first_token_time if output.metrics else None
+        if moment is not None:
+            seconds = moment - self._began
+            self._first_token = min(seconds, self._first_token or seconds)
 
     def _print(self, request: CliRequest, output: RequestOutput) -> None:
-        error = getattr(output, "error", None)
+        error = output.error
         if error is not None:  # its step failed; the others went on
             message = f"{request.origin.source}: {error}"
             refused = RefusedRequest(origin=request.origin, error=message)

@@ -217,6 +217,7 @@ class FailingLLM:
 
     def __init__(self) -> None:
         self.has_work = True
+        self.generation_config = SimpleNamespace(sampling={})
 
     def add_request(self, prompt: object, params: object, priority: int) -> str:
         return prompt["prompt"]
