@@ -144,14 +144,14 @@ class CpuBackend(NumpyBackend):
 
     def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
         """BLAS has one thread meanwhile: the workers are those that share out the work."""
-        with self.blas.threads(1), self.workers.awake():
+        with self.blas.threads(1):
             return super().run_step(forward, batch)
 
     def _plan_for(self, shape: tuple[int, int]) -> PlainPlan | TiledPlan:
         num_outputs, num_inputs = shape
         name = self._linear_plan
         if name == "auto":
-            with self.blas.threads(1), self.workers.awake():
+            with self.blas.threads(1):
                 name = self.find_probe().choose(num_inputs, num_outputs)
         self.linear_plans[num_inputs, num_outputs] = name
         return self._plain if name == self._plain.name else self._tiled
