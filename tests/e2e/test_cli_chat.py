@@ -5,9 +5,10 @@ import pty
 import select
 import signal
 import time
+from pathlib import Path
 
 import pytest
-from command_line import error_line, mie, start
+from command_line import PATIENCE, NarrowPipe, error_line, mie, start
 
 GREEDY = ("--temperature", "0")
 
@@ -53,14 +54,20 @@ def test_an_answer_cut_by_max_tokens_says_so() -> None:
 
 def test_an_interrupt_stops_the_answer_and_not_the_program() -> None:
     # A story that goes on until the context is full, unless it is stopped; then one that ends.
-    with start("chat", *GREEDY, "--ignore-eos", "--stop", "model of mie") as process:
+    pipe = NarrowPipe()
+    options = ("--ignore-eos", "--stop", "model of mie")
+    with start("chat", *GREEDY, *options, stdout=pipe.writer) as process:
+        pipe.close_writer()
         process.stdin.write(b"Tell me a story about Mia the fox, the garden and a kite.\n")
         process.stdin.flush()
-        assert process.stdout.read(1)
+        pipe.wait_for_bytes(process)
         process.send_signal(signal.SIGINT)
+        process.stdin.write(b"/reset\nWho are you?\n")
+        process.stdin.close()
+        output = pipe.read()
         assert process.stderr.readline() == b"[stopped]\n"
-        output, errors = process.communicate(b"/reset\nWho are you?\n", timeout=60)
-        assert process.returncode == 0
+        errors = process.stderr.read()
+        assert process.wait(PATIENCE) == 0
     assert errors == b"[a new conversation]\n"
     assert output.endswith(b"\nI am the tiny story \n")
 
@@ -74,21 +81,28 @@ def test_a_terminal_is_greeted_and_prompted() -> None:
             assert "Ctrl-C stops an answer" in shown_until("> ", keyboard)
             os.write(keyboard, b"Who are you?\n")
             assert "I am the tiny story model" in shown_until("> ", keyboard)
-            time.sleep(0.3)  # readline shows the prompt a moment before it listens to signals
+            until_asleep(process.pid)  # readline shows the prompt before it listens to signals
             process.send_signal(signal.SIGINT)  # begins the line anew
             assert "/exit ends" in shown_until("> ", keyboard)
             os.write(keyboard, b"\x04")  # Ctrl-D
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
             os.close(keyboard)
 
 
+def until_asleep(process_id: int) -> None:
+    """Wait until a process waits for something itself: here for keys, or for a signal."""
+    status = Path(f"/proc/{process_id}/stat")
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "S":
+        time.sleep(0.01)  # leaves the CPU to it
+
+
 def shown_until(end: str, terminal: int) -> str:
-    """What a terminal shows, up to a line that begins with ``end``; ten seconds at most."""
+    """What a terminal shows, up to a line that begins with ``end``."""
     shown = b""
     while f"\n{end}".encode() not in shown.replace(b"\x1b[?2004h", b""):
-        ready, _, _ = select.select([terminal], [], [], 10)
+        ready, _, _ = select.select([terminal], [], [], PATIENCE)
         assert ready, f"waited for {end!r}; the terminal shows {shown!r}"
         shown += os.read(terminal, 4096)
     return shown.decode()
@@ -107,10 +121,12 @@ def test_a_model_that_is_not_there_is_named(arguments: tuple[str, ...]) -> None:
 
 
 def test_a_closed_pipe_ends_it_quietly() -> None:
-    with start("chat", "--ignore-eos") as process:
+    pipe = NarrowPipe()
+    with start("chat", "--ignore-eos", stdout=pipe.writer) as process:
+        pipe.close_writer()
         process.stdin.write(b"Who are you?\n")
         process.stdin.flush()
-        assert process.stdout.read(1)
-        process.stdout.close()
+        pipe.wait_for_bytes(process)
+        pipe.close_reader()
         assert process.stderr.read() == b""
-        assert process.wait(60) == 141
+        assert process.wait(PATIENCE) == 141

@@ -504,7 +504,7 @@ def test_an_engine_runs_in_a_forked_child(
 def test_threads_end_with_their_engine(tiny: dict[str, Any]) -> None:
     gc.collect()
     before = helpers()
-    for _ in range(50):
+    for _ in range(5):
         engine = load_engine(tiny["llama"].directory, EngineConfig(num_blocks=8, num_threads=3))
         del engine
         gc.collect()
