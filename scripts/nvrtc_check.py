@@ -14,7 +14,6 @@ import argparse
 import ctypes
 import hashlib
 import json
-import os
 import re
 import sys
 import sysconfig
@@ -24,7 +23,7 @@ from typing import NamedTuple
 
 from nvrtc_kernels import ENTRIES, ROOT, Entry
 
-from mie.ops_gpu.host.build import cache_folder
+from mie.cache_dir import open_cache, read_json, write_json
 from mie.ops_gpu.source import NVRTC_OPTIONS, flat_source
 
 LEDGER = ROOT / "tests" / "kernels" / "ledger.json"
@@ -149,14 +148,12 @@ def _compile_once(nvrtc: Nvrtc, entry: Entry, options: Sequence[str]) -> Report:
     source = flat_source(entry.path)
     words = [nvrtc.version, source, *entry.names, *options]
     key = hashlib.sha256("\0".join(words).encode()).hexdigest()
-    kept = cache_folder().parent / "nvrtc" / f"{key[:20]}.json"
-    if kept.exists():
-        return {name: Usage(*numbers) for name, numbers in json.loads(kept.read_text()).items()}
+    kept = open_cache("nvrtc") / f"{key[:20]}.json"
+    found = read_json(kept)
+    if found is not None:
+        return {name: Usage(*numbers) for name, numbers in found.items()}
     usages = nvrtc.compile(source, entry.names, options)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    partial = kept.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(usages))
-    partial.replace(kept)
+    write_json(kept, usages)
     return usages
 
 

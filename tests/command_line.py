@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,10 @@ from typing import Any
 COMMAND = [sys.executable, "-W", "error", "-m", "mie"]
 ENVIRONMENT = {**os.environ, "PYTHONUTF8": "1", "COLUMNS": "80"}
 ENVIRONMENT.pop("PYTHONUNBUFFERED", None)  # or argparse would meet a closed pipe, and hide it
+
+PATIENCE = 240.0
+"""Seconds after which a process that should have ended, or said something, has failed. It is far
+more than anything takes on a slow and busy machine."""
 
 NUMBERS = re.compile(
     r"\[(?P<requests>\d+) requests? · (?P<tokens>\d+) tokens? in [\d.]+ s · [\d.]+ tokens/s"
@@ -29,7 +36,7 @@ def mie(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProce
         input=stdin,
         capture_output=True,
         env=ENVIRONMENT,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert b"Traceback" not in process.stderr, process.stderr.decode()
@@ -41,6 +48,39 @@ def start(*arguments: str | Path, **streams: Any) -> subprocess.Popen[bytes]:
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     settings = {"env": ENVIRONMENT, **pipes, **streams}
     return subprocess.Popen([*COMMAND, *map(str, arguments)], **settings)
+
+
+class NarrowPipe:
+    """A pipe with room for ``room`` bytes. A process that writes more waits until they are read, so
+    it cannot end before the test has done something to it, however slow the test is."""
+
+    def __init__(self, room: int = 32) -> None:
+        self.reader, self.writer = os.pipe()
+        capacity = fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, 1)  # rounded up to a page
+        self._filling = os.write(self.writer, bytes(capacity - room))
+
+    def wait_for_bytes(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait until the process has written something, or has ended."""
+        while self._num_waiting() == self._filling and process.poll() is None:
+            time.sleep(0.01)  # leaves the CPU to it
+
+    def read(self) -> bytes:
+        """Read what the process writes until it ends; it must be the only one that has the pipe."""
+        with open(self.reader, "rb") as file:
+            return file.read()[self._filling :]
+
+    def close_writer(self) -> None:
+        """Leave the writing end to the process that was started."""
+        os.close(self.writer)
+
+    def close_reader(self) -> None:
+        """Refuse to read any more."""
+        os.close(self.reader)
+
+    def _num_waiting(self) -> int:
+        number = bytearray(4)
+        fcntl.ioctl(self.reader, termios.FIONREAD, number)
+        return int.from_bytes(number, sys.byteorder)
 
 
 def error_line(process: subprocess.CompletedProcess[bytes]) -> str:

@@ -40,13 +40,26 @@ def numpy_facts() -> Facts:
 
 
 def products_facts() -> Facts:
-    """The kernels of NumPy's BLAS, and which plan the CPU engine's probe finds faster with them."""
+    """The kernels of NumPy's BLAS, which plan the CPU engine's probe finds faster with them, and
+    which remembered shapes hold another plan than the rest."""
+    from mie.cache_dir import CacheError, open_cache
     from mie.ops_cpu.cpu_backend import CpuBackend
+    from mie.ops_cpu.plan_answers import PLANS_CACHE
 
     backend = CpuBackend()
+    probe, cache = backend.find_probe(), {}
     with backend.blas.threads(1):
-        plan = backend.find_probe().choose(*TRIED_SHAPE)
+        plan = probe.choose(*TRIED_SHAPE)
+    try:
+        cache["cache"] = str(open_cache(PLANS_CACHE))
+    except CacheError as error:
+        cache["cache_problem"] = str(error)
     return {
+        **cache,
+        "odd_plans": [
+            f"{each.shape} {each.plan} (tiled takes {each.ratio:.2f} x as long, {each.day})"
+            for each in probe.answers.odd_ones()
+        ],
         "plan": plan,
         "kernels": backend.blas.core,
         "is_controlled": backend.blas.is_controlled,

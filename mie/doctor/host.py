@@ -108,6 +108,21 @@ def _products(machine: Machine) -> Iterator[Check]:
             remedy="export OMP_NUM_THREADS=1 (MKL_NUM_THREADS=1, BLIS_NUM_THREADS=1), or install a "
             "NumPy with OpenBLAS",
         )
+    if facts.get("cache_problem"):
+        yield Check(
+            name="plan cache",
+            status="note",
+            value=f"{facts['cache_problem']}; each process tries the plans anew",
+            remedy="make the folder one that only this user can write to",
+        )
+    elif facts.get("odd_plans"):
+        yield Check(
+            name="plan cache",
+            status="note",
+            value=f"another plan than the rest: {'; '.join(facts['odd_plans'])}",
+            remedy=f"rm -r {shlex.quote(str(facts.get('cache')))}, if other programs kept the "
+            "machine busy that day",
+        )
     # As `CpuBackend.is_batch_invariant` has it for a model of such matrices.
     is_on = facts.get("plan") == "tiled"
     value = "plan tiled, which it needs, is fast enough here"

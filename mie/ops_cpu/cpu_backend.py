@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.cache_dir import CacheError, open_cache
 from mie.errors import ConfigError
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, StepBatch
@@ -24,7 +27,8 @@ from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear import Matrix
 from mie.ops_cpu.linear_plain import PlainMatrix, PlainPlan
 from mie.ops_cpu.linear_tiled import TiledMatrix, TiledPlan
-from mie.ops_cpu.probe import Probe, cache_path, machine_key
+from mie.ops_cpu.plan_answers import PLANS_CACHE, PlanAnswers
+from mie.ops_cpu.probe import Probe, machine_key
 from mie.ops_cpu.workers import Workers
 
 
@@ -144,14 +148,14 @@ class CpuBackend(NumpyBackend):
 
     def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
         """BLAS has one thread meanwhile: the workers are those that share out the work."""
-        with self.blas.threads(1), self.workers.awake():
+        with self.blas.threads(1):
             return super().run_step(forward, batch)
 
     def _plan_for(self, shape: tuple[int, int]) -> PlainPlan | TiledPlan:
         num_outputs, num_inputs = shape
         name = self._linear_plan
         if name == "auto":
-            with self.blas.threads(1), self.workers.awake():
+            with self.blas.threads(1):
                 name = self.find_probe().choose(num_inputs, num_outputs)
         self.linear_plans[num_inputs, num_outputs] = name
         return self._plain if name == self._plain.name else self._tiled
@@ -160,5 +164,8 @@ class CpuBackend(NumpyBackend):
         """What chooses the plans, with what it remembers of this machine."""
         if self._probe is None:
             machine = machine_key(self.blas, self.workers.num_threads)
-            self._probe = Probe(self._plain, self._tiled, machine, cache_path())
+            folder: Path | None = None
+            with suppress(CacheError):  # `mie doctor` tells why there is no cache
+                folder = open_cache(PLANS_CACHE)
+            self._probe = Probe(self._plain, self._tiled, PlanAnswers(folder, machine))
         return self._probe

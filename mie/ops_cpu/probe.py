@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import platform
 import re
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,48 +17,67 @@ from mie.ops.arrays import Floats
 from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.linear_plain import PlainMatrix, PlainPlan
 from mie.ops_cpu.linear_tiled import WIDTH, TiledMatrix, TiledPlan
+from mie.ops_cpu.plan_answers import PlanAnswers
 
 ROWS = (4, 16, 64)
 """What is tried. One row is not: it takes either plan as long as its weights take to arrive, but
 those that are tried are in the cache already."""
-REPEATS = 4
+REPEATS = 2
 """The fastest of so many counts, for what else runs only makes them slower; the plans take turns,
 so that both meet it."""
+ROUNDS = 3
+"""Of which each must give the same answer, by the margin, for it to be remembered."""
+MARGIN = 1.1
+"""How far a ratio must be from TOLERATED, as a factor, to be clear."""
 MOST_WEIGHTS = 1 << 21
 """Elements of a matrix that are tried: of a larger one as many columns as that."""
-PLANS = 2
+PLANS = 3
 """Counts the changes to the plans after which what was remembered does not hold any more."""
 TOLERATED = 1.05
 """How much slower `tiled` may be and still be chosen, for its rows are batch-invariant."""
 
 
 class Probe:
-    """Tries both plans once for each shape, and remembers the answer in the user's cache.
+    """Tries both plans for each shape, and remembers the answer in the user's cache.
 
     The cache is a convenience: without it, or where it cannot be written, the shapes of a model
     are tried at every load.
     """
 
-    def __init__(self, plain: PlainPlan, tiled: TiledPlan, machine: str, path: Path | None) -> None:
-        """``machine`` is what the answers hold for; ``path`` None: nothing is remembered."""
+    def __init__(self, plain: PlainPlan, tiled: TiledPlan, answers: PlanAnswers) -> None:
         self._plain = plain
         self._tiled = tiled
-        self._machine = machine
-        self._path = path
-        self._answers: dict[str, str] = {}
-        if path is not None:
-            self._answers = read_answers(path).get(machine, {})
+        self.answers = answers
+        self._chosen: dict[str, str] = {}
 
     def choose(self, num_inputs: int, num_outputs: int) -> str:
-        """The name of the faster plan for a matrix [K, N]."""
-        key = f"{self._tiled.dtype} {num_inputs}x{num_outputs}"
-        if self._answers.get(key) not in (self._plain.name, self._tiled.name):
-            self._answers[key] = self._try(num_inputs, num_outputs)
-            if self._path is not None:
-                write_answers(self._path, self._machine, self._answers)
-        return self._answers[key]
+        """Return the name of the faster plan for a matrix [K, N].
 
-    def _try(self, num_inputs: int, num_outputs: int) -> str:
+        Where the rounds do not agree, or the plans are nearly equal, that is the last answer, or
+        tiled, for this process only. Another program that keeps the machine busy then has no
+        lasting effect.
+        """
+        shape = f"{self._tiled.dtype} {num_inputs}x{num_outputs}"
+        if shape not in self._chosen:
+            self._chosen[shape] = self._choose(shape, num_inputs, num_outputs)
+        return self._chosen[shape]
+
+    def _choose(self, shape: str, num_inputs: int, num_outputs: int) -> str:
+        names, today = (self._plain.name, self._tiled.name), _today()
+        known = self.answers.get(shape)
+        if known is not None and known.plan not in names:
+            known = None
+        if known is not None and not known.is_old(today):
+            return known.plan
+        ratios = [self._ratio(num_inputs, num_outputs) for _ in range(ROUNDS)]
+        if max(ratios) <= TOLERATED / MARGIN or min(ratios) >= TOLERATED * MARGIN:
+            name = self._tiled.name if max(ratios) <= TOLERATED else self._plain.name
+            self.answers.put(shape, name, round(sorted(ratios)[ROUNDS // 2], 3), today)
+            return name
+        return self._tiled.name if known is None else known.plan
+
+    def _ratio(self, num_inputs: int, num_outputs: int) -> float:
+        """Return the time of tiled by that of plain, over all numbers of rows."""
         num_tiles = max(1, min(num_outputs, MOST_WEIGHTS // num_inputs) // WIDTH)
         # All elements are alike, so that one array is the matrix in either layout.
         tiles = np.full((num_tiles, num_inputs, WIDTH), 0.5, self._tiled.dtype)
@@ -73,7 +89,11 @@ class Probe:
             x = np.ones((num_rows, num_inputs), self._tiled.dtype)
             plain_seconds, tiled_seconds = _fastest((plain.apply, tiled.apply), x)
             log_ratio += math.log(tiled_seconds / plain_seconds)
-        return "tiled" if log_ratio / len(ROWS) <= math.log(TOLERATED) else "plain"
+        return math.exp(log_ratio / len(ROWS))
+
+
+def _today() -> date:
+    return date.today()
 
 
 def _fastest(applies: Sequence[Callable[[Floats, None], object]], x: Floats) -> list[float]:
@@ -99,40 +119,3 @@ def _cpu_model() -> str:
         if found:
             return found[1]
     return platform.processor() or platform.machine()
-
-
-def cache_path(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Where answers are kept, or None for a user without a home."""
-    folder = environment.get("XDG_CACHE_HOME", "")
-    with suppress(RuntimeError):
-        # A relative path is to be ignored (XDG Base Directory Specification).
-        base = Path(folder) if os.path.isabs(folder) else Path.home() / ".cache"
-        return base / "mie" / "linear_plans.json"
-    return None
-
-
-def read_answers(path: Path) -> dict[str, dict[str, str]]:
-    """By machine, then by shape; empty where the file is missing or not what we wrote."""
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {machine: dict(each) for machine, each in found.items() if isinstance(each, dict)}
-
-
-def write_answers(path: Path, machine: str, answers: Mapping[str, str]) -> None:
-    """Add to the file, whole or not at all; what another process adds meanwhile may be lost."""
-    everything = read_answers(path)
-    everything[machine] = {**everything.get(machine, {}), **answers}
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                json.dump(everything, file, indent=1, sort_keys=True)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise

@@ -1,38 +1,67 @@
-"""A lock that is waited for in a busy loop.
+"""A lock that a thread waits for in a bounded busy loop.
 
-Waking a thread that sleeps takes tens of microseconds, on a virtual machine most of all, where its
-CPU has to be woken too: as long as many an operator. A thread that loops in C sees the lock go free
-at once, and holds no GIL meanwhile.
+Waking a thread that sleeps takes tens of microseconds, most of all on a virtual machine, which has
+to wake the CPU as well. That is as long as many operators take. A thread that loops in C sees the
+lock become free at once, and does not hold the GIL meanwhile.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
 
 CACHE_LINE = 64
-"""Bytes; a lock has one of its own, so that nothing else slows down who waits for it."""
+"""Bytes. A lock has a line of its own, so that nothing else slows down the thread that waits."""
+CALIBRATION_TRIES = 1000
+CALIBRATION_ROUNDS = 5
 
 _LIBRARY = ctypes.CDLL(None)
 _UNDER_GIL = ctypes.PyDLL(None)
-IS_AVAILABLE = hasattr(_LIBRARY, "pthread_spin_lock")
-"""POSIX has these locks as an option; Linux's C libraries have them."""
+_NO_SIZE = ctypes.c_size_t(0)
+IS_AVAILABLE = all(hasattr(_LIBRARY, name) for name in ("pthread_spin_trylock", "lfind"))
+"""These locks are an option of POSIX. Linux's C libraries have them."""
 
 
 class SpinLock:
-    """Like `threading.Lock`, but taken when made, waited for busily, and released without harm
-    when it is free. Whoever may release it: in glibc and musl these locks know no owner."""
+    """Like `threading.Lock`, but taken when it is made, and released without harm when it is free.
+
+    Any thread may release it: in glibc and musl these locks have no owner.
+    """
 
     def __init__(self) -> None:
         self._memory = ctypes.create_string_buffer(2 * CACHE_LINE)
         address = -(-ctypes.addressof(self._memory) // CACHE_LINE) * CACHE_LINE
         self._lock = ctypes.c_void_p(address)
+        self._try = ctypes.cast(_LIBRARY.pthread_spin_trylock, ctypes.c_void_p)
+        self._find = _LIBRARY["lfind"]  # a function object of its own, whose result is typed here
+        self._find.restype = ctypes.c_void_p
         _UNDER_GIL.pthread_spin_init(self._lock, 0)
-        self.acquire()
+        self.take()
 
-    def acquire(self) -> None:
-        """Wait until it is free, and take it."""
-        _LIBRARY.pthread_spin_lock(self._lock)
+    def take(self) -> None:
+        """Take it if it is free. This keeps the GIL, because nothing here waits."""
+        _UNDER_GIL.pthread_spin_trylock(self._lock)
+
+    def acquire(self, num_tries: int) -> bool:
+        """Take it as soon as it is free, or give up after ``num_tries`` tries; return which."""
+        # lfind compares its key with each element until the comparison yields 0. Here a comparison
+        # is a try to lock, and the elements, of size 0, are never read.
+        count = ctypes.c_size_t(num_tries)
+        found = self._find(self._lock, self._lock, ctypes.byref(count), _NO_SIZE, self._try)
+        return found is not None
 
     def release(self) -> None:
-        """Let another thread take it. The GIL is kept: nothing here waits."""
+        """Let another thread take it. This keeps the GIL, because nothing here waits."""
         _UNDER_GIL.pthread_spin_unlock(self._lock)
+
+
+def tries_per_second() -> float:
+    """Return how fast this CPU tries to take a lock; 0 where there are no such locks."""
+    if not IS_AVAILABLE:
+        return 0.0
+    lock, fastest = SpinLock(), float("inf")
+    for _ in range(CALIBRATION_ROUNDS):  # other programs can only make a round slower
+        begin = time.perf_counter()
+        lock.acquire(CALIBRATION_TRIES)
+        fastest = min(fastest, time.perf_counter() - begin)
+    return CALIBRATION_TRIES / fastest

@@ -2,67 +2,82 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable
+from contextlib import suppress
 
 from mie.ops_cpu import spin
 from mie.ops_cpu.cpus import available_cpus
+from mie.ops_cpu.gains import Gains
 
 Task = Callable[[int], object]
 
+HELPER_SPINS = 1e-3
+"""Seconds that a helper waits for work in a busy loop before it sleeps. Waking it then takes up to
+100 us, a tenth of the time it has waited."""
+CALLER_SPINS = 2e-4
+"""Seconds that the caller waits for a helper likewise. The helper may be waiting for this CPU."""
+
 
 class Workers:
-    """``num_threads`` threads, the caller's included, that do `run`'s tasks side by side.
+    """``num_threads`` threads, the caller's included, that do the tasks of `run`.
 
-    Handing work over costs two locks a thread, `awake` far less than elsewhere. The threads end
-    with `close`, or with the object.
+    A thread takes any task that has not begun, so the caller never waits for a helper that is not
+    scheduled. Helpers are left out for a while where they do not pay (see `Gains`). The threads end
+    with `close`, or with the object. A forked child starts threads of its own.
     """
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
-        self._helpers = [_Helper() for _ in range(num_threads - 1)]
-        # A thread that waits busily on the CPU of one that works would hold it up.
-        self._may_spin = spin.IS_AVAILABLE and num_threads <= available_cpus()
-        self._spins = False
-
-    @contextmanager
-    def awake(self) -> Iterator[None]:
-        """Inside, from the first `run` on, threads wait for each other busily: to be used where
-        little else is done between one `run` and the next."""
-        self._spins = self._may_spin
-        try:
-            yield
-        finally:
-            self._spins = False
-            for helper in self._helpers:
-                helper.rest()
+        # A thread that spins on the CPU of one that works would hold it up.
+        may_spin = num_threads > 1 and num_threads <= available_cpus()
+        tries_per_second = spin.tries_per_second() if may_spin else 0.0
+        self._tries = [int(seconds * tries_per_second) for seconds in (HELPER_SPINS, CALLER_SPINS)]
+        self._gains = Gains()
+        self._helpers: list[_Helper] = []
+        self._start_helpers()
 
     def at_most(self, number: int) -> int:
-        """``number`` threads, but one at least, and no more than there are."""
+        """Return ``number``, limited to between one and the number of threads."""
         return max(1, min(number, self.num_threads))
 
-    def run(self, task: Task, num_threads: int | None = None) -> None:
-        """task(i) for each i in range(num_threads), side by side; task(0) in the caller's thread.
+    def run(self, task: Task, num_tasks: int | None = None) -> None:
+        """Call task(i) once for each i in range(num_tasks), by default one for each thread.
 
-        Returns when all are done; then raises what one of them raised. By default all threads take
-        part. Ctrl-C ends the caller's task only; it reaches the caller when the others are done.
+        Which thread does a task is open, but task(0) is the caller's. Tasks may not wait for each
+        other: one thread may do all of them. `run` returns when all are done. If a task raises, so
+        does `run`, as soon as no task is running; tasks that have not begun are dropped. An
+        interrupt of the caller, such as Ctrl-C, is treated likewise.
         """
-        helpers = self._helpers[: (num_threads or self.num_threads) - 1]
+        num_tasks = num_tasks or self.num_threads
+        begin = time.perf_counter()
+        if num_tasks == 1 or self._gains.are_paused(begin):
+            for index in range(num_tasks):
+                task(index)
+            return
+        if os.getpid() != self._pid:
+            self._start_helpers()
+        cpu_begin = time.thread_time()
+        helpers, work = self._helpers[: num_tasks - 1], _Work(task, num_tasks)
+        # Everything stays inside one try statement: an interrupt can come between any two
+        # instructions, and the helpers must be idle before it goes on.
         try:
-            for index, helper in enumerate(helpers, start=1):
-                helper.start(task, index, self._spins)
-            task(0)
-        except BaseException:
             for helper in helpers:
-                helper.wake_again()  # the interrupt may have come between the job and the lock
+                helper.start(work)
+            task(0)
+            work.take_all()
+            cpu_seconds = time.thread_time() - cpu_begin
+            for helper in helpers:
+                helper.wait()
+        except BaseException:
+            _stop(helpers, work)
             raise
-        finally:
-            _wait_for(helpers)
-        errors = [helper.take_error() for helper in helpers]
-        for error in errors:
-            if error is not None:
-                raise error
+        if work.errors:
+            raise work.errors.pop()  # not kept here: its frames hold what the task held
+        end = time.perf_counter()
+        self._gains.add(cpu_seconds + work.helpers_seconds - (end - begin), end)
 
     def close(self) -> None:
         """End the threads. `run` may not be called any more."""
@@ -71,114 +86,142 @@ class Workers:
         self._helpers = []
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_helpers"):
+            self.close()
+
+    def _start_helpers(self) -> None:
+        """Start all helpers. Those of a parent process do not exist in its forked child."""
+        self._pid = os.getpid()
+        self._helpers = [_Helper(i, *self._tries) for i in range(1, self.num_threads)]
+
+
+class _Work:
+    """The tasks of one call of `run`, and which of them no thread has taken yet."""
+
+    def __init__(self, task: Task, num_tasks: int) -> None:
+        self._task = task
+        self._waiting = dict.fromkeys(range(1, num_tasks))
+        self.errors: list[BaseException] = []
+        self.helpers_seconds = 0.0
+        """CPU time of the helpers' tasks."""
+
+    def help(self, own: int) -> None:
+        """Do the task ``own`` and then others, if any are left; a helper calls this.
+
+        A thread begins with the same task each time, because its cache may still hold the data.
+        """
+        begin = time.thread_time()
+        try:
+            # Each of these operations on a dict is atomic, so that one thread gets the task.
+            if self._waiting.pop(own, self) is None:
+                self._task(own)
+            self.take_all()
+        except BaseException as error:  # the caller raises it
+            self.errors.append(error)
+            self.drop()
+        self.helpers_seconds += time.thread_time() - begin
+
+    def take_all(self) -> None:
+        """Do tasks until none is left to take."""
+        while self._waiting:
+            try:
+                index, _ = self._waiting.popitem()
+            except KeyError:  # another thread was faster
+                return
+            self._task(index)
+
+    def drop(self) -> None:
+        """Leave undone what has not begun."""
+        self._waiting.clear()
 
 
 class _Signal:
-    """What one thread waits for and another gives, asleep or busily as both have agreed. One that
-    nobody waits for yet is kept."""
+    """What one thread waits for and another gives. It means "look": the one that waits then checks
+    what it waited for, so that a signal too many does no harm."""
 
-    def __init__(self) -> None:
-        self._lock, self._spin_lock = threading.Lock(), spin.SpinLock()
+    def __init__(self, num_tries: int) -> None:
+        self._num_tries = num_tries
+        self._spin_lock = spin.SpinLock() if num_tries else None
+        self._lock = threading.Lock()
         self._lock.acquire()
+        self._is_given = self._is_asleep = False
 
-    def wait(self, *, busily: bool) -> None:
-        if busily:
-            self._spin_lock.acquire()
-        else:
+    def wait(self) -> None:
+        """Wait until it is given: in a busy loop at first, then asleep."""
+        if self._spin_lock is not None:
+            self._spin_lock.take()  # it may be free since an earlier signal
+            if not self._is_given:
+                self._spin_lock.acquire(self._num_tries)
+        self._is_asleep = True
+        while not self._is_given:
             self._lock.acquire()
+        self._is_asleep = self._is_given = False
 
-    def give(self, *, busily: bool) -> None:
-        if busily:
+    def give(self) -> None:
+        self._is_given = True
+        if self._spin_lock is not None:
             self._spin_lock.release()
-        else:
-            with suppress(RuntimeError):  # it was given already, and nobody has looked yet
+        if self._is_asleep:
+            with suppress(RuntimeError):  # given twice before the other thread woke up
                 self._lock.release()
 
 
 class _Job:
-    """What a thread shares with its helper: not the helper, which it would keep alive."""
+    """What a helper shares with its thread. The thread does not refer to the helper, which ends
+    with the `Workers`."""
 
-    def __init__(self) -> None:
-        self.wake, self.done = _Signal(), _Signal()
-        self.task: Task | None = None
-        self.index = 0
-        self.error: BaseException | None = None
-        self.is_finished = True
+    def __init__(self, index: int, helper_tries: int, caller_tries: int) -> None:
+        self.index = index
+        self.wake, self.done = _Signal(helper_tries), _Signal(caller_tries)
+        self.work: _Work | None = None
+        self.is_busy = False
         self.is_last = False
-        self.spins = False
-        """Whether both wait busily; the caller changes it, never while a task runs."""
 
 
 class _Helper:
-    """One thread, which waits for a task, does it, and waits for the next.
+    """One thread, which waits for work, helps with it, and waits for more."""
 
-    An interrupt can come between any two lines here, so a signal says "look" and the job's fields
-    say what is; a thread that looks once too often does no harm.
-    """
+    def __init__(self, index: int, helper_tries: int, caller_tries: int) -> None:
+        self._job = _Job(index, helper_tries, caller_tries)
+        thread = threading.Thread(target=_serve, args=(self._job,), daemon=True, name="mie-worker")
+        thread.start()
 
-    def __init__(self) -> None:
-        self.job = _Job()
-        threading.Thread(target=_serve, args=(self.job,), daemon=True, name="mie-worker").start()
-
-    def start(self, task: Task, index: int, spins: bool) -> None:
-        self.wait()  # what an interrupt left running
-        job = self.job
-        is_spinning = job.spins
-        job.index, job.error, job.is_finished, job.spins, job.task = index, None, False, spins, task
-        job.wake.give(busily=True)
-        if not is_spinning:
-            job.wake.give(busily=False)
-
-    def wake_again(self) -> None:
-        if self.job.task is not None:
-            self._wake()
+    def start(self, work: _Work) -> None:
+        self.wait()  # an interrupt may have left it busy
+        self._job.work = work
+        self._job.wake.give()
 
     def wait(self) -> None:
-        while not self.job.is_finished:
-            self.job.done.wait(busily=self.job.spins)
-
-    def take_error(self) -> BaseException | None:
-        error, self.job.error = self.job.error, None  # its frames hold what the task held
-        return error
-
-    def rest(self) -> None:
-        """From now on it sleeps while it waits."""
-        if self.job.spins:
-            self.job.spins = False
-            self.job.wake.give(busily=True)
+        """Wait until the thread does nothing. Work that it has not begun is taken back."""
+        self._job.work = None
+        while self._job.is_busy:
+            self._job.done.wait()
 
     def stop(self) -> None:
-        self.job.is_last = True
-        self._wake()
-
-    def _wake(self) -> None:
-        """However it waits: it may be about to change that."""
-        self.job.wake.give(busily=True)
-        self.job.wake.give(busily=False)
+        self._job.is_last = True
+        self._job.wake.give()
 
 
 def _serve(job: _Job) -> None:
+    while not job.is_last:
+        job.wake.wait()
+        # Busy before it looks: a caller that finds it idle afterwards has taken the work back.
+        job.is_busy = True
+        work = job.work
+        if work is not None:
+            work.help(job.index)
+        del work  # what it holds on to may be large
+        job.is_busy = False
+        job.done.give()
+
+
+def _stop(helpers: list[_Helper], work: _Work) -> None:
+    """Wait until no helper is busy with ``work``, even if further interrupts come."""
     while True:
-        job.wake.wait(busily=job.spins)
-        task, job.task = job.task, None
-        if task is not None:
-            try:
-                task(job.index)
-            except BaseException as error:  # the caller's to raise
-                job.error = error
-            task = None  # what it holds on to may be large
-            job.is_finished = True
-            job.done.give(busily=job.spins)
-        if job.is_last:
+        try:
+            work.drop()
+            for helper in helpers:
+                helper.wait()
             return
-
-
-def _wait_for(helpers: Sequence[_Helper]) -> None:
-    """Wait until all are done, whatever interrupts; then let the interrupt through."""
-    try:
-        for helper in helpers:
-            helper.wait()
-    except BaseException:
-        _wait_for(helpers)
-        raise
+        except BaseException:  # the first interrupt goes on when the helpers are idle
+            continue

@@ -17,7 +17,7 @@ WITHOUT = "import sys; sys.modules['matplotlib'] = None; import mie.cli; sys.exi
 def test_a_chapter_tells_its_findings_and_leaves_files(tmp_path: Path):
     command = [sys.executable, "-W", "error", "-c", WITHOUT, "bench", "capacity"]
     command += ["--output-dir", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=240, check=True)
     text, said = done.stdout.decode(), done.stderr.decode()
     assert "16 → 112 (7.00 ×)" in text
     assert "PNG skipped: plots need matplotlib (pip install mie[plot])" in said

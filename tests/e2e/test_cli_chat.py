@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from command_line import ENVIRONMENT, error_line, mie, start
+from command_line import ENVIRONMENT, PATIENCE, NarrowPipe, error_line, mie, start
 
 GREEDY = ("--temperature", "0")
 
@@ -58,14 +58,20 @@ def test_an_answer_cut_by_max_tokens_says_so() -> None:
 
 def test_an_interrupt_stops_the_answer_and_not_the_program() -> None:
     # A story that goes on until the context is full, unless it is stopped; then one that ends.
-    with start("chat", *GREEDY, "--ignore-eos", "--stop", "model of mie") as process:
+    pipe = NarrowPipe()
+    options = ("--ignore-eos", "--stop", "model of mie")
+    with start("chat", *GREEDY, *options, stdout=pipe.writer) as process:
+        pipe.close_writer()
         process.stdin.write(b"Tell me a story about Mia the fox, the garden and a kite.\n")
         process.stdin.flush()
-        assert process.stdout.read(1)
+        pipe.wait_for_bytes(process)
         process.send_signal(signal.SIGINT)
+        process.stdin.write(b"/reset\nWho are you?\n")
+        process.stdin.close()
+        output = pipe.read()
         assert process.stderr.readline() == b"[stopped]\n"
-        output, errors = process.communicate(b"/reset\nWho are you?\n", timeout=60)
-        assert process.returncode == 0
+        errors = process.stderr.read()
+        assert process.wait(PATIENCE) == 0
     assert errors == b"[a new conversation]\n"
     assert output.endswith(b"\nI am the tiny story \n")
 
@@ -212,10 +218,12 @@ def test_a_model_that_is_not_there_is_named(arguments: tuple[str, ...]) -> None:
 
 
 def test_a_closed_pipe_ends_it_quietly() -> None:
-    with start("chat", *GREEDY, "--ignore-eos") as process:
+    pipe = NarrowPipe()
+    with start("chat", *GREEDY, "--ignore-eos", stdout=pipe.writer) as process:
+        pipe.close_writer()
         process.stdin.write(b"Who are you?\n")
         process.stdin.flush()
-        assert process.stdout.read(1)
-        process.stdout.close()
+        pipe.wait_for_bytes(process)
+        pipe.close_reader()
         assert process.stderr.read() == b""
-        assert process.wait(60) == 141
+        assert process.wait(PATIENCE) == 141

@@ -33,6 +33,7 @@ ROOMS = {
     # level 0: the standard library
     "version": Room(),
     "errors": Room(),
+    "cache_dir": Room(),
     "logs": Room(),
     "reprs": Room(),
     "settings": Room(),
@@ -48,8 +49,10 @@ ROOMS = {
     # level 1: arrays, integers, text
     # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
     "ops": Room(mie={"errors", "host"}, packages={"numpy", "ml_dtypes"}),
-    "ops_cpu": Room(mie={"errors", "ops"}, packages={"numpy"}),
-    "ops_gpu": Room(mie={"errors", "host", "ops"}, packages={"numpy", "cupy", "ml_dtypes"}),
+    "ops_cpu": Room(mie={"cache_dir", "errors", "ops"}, packages={"numpy"}),
+    "ops_gpu": Room(
+        mie={"cache_dir", "errors", "host", "ops"}, packages={"numpy", "cupy", "ml_dtypes"}
+    ),
     "memory": Room(),
     "replay": Room(mie={"errors", "events"}),
     "text": Room(mie={"errors"}, packages={"tokenizers", "jinja2"}),
@@ -141,7 +144,7 @@ ROOMS = {
     ),
     # level 5: the edges
     "doctor": Room(
-        mie={"backend", "errors", "ops.sampling", "ops_cpu", "ops_gpu.cublas"},
+        mie={"backend", "cache_dir", "errors", "ops.sampling", "ops_cpu", "ops_gpu.cublas"},
         packages={"cupy", "numpy"},
     ),
     "diff": Room(

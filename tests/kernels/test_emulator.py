@@ -383,6 +383,6 @@ def test_processes_may_build_at_the_same_time(tmp_path: Path):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-c", code]
     both = [subprocess.Popen(command, env=environment) for _ in range(2)]
-    assert [each.wait(timeout=120) for each in both] == [0, 0]
+    assert [each.wait(timeout=280) for each in both] == [0, 0]
     built = sorted(path.name.split("-")[0] for path in (tmp_path / "mie/emulator").iterdir())
     assert built == ["emulator", "runtime"]

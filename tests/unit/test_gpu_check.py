@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,12 @@ def results(directory: Path) -> tuple[dict[str, Any], str]:
 
 
 @needs_compiler
-def test_a_dry_run_goes_through_every_part(tmp_path: Path):
-    assert gpu_check.main(["--dry-run", "--output", str(tmp_path), "--commit", "abc123"]) == 0
+@pytest.mark.timeout(1800)
+def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ample = {name: (part, 1000) for name, (part, _) in parts.PARTS.items()}  # on a slow machine too
+    monkeypatch.setattr(gpu_check, "PARTS", ample)
+    options = ["--dry-run", "--output", str(tmp_path), "--commit", "abc123", "--seconds", "10000"]
+    assert gpu_check.main(options) == 0
     values, page = results(tmp_path)
     statuses = {part["name"]: part["status"] for part in values["parts"]}
     assert statuses == dict.fromkeys(parts.PARTS, "passed")
@@ -96,8 +101,20 @@ def test_a_part_that_breaks_leaves_the_others_their_turn(run: Run, monkeypatch: 
     assert "## Failed: two\n\n* `test_x: 1 is not 2`" in page
 
 
-def test_a_process_ends_when_its_time_is_up(run: Run):
-    code = "import time; print('begun', flush=True); time.sleep(60)"
+def test_a_process_ends_when_its_time_is_up(run: Run, monkeypatch: pytest.MonkeyPatch):
+    class Popen(subprocess.Popen):
+        """Its time is up as soon as it has begun."""
+
+        def communicate(self, input=None, timeout=None):
+            if timeout is None:
+                return super().communicate(input)
+            while not (run.directory / "begun").exists():
+                time.sleep(0.01)  # leaves the CPU to it
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    sign = str(run.directory / "begun")
+    code = f"import signal; print('begun', flush=True); open({sign!r}, 'w'); signal.pause()"
     done = run.execute([sys.executable, "-c", code], 1.0)
     assert done.exit_code is None
     assert how_it_ended(done, 1.0) == "its time was up (1 s)"

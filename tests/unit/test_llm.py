@@ -1,8 +1,8 @@
 """`LLM`, with the bundled model: the API of vLLM's offline examples."""
 
+import itertools
 import os
 import signal
-import threading
 
 import pytest
 
@@ -274,13 +274,22 @@ def test_one_bad_prompt_stops_the_call_before_it_runs(llm, prompt, message):
         llm.generate([PROMPT, prompt], use_tqdm=False)
 
 
-def test_ctrl_c_frees_every_block_and_leaves_the_engine_usable(llm):
+@pytest.mark.parametrize("method", ["schedule", "update"])
+def test_ctrl_c_frees_every_block_and_leaves_the_engine_usable(llm, monkeypatch, method):
     expected = generate(llm, max_tokens=20).outputs[0].text
-    for delay in (0.02, 0.1, 0.3):
-        timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # the timer runs beside the call
-            timer.start()
-            generate(llm, n=4, max_tokens=1000, ignore_eos=True)
+    original = getattr(llm.engine.scheduler, method)
+    for number in (1, 2, 30):
+        calls = itertools.count(1)
+
+        def interrupted(*args, calls=calls, number=number, **settings):
+            if next(calls) == number:
+                os.kill(os.getpid(), signal.SIGINT)
+            return original(*args, **settings)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine.scheduler, method, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                generate(llm, n=4, max_tokens=1000, ignore_eos=True)
         assert not llm.has_work
         assert llm.engine.scheduler.manager.num_used == 0
     assert generate(llm, max_tokens=20).outputs[0].text == expected

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,8 @@ from mie.ops_cpu import probe as probe_module
 from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.linear_plain import PlainPlan
 from mie.ops_cpu.linear_tiled import TiledPlan
-from mie.ops_cpu.probe import Probe, cache_path, machine_key, read_answers, write_answers
+from mie.ops_cpu.plan_answers import Answer, PlanAnswers
+from mie.ops_cpu.probe import Probe, machine_key
 from mie.ops_cpu.workers import Workers
 
 
@@ -23,25 +24,126 @@ from mie.ops_cpu.workers import Workers
 def new_probe() -> Iterator[Callable[..., Probe]]:
     workers = Workers(1)
     plans = (PlainPlan(np.dtype("float32"), workers), TiledPlan(np.dtype("float32"), workers))
-    yield lambda path=None, machine="here": Probe(*plans, machine, path)
+    yield lambda folder=None, machine="here": Probe(*plans, PlanAnswers(folder, machine))
     workers.close()
 
 
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The ratios, time of tiled by that of plain, that the rounds to come will find."""
+    ratios: list[float] = []
+    monkeypatch.setattr(Probe, "_ratio", lambda self, num_inputs, num_outputs: ratios.pop(0))
+    return ratios
+
+
+@pytest.fixture
+def today(monkeypatch: pytest.MonkeyPatch) -> list[date]:
+    """The day that the probe takes it to be: the last in the list."""
+    days = [date(2026, 11, 22)]
+    monkeypatch.setattr(probe_module, "_today", lambda: days[-1])
+    return days
+
+
 @pytest.mark.parametrize(
-    ("tiled_by_plain", "wanted"), [(0.5, "tiled"), (1.04, "tiled"), (1.06, "plain"), (3, "plain")]
+    ("ratios", "wanted", "is_kept"),
+    [
+        ([0.5, 0.6, 0.4], "tiled", True),
+        ([0.95, 0.9, 0.9], "tiled", True),
+        ([1.2, 1.3, 3.0], "plain", True),
+        ([0.5, 0.6, 1.0], "tiled", False),  # within the margin
+        ([1.2, 1.3, 1.1], "tiled", False),
+        ([3.0, 4.0, 0.5], "tiled", False),  # another program was busy
+        ([0.3, 0.3, 9.0], "tiled", False),
+    ],
 )
-def test_tiled_may_be_a_little_slower(
-    tiled_by_plain: float,
+def test_an_answer_is_kept_if_all_rounds_agree_by_a_margin(
+    ratios: list[float],
     wanted: str,
+    is_kept: bool,
+    tmp_path: Path,
     new_probe: Callable[..., Probe],
-    monkeypatch: pytest.MonkeyPatch,
+    rounds: list[float],
+    today: list[date],
 ):
-    monkeypatch.setattr(probe_module, "_fastest", lambda applies, x: [1.0, tiled_by_plain])
-    assert new_probe().choose(64, 128) == wanted
+    probe = new_probe(tmp_path)
+    rounds += ratios
+    assert probe.choose(64, 128) == wanted
+    assert rounds == []
+    assert probe.choose(64, 128) == wanted  # not tried again by the same process
+    kept = probe.answers.get("float32 64x128")
+    assert (kept is not None) == is_kept
+    if kept is not None:
+        assert kept == Answer(
+            machine="here",
+            shape="float32 64x128",
+            plan=wanted,
+            ratio=sorted(ratios)[1],
+            day="2026-11-22",
+        )
+
+
+def test_an_answer_is_for_its_machine_and_shape(
+    tmp_path: Path, new_probe: Callable[..., Probe], rounds: list[float]
+):
+    rounds += [3.0] * 3
+    assert new_probe(tmp_path).choose(64, 128) == "plain"
+    assert new_probe(tmp_path).choose(64, 128) == "plain"
+    rounds += [0.3] * 3
+    assert new_probe(tmp_path, machine="there").choose(64, 128) == "tiled"
+    rounds += [0.3] * 3
+    assert new_probe(tmp_path).choose(128, 64) == "tiled"
+    assert new_probe(tmp_path).choose(64, 128) == "plain"
+    assert rounds == []
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_an_old_answer_is_tried_again(
+    tmp_path: Path, new_probe: Callable[..., Probe], rounds: list[float], today: list[date]
+):
+    rounds += [3.0] * 3
+    assert new_probe(tmp_path).choose(64, 128) == "plain"
+    today.append(date(2026, 12, 22))
+    assert new_probe(tmp_path).choose(64, 128) == "plain"
+    today.append(date(2026, 12, 23))
+    rounds += [0.3, 3.0, 1.0]
+    assert new_probe(tmp_path).choose(64, 128) == "plain"  # nothing clear: the old answer
+    rounds += [0.3] * 3
+    assert new_probe(tmp_path).choose(64, 128) == "tiled"
+    assert new_probe(tmp_path).choose(64, 128) == "tiled"
+    today.append(date(2020, 1, 1))  # the clock was wrong
+    rounds += [3.0] * 3
+    assert new_probe(tmp_path).choose(64, 128) == "plain"
+    assert rounds == []
+
+
+def test_a_round_compares_both_plans(new_probe: Callable[..., Probe], monkeypatch):
+    assert new_probe().choose(64, 128) in ("plain", "tiled")
+    monkeypatch.setattr(probe_module, "_fastest", lambda applies, x: [2.0, len(x) * 1.0])
+    assert new_probe()._ratio(64, 128) == pytest.approx(8.0)  # (4 * 16 * 64) ** (1 / 3) / 2
+
+
+def test_shapes_that_hold_another_plan_than_the_rest(tmp_path: Path):
+    answers = PlanAnswers(tmp_path, "here")
+    assert answers.odd_ones() == []
+    for shape, plan in [("a", "tiled"), ("b", "plain"), ("c", "tiled"), ("d", "tiled")]:
+        answers.put(shape, plan, 1.5, date(2026, 11, 22))
+    PlanAnswers(tmp_path, "there").put("e", "plain", 1.5, date(2026, 11, 22))
+    assert [each.shape for each in answers.odd_ones()] == ["b"]
+    assert PlanAnswers(None, "here").odd_ones() == []
+
+
+def test_a_folder_that_cannot_be_written_is_no_problem(
+    tmp_path: Path, new_probe: Callable[..., Probe], rounds: list[float]
+):
+    (tmp_path / "file").write_text("")
+    for folder in (None, tmp_path / "missing", tmp_path / "file"):
+        rounds += [3.0] * 3
+        assert new_probe(folder).choose(64, 128) == "plain"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_the_fastest_of_several_counts():
-    seconds = iter([0, 1, 3, 2, 5, 4, 6, 8, 7, 9])  # in turns; the first ones do not count
+    seconds = iter([0, 1, 5, 4, 3, 6])  # in turns; the first ones do not count
     now = 0.0
 
     def apply(x: np.ndarray, residual: None) -> None:
@@ -50,58 +152,7 @@ def test_the_fastest_of_several_counts():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe_module.time, "perf_counter", lambda: now)
-        assert probe_module._fastest((apply, apply), np.ones((1, 1))) == [3, 2]
-
-
-def test_an_answer_is_remembered_for_its_machine_and_shape(
-    tmp_path: Path, new_probe: Callable[..., Probe], monkeypatch: pytest.MonkeyPatch
-):
-    path = tmp_path / "mie" / "plans.json"
-    answer = new_probe(path).choose(64, 128)
-    assert json.loads(path.read_text()) == {"here": {"float32 64x128": answer}}
-    other = "plain" if answer == "tiled" else "tiled"
-    write_answers(path, "here", {"float32 64x128": other})
-    assert new_probe(path).choose(64, 128) == other
-    monkeypatch.setattr(Probe, "_try", lambda self, num_inputs, num_outputs: "tried")
-    assert new_probe(path, machine="there").choose(64, 128) == "tried"
-    assert new_probe(path).choose(128, 64) == "tried"
-    assert read_answers(path)["here"]["float32 64x128"] == other
-    assert [each.name for each in path.parent.iterdir()] == ["plans.json"]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "\xff", '{"here": 3}', '{"here": {"float32 64x128": "fast"}}']
-)
-def test_a_cache_that_is_not_ours_is_no_cache(
-    text: str, tmp_path: Path, new_probe: Callable[..., Probe]
-):
-    path = tmp_path / "plans.json"
-    path.write_text(text, encoding="latin-1")
-    answer = new_probe(path).choose(64, 128)
-    assert read_answers(path) == {"here": {"float32 64x128": answer}}
-
-
-def test_a_cache_that_cannot_be_written_is_no_problem(
-    tmp_path: Path, new_probe: Callable[..., Probe]
-):
-    (tmp_path / "file").write_text("")
-    assert new_probe(tmp_path / "file" / "plans.json").choose(64, 128) in ("plain", "tiled")
-    (tmp_path / "plans.json").mkdir()
-    assert new_probe(tmp_path / "plans.json").choose(64, 128) in ("plain", "tiled")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "plans.json"]
-
-
-def test_the_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch):
-    assert cache_path({"XDG_CACHE_HOME": "/there"}) == Path("/there/mie/linear_plans.json")
-    monkeypatch.setattr(Path, "home", lambda: Path("/home/me"))
-    wanted = Path("/home/me/.cache/mie/linear_plans.json")
-    assert cache_path({"XDG_CACHE_HOME": "not/absolute"}) == cache_path({}) == wanted
-
-    def homeless() -> Path:
-        raise RuntimeError
-
-    monkeypatch.setattr(Path, "home", homeless)
-    assert cache_path({}) is None
+        assert probe_module._fastest((apply, apply), np.ones((1, 1))) == [3, 4]
 
 
 def test_another_cpu_blas_numpy_or_number_of_threads_is_another_machine():

@@ -2,73 +2,158 @@
 
 import contextlib
 import gc
-import itertools
 import os
 import signal
+import sys
 import threading
-import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from mie import EngineConfig
+from mie import EngineConfig, SamplingParams
 from mie.load import load_engine
-from mie.ops_cpu import cpus, spin
+from mie.ops_cpu import attention, cpus, gains, spin
 from mie.ops_cpu import workers as workers_module
+from mie.ops_cpu.gains import Gains
 from mie.ops_cpu.workers import Workers
+
+PATIENCE = 120.0
+"""Seconds after which a wait has failed. Waits that succeed take no time."""
 
 
 def helpers() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "mie-worker"}
 
 
-@pytest.fixture(params=["asleep", "awake", "both in turn"])
-def step(
+@pytest.fixture(autouse=True)
+def _helpers_never_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gains, "are_paused", lambda self, now: False)
+
+
+@pytest.fixture(params=["spinning", "asleep"])
+def new_workers(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Workers], Any]:
-    """What a round of tasks runs in. Busy waits are tried with more threads than CPUs, too."""
-    monkeypatch.setattr(workers_module, "available_cpus", lambda: 64)
-    turns = itertools.cycle({"asleep": [False], "awake": [True]}.get(request.param, [True, False]))
-    return lambda workers: workers.awake() if next(turns) else contextlib.nullcontext()
+) -> Iterator[Callable[[int], Workers]]:
+    """Workers that wait in either way, with more threads than CPUs too."""
+    monkeypatch.setattr(
+        workers_module, "available_cpus", lambda: 64 if request.param == "spinning" else 1
+    )
+    made: list[Workers] = []
+
+    def new(num_threads: int) -> Workers:
+        made.append(Workers(num_threads))
+        return made[-1]
+
+    yield new
+    for workers in made:
+        workers.close()
+
+
+@pytest.fixture
+def helpers_get_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Helper threads exist, but other programs keep all CPUs to themselves."""
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+
+
+class Meeting:
+    """Tasks of which the first ends when all others have begun, and those when the caller waits
+    for them."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.caller_waits = threading.Event(), threading.Event()
+        self.is_running = False
+        self.thread = 0
+
+    def task(self, index: int) -> None:
+        if index == 0:
+            assert self.has_begun.wait(PATIENCE)
+            return
+        self.is_running, self.thread = True, threading.get_ident()
+        self.has_begun.set()
+        assert self.caller_waits.wait(PATIENCE)
+        self.is_running = False
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
-def test_each_task_runs_once_a_round_and_in_its_own_thread(
-    num_threads: int, step: Callable[[Workers], Any]
+def test_each_task_runs_once_a_call(
+    num_threads: int, new_workers: Callable[[int], Workers]
 ) -> None:
-    workers = Workers(num_threads)
-    rounds: list[dict[int, int]] = []
-    for _ in range(25):
-        with step(workers):
-            for _ in range(2):
-                ran: dict[int, int] = {}
-                workers.run(lambda i, ran=ran: ran.update({i: threading.get_ident()}))
-                rounds.append(ran)
-    assert all(sorted(ran) == list(range(num_threads)) for ran in rounds)
-    assert all(ran == rounds[0] for ran in rounds)
-    assert len(set(rounds[0].values())) == num_threads
-    assert rounds[0][0] == threading.get_ident()
-    workers.close()
+    workers = new_workers(num_threads)
+    for _ in range(50):
+        ran: list[int] = []
+        workers.run(ran.append)
+        assert sorted(ran) == list(range(num_threads))
+
+
+def test_tasks_run_side_by_side(new_workers: Callable[[int], Workers]) -> None:
+    workers = new_workers(4)
+    everyone = threading.Barrier(4)
+    threads: dict[int, int] = {}
+
+    def task(index: int) -> None:
+        threads[index] = threading.get_ident()
+        everyone.wait(PATIENCE)  # not for users of Workers: here no thread is to do two tasks
+
+    for _ in range(20):
+        workers.run(task)
+        assert threads[0] == threading.get_ident()
+        assert len(set(threads.values())) == 4
+
+
+@pytest.mark.usefixtures("helpers_get_no_cpu")
+def test_the_caller_does_what_no_helper_has_begun(new_workers: Callable[[int], Workers]) -> None:
+    workers, ran = new_workers(4), []
+    for _ in range(3):
+        workers.run(lambda index: ran.append((index, threading.get_ident())))
+    assert sorted(ran) == sorted((i, threading.get_ident()) for i in range(4) for _ in range(3))
+
+
+def test_the_caller_does_all_while_helpers_pause(
+    new_workers: Callable[[int], Workers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, ran = new_workers(3), []
+    monkeypatch.setattr(Gains, "are_paused", lambda self, now: True)
+    workers.run(lambda index: ran.append((index, threading.get_ident())))
+    assert ran == [(i, threading.get_ident()) for i in range(3)]
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_what_a_task_raises_reaches_the_caller_after_all_are_done(
-    failing: int, step: Callable[[Workers], Any]
+def test_what_a_task_raises_reaches_the_caller_when_no_task_is_running(
+    failing: int, new_workers: Callable[[int], Workers]
 ) -> None:
-    workers, ran = Workers(3), []
+    workers, everyone = new_workers(3), threading.Barrier(3)
+    ended: list[int] = []
 
-    def task(i: int) -> None:
-        if i == failing:
-            raise KeyError(i)
-        ran.append(i)
+    def task(index: int) -> None:
+        everyone.wait(PATIENCE)
+        if index == failing:
+            raise KeyError(index)
+        ended.append(index)
 
     for _ in range(3):
-        with pytest.raises(KeyError), step(workers):
+        ended.clear()
+        with pytest.raises(KeyError, match=str(failing)):
             workers.run(task)
-    assert sorted(ran) == sorted([i for i in range(3) if i != failing] * 3)
+        assert sorted(ended) == [i for i in range(3) if i != failing]
+    ran: list[int] = []
     workers.run(ran.append)
-    workers.close()
+    assert sorted(ran) == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("helpers_get_no_cpu")
+def test_after_an_error_no_task_begins(new_workers: Callable[[int], Workers]) -> None:
+    ran: list[int] = []
+
+    def task(index: int) -> None:
+        ran.append(index)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        new_workers(3).run(task)
+    assert ran == [0]
 
 
 def test_the_threads_end_with_the_workers() -> None:
@@ -79,117 +164,352 @@ def test_the_threads_end_with_the_workers() -> None:
     del workers
     gc.collect()
     for thread in new:
-        thread.join(5)
+        thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in new)
 
 
-def test_fewer_threads_may_take_part() -> None:
-    workers, ran = Workers(4), []
+def test_there_may_be_fewer_tasks_than_threads(new_workers: Callable[[int], Workers]) -> None:
+    workers, ran = new_workers(4), []
     workers.run(ran.append, 2)
     workers.run(ran.append, 1)
     assert sorted(ran) == [0, 0, 1]
     assert [workers.at_most(number) for number in (-1, 0, 3, 9)] == [1, 1, 3, 4]
-    workers.close()
 
 
-@pytest.mark.parametrize("when", ["in the task", "in the wait"])
-def test_an_interrupt_waits_for_the_others(when: str) -> None:
-    workers, finished = Workers(2), []
+def test_work_is_not_kept_after_the_call(new_workers: Callable[[int], Workers]) -> None:
+    class Large:
+        def __call__(self, index: int) -> None:
+            pass
+
+    workers = new_workers(3)
+    for _ in range(20):
+        workers.run(Large())
+    for helper in workers._helpers:
+        helper.wait()
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, Large)]
+
+
+# Interrupts.
+
+
+def test_an_interrupt_waits_for_the_helpers(
+    new_workers: Callable[[int], Workers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes while the caller waits for a helper, or is about to."""
+    workers, meeting = new_workers(2), Meeting()
     main = threading.main_thread().ident
     assert main is not None
 
-    def task(i: int) -> None:
-        if i == 1:
-            time.sleep(0.05)
+    def task(index: int) -> None:
+        meeting.task(index)
+        if index == 1:
+            meeting.is_running = True
             signal.pthread_kill(main, signal.SIGINT)
-            time.sleep(0.1)
-            finished.append(i)
-        elif when == "in the task":
-            time.sleep(10)
+            meeting.is_running = False
 
+    wait = workers_module._Helper.wait
+
+    def noticed(helper: Any) -> None:
+        if meeting.has_begun.is_set():
+            meeting.caller_waits.set()
+        wait(helper)
+
+    monkeypatch.setattr(workers_module._Helper, "wait", noticed)
     with pytest.raises(KeyboardInterrupt):
         workers.run(task)
-    assert finished == [1]
-    workers.run(finished.append)
-    assert sorted(finished) == [0, 1, 1]
-    workers.close()
+    assert meeting.caller_waits.is_set()
+    assert not meeting.is_running
 
 
-def test_interrupts_at_any_moment_leave_the_workers_usable(
-    step: Callable[[Workers], Any],
+class Interrupt:
+    """Raises KeyboardInterrupt in this thread before the n-th bytecode of workers.py.
+
+    CPython looks for signals at some bytecodes only, such as calls and jumps back. Those are among
+    the ones tried here.
+    """
+
+    def __init__(
+        self, number: int, before: Callable[[], None], at_wait: Callable[[], None]
+    ) -> None:
+        self.has_come = False
+        self._number, self._before, self._at_wait = number, before, at_wait
+
+    def __call__(self, task: Callable[[], None]) -> None:
+        tracer = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            task()
+        finally:
+            sys.settrace(tracer)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename != workers_module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "call" and frame.f_code is workers_module._Signal.wait.__code__:
+            self._at_wait()
+        if event == "opcode":
+            self._number -= 1
+            if self._number < 0:
+                self.has_come = True
+                self._before()
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def test_an_interrupt_at_any_bytecode_leaves_no_task_running_and_the_workers_usable(
+    new_workers: Callable[[int], Workers],
 ) -> None:
-    """A signal every 50 us, wherever it hits: no deadlock, and no task runs on unnoticed."""
-    workers, running = Workers(2), [False] * 2
-
-    def task(i: int) -> None:
-        running[i] = True
-        for _ in range(50):
-            pass
-        running[i] = False
-
-    interrupted = 0
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        for _ in range(1000):
-            try:
-                with step(workers):
-                    signal.setitimer(signal.ITIMER_REAL, 5e-5)
-                    workers.run(task)
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                interrupted += 1
-                assert not any(running[1:])
-                running[0] = False
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    assert interrupted > 10
-    workers.run(task)
-    workers.close()
-
-
-@pytest.mark.skipif(not spin.IS_AVAILABLE, reason="the C library has no pthread_spin_lock")
-@pytest.mark.skipif(cpus.available_cpus() < 2, reason="needs two CPUs")
-def test_threads_wait_busily_inside_awake_only() -> None:
-    workers = Workers(2)
-    ran: list[int] = []
-
-    def seconds_of_cpu() -> float:
-        """The helper's, while this thread sleeps for 0.2 s."""
-        before = time.process_time()
-        time.sleep(0.2)
-        return time.process_time() - before
-
-    with workers.awake():
+    workers = new_workers(2)
+    for number in range(10_000):
+        meeting = Meeting()
+        let_go = meeting.caller_waits.set
+        interrupt = Interrupt(number, before=let_go, at_wait=let_go)
+        try:
+            interrupt(lambda meeting=meeting: workers.run(meeting.task))
+        except KeyboardInterrupt:
+            assert not meeting.is_running
+        if not interrupt.has_come:
+            assert not meeting.is_running
+            assert meeting.thread != threading.get_ident()
+            break
+        ran: list[int] = []
         workers.run(ran.append)
-        inside = seconds_of_cpu()
-    outside = seconds_of_cpu()
-    workers.run(ran.append)
-    assert sorted(ran) == [0, 0, 1, 1]
-    assert outside < 0.02 < 0.05 < inside
+        assert sorted(ran) == [0, 1]
+    assert 200 < number < 9999  # it has tried them all
+
+
+@pytest.mark.usefixtures("helpers_get_no_cpu")
+def test_an_interrupt_at_any_bytecode_while_no_helper_comes(
+    new_workers: Callable[[int], Workers],
+) -> None:
+    workers = new_workers(3)
+    for number in range(10_000):
+        interrupt = Interrupt(number, before=lambda: None, at_wait=lambda: None)
+        ran: list[int] = []
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupt(lambda ran=ran: workers.run(ran.append))
+        assert len(set(ran)) == len(ran)
+        if not interrupt.has_come:
+            assert ran == [0, 2, 1]
+            break
+        ran = []
+        workers.run(ran.append)
+        assert sorted(ran) == [0, 1, 2]
+    assert 100 < number < 9999
+
+
+# Waiting.
+
+
+@pytest.mark.skipif(not spin.IS_AVAILABLE, reason="the C library has no spin locks or no lfind")
+def test_a_spin_lock_is_waited_for_a_bounded_time() -> None:
+    lock = spin.SpinLock()
+    assert not lock.acquire(1)
+    assert not lock.acquire(10_000)
+    lock.release()
+    lock.release()  # no harm
+    assert lock.acquire(10_000)
+    assert not lock.acquire(10_000)
+    threading.Thread(target=lock.release).start()
+    assert any(lock.acquire(10_000) for _ in iter(int, 1))  # for ever, if it did not come
+    lock.release()
+    lock.take()
+    assert not lock.acquire(1)
+    assert spin.tries_per_second() > 0
+
+
+def test_a_helper_that_has_waited_long_enough_sleeps(new_workers: Callable[[int], Workers]) -> None:
+    [helper] = new_workers(2)._helpers
+    while not helper._job.wake._is_asleep:
+        os.sched_yield()
+    ran: list[int] = []
+    helper.start(workers_module._Work(ran.append, 2))
+    while not ran:  # not `wait`, which takes back what has not begun
+        os.sched_yield()
+    assert ran == [1]
+
+
+def test_more_threads_than_cpus_never_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    for num_cpus, num_threads, spins in [(1, 2, False), (2, 2, spin.IS_AVAILABLE), (3, 4, False)]:
+        monkeypatch.setattr(workers_module, "available_cpus", lambda num_cpus=num_cpus: num_cpus)
+        workers = Workers(num_threads)
+        signals = [s for each in workers._helpers for s in (each._job.wake, each._job.done)]
+        assert {each._spin_lock is not None for each in signals} == {spins}
+        workers.close()
+
+
+# What helpers gain.
+
+
+@pytest.fixture
+def balance(monkeypatch: pytest.MonkeyPatch) -> Gains:
+    monkeypatch.undo()
+    return Gains()
+
+
+def test_helpers_pause_in_proportion_to_what_they_lost(balance: Gains) -> None:
+    balance.add(-gains.CREDIT / 2, 1.0)
+    assert not balance.are_paused(1.0)  # waking them up costs a little
+    balance.add(-3e-3, 1.0)
+    pause = gains.SHORTEST_PAUSE * (3e-3 + gains.CREDIT / 2)
+    assert balance.are_paused(1.0 + 0.99 * pause)
+    assert not balance.are_paused(1.0 + 1.01 * pause)
+
+
+def test_gains_make_up_for_losses_to_a_limit(balance: Gains) -> None:
+    for _ in range(1000):
+        balance.add(1e-4, 0.0)
+    for _ in range(5):
+        balance.add(-1.5e-4, 0.0)
+        assert not balance.are_paused(0.0)
+        balance.add(1e-4, 0.0)
+    balance.add(-gains.MOST_KEPT, 0.0)
+    assert balance.are_paused(0.0)
+
+
+def test_trials_that_fail_become_rare_until_one_succeeds(balance: Gains) -> None:
+    def pause() -> float:
+        """Seconds after a loss of 1 ms."""
+        balance.add(-1e-3 - gains.CREDIT, 0.0)
+        steps = (i / 1000 for i in range(5000))
+        return next(now for now in steps if not balance.are_paused(now))
+
+    pauses = [pause() for _ in range(8)]
+    assert pauses[:3] == pytest.approx([0.019, 0.038, 0.077], abs=2e-3)
+    assert (
+        pauses[-1]
+        == pauses[-2]
+        == pytest.approx(gains.LONGEST_PAUSE * (1e-3 + gains.CREDIT), abs=2e-3)
+    )
+    balance.add(gains.MOST_KEPT, 0.0)
+    assert pause() < 0.02
+    balance.add(-1e3, 0.0)
+    assert not balance.are_paused(gains.MOST_SECONDS)
+
+
+@pytest.mark.parametrize(("wall", "cpu", "is_paused"), [(1e-3, 1.5e-3, False), (5e-3, 2e-3, True)])
+def test_a_gain_is_the_cpu_time_of_all_less_the_time_that_passed(
+    wall: float, cpu: float, is_paused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two threads that take ``cpu`` seconds together, while ``wall`` seconds pass."""
+    monkeypatch.undo()
+    monkeypatch.setattr(workers_module, "available_cpus", lambda: 64)
+    walls, own_cpu = iter([10.0, 10.0 + wall, 10.0 + wall]), threading.local()
+
+    def thread_time() -> float:
+        own_cpu.value = getattr(own_cpu, "value", -cpu / 2) + cpu / 2
+        return own_cpu.value
+
+    workers, meeting = Workers(2), Meeting()
+    meeting.caller_waits.set()
+    monkeypatch.setattr(workers_module.time, "perf_counter", lambda: next(walls))
+    monkeypatch.setattr(workers_module.time, "thread_time", thread_time)
+    workers.run(meeting.task)
+    assert workers._gains.are_paused(10.0 + wall) == is_paused
     workers.close()
 
 
-def test_more_threads_than_cpus_never_wait_busily(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "available_cpus", lambda: 1)
-    workers = Workers(2)
-    before = time.process_time()
-    with workers.awake():
-        workers.run(lambda _: None)
-        time.sleep(0.2)
-    assert time.process_time() - before < 0.05
-    workers.close()
+# Forks.
+
+
+def exit_code_of_child(action: Callable[[], object]) -> int:
+    """The exit code of a forked child that does ``action``: 0 unless it raises or hangs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of forks beside threads
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(PATIENCE))  # ends a child that hangs
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_has_threads_of_its_own(new_workers: Callable[[int], Workers]) -> None:
+    workers = new_workers(3)
+    workers.run(lambda _: None)
+
+    def action() -> None:
+        for _ in range(3):
+            everyone = threading.Barrier(3)
+            workers.run(lambda _, everyone=everyone: everyone.wait(PATIENCE))
+
+    assert exit_code_of_child(action) == 0
+    action()
+
+
+def test_a_child_forked_while_tasks_run_has_usable_workers(
+    new_workers: Callable[[int], Workers],
+) -> None:
+    """Another thread is inside `run`, as is the helper. Neither exists in the child."""
+    workers, meeting = new_workers(2), Meeting()
+    caller = threading.Thread(target=workers.run, args=(meeting.task,))
+    caller.start()
+    assert meeting.has_begun.wait(PATIENCE)
+
+    def action() -> None:
+        both = threading.Barrier(2)
+        workers.run(lambda _: both.wait(PATIENCE))
+        workers.close()
+
+    assert exit_code_of_child(action) == 0
+    meeting.caller_waits.set()
+    caller.join(PATIENCE)
+    assert not caller.is_alive()
+
+
+def test_an_engine_runs_in_a_forked_child(
+    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "WORTH_SHARING", 0)  # so small a model is one thread's
+    num_shared = 0
+
+    class CountedWork(workers_module._Work):
+        def __init__(self, task: Any, num_tasks: int) -> None:
+            nonlocal num_shared
+            num_shared += 1
+            super().__init__(task, num_tasks)
+
+    monkeypatch.setattr(workers_module, "_Work", CountedWork)
+    config = EngineConfig(num_blocks=32, num_threads=2, block_size=4)
+    engine = load_engine(tiny["llama"].directory, config)
+    params = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0)
+
+    def tokens() -> list[list[int]]:
+        ids = [engine.add_request(each, params) for each in ([1, 2, 3, 4, 5, 6, 7], [3, 1, 4])]
+        tokens: dict[str, list[int]] = {each: [] for each in ids}
+        while engine.has_work:
+            for output in engine.step().outputs:
+                tokens[output.request_id] += output.token_ids
+        return [tokens[each] for each in ids]
+
+    def action() -> None:
+        nonlocal num_shared
+        num_shared = 0
+        assert tokens() == wanted
+        assert num_shared > 0
+
+    wanted = tokens()
+    assert [len(each) for each in wanted] == [6, 6]
+    assert exit_code_of_child(action) == 0
+    action()
 
 
 def test_threads_end_with_their_engine(tiny: dict[str, Any]) -> None:
     gc.collect()
     before = helpers()
-    for _ in range(50):
+    for _ in range(5):
         engine = load_engine(tiny["llama"].directory, EngineConfig(num_blocks=8, num_threads=3))
         del engine
         gc.collect()
     for thread in helpers() - before:
-        thread.join(5)
+        thread.join(PATIENCE)
     assert helpers() <= before
 
 

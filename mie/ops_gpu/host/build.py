@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mie.cache_dir import CacheError, is_private_file, open_cache
 from mie.errors import ConfigError, MieError
 from mie.ops_gpu.source import KERNELS
 
@@ -43,13 +44,9 @@ _CHECKED = (
 )
 
 
-def cache_folder() -> Path:
-    """Where builds are kept: $XDG_CACHE_HOME/mie/emulator, by default under ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mie" / "emulator"
-
-
 class Builder:
-    """The C++ compiler, and the folder of what it has built.
+    """The C++ compiler, and the folder of what it has built: $XDG_CACHE_HOME/mie/emulator, by
+    default under ~/.cache.
 
     A build's name is a hash of all that went into it: sources, headers, flags, compiler. Builds
     are renamed into place when complete, so that processes may race.
@@ -63,14 +60,16 @@ class Builder:
                 "the PATH (install g++, or name a compiler in CXX)"
             )
         self.version = self._run([*self.compiler, "--version"])
-        self.folder = cache_folder()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder = open_cache("emulator")
+        except CacheError as error:
+            raise ConfigError(f"the kernel emulator cannot keep its builds: {error}") from None
 
     def runtime(self) -> Path:
         """The shared library of the emulator itself."""
         sources = sorted(HERE.glob("*.cpp"))
         path = self._path("runtime", [*sources, *sorted(HERE.glob("*.h"))], _RUNTIME)
-        if not path.exists():
+        if not is_private_file(path):
             self._build(path, [*_RUNTIME, "-shared", *map(str, sources), "-lrt", "-ldl"])
         return path
 
@@ -84,7 +83,7 @@ class Builder:
         stub = _stub(source, names)
         headers = [*HERE.glob("*.h"), *KERNELS.glob("*.cuh"), *source.parent.glob("*.cuh")]
         path = self._path(source.stem, [source, *sorted(headers)], [*flags, stub, runtime.name])
-        if not path.exists():
+        if not is_private_file(path):
             self._compile(path, stub, flags, runtime)
         return path
 
@@ -107,6 +106,7 @@ class Builder:
         partial = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.so")
         try:
             self._run([*self.compiler, *arguments, "-o", str(partial)])
+            partial.chmod(0o700)  # the umask may leave it open to others
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
