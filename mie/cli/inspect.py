@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from mie.cli.sizes import format_size, size_argument
 from mie.errors import ModelError, UnsupportedModelError, WeightsError
 from mie.model.config import ModelConfig
-from mie.model.json_reader import read_json_object
+from mie.model.json_reader import MAX_SHOWN, read_json_object, shown
 from mie.model.locate import locate_model
 from mie.model.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
 
@@ -187,11 +188,14 @@ def _kv_cache_fit(config: ModelConfig, memory_bytes: int | None) -> KVCacheFit |
 def _architecture_name(directory: Path) -> str:
     """What the file calls its architecture, even if the rest of it is of no use."""
     path = directory / "config.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         raise ModelError(f"{directory} is not a model directory: it has no config.json")
     config = read_json_object(path)
     names = config.get("architectures") or [config.get("model_type")]
-    return str(names[0]) if isinstance(names, list) and names[0] else "unknown"
+    name = names[0] if isinstance(names, list) else None
+    if not isinstance(name, str) or not name:
+        return "unknown"
+    return name if name.isprintable() and len(name) <= MAX_SHOWN else shown(name)
 
 
 def render(report: ModelReport) -> str:

@@ -34,7 +34,8 @@ ROOMS = {
     "version": Room(),
     "errors": Room(),
     "config": Room(mie={"errors"}),
-    "events": Room(mie={"errors"}),
+    "files": Room(),
+    "events": Room(mie={"errors", "files"}),
     "host": Room(),
     "interrupts": Room(),
     # level 1: arrays, integers, text
@@ -48,7 +49,8 @@ ROOMS = {
     # level 2
     "backend": Room(mie={"config", "errors", "ops", "ops_cpu", "ops_gpu"}),
     "model": Room(
-        mie={"errors", "ops.backend"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
+        mie={"errors", "files", "ops.backend"},
+        packages={"numpy", "ml_dtypes", "huggingface_hub"},
     ),
     "sched": Room(mie={"config", "errors", "memory"}),
     # level 3
@@ -126,6 +128,7 @@ ROOMS = {
             "engine",
             "errors",
             "events",
+            "files",
             "load",
             "memory",  # book.capacity fills it by hand
             "model",
