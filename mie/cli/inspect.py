@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mie.cli.sizes import format_size, size_argument
-from mie.errors import ModelError, UnsupportedModelError, WeightsError
+from mie.errors import ModelError, UnsupportedModelError, WeightsError, shown_text
 from mie.model.config import ModelConfig
-from mie.model.json_reader import MAX_SHOWN, read_json_object, shown
+from mie.model.json_reader import read_json_object
 from mie.model.locate import locate_model
 from mie.model.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
 
@@ -195,7 +195,7 @@ def _architecture_name(directory: Path) -> str:
     name = names[0] if isinstance(names, list) else None
     if not isinstance(name, str) or not name:
         return "unknown"
-    return name if name.isprintable() and len(name) <= MAX_SHOWN else shown(name)
+    return shown_text(name)
 
 
 def render(report: ModelReport) -> str:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mie.errors import ModelError
+from mie.errors import ModelError, shown
 from mie.files import read_file
 from mie.model.limits import MAX_JSON_BYTES, MAX_JSON_DIGITS
-
-MAX_SHOWN = 80
-"""Characters of a value in a message."""
 
 
 def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
@@ -67,23 +63,6 @@ def _integer(digits: str) -> int:
     if len(digits) > MAX_JSON_DIGITS:
         raise ValueError(f"an integer has {len(digits):,} digits; the limit is {MAX_JSON_DIGITS:,}")
     return int(digits)
-
-
-def shown(value: object) -> str:
-    """The value as messages show it: escaped like a Python literal, and not longer than a line."""
-    text = _BRIEF.repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
-
-
-def _brief() -> reprlib.Repr:
-    brief = reprlib.Repr()
-    brief.maxlevel = 3  # a deeper value may exceed the recursion limit
-    brief.maxlist = brief.maxdict = brief.maxtuple = 20
-    brief.maxstring = brief.maxlong = brief.maxother = 2 * MAX_SHOWN
-    return brief
-
-
-_BRIEF = _brief()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from mie.errors import UnsupportedModelError
-from mie.model.json_reader import shown
+from mie.errors import UnsupportedModelError, shown
 from mie.model.limits import MAX_LAYERS
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")

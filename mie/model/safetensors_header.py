@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mie.errors import WeightsError
+from mie.errors import WeightsError, shown
 from mie.files import open_file
-from mie.model.json_reader import parse_json, shown
+from mie.model.json_reader import parse_json
 from mie.model.limits import MAX_DIMENSIONS, MAX_HEADER_BYTES
 
 _LENGTH = struct.Struct("<Q")

@@ -21,9 +21,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mie.errors import ModelError, WeightsError
+from mie.errors import ModelError, WeightsError, shown
 from mie.files import open_file
-from mie.model.json_reader import read_json_object, shown
+from mie.model.json_reader import read_json_object
 from mie.model.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_SHARDS
 from mie.model.safetensors_header import TensorEntry, read_header
 from mie.model.tensors import Shape, expected_tensors
