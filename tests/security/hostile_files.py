@@ -8,9 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import tiny_models
+from event_stories import tell
+from safetensors.numpy import save_file
+
+from mie.events import EventLog
 
 HUGE = "1" + 400 * "0"
 """An integer beyond every float."""
+
+VIEWS = (
+    ["trace"],
+    ["trace", "--all"],
+    ["trace", "--step", "3"],
+    ["trace", "--request", "a"],
+    ["trace", "--perfetto", "OUT"],
+    ["sim", "extract"],
+    ["sim", "calibrate"],
+    ["sim", "predict", "--costs", "COSTS"],
+)
+"""Commands that read a trace; OUT and COSTS stand for files."""
+
+COSTS = {"format": 1, "costs": {"step_ps": 10**9, "token_ps": 10**6}}
+"""Costs that `mie sim predict` takes."""
 
 
 def model_directory(directory: Path, **changes: Any) -> Path:
@@ -51,3 +70,25 @@ def entry(shape: str = "[1]", dtype: str = '"F32"', offsets: str = "[0, 4]") -> 
 def nested(depth: int, left: str = "[", right: str = "]", middle: str = "") -> str:
     """JSON within JSON."""
     return left * depth + middle + right * depth
+
+
+def write_shards(directory: Path) -> dict[str, str]:
+    """Puts the model's weights into two shards; the weight map of their index."""
+    tensors = tiny_models.random_weights(tiny_models.LLAMA)
+    (directory / "model.safetensors").unlink(missing_ok=True)
+    weight_map = {}
+    for shard in ("a.safetensors", "b.safetensors"):
+        part = {name: x for name, x in tensors.items() if ("layers" in name) == (shard[0] == "a")}
+        save_file(part, directory / shard)
+        weight_map |= dict.fromkeys(part, shard)
+    return weight_map
+
+
+def story(directory: Path) -> list[str]:
+    """The lines of a log that tells of all that can happen."""
+    path = directory / "story.jsonl"
+    with path.open("w") as file:
+        log = EventLog(0, file)
+        tell(log)
+        log.close()
+    return path.read_text().splitlines()

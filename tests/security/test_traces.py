@@ -8,33 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_stories import tell
-from hostile_files import HUGE, nested
+from hostile_files import COSTS, HUGE, VIEWS, nested, story
 from measured import Zygote
-
-from mie.events import EventLog
-
-VIEWS = (
-    ["trace"],
-    ["trace", "--all"],
-    ["trace", "--step", "3"],
-    ["trace", "--request", "a"],
-    ["trace", "--perfetto", "OUT"],
-    ["sim", "extract"],
-    ["sim", "calibrate"],
-    ["sim", "predict", "--costs", "COSTS"],
-)
-COSTS = {"format": 1, "costs": {"step_ps": 10**9, "token_ps": 10**6}}
-
-
-def story(directory: Path) -> list[str]:
-    """The lines of a log that tells of all that can happen."""
-    path = directory / "story.jsonl"
-    with path.open("w") as file:
-        log = EventLog(0, file)
-        tell(log)
-        log.close()
-    return path.read_text().splitlines()
 
 
 def views(zygote: Zygote, directory: Path, lines: list[str]) -> list[str]:
@@ -132,13 +107,23 @@ RECORDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+HARMLESS = {
+    "a limit of 10**18 tokens",
+    "an id with escapes",
+    "an id of 100,000 letters",
+    "a surrogate in an id",
+}
+
+
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_hostile_record(zygote: Zygote, tmp_path: Path, name: str) -> None:
     kind, changes = RECORDS[name]
     lines = story(tmp_path)
     at = next(at for at, line in enumerate(lines) if json.loads(line)["event"] == kind)
     lines[at] = changed(lines[at], **changes)
-    views(zygote, tmp_path, lines)
+    messages = views(zygote, tmp_path, lines)
+    if name not in HARMLESS:
+        assert all(messages[2:3] + messages[4:]), messages
 
 
 def test_a_claim_of_many_tokens_in_one_block(zygote: Zygote, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from mie.errors import MieError
 from mie.model.config import ModelConfig
 from mie.model.tensors import expected_tensors
 from mie.model.weights import Checkpoint
+from mie.text.tokenizer import Tokenizer
 
 MAX_CPU_SECONDS = 20
 MAX_MORE_ADDRESSES = 3 << 30
@@ -74,9 +75,9 @@ def generate(directory: str) -> dict[str, Any]:
 
 
 def tokenizer(directory: str) -> dict[str, Any]:
-    """Loads a model with its tokenizer."""
-    LLM(directory, num_blocks=4)
-    return {}
+    """Loads a tokenizer, and encodes a word and decodes it."""
+    loaded = Tokenizer.load(Path(directory), None)
+    return {"stdout": loaded.decode(loaded.encode("Hello"))}
 
 
 def call(name: str, *arguments: Any) -> dict[str, Any]:
