@@ -11,14 +11,14 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_models
 from hostile_files import COSTS, VIEWS, model_directory, safetensors, story, write_shards
 from measured import Measured, Zygote
-from mutations import mutated, text_of
+from mutations import mutated, nudged, text_of
 
+import mie.cli
 from mie.model.locate import BUNDLED_DIRECTORY
 
 ROPE = {
@@ -40,6 +40,23 @@ CONFIG = {
 }
 
 
+def simulated_run(path: Path) -> list[str]:
+    """The lines of a log with enough steps for `mie sim calibrate`, and a preemption."""
+    load = [
+        "--num-prompts",
+        "4",
+        "--random-input-len",
+        "20",
+        "--random-output-len",
+        "24",
+        "--num-blocks",
+        "8",
+    ]
+    device = ["--device", "a10g", "--model-shape", "TinyLlama-1.1B"]
+    assert mie.cli.main(["bench", "throughput", *device, *load, "--trace", str(path)]) == 0
+    return path.read_text().splitlines()
+
+
 class Files:
     """Directories to mutate files in."""
 
@@ -54,7 +71,7 @@ class Files:
         shutil.copytree(BUNDLED_DIRECTORY, self.tokenizer)
         name = self.tokenizer / "tokenizer_config.json"
         self.tokenizer_config = json.loads(name.read_text())
-        self.story = story(root)
+        self.logs = [story(root), simulated_run(root / "run.jsonl")]
         (root / "costs.json").write_text(json.dumps(COSTS))
 
 
@@ -115,14 +132,19 @@ def tokenizer_config(zygote: Zygote, files: Files, draw: random.Random) -> Measu
 
 
 def trace(zygote: Zygote, files: Files, draw: random.Random) -> Measured:
-    lines: list[Any] = [json.loads(line) for line in files.story]
+    lines = list(draw.choice(files.logs))
     for _ in range(draw.choice([1, 1, 2])):
         at = draw.randrange(len(lines)) if draw.random() < 0.8 else 0
-        lines[at] = mutated(lines[at], draw)
+        is_plain = draw.random() < 0.6  # so that the story is wrong, and not its form
+        keep = ("step", "version")
+        fields = json.loads(lines[at])
+        changed = nudged(fields, draw, keep) if is_plain else mutated(fields, draw)
+        lines[at] = text_of(changed, draw)
     if draw.random() < 0.2:
-        lines.insert(draw.randrange(len(lines)), lines[draw.randrange(len(lines))])
+        at = draw.randrange(1, len(lines) - 1)
+        lines[at : at + 2] = draw.choice([[], lines[at : at + 1] * 2, lines[at : at + 2][::-1]])
     path = files.root / "trace.jsonl"
-    path.write_text("".join(text_of(line, draw) + "\n" for line in lines))
+    path.write_text("\n".join(lines) + "\n")
     words = {"OUT": str(files.root / "out.json"), "COSTS": str(files.root / "costs.json")}
     command = [words.get(word, word) for word in draw.choice(VIEWS)]
     return zygote.run("cli", *command, path)
@@ -131,7 +153,7 @@ def trace(zygote: Zygote, files: Files, draw: random.Random) -> Measured:
 def costs(zygote: Zygote, files: Files, draw: random.Random) -> Measured:
     path, log = files.root / "mutated.json", files.root / "log.jsonl"
     path.write_text(text_of(mutated(COSTS, draw), draw))
-    log.write_text("\n".join(files.story) + "\n")
+    log.write_text("\n".join(draw.choice(files.logs)) + "\n")
     return zygote.run("cli", "sim", "predict", "--costs", path, log)
 
 
