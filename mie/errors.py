@@ -17,7 +17,11 @@
 A message says what, got, limit and remedy. Our own broken promises are ``AssertionError``.
 """
 
+import reprlib
 from typing import Any
+
+MAX_SHOWN = 80
+"""Characters of a value in a message."""
 
 
 class MieError(Exception):
@@ -74,3 +78,26 @@ class TraceError(MieError):
 
 class MissingExtraError(MieError, ImportError):
     """An optional dependency is not installed; the message names the extra."""
+
+
+def shown(value: object) -> str:
+    """The value as messages show it: escaped like a Python literal, and not longer than a line."""
+    text = _BRIEF.repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def shown_text(value: object) -> str:
+    """Short, printable text as it is; anything else as `shown` has it."""
+    is_plain = isinstance(value, str) and len(value) <= MAX_SHOWN and value.isprintable()
+    return str(value) if is_plain else shown(value)
+
+
+def _brief() -> reprlib.Repr:
+    brief = reprlib.Repr()
+    brief.maxlevel = 3  # the whole of a deeply nested value may exceed the recursion limit
+    brief.maxlist = brief.maxdict = brief.maxtuple = 20
+    brief.maxstring = brief.maxlong = brief.maxother = 2 * MAX_SHOWN
+    return brief
+
+
+_BRIEF = _brief()

@@ -94,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
 def _failed(error: Exception) -> int:
     message = str(error)
     if not isinstance(error, TooLittleMemoryError):  # its lines are a table
-        message = " ".join(message.split("\n"))
+        # What a message quotes from a file must not move a terminal's cursor.
+        message = "".join(x if x.isprintable() else " " if x == "\n" else "?" for x in message)
     print(f"mie: error: {message}", file=sys.stderr)
     return EXIT_ERROR
 

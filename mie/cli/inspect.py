@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mie.errors import ModelError, UnsupportedModelError, WeightsError
+from mie.errors import ModelError, UnsupportedModelError, WeightsError, shown_text
 from mie.model.config import ModelConfig
 from mie.model.json_reader import read_json_object
 from mie.model.locate import locate_model
@@ -187,11 +188,14 @@ def _kv_cache_fit(config: ModelConfig, memory_bytes: int | None) -> KVCacheFit |
 def _architecture_name(directory: Path) -> str:
     """What the file calls its architecture, even if the rest of it is of no use."""
     path = directory / "config.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         raise ModelError(f"{directory} is not a model directory: it has no config.json")
     config = read_json_object(path)
     names = config.get("architectures") or [config.get("model_type")]
-    return str(names[0]) if isinstance(names, list) and names[0] else "unknown"
+    name = names[0] if isinstance(names, list) else None
+    if not isinstance(name, str) or not name:
+        return "unknown"
+    return shown_text(name)
 
 
 def render(report: ModelReport) -> str:

@@ -190,9 +190,11 @@ def _run_predict(args: argparse.Namespace) -> int:
     recording = recording_of(read_log(args.trace), Path(args.trace).name)
     sizes: dict[str, Any] = {"block_size": recording.block_size}
     if args.kv_cache_memory_bytes is None:
-        sizes["num_blocks"] = recording.num_blocks
+        # A pool with room for all is as good as a larger one, which a file can claim for free.
+        sizes["num_blocks"] = min(recording.num_blocks, recording.num_blocks_of_all)
     config = simulated_config(args, **sizes)
-    bench = simulated(costs, config, num_host_blocks=recording.num_host_blocks)
+    num_host_blocks = min(recording.num_host_blocks, recording.num_blocks_of_all)
+    bench = simulated(costs, config, num_host_blocks=num_host_blocks)
     result = run_load(bench, recording.workload)
     predicted = summarize(result.records, result.duration_ns)
     measured = summarize(recording.records, recording.duration_ns)

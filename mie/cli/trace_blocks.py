@@ -27,7 +27,7 @@ def render_blocks(state: State) -> str:
     labels = dict(zip(state.running, _labels(), strict=False))
     size, blocks = state.blocks.block_size, state.blocks.num_blocks
     lines = [f"After step {state.step}: {count(blocks, 'block')} of {count(size, 'slot')}", ""]
-    lines += _grid(_cells(state, labels))
+    lines += _grid(*_cells(state, labels), blocks)
     lines += ["", *_LEGEND, "", *_queues(state, labels), "", *_numbers(state)]
     return "\n".join(line.rstrip() for line in lines)
 
@@ -40,22 +40,19 @@ def _labels() -> Iterator[str]:
         yield from prefixes
 
 
-def _cells(state: State, labels: dict[Seq, str]) -> list[str]:
-    """What to show of each block, all of one width."""
+def _cells(state: State, labels: dict[Seq, str]) -> tuple[dict[int, str], str]:
+    """What to show of each block that is held, and of a free one, all of one width."""
     owners, fills = _owners(state, labels), state.fills()
-    parts = []
-    for block in range(state.blocks.num_blocks):
-        refs = state.blocks.refs.get(block)
-        if refs is None:
-            parts.append((FREE, "", ""))
-        else:
-            mark = CACHED if block in state.blocks.tree else PINNED
-            parts.append((owners.get(block, mark), str(fills.get(block, "")), f"×{refs}"))
-    widths = [max(map(len, column)) for column in zip(*parts, strict=True)]
-    return [
-        f"{owner:<{widths[0]}} {fill:>{widths[1]}}{refs:<{widths[2]}}"
-        for owner, fill, refs in parts
-    ]
+    parts = {-1: (FREE, "", "")}
+    for block, refs in sorted(state.blocks.refs.items()):
+        mark = CACHED if block in state.blocks.tree else PINNED
+        parts[block] = (owners.get(block, mark), str(fills.get(block, "")), f"×{refs}")
+    widths = [max(map(len, column)) for column in zip(*parts.values(), strict=True)]
+    cells = {
+        block: f"{owner:<{widths[0]}} {fill:>{widths[1]}}{refs:<{widths[2]}}"
+        for block, (owner, fill, refs) in parts.items()
+    }
+    return cells, cells.pop(-1)
 
 
 def _owners(state: State, labels: dict[Seq, str]) -> dict[int, str]:
@@ -71,25 +68,41 @@ def _owners(state: State, labels: dict[Seq, str]) -> dict[int, str]:
     }
 
 
-def _grid(cells: list[str]) -> Iterator[str]:
+def _grid(held: dict[int, str], free: str, num_blocks: int) -> Iterator[str]:
     """Rows of cells after the number of their first block; many like rows become one."""
-    margin = len(str(len(cells))) + 2
-    num_fitting = (WIDTH + 1 - margin) // (len(cells[0]) + 1)
+    margin = len(str(num_blocks)) + 2
+    num_fitting = (WIDTH + 1 - margin) // (len(free) + 1)
     per_row = max(n for n in (1, 2, 4, 8, 16) if n == 1 or n <= num_fitting)
-    rows = [cells[start : start + per_row] for start in range(0, len(cells), per_row)]
-    for _, group in groupby(enumerate(rows), _likeness):
-        first, *others = list(group)
-        start = first[0] * per_row
-        yield f"{start:>{margin - 2}}  {' '.join(first[1])}"
-        if others:
-            num_more = sum(len(row) for _, row in others)
+    rows = _rows(held, free, num_blocks, per_row)
+    for _, group in groupby(rows, _likeness):
+        like = list(group)
+        start, cells, _ = like[0]
+        yield f"{start:>{margin - 2}}  {' '.join(cells)}"
+        num_more = sum(number for _, _, number in like) - len(cells)
+        if num_more:
             yield f"{'':>{margin}}… and {count(num_more, 'block')} like these"
 
 
-def _likeness(numbered: tuple[int, list[str]]) -> object:
+Row = tuple[int, list[str], int]
+"""Its first block, its cells, and the blocks that it stands for."""
+
+
+def _rows(held: dict[int, str], free: str, num_blocks: int, per_row: int) -> Iterator[Row]:
+    """The rows in order; neighbours of free blocks only are one, since a pool may be huge."""
+    start = 0
+    for row in sorted({block // per_row for block in held} | {num_blocks // per_row}):
+        first, end = row * per_row, min((row + 1) * per_row, num_blocks)
+        if start < first:
+            yield start, [free] * per_row, first - start
+        if first < end:
+            yield first, [held.get(block, free) for block in range(first, end)], end - first
+        start = end
+
+
+def _likeness(row: Row) -> object:
     """What rows have in common that are shown as one: free blocks only, or cached ones only."""
-    number, row = numbered
-    return row if len({*row}) == 1 and row[0][0] in (FREE, CACHED) else number
+    start, cells, _ = row
+    return cells if len({*cells}) == 1 and cells[0][0] in (FREE, CACHED) else start
 
 
 def _queues(state: State, labels: dict[Seq, str]) -> Iterator[str]:

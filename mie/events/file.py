@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any, BinaryIO
 
-from mie.errors import TraceError
+from mie.errors import TraceError, shown
 from mie.events.shapes import check_numbers, checked
 from mie.events.vocabulary import FIELDS, SUMMARY_FIELDS, Record, Segment, Snapshot, Step
+from mie.files import open_file
 
 FORMAT_VERSION = 1
+MAX_LINE_BYTES = 64 << 20
+"""A snapshot names every token of the prefix cache: a million of them take 7 MB."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -54,7 +57,7 @@ def read_log(path: str | PathLike[str]) -> Iterator[Segment]:
         TraceError: the file cannot be read, or is not an event log; the message names the line.
     """
     try:
-        with open(path, "rb") as file:
+        with open_file(path, allow_pipe=True) as file:
             yield from _segments(str(path), file)
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -62,7 +65,9 @@ def read_log(path: str | PathLike[str]) -> Iterator[Segment]:
 
 def _segments(path: str, file: BinaryIO) -> Iterator[Segment]:
     draft: _Draft | None = None
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise TraceError(f"{path}, line {number}: it has more than {MAX_LINE_BYTES:,} bytes")
         if draft and not line.endswith(b"\n"):
             yield draft.segment(is_cut=True)
             return
@@ -140,7 +145,7 @@ def _read_record(kind: str, fields: dict[str, Any]) -> Record:
         check_numbers(fields, SUMMARY_FIELDS)
         return (kind, fields)
     if kind not in FIELDS:
-        raise TraceError(f"unknown event {kind!r}")
+        raise TraceError(f"unknown event {shown(kind)}")
     return (kind, *checked(fields, FIELDS[kind]).values())
 
 
@@ -155,10 +160,10 @@ _OF_NODE = ("block", "parent", "salt", "tokens")
 def _read_snapshot(fields: Mapping[str, Any]) -> Snapshot:
     version = fields.get("version")
     if version != FORMAT_VERSION:
-        raise TraceError(f"format {version!r}; this mie reads format {FORMAT_VERSION}")
+        raise TraceError(f"format {shown(version)}; this mie reads format {FORMAT_VERSION}")
     sizes = checked(fields, _SIZES)
-    if sizes["block_size"] < 1 or sizes["num_blocks"] < 1:
-        raise TraceError("there must be a block with a slot")
+    if sizes["num_blocks"] < 1 or sizes["num_host_blocks"] < 0:
+        raise TraceError("there must be a block, and on the host no fewer than none")
     sequences = [_with_lists(checked(entry, _OF_SEQUENCE)) for entry in _list(fields, "sequences")]
     nodes = [_with_lists(checked(entry, _OF_NODE)) for entry in _list(fields, "tree")]
     return {

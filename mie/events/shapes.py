@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mie.errors import TraceError
+from mie.errors import TraceError, shown
+
+MAX_INTEGER = 2**63 - 1
+"""Ids and counts fit a 64-bit word."""
+
+MAX_NUMBER = 1e15
+"""Counts and seconds of a summary; whole numbers up to here are exact as floats."""
+
+MAX_BLOCK_SIZE = 1 << 16
+MAX_CHOICES = 1 << 10
+MAX_WORD = 100
+"""Characters of a reason, a rule, a mode or a cause."""
 
 
 def checked(fields: Any, names: Iterable[str]) -> dict[str, Any]:
@@ -17,16 +27,16 @@ def checked(fields: Any, names: Iterable[str]) -> dict[str, Any]:
         TraceError: one is missing, or of another shape.
     """
     if not isinstance(fields, dict):
-        raise TraceError(f"{fields!r} is not an object")
+        raise TraceError(f"{shown(fields)} is not an object")
     return {name: _checked(fields, name) for name in names}
 
 
 def check_numbers(fields: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise `TraceError` unless the fields called ``names`` are finite numbers."""
+    """Raise `TraceError` unless the fields called ``names`` are numbers in 0 … `MAX_NUMBER`."""
     for name in names:
         value = fields.get(name)
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise TraceError(f"{name} is {value!r}, not a number")
+        if not isinstance(value, (int, float)) or not 0 <= value <= MAX_NUMBER:
+            raise TraceError(f"{name} is {shown(value)}, not a number in 0 … {MAX_NUMBER:.0f}")
 
 
 def _checked(fields: Mapping[str, Any], name: str) -> Any:
@@ -36,12 +46,24 @@ def _checked(fields: Mapping[str, Any], name: str) -> Any:
     if isinstance(value, list):
         value = tuple(value)
     if not any(fits(value) for fits in _SHAPES.get(name, (_is_integer,))):
-        raise TraceError(f"{name} cannot be {value!r}")
+        raise TraceError(f"{name} cannot be {shown(value)}")
     return value
 
 
 def _is_integer(value: object) -> bool:
-    return type(value) is int
+    return type(value) is int and abs(value) <= MAX_INTEGER
+
+
+def _is_block_size(value: object) -> bool:
+    return _is_integer(value) and 1 <= value <= MAX_BLOCK_SIZE  # type: ignore[operator]
+
+
+def _is_number_of_choices(value: object) -> bool:
+    return _is_integer(value) and 1 <= value <= MAX_CHOICES  # type: ignore[operator]
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable() and len(value) <= MAX_WORD
 
 
 def _is_text(value: object) -> bool:
@@ -53,7 +75,7 @@ def _is_none(value: object) -> bool:
 
 
 def _is_integers(value: object) -> bool:
-    return isinstance(value, tuple) and all(type(item) is int for item in value)
+    return isinstance(value, tuple) and all(map(_is_integer, value))
 
 
 def _is_pair(value: object) -> bool:
@@ -62,7 +84,10 @@ def _is_pair(value: object) -> bool:
 
 _SHAPES: Mapping[str, tuple[Callable[[object], bool], ...]] = MappingProxyType(
     {
-        **dict.fromkeys(("request_id", "mode", "rule", "reason", "cause"), (_is_text,)),
+        **dict.fromkeys(("mode", "rule", "reason", "cause"), (_is_word,)),
+        "request_id": (_is_text,),
+        "block_size": (_is_block_size,),
+        "n": (_is_number_of_choices,),
         **dict.fromkeys(("max_tokens", "source", "row"), (_is_integer, _is_none)),
         **dict.fromkeys(("choices", "rows", "blocks", "tokens"), (_is_integers,)),
         "host": (_is_integers, _is_none),

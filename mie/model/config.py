@@ -9,6 +9,7 @@ for the sizes without which a model cannot be told from another: those are requi
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,19 @@ from typing import Any
 
 from mie.errors import ModelError, UnsupportedModelError
 from mie.model.json_reader import JsonReader, read_json_object
+from mie.model.limits import (
+    MAX_CONTEXT,
+    MAX_EPS,
+    MAX_FACTOR,
+    MAX_LAYERS,
+    MAX_THETA,
+    MAX_TOKEN_IDS,
+    MAX_VOCABULARY,
+    MAX_WIDTH,
+    MIN_EPS,
+    MIN_FACTOR,
+    MIN_THETA,
+)
 from mie.model.refusals import refuse_unsupported
 from mie.model.tensors import expected_tensors
 
@@ -112,11 +126,11 @@ class ModelConfig:
         path = Path(directory) / "config.json"
         if not path.parent.is_dir():
             raise ModelError(f"model directory {directory} does not exist, or is not a directory")
-        if not path.exists():
+        if not os.path.lexists(path):
             raise ModelError(f"{directory} is not a model directory: it has no config.json")
         config = read_json_object(path)
         generation = path.with_name("generation_config.json")
-        if generation.exists():
+        if os.path.lexists(generation):
             eos = read_json_object(generation).get("eos_token_id")
             config = config if eos is None else {**config, "eos_token_id": eos}
         if overrides:
@@ -186,22 +200,22 @@ def _architecture(reader: JsonReader) -> str:
 
 
 def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
-    hidden_size = reader.integer("hidden_size")
-    num_layers = reader.integer("num_hidden_layers")
-    num_heads = reader.integer("num_attention_heads")
-    vocab_size = reader.integer("vocab_size")
+    hidden_size = reader.integer("hidden_size", maximum=MAX_WIDTH)
+    num_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    num_heads = reader.integer("num_attention_heads", maximum=MAX_WIDTH)
+    vocab_size = reader.integer("vocab_size", maximum=MAX_VOCABULARY)
     attention_bias = reader.flag("attention_bias", default=False)
     return ModelConfig(
         architecture=architecture,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=reader.integer("intermediate_size"),
+        intermediate_size=reader.integer("intermediate_size", maximum=MAX_WIDTH),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(reader, num_heads),
         head_dim=_head_dim(reader, hidden_size, num_heads),
-        rms_norm_eps=reader.number("rms_norm_eps", default=1e-6),
-        max_position_embeddings=reader.integer("max_position_embeddings"),
+        rms_norm_eps=reader.number("rms_norm_eps", default=1e-6, low=MIN_EPS, high=MAX_EPS),
+        max_position_embeddings=reader.integer("max_position_embeddings", maximum=MAX_CONTEXT),
         tie_word_embeddings=reader.flag("tie_word_embeddings", default=False),
         qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
         o_bias=attention_bias and architecture != "Qwen2ForCausalLM",
@@ -216,7 +230,7 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
 
 
 def _num_kv_heads(reader: JsonReader, num_heads: int) -> int:
-    num_kv_heads = reader.integer("num_key_value_heads", default=num_heads)
+    num_kv_heads = reader.integer("num_key_value_heads", default=num_heads, maximum=MAX_WIDTH)
     if num_heads % num_kv_heads:
         raise reader.error(
             "num_key_value_heads", f"must divide num_attention_heads ({num_heads})", num_kv_heads
@@ -225,7 +239,7 @@ def _num_kv_heads(reader: JsonReader, num_heads: int) -> int:
 
 
 def _head_dim(reader: JsonReader, hidden_size: int, num_heads: int) -> int:
-    head_dim = reader.optional_integer("head_dim")
+    head_dim = reader.optional_integer("head_dim", maximum=MAX_WIDTH)
     if head_dim is None:
         if hidden_size % num_heads:
             raise reader.error(
@@ -267,7 +281,7 @@ def _layer_windows(
 def _sliding_window(reader: JsonReader, architecture: str) -> int | None:
     if architecture == "LlamaForCausalLM":
         return None
-    window = reader.optional_integer("sliding_window")
+    window = reader.optional_integer("sliding_window", maximum=MAX_CONTEXT)
     if architecture == "MistralForCausalLM":
         return window
     return window if reader.flag("use_sliding_window", default=False) else None
@@ -282,7 +296,7 @@ def _default_layer_types(
     elif architecture == "MistralForCausalLM":
         first_sliding = 0
     else:
-        first_sliding = reader.integer("max_window_layers", minimum=0)
+        first_sliding = reader.integer("max_window_layers", minimum=0, maximum=MAX_WIDTH)
     return tuple(
         "full_attention" if layer < first_sliding else "sliding_attention"
         for layer in range(num_layers)
@@ -294,29 +308,43 @@ def _rope(reader: JsonReader) -> RopeConfig:
         "rope_scaling" if reader.values.get("rope_scaling") else "rope_parameters"
     )
     rope_type = scaling.text("rope_type", default=scaling.text("type", default="default"))
-    theta = scaling.number(
-        "rope_theta", default=reader.number("rope_theta", default=10000.0, above=1.0), above=1.0
-    )
+    outside = reader.number("rope_theta", default=10000.0, low=MIN_THETA, high=MAX_THETA)
+    theta = scaling.number("rope_theta", default=outside, low=MIN_THETA, high=MAX_THETA)
     if rope_type == "default":
         return RopeConfig(theta=theta)
+    context = reader.integer("max_position_embeddings", maximum=MAX_CONTEXT)
     if rope_type == "linear":
-        return RopeConfig(rope_type=rope_type, theta=theta, factor=scaling.number("factor"))
-    original = reader.optional_integer(
-        "original_max_position_embeddings"
-    ) or scaling.optional_integer("original_max_position_embeddings")
+        return RopeConfig(rope_type=rope_type, theta=theta, factor=_stretch(scaling, context))
+    name = "original_max_position_embeddings"
+    original = reader.optional_integer(name, maximum=MAX_CONTEXT)
+    original = original or scaling.optional_integer(name, maximum=MAX_CONTEXT)
     if rope_type == "llama3":
         return _llama3_rope(scaling, theta, original)
-    return _yarn_rope(scaling, theta, original, reader.integer("max_position_embeddings"))
+    return _yarn_rope(scaling, theta, original, context)
+
+
+def _factor(scaling: JsonReader, key: str, default: float | None = None) -> float:
+    return scaling.number(key, default=default, low=MIN_FACTOR, high=MAX_FACTOR)
+
+
+def _stretch(scaling: JsonReader, context: int, default: float | None = None) -> float:
+    """The factor by which ``context`` is stretched, which must leave a context within the limit."""
+    factor = _factor(scaling, "factor", default)
+    if not 1 <= context * factor <= MAX_CONTEXT:
+        raise scaling.error(
+            "factor", f"must turn a context of {context} into one of 1 … {MAX_CONTEXT}", factor
+        )
+    return factor
 
 
 def _llama3_rope(scaling: JsonReader, theta: float, original: int | None) -> RopeConfig:
-    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    low, high = _factor(scaling, "low_freq_factor"), _factor(scaling, "high_freq_factor")
     if high <= low:
         raise scaling.error("high_freq_factor", f"must exceed low_freq_factor ({low:g})", high)
     return RopeConfig(
         rope_type="llama3",
         theta=theta,
-        factor=scaling.number("factor"),
+        factor=_factor(scaling, "factor"),
         original_max_position_embeddings=original,
         low_freq_factor=low,
         high_freq_factor=high,
@@ -326,17 +354,20 @@ def _llama3_rope(scaling: JsonReader, theta: float, original: int | None) -> Rop
 def _yarn_rope(
     scaling: JsonReader, theta: float, original: int | None, max_position_embeddings: int
 ) -> RopeConfig:
-    stretched = max_position_embeddings / (original or max_position_embeddings)
+    context = original or max_position_embeddings
     return RopeConfig(
         rope_type="yarn",
         theta=theta,
-        factor=scaling.number("factor", default=stretched),
+        factor=_stretch(scaling, context, max_position_embeddings / context),
         original_max_position_embeddings=original,
-        beta_fast=scaling.number("beta_fast", default=32.0),
-        beta_slow=scaling.number("beta_slow", default=1.0),
-        attention_factor=scaling.optional_number("attention_factor"),
-        mscale=scaling.optional_number("mscale", above=-math.inf),  # zero stands for "not set"
-        mscale_all_dim=scaling.optional_number("mscale_all_dim", above=-math.inf),
+        beta_fast=_factor(scaling, "beta_fast", 32.0),
+        beta_slow=_factor(scaling, "beta_slow", 1.0),
+        attention_factor=scaling.optional_number(
+            "attention_factor", low=MIN_FACTOR, high=MAX_FACTOR
+        ),
+        # Zero stands for "not set".
+        mscale=scaling.optional_number("mscale", low=0.0, high=MAX_FACTOR),
+        mscale_all_dim=scaling.optional_number("mscale_all_dim", low=0.0, high=MAX_FACTOR),
         truncate=scaling.flag("truncate", default=True),
     )
 
@@ -354,6 +385,8 @@ def _token_ids(reader: JsonReader, key: str, vocab_size: int) -> tuple[int, ...]
     """The ids under ``key``, which holds an integer, a list of them, or null; each once."""
     value = reader.values.get(key)
     ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
+    if len(ids) > MAX_TOKEN_IDS:
+        raise reader.error(key, f"must have at most {MAX_TOKEN_IDS} ids", value)
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int):
             raise reader.error(key, "must be an integer or a list of integers", value)

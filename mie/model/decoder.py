@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -152,12 +151,13 @@ class _Loader:
 
     def _read(self, name: str) -> NDArray[Any]:
         tensor = self._checkpoint.read(name)
+        self._checkpoint.check_finite(name, tensor)
         self._progress(tensor.nbytes)
         return tensor
 
     def _rows(self, names: Iterable[str]) -> Iterator[NDArray[Any]]:
-        for block in chain.from_iterable(
-            self._checkpoint.blocks(name, BLOCK_BYTES) for name in names
-        ):
-            yield block
-            self._progress(block.nbytes)
+        for name in names:
+            for block in self._checkpoint.blocks(name, BLOCK_BYTES):
+                self._checkpoint.check_finite(name, block)
+                yield block
+                self._progress(block.nbytes)

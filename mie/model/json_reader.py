@@ -3,31 +3,66 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mie.errors import ModelError
+from mie.errors import ModelError, shown
+from mie.files import read_file
+from mie.model.limits import MAX_JSON_BYTES, MAX_JSON_DIGITS
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The JSON object in ``path``.
 
     Raises:
-        ModelError: the file is missing or unreadable, is not JSON, or holds something other than an
-            object. The message names the file.
+        ModelError: the file is missing or unreadable, is no regular file, is longer than
+            ``max_bytes``, is not JSON, or holds something other than an object. The message names
+            the file.
     """
     try:
-        value = json.loads(path.read_bytes())
+        data = read_file(path, max_bytes)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        value = parse_json(data)
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise ModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object, got {_json_type(value)}")
     return value
+
+
+def parse_json(data: bytes, *, allow_repeats: bool = True) -> Any:
+    """What the JSON text ``data`` stands for.
+
+    A name that an object gives twice is refused, since programs differ in which value they take;
+    ``allow_repeats`` accepts it where both values are equal.
+
+    Raises:
+        ValueError: it is not JSON in UTF-8, repeats a name, or has an integer of too many digits.
+        RecursionError: it is nested too deeply.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) == len(pairs):
+            return values
+        seen: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in seen and not (allow_repeats and seen[name] == value):
+                raise ValueError(f"{shown(name)} is given twice")
+            seen[name] = value
+        return values
+
+    return json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique, parse_int=_integer)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_JSON_DIGITS:
+        raise ValueError(f"an integer has {len(digits):,} digits; the limit is {MAX_JSON_DIGITS:,}")
+    return int(digits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,31 +76,35 @@ class JsonReader:
     values: Mapping[str, Any]
     source: str  # the file, as messages name it
 
-    def integer(self, key: str, *, default: int | None = None, minimum: int = 1) -> int:
-        """The integer under ``key``, at least ``minimum``."""
+    def integer(
+        self, key: str, *, maximum: int, default: int | None = None, minimum: int = 1
+    ) -> int:
+        """The integer under ``key``, in ``minimum`` … ``maximum``."""
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(key, "must be an integer", value)
         if value < minimum:
             raise self.error(key, f"must be at least {minimum}", value)
+        if value > maximum:
+            raise self.error(key, f"must be at most {maximum}", value)
         return value
 
-    def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
-        """The integer under ``key``, or None when there is none."""
-        return None if self.values.get(key) is None else self.integer(key, minimum=minimum)
+    def optional_integer(self, key: str, *, maximum: int) -> int | None:
+        """The positive integer under ``key``, or None when there is none."""
+        return None if self.values.get(key) is None else self.integer(key, maximum=maximum)
 
-    def number(self, key: str, *, default: float | None = None, above: float = 0.0) -> float:
-        """The finite number under ``key``, greater than ``above``."""
+    def number(self, key: str, *, low: float, high: float, default: float | None = None) -> float:
+        """The number under ``key``, in ``low`` … ``high``."""
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(key, "must be a number", value)
-        if not above < value < math.inf:
-            raise self.error(key, f"must be a finite number greater than {above:g}", value)
+        if not low <= value <= high:  # also NaN; an integer may be too large for a float
+            raise self.error(key, f"must be a number in [{low:g}, {high:g}]", value)
         return float(value)
 
-    def optional_number(self, key: str, *, above: float = 0.0) -> float | None:
-        """The finite number under ``key``, or None when there is none."""
-        return None if self.values.get(key) is None else self.number(key, above=above)
+    def optional_number(self, key: str, *, low: float, high: float) -> float | None:
+        """The number under ``key``, or None when there is none."""
+        return None if self.values.get(key) is None else self.number(key, low=low, high=high)
 
     def flag(self, key: str, *, default: bool) -> bool:
         """The boolean under ``key``."""
@@ -101,7 +140,7 @@ class JsonReader:
 
     def error(self, key: str, expected: str, got: object) -> ModelError:
         """The error that says what ``key`` should have been."""
-        return ModelError(f"{self.source}: {key} {expected}, got {_shown(got)}")
+        return ModelError(f"{self.source}: {key} {expected}, got {shown(got)}")
 
     def _required(self, key: str, default: object) -> Any:
         value = self.values.get(key)
@@ -115,8 +154,3 @@ class JsonReader:
 def _json_type(value: object) -> str:
     names = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -10,10 +10,12 @@ import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from mie.errors import UnsupportedModelError
+from mie.errors import UnsupportedModelError, shown
+from mie.model.limits import MAX_LAYERS
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 LAYER_TYPES = ("full_attention", "sliding_attention")
+MAX_NAMED = 8  # layer types that a message names
 ACTIVATIONS = ("silu", "swish")  # two names of one function
 
 # Keys that switch a feature on by any value but null, false, zero, one or an empty list or object.
@@ -99,8 +101,8 @@ def refuse_unsupported(
 def _architecture_problems(architecture: str, supported: Collection[str]) -> Iterator[str]:
     if architecture in supported:
         return
-    nearest = difflib.get_close_matches(architecture, supported, n=1, cutoff=0.0)
-    yield f"architecture {architecture!r} (nearest: {nearest[0]!r})"
+    nearest = difflib.get_close_matches(architecture[:100], supported, n=1, cutoff=0.0)
+    yield f"architecture {shown(architecture)} (nearest: {nearest[0]!r})"
 
 
 def _feature_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -126,7 +128,7 @@ def _family_problems(
 def _activation_problems(config: Mapping[str, Any]) -> Iterator[str]:
     activation = config.get("hidden_act") or "silu"
     if activation not in ACTIVATIONS:
-        yield f"activation {activation!r} (hidden_act; supported: 'silu')"
+        yield f"activation {shown(activation)} (hidden_act; supported: 'silu')"
 
 
 def _rope_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -138,19 +140,21 @@ def _rope_problems(config: Mapping[str, Any]) -> Iterator[str]:
         return
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     if rope_type not in ROPE_TYPES:
-        reason = _ROPE_REASONS.get(str(rope_type), f"supported types: {', '.join(ROPE_TYPES)}")
-        yield f"RoPE type {rope_type!r} ({reason})"
+        reason = _ROPE_REASONS.get(rope_type) if isinstance(rope_type, str) else None
+        reason = reason or f"supported types: {', '.join(ROPE_TYPES)}"
+        yield f"RoPE type {shown(rope_type)} ({reason})"
     if scaling.get("mrope_section"):
         yield "feature 'multimodal RoPE' (mrope_section)"
     fraction = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if fraction not in (None, 1):
-        yield f"feature 'partial RoPE' (partial_rotary_factor {fraction!r})"
+        yield f"feature 'partial RoPE' (partial_rotary_factor {shown(fraction)})"
 
 
 def _layer_type_problems(config: Mapping[str, Any]) -> Iterator[str]:
     layer_types = config.get("layer_types") or []
     if not isinstance(layer_types, list):
         return  # a bad value, which ModelConfig reports
-    for layer_type in dict.fromkeys(map(str, layer_types)):
-        if layer_type not in LAYER_TYPES:
-            yield f"layer type {layer_type!r} (supported: {', '.join(LAYER_TYPES)})"
+    unknown = [kind for kind in layer_types if kind not in LAYER_TYPES]
+    names = dict.fromkeys(shown(kind) for kind in unknown[:MAX_LAYERS])
+    for name in list(names)[:MAX_NAMED]:
+        yield f"layer type {name} (supported: {', '.join(LAYER_TYPES)})"

@@ -10,6 +10,7 @@ it never holds the file and its copy at once.
 from __future__ import annotations
 
 import mmap
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,8 +21,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mie.errors import ModelError, WeightsError
+from mie.errors import ModelError, WeightsError, shown
+from mie.files import open_file
 from mie.model.json_reader import read_json_object
+from mie.model.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_SHARDS
 from mie.model.safetensors_header import TensorEntry, read_header
 from mie.model.tensors import Shape, expected_tensors
 
@@ -35,6 +38,7 @@ _DTYPES: Mapping[str, DTypeLike] = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
 }
+_INFINITY: Mapping[str, int] = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}  # its bits
 # Tensors that may lie in a checkpoint without being asked for: buffers that older versions of
 # transformers saved, and the copy of the embedding that some tools save with tied embeddings.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|lm_head\.weight")
@@ -107,6 +111,25 @@ class Checkpoint:
             yield tensor[start : start + rows]
             self.release(name)
 
+    def check_finite(self, name: str, block: NDArray[Any]) -> None:
+        """Returns if ``block``, which is a part of the tensor ``name``, holds finite numbers only.
+
+        Raises:
+            WeightsError: it holds NaN or infinity.
+        """
+        entry = self._entries[name]
+        infinity = _INFINITY[entry.dtype]
+        # Of the bits of a float, those of positive values order as signed integers, and those of
+        # negative values as unsigned ones. Two plain reductions cost least, and need no memory.
+        signed = block.view(f"i{block.dtype.itemsize}")
+        unsigned = block.view(f"u{block.dtype.itemsize}")
+        sign = 1 << (8 * block.dtype.itemsize - 1)
+        if block.size and (signed.max() >= infinity or unsigned.max() >= sign + infinity):
+            raise WeightsError(
+                f"{entry.path}: tensor {name!r} holds NaN or infinite values; fetch the file again "
+                "('mie inspect --check' counts them in every tensor)"
+            )
+
     def are_copies(self, name: str, other: str) -> bool:
         """Whether two tensors are the same, bit for bit; reads both block by block."""
         first, second = self._entries[name], self._entries[other]
@@ -157,7 +180,7 @@ class Checkpoint:
     def _map(self, path: Path) -> mmap.mmap:
         if path not in self._maps:
             try:
-                with path.open("rb") as file:
+                with open_file(path) as file:
                     self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except OSError as error:
                 raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
@@ -198,9 +221,9 @@ def non_finite_tensors(checkpoint: Checkpoint) -> dict[str, int]:
 
 def _read_entries(directory: Path) -> dict[str, TensorEntry]:
     """Every tensor of every weights file of the directory."""
-    if (directory / SINGLE_FILE).exists():
+    if os.path.lexists(directory / SINGLE_FILE):
         return read_header(directory / SINGLE_FILE)
-    if (directory / INDEX_FILE).exists():
+    if os.path.lexists(directory / INDEX_FILE):
         return _read_shards(directory / INDEX_FILE)
     raise WeightsError(_no_weights(directory))
 
@@ -224,44 +247,65 @@ def _no_weights(directory: Path) -> str:
 def _read_shards(index: Path) -> dict[str, TensorEntry]:
     """The tensors that the index places, which must be those that its files hold."""
     weight_map = _read_weight_map(index)
-    shards = {name: read_header(index.parent / name) for name in sorted(set(weight_map.values()))}
+    shards = _read_headers(index.parent, sorted(set(weight_map.values())))
     for tensor, shard in weight_map.items():
         if tensor not in shards[shard]:
             raise WeightsError(
-                f"{index} places tensor {tensor!r} in {shard}, which does not hold it"
+                f"{index} places tensor {shown(tensor)} in {shard}, which does not hold it"
             )
     for shard, entries in shards.items():
         for tensor in entries:
             if weight_map.get(tensor) != shard:
                 placed = weight_map.get(tensor, "no file")
                 raise WeightsError(
-                    f"{index.parent / shard} holds tensor {tensor!r}, which {index.name} places "
-                    f"in {placed}"
+                    f"{index.parent / shard} holds tensor {shown(tensor)}, which {index.name} "
+                    f"places in {placed}"
                 )
     return {tensor: shards[shard][tensor] for tensor, shard in weight_map.items()}
 
 
+def _read_headers(directory: Path, names: Iterable[str]) -> dict[str, dict[str, TensorEntry]]:
+    """The tensors of each file. The limit on headers holds for all of them together."""
+    shards, num_left = {}, MAX_HEADER_BYTES
+    for name in names:
+        shards[name] = read_header(directory / name, num_left)
+        if not shards[name]:
+            raise WeightsError(f"{directory / name} holds no tensor")
+        num_left -= min(entry.start for entry in shards[name].values())
+    return shards
+
+
 def _read_weight_map(index: Path) -> dict[str, str]:
     try:
-        weight_map = read_json_object(index).get("weight_map")
+        weight_map = read_json_object(index, MAX_HEADER_BYTES).get("weight_map")
     except ModelError as error:
         raise WeightsError(str(error)) from error
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightsError(f"{index}: weight_map must be an object: tensor name -> file name")
+    shards: dict[str, str] = {}  # the first tensor that each file is to hold
     for tensor, shard in weight_map.items():
         _check_shard_name(index, tensor, shard)
+        shards.setdefault(shard, tensor)
+    if len(shards) > MAX_SHARDS:
+        raise WeightsError(f"{index} names {len(shards)} files; the limit is {MAX_SHARDS}")
+    for shard, tensor in shards.items():
+        if not os.path.lexists(index.parent / shard):
+            raise WeightsError(f"{index}: the file {shard} (tensor {shown(tensor)}) is missing")
     return weight_map
 
 
 def _check_shard_name(index: Path, tensor: str, shard: object) -> None:
-    """Raises unless ``shard`` is the bare name of a file beside the index."""
-    if not isinstance(shard, str) or not re.fullmatch(r"[^/\\\0]+\.safetensors", shard):
+    """Raises unless ``shard`` can be the bare name of a file beside the index."""
+    if (
+        not isinstance(shard, str)
+        or not re.fullmatch(r"[^/\\\0]+\.safetensors", shard)
+        or not shard.isprintable()  # also half of a surrogate pair, which no file name can hold
+        or len(shard.encode()) > MAX_NAME_BYTES
+    ):
         raise WeightsError(
-            f"{index}: tensor {tensor!r} is placed in {shard!r}, which is not the name of a "
-            ".safetensors file in the model directory"
+            f"{index}: tensor {shown(tensor)} is placed in {shown(shard)}, which is not the name "
+            "of a .safetensors file in the model directory"
         )
-    if not (index.parent / shard).exists():
-        raise WeightsError(f"{index}: the file {shard} (tensor {tensor!r}) is missing")
 
 
 def _check_names(directory: Path, found: Iterable[str], expected: Mapping[str, Shape]) -> None:
@@ -287,12 +331,12 @@ def _check_tensor(name: str, entry: TensorEntry, shape: Shape) -> None:
         )
     if entry.shape != shape:
         raise WeightsError(
-            f"{entry.path}: tensor {name!r} has shape {list(entry.shape)}, config.json asks for "
-            f"{list(shape)}"
+            f"{entry.path}: tensor {name!r} has shape {shown(list(entry.shape))}, config.json asks "
+            f"for {list(shape)}"
         )
 
 
 def _some(names: list[str], limit: int = 4) -> str:
     """The first of the names, and how many more there are."""
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown}, and {len(names) - limit} more"
+    quoted = ", ".join(map(shown, names[:limit]))
+    return quoted if len(names) <= limit else f"{quoted}, and {len(names) - limit} more"

@@ -37,6 +37,8 @@ class BlockState:
     def load(self, snapshot: Snapshot) -> None:
         """Take over what a snapshot says. Holders that it does not name are pins."""
         self.refs = dict(snapshot["refs"])
+        for block in self.refs:
+            require(0 <= block < self.num_blocks, f"there is no block {block}")
         for values in snapshot["sequences"].values():
             self.in_tables.update(values["blocks"])
         for block, node in snapshot["tree"].items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mie.errors import TraceError
+from mie.errors import TraceError, shown_text
 from mie.events import FIELDS, Record, Seq, Snapshot, Step, Summary
 from mie.replay.blocks import BlockState, require
 
@@ -115,8 +115,31 @@ class State:
             require(kind in FIELDS, "no such event")
             getattr(self, f"_on_{kind}")(*values)
         except TraceError as error:
-            what = " ".join([str(kind), *map(str, values if kind != "step" else ())])
-            raise TraceError(f"after step {self.step}: {what}: {error}") from error
+            raise self._located(record, error) from error
+
+    def check_names(self, record: Record) -> None:
+        """Raise `TraceError` unless the sequences and rows that the record names are there."""
+        kind, *values = record
+        try:
+            require(kind in FIELDS, "no such event")
+            fields = dict(zip(FIELDS[kind], values, strict=True))
+            for row in fields.get("rows", ()):
+                require(row in self.rows, f"nobody has row {row}")
+            if kind == "fork":
+                self._sequence(fields["parent"])
+            elif "seq" in fields and kind != "finish":  # maybe of a choice that was never forked
+                self._sequence(fields["seq"])
+            if fields.get("by") is not None:
+                self._sequence(fields["by"])
+        except TraceError as error:
+            raise self._located(record, error) from error
+
+    def _located(self, record: Record, error: TraceError) -> TraceError:
+        """The error with the record that it is about, and the step after which it came."""
+        kind, *values = record
+        named = [shown_text(x) for x in values] if kind != "step" else []
+        what = " ".join([shown_text(kind), *named])
+        return TraceError(f"after step {self.step}: {what}: {error}")
 
     def _on_add(
         self, request_id: str, number: int, rank: int, num_prompt: int, n: int, max_tokens: int
@@ -158,6 +181,7 @@ class State:
         require(values.num_computed == start, f"it has computed {values.num_computed} tokens")
         is_complete = start + count == values.num_tokens
         require(is_complete == bool(choices), "a token comes when the prompt is complete")
+        require(all(0 <= choice < values.n for choice in choices), "there is no such choice")
         self._compute(values, count)
         values.num_tokens += is_complete
 
@@ -239,7 +263,8 @@ class State:
         require(values.host is None, "it has host blocks already")
         require(len(host) <= len(values.blocks), "its table is shorter")
         require(len({*host} - taken) == len(host), "a host block is in use")
-        require({*host} <= {*range(self.num_host_blocks)}, "there is no such host block")
+        is_there = all(0 <= block < self.num_host_blocks for block in host)
+        require(is_there, "there is no such host block")
         values.host = host
 
     def _on_import(self, seq: Seq, host: Iterable[int], blocks: Iterable[int]) -> None:

@@ -39,7 +39,8 @@ def walk(segments: Iterable[Segment]) -> Iterator[tuple[Summary | None, Record, 
     The state is one object, which changes as the walk goes on.
 
     Raises:
-        TraceError: a record cannot be, or a snapshot differs from what the records give.
+        TraceError: a record cannot be, or names what is not there, or a snapshot differs from what
+            the records give.
     """
     state: State | None = None
     for segment in segments:
@@ -49,8 +50,10 @@ def walk(segments: Iterable[Segment]) -> Iterator[tuple[Summary | None, Record, 
             raise TraceError(f"the snapshot after step {segment.after} is not what its steps give")
         for records in segment.steps:
             for record in records:
+                state.check_names(record)
                 yield summary_of(records), record, state
                 state.apply(record)
         for record in segment.rest:
+            state.check_names(record)
             yield None, record, state
             state.apply(record)

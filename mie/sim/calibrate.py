@@ -16,12 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.errors import ConfigError
+from mie.errors import ConfigError, shown
+from mie.files import read_file
 from mie.sim.costs import Costs
 from mie.sim.metrics import percentile
 from mie.sim.recorded import RecordedStep
 
 FORMAT_VERSION = 1
+MAX_COSTS_BYTES = 1 << 16
+MAX_COST_PS = 10**18
+"""Eleven days for a unit of work: a simulated clock is a float in seconds."""
 BALANCES = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Ratios that are tried: tokens whose arithmetic hides behind reading the weights."""
 NUM_ROUNDS = 12
@@ -79,6 +83,8 @@ def fit_costs(steps: Sequence[RecordedStep]) -> Fit:
             f"the trace has {len(steps)} steps; a fit needs at least {MIN_STEPS} (record a longer"
             " run)"
         )
+    if not any(step.duration_ns for step in steps):
+        raise ConfigError("no step of the trace took any time; there is nothing to fit")
     measured = np.array([step.duration_ns for step in steps], np.float64)
     fits = [_fit(steps, measured, balance) for balance in BALANCES]
     best = min(fits, key=lambda fit: fit[0])
@@ -170,11 +176,18 @@ def read_costs(path: Path) -> tuple[Costs, Mapping[str, Any]]:
         ConfigError: the file cannot be read, or holds no costs.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        values = json.loads(read_file(path, MAX_COSTS_BYTES))
+    except OSError as error:
+        raise ConfigError(f"cannot read the costs in {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the costs in {path}: {error}") from error
     if not isinstance(values, dict) or values.get("format") != FORMAT_VERSION:
         raise ConfigError(f"{path} holds no costs of format {FORMAT_VERSION}")
     if not isinstance(values.get("costs"), dict):
         raise ConfigError(f"{path} has no costs")
+    for name, value in values["costs"].items():
+        if type(value) is not int or not 0 <= value <= MAX_COST_PS:
+            raise ConfigError(
+                f"{path}: {shown(name)} must be an integer in 0 … {MAX_COST_PS}, got {shown(value)}"
+            )
     return Costs.from_dict(values["costs"]), values

@@ -14,6 +14,9 @@ from mie.sim.costs import StepWork, causal_pairs
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Part, Text, Tokens, Workload, WorkloadRequest
 
+MAX_PROMPT_TOKENS = 1 << 24
+"""Of all requests together: a short file can claim any number, and a simulation makes them all."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStep:
@@ -36,6 +39,16 @@ class Recording:
     block_size: int
     num_blocks: int
     num_host_blocks: int
+
+    @property
+    def num_blocks_of_all(self) -> int:
+        """Blocks in which every sequence fits at once, with one more each for what it copies."""
+        size = self.block_size
+        return sum(
+            (-(-(record.num_prompt + len(times)) // size) + 2)
+            for record in self.records
+            for times in record.token_ns
+        )
 
     @property
     def duration_ns(self) -> int:
@@ -117,6 +130,7 @@ class _Reader:
         self.steps: list[tuple[StepWork, Summary]] = []
         self.sizes: tuple[int, int, int] | None = None
         self._began: int | None = None
+        self._num_prompt = 0
         self._draft = _Draft()
 
     def meet(self, summary: Summary | None, record: Record, state: State) -> None:
@@ -147,6 +161,12 @@ class _Reader:
         return moment - self._began
 
     def _add(self, number: int, num_prompt: int, n: int, start: int) -> None:
+        self._num_prompt += num_prompt
+        if num_prompt < 1 or self._num_prompt > MAX_PROMPT_TOKENS:
+            raise TraceError(
+                f"request {number} has a prompt of {num_prompt} tokens; a prompt has at least one, "
+                f"and those of a recording have at most {MAX_PROMPT_TOKENS:,} together"
+            )
         record = RequestRecord(
             request_id=str(number),
             num_prompt=num_prompt,
@@ -215,5 +235,7 @@ class _Reader:
             has_work = summary["num_running"] or summary["num_waiting"]
             if has_work and at + 1 < len(self.steps):
                 seconds = self.steps[at + 1][1]["start"] - summary["start"]
+            if seconds < 0:
+                raise TraceError(f"step {summary['step']} starts after the next one")
             steps.append(RecordedStep(work=work, duration_ns=round(seconds * SECOND)))
         return steps

@@ -34,6 +34,7 @@ ROOMS = {
     "version": Room(),
     "errors": Room(),
     "cache_dir": Room(),
+    "files": Room(),
     "logs": Room(),
     "reprs": Room(),
     "settings": Room(),
@@ -43,7 +44,7 @@ ROOMS = {
     "vllm_names": Room(mie={"errors", "settings"}),
     "arguments": Room(mie={"settings", "sizes", "vllm_names"}),
     "engine_args": Room(mie={"arguments", "config", "errors", "settings", "vllm_names"}),
-    "events": Room(mie={"errors"}),
+    "events": Room(mie={"errors", "files"}),
     "host": Room(),
     "interrupts": Room(),
     # level 1: arrays, integers, text
@@ -59,7 +60,8 @@ ROOMS = {
     # level 2
     "backend": Room(mie={"config", "errors", "ops", "ops_cpu", "ops_gpu", "settings"}),
     "model": Room(
-        mie={"errors", "ops.backend"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
+        mie={"errors", "files", "ops.backend"},
+        packages={"numpy", "ml_dtypes", "huggingface_hub"},
     ),
     "sched": Room(mie={"config", "errors", "limits", "memory"}),
     # level 3
@@ -169,6 +171,7 @@ ROOMS = {
             "engine",
             "errors",
             "events",
+            "files",
             "load",
             "memory",  # book.capacity fills it by hand
             "model",

@@ -1,0 +1,94 @@
+"""Model directories to be made hostile, and the pieces that hostile files are made of."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import tiny_models
+from event_stories import tell
+from safetensors.numpy import save_file
+
+from mie.events import EventLog
+
+HUGE = "1" + 400 * "0"
+"""An integer beyond every float."""
+
+VIEWS = (
+    ["trace"],
+    ["trace", "--all"],
+    ["trace", "--step", "3"],
+    ["trace", "--request", "a"],
+    ["trace", "--perfetto", "OUT"],
+    ["sim", "extract"],
+    ["sim", "calibrate"],
+    ["sim", "predict", "--costs", "COSTS"],
+)
+"""Commands that read a trace; OUT and COSTS stand for files."""
+
+COSTS = {"format": 1, "costs": {"step_ps": 10**9, "token_ps": 10**6}}
+"""Costs that `mie sim predict` takes."""
+
+
+def model_directory(directory: Path, **changes: Any) -> Path:
+    """A model with random weights; ``changes`` go into its ``config.json`` alone."""
+    config = tiny_models.LLAMA
+    tiny_models.write_model(directory, config, tiny_models.random_weights(config))
+    return with_config(directory, **changes)
+
+
+def with_config(directory: Path, **changes: Any) -> Path:
+    """The directory, after writing a ``config.json`` with the changes; Ellipsis removes a key."""
+    config = {**tiny_models.LLAMA, **changes}
+    kept = {key: value for key, value in config.items() if value is not ...}
+    (directory / "config.json").write_text(json.dumps(kept))
+    return directory
+
+
+def with_raw(directory: Path, key: str, text: str) -> Path:
+    """The directory, after adding ``key`` with a value that is spelled ``text`` in JSON."""
+    config = json.dumps({name: x for name, x in tiny_models.LLAMA.items() if name != key})
+    (directory / "config.json").write_text(f'{config[:-1]}, "{key}": {text}}}')
+    return directory
+
+
+def safetensors(header: bytes | str | object, data: bytes = b"") -> bytes:
+    """A weights file with that header: text as it is, anything else as JSON."""
+    if isinstance(header, str):
+        header = header.encode()
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(shape: str = "[1]", dtype: str = '"F32"', offsets: str = "[0, 4]") -> str:
+    """A tensor of a header, as text."""
+    return f'{{"dtype": {dtype}, "shape": {shape}, "data_offsets": {offsets}}}'
+
+
+def nested(depth: int, left: str = "[", right: str = "]", middle: str = "") -> str:
+    """JSON within JSON."""
+    return left * depth + middle + right * depth
+
+
+def write_shards(directory: Path) -> dict[str, str]:
+    """Puts the model's weights into two shards; the weight map of their index."""
+    tensors = tiny_models.random_weights(tiny_models.LLAMA)
+    (directory / "model.safetensors").unlink(missing_ok=True)
+    weight_map = {}
+    for shard in ("a.safetensors", "b.safetensors"):
+        part = {name: x for name, x in tensors.items() if ("layers" in name) == (shard[0] == "a")}
+        save_file(part, directory / shard)
+        weight_map |= dict.fromkeys(part, shard)
+    return weight_map
+
+
+def story(directory: Path) -> list[str]:
+    """The lines of a log that tells of all that can happen."""
+    path = directory / "story.jsonl"
+    with path.open("w") as file:
+        log = EventLog(0, file)
+        tell(log)
+        log.close()
+    return path.read_text().splitlines()

@@ -1,0 +1,90 @@
+"""What hostile input costs: CPU seconds and peak memory of a child process.
+
+CPU seconds are counted, not time, so a busy machine does not change the verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_CPU_SECONDS = 1.0
+MAX_BYTES = 200_000_000
+"""What any untrusted input may cost before it is refused, above the idle process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What became of a case."""
+
+    cpu_seconds: float
+    peak_bytes: int
+    """Above the idle process."""
+    error: str | None = None
+    """The class of the exception, "killed", or "hung"."""
+    is_ours: bool = False
+    """Whether the exception is a `MieError`."""
+    message: str = ""
+    traceback: str = ""
+    code: int | None = None
+    """The exit code of a command line, with what it printed."""
+    stdout: str = ""
+    stderr: str = ""
+
+    def check_cost(self) -> None:
+        """Fail if the case took too much, or ended in another way than by an error of ours."""
+        assert self.error is None or self.is_ours, f"{self.error}: {self.message}\n{self.traceback}"
+        assert "Traceback" not in self.stderr, self.stderr
+        assert self.cpu_seconds < MAX_CPU_SECONDS, f"{self.cpu_seconds:.2f} s of CPU time"
+        assert self.peak_bytes < MAX_BYTES, f"{self.peak_bytes / 1e6:.0f} MB"
+
+    def check_refused(self, *named: str) -> None:
+        """Fail unless the case was refused, in words that name all of ``named``."""
+        self.check_cost()
+        text = self.message + self.stderr
+        if self.code is None:
+            assert self.error is not None, f"not refused: {self.stdout}"
+        else:
+            assert self.code == 2, f"exit code {self.code}: {self.stdout}"
+            assert text.startswith("mie: error: "), text
+            assert text.count("\n") == 1, text
+        assert len(text) < 2000, f"the message has {len(text)} characters"
+        assert text.rstrip("\n").isprintable(), text
+        for name in named:
+            assert name in text, text
+
+
+class Zygote:
+    """A warm process whose children run the cases; see ``zygote.py``."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("zygote.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "80"},
+        )
+
+    def run(self, action: str, *arguments: Any) -> Measured:
+        """The case ``action`` of ``zygote.py``, measured."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([action, *map(_plain, arguments)]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, "the zygote is gone"
+        return Measured(**json.loads(line))
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def _plain(argument: object) -> object:
+    return str(argument) if isinstance(argument, Path) else argument

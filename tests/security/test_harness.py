@@ -1,0 +1,77 @@
+"""The harness sees what it is there to see."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from measured import MAX_BYTES, Zygote
+
+
+def busy() -> None:
+    while sum(os.times()[:2]) < 1.2:
+        pass
+
+
+def large() -> None:
+    held = bytearray(MAX_BYTES + (10 << 20))
+    held[::4096] = b"x" * len(held[::4096])
+
+
+def foreign() -> None:
+    raise ValueError("not ours")
+
+
+def panic() -> None:
+    raise KeyboardInterrupt
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def quiet() -> str:
+    return "done"
+
+
+def too_large() -> None:
+    bytearray(1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("busy", "s of CPU time"),
+        ("large", "MB"),
+        ("foreign", "ValueError: not ours"),
+        ("panic", "KeyboardInterrupt"),
+        ("killed", "killed: status 9"),
+        ("too_large", "MemoryError"),
+    ],
+)
+def test_a_bad_case_fails(zygote: Zygote, name: str, verdict: str) -> None:
+    result = zygote.run("call", f"{Path(__file__).stem}:{name}")
+    with pytest.raises(AssertionError, match=verdict):
+        result.check_cost()
+
+
+def test_a_case_that_is_accepted_is_not_refused(zygote: Zygote) -> None:
+    result = zygote.run("call", f"{Path(__file__).stem}:quiet")
+    result.check_cost()
+    assert result.stdout == "done"
+    with pytest.raises(AssertionError, match="not refused: done"):
+        result.check_refused()
+
+
+def test_cases_do_not_add_up(zygote: Zygote) -> None:
+    """Memory and CPU time of one case are not counted for the next."""
+    zygote.run("call", f"{Path(__file__).stem}:large")
+    zygote.run("call", f"{Path(__file__).stem}:busy")
+    result = zygote.run("call", f"{Path(__file__).stem}:quiet")
+    assert result.cpu_seconds < 0.3
+    assert result.peak_bytes < MAX_BYTES / 4
+
+
+def test_an_error_of_ours_is_told_from_others(zygote: Zygote, tmp_path: Path) -> None:
+    zygote.run("config", tmp_path).check_refused("it has no config.json")
+    zygote.run("cli", "inspect", tmp_path).check_refused("it has no config.json")

@@ -1,0 +1,206 @@
+"""A trace from a stranger costs little, and what it says falsely is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_files import COSTS, HUGE, VIEWS, nested, story
+from measured import Zygote
+
+
+def views(zygote: Zygote, directory: Path, lines: list[str]) -> list[str]:
+    """What each command says of a trace, after checking what it cost; "" where it was accepted."""
+    trace, costs = directory / "trace.jsonl", directory / "costs.json"
+    trace.write_text("\n".join(lines) + "\n")
+    costs.write_text(json.dumps(COSTS))
+    words = {"OUT": str(directory / "out.json"), "COSTS": str(costs)}
+    messages = []
+    for view in VIEWS:
+        command = [words.get(word, word) for word in view]
+        result = zygote.run("cli", *command, trace)
+        result.check_cost()
+        assert "\x1b" not in result.stdout + result.stderr
+        if result.code:
+            result.check_refused()
+        messages.append(result.stderr if result.code else "")
+    return messages
+
+
+def test_the_story_itself_is_accepted(zygote: Zygote, tmp_path: Path) -> None:
+    messages = views(zygote, tmp_path, story(tmp_path))
+    assert [bool(message) for message in messages] == [False] * 6 + [True, False]
+    assert "a fit needs at least 20" in messages[6]
+
+
+def changed(line: str, **changes: Any) -> str:
+    return json.dumps({**json.loads(line), **changes})
+
+
+SNAPSHOTS: dict[str, dict[str, Any]] = {
+    "10**15 blocks": {"num_blocks": 10**15},
+    "10**400 blocks": {"num_blocks": 10**400},
+    "2**62 blocks on the host": {"num_host_blocks": 2**62},
+    "-1 blocks on the host": {"num_host_blocks": -1},
+    "blocks of 10**15 tokens": {"block_size": 10**15},
+    "no blocks": {"num_blocks": 0},
+    "a reference to no block": {"refs": [[10**18, 1]]},
+    "a reference to block -1": {"refs": [[-1, 1]]},
+    "references to one block twice": {"refs": [[1, 1], [1, 2]]},
+    "a nested list of references": {"refs": json.loads(nested(500))},
+    "a sequence that is null": {"sequences": [None]},
+    "a queue of nobody": {"running": [[7, 0]]},
+    "a tree of nothing": {"tree": [{"block": 1, "parent": 1, "salt": None, "tokens": [1]}]},
+    "version 10**400": {"version": 10**400},
+    "a float for blocks": {"num_blocks": 8.0},
+    "true for blocks": {"num_blocks": True},
+}
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_a_hostile_snapshot(zygote: Zygote, tmp_path: Path, name: str) -> None:
+    first, *rest = story(tmp_path)
+    views(zygote, tmp_path, [changed(first, **SNAPSHOTS[name]), *rest])
+
+
+RECORDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a billion choices": ("add", {"n": 10**9}),
+    "no choice": ("add", {"n": 0}),
+    "a prompt of 10**15 tokens": ("add", {"num_prompt": 10**15}),
+    "a prompt of -1 tokens": ("add", {"num_prompt": -1}),
+    "a number of 10**400": ("add", {"number": 10**400}),
+    "a limit of 10**18 tokens": ("add", {"max_tokens": 10**18}),
+    "an id with escapes": ("add", {"request_id": "\x1b[2J\x1b]0;x\x07"}),
+    "an id of 100,000 letters": ("add", {"request_id": "x" * 100_000}),
+    "a surrogate in an id": ("add", {"request_id": "\ud800"}),
+    "a choice that is not there": ("prefill", {"choices": [5]}),
+    "choice -1": ("prefill", {"choices": [-1]}),
+    "10**15 tokens at once": ("prefill", {"count": 10**15}),
+    "a row that is not there": ("decode", {"rows": [99]}),
+    "row -1": ("decode", {"rows": [-1]}),
+    "nested rows": ("decode", {"rows": json.loads(nested(500))}),
+    "one row often": ("decode", {"rows": [0] * 50_000}),
+    "a sequence that is not there": ("close", {"seq": [99, 0]}),
+    "a reason with escapes": ("finish", {"reason": "\x1b[2J"}),
+    "a reason of 100,000 letters": ("finish", {"reason": "x" * 100_000}),
+    "a rule with escapes": ("preempt", {"rule": "\x1b[2J"}),
+    "a cause that is not there": ("preempt", {"by": [99, 9]}),
+    "a parent that is not there": ("fork", {"parent": [99, 0]}),
+    "a fork of choice 10**18": ("fork", {"seq": [0, 10**18]}),
+    "a host block that is not there": ("export", {"host": [10**15]}),
+    "a block that is not there": ("alloc", {"blocks": [10**15]}),
+    "an entry at 10**15": ("alloc", {"index": 10**15}),
+    "tokens that are text": ("seal", {"tokens": ["a"]}),
+    "an end at 1e308": ("step", {"start": 1e308}),
+    "an end at 10**400": ("step", {"start": 10**400}),
+    "an end at NaN": ("step", {"start": float("nan")}),
+    "a step of infinite length": ("step", {"seconds": float("inf")}),
+    "a step of -1 s": ("step", {"seconds": -1.0}),
+    "10**400 copies": ("step", {"num_copies": 10**400}),
+    "blocks in use that are text": ("step", {"num_blocks_used": "8"}),
+    "a step without a number": ("step", {"step": None}),
+    "an unknown event": ("step", {"event": "\x1b[2J"}),
+    "an event that is a list": ("step", {"event": []}),
+}
+
+
+HARMLESS = {
+    "a limit of 10**18 tokens",
+    "an id with escapes",
+    "an id of 100,000 letters",
+    "a surrogate in an id",
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_hostile_record(zygote: Zygote, tmp_path: Path, name: str) -> None:
+    kind, changes = RECORDS[name]
+    lines = story(tmp_path)
+    at = next(at for at, line in enumerate(lines) if json.loads(line)["event"] == kind)
+    lines[at] = changed(lines[at], **changes)
+    messages = views(zygote, tmp_path, lines)
+    if name not in HARMLESS:
+        assert all(messages[2:3] + messages[4:]), messages
+
+
+def test_a_claim_of_many_tokens_in_one_block(zygote: Zygote, tmp_path: Path) -> None:
+    """A log that is consistent, and tells in one line of more tokens than memory can hold."""
+    lines = [changed(story(tmp_path)[0], block_size=2**40, num_blocks=1)]
+    number = 2**40
+    for fields in (
+        {"event": "add", "request_id": "a", "number": 0, "rank": 0, "num_prompt": number},
+        {"event": "admit", "seq": [0, 0], "row": 0, "num_tokens": number, "num_computed": 0},
+        {"event": "alloc", "seq": [0, 0], "index": 0, "blocks": [0]},
+    ):
+        lines.append(json.dumps({"step": 1, "n": 1, "max_tokens": None, **fields}))
+    messages = views(zygote, tmp_path, lines)
+    assert all("block_size cannot be 1099511627776" in message for message in messages)
+
+
+@pytest.mark.parametrize("size", range(0, 100, 10))
+def test_a_truncated_trace(zygote: Zygote, tmp_path: Path, size: int) -> None:
+    text = "\n".join(story(tmp_path))
+    views(zygote, tmp_path, text[: len(text) * size // 100].splitlines())
+
+
+LINES = {
+    "nothing": b"",
+    "a line without an end": b"x" * (65 << 20),
+    "zeros": bytes(1 << 20),
+    "deep nesting": nested(500_000).encode(),
+    "an integer of 100,000 digits": b'{"step": ' + b"9" * 100_000 + b', "event": "snapshot"}\n',
+    "not UTF-8": b"\xff\xfe\n",
+    "empty lines": b"\n" * 1000,
+    "a list": b"[]\n",
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_what_is_no_trace(zygote: Zygote, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(LINES[name])
+    for command in ("trace", "sim extract", "sim calibrate"):
+        zygote.run("cli", *command.split(), path).check_refused(str(path))
+
+
+@pytest.mark.parametrize("kind", ["/dev/zero", "a pipe", "."])
+@pytest.mark.parametrize("command", ["trace", "sim calibrate"])
+def test_what_is_no_file(zygote: Zygote, tmp_path: Path, command: str, kind: str) -> None:
+    """A pipe without a writer is empty: nothing waits."""
+    path = tmp_path / "trace.jsonl"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(kind)
+    zygote.run("cli", *command.split(), path).check_refused(str(path))
+
+
+COST_FILES = {
+    "a cost of 10**400": f'{{"format": 1, "costs": {{"step_ps": {HUGE}}}}}',
+    "a cost that is nested": f'{{"format": 1, "costs": {{"step_ps": {nested(500)}}}}}',
+    "a cost of -1": '{"format": 1, "costs": {"step_ps": -1}}',
+    "a cost of 1e308": '{"format": 1, "costs": {"step_ps": 1e308}}',
+    "a name of 50,000 letters": '{"format": 1, "costs": {"%s": "x"}}' % ("x" * 50_000),
+    "costs that are a list": '{"format": 1, "costs": []}',
+    "another format": '{"format": [], "costs": {}}',
+    "deep nesting": nested(20_000),
+    "100 kB": " " * 100_000,
+    "not UTF-8": "\udcff",
+}
+
+
+@pytest.mark.parametrize("name", COST_FILES)
+def test_hostile_costs_are_refused(zygote: Zygote, tmp_path: Path, name: str) -> None:
+    (tmp_path / "trace.jsonl").write_text("\n".join(story(tmp_path)) + "\n")
+    costs = tmp_path / "costs.json"
+    costs.write_bytes(COST_FILES[name].encode("utf-8", "surrogateescape"))
+    arguments = ("--costs", costs, tmp_path / "trace.jsonl")
+    zygote.run("cli", "sim", "predict", *arguments).check_refused(str(costs))
+
+
+def test_costs_from_an_endless_device_are_refused(zygote: Zygote, tmp_path: Path) -> None:
+    arguments = ("--costs", "/dev/zero", tmp_path / "trace.jsonl")
+    zygote.run("cli", "sim", "predict", *arguments).check_refused("it is a device")

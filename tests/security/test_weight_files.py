@@ -1,0 +1,324 @@
+"""Hostile weights files and indexes are refused by name, at little cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tiny_models
+from hostile_files import HUGE, entry, model_directory, nested, safetensors, with_config
+from measured import Zygote
+from safetensors.numpy import save_file
+
+TENSOR = "model.norm.weight"
+
+
+def many(count: int, value: str, last: str = "") -> str:
+    """A header of tensors with numbers for names."""
+    return "{" + ",".join(f'"{n}":{value}' for n in range(count)) + last + "}"
+
+
+EMPTY = entry("[0]", offsets="[0, 0]")
+# Made when they are needed: some are large.
+HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "a shape of 99,000 factors": (
+        lambda: safetensors(
+            f'{{"a": {entry(str([2**64 - 1] * 99_000).replace(" ", ""))}}}', bytes(4)
+        ),
+        "bad shape",
+    ),
+    "20 factors of 2**63": (
+        lambda: safetensors(f'{{"a": {entry(str([2**63] * 20))}}}', bytes(4)),
+        "bad shape",
+    ),
+    "8 factors of 2**64 - 1": (
+        lambda: safetensors(f'{{"a": {entry(str([2**64 - 1] * 8))}}}', bytes(4)),
+        "data_offsets span 4",
+    ),
+    "a factor of 401 digits": (lambda: safetensors(f'{{"a": {entry(f"[{HUGE}]")}}}'), "bad shape"),
+    "a factor of 5,000 digits": (
+        lambda: safetensors(f'{{"a": {entry("[" + "9" * 5000 + "]")}}}'),
+        "digits",
+    ),
+    "a nested shape": (lambda: safetensors(f'{{"a": {entry(nested(900))}}}'), "bad shape"),
+    "NaN in a shape": (lambda: safetensors(f'{{"a": {entry("[NaN]")}}}'), "bad shape"),
+    "offsets of 401 digits": (
+        lambda: safetensors(f'{{"a": {entry(offsets=f"[0, {HUGE}]")}}}'),
+        "bad data_offsets",
+    ),
+    "offsets beyond the file": (
+        lambda: safetensors(f'{{"a": {entry(f"[{2**61}]", offsets=f"[0, {2**63}]")}}}'),
+        "truncated",
+    ),
+    "infinite offsets": (
+        lambda: safetensors(f'{{"a": {entry(offsets="[0, Infinity]")}}}'),
+        "bad data_offsets",
+    ),
+    "a dtype that is a list": (
+        lambda: safetensors(f'{{"a": {entry(dtype="[]")}}}'),
+        "unknown dtype []",
+    ),
+    "a dtype that is an object": (
+        lambda: safetensors(f'{{"a": {entry(dtype="{}")}}}'),
+        "unknown dtype",
+    ),
+    "a dtype that is nested": (
+        lambda: safetensors(f'{{"a": {entry(dtype=nested(900))}}}'),
+        "unknown dtype",
+    ),
+    "a dtype of a megabyte": (
+        lambda: safetensors(f'{{"a": {entry(dtype=chr(34) + "F" * 10**6 + chr(34))}}}'),
+        "unknown dtype",
+    ),
+    "20,000 names and one of them again": (
+        lambda: safetensors(many(20_000, EMPTY, f',"19999":{EMPTY}')),
+        "'19999' is given twice",
+    ),
+    "60,000 names and the first again": (
+        lambda: safetensors(many(60_000, "0", ',"0":0')),
+        "'0' is given twice",
+    ),
+    "a key of a tensor twice": (
+        lambda: safetensors(
+            '{"a": {"dtype": "F32", "dtype": "F16", "shape": [1], "data_offsets": [0, 4]}}'
+        ),
+        "'dtype' is given twice",
+    ),
+    "96 MB of []": (
+        lambda: safetensors("[" + "[]," * 32_000_000 + "1]"),
+        "header of 96000003 bytes",
+    ),
+    "2 MB of []": (lambda: safetensors("[" + "[]," * 690_000 + "1]"), "JSON object"),
+    "2 MB of nested lists": (
+        lambda: safetensors('{"a": [' + (nested(10) + ",") * 95_000 + "1]}"),
+        "must have dtype, shape and data_offsets",
+    ),
+    "2 MB of objects": (
+        lambda: safetensors('{"a": [' + '{"":{}},' * 250_000 + "1]}"),
+        "must have dtype, shape and data_offsets",
+    ),
+    "1.5 million tensors of size zero": (
+        lambda: safetensors(many(1_500_000, '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}')),
+        "header of",
+    ),
+    "30,000 tensors of size zero": (
+        lambda: safetensors(many(30_000, '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}')),
+        "30000 unexpected",
+    ),
+    "a name of 2 million letters": (
+        lambda: safetensors(f'{{"{"a" * 2_000_000}": {entry()}}}', bytes(4)),
+        "unexpected: 'aaa",
+    ),
+    "control characters in a name": (
+        lambda: safetensors(f'{{"\\u001b[2J\\u0007": {entry()}}}', bytes(4)),
+        "\\x1b[2J",
+    ),
+    "half of a surrogate pair in a name": (
+        lambda: safetensors(f'{{"\\ud800": {entry()}}}', bytes(4)),
+        "\\ud800",
+    ),
+    "metadata of 2 MB": (
+        lambda: safetensors(f'{{"__metadata__": {{"a": "{"x" * 2_000_000}"}}}}'),
+        "missing",
+    ),
+    "nested metadata": (
+        lambda: safetensors(f'{{"__metadata__": {{"a": {nested(900)}}}}}'),
+        "__metadata__",
+    ),
+    "deep nesting": (lambda: safetensors(nested(1_000_000)), "not valid JSON"),
+    "an entry that is nested": (lambda: safetensors(f'{{"a": {nested(900)}}}'), "'a'"),
+    "a header of 2**63 bytes": (lambda: struct.pack("<Q", 2**63) + b"{}", "claims a header of"),
+    "a header of 2 MiB and a byte": (
+        lambda: safetensors(b"{" + b" " * (2 << 20) + b"}"),
+        "may have 2097152 bytes",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_hostile_header_is_refused(zygote: Zygote, model: Path, name: str) -> None:
+    data, word = HEADERS[name]
+    (model / "model.safetensors").write_bytes(data())
+    zygote.run("weights", model).check_refused(str(model), word)
+
+
+def test_the_command_line_refuses_a_hostile_header(zygote: Zygote, model: Path) -> None:
+    data, word = HEADERS["a shape of 99,000 factors"]
+    (model / "model.safetensors").write_bytes(data())
+    result = zygote.run("cli", "inspect", model)
+    result.check_cost()
+    assert result.code == 1
+    assert word in result.stdout
+
+
+# Indexes.
+
+
+def index_of(directory: Path, weight_map: object) -> None:
+    (directory / "model.safetensors").unlink(missing_ok=True)
+    text = weight_map if isinstance(weight_map, str) else json.dumps(weight_map)
+    (directory / "model.safetensors.index.json").write_text(f'{{"weight_map": {text}}}')
+
+
+INDEXES: dict[str, tuple[object, str]] = {
+    "a name of 300 letters": ({TENSOR: "x" * 300 + ".safetensors"}, "not the name of"),
+    "a name of 100 letters of 3 bytes": ({TENSOR: "あ" * 100 + ".safetensors"}, "not the name of"),
+    "a name of a megabyte": ({TENSOR: "x" * 10**6 + ".safetensors"}, "not the name of"),
+    "a NUL": ({TENSOR: "a\0.safetensors"}, "not the name of"),
+    "half of a surrogate pair": ({TENSOR: "\ud800.safetensors"}, "not the name of"),
+    "control characters": ({TENSOR: "\x1b[2J.safetensors"}, "not the name of"),
+    "the folder above": ({TENSOR: "../model.safetensors"}, "not the name of"),
+    "a list": ({TENSOR: ["a.safetensors"]}, "not the name of"),
+    "a nested value": (f'{{"{TENSOR}": {nested(900)}}}', "not the name of"),
+    "a number": ({TENSOR: 7}, "not the name of"),
+    "null": ("null", "weight_map must be an object"),
+    "an empty map": ({}, "weight_map must be an object"),
+    "a list for a map": ([[]] * 1000, "weight_map must be an object"),
+    "a file that is not there": ({TENSOR: "a.safetensors"}, "is missing"),
+    "2,000 files": ({str(n): f"{n}.safetensors" for n in range(2000)}, "names 2000 files"),
+    "70,000 tensors in one file": (
+        {str(n): "a.safetensors" for n in range(70_000)},
+        "the file a.safetensors",
+    ),
+    "a tensor twice": (f'{{"{TENSOR}": "a.safetensors", "{TENSOR}": "b.safetensors"}}', "twice"),
+    "3 MB": ({"x" * 3_000_000: "a.safetensors"}, "more than 2,097,152 bytes"),
+    "a tensor's name of 2 million letters": (
+        {"x" * 2_000_000: "a.safetensors"},
+        "a.safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_a_hostile_index_is_refused(zygote: Zygote, tmp_path: Path, name: str) -> None:
+    weight_map, word = INDEXES[name]
+    index_of(model_directory(tmp_path), weight_map)
+    zygote.run("weights", tmp_path).check_refused(str(tmp_path), word)
+
+
+def test_a_pipe_as_index_is_refused(zygote: Zygote, tmp_path: Path) -> None:
+    index_of(model_directory(tmp_path), {})
+    (tmp_path / "model.safetensors.index.json").unlink()
+    os.mkfifo(tmp_path / "model.safetensors.index.json")
+    zygote.run("weights", tmp_path).check_refused("index.json", "it is a pipe")
+
+
+def test_a_pipe_as_shard_is_refused(zygote: Zygote, tmp_path: Path) -> None:
+    index_of(model_directory(tmp_path), {TENSOR: "a.safetensors"})
+    os.mkfifo(tmp_path / "a.safetensors")
+    zygote.run("weights", tmp_path).check_refused("a.safetensors", "it is a pipe")
+
+
+def linked_shards(directory: Path, data: bytes) -> None:
+    """1,000 shards that are links to one file."""
+    (directory / "shard").write_bytes(data)
+    for number in range(1000):
+        (directory / f"{number:04}.safetensors").symlink_to("shard")
+    index_of(directory, {f"t{n}": f"{n:04}.safetensors" for n in range(1000)})
+
+
+def test_the_headers_of_all_shards_are_limited_together(zygote: Zygote, tmp_path: Path) -> None:
+    model_directory(tmp_path)
+    header = many(20_000, '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}')
+    linked_shards(tmp_path, safetensors(header))
+    zygote.run("weights", tmp_path).check_refused(".safetensors", "2097152 bytes together")
+
+
+def test_shards_of_metadata_alone_are_refused(zygote: Zygote, tmp_path: Path) -> None:
+    model_directory(tmp_path)
+    linked_shards(tmp_path, safetensors(f'{{"__metadata__": {{"a": "{"x" * 2_000_000}"}}}}'))
+    zygote.run("weights", tmp_path).check_refused("0000.safetensors holds no tensor")
+
+
+# A configuration and weights that contradict each other.
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_hidden_layers": 1024},
+        {"vocab_size": 1 << 24, "hidden_size": 1 << 20, "intermediate_size": 1 << 20},
+        {"max_position_embeddings": 2**31 - 1, "num_hidden_layers": 1024},
+        {"num_attention_heads": 1 << 20, "num_key_value_heads": 1 << 20, "head_dim": 1 << 20},
+        {"rope_scaling": {"rope_type": "linear", "factor": 1e6}, "max_position_embeddings": 2000},
+    ],
+    ids=str,
+)
+def test_sizes_at_the_limits_cost_little(
+    zygote: Zygote, tmp_path: Path, sizes: dict[str, int]
+) -> None:
+    """What fits the limits, and not the weights, is refused before memory is taken for it."""
+    with_config(model_directory(tmp_path), **sizes)
+    zygote.run("config", tmp_path).check_cost()
+    zygote.run("cli", "inspect", tmp_path).check_cost()
+    result = zygote.run("generate", tmp_path)
+    result.check_cost()
+    assert result.error is not None or sizes.keys() & {"rope_scaling"}
+
+
+# Numbers that are not finite.
+
+
+def with_value(directory: Path, name: str, value: float, dtype: object, first: bool) -> None:
+    weights = tiny_models.random_weights(tiny_models.LLAMA)
+    with np.errstate(over="ignore"):
+        changed = weights[name].astype(dtype)
+    changed.reshape(-1)[0 if first else -1] = value
+    save_file({**weights, name: changed}, directory / "model.safetensors")
+
+
+MATRIX = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize("value", [float("nan"), -float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", MATRIX, TENSOR, "lm_head.weight"])
+def test_a_weight_that_is_not_finite_is_named_at_load(
+    zygote: Zygote, tmp_path: Path, name: str, dtype: object, value: float
+) -> None:
+    model_directory(tmp_path)
+    with_value(tmp_path, name, value, dtype, first=value > 0)
+    result = zygote.run("generate", tmp_path)
+    result.check_refused(name, "NaN or infinite")
+    assert result.error == "WeightsError"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_the_largest_and_the_smallest_finite_weights_are_loaded(
+    zygote: Zygote, tmp_path: Path, dtype: type
+) -> None:
+    model_directory(tmp_path)
+    largest = float(ml_dtypes.finfo(dtype).max)
+    for value in (largest, -largest, 0.0, -0.0, float(ml_dtypes.finfo(dtype).smallest_subnormal)):
+        with_value(tmp_path, "lm_head.weight", value, dtype, first=True)
+        result = zygote.run("generate", tmp_path)
+        result.check_cost()
+        assert result.error is None, result.message
+
+
+def test_every_bit_pattern_is_judged_like_isfinite() -> None:
+    from mie.errors import WeightsError
+    from mie.model.safetensors_header import TensorEntry
+    from mie.model.weights import Checkpoint
+
+    bits = np.arange(2**16, dtype=np.uint16)
+    for dtype, name in ((np.float16, "F16"), (ml_dtypes.bfloat16, "BF16")):
+        entry = TensorEntry(path=Path("x"), dtype=name, shape=(1,), start=0, stop=2)
+        checkpoint = Checkpoint({"w": entry})
+        values = bits.view(dtype)
+        is_finite = np.isfinite(values.astype(np.float32))
+        checkpoint.check_finite("w", values[is_finite])
+        for value in values[~is_finite]:
+            with pytest.raises(WeightsError):
+                checkpoint.check_finite("w", np.array([value]))
