@@ -77,12 +77,12 @@ class RequestOutput:
     __repr__ = short_repr
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as JSON has it; `from_dict` makes an equal output of that."""
+        """Return all fields as JSON values. `from_dict` makes an equal output of them."""
         return as_dict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RequestOutput:
-        """The output that `as_dict` wrote.
+        """Return the output that `as_dict` wrote.
 
         Raises:
             ConfigError: a field is unknown or missing, or its value is of another type.

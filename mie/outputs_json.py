@@ -1,7 +1,7 @@
-"""Dataclasses as JSON and back, exactly: what `RequestOutput.as_dict` and `from_dict` do.
+"""Convert dataclasses to JSON and back without a loss, for `RequestOutput`.
 
-It goes by the annotations: a mapping with integer keys gets its integers back, and numbers that
-JSON does not have are written as text ("inf", "-inf", "nan"). Nothing here names a field.
+The annotations say how: a mapping with integer keys gets its integers back, and numbers that JSON
+does not have are written as text ("inf", "-inf", "nan"). No field is named here.
 """
 
 from __future__ import annotations

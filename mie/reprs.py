@@ -1,4 +1,4 @@
-"""Representations for people: what an object is, in one line, with its long lists cut."""
+"""Show an object in one line, with its long lists shortened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST_ITEMS = 8
 
 
 def short_repr(self: Any) -> str:
-    """The fields of a dataclass that say something: no None, and long lists cut."""
+    """The fields of a dataclass that say something: no None, and long lists shortened."""
     values = {field.name: getattr(self, field.name) for field in fields(self) if field.repr}
     return _call(self, {name: value for name, value in values.items() if value is not None})
 

@@ -6,9 +6,10 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mie.errors import ConfigError
 from mie.sim.book import TITLES
@@ -71,18 +72,35 @@ def _run(chapters: Sequence[str], args: argparse.Namespace) -> int:
         results[name] = result = report.run_chapter(name, args.scale)
         print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
         if not args.json:
-            print(f"## {TITLES[name]}\n\n{report.section(result)}", flush=True)
+            print(f"## {TITLES[name]}\n\n{_place(result)}\n\n{report.section(result)}", flush=True)
         if directory is not None:
             report.write_json(result, directory)
             if can_plot:
                 report.write_png(result, directory)
     if args.json:
-        print(json.dumps(results, indent=1, ensure_ascii=False))
+        marked = {
+            name: {"simulated": _is_simulated(result), **result} for name, result in results.items()
+        }
+        print(json.dumps(marked, indent=1, ensure_ascii=False))
     if directory is not None:
         report.write_page(directory)
         if args.summary is not None:
             report.update_summary(Path(args.summary), directory)
     return 0
+
+
+def _is_simulated(result: Mapping[str, Any]) -> bool:
+    return bool(result["benchmark"] != "engine")
+
+
+def _place(result: Mapping[str, Any]) -> str:
+    """Whether a chapter is simulated, and on what."""
+    settings = result["settings"]
+    if not _is_simulated(result):
+        return "Measured on this machine."
+    if "device" in settings:
+        return f"Simulated: {settings['model']} on {settings['device']}."
+    return "Simulated: the scheduler and the allocator are real, and no model runs."
 
 
 def _can_plot() -> bool:

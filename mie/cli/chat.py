@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         conversation = Conversation(llm, params, args.system, tells_speed=is_terminal)
         if is_terminal:
             _talk_in_terminal(conversation, args.model)
-            num_failed = 0  # whoever sat there has seen it
+            num_failed = 0  # the user has seen the errors
         else:
             num_failed = _talk(conversation, lambda: read_message(read_from_pipe), _HELP)
         return 1 if trace_failed(args, llm) or num_failed else 0

@@ -1,4 +1,4 @@
-"""What ``mie chat`` is told: messages from a terminal or from a pipe."""
+"""The messages that ``mie chat`` reads from a terminal or from a pipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ReadLine = Callable[[str], "str | None"]
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What was said, or a command to the program."""
+    """A message to the model, or a command to the program."""
 
     text: str
     is_quoted: bool = False
@@ -32,7 +32,7 @@ class Message:
 
 
 def read_message(read_line: ReadLine) -> Message | None:
-    '''A line, or all lines between two """; None at the end of the input.
+    '''Read a line, or all lines between two """; return None at the end of the input.
 
     Raises:
         RequestError: the input ends before the closing quotes.
@@ -55,7 +55,7 @@ def read_message(read_line: ReadLine) -> Message | None:
 
 
 def read_from_pipe(prompt: str) -> str | None:
-    """A line of standard input; nobody sees ``prompt`` there."""
+    """Read a line of standard input. ``prompt`` is not shown, because it is no terminal."""
     raw = sys.stdin.buffer.readline() if sys.stdin is not None else b""
     try:
         return raw.decode("utf-8").rstrip("\r\n") if raw else None
@@ -66,7 +66,7 @@ def read_from_pipe(prompt: str) -> str | None:
 
 
 def read_plainly(prompt: str) -> str | None:
-    """A line that was typed, edited with the keys that Python's own readline module knows."""
+    """Read a line that is edited with the keys of Python's own readline module."""
     with suppress(ImportError):
         import readline  # noqa: F401  # importing it gives input() its editing keys
     try:
@@ -77,7 +77,7 @@ def read_plainly(prompt: str) -> str | None:
 
 
 def line_editor() -> ReadLine | None:
-    """A reader with prompt_toolkit's keys, or None where it is not installed.
+    """Return a reader with prompt_toolkit's keys, or None if it is not installed.
 
     A pasted block is one message, and Alt-Enter begins a new line.
     """

@@ -1,4 +1,4 @@
-"""What a terminal needs beyond print: words that are not cut, and typing that is not echoed."""
+"""Print to a terminal with words wrapped, and hide what is typed meanwhile."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _is_wide(character: str) -> bool:
 
 @contextmanager
 def typing_hidden(stream: TextIO | None) -> Iterator[None]:
-    """While something is printed, keep what is typed for the next prompt, and do not show it.
+    """Do not show what is typed while something is printed; keep it for the next prompt.
 
     Ctrl-C works as ever. A stream that is no terminal is left alone.
     """

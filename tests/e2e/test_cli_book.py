@@ -20,6 +20,7 @@ def test_a_chapter_tells_its_findings_and_leaves_files(tmp_path: Path):
     done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=240, check=True)
     text, said = done.stdout.decode(), done.stderr.decode()
     assert "16 → 112 (7.00 ×)" in text
+    assert "Simulated: the scheduler and the allocator are real, and no model runs." in text
     assert "PNG skipped: plots need matplotlib (pip install mie[plot])" in said
     assert json.loads((tmp_path / "capacity.json").read_text())["benchmark"] == "capacity"
     page = (tmp_path / "README.md").read_text()
@@ -39,6 +40,7 @@ def test_all_of_it_at_a_small_scale(tmp_path: Path):
     assert done.returncode == 0, done.stderr.decode()
     found = json.loads(done.stdout)
     assert list(found) == list(TITLES)
+    assert [name for name in found if not found[name]["simulated"]] == ["engine"]
     page = (tmp_path / "README.md").read_text()
     assert [title for title in TITLES.values() if f"## {title}\n" not in page] == []
     assert CHAPTERS["engine"].panels(found["engine"])

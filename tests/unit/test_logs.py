@@ -30,7 +30,7 @@ logger = logging.getLogger("mie")
 assert [type(each) for each in logger.handlers] == [logging.NullHandler]
 assert (logger.level, logger.getEffectiveLevel()) == (logging.NOTSET, logging.WARNING)
 assert not logging.getLogger().handlers
-logger.error("nobody asked for this")
+logger.error("not shown")
 """
     assert python(code, MIE_LOGGING_LEVEL="").stderr == ""
 
