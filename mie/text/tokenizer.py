@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mie.errors import RequestError, TokenizerError
+from mie.errors import MieError, RequestError, TokenizerError
+from mie.text.printable import printable
 from mie.text.tokenizer_config import TokenizerConfig, read_text
 
 if TYPE_CHECKING:
@@ -100,6 +102,11 @@ class Tokenizer:
         return dict(self.config.special_tokens)
 
     @cached_property
+    def added_tokens(self) -> Mapping[int, str]:
+        """The tokens beside the model's vocabulary, special or not: ``{id: text}``."""
+        return {token_id: token.content for token_id, token in self._added_tokens().items()}
+
+    @cached_property
     def vocab_size(self) -> int:
         """The largest id plus one: the least number of rows a model must have."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -143,6 +150,22 @@ class Tokenizer:
                 f"{self._source} has token id {self.vocab_size - 1}, but the model's vocab_size is"
                 f" {vocab_size} (ids 0 … {vocab_size - 1}): they do not belong together"
             )
+
+
+@contextmanager
+def library_errors(kind: type[MieError], what: str) -> Iterator[None]:
+    """Turn whatever the tokenizers library raises into ``kind``.
+
+    A panic of its Rust code is a ``BaseException`` that no public name is given to.
+    """
+    try:
+        yield
+    except MieError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what}: {printable(str(error))}") from error
 
 
 def _parse(path: Path) -> tokenizers.Tokenizer:
