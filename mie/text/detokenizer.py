@@ -305,7 +305,7 @@ class _WholeText(_Step):
 
     def rest(self) -> list[str]:
         text = self._decoded()
-        return [text[len(commonprefix([self._prompt_text, text])) :]]
+        return [text[len(commonprefix([self._prompt_text, text])) :]]  # noqa: RUF071  # of characters
 
     def end_prompt(self) -> None:
         self._prompt_text = self._decoded()

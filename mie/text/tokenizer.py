@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 FILE_NAME = "tokenizer.json"
+LARGEST_FILE = 128 << 20  # bytes; the largest in use have 35 million
 
 
 class Tokenizer:
@@ -117,6 +118,21 @@ class Tokenizer:
         decoder = self._backend.decoder
         return () if decoder is None else tuple(_unnested(json.loads(decoder.__getstate__())))
 
+    def join(self, tokens: list[str]) -> str:
+        """The text of tokens in the vocabulary's own spelling."""
+        if self._backend.decoder is None:
+            return " ".join(tokens)
+        with library_errors(RequestError, f"{self._source} cannot decode the tokens"):
+            return str(self._backend.decoder.decode(tokens))
+
+    def num_tokens(self, *, with_added_tokens: bool) -> int:
+        """How many tokens there are, which may be fewer than `vocab_size`."""
+        return int(self._backend.get_vocab_size(with_added_tokens=with_added_tokens))
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token, added ones included."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
     def _added_tokens(self) -> dict[int, Any]:
         return dict(self._backend.get_added_tokens_decoder())
 
@@ -171,7 +187,7 @@ def library_errors(kind: type[MieError], what: str) -> Iterator[None]:
 def _parse(path: Path) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer as Backend
 
-    text = read_text(path)
+    text = read_text(path, LARGEST_FILE)
     try:
         return Backend.from_str(text)
     except Exception as error:  # the library raises nothing narrower
