@@ -149,6 +149,14 @@ class ChatTemplates:
         self._renderer = _new_renderer()
         self._loaded: dict[str, ChatTemplate] = {}
 
+    def start(self) -> None:
+        """Start the worker that renders, so that it is ready for the first chat. Does not wait."""
+        self._renderer.start()
+
+    def close(self) -> None:
+        """End the worker that renders. The next chat starts another."""
+        self._renderer.close()
+
     def choose(self, chat_template: str | None, tools: Sequence[Any] | None = None) -> ChatTemplate:
         """The template to use: one by its name, another one's text, or the model's.
 

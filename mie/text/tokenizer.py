@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from mie.errors import MieError, RequestError, TokenizerError
 from mie.text.printable import printable
+from mie.text.tokenizer_checks import check_model, checked_tokenizer
 from mie.text.tokenizer_config import TokenizerConfig, read_text
 
 if TYPE_CHECKING:
     import tokenizers
 
 FILE_NAME = "tokenizer.json"
+_PROBE = "A 1 é\u0301 猫 ▁🦄\n"  # a part that panics does so with any text
 LARGEST_FILE = 128 << 20  # bytes; the largest in use have 35 million
 
 
@@ -55,7 +57,7 @@ class Tokenizer:
             TokenizerError: a file is missing or broken, or an id has no row in the model.
         """
         path = directory / FILE_NAME
-        if not path.is_file():
+        if not path.exists():
             raise TokenizerError(_missing(directory))
         tokenizer = cls(_parse(path), TokenizerConfig.load(directory), str(path))
         if vocab_size is not None:
@@ -66,24 +68,27 @@ class Tokenizer:
         """The token ids of ``text``, with BOS and EOS as the model expects them unless told not to.
 
         Raises:
-            RequestError: ``text`` is not a string, or holds half of a surrogate pair.
+            RequestError: ``text`` is not a string, holds half of a surrogate pair, or what the
+                vocabulary cannot spell, or the tokenizer fails.
         """
         _check_text(text)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with library_errors(RequestError, f"{self._source} cannot encode the prompt"):
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``. Ids that stand for nothing are left out.
 
         Raises:
-            RequestError: an id is negative or does not fit 32 bits.
+            RequestError: an id is negative or does not fit 32 bits, or the tokenizer fails.
         """
         if not token_ids:
             return ""  # which the library's Strip would not survive
-        try:
-            return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        except (OverflowError, TypeError) as error:
-            raise RequestError(f"token ids must be integers in [0, 2**32): {error}") from error
+        with library_errors(RequestError, f"{self._source} cannot decode the tokens"):
+            try:
+                return self._backend.decode(list(token_ids), skip_special_tokens)
+            except (OverflowError, TypeError) as error:
+                raise RequestError(f"token ids must be integers in [0, 2**32): {error}") from error
 
     def token_str(self, token_id: int) -> str:
         """The text of one token standing alone, special ones by name: for log-probabilities."""
@@ -188,10 +193,15 @@ def _parse(path: Path) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer as Backend
 
     text = read_text(path, LARGEST_FILE)
-    try:
-        return Backend.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
-        raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
+    text = checked_tokenizer(text, str(path))
+    with library_errors(TokenizerError, f"{path} is not a tokenizer"):
+        backend = Backend.from_str(text)
+        check_model(backend.model, str(path))
+        try:
+            backend.encode(_PROBE)
+        except Exception:  # a vocabulary without a token for what it cannot spell
+            return backend
+        return backend
 
 
 def _missing(directory: Path) -> str:

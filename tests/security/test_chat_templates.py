@@ -167,7 +167,7 @@ def worker_pid(own: TemplateRenderer) -> int:
 def test_the_worker_is_replaced_after_a_limit_and_kept_otherwise(own: TemplateRenderer) -> None:
     assert hello(own) == "hello"
     first = worker_pid(own)
-    with pytest.raises(ChatTemplateError, match="cannot be compiled|not a jinja2"):
+    with pytest.raises(ChatTemplateError, match=r"is not a jinja2 template"):
         hello(own, "{{")
     assert hello(own) == "hello"
     assert worker_pid(own) == first
@@ -242,11 +242,9 @@ print(template._renderer._worker._process.pid, flush=True)
 
 
 def run_script(script: str, **options: Any) -> list[str]:
-    arguments = options.pop("arguments", [])
     process = subprocess.run(
-        [sys.executable, "-W", "error", *arguments, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        [sys.executable, "-W", "error", "-c", script],
+        capture_output=True,
         text=True,
         timeout=60,
         **options,
