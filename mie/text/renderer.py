@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -150,12 +149,7 @@ class _Worker:
 def _command() -> list[str]:
     if not sys.executable:
         raise ChatTemplateError(_cannot_start("sys.executable is empty"))
-    directories = []
-    for package in ("jinja2", "markupsafe"):
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            raise ChatTemplateError(_cannot_start(f"the package {package} is not installed"))
-        directories.append(str(Path(spec.origin).absolute().parent.parent))
+    directories = [_directory_of(package) for package in ("jinja2", "markupsafe")]
     return [
         os.path.abspath(sys.executable),
         "-I",
@@ -165,6 +159,14 @@ def _command() -> list[str]:
         str(MEMORY_BYTES),
         *dict.fromkeys(directories),
     ]
+
+
+def _directory_of(package: str) -> str:
+    """The directory that has ``package``, which is not imported here because that takes long."""
+    for directory in map(Path, sys.path):
+        if (directory / package / "__init__.py").is_file():
+            return str(directory.absolute())
+    raise ChatTemplateError(_cannot_start(f"no directory of sys.path has the package {package}"))
 
 
 def _end_process(process: subprocess.Popen[bytes], connection: socket.socket, owner: int) -> None:

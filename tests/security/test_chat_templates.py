@@ -314,10 +314,10 @@ def test_without_an_interpreter_it_says_so(
     with pytest.raises(ChatTemplateError, match=r"sys\.executable is empty"):
         hello(own)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(ChatTemplateError, match="cannot be started: .*No such file"):
+    with pytest.raises(ChatTemplateError, match=r"cannot be started: .*No such file"):
         hello(own)
     monkeypatch.setattr(sys, "executable", "/bin/true")
-    with pytest.raises(ChatTemplateError, match="worker process .* ended"):
+    with pytest.raises(ChatTemplateError, match=r"worker process .* ended"):
         hello(own)
 
 

@@ -98,7 +98,8 @@ AT_LOAD = {
     "a charsmap that points outside": (spec(normalizer=charsmap(b"\xff" * 8, b"a\0")),
                                        "index out of bounds"),
     "a charsmap that is no base64": (
-        spec(normalizer={"type": "Precompiled", "precompiled_charsmap": "a"}), "is not a tokenizer"),
+        spec(normalizer={"type": "Precompiled", "precompiled_charsmap": "a"}),
+        "is not a tokenizer"),
     "a repeated repetition": (spec(pre_tokenizer=split("(a+)+$")), "may take for ever"),
     "a repeated repetition, escaped": (
         spec(pre_tokenizer=split(r"[)](?:\(|[^(]*x{2,})*$")), "may take for ever"),

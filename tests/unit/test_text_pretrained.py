@@ -49,7 +49,7 @@ def test_a_call_gives_ids_and_mask(bundled: PretrainedTokenizer) -> None:
         "input_ids": [IDS[1:], [49]],
         "attention_mask": [[1] * 7, [1]],
     }
-    with pytest.raises(AttributeError, match="it has .'input_ids'"):
+    with pytest.raises(AttributeError, match=r"it has .'input_ids'"):
         encoding.pixel_values  # noqa: B018  # reading it is the test
 
 
