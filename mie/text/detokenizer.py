@@ -19,7 +19,8 @@ from os.path import commonprefix
 from typing import Any
 
 from mie.errors import RequestError
-from mie.text.tokenizer import Tokenizer, library_errors
+from mie.text.printable import printable
+from mie.text.tokenizer import Tokenizer, is_library_error
 
 
 class Detokenizer:
@@ -62,12 +63,16 @@ class Detokenizer:
         Raises:
             RequestError: the tokenizer's own decoder fails.
         """
-        with library_errors(RequestError, "the tokenizer cannot decode the tokens"):
+        try:
             if isinstance(self._steps[0], _WholeText):
                 return self._steps[0].hold(token_ids)
             if self._joined:
                 return "".join(map(self._add_one, token_ids))
             return "".join(_run(self._steps, self._tokens(token_ids)))
+        except BaseException as error:
+            if is_library_error(error):
+                raise RequestError(_cannot_decode(error)) from error
+            raise
 
     def finish(self) -> str:
         """The rest of the text; bytes that nothing completed become U+FFFD. Call it once, last.
@@ -75,8 +80,12 @@ class Detokenizer:
         Raises:
             RequestError: the tokenizer's own decoder fails.
         """
-        with library_errors(RequestError, "the tokenizer cannot decode the tokens"):
+        try:
             return "".join(_run(self._steps, [], is_last=True))
+        except BaseException as error:
+            if is_library_error(error):
+                raise RequestError(_cannot_decode(error)) from error
+            raise
 
     def pending(self) -> str:
         """What ``finish`` would give now: text that the next token may still change."""
@@ -363,6 +372,10 @@ def _replace(old: str | None, new: str, joined: bool) -> _Step | None:
     if not old or (joined and len(old) > 1):
         return None
     return _PerToken(lambda pieces: [piece.replace(old, new) for piece in pieces])
+
+
+def _cannot_decode(error: BaseException) -> str:
+    return f"the tokenizer cannot decode the tokens: {printable(str(error))}"
 
 
 def _letters_to_bytes(token: str) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 from mie.errors import ChatTemplateError, RequestError
 from mie.text import render_worker
 
-CPU_SECONDS = 0.5  # of one request, compiling included
+CPU_SECONDS = 0.4  # of one request, compiling included
 MEMORY_BYTES = 128 << 20  # beyond what the idle worker has
 LARGEST_INPUT = 8 << 20  # bytes of the messages and variables as JSON
 

@@ -175,18 +175,22 @@ class Tokenizer:
 
 @contextmanager
 def library_errors(kind: type[MieError], what: str) -> Iterator[None]:
-    """Turn whatever the tokenizers library raises into ``kind``.
-
-    A panic of its Rust code is a ``BaseException`` that no public name is given to.
-    """
+    """Turn whatever the tokenizers library raises into ``kind``."""
     try:
         yield
-    except MieError:
-        raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not is_library_error(error):
             raise
         raise kind(f"{what}: {printable(str(error))}") from error
+
+
+def is_library_error(error: BaseException) -> bool:
+    """Whether the tokenizers library raised ``error``, and not the user or mie.
+
+    A panic of its Rust code is a ``BaseException``, and the library exports no name for it.
+    """
+    is_panic = type(error).__name__ == "PanicException"
+    return is_panic or (isinstance(error, Exception) and not isinstance(error, MieError))
 
 
 def _parse(path: Path) -> tokenizers.Tokenizer:
