@@ -95,6 +95,44 @@ def test_only_new_text_is_searched(
     assert (text, found) == by_find(after[len(before) :], stop, include=False)
 
 
+@given(
+    st.lists(st.integers(0, 400), max_size=12),
+    st.lists(st.integers(0, 400), min_size=1, max_size=12),
+    stops,
+    st.sampled_from([*KINDS]),
+)
+@example([3 + 0x0A], [300], ["\n"], "llama2")
+@example([3 + 0x0A], [3 + 0x0A], ["\n", "\n\n"], "llama2")
+def test_min_tokens_decide_by_where_a_stop_string_ends(
+    early: list[int], late: list[int], stop: list[str], kind: str
+) -> None:
+    tokenizer = KINDS[kind]()
+    before, whole = tokenizer.decode(early), tokenizer.decode([*early, *late])
+    if "\ufffd" in before or not whole.startswith(before):
+        return
+    stream = TextStream(tokenizer, stop=stop)
+    text, found = "", None
+    for position, token_id in enumerate([*early, *late]):
+        more, found = stream.add([token_id], armed=position >= len(early))
+        text += more
+        if found is not None:
+            break
+    if found is None:
+        more, found = stream.finish()
+        text += more
+    ends = [
+        (end, -len(s), s)
+        for s in stop
+        for end in range(len(before) + 1, len(whole) + 1)
+        if whole[:end].endswith(s)
+    ]
+    if not ends:
+        assert (text, found) == (whole, None)
+    else:
+        end, length, expected = min(ends)
+        assert (text, found) == (whole[: end + length], expected)
+
+
 @given(st.lists(st.integers(0, 400), max_size=30), stops, st.booleans(), st.sampled_from([*KINDS]))
 def test_a_text_stream_stops_with_the_token_that_completes_a_stop_string(
     ids: list[int], stop: list[str], include: bool, kind: str

@@ -5,6 +5,7 @@ And the worker that renders them serves threads and forks, and outlives nobody.
 
 from __future__ import annotations
 
+import linecache
 import os
 import signal
 import subprocess
@@ -199,19 +200,66 @@ def test_many_threads_share_one_worker(own: TemplateRenderer) -> None:
     assert results == {number: f"{number}:hello" * 20 for number in range(8)}
 
 
-def test_a_forked_child_has_a_worker_of_its_own(own: TemplateRenderer) -> None:
-    hello(own)
-    parents = worker_pid(own)
-    own._lock.acquire()  # as if another thread were rendering
-    child = os.fork()
-    if child == 0:
-        is_right = hello(own) == "hello" and worker_pid(own) != parents
-        own.close()
-        os._exit(0 if is_right else 1)
-    own._lock.release()
-    assert os.waitpid(child, 0)[1] == 0
-    assert hello(own) == "hello"
-    assert worker_pid(own) == parents
+FORK = """
+import os, threading
+from mie.text.chat import ChatTemplate
+from mie.text.renderer import TemplateRenderer
+own = TemplateRenderer()
+
+def hello():
+    template = ChatTemplate("{{ messages[0].content }}", renderer=own)
+    assert template.render([{"role": "user", "content": "hello"}]) == "hello"
+    return own._worker._process.pid
+
+parents = hello()
+own._lock.acquire()  # as if another thread were rendering
+child = os.fork()
+if child == 0:
+    assert hello() != parents
+    raise SystemExit(0)  # which ends its own worker, and not the parent's
+own._lock.release()
+assert os.waitpid(child, 0)[1] == 0
+assert hello() == parents
+print("done")
+"""
+
+
+def test_a_forked_child_has_a_worker_of_its_own() -> None:
+    assert run_script(FORK) == ["done"]
+
+
+def test_an_interrupt_at_any_line_leaves_nothing_behind(own: TemplateRenderer) -> None:
+    def interrupt_at(wanted: int) -> bool:
+        """Whether there was such a line of the renderer to interrupt."""
+        lines = 0
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal lines
+            if frame.f_code.co_filename != renderer.__file__:
+                return None
+            line = linecache.getline(renderer.__file__, frame.f_lineno)
+            # A signal cannot come between a body and the end of its with, where a tracer can.
+            if event == "line" and not line.lstrip().startswith("with "):
+                lines += 1
+                if lines == wanted:
+                    raise KeyboardInterrupt
+            return trace
+
+        previous = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            hello(own)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(previous)
+        return False
+
+    line = 0
+    while interrupt_at(line := line + 1):
+        assert not own._lock.locked()
+        assert hello(own) == "hello"
+    assert line > 20
 
 
 def test_an_interrupt_leaves_no_half_message(
