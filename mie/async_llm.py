@@ -19,7 +19,7 @@ from mie.loop import Command, EngineLoop
 from mie.outputs import RequestOutput
 from mie.request_state import Collector, CollectorRef
 from mie.sched.params import SamplingParams
-from mie.text.tokenizer import Tokenizer
+from mie.text.pretrained import PretrainedTokenizer
 
 T = TypeVar("T")
 
@@ -121,8 +121,8 @@ class AsyncLLM:
         """Forget all cached blocks; return False, and do nothing, if a request holds blocks."""
         return await self._thread.call(self._loop.engine.reset_prefix_cache)
 
-    async def get_tokenizer(self) -> Tokenizer:
-        """Return the model's tokenizer."""
+    async def get_tokenizer(self) -> PretrainedTokenizer:
+        """Return the model's tokenizer, with the names and meanings of transformers."""
         return self._llm.get_tokenizer()
 
     async def get_model_config(self) -> ModelFacts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from mie.build import build
 from mie.driver import Driver
@@ -16,17 +16,16 @@ from mie.processor import without_text
 from mie.progress import ProgressBar
 from mie.request_state import Collector, PreparedRequest
 from mie.sched.params import RequestOutputKind, SamplingParams, truncated
+from mie.text.chat import refuse_unknown_options
+from mie.text.messages import Message, is_batch
+from mie.text.pretrained import PretrainedTokenizer
+from mie.text.template_files import TemplateFiles
 from mie.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from mie.text.chat import ChatTemplate
 
 T = TypeVar("T")
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; a mapping may have a
 ``"cache_salt"`` too: only prompts with the same one share cached blocks."""
-Message: TypeAlias = Mapping[str, Any]
-"""``{"role": "user", "content": "Hello"}``."""
 
 
 class LLM:
@@ -62,7 +61,7 @@ class LLM:
         self.engine = parts.engine
         self._text_directory = parts.text_directory
         self.generation_config = parts.generation
-        self._chat_template: ChatTemplate | None = None
+        self._pretrained: PretrainedTokenizer | None = None
         self.loop = EngineLoop(self.engine, self.tokenizer)
         self._driver = Driver(self.loop)
         self._collector = self._driver.new_collector()  # of the requests that `step` reports
@@ -101,15 +100,33 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        **template_options: Any,
+        *,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """The assistant's answers to one conversation, or to each of several.
 
-        ``template_options`` go to `apply_chat_template`.
+        See `apply_chat_template` for what follows ``use_tqdm``.
         """
-        is_single = bool(messages) and isinstance(messages[0], Mapping)
-        conversations: list[Any] = [messages] if is_single else list(messages)
-        prompts = [self.chat_prompt(each, **template_options) for each in conversations]
+        refuse_unknown_options(LLM.chat, others)
+        conversations: list[Any] = list(messages) if is_batch(messages) else [messages]
+        prompts = [
+            self.chat_prompt(
+                each,
+                chat_template=chat_template,
+                chat_template_content_format=chat_template_content_format,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for each in conversations
+        ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def stream(
@@ -138,31 +155,64 @@ class LLM:
         finally:
             self._driver.release(collector)
 
-    def apply_chat_template(self, messages: Sequence[Message], **options: Any) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> str:
         """The conversation as the model's chat template writes it.
 
-        Options: ``chat_template`` (the text of another template), ``add_generation_prompt``
-        (default True), and whatever the template knows.
-        """
-        from mie.text.chat import ChatTemplate  # brings jinja2, which only chats need
+        Args:
+            messages: ``{"role": …, "content": …}`` each. A content is text, None or a list of text
+                parts; that of a tool may be any JSON value. Arguments of tool calls may be JSON.
+            chat_template: the text of another template, or the name of one of the model's.
+            chat_template_content_format: "string" joins text parts, "openai" makes parts of text,
+                and "auto" does what the template is written for.
+            add_generation_prompt: end with the beginning of the assistant's answer.
+            continue_final_message: end with the last message's text instead, for the model to
+                continue. Needs ``add_generation_prompt=False``.
+            tools: JSON schemas of functions. The template named ``tool_use`` is used if there is
+                one.
+            chat_template_kwargs: whatever else the template reads (``enable_thinking``, …).
 
-        own = options.pop("chat_template", None)
-        if own is not None:
-            tokens = self._require_tokenizer().special_tokens
-            return ChatTemplate(own, special_tokens=tokens).render(messages, **options)
-        if self._chat_template is None:
-            self._chat_template = ChatTemplate.load(self._text_directory)
-        return self._chat_template.render(messages, **options)
+        Raises:
+            ConfigError: a parameter is unknown or wrong.
+            RequestError: a message is malformed, or the template does not take it.
+        """
+        refuse_unknown_options(LLM.apply_chat_template, others)
+        return self.get_tokenizer().chat_templates.render(
+            messages,
+            chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
-        """The conversation as a prompt for `generate`. The template writes BOS itself."""
+        """The conversation as a prompt for `generate`; options are `apply_chat_template`'s.
+
+        The template writes BOS itself.
+        """
         text = self.apply_chat_template(messages, **options)
         token_ids = self._require_tokenizer().encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._require_tokenizer()
+    def get_tokenizer(self) -> PretrainedTokenizer:
+        """The model's tokenizer, with the names and meanings of transformers."""
+        if self._pretrained is None:
+            files = TemplateFiles(self._text_directory)
+            name = str(self._text_directory)
+            self._pretrained = PretrainedTokenizer(self._require_tokenizer(), files, name)
+        return self._pretrained
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What is used where no sampling parameters are given; new at every call.

@@ -282,6 +282,7 @@ class RequestState:
             stop=params.stop_strings,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
 
     def _logprob_row(self, row: TokenLogprobs) -> LogprobRow:

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import re
+import difflib
+import inspect
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from pathlib import Path
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from mie.errors import ChatTemplateError, ConfigError, RequestError
+from mie.text.messages import Message, checked_messages, conversation
+from mie.text.printable import printable
+from mie.text.template_files import TemplateFiles
 
-from mie.errors import ChatTemplateError, RequestError, TokenizerError
-from mie.text.sandbox import STEP, Sandbox, TooMuchWork, size_of
-from mie.text.tokenizer_config import TokenizerConfig, read_text
+if TYPE_CHECKING:
+    from mie.text.renderer import TemplateRenderer
 
-Message = Mapping[str, Any]
+LARGEST_TEMPLATE = 128 << 10  # characters; the longest in use are about 30,000
+CONTENT_FORMATS = ("auto", "string", "openai")
 
-TEMPLATE_FILE = "chat_template.jinja"
-MORE_TEMPLATES = "additional_chat_templates"
-
-_LARGEST_TEMPLATE = 1 << 20  # characters; the longest in use are about 30,000
-_BASE_WORK = 200_000 * STEP
-_WORK_PER_INPUT = 200  # what is allowed more for each character of the messages
+_CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatTemplate:
-    """A model's chat template, rendered with Hugging Face's settings in a bounded sandbox.
+    """A chat template, rendered with Hugging Face's settings in a worker process with limits.
 
-    A template may do a fixed amount of work plus some per character of its input (see
-    ``mie.text.sandbox``): one that loops, or builds huge values, raises ChatTemplateError within
-    seconds. The prompt that it writes already holds BOS where the model wants it: encode it with
-    ``add_special_tokens=False``.
+    The prompt that it writes already holds BOS where the model wants it: encode it with
+    ``add_special_tokens=False``. Templates may share a ``renderer`` and so its worker.
     """
 
     def __init__(
@@ -40,213 +35,232 @@ class ChatTemplate:
         *,
         special_tokens: Mapping[str, str] | None = None,
         name: str = "the chat template",
+        renderer: TemplateRenderer | None = None,
     ) -> None:
+        if not isinstance(source, str):
+            raise ChatTemplateError(f"{name} must be text, got {type(source).__name__}")
+        if len(source) > LARGEST_TEMPLATE:
+            raise ChatTemplateError(
+                f"{name} has {len(source):,} characters; the limit is {LARGEST_TEMPLATE:,}"
+            )
         self.source = source
         self._name = name
         self._special_tokens = dict(special_tokens or {})
-        self._sandbox = _new_sandbox()
-        self._template = self._compile()
+        self._renderer = renderer or _new_renderer()
 
-    @classmethod
-    def load(cls, directory: Path, name: str = "default") -> ChatTemplate:
-        """The template in ``directory``.
+    @cached_property
+    def content_format(self) -> str:
+        """What the template takes as a message's content.
 
-        Looked for in ``chat_template.jinja``, in ``tokenizer_config.json`` under ``chat_template``
-        (one template, or a list of named ones), then in ``additional_chat_templates/NAME.jinja``.
-        A ``name`` other than ``default`` asks for a named one.
+        "openai" if it goes through the parts of a content, else "string".
 
         Raises:
-            ChatTemplateError: there is none, or it is not a jinja2 template.
-            TokenizerError: ``tokenizer_config.json`` is broken.
+            ChatTemplateError: it is not a jinja2 template.
         """
-        config = TokenizerConfig.load(directory)
-        source, found_in = _find(directory, config, name)
-        return cls(source, special_tokens=config.special_tokens, name=found_in)
+        return str(self._ask({"source": self.source})["format"])
 
     def render(
         self,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Any] | None = None,
         documents: Sequence[Any] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt for ``messages``: ``{"role": …, "content": text or list of text parts}`` each.
+        """The prompt for ``messages``, which the template gets as they are.
 
         Special tokens are known to the template by name (``bos_token``, …); ``variables`` may
-        override them, and bring whatever else the template reads (``enable_thinking``, …).
+        override them, and bring whatever else the template reads (``enable_thinking``, …). With
+        ``continue_final_message`` the prompt ends with the last message's text.
 
         Raises:
-            RequestError: a message is malformed.
-            ChatTemplateError: the template refuses the messages, fails, or does not end in time.
+            RequestError: a message is malformed, or something is not JSON.
+            ChatTemplateError: the template refuses the messages, fails, or meets a limit.
         """
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt exclude each other: the one"
+                " continues the last message, the other begins a new one"
+                " (pass add_generation_prompt=False)"
+            )
+        messages = checked_messages(messages)
+        if continue_final_message:
+            messages[-1] = self._marked(messages[-1])
         values = {
             **self._special_tokens,
-            "messages": checked_messages(messages),
+            "messages": messages,
             "tools": tools,
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
             **variables,
         }
-        work = _BASE_WORK + _WORK_PER_INPUT * size_of(values, _BASE_WORK)
-        try:
-            self._sandbox.allow(work)
-            return self._sandbox.concat(list(self._template.generate(values)))
-        except TooMuchWork:
-            raise ChatTemplateError(
-                f"{self._name} did not end: it was stopped at {work:,} units of work ({STEP} for a"
-                " turn of a loop, 1 for a character); does it loop, or build huge values?"
-            ) from None
-        except TemplateError as error:
-            raise ChatTemplateError(f"{self._name} refused the messages: {error}") from error
-        except Exception as error:  # a template can fail in every way that Python can
-            raise ChatTemplateError(
-                f"{self._name} failed: {type(error).__name__}: {error}"
-            ) from error
+        text = str(self._ask({"source": self.source, "variables": values})["text"])
+        return self._cut(text) if continue_final_message else text
 
-    def _compile(self) -> Any:
-        if len(self.source) > _LARGEST_TEMPLATE:
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            reply = self._renderer.ask(request)
+        except ChatTemplateError as error:
+            raise ChatTemplateError(f"{self._name} {error}") from error
+        if "error" not in reply:
+            return reply
+        message = printable(reply["message"])
+        what = {
+            "syntax": f"is not a jinja2 template: line {reply.get('line')}:",
+            "compile": "cannot be compiled:",
+            "refused": "refused the messages:",
+            "long": "wrote too long a prompt:",
+        }.get(reply["error"], "failed:")
+        raise ChatTemplateError(f"{self._name} {what} {message}")
+
+    def _marked(self, message: dict[str, Any]) -> dict[str, Any]:
+        """``message`` with a mark where its text ends."""
+        content = message.get("content")
+        if isinstance(content, str):
+            return {**message, "content": content + _CONTINUE_HERE}
+        if isinstance(content, Sequence):
+            for index in reversed(range(len(content))):
+                part = content[index]
+                if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+                    marked = {**part, "text": part["text"] + _CONTINUE_HERE}
+                    return {**message, "content": [*content[:index], marked, *content[index + 1 :]]}
+        raise RequestError("continue_final_message: the last message has no text to continue")
+
+    def _cut(self, text: str) -> str:
+        """``text`` up to the mark, and without the space that a template trimmed before it."""
+        place = text.rfind(_CONTINUE_HERE.strip())
+        if place < 0:
             raise ChatTemplateError(
-                f"{self._name} has {len(self.source):,} characters;"
-                f" the limit is {_LARGEST_TEMPLATE:,}"
+                f"{self._name} does not write the last message's text as it is,"
+                " so continue_final_message has nothing to continue"
             )
-        try:
-            return self._sandbox.compile_metered(self.source)
-        except TemplateSyntaxError as error:
-            raise ChatTemplateError(
-                f"{self._name} is not a jinja2 template: line {error.lineno}: {error.message}"
-            ) from error
-        except (TemplateError, RecursionError, SyntaxError, MemoryError) as error:
-            raise ChatTemplateError(f"{self._name} cannot be compiled: {error}") from error
+        is_trimmed = not text.startswith(_CONTINUE_HERE, place)
+        before = text[:place].replace(_CONTINUE_HERE.strip() if is_trimmed else _CONTINUE_HERE, "")
+        return before.rstrip() if is_trimmed else before
 
 
-def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """``messages`` as templates expect them: plain dicts, text parts joined by newlines.
+class ChatTemplates:
+    """The templates of one model directory, and what `LLM.chat` does with them."""
 
-    Raises:
-        RequestError: there are none, one lacks its role, or its content is not text.
-    """
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
-        raise RequestError(
-            'messages must be a list of {"role": …, "content": …} objects,'
-            f" got {type(messages).__name__}"
+    def __init__(self, files: TemplateFiles) -> None:
+        self._files = files
+        self._renderer = _new_renderer()
+        self._loaded: dict[str, ChatTemplate] = {}
+
+    def start(self) -> None:
+        """Start the worker that renders, so that it is ready for the first chat. Does not wait."""
+        self._renderer.start()
+
+    def close(self) -> None:
+        """End the worker that renders. The next chat starts another."""
+        self._renderer.close()
+
+    def choose(self, chat_template: str | None, tools: Sequence[Any] | None = None) -> ChatTemplate:
+        """The template to use: one by its name, another one's text, or the model's.
+
+        The model's is the one named ``tool_use`` when there are tools and it has that.
+
+        Raises:
+            ChatTemplateError: there is none.
+            TokenizerError: the files are broken.
+        """
+        names = self._files.names
+        if chat_template is not None and chat_template not in names:
+            return self._new(chat_template, "the chat template")
+        default = "tool_use" if tools and "tool_use" in names else "default"
+        name = chat_template or default
+        if name not in self._loaded:
+            self._loaded[name] = self._new(*self._files.read(name))
+        return self._loaded[name]
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt for ``messages``, spelled as vLLM's ``LLM.chat``; see `LLM.chat`.
+
+        Raises:
+            ConfigError: a parameter is wrong.
+            RequestError: a message is malformed.
+            ChatTemplateError: there is no template, or it does not take the messages.
+        """
+        if chat_template_content_format not in CONTENT_FORMATS:
+            raise ConfigError(
+                "chat_template_content_format must be one of"
+                f" {', '.join(map(repr, CONTENT_FORMATS))}; got {chat_template_content_format!r}"
+            )
+        variables = _checked_variables(chat_template_kwargs)
+        template = self.choose(chat_template, tools)
+        content_format = chat_template_content_format
+        if content_format == "auto":
+            content_format = template.content_format
+        return template.render(
+            conversation(messages, content_format),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools or None,
+            documents=documents,
+            **variables,
         )
-    if not messages:
-        raise RequestError("messages is empty; give at least one message")
-    return [_checked(message, index) for index, message in enumerate(messages)]
+
+    def _new(self, source: str, name: str) -> ChatTemplate:
+        tokens = self._files.special_tokens
+        return ChatTemplate(source, special_tokens=tokens, name=name, renderer=self._renderer)
 
 
-def _checked(message: object, index: int) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise RequestError(f"messages[{index}] must be an object, got {type(message).__name__}")
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise RequestError(f"messages[{index}] must have a role such as 'user', got {role!r}")
-    content = message.get("content")
-    if content is None and message.get("tool_calls"):
-        return dict(message)
-    return {**message, "content": _text(content, f"messages[{index}]")}
+def _new_renderer() -> TemplateRenderer:
+    from mie.text.renderer import TemplateRenderer  # brings subprocess, which only chats need
+
+    return TemplateRenderer()
 
 
-def _text(content: object, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence) and not isinstance(content, bytes):
-        return "\n".join(_part(part, where) for part in content)
-    raise RequestError(
-        f"{where}: content must be text or a list of text parts, got {type(content).__name__}"
-    )
-
-
-def _part(part: object, where: str) -> str:
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
-    if isinstance(text, str):
-        return text
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise RequestError(f"{where}: only parts of type 'text' are supported, got {kind!r}")
-
-
-def _find(directory: Path, config: TokenizerConfig, name: str) -> tuple[str, str]:
-    """The template called ``name`` in ``directory``, and where it was found."""
-    path = directory / TEMPLATE_FILE
-    if name == "default" and path.is_file():
-        return _read(path), str(path)
-    named = _named(config.chat_template, directory)
-    if name in named:
-        return named[name], f"chat_template in {directory / 'tokenizer_config.json'}"
-    path = directory / MORE_TEMPLATES / f"{name}.jinja"
-    if path.is_file():
-        return _read(path), str(path)
-    raise ChatTemplateError(_missing(directory, name, [*named]))
-
-
-def _missing(directory: Path, name: str, others: Sequence[str]) -> str:
-    tried = f"{TEMPLATE_FILE}, tokenizer_config.json, {MORE_TEMPLATES}/{name}.jinja"
-    known = f" (there are others: {', '.join(sorted(others))})" if others else ""
-    which = "no chat template" if name == "default" else f"no chat template {name!r}"
-    return (
-        f"{which} in {directory}: tried {tried}{known}. Put a jinja2 template into"
-        f" {directory / TEMPLATE_FILE}, or generate from a plain prompt"
-    )
-
-
-def _named(templates: object, directory: Path) -> dict[str, str]:
-    """The templates in ``tokenizer_config.json`` by name; one without a name is the default."""
-    if templates is None:
+def _checked_variables(variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """``chat_template_kwargs``, in which no parameter may hide."""
+    if variables is None:
         return {}
-    if isinstance(templates, str):
-        return {"default": templates}
-    entries = templates if isinstance(templates, list) else [templates]
-    named = {
-        entry["name"]: entry["template"]
-        for entry in entries
-        if isinstance(entry, dict) and {"name", "template"} <= entry.keys()
-    }
-    if len(named) < len(entries) or not all(isinstance(text, str) for text in named.values()):
-        raise TokenizerError(
-            f"{directory / 'tokenizer_config.json'}: chat_template must be a string, or a list of"
-            ' {"name": …, "template": …} objects with different names'
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        raise ConfigError(f"chat_template_kwargs must be a mapping of names; got {variables!r}")
+    own = [*inspect.signature(ChatTemplates.render).parameters][1:]
+    for name in variables:
+        if name in own:
+            raise ConfigError(
+                f"{name} is a parameter of its own; take it out of chat_template_kwargs"
+            )
+    return variables
+
+
+# What a caller of `LLM.chat` may pass as vLLM's callers do, at values that change nothing.
+IGNORED_AT_NONE = ("lora_request", "mm_processor_kwargs", "tokenization_kwargs")
+
+
+def refuse_unknown_options(function: Any, options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for the first of ``options``, unless it is None and one of vLLM's.
+
+    ``function`` is the one whose parameters are known.
+    """
+    known = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD and parameter.name != "self"
+    ]
+    for name, value in options.items():
+        if name in IGNORED_AT_NONE and value is None:
+            continue
+        if name in IGNORED_AT_NONE:
+            raise ConfigError(f"{name} is not supported; got {value!r} (leave it out)")
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(known)}"
+        raise ConfigError(
+            f"{function.__qualname__} has no parameter {name!r}; {hint}"
+            " (variables of the template go into chat_template_kwargs)"
         )
-    return named
-
-
-def _read(path: Path) -> str:
-    try:
-        return read_text(path)
-    except TokenizerError as error:
-        raise ChatTemplateError(str(error)) from error
-
-
-def _new_sandbox() -> Sandbox:
-    sandbox = Sandbox()
-    sandbox.add_filter("tojson", _to_json)
-    sandbox.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    return sandbox
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as Hugging Face's templates write it: no HTML escapes."""
-    if indent is not None and not (isinstance(indent, int) and 0 <= indent <= 16):
-        raise TemplateError(f"tojson: indent must be an integer from 0 to 16, got {indent!r}")
-    if separators is not None and len("".join(separators)) > 16:
-        raise TemplateError("tojson: separators must be short")
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    if re.search(r"%[^A-Za-z%]*\d", format):
-        raise TemplateError(f"strftime_now: widths are not supported, got {format!r}")
-    return datetime.now().strftime(format)

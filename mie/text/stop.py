@@ -12,8 +12,8 @@ class StopStrings:
     """Passes a text on until a stop string is complete, holding back what may begin one.
 
     The first stop string to be complete wins, and of two that end together the longer: what comes
-    out never depends on how the text was cut into pieces. Each character is looked at once per stop
-    string (Knuth, Morris and Pratt, "Fast pattern matching in strings", 1977).
+    out never depends on how the text was cut into pieces. Each character costs the same, however
+    many stop strings there are. A `fork` shares what was built for them.
     """
 
     def __init__(self, stop: Sequence[str], include_stop_str_in_output: bool = False) -> None:
@@ -21,79 +21,119 @@ class StopStrings:
             raise ConfigError(f"stop must be a list of strings, got the string {stop!r}")
         if "" in stop:
             raise ConfigError("a stop string must not be empty: it would match everywhere")
-        self._matchers = [_Matcher(pattern) for pattern in stop]
+        self._automaton = _Automaton(stop) if stop else None
+        self._state = 0
         self._include = include_stop_str_in_output
         self._held = ""
         self._stopped = False
 
-    def add(self, text: str, armed: bool = True) -> tuple[str, str | None]:
+    def add(self, text: str, exempt: int = 0) -> tuple[str, str | None]:
         """The text to pass on now, and the stop string that ended it, or None.
 
-        With ``armed`` false (fewer than ``min_tokens`` so far) nothing stops the text, and no stop
-        string begins in it. After a stop string everything is dropped.
+        A stop string that ends within the first ``exempt`` characters of ``text`` does not count
+        (``min_tokens`` is not reached). One that begins there and ends later does. After a stop
+        string everything is dropped.
         """
         if self._stopped:
             return "", None
-        if not armed or not self._matchers:
-            return self.flush() + text, None
+        if self._automaton is None:
+            return text, None
         held = len(self._held)
         self._held += text
-        for end, character in enumerate(text, start=held + 1):
-            complete = [matcher for matcher in self._matchers if matcher.add(character)]
-            if complete:
-                return self._stop_at(end, max((m.pattern for m in complete), key=len))
-        return self._release(max(matcher.matched for matcher in self._matchers)), None
+        end, length = self._search(text, exempt)
+        if length:
+            return self._stop_at(held + end, length)
+        return self._release(self._automaton.kept[self._state]), None
 
-    def peek(self, text: str) -> str | None:
-        """The stop string that ``add(text)`` would find; nothing changes."""
-        return self._fork().add(text)[1] if text and self._matchers else None
+    def peek(self, text: str, exempt: int = 0) -> str | None:
+        """The stop string that ``add`` would find; nothing changes."""
+        return self.fork().add(text, exempt)[1] if text else None
 
     def flush(self) -> str:
         """What was held back, since nothing follows; the search starts anew."""
-        for matcher in self._matchers:
-            matcher.matched = 0
+        self._state = 0
         return self._release(0)
 
-    def _stop_at(self, end: int, pattern: str) -> tuple[str, str]:
-        text = self._held[: end if self._include else end - len(pattern)]
+    def fork(self) -> StopStrings:
+        """A copy that goes its own way from here."""
+        return copy.copy(self)
+
+    def _search(self, text: str, exempt: int) -> tuple[int, int]:
+        """Where in ``text`` the first stop string ends, and its length; 0 when there is none."""
+        assert self._automaton is not None
+        after, found = self._automaton.after, self._automaton.found
+        state = self._state
+        for end, character in enumerate(text, start=1):
+            state = after(state, character)
+            if found[state] and end > exempt:
+                return end, found[state]
+        self._state = state
+        return len(text), 0
+
+    def _stop_at(self, end: int, length: int) -> tuple[str, str]:
+        stop = self._held[end - length : end]
+        text = self._held[: end if self._include else end - length]
         self._held = ""
         self._stopped = True
-        return text, pattern
+        return text, stop
 
     def _release(self, kept: int) -> str:
         cut = len(self._held) - kept
         text, self._held = self._held[:cut], self._held[cut:]
         return text
 
-    def _fork(self) -> StopStrings:
-        fork = copy.copy(self)
-        fork._matchers = [copy.copy(matcher) for matcher in self._matchers]
-        return fork
 
+class _Automaton:
+    """The longest beginning of any pattern that a text ends with, character by character.
 
-class _Matcher:
-    """How much of one pattern the text so far ends with."""
+    A state stands for a beginning of a pattern. States are numbered by length, so that what a new
+    one falls back to is finished before it (Aho and Corasick, "Efficient string matching: an aid to
+    bibliographic search", 1975).
+    """
 
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-        self.matched = 0  # characters, always fewer than the whole pattern
-        self._shorter = _borders(pattern)
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._next: dict[tuple[int, str], int] = {}
+        self._shorter = [0]  # for each state, the longest other one that it ends with
+        self.found = [0]  # the length of the longest pattern that the state ends with
+        self.kept = [0]  # of the state's characters, how many may begin a pattern that is not over
+        self._build(patterns)
 
-    def add(self, character: str) -> bool:
-        """Whether ``character`` completes the pattern."""
-        while self.matched and self.pattern[self.matched] != character:
-            self.matched = self._shorter[self.matched - 1]
-        self.matched += self.pattern[self.matched] == character
-        return self.matched == len(self.pattern)
+    def after(self, state: int, character: str) -> int:
+        """The state that follows ``state``."""
+        found = self._next.get((state, character))
+        while found is None and state:
+            state = self._shorter[state]
+            found = self._next.get((state, character))
+        return found or 0
 
+    def _build(self, patterns: Sequence[str]) -> None:
+        reached = [(0, pattern) for pattern in set(patterns)]
+        is_inner = {0}
+        lengths = [0]
+        length = 0
+        while reached:
+            length += 1
+            reached = [
+                (self._child(state, pattern[length - 1]), pattern) for state, pattern in reached
+            ]
+            lengths += [length] * (len(self.found) - len(lengths))
+            for state, pattern in reached:
+                if len(pattern) == length:
+                    self.found[state] = length
+                else:
+                    is_inner.add(state)
+            reached = [(state, pattern) for state, pattern in reached if len(pattern) > length]
+        for state in range(1, len(self.found)):
+            inner = state in is_inner
+            self.kept.append(lengths[state] if inner else self.kept[self._shorter[state]])
 
-def _borders(pattern: str) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that is also its suffix."""
-    borders = [0] * len(pattern)
-    length = 0
-    for end in range(1, len(pattern)):
-        while length and pattern[length] != pattern[end]:
-            length = borders[length - 1]
-        length += pattern[length] == pattern[end]
-        borders[end] = length
-    return borders
+    def _child(self, state: int, character: str) -> int:
+        """The state for ``state`` and one character more, made if it is new."""
+        child = self._next.get((state, character))
+        if child is None:
+            shorter = self.after(self._shorter[state], character) if state else 0
+            child = len(self.found)
+            self._next[state, character] = child
+            self._shorter.append(shorter)
+            self.found.append(self.found[shorter])
+        return child

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mie.errors import RequestError, TokenizerError
+from mie.errors import MieError, RequestError, TokenizerError
+from mie.text.printable import printable
+from mie.text.tokenizer_checks import check_model, checked_tokenizer
 from mie.text.tokenizer_config import TokenizerConfig, read_text
 
 if TYPE_CHECKING:
     import tokenizers
 
 FILE_NAME = "tokenizer.json"
+_PROBE = "A 1 é\u0301 猫 ▁🦄\n"  # a part that panics does so with any text
+LARGEST_FILE = 128 << 20  # bytes; the largest in use have 35 million
 
 
 class Tokenizer:
@@ -58,7 +63,7 @@ class Tokenizer:
             TokenizerError: a file is missing or broken, or an id has no row in the model.
         """
         path = directory / FILE_NAME
-        if not path.is_file():
+        if not path.exists():
             raise TokenizerError(_missing(directory))
         tokenizer = cls(_parse(path), TokenizerConfig.load(directory), str(path))
         if vocab_size is not None:
@@ -69,24 +74,27 @@ class Tokenizer:
         """The token ids of ``text``, with BOS and EOS as the model expects them unless told not to.
 
         Raises:
-            RequestError: ``text`` is not a string, or holds half of a surrogate pair.
+            RequestError: ``text`` is not a string, holds half of a surrogate pair, or what the
+                vocabulary cannot spell, or the tokenizer fails.
         """
         _check_text(text)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with library_errors(RequestError, f"{self._source} cannot encode the prompt"):
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``. Ids that stand for nothing are left out.
 
         Raises:
-            RequestError: an id is negative or does not fit 32 bits.
+            RequestError: an id is negative or does not fit 32 bits, or the tokenizer fails.
         """
         if not token_ids:
             return ""  # which the library's Strip would not survive
-        try:
-            return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        except (OverflowError, TypeError) as error:
-            raise RequestError(f"token ids must be integers in [0, 2**32): {error}") from error
+        with library_errors(RequestError, f"{self._source} cannot decode the tokens"):
+            try:
+                return self._backend.decode(list(token_ids), skip_special_tokens)
+            except (OverflowError, TypeError) as error:
+                raise RequestError(f"token ids must be integers in [0, 2**32): {error}") from error
 
     def token_str(self, token_id: int) -> str:
         """The text of one token standing alone, special ones by name: for log-probabilities."""
@@ -106,6 +114,11 @@ class Tokenizer:
         return dict(self.config.special_tokens)
 
     @cached_property
+    def added_tokens(self) -> Mapping[int, str]:
+        """The tokens beside the model's vocabulary, special or not: ``{id: text}``."""
+        return {token_id: token.content for token_id, token in self._added_tokens().items()}
+
+    @cached_property
     def vocab_size(self) -> int:
         """The largest id plus one: the least number of rows a model must have."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -115,6 +128,21 @@ class Tokenizer:
         """The steps that turn tokens into text, as ``tokenizer.json`` spells them, unnested."""
         decoder = self._backend.decoder
         return () if decoder is None else tuple(_unnested(json.loads(decoder.__getstate__())))
+
+    def join(self, tokens: list[str]) -> str:
+        """The text of tokens in the vocabulary's own spelling."""
+        if self._backend.decoder is None:
+            return " ".join(tokens)
+        with library_errors(RequestError, f"{self._source} cannot decode the tokens"):
+            return str(self._backend.decoder.decode(tokens))
+
+    def num_tokens(self, *, with_added_tokens: bool) -> int:
+        """How many tokens there are, which may be fewer than `vocab_size`."""
+        return int(self._backend.get_vocab_size(with_added_tokens=with_added_tokens))
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token, added ones included."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
 
     def _added_tokens(self) -> dict[int, Any]:
         return dict(self._backend.get_added_tokens_decoder())
@@ -151,14 +179,39 @@ class Tokenizer:
             )
 
 
+@contextmanager
+def library_errors(kind: type[MieError], what: str) -> Iterator[None]:
+    """Turn whatever the tokenizers library raises into ``kind``."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_library_error(error):
+            raise
+        raise kind(f"{what}: {printable(str(error))}") from error
+
+
+def is_library_error(error: BaseException) -> bool:
+    """Whether the tokenizers library raised ``error``, and not the user or mie.
+
+    A panic of its Rust code is a ``BaseException``, and the library exports no name for it.
+    """
+    is_panic = type(error).__name__ == "PanicException"
+    return is_panic or (isinstance(error, Exception) and not isinstance(error, MieError))
+
+
 def _parse(path: Path) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer as Backend
 
-    text = read_text(path)
-    try:
-        return Backend.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
-        raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
+    text = read_text(path, LARGEST_FILE)
+    text = checked_tokenizer(text, str(path))
+    with library_errors(TokenizerError, f"{path} is not a tokenizer"):
+        backend = Backend.from_str(text)
+        check_model(backend.model, str(path))
+        try:
+            backend.encode(_PROBE)
+        except Exception:  # a vocabulary without a token for what it cannot spell
+            return backend
+        return backend
 
 
 def _missing(directory: Path) -> str:

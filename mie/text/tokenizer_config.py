@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mie.errors import TokenizerError
+from mie.text.printable import printable
 
 FILE_NAME = "tokenizer_config.json"
+LARGEST_CONFIG = 16 << 20  # bytes; it may list thousands of added tokens
 _SPECIAL_NAMES = (
     "bos_token",
     "eos_token",
@@ -27,6 +31,7 @@ class TokenizerConfig:
     """The settings of a tokenizer that its ``tokenizer.json`` does not hold."""
 
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # "eos_token" -> "</s>"
+    more_special_tokens: tuple[str, ...] = ()  # those without a name of their own
     add_bos_token: bool = False
     add_eos_token: bool = False
     chat_template: Any = (
@@ -47,24 +52,38 @@ class TokenizerConfig:
         tokens = {name: _token_text(values.get(name), name, path) for name in _SPECIAL_NAMES}
         return cls(
             special_tokens={name: text for name, text in tokens.items() if text is not None},
+            more_special_tokens=_more_tokens(values, path),
             add_bos_token=values.get("add_bos_token") is True,
             add_eos_token=values.get("add_eos_token") is True,
             chat_template=values.get("chat_template"),
         )
 
 
-def read_text(path: Path) -> str:
-    """The UTF-8 text of ``path``.
+def read_text(path: Path, largest: int) -> str:
+    """The UTF-8 text of ``path``, which is a file of at most ``largest`` bytes.
 
     Raises:
-        TokenizerError: the file cannot be read or is not UTF-8; the message names it.
+        TokenizerError: the file cannot be read, is too large or not UTF-8; the message names it.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise TokenizerError(f"cannot read {path}: it is not a regular file")
+            data = file.read(largest + 1)
     except OSError as error:
         raise TokenizerError(f"cannot read {path}: {error.strerror or error}") from error
+    if len(data) > largest:
+        size = f"{status.st_size:,}"
+        raise TokenizerError(f"{path} has {size} bytes; the limit is {largest:,}")
+    try:
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its writer
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -74,7 +93,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         TokenizerError: the file cannot be read or holds something else; the message names it.
     """
     try:
-        values = json.loads(read_text(path))
+        values = json.loads(read_text(path, LARGEST_CONFIG))
     except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
         raise TokenizerError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(values, dict):
@@ -86,6 +105,23 @@ def _token_text(value: object, name: str, path: Path) -> str | None:
     """A special token's text, which Hugging Face writes as a string or as a serialised token."""
     if isinstance(value, Mapping):
         value = value.get("content")
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise TokenizerError(
+                f"{path}: {name} holds half of a surrogate pair: {value!a}"
+            ) from error
     if value is None or isinstance(value, str):
         return value
-    raise TokenizerError(f"{path}: {name} must be a string, got {value!r}")
+    raise TokenizerError(f"{path}: {name} must be a string, got {printable(repr(value))}")
+
+
+def _more_tokens(values: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    name = "additional_special_tokens"  # since transformers 5 "extra_special_tokens"
+    more = values.get(name) or values.get("extra_special_tokens") or []
+    if isinstance(more, Mapping):  # named ones
+        more = list(more.values())
+    if not isinstance(more, list):
+        raise TokenizerError(f"{path}: {name} must be a list, got a {type(more).__name__}")
+    return tuple(text for entry in more if (text := _token_text(entry, name, path)) is not None)

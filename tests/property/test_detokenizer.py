@@ -55,18 +55,38 @@ def test_pending_is_what_finish_gives_and_changes_nothing(
     assert text + detokenizer.finish() == tokenizer.decode(seen)
 
 
-@given(streams())
-def test_text_continues_the_prompt(
-    stream: tuple[Tokenizer, list[list[int]], list[int]],
+@given(streams(), st.booleans())
+@example((TOKENIZERS["llama2"], [[300]], [3 + 0x0A]), True)
+@example((TOKENIZERS["llama2"], [[3 + 0x20], [300]], [3 + 0x20]), True)
+@example((TOKENIZERS["llama2"], [[3 + 0xAC]], [3 + 0x0A, 3 + 0xE2, 3 + 0x82]), True)
+@example((TOKENIZERS["llama2"], [[300]], [3 + 0xE2]), True)
+def test_the_text_is_what_the_tokens_add_to_the_prompts_text(
+    stream: tuple[Tokenizer, list[list[int]], list[int]], skip: bool
 ) -> None:
     tokenizer, chunks, prompt = stream
     ids = list(itertools.chain(*chunks))
-    before = Detokenizer(tokenizer)
-    settled = before.add(prompt)
-    if before.pending():
-        return  # the prompt ends inside a character; see test_text_detokenizer.py
-    text = joined(Detokenizer(tokenizer, prompt), chunks)
-    assert settled + text == tokenizer.decode([*prompt, *ids])
+    before = tokenizer.decode(prompt, skip)
+    after = tokenizer.decode([*prompt, *ids], skip)
+    text = joined(Detokenizer(tokenizer, prompt, skip), chunks)
+    if after.startswith(before):
+        assert text == after[len(before) :]
+    else:  # a character of the prompt's was completed, or its bytes became invalid
+        assert "\ufffd" in before + after
+        assert after.endswith(text)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "llama2"])
+@given(text=st.text(alphabet="ab \n\té猫🦄▁", max_size=12), data=st.data())
+def test_text_cut_between_any_two_tokens(name: str, text: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    cut = data.draw(st.integers(0, len(ids)))
+    after = tokenizer.decode(ids)
+    # A character that the cut divides belongs to the answer as a whole.
+    whole = (tokenizer.decode(ids[:end]) for end in range(cut, -1, -1))
+    before = next(text for text in whole if "\ufffd" not in text)
+    answer = joined(Detokenizer(tokenizer, ids[:cut]), [[token] for token in ids[cut:]])
+    assert answer == after[len(before) :]
 
 
 @pytest.mark.parametrize("name", ["byte_level", "llama2"])

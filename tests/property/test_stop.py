@@ -46,13 +46,91 @@ def test_only_what_may_begin_a_stop_string_is_held(text: str, stop: list[str]) -
         assert held == longest
 
 
-@given(letters, letters, stops)
-def test_nothing_stops_the_text_while_unarmed(early: str, late: str, stop: list[str]) -> None:
-    search = StopStrings(stop)
-    first, none = search.add(early, armed=False)
+@given(letters, letters, stops, st.booleans())
+@example("xa", "a", ["aa"], False)
+@example("aab", "b", ["ab", "bb"], False)
+def test_a_stop_string_that_ends_in_exempt_text_does_not_count(
+    early: str, late: str, stop: list[str], include: bool
+) -> None:
+    search = StopStrings(stop, include)
+    first, none = search.add(early, exempt=len(early))
     more, found = search.add(late)
-    assert (first, none) == (early, None)
-    assert (more + search.flush(), found) == by_find(late, stop, include=False)
+    assert none is None
+    ends = [
+        (end, -len(s), s)
+        for s in stop
+        for end in range(len(early) + 1, len(early + late) + 1)
+        if (early + late)[:end].endswith(s)
+    ]
+    expected, expected_stop = early + late, None
+    if ends:
+        end, _, expected_stop = min(ends)
+        expected = expected[: end if include else end - len(expected_stop)]
+    assert (first + more + search.flush(), found) == (expected, expected_stop)
+    in_one = StopStrings(stop, include)
+    text, found_in_one = in_one.add(early + late, exempt=len(early))
+    assert (text + in_one.flush(), found_in_one) == (expected, expected_stop)
+
+
+@given(
+    st.lists(st.integers(0, 400), max_size=12),
+    st.lists(st.integers(0, 400), min_size=1, max_size=12),
+    stops,
+    st.sampled_from([*KINDS]),
+)
+@example([3 + 0x0A], [300], ["\n"], "llama2")
+@example([], [300], ["\n"], "llama2")
+def test_only_new_text_is_searched(
+    prompt: list[int], ids: list[int], stop: list[str], kind: str
+) -> None:
+    tokenizer = KINDS[kind]()
+    before, after = tokenizer.decode(prompt), tokenizer.decode([*prompt, *ids])
+    if "\ufffd" in before or not after.startswith(before):
+        return
+    stream = TextStream(tokenizer, prompt, stop=stop)
+    text, found = stream.add(ids)
+    if found is None:
+        more, found = stream.finish()
+        text += more
+    assert (text, found) == by_find(after[len(before) :], stop, include=False)
+
+
+@given(
+    st.lists(st.integers(0, 400), max_size=12),
+    st.lists(st.integers(0, 400), min_size=1, max_size=12),
+    stops,
+    st.sampled_from([*KINDS]),
+)
+@example([3 + 0x0A], [300], ["\n"], "llama2")
+@example([3 + 0x0A], [3 + 0x0A], ["\n", "\n\n"], "llama2")
+def test_min_tokens_decide_by_where_a_stop_string_ends(
+    early: list[int], late: list[int], stop: list[str], kind: str
+) -> None:
+    tokenizer = KINDS[kind]()
+    before, whole = tokenizer.decode(early), tokenizer.decode([*early, *late])
+    if "\ufffd" in before or not whole.startswith(before):
+        return
+    stream = TextStream(tokenizer, stop=stop)
+    text, found = "", None
+    for position, token_id in enumerate([*early, *late]):
+        more, found = stream.add([token_id], armed=position >= len(early))
+        text += more
+        if found is not None:
+            break
+    if found is None:
+        more, found = stream.finish()
+        text += more
+    ends = [
+        (end, -len(s), s)
+        for s in stop
+        for end in range(len(before) + 1, len(whole) + 1)
+        if whole[:end].endswith(s)
+    ]
+    if not ends:
+        assert (text, found) == (whole, None)
+    else:
+        end, length, expected = min(ends)
+        assert (text, found) == (whole[: end + length], expected)
 
 
 @given(st.lists(st.integers(0, 400), max_size=30), stops, st.booleans(), st.sampled_from([*KINDS]))

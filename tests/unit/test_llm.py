@@ -258,6 +258,66 @@ def test_chat_writes_the_conversation_with_the_models_template(llm):
     assert len(several) == 2
 
 
+CHAT = [
+    {"role": "user", "content": [{"type": "text", "text": "Tell me"}, "a story"]},
+    {"role": "assistant", "content": "Once upon a"},
+]
+SHOW = "{% for m in messages %}<{{ m.content }}>{% endfor %}{{ tools }}{{ x }}{{ 'G' if g }}"
+
+
+def test_chat_takes_vllms_parameters(llm):
+    one = SamplingParams(temperature=0, max_tokens=1)
+
+    def prompt(**options):
+        return llm.chat(CHAT, one, use_tqdm=False, **options)[0].prompt
+
+    assert prompt().endswith("<|user|>Tell me\na story<|assistant|>Once upon a<|eos|><|assistant|>")
+    assert prompt(add_generation_prompt=False).endswith("Once upon a<|eos|>")
+    continued = {"add_generation_prompt": False, "continue_final_message": True}
+    assert prompt(**continued).endswith("<|assistant|>Once upon a")
+    assert llm.apply_chat_template(CHAT, **continued) == prompt(**continued)
+    assert llm.chat_prompt(CHAT, **continued)["prompt"] == prompt(**continued)
+    own = {"chat_template": SHOW, "tools": [{"f": 1}], "chat_template_kwargs": {"x": "X"}}
+    assert prompt(**own) == "<Tell me\na story><Once upon a>[{'f': 1}]X"
+    assert prompt(**own, chat_template_content_format="openai").startswith("<[{'type': 'text'")
+    assert prompt(lora_request=None, mm_processor_kwargs=None) == prompt()
+    assert llm.chat([], one) == []
+
+
+@pytest.mark.parametrize("method", ["chat", "apply_chat_template", "chat_prompt"])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"chat_templat": "x"}, r"no parameter 'chat_templat'; did you mean 'chat_template'"),
+        ({"enable_thinking": True}, "variables of the template go into chat_template_kwargs"),
+        ({"lora_request": "x"}, "lora_request is not supported; got 'x'"),
+        ({"continue_final_message": True}, "exclude each other"),
+        ({"chat_template_content_format": "xml"}, "must be one of 'auto', 'string', 'openai'"),
+        ({"chat_template_kwargs": {"tools": 1}}, "tools is a parameter of its own"),
+        ({"chat_template_kwargs": {"x": object()}}, "must be JSON values"),
+        ({"chat_template": 5}, "the chat template must be text, got int"),
+    ],
+)
+def test_chat_refuses_what_it_does_not_know(llm, method, option, message):
+    with pytest.raises((ConfigError, RequestError), match=message):
+        getattr(llm, method)(CHAT, **option)
+
+
+@pytest.mark.parametrize("messages", [None, 5, "hello", {"role": "user"}, ["hello"], [[]]])
+def test_what_is_no_conversation_is_refused(llm, messages):
+    with pytest.raises(RequestError, match="messages"):
+        llm.chat(messages, use_tqdm=False)
+
+
+def test_get_tokenizer_is_as_transformers_spells_it(llm):
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is llm.get_tokenizer()
+    assert tokenizer(PROMPT).input_ids == llm.tokenizer.encode(PROMPT)
+    text = tokenizer.apply_chat_template(CHAT[1:], tokenize=False, add_generation_prompt=True)
+    assert text == llm.apply_chat_template(CHAT[1:])
+    assert tokenizer.name_or_path == str(llm.directory)
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [

@@ -1,16 +1,17 @@
 """ChatTemplate: where it is found, how it renders, and that nothing in it can run away."""
 
 import json
-import subprocess
-import sys
-import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mie.errors import ChatTemplateError, RequestError, TokenizerError
-from mie.text.chat import ChatTemplate, checked_messages
+from mie.errors import ChatTemplateError, ConfigError, RequestError, TokenizerError
+from mie.text.chat import ChatTemplate, ChatTemplates
+from mie.text.messages import conversation
+from mie.text.renderer import TemplateRenderer
+from mie.text.template_files import TemplateFiles
 
 HELLO = [{"role": "user", "content": "hello"}]
 CHATML = """{% for message in messages %}
@@ -22,8 +23,21 @@ CHATML = """{% for message in messages %}
 {% endif %}"""
 
 
+RENDERER = TemplateRenderer()
+
+
 def render(template: str, messages: Any = HELLO, **variables: Any) -> str:
-    return ChatTemplate(template).render(messages, **variables)
+    return ChatTemplate(template, renderer=RENDERER).render(messages, **variables)
+
+
+def load(directory: Path, name: str | None = None) -> ChatTemplate:
+    return ChatTemplates(TemplateFiles(directory)).choose(name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_worker_is_left() -> Iterator[None]:
+    yield
+    RENDERER.close()
 
 
 # Where it is found
@@ -34,32 +48,36 @@ def test_the_jinja_file_comes_first(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": "config", "bos_token": "<s>"})
     )
-    assert ChatTemplate.load(tmp_path).render(HELLO) == "file <s>"
+    assert load(tmp_path).render(HELLO) == "file <s>"
 
 
 def test_then_the_tokenizer_config(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "config"}))
-    assert ChatTemplate.load(tmp_path).render(HELLO) == "config"
+    assert load(tmp_path).render(HELLO) == "config"
 
 
 def test_of_a_list_the_default_or_the_one_asked_for(tmp_path: Path) -> None:
     templates = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    assert ChatTemplate.load(tmp_path).render(HELLO) == "D"
-    assert ChatTemplate.load(tmp_path, "tool_use").render(HELLO) == "T"
+    assert load(tmp_path).render(HELLO) == "D"
+    assert load(tmp_path, "tool_use").render(HELLO) == "T"
+    templates = ChatTemplates(TemplateFiles(tmp_path))
+    assert templates.render(HELLO, tools=[{"type": "function"}]) == "T"
+    assert templates.render(HELLO, tools=[]) == "D"
+    assert templates.render(HELLO, chat_template="own {{ tools }}", tools=[1]) == "own [1]"
     with pytest.raises(ChatTemplateError, match=r"'rag'.*there are others: default, tool_use"):
-        ChatTemplate.load(tmp_path, "rag")
+        TemplateFiles(tmp_path).read("rag")
 
 
 def test_then_the_folder_of_more_templates(tmp_path: Path) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "default.jinja").write_text("more")
-    assert ChatTemplate.load(tmp_path).render(HELLO) == "more"
+    assert load(tmp_path).render(HELLO) == "more"
 
 
 def test_without_any_the_error_says_what_was_tried_and_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ChatTemplateError) as caught:
-        ChatTemplate.load(tmp_path)
+        load(tmp_path)
     for part in ("chat_template.jinja", "tokenizer_config.json", "additional_chat_templates"):
         assert part in str(caught.value)
     assert "Put a jinja2 template into" in str(caught.value)
@@ -69,13 +87,13 @@ def test_without_any_the_error_says_what_was_tried_and_what_to_do(tmp_path: Path
 def test_a_malformed_entry_in_the_config_is_named(tmp_path: Path, templates: Any) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: chat_template must be"):
-        ChatTemplate.load(tmp_path)
+        load(tmp_path)
 
 
 def test_a_template_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ChatTemplateError, match=r"chat_template\.jinja is not UTF-8"):
-        ChatTemplate.load(tmp_path)
+        load(tmp_path)
 
 
 # How it renders
@@ -117,11 +135,6 @@ def test_special_tokens_and_variables_are_known_by_name() -> None:
         ("{{ tools is none }}{{ documents is none }}{{ nothing is defined }}", "TrueTrueFalse"),
         ("{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}", "a1"),
         ("{% for c in [1, [2]] recursive %}{{ c if c is number else loop(c) }}{% endfor %}", "12"),
-        (
-            "{% set n = namespace(s=1) %}{% for i in range(99) %}"
-            "{% set n.s = namespace(a=n.s, b=n.s) %}{% endfor %}{{ n.s }}",
-            "<namespace>",
-        ),
         ("{% set x %}a{{ 1 }}{% endset %}{{ x }}{% filter upper %}b{% endfilter %}", "a1B"),
     ],
 )
@@ -129,14 +142,18 @@ def test_what_templates_use_works(template: str, expected: str) -> None:
     assert render(template) == expected
 
 
-def test_a_long_conversation_is_well_within_the_allowance() -> None:
+def test_a_long_conversation_is_well_within_the_limits() -> None:
     messages = [{"role": "user", "content": "word " * 400}] * 1000
     assert len(render(CHATML, messages)) > 2_000_000
 
 
-def test_the_allowance_is_new_for_each_rendering() -> None:
-    template = ChatTemplate("{% for i in range(90000) %}{% endfor %}{{ messages[0].content }}")
-    assert [template.render(HELLO) for _ in range(8)] == ["hello"] * 8
+def test_every_rendering_has_its_own_time() -> None:
+    busy = "{% for i in range(99999) %}{% for j in range(9) %}{% endfor %}{% endfor %}"
+    assert [render(busy + "{{ messages[0].content }}") for _ in range(20)] == ["hello"] * 20
+
+
+def test_half_a_surrogate_pair_passes_through() -> None:
+    assert render("{{ messages[0].content }}", [{"role": "user", "content": "\ud83d"}]) == "\ud83d"
 
 
 # What goes wrong
@@ -158,15 +175,9 @@ def test_the_templates_own_refusal_is_passed_on() -> None:
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
-        ("{{ 'a'.expandtabs(10**10) }}", "unsafe"),
-        ("{{ {}.fromkeys('ab') }}", "unsafe"),
-        ("{{ (1).to_bytes(10**10, 'big') }}", "unsafe"),
-        ("{{ dict.update(messages[0], {'role': 'x'}) }}", "unsafe"),
-        ("{{ [1] | tojson(indent=10**9) }}", "indent must be"),
-        ("{{ [1] | tojson(separators=['x' * 99, 'y']) }}", "separators"),
-        ("{{ strftime_now('%1000000000Y') }}", "widths are not supported"),
         ("{{ '(' * 5000 }}" + "{{ " + "(" * 5000, "not a jinja2 template|cannot be compiled"),
-        ("x" * 2_000_000, "has 2,000,000 characters; the limit is"),
+        ("x" * 131_073, "has 131,073 characters; the limit is 131,072"),
+        ("{{ raise_exception('a\x1b[2J\nb\u202e') }}", r"messages: a\\x1b\[2J\\nb\\u202e$"),
     ],
 )
 def test_a_template_that_fails_says_so(template: str, message: str) -> None:
@@ -174,119 +185,106 @@ def test_a_template_that_fails_says_so(template: str, message: str) -> None:
         render(template)
 
 
-MEGABYTE = "{% set s = 'a' * 1000000 %}"
-RUNAWAYS = {
-    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
-    "{% endfor %}",
-    "loops over one list": "{% set l = [1] * 999 %}{% for i in l %}{% for j in l %}{% for k in l %}"
-    "{% endfor %}{% endfor %}{% endfor %}",
-    "a long text, often": "{% for i in range(99999) %}" + "long text " * 9999 + "{% endfor %}",
-    "a long text, often, in a set": "{% set x %}{% for i in range(99999) %}"
-    + "long text " * 9999
-    + "{% endfor %}{% endset %}",
-    "a long list, often": "{% set l = [1] * 99999 %}{% for i in range(9999) %}{{ l }}{% endfor %}",
-    "one long text, many ~": MEGABYTE + "{{ " + "s ~ " * 9999 + "s }}",
-    "a long format": MEGABYTE + "{{ ('%' ~ '9' * 9 ~ 'd') % 1 }}",
-    "in a set": "{% set x %}{% for i in range(99999) %}{% for i in range(999) %}aaaa{% endfor %}"
-    "{% endfor %}{% endset %}",
-    "recursive loop": "{% set l = [1] * 9999 %}{% for x in l recursive %}"
-    "{{ loop(l) if loop.depth < 9 }}{% endfor %}",
-    "macros": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}"
-    "{{ f(99) }}",
-    "filters": "{% for i in range(99999) %}{{ range(99999) | list | length }}{% endfor %}",
-    "lazy filters": "{{ range(99999) | map('string') | map('length') | list | length }}" * 99,
-    "comparisons": MEGABYTE + "{% for i in range(99999) %}{{ 'b' in s }}{% endfor %}",
-    "tests": MEGABYTE + "{% for i in range(99999) %}{{ s is eq s }}{% endfor %}",
-    "slices": MEGABYTE + "{% for i in range(99999) %}{% set t = s[1:] %}{% endfor %}",
-    "repetition": "{{ 'a' * 10**10 }}",
-    "repetition of a list": "{{ 10**10 * [1] }}",
-    "doubling by ~": "{% set n = namespace(s='a') %}{% for i in range(99) %}"
-    "{% set n.s = n.s ~ n.s %}{% endfor %}",
-    "doubling by +": "{% set n = namespace(s='a') %}{% for i in range(99) %}"
-    "{% set n.s = n.s + n.s %}{% endfor %}",
-    "lists of lists": "{% set n = namespace(s=[1]) %}{% for i in range(99) %}"
-    "{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
-    "tuples": "{% set n = namespace(s=(1,)) %}{% for i in range(99) %}"
-    "{% set n.s = (n.s, n.s) %}{% endfor %}",
-    "dicts": "{% set n = namespace(s={}) %}{% for i in range(99) %}"
-    "{% set n.s = {1: n.s, 2: n.s} %}{% endfor %}",
-    "powers": "{{ 10 ** 100000 % 7 }}",
-    "squares": "{% set n = namespace(s=7) %}{% for i in range(99) %}"
-    "{% set n.s = n.s * n.s %}{% endfor %}",
-    "ljust": "{{ 'a'.ljust(10**10) }}",
-    "zfill": "{{ 'a'.zfill(10**10) }}",
-    "percent": "{{ '%10000000000d' % 1 }}",
-    "percent precision": "{{ '%.999999999f' % 1 }}",
-    "percent, width as argument": "{{ '%*d' % (10**10, 1) }}",
-    "percent, one long value often": MEGABYTE + "{{ ('%(s)s' * 9999) % {'s': s} }}",
-    "format": "{{ '{:>9999999999}'.format(1) }}",
-    "format, width as argument": "{{ '{:>{}}'.format(1, 10**10) }}",
-    "format, one long value often": MEGABYTE + "{{ ('{0}' * 9999).format(s) }}",
-    "format_map": MEGABYTE + "{{ ('{s}' * 9999).format_map({'s': s}) }}",
-    "format filter": "{{ '%1000000000d' | format(1) }}",
-    "replace": MEGABYTE + "{{ s.replace('a', s) }}",
-    "replace filter": MEGABYTE + "{{ s | replace(new=s, old='a') }}",
-    "join": MEGABYTE + "{{ s.join(s) }}",
-    "join filter": MEGABYTE + "{{ range(99999) | join(s) }}",
-    "join filter, lazy": MEGABYTE + "{{ range(99999) | map('string') | join(d=s) }}",
-    "indent": "{{ ('\n' * 1000000) | indent(1000000) }}",
-}
-
-RENDER_ALL = """
-import json, resource, sys, time
-from mie.text.chat import ChatTemplate
-
-resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-outcomes = {}
-for name, template in json.load(sys.stdin).items():
-    began = time.process_time()
-    try:
-        outcome = ChatTemplate(template).render([{"role": "user", "content": "hello"}])[:80]
-    except Exception as error:
-        outcome = str(error)
-    outcomes[name] = outcome, time.process_time() - began
-json.dump(outcomes, sys.stdout)
-"""
+def test_what_is_not_json_is_refused() -> None:
+    for value in ({1, 2}, b"bytes", object()):
+        with pytest.raises(RequestError, match="must be JSON values: got a value of type"):
+            render("", variable=value)
+    with pytest.raises(RequestError, match="must be JSON values"):
+        render("", variable=10**5000)
+    with pytest.raises(RequestError, match=r"bytes of JSON; the limit is 8,388,608"):
+        render("", [{"role": "user", "content": "x" * (9 << 20)}])
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[str, tuple[str, float]]:
-    """What each runaway came to in a process of 1 GiB, and the seconds of processor it took."""
-    process = subprocess.run(
-        [sys.executable, "-c", RENDER_ALL],
-        input=json.dumps(RUNAWAYS),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=True,
+# What LLM.chat does with its parameters
+
+PARTS = (
+    "{% for m in messages %}{% for part in m['content'] %}<{{ part.text }}>{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (PARTS, "openai"),
+        ("{% for m in messages %}{% for p in m.content %}{{ p }}{% endfor %}{% endfor %}",
+         "openai"),
+        ("{% set c = messages[1:] %}{% for m in c %}{% for p in m.content | reverse %}"
+         "{% endfor %}{% endfor %}", "openai"),
+        ("{% for m in messages %}{% set c = m.content %}{% if c is string %}{{ c }}{% else %}"
+         "{% for p in c %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}", "openai"),
+        (CHATML, "string"),
+        ("{% for m in messages %}{% for c in m.tool_calls %}{{ c }}{% endfor %}{% endfor %}",
+         "string"),
+        ("{{ messages[0].content }}", "string"),
+        ("{% set messages = messages[1:] %}{% for m in messages %}{{ m.content }}{% endfor %}",
+         "string"),
+    ],
+)  # fmt: skip
+def test_the_content_format_is_found_in_the_template(template: str, expected: str) -> None:
+    assert ChatTemplate(template, renderer=RENDERER).content_format == expected
+
+
+def test_contents_are_what_the_template_is_written_for() -> None:
+    templates = ChatTemplates(TemplateFiles(Path("nowhere")))
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}]
+    texts = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": None}]
+    plain = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    assert templates.render(parts, chat_template=PARTS) == "<a><b>"
+    assert templates.render(texts, chat_template=PARTS) == "<ab>"
+    assert templates.render(parts, chat_template=plain) == "[a\nb]"
+    assert templates.render(texts, chat_template=plain) == "[ab][]"
+    assert templates.render(
+        parts, chat_template=plain, chat_template_content_format="openai"
+    ).startswith("[[{'type': 'text', 'text': 'a'}")
+    with pytest.raises(ConfigError, match=r"must be one of 'auto', .*got 'json'"):
+        templates.render(parts, chat_template=plain, chat_template_content_format="json")
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "expected"),
+    [  # as transformers 5.23 renders them
+        (CHATML, "I think", "<|im_start|>assistant\nI think"),
+        (CHATML, "I think ", "<|im_start|>assistant\nI think"),  # this template trims
+        ("{% for m in messages %}{{ m.content }};{% endfor %}", " so ", "hello; so "),
+        ("{% for m in messages %}{{ m.content }}!{% endfor %}{{ messages[1].content }}.", "x",
+         "hello!x!x"),
+        (PARTS, [{"type": "text", "text": "x"}], "<hello><x"),
+    ],
+)  # fmt: skip
+def test_a_final_message_can_be_continued(template: str, message: Any, expected: str) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": message}]
+    text = ChatTemplates(TemplateFiles(Path("nowhere"))).render(
+        messages,
+        chat_template=template,
+        continue_final_message=True,
+        add_generation_prompt=False,
     )
-    return {name: tuple(outcome) for name, outcome in json.loads(process.stdout).items()}
+    assert text.endswith(expected)
 
 
-@pytest.mark.parametrize("name", RUNAWAYS)
-def test_a_template_that_runs_away_is_stopped_soon_and_in_little_memory(
-    name: str, outcomes: dict[str, tuple[str, float]]
-) -> None:
-    outcome, seconds = outcomes[name]
-    assert "did not end: it was stopped at 20," in outcome
-    assert seconds < 10  # at most about 2 on a laptop
+def test_what_cannot_be_continued_is_refused() -> None:
+    with pytest.raises(RequestError, match="exclude each other"):
+        render(CHATML, continue_final_message=True, add_generation_prompt=True)
+    for template, message, reason in [
+        ("nothing", {"role": "user", "content": "x"}, "does not write the last message's text"),
+        (CHATML, {"role": "user", "content": None}, "has no text to continue"),
+        (CHATML, {"role": "user", "content": [{"type": "image"}]}, "has no text to continue"),
+    ]:
+        with pytest.raises(RequestError, match=reason):
+            render(template, [message], continue_final_message=True, add_generation_prompt=False)
 
 
-def test_it_is_stopped_off_the_main_thread_too() -> None:
-    template = ChatTemplate(f"{{% if endless %}}{RUNAWAYS['nested loops']}{{% endif %}}")
-    errors: list[str] = []
-
-    def run() -> None:
-        try:
-            template.render(HELLO, endless=True)
-        except ChatTemplateError as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert template.render(HELLO) == ""  # this thread's allowance is its own
-    thread.join()
-    assert len(errors) == 1
+def test_template_kwargs_reach_the_template_and_hide_no_parameter() -> None:
+    templates = ChatTemplates(TemplateFiles(Path("nowhere")))
+    kwargs = {"enable_thinking": False}
+    text = templates.render(
+        HELLO, chat_template="{{ enable_thinking }}", chat_template_kwargs=kwargs
+    )
+    assert text == "False"
+    with pytest.raises(ConfigError, match="tools is a parameter of its own"):
+        templates.render(HELLO, chat_template="", chat_template_kwargs={"tools": []})
+    with pytest.raises(ConfigError, match="must be a mapping of names"):
+        templates.render(HELLO, chat_template="", chat_template_kwargs=["x"])
 
 
 # Messages
@@ -294,14 +292,43 @@ def test_it_is_stopped_off_the_main_thread_too() -> None:
 
 def test_text_parts_are_joined_by_newlines() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert checked_messages([{"role": "user", "content": parts}]) == [
+    assert conversation([{"role": "user", "content": parts}]) == [
         {"role": "user", "content": "one\ntwo"}
     ]
 
 
+def test_tool_calls_get_their_arguments_as_objects() -> None:
+    def called(arguments: Any) -> Any:
+        calls = [{"id": "1", "function": {"name": "f", "arguments": arguments}}]
+        (message,) = conversation([{"role": "assistant", "tool_calls": calls, "content": None}])
+        assert calls[0]["function"]["arguments"] is arguments, "the caller's is untouched"
+        return message["tool_calls"][0]["function"]["arguments"]
+
+    assert called('{"x": [1]}') == called({"x": [1]}) == {"x": [1]}
+    assert called(None) == called("") == {}
+    with pytest.raises(RequestError, match=r"messages\[0\]\.tool_calls\[0\]: arguments is not"):
+        called("{x")
+    (message,) = conversation([{"role": "assistant", "tool_calls": [], "content": "x"}])
+    assert message == {"role": "assistant", "content": "x"}
+    with pytest.raises(RequestError, match=r"tool_calls\[0\] must be"):
+        conversation([{"role": "assistant", "tool_calls": ["f"], "content": None}])
+
+
+@pytest.mark.parametrize("content", [{"t": 3}, [{"t": 3}], 5, True, [1, 2]])
+def test_a_tool_may_return_any_value(content: Any) -> None:
+    assert conversation([{"role": "tool", "content": content}])[0]["content"] == content
+
+
+def test_a_tools_text_is_text_like_any_other() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert conversation([{"role": "tool", "content": parts}])[0]["content"] == "a\nb"
+    assert conversation([{"role": "tool", "content": None}])[0]["content"] == ""
+
+
 def test_other_keys_are_kept_and_the_callers_messages_untouched() -> None:
-    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-    (checked,) = checked_messages([message])
+    call = {"id": "1", "function": {"name": "f", "arguments": {}}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call], "name": "x"}
+    (checked,) = conversation([message])
     assert checked == message
     assert checked is not message
 
@@ -316,7 +343,7 @@ def test_other_keys_are_kept_and_the_callers_messages_untouched() -> None:
         (["hello"], r"messages\[0\] must be an object, got str"),
         ([{"content": "x"}], r"messages\[0\] must have a role"),
         ([*HELLO, {"role": "", "content": "x"}], r"messages\[1\] must have a role"),
-        ([{"role": "user"}], "content must be text or a list of text parts, got NoneType"),
+        ([{"role": "user"}], r"messages\[0\] has no content; it must be text or"),
         ([{"role": "user", "content": 5}], "got int"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "got 'image_url'"),
         ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "got 'text'"),
@@ -324,4 +351,4 @@ def test_other_keys_are_kept_and_the_callers_messages_untouched() -> None:
 )
 def test_malformed_messages_are_refused(messages: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        checked_messages(messages)
+        conversation(messages)

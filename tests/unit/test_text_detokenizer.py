@@ -97,6 +97,69 @@ def test_min_tokens_lets_a_stop_string_pass() -> None:
     assert stream.add(tokenizer.encode(" the sea")) == (" the sea", "sea")
 
 
+def test_a_stop_string_that_begins_inside_min_tokens_is_found() -> None:
+    tokenizer = KINDS["byte_level"]()
+    stream = TextStream(tokenizer, stop=["sea shore"])
+    assert stream.add(tokenizer.encode("the sea"), armed=False) == ("the ", None)
+    assert stream.add(tokenizer.encode(" shore.")) == ("", "sea shore")
+
+
+def test_bytes_held_back_inside_min_tokens_stop_nothing_later() -> None:
+    tokenizer = KINDS["llama2"]()
+    word = tokenizer.token_to_id("▁the")
+    stream = TextStream(tokenizer, [word], stop=["\n"])
+    assert stream.add([NEWLINE], armed=False) == ("", None)
+    assert stream.add([word]) == ("\n the", None)
+    assert stream.add([NEWLINE]) == ("", "\n")
+    stream = TextStream(tokenizer, [word], stop=["\n\n"])
+    assert stream.add([NEWLINE], armed=False) == ("", None)
+    assert stream.add([NEWLINE]) == ("", "\n\n")
+
+
+def test_a_prompts_newline_is_neither_text_nor_a_stop_string() -> None:
+    tokenizer = KINDS["llama2"]()
+    word = tokenizer.token_to_id("▁the")
+    stream = TextStream(tokenizer, [word, NEWLINE], stop=["\n"])
+    assert stream.add([word]) == (" the", None)
+    assert stream.add([NEWLINE]) == ("", "\n")
+
+
+def test_a_character_that_the_prompt_began_is_new_text() -> None:
+    tokenizer = KINDS["llama2"]()
+    stream = TextStream(tokenizer, [NEWLINE, 3 + 0xC3], stop=["é"])
+    assert stream.add([3 + 0xA9]) == ("", "é")
+    broken = Detokenizer(tokenizer, [3 + 0xC3])
+    assert broken.add([3 + 0x41]) == ""
+    assert broken.finish() == "\ufffd"  # of two, of which the first is the prompt's
+
+
+@pytest.mark.parametrize(("kind", "token"), [("no_decoder", "cat"), ("wordpiece", "the")])
+def test_spaces_between_special_tokens(kind: str, token: str) -> None:
+    backend = Backend.from_str(KINDS[kind]()._backend.to_str())
+    backend.add_special_tokens(["<x>", "<y>"])
+    tokenizer = wrap(backend)
+    word, x, y = (tokenizer.token_to_id(token) for token in (token, "<x>", "<y>"))
+    ids = [word, x, y, y, word, x]
+
+    def text(skip: bool = False, **setting: bool) -> str:
+        stream = TextStream(tokenizer, skip_special_tokens=skip, **setting)
+        return "".join(stream.add([token_id])[0] for token_id in ids) + stream.finish()[0]
+
+    assert text() == text(spaces_between_special_tokens=True) == tokenizer.decode(ids, False)
+    assert text(spaces_between_special_tokens=False) == f"{token} <x><y><y> {token} <x>"
+    assert text(skip=True, spaces_between_special_tokens=False) == f"{token} {token}"
+
+
+def test_choices_are_forks_of_one_stream() -> None:
+    for kind in KINDS:
+        tokenizer = KINDS[kind]()
+        ids = tokenizer.encode("a cat", add_special_tokens=False)
+        first = TextStream(tokenizer, ids)
+        second = first.fork()
+        texts = [first.add(ids)[0] + first.finish()[0], second.add(ids)[0] + second.finish()[0]]
+        assert texts == [tokenizer.decode([*ids, *ids])[len(tokenizer.decode(ids)) :]] * 2
+
+
 def test_finish_gives_what_a_stop_string_had_held_back() -> None:
     tokenizer = KINDS["byte_level"]()
     stream = TextStream(tokenizer, stop=["sea shore"])

@@ -56,8 +56,45 @@ def test_bad_stop_strings_are_refused() -> None:
         StopStrings("END")
 
 
-def test_what_passes_while_unarmed_begins_no_stop_string() -> None:
+def test_a_stop_string_may_begin_in_exempt_text() -> None:
     search = StopStrings(["ab"])
-    assert search.add("xa") == ("x", None)
-    assert search.add("a", armed=False) == ("aa", None)
-    assert search.add("b") == ("b", None)
+    assert search.add("xa", exempt=2) == ("x", None)
+    assert search.add("b") == ("", "ab")
+
+
+def test_a_stop_string_that_ends_in_exempt_text_is_text() -> None:
+    search = StopStrings(["ab", "abcd"])
+    assert search.add("xabc", exempt=4) == ("x", None)
+    assert search.add("e") == ("abce", None)
+    assert search.add("ab.ab", exempt=2) == ("ab.", "ab")
+
+
+def test_thousands_of_stop_strings_cost_no_more_for_a_character(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop = [f"{prefix}{number:05}" for number in range(5000) for prefix in "ab"]
+    search = StopStrings(stop)
+    looked_up: list[object] = []
+    automaton = search._automaton
+    assert automaton is not None
+    table = automaton._next
+
+    class Counted(dict):  # type: ignore[type-arg]
+        def get(self, key: object, default: object = None) -> object:
+            looked_up.append(key)
+            return dict.get(self, key, default)
+
+    monkeypatch.setattr(automaton, "_next", Counted(table))
+    text = "a0a00b000a0000b00x" * 100
+    assert search.add(text) == (text, None)
+    assert len(looked_up) <= 2 * len(text)
+    assert search.add("x b04999")[1] == "b04999"
+
+
+def test_forks_share_what_was_built_and_go_their_own_ways() -> None:
+    search = StopStrings(["abc"])
+    search.add("a")
+    fork = search.fork()
+    assert fork._automaton is search._automaton
+    assert search.add("bc") == ("", "abc")
+    assert fork.add("bx") == ("abx", None)

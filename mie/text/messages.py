@@ -1,0 +1,134 @@
+"""What a caller may pass as chat messages, and what templates get."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from mie.errors import RequestError
+
+Message: TypeAlias = Mapping[str, Any]
+"""``{"role": "user", "content": "Hello"}``."""
+
+_OF_PEOPLE = ("system", "developer", "user", "assistant")  # others are tools, with any content
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+
+
+def conversation(messages: Sequence[Message], content_format: str = "string") -> list[Any]:
+    """``messages`` as a template expects them.
+
+    With ``content_format`` "string" a content is text, and text parts are joined by newlines. With
+    "openai" it is a list of ``{"type": "text", "text": …}``. A content of None is an empty text,
+    but for an assistant's message with tool calls, which keeps it. What a tool returns may be any
+    JSON value. Arguments of tool calls that are JSON text become objects.
+
+    Raises:
+        RequestError: there are no messages, one lacks its role, its content is not text, or the
+            arguments of a tool call are not JSON.
+    """
+    checked = checked_messages(messages)
+    return [
+        _converted(message, f"messages[{i}]", content_format) for i, message in enumerate(checked)
+    ]
+
+
+def is_batch(messages: object) -> bool:
+    """Whether ``messages`` are several conversations, or none, instead of one."""
+    return _is_list(messages) and (not messages or _is_list(messages[0]))  # type: ignore[index]
+
+
+def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """``messages`` as plain dicts, each with a role.
+
+    Raises:
+        RequestError: they are no list, there are none, or one lacks its role.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise RequestError(
+            'messages must be a list of {"role": …, "content": …} objects,'
+            f" got {type(messages).__name__}"
+        )
+    if not messages:
+        raise RequestError("messages is empty; give at least one message")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(f"messages[{index}] must be an object, got {type(message).__name__}")
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise RequestError(f"messages[{index}] must have a role such as 'user', got {role!r}")
+    return [dict(message) for message in messages]
+
+
+def _converted(message: dict[str, Any], where: str, content_format: str) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if message["role"] == "assistant" and isinstance(calls, Sequence):
+        message["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
+        ]
+        if not calls:  # templates that ask only whether the key is there
+            del message["tool_calls"]
+    if message.get("content") is None and message.get("tool_calls"):
+        return message
+    if "content" not in message:
+        raise RequestError(f"{where} has no content; it must be text or a list of text parts")
+    content = message["content"]
+    if message["role"] not in _OF_PEOPLE and not _is_text(content):
+        return message
+    return {**message, "content": _content(content, where, content_format)}
+
+
+def _is_text(content: Any) -> bool:
+    """Whether it is text, None, or a list of parts that say that they are text."""
+    if content is None or isinstance(content, str):
+        return True
+    return _is_list(content) and all(
+        isinstance(part, str) or (isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS)
+        for part in content
+    )
+
+
+def _content(content: Any, where: str, content_format: str) -> str | list[dict[str, str]]:
+    if content is None:
+        content = []
+    if not isinstance(content, str) and not _is_list(content):
+        raise RequestError(
+            f"{where}: content must be text or a list of text parts, got {type(content).__name__}"
+        )
+    texts = [content] if isinstance(content, str) else [_part(part, where) for part in content]
+    if content_format == "openai":
+        return [{"type": "text", "text": text} for text in texts]
+    return "\n".join(texts)
+
+
+def _part(part: Any, where: str) -> str:
+    text = part
+    if isinstance(part, Mapping) and isinstance(part.get("type"), str):
+        text = part.get(_TEXT_PARTS.get(part["type"], ""))
+    if isinstance(text, str):
+        return text
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise RequestError(f"{where}: only parts of type 'text' are supported, got {kind!r}")
+
+
+def _call(call: Any, where: str) -> Any:
+    """A tool call whose arguments are an object, as templates expect them."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise RequestError(f'{where} must be {{"function": {{"name": …, "arguments": …}}}}')
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{where}: arguments is not valid JSON: {error}") from error
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

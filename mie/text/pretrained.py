@@ -1,0 +1,309 @@
+"""A tokenizer as users of transformers know it: names, defaults and meanings are transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, overload
+
+from mie.errors import ConfigError, RequestError
+from mie.text.chat import ChatTemplates
+from mie.text.messages import Message, checked_messages, is_batch
+from mie.text.template_files import TemplateFiles
+from mie.text.tokenizer import Tokenizer, library_errors
+
+_NO_EFFECT: Mapping[str, tuple[Any, ...]] = {
+    "padding": (False, None, "do_not_pad"),
+    "truncation": (False, None, "do_not_truncate"),
+    "max_length": (None,),
+    "return_tensors": (None,),
+    "text_pair": (None,),
+    "return_attention_mask": (True, None),
+    "return_token_type_ids": (False, None),
+    "return_assistant_tokens_mask": (False,),
+    "tokenizer_kwargs": (None, {}),
+    "clean_up_tokenization_spaces": (False, None),
+}
+
+
+class BatchEncoding(dict[str, Any]):
+    """Ids and mask of one text or of several; keys are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"BatchEncoding has no {name!r}; it has {[*self]}") from None
+
+
+class PretrainedTokenizer:
+    """What `LLM.get_tokenizer` returns.
+
+    It has what programs use of transformers' fast tokenizers, and refuses parameters that it would
+    have to ignore. `tokenizer` is mie's own, which it wraps.
+    """
+
+    is_fast = True
+
+    def __init__(self, tokenizer: Tokenizer, files: TemplateFiles, name_or_path: str = "") -> None:
+        self.tokenizer = tokenizer
+        self.name_or_path = name_or_path
+        self._files = files
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(name_or_path={self.name_or_path!r},"
+            f" vocab_size={self.vocab_size}, special_tokens={self.special_tokens_map})"
+        )
+
+    # Text to ids and back
+
+    def __call__(
+        self, text: str | Sequence[str], add_special_tokens: bool = True, **options: Any
+    ) -> BatchEncoding:
+        """``input_ids`` and ``attention_mask`` of a text, or lists of them for several texts."""
+        _refuse("__call__", options)
+        if isinstance(text, str):
+            return _encoding(self.encode(text, add_special_tokens))
+        if not isinstance(text, Sequence):
+            raise RequestError(f"text must be a string or a list of strings, got {text!r}")
+        each = [_encoding(self.encode(one, add_special_tokens)) for one in text]
+        return BatchEncoding(
+            {key: [one[key] for one in each] for key in ("input_ids", "attention_mask")}
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
+        """The token ids of ``text``."""
+        _refuse("encode", options)
+        return self.tokenizer.encode(text, add_special_tokens)
+
+    @overload
+    def decode(
+        self, token_ids: int | Sequence[int], skip_special_tokens: bool = ..., **options: Any
+    ) -> str: ...
+
+    @overload
+    def decode(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        skip_special_tokens: bool = ...,
+        **options: Any,
+    ) -> list[str]: ...
+
+    def decode(
+        self,
+        token_ids: int | Sequence[int] | Sequence[Sequence[int]],
+        skip_special_tokens: bool = False,
+        **options: Any,
+    ) -> str | list[str]:
+        """The text of token ids, special tokens included; a list of texts for a list of lists."""
+        _refuse("decode", options)
+        ids = _as_list(token_ids)
+        if ids and not _is_id(ids[0]):
+            return [self.tokenizer.decode(_as_list(each), skip_special_tokens) for each in ids]
+        return self.tokenizer.decode(ids, skip_special_tokens)
+
+    def batch_decode(
+        self,
+        sequences: Sequence[Sequence[int]],
+        skip_special_tokens: bool = False,
+        **options: Any,
+    ) -> list[str]:
+        """The texts of several lists of token ids."""
+        return [self.decode(each, skip_special_tokens, **options) for each in _as_list(sequences)]
+
+    def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
+        """The tokens of ``text`` in the vocabulary's own spelling."""
+        return [str(self._token(each)) for each in self.encode(text, add_special_tokens)]
+
+    def convert_ids_to_tokens(
+        self, ids: int | Sequence[int], skip_special_tokens: bool = False
+    ) -> Any:
+        """The vocabulary's own spelling of an id (None if it has none), or of each in a list."""
+        if _is_id(ids):
+            return self._token(ids)
+        skipped = self.tokenizer.special_ids if skip_special_tokens else frozenset()
+        return [self._token(each) for each in _as_list(ids) if each not in skipped]
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        """The id of a token (that of ``unk_token``, or None, if it has none), or of each."""
+        if isinstance(tokens, str):
+            token_id = self.tokenizer.token_to_id(tokens)
+            return self.unk_token_id if token_id is None else token_id
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
+        """The text of tokens in the vocabulary's own spelling."""
+        return self.tokenizer.join(list(tokens))
+
+    # The vocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens without added ones."""
+        return self.tokenizer.num_tokens(with_added_tokens=False)
+
+    def __len__(self) -> int:
+        """The number of tokens, added ones included."""
+        return self.tokenizer.num_tokens(with_added_tokens=True)
+
+    def get_vocab(self) -> dict[str, int]:
+        """The id of every token."""
+        return self.tokenizer.vocabulary()
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """The id of every added token."""
+        return {text: token_id for token_id, text in self.tokenizer.added_tokens.items()}
+
+    # Special tokens
+
+    @cached_property
+    def special_tokens_map(self) -> dict[str, str]:
+        """``{"eos_token": "</s>", …}``."""
+        return self.tokenizer.special_tokens
+
+    @cached_property
+    def all_special_tokens(self) -> list[str]:
+        """The text of every special token that the configuration names."""
+        named = [*self.special_tokens_map.values(), *self.tokenizer.config.more_special_tokens]
+        return list(dict.fromkeys(named))
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """The ids of `all_special_tokens`."""
+        return [self.convert_tokens_to_ids(token) for token in self.all_special_tokens]
+
+    @property
+    def bos_token(self) -> str | None:
+        """The token that begins a text."""
+        return self.special_tokens_map.get("bos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id of `bos_token`."""
+        return self.tokenizer.bos_token_id
+
+    @property
+    def eos_token(self) -> str | None:
+        """The token that ends a text."""
+        return self.special_tokens_map.get("eos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of `eos_token`."""
+        return self.tokenizer.eos_token_id
+
+    @property
+    def pad_token(self) -> str | None:
+        """The token that fills batches up elsewhere; mie has no use for it."""
+        return self.special_tokens_map.get("pad_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The id of `pad_token`."""
+        return self._id_of(self.pad_token)
+
+    @property
+    def unk_token(self) -> str | None:
+        """The token for what the vocabulary cannot spell."""
+        return self.special_tokens_map.get("unk_token")
+
+    @property
+    def unk_token_id(self) -> int | None:
+        """The id of `unk_token`."""
+        return self._id_of(self.unk_token)
+
+    # Chat
+
+    @cached_property
+    def chat_templates(self) -> ChatTemplates:
+        """The model's chat templates, as `LLM.chat` uses them."""
+        return ChatTemplates(self._files)
+
+    @cached_property
+    def chat_template(self) -> str | dict[str, str] | None:
+        """The text of the chat template, those of several by name, or None."""
+        templates = {name: self._files.read(name)[0] for name in self._files.names}
+        if not templates:
+            return None
+        return templates["default"] if [*templates] == ["default"] else templates
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Message] | Sequence[Sequence[Message]],
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        return_dict: bool = True,
+        **options: Any,
+    ) -> Any:
+        """The conversation, or each of several, as the chat template writes it.
+
+        With ``tokenize`` a mapping with ``input_ids`` and ``attention_mask``, or a list of ids if
+        ``return_dict`` is false; without it the text. Other names are variables of the template.
+        Messages go to the template as they are, but for keys that are None.
+        """
+        settings = {name: options.pop(name) for name in [*options] if name in _NO_EFFECT}
+        _refuse("apply_chat_template", settings)
+        template = self.chat_templates.choose(chat_template, tools)
+
+        def text_of(messages: Any) -> str:
+            return template.render(
+                [_without_none(message) for message in checked_messages(messages)],
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                documents=documents,
+                **options,
+            )
+
+        if not conversation or not is_batch(conversation):
+            return self._as_asked(text_of(conversation), tokenize, return_dict)
+        texts = [text_of(each) for each in conversation]
+        return self._as_asked(texts, tokenize, return_dict)
+
+    def _as_asked(self, text: str | list[str], tokenize: bool, return_dict: bool) -> Any:
+        if not tokenize:
+            return text
+        encoding = self(text, add_special_tokens=False)
+        return encoding if return_dict else encoding["input_ids"]
+
+    def _token(self, token_id: Any) -> str | None:
+        with library_errors(RequestError, f"{token_id!r} is no token id"):
+            return self.tokenizer.id_to_token(int(token_id))
+
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self.tokenizer.token_to_id(token)
+
+
+def _encoding(token_ids: list[int]) -> BatchEncoding:
+    return BatchEncoding({"input_ids": token_ids, "attention_mask": [1] * len(token_ids)})
+
+
+def _without_none(message: Message) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def _is_id(value: Any) -> bool:
+    return hasattr(value, "__index__")
+
+
+def _as_list(values: Any) -> list[Any]:
+    """``values`` as a list: one id, a sequence, or an array."""
+    if _is_id(values) and not hasattr(values, "__len__"):
+        return [int(values)]
+    return list(values.tolist() if hasattr(values, "tolist") else values)
+
+
+def _refuse(method: str, options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for an option that would change something."""
+    for name, value in options.items():
+        if name not in _NO_EFFECT:
+            raise ConfigError(f"{method} has no parameter {name!r}")
+        if value not in _NO_EFFECT[name]:
+            raise ConfigError(
+                f"{method}: {name}={value!r} is not supported; leave it at {_NO_EFFECT[name][0]!r}"
+            )

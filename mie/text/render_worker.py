@@ -1,0 +1,224 @@
+"""The program that renders chat templates: started by `mie.text.renderer`, in a process of its own.
+
+    python -I -S render_worker.py CPU_SECONDS MEMORY_BYTES DIRECTORY…
+
+It imports jinja2 from the directories and nothing of mie. Requests come and replies go as JSON
+objects through the socket that is its standard input, each after its length in 8 bytes. It ends
+when the socket closes. The kernel kills it with SIGPROF when one request takes more CPU time than
+allowed, and it ends with `OUT_OF_MEMORY` when the memory limit stops it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
+    from jinja2.parser import Parser
+
+OUT_OF_MEMORY = 77
+_SOCKET = 0
+_CACHED_TEMPLATES = 4
+_LONGEST_MESSAGE = 2000  # characters of an error
+_LONGEST_TEXT = 1 << 23  # characters of a rendered prompt
+_SPARE_MEMORY = 1 << 25  # bytes a worker may keep after a request; one that keeps more is replaced
+
+
+def main() -> None:
+    """Answer requests until the socket closes."""
+    seconds, memory, *directories = sys.argv[1:]
+    sys.path += directories
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
+    renderer = Renderer()
+    idle = _address_space()
+    _set_limits(idle + int(memory))
+    while (header := _read(8)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, float(seconds))
+        try:
+            reply = renderer.answer(_read(int.from_bytes(header, "big")) or b"")
+            reply["is_last"] = _address_space() > idle + _SPARE_MEMORY
+            data = json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(len(data).to_bytes(8, "big") + data)
+
+
+class Renderer:
+    """Compiles and renders templates in jinja2's sandbox, with Hugging Face's settings."""
+
+    def __init__(self) -> None:
+        from jinja2 import TemplateError, TemplateSyntaxError, nodes
+        from jinja2.ext import Extension, LoopControlExtension
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        class GenerationTag(Extension):
+            """``{% generation %}``, which marks an assistant's words in training: its body."""
+
+            tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
+
+            def parse(self, parser: Parser) -> nodes.Node:
+                line = next(parser.stream).lineno
+                body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+                return nodes.Scope(body, lineno=line)
+
+        def raise_exception(message: object) -> None:
+            raise TemplateError(str(message))
+
+        self._template_error = TemplateError
+        self._syntax_error = TemplateSyntaxError
+        self._sandbox = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, GenerationTag]
+        )
+        self._sandbox.filters["tojson"] = _to_json
+        self._sandbox.globals |= {"raise_exception": raise_exception, "strftime_now": _now}
+        self._templates: dict[str, Any] = {}
+
+    def answer(self, request: bytes) -> dict[str, Any]:
+        """The reply to a request: ``text``, a content ``format``, or an ``error``."""
+        values = json.loads(request.decode("utf-8", "surrogatepass"))
+        source = values["source"]
+        try:
+            if "variables" not in values:
+                return {"format": self._content_format(source)}
+            template = self._compiled(source)
+        except MemoryError:
+            raise
+        except self._syntax_error as error:
+            return _failure("syntax", error.message or "", line=error.lineno)
+        except Exception as error:  # a template can fail in every way that Python can
+            return _failure("compile", f"{type(error).__name__}: {error}")
+        try:
+            text = template.render(values["variables"])
+        except MemoryError:
+            raise
+        except self._template_error as error:
+            return _failure("refused", str(error))
+        except Exception as error:
+            return _failure("failed", f"{type(error).__name__}: {error}")
+        if len(text) > _LONGEST_TEXT:
+            return _failure("long", f"{len(text):,} characters; the limit is {_LONGEST_TEXT:,}")
+        return {"text": text}
+
+    def _compiled(self, source: str) -> Any:
+        template = self._templates.pop(source, None) or self._sandbox.from_string(source)
+        self._templates[source] = template
+        if len(self._templates) > _CACHED_TEMPLATES:
+            del self._templates[next(iter(self._templates))]
+        return template
+
+    def _content_format(self, source: str) -> str:
+        """The format of contents that the template is written for: "openai" or "string"."""
+        tree = self._sandbox.parse(source)
+        messages = _loop_targets(tree, _names_for(tree, "messages", ""))
+        for message in messages:
+            if _loop_targets(tree, _names_for(tree, message, "content")):
+                return "openai"
+        return "string"
+
+
+def _names_for(tree: nodes.Template, name: str, key: str) -> list[tuple[str, str]]:
+    """What stands for ``name`` (or ``name.key``): itself and the variables it is assigned to."""
+    from jinja2.nodes import Assign, Name
+
+    found = [(name, key)]
+    for each in found:
+        for assignment in tree.find_all(Assign):
+            target = assignment.target
+            if isinstance(target, Name) and _is_access(assignment.node, each):
+                found += [(target.name, "")] if (target.name, "") not in found else []
+    return found
+
+
+def _loop_targets(tree: nodes.Template, names: list[tuple[str, str]]) -> list[str]:
+    """The loop variables of the loops over any of ``names``."""
+    from jinja2.nodes import For, Name
+
+    return [
+        loop.target.name
+        for loop in tree.find_all(For)
+        if isinstance(loop.target, Name) and any(_is_access(loop.iter, name) for name in names)
+    ]
+
+
+def _is_access(node: nodes.Node, name: tuple[str, str]) -> bool:
+    """Whether ``node`` is the variable or its key, filtered, tested or sliced or not."""
+    from jinja2.nodes import Const, Filter, Getattr, Getitem, Name, Slice, Test
+
+    variable, key = name
+    while isinstance(node, Filter | Test) or (
+        isinstance(node, Getitem) and isinstance(node.arg, Slice)
+    ):
+        if node.node is None:
+            return False
+        node = node.node
+    if key and isinstance(node, Getattr):
+        is_key = node.attr == key
+        node = node.node
+    elif key and isinstance(node, Getitem):
+        is_key = isinstance(node.arg, Const) and node.arg.value == key
+        node = node.node
+    else:
+        is_key = not key
+    return is_key and isinstance(node, Name) and node.name == variable
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as Hugging Face's templates write it: no HTML escapes."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _failure(kind: str, message: str, **more: Any) -> dict[str, Any]:
+    return {"error": kind, "message": message[:_LONGEST_MESSAGE], **more}
+
+
+def _set_limits(memory: int) -> None:
+    """Bound the memory, and allow no files, no processes and no core dumps."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
+        resource.setrlimit(limit, (0, 0))
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _read(count: int) -> bytes | None:
+    """The next ``count`` bytes, or None when the socket is closed."""
+    data = bytearray()
+    while len(data) < count:
+        more = os.read(_SOCKET, min(count - len(data), 1 << 20))
+        if not more:
+            return None
+        data += more
+    return bytes(data)
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(_SOCKET, view) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""What a ``tokenizer.json`` may ask for: limits that keep a prompt's cost in proportion to it.
+
+A tokenizer is a small program: its normalizer may double a text 32 times, its patterns may
+backtrack for hours. The library runs it in this process and without limits, on the text of added
+tokens even while it loads. So the parts that can grow a text or take long are read here first.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from mie.errors import TokenizerError
+from mie.text.printable import printable
+
+LARGEST_PART = 2 << 20  # characters of one part of the file, the model and added tokens aside
+MOST_STEPS = 64  # of one part
+MOST_GROWTH = 64  # how much longer steps together may make a text; the most in use is about 36
+MOST_ADDED = 1024  # characters or tokens that are added once to a text
+MOST_WORD_CHARACTERS = 1000  # of a WordPiece word; its cost grows with the third power
+
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+
+
+def checked_tokenizer(text: str, path: str) -> str:
+    """The ``tokenizer.json`` in ``text``, as the library may load it.
+
+    Raises:
+        TokenizerError: it asks for too much, or is not JSON. What else is no tokenizer is left to
+            the library to refuse.
+    """
+    try:
+        parts = _parts(text)
+        for name, part in parts.items():
+            _check(len(part) <= LARGEST_PART, f"{name} has {len(part)} characters",
+                   LARGEST_PART, path)  # fmt: skip
+        steps = {name: [*_steps(json.loads(part))] for name, part in parts.items()}
+        for name, found in steps.items():
+            _check(len(found) <= MOST_STEPS, f"{name} has {len(found)} steps", MOST_STEPS, path)
+        _check_growth(steps["normalizer"] + steps["pre_tokenizer"], path)
+        _check_growth(steps["decoder"], path)
+        for step in steps["normalizer"] + steps["pre_tokenizer"] + steps["decoder"]:
+            _check_pattern(step, path)
+        _check_templates(steps["post_processor"], path)
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise TokenizerError(f"{path} is not a tokenizer: {printable(str(error))}") from error
+    # The last of two parts of one name counts, so nothing hides behind another spelling of it.
+    checked = ", ".join(f'"{name}": {part}' for name, part in parts.items())
+    return f"{text.rstrip()[:-1]}, {checked}}}"
+
+
+def check_model(model: Any, path: str) -> None:
+    """Raise TokenizerError if the library's ``model`` may take too long for a long word."""
+    most = getattr(model, "max_input_chars_per_word", 0)
+    _check(most <= MOST_WORD_CHARACTERS, f"max_input_chars_per_word is {most}",
+           MOST_WORD_CHARACTERS, path)  # fmt: skip
+
+
+def _check(is_fine: bool, what: str, limit: int, path: str) -> None:
+    if not is_fine:
+        raise TokenizerError(f"{path}: {what}; the limit is {limit}")
+
+
+# Reading only the small parts of a large file
+
+
+_TO_BRACKET = re.compile(
+    r'[^"{}\[\]]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"{}\[\]]*){0,1000}([{}\[\]])?', re.DOTALL
+)
+_PART_VALUE = re.compile(r"[ \t\r\n]*:[ \t\r\n]*[^ \t\r\n\d-]")
+_MOST_BRACKETS = 2_000_000
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def _parts(text: str) -> dict[str, str]:
+    """The parts of the file as they are written, "null" for those that are not there.
+
+    The model is many megabytes, so what follows it is looked for only if there may be something.
+    """
+    parts = {}
+    for key, start, end in _members(text):
+        if key in parts:
+            raise ValueError(f"{key!r} is there twice")
+        if key in _PARTS:
+            parts[key] = text[start:end]
+    return {name: parts.get(name, "null") for name in _PARTS}
+
+
+def _parts_follow(text: str, start: int) -> bool:
+    """Whether something after ``start`` looks like one of the parts."""
+    for name in _PARTS:
+        place = text.find(f'"{name}"', start)
+        while place >= 0:  # tokens may have these names too, but have numbers
+            if _PART_VALUE.match(text, place + len(name) + 2):
+                return True
+            place = text.find(f'"{name}"', place + 1)
+    return False
+
+
+def _members(text: str) -> Iterator[tuple[str, int, int]]:
+    """The keys of the object in ``text``, and where their values begin and end."""
+    decoder = json.JSONDecoder()
+    place = _expect(text, 0, "{")
+    if text[place] == "}":
+        return
+    while True:
+        if text[place] != '"':
+            raise ValueError(f"expected a name at character {place}")
+        key, place = decoder.raw_decode(text, place)
+        place = _expect(text, place, ":")
+        if key == "model" and not _parts_follow(text, place):
+            return
+        end = _end_of_value(text, place)
+        yield key, place, end
+        place = _SPACE.match(text, end).end()  # type: ignore[union-attr]  # it matches everywhere
+        if text[place] == "}":
+            return
+        place = _expect(text, place, ",")
+
+
+def _expect(text: str, place: int, character: str) -> int:
+    """The place after ``character`` and the space around it."""
+    place = _SPACE.match(text, place).end()  # type: ignore[union-attr]  # it matches everywhere
+    if text[place] != character:
+        raise ValueError(f"expected {character!r} at character {place}")
+    return _SPACE.match(text, place + 1).end()  # type: ignore[union-attr]
+
+
+def _end_of_value(text: str, start: int) -> int:
+    if text[start] not in "{[":
+        return json.JSONDecoder().raw_decode(text, start)[1]
+    depth, place = 0, start
+    for _ in range(_MOST_BRACKETS):
+        found = _TO_BRACKET.match(text, place)
+        if found is None or found.end() == place:
+            raise ValueError("a bracket is not closed")
+        place = found.end()
+        if found[1]:
+            depth += 1 if found[1] in "{[" else -1
+            if depth == 0:
+                return place
+    raise ValueError(f"more than {_MOST_BRACKETS} brackets")
+
+
+def _steps(part: Any) -> Iterator[dict[str, Any]]:
+    """The steps of a part, those of inner sequences too."""
+    if not isinstance(part, dict):
+        return
+    if part.get("type") != "Sequence":
+        yield part
+        return
+    for name in ("normalizers", "pretokenizers", "processors", "decoders"):
+        for inner in part.get(name) or []:
+            yield from _steps(inner)
+
+
+# Growth
+
+
+def _check_growth(steps: list[dict[str, Any]], path: str) -> None:
+    growth = 1.0
+    added = 0
+    for step in steps:
+        growth *= _growth(step)
+        added += len(step.get("prepend") or "")
+        what = f"{step.get('type')} and the steps before it may make a text {growth:.0f} times"
+        _check(growth <= MOST_GROWTH, f"{what} as long", MOST_GROWTH, path)
+    _check(added <= MOST_ADDED, f"Prepend adds {added} characters", MOST_ADDED, path)
+
+
+def _growth(step: dict[str, Any]) -> float:
+    """How many times as long a step may make a text.
+
+    Unicode's own forms are left out: they are the same after a second time, and 18 times at most.
+    """
+    kind = step.get("type")
+    if kind == "Replace":
+        old = step["pattern"].get("String")
+        new = len(step["content"])
+        return max(1, new / len(old)) if old else new + 1
+    if kind == "ByteLevel":
+        return 4
+    if kind == "BertNormalizer":
+        return 3
+    if kind == "Precompiled":
+        return _charsmap_growth(step.get("precompiled_charsmap") or "")
+    return 1
+
+
+def _charsmap_growth(charsmap: str) -> int:
+    """The length of the longest text that a SentencePiece table has for a character.
+
+    The table is its trie's size in four bytes, the trie, and texts that end with a zero byte.
+    """
+    data = base64.b64decode(charsmap)
+    texts = data[4 + int.from_bytes(data[:4], "little") :]
+    return max(1, *(len(text.decode("utf-8", "replace")) for text in texts.split(b"\0")), 1)
+
+
+def _check_templates(steps: list[dict[str, Any]], path: str) -> None:
+    """A template may write the text once, and a few special tokens around it."""
+    for step in steps:
+        if step.get("type") != "TemplateProcessing":
+            continue
+        pieces = step["single"]
+        tokens = step["special_tokens"]
+        copies = sum("Sequence" in piece for piece in pieces)
+        _check(copies <= 1, f"post_processor repeats the text {copies} times", 1, path)
+        names = [piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece]
+        added = sum(len(tokens[name]["ids"]) for name in names)
+        _check(added <= MOST_ADDED, f"post_processor adds {added} tokens", MOST_ADDED, path)
+
+
+# Patterns
+
+
+_PATTERN_TOKEN = re.compile(
+    r"(?P<skip>\\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\])"
+    r"|(?P<open>\((?:\?(?:>|[=!:]|<[=!]|<\w+>|[a-z]*-?[a-z]*:|[a-z-]+\)|\#))?)"
+    r"|(?P<close>\))"
+    r"|(?P<many>[+*]|\{\d*,\})(?P<how>[+?]?)",
+    re.DOTALL,
+)
+
+
+def _check_pattern(step: dict[str, Any], path: str) -> None:
+    pattern = step.get("pattern")
+    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+    if isinstance(regex, str) and _repeats_a_repetition(regex):
+        raise TokenizerError(
+            f"{path}: {step.get('type')} repeats a group that has a repetition in it, which may"
+            f" take for ever: {printable(regex)[:200]}"
+        )
+
+
+def _repeats_a_repetition(regex: str) -> bool:
+    """Whether there is something like ``(a+)+``, whose matches can be divided in many ways."""
+    inside = [False]  # for every open group, whether it has a repetition
+    closed = False  # whether the group that was closed just now has one
+    end = -1
+    for found in _PATTERN_TOKEN.finditer(regex):
+        if found["open"]:
+            if not found["open"].endswith(")"):  # (?i) is no group
+                inside.append(False)
+        elif found["close"]:
+            has_one = inside.pop() if len(inside) > 1 else False
+            closed, end = has_one, found.end()
+            inside[-1] = inside[-1] or has_one
+        elif found["many"]:
+            if closed and found.start() == end and found["how"] != "+":
+                return True
+            inside[-1] = True
+    return False

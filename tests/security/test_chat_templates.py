@@ -1,0 +1,378 @@
+"""Hostile chat templates are refused by name, at the cost of a second and 200 MB at most.
+
+And the worker that renders them serves threads and forks, and outlives nobody.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from text_cases import HELLO, check_cost, check_refused, measured
+
+from mie.errors import ChatTemplateError
+from mie.text import renderer
+from mie.text.chat import ChatTemplate
+from mie.text.renderer import TemplateRenderer
+
+MEGABYTE = "{% set s = 'a' * 1000000 %}"
+NAMESPACES = "{% set ns = namespace(x='a' * 1000000) %}"
+RUNAWAYS = {
+    "rfind": "{{ ('a'*2000000).rfind('ab'+'a'*1000000) }}",
+    "rsplit": "{{ ('a'*2000000).rsplit('ab'+'a'*1000000) }}",
+    "rpartition": "{{ ('a'*2000000).rpartition('ab'+'a'*1000000) }}",
+    "rindex": "{{ ('a'*2000000).rindex('ab'+'a'*1000000) }}",
+    "strip": "{{ ('ā'*1000000).strip('ȁ'*1000000+'ā') }}",
+    "unique": NAMESPACES + "{{ ([ns]*50000)|unique(attribute='x')|list }}",
+    "indent": "{{ ('a\r\n'*3000)|indent(700000) }}",
+    "map with a default": "{{ ([{}]*3000)|map(attribute='x', default='a'*1000000)|join }}",
+    "join of attributes": NAMESPACES + "{{ ([ns]*2000)|join(attribute='x') }}",
+    "sort by attributes": "{% set ns = namespace(x=('a' * 1000000)) %}"
+    "{{ ([ns]*90000)|sort(attribute='x') }}",
+    "groupby": NAMESPACES + "{{ ([ns]*90000)|groupby(attribute='x') }}",
+    "format with a nested key": "{{ '%(a(b))1000000000d'|format(**{'a(b)': 1}) }}",
+    "a macro's long name": "{% macro " + "m" * 60_000 + "() %}{% endmacro %}"
+    "{% for i in range(9000) %}{{ " + "m" * 60_000 + " }}{% endfor %}",
+    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+    "{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}"
+    "{{ f(99) }}",
+    "repetition": "{{ 'a' * 10**10 }}",
+    "repetition of a list": "{{ (10**10 * [messages[0].role]) | length }}",
+    "doubling": "{% set n = namespace(s='a') %}{% for i in range(99) %}"
+    "{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "lists of lists": "{% set n = namespace(s=[1]) %}{% for i in range(99) %}"
+    "{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
+    "namespaces of namespaces": "{% set n = namespace(s=1) %}{% for i in range(99) %}"
+    "{% set n.s = namespace(a=n.s, b=n.s) %}{% endfor %}{{ n.s }}",
+    "a power while compiling": "{{ 9 ** 99999999 % 7 }}",
+    "a power while rendering": "{% set n = messages|length + 8 %}{{ n ** 99999999 % 7 }}",
+    "ljust": "{{ 'a'.ljust(10**10) }}",
+    "expandtabs": "{{ ('\t' * 1000).expandtabs(10**9) }}",
+    "to_bytes": "{{ (1).to_bytes(10**10, 'big') }}",
+    "percent, width as argument": "{{ '%*d' % (10**9, 1) }}",
+    "format, width as argument": "{{ '{:>{}}'.format(1, 10**10) }}",
+    "replace": MEGABYTE + "{{ s.replace('a', s) }}",
+    "tojson": "{{ ([[[[1] * 99] * 99] * 99] * 99) | tojson(indent=99) }}",
+    "wordwrap": MEGABYTE + "{{ s | wordwrap(1, wrapstring=s) }}",
+    "lipsum": "{{ lipsum(n=1000000) }}",
+    "much text": MEGABYTE + "{{ s }}" * 9,
+}
+STOPPED = ("was stopped", "did not end", "wrote too long a prompt")
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, dict[str, Any]]:
+    """What each template came to, and its cost."""
+    cases = [*RUNAWAYS.items(), *COMPILED.items(), *ESCAPES.items()]
+    results = measured([("render", template) for _, template in cases])
+    return dict(zip([name for name, _ in cases], results, strict=True))
+
+
+@pytest.mark.parametrize("name", RUNAWAYS)
+def test_a_template_that_runs_away_is_stopped(
+    name: str, outcomes: dict[str, dict[str, Any]]
+) -> None:
+    check_refused(outcomes[name], "the chat template")
+    assert any(word in outcomes[name]["outcome"] for word in STOPPED), outcomes[name]
+
+
+COMPILED = {
+    "many expressions": "{{ 1 }}" * 18_000,
+    "many additions": "{{ " + "1+" * 60_000 + "1 }}",
+    "many blocks": "{% if a %}" * 6_000 + "{% endif %}" * 6_000,
+    "deep parentheses": "{{ " + "(" * 60_000 + ")" * 60_000 + " }}",
+    "deep lists": "{{ " + "[" * 60_000 + "]" * 60_000 + " }}",
+    "a long literal": "{{ " + "1" * 120_000 + " }}",
+    "a chain of filters": "{{ x" + "|e" * 60_000 + " }}",
+    "a chain of macros": "{% macro a() %}" * 3_000 + "{% endmacro %}" * 3_000,
+    "a comment that does not end": "{#" * 60_000,
+    "a string that does not end": "{{ '" + "\\" * 120_000,
+    "too long": "{{ 1 }}" * 150_000,
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_template_that_is_hard_to_compile_costs_little(
+    name: str, outcomes: dict[str, dict[str, Any]]
+) -> None:
+    check_cost(outcomes[name])
+    harmless = {"many expressions", "many additions", "a chain of filters", "many blocks"}
+    if name not in harmless or outcomes[name]["is_ours"]:  # a fast machine compiles some in time
+        check_refused(outcomes[name], "the chat template")
+
+
+ESCAPES = {
+    "class": "{{ ''.__class__.__mro__ }}",
+    "attr": "{{ ''|attr('__class__')|attr('__mro__') }}",
+    "format through attr": "{{ ('{0.__globals__}'|attr('format'))(raise_exception) }}",
+    "format": "{{ '{0.__globals__}'.format(raise_exception) }}",
+    "globals of a function": "{{ strftime_now.__globals__ }}",
+    "append": "{{ messages.append(1) }}",
+    "control characters": "{{ raise_exception('\x1b]0;owned\x07\r\n\u202eabc\x9b2J') }}",
+    "a long refusal": "{{ raise_exception('x' * 1000000) }}",
+    "a wide year": "{{ strftime_now('%1000000000Y' * 9) }}",
+    "include": "{% include '/etc/passwd' %}",
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_a_template_sees_nothing_and_says_nothing_of_python(
+    name: str, outcomes: dict[str, dict[str, Any]]
+) -> None:
+    outcome = outcomes[name]["outcome"]
+    check_cost(outcomes[name])
+    for secret in ("TemplateError'", "builtin", "/usr", "root:", "<class"):
+        assert secret not in outcome
+    if outcome:  # what is not there is written as nothing
+        check_refused(outcomes[name])
+
+
+def test_finding_the_content_format_is_limited_too() -> None:
+    [hard, deep] = measured(
+        [
+            ("content_format", "{{ " + "(" * 60_000),
+            ("content_format", "{% for m in messages %}" * 4000 + "{% endfor %}" * 4000),
+        ]
+    )
+    check_refused(hard, "the chat template")
+    check_refused(deep, "the chat template")
+
+
+# The worker
+
+
+@pytest.fixture
+def own() -> Any:
+    renderer = TemplateRenderer()
+    yield renderer
+    renderer.close()
+
+
+def hello(own: TemplateRenderer, template: str = "{{ messages[0].content }}") -> str:
+    return ChatTemplate(template, renderer=own).render(HELLO)
+
+
+def worker_pid(own: TemplateRenderer) -> int:
+    assert own._worker is not None
+    return own._worker._process.pid
+
+
+def test_the_worker_is_replaced_after_a_limit_and_kept_otherwise(own: TemplateRenderer) -> None:
+    assert hello(own) == "hello"
+    first = worker_pid(own)
+    with pytest.raises(ChatTemplateError, match=r"is not a jinja2 template"):
+        hello(own, "{{")
+    assert hello(own) == "hello"
+    assert worker_pid(own) == first
+    with pytest.raises(ChatTemplateError, match="more than 128 MiB of memory"):
+        hello(own, RUNAWAYS["repetition"])
+    assert hello(own) == "hello"
+    assert worker_pid(own) != first
+
+
+def test_a_worker_that_was_killed_is_replaced(own: TemplateRenderer) -> None:
+    hello(own)
+    os.kill(worker_pid(own), signal.SIGKILL)
+    os.waitid(os.P_PID, worker_pid(own), os.WEXITED | os.WNOWAIT)
+    assert hello(own) == "hello"
+
+
+def test_many_threads_share_one_worker(own: TemplateRenderer) -> None:
+    results: dict[int, str] = {}
+
+    def run(number: int) -> None:
+        template = ChatTemplate("{{ x }}:{{ messages[0].content }}", renderer=own)
+        results[number] = "".join(template.render(HELLO, x=number) for _ in range(20))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: f"{number}:hello" * 20 for number in range(8)}
+
+
+FORK = """
+import os, threading
+from mie.text.chat import ChatTemplate
+from mie.text.renderer import TemplateRenderer
+own = TemplateRenderer()
+
+def hello():
+    template = ChatTemplate("{{ messages[0].content }}", renderer=own)
+    assert template.render([{"role": "user", "content": "hello"}]) == "hello"
+    return own._worker._process.pid
+
+parents = hello()
+own._lock.acquire()  # as if another thread were rendering
+child = os.fork()
+if child == 0:
+    assert hello() != parents
+    raise SystemExit(0)  # which ends its own worker, and not the parent's
+own._lock.release()
+assert os.waitpid(child, 0)[1] == 0
+assert hello() == parents
+print("done")
+"""
+
+
+def test_a_forked_child_has_a_worker_of_its_own() -> None:
+    assert run_script(FORK) == ["done"]
+
+
+def test_an_interrupt_at_any_line_leaves_nothing_behind(own: TemplateRenderer) -> None:
+    def interrupt_at(wanted: int) -> bool:
+        """Whether there was such a line of the renderer to interrupt."""
+        lines = 0
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal lines
+            if frame.f_code.co_filename != renderer.__file__:
+                return None
+            line = linecache.getline(renderer.__file__, frame.f_lineno)
+            # A signal cannot come between a body and the end of its with, where a tracer can.
+            if event == "line" and not line.lstrip().startswith("with "):
+                lines += 1
+                if lines == wanted:
+                    raise KeyboardInterrupt
+            return trace
+
+        previous = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            hello(own)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(previous)
+        return False
+
+    line = 0
+    while interrupt_at(line := line + 1):
+        assert not own._lock.locked()
+        assert hello(own) == "hello"
+    assert line > 20
+
+
+def test_an_interrupt_leaves_no_half_message(
+    own: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello(own)
+    receive = renderer._Worker._receive
+
+    def interrupted(worker: renderer._Worker, count: int) -> bytes | None:
+        if count != 8:
+            raise KeyboardInterrupt
+        return receive(worker, count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(renderer._Worker, "_receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            hello(own)
+    assert hello(own, "{{ 1 }}") == "1"
+
+
+SCRIPT = """
+import os, sys
+from mie.text.chat import ChatTemplate
+template = ChatTemplate("{{ messages[0].content }}")
+print(template.render([{"role": "user", "content": "hello"}]))
+print(template._renderer._worker._process.pid, flush=True)
+"""
+
+
+def run_script(script: str, **options: Any) -> list[str]:
+    process = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **options,
+    )
+    assert process.stderr == ""
+    return process.stdout.splitlines()
+
+
+def assert_ends(pid: int) -> None:
+    """Wait until the process is gone (or a zombie of a parent that does not look)."""
+    stat = Path(f"/proc/{pid}/stat")
+    for _ in range(600):
+        try:
+            if stat.read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        threading.Event().wait(0.1)
+    raise AssertionError(f"{pid} still runs")
+
+
+@pytest.mark.parametrize("stdin", ["closed", "open"])
+def test_it_works_in_a_script_without_stdin_and_leaves_no_process(stdin: str) -> None:
+    close = (lambda: os.close(0)) if stdin == "closed" else None
+    text, pid = run_script(SCRIPT, preexec_fn=close)
+    assert text == "hello"
+    assert_ends(int(pid))
+
+
+def test_it_does_not_run_the_users_main_or_read_their_python_settings(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('wrong json')")
+    (tmp_path / "main.py").write_text("print('main')\n" + SCRIPT)
+    environment = {**os.environ, "PYTHONWARNINGS": "error"}
+    process = subprocess.run(
+        [sys.executable, "-c", f"import runpy; runpy.run_path({str(tmp_path / 'main.py')!r})"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert process.stdout.splitlines()[:2] == ["main", "hello"]
+
+
+def test_it_ends_when_its_parent_is_killed() -> None:
+    text, pid = run_script(SCRIPT + "os.kill(os.getpid(), 9)")
+    assert text == "hello"
+    assert_ends(int(pid))
+
+
+def test_it_is_killed_though_its_parent_ignores_the_signal() -> None:
+    ignore = "import signal; signal.signal(signal.SIGPROF, signal.SIG_IGN)\n"
+    block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF])\n"
+    endless = f"""
+try:
+    ChatTemplate({RUNAWAYS["nested loops"]!r}).render([{{"role": "user", "content": "hello"}}])
+except Exception as error:
+    print(error)
+"""
+    assert "did not end" in run_script(ignore + block + SCRIPT + endless)[-1]
+
+
+def test_without_an_interpreter_it_says_so(
+    own: TemplateRenderer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(ChatTemplateError, match=r"sys\.executable is empty"):
+        hello(own)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(ChatTemplateError, match=r"cannot be started: .*No such file"):
+        hello(own)
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    with pytest.raises(ChatTemplateError, match=r"worker process .* ended"):
+        hello(own)
+
+
+def test_a_renderer_that_is_dropped_ends_its_worker() -> None:
+    own = TemplateRenderer()
+    own.start()
+    pid = worker_pid(own)
+    del own
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

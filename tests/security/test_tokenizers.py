@@ -1,0 +1,261 @@
+"""Hostile tokenizers are refused by name, at load or at the request, and at little cost."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_tokenizers import KINDS
+from text_cases import check_cost, check_refused, measured
+
+from mie.errors import RequestError, TokenizerError
+from mie.text.detokenizer import Detokenizer
+from mie.text.tokenizer import Tokenizer
+from mie.text.tokenizer_checks import checked_tokenizer
+
+WORDS = {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}
+ADDED = {"id": 2, "content": "a", "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": True, "special": False}  # fmt: skip
+
+
+def spec(**parts: Any) -> str:
+    return json.dumps({"version": "1.0", "added_tokens": [], "model": WORDS, **parts})
+
+
+def replace(old: str, new: str, kind: str = "String") -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {kind: old}, "content": new}
+
+
+def sequence(*steps: Any) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": [*steps]}
+
+
+def charsmap(trie: bytes, texts: bytes) -> dict[str, Any]:
+    data = len(trie).to_bytes(4, "little") + trie + texts
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
+
+
+def split(regex: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
+def template(*pieces: Any, ids: int = 1) -> dict[str, Any]:
+    tokens = {"a": {"id": "a", "ids": [0] * ids, "tokens": ["a"] * ids}}
+    pair = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}]
+    return {"type": "TemplateProcessing", "single": [*pieces], "pair": pair,
+            "special_tokens": tokens}  # fmt: skip
+
+
+A = {"Sequence": {"id": "A", "type_id": 0}}
+SPECIAL = {"SpecialToken": {"id": "a", "type_id": 0}}
+DOUBLING = [replace("a", "aa")] * 32
+ESCAPED = spec(normalizer=sequence(*DOUBLING)).replace('"normalizer"', '"normalize\\u0072"')
+MODEL_FIRST = json.dumps({"model": WORDS, "normalizer": sequence(*DOUBLING)})
+
+AT_LOAD = {
+    "doubling 32 times": (spec(normalizer=sequence(*DOUBLING)), "times as long"),
+    "doubling an added token": (
+        spec(normalizer=sequence(*DOUBLING), added_tokens=[ADDED]),
+        "times as long",
+    ),
+    "doubling in inner sequences": (
+        spec(normalizer=sequence(sequence(*DOUBLING[:16]), sequence(*DOUBLING[:16]))),
+        "times as long",
+    ),
+    "doubling after the model": (MODEL_FIRST, "times as long"),
+    "a megabyte a character": (spec(normalizer=replace("a", "b" * 10**6)), "times as long"),
+    "a megabyte between characters": (spec(normalizer=replace("", "b" * 10**6)), "times as long"),
+    "a megabyte for a pattern": (spec(normalizer=replace("x*", "b" * 10**6, "Regex")),
+                                 "times as long"),
+    "a megabyte in front": (spec(normalizer={"type": "Prepend", "prepend": "b" * 10**6}),
+                            "Prepend adds 1000000 characters"),
+    "a long text in a charsmap": (spec(normalizer=charsmap(b"\0" * 8, b"b" * 10**5 + b"\0")),
+                                  "times as long"),
+    "bytes as letters, again and again": (
+        spec(pre_tokenizer={"type": "Sequence", "pretokenizers": [
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+             "use_regex": False}] * 32}), "times as long"),
+    "doubling while decoding": (
+        spec(decoder={"type": "Sequence", "decoders": DOUBLING}), "times as long"),
+    "many steps": (spec(normalizer=sequence(*[{"type": "NFD"}] * 100_000)), "100000 steps"),
+    "some steps too many": (spec(normalizer=sequence(*[{"type": "NFD"}] * 100)), "100 steps"),
+    "a long part": (spec(normalizer=replace("a", "b" * 3_000_000)), "3000"),
+    "the text a thousand times": (spec(post_processor=template(*[A] * 1000)),
+                                  "repeats the text 1000 times"),
+    "many special tokens": (spec(post_processor=template(A, *[SPECIAL] * 2000)),
+                            "adds 2000 tokens"),
+    "many ids in one": (spec(post_processor=template(A, SPECIAL, ids=100_000)),
+                        "adds 100000 tokens"),
+    "a FixedLength of 0": (spec(pre_tokenizer={"type": "FixedLength", "length": 0}),
+                           "chunk size must be non-zero"),
+    "an empty charsmap": (spec(normalizer={"type": "Precompiled", "precompiled_charsmap": ""}),
+                          "charsmap"),
+    "a bad charsmap": (spec(normalizer=charsmap(b"\0" * 4, b"")), "index out of bounds"),
+    "a charsmap that points outside": (spec(normalizer=charsmap(b"\xff" * 8, b"a\0")),
+                                       "index out of bounds"),
+    "a charsmap that is no base64": (
+        spec(normalizer={"type": "Precompiled", "precompiled_charsmap": "a"}),
+        "is not a tokenizer"),
+    "a repeated repetition": (spec(pre_tokenizer=split("(a+)+$")), "may take for ever"),
+    "a repeated repetition, escaped": (
+        spec(pre_tokenizer=split(r"[)](?:\(|[^(]*x{2,})*$")), "may take for ever"),
+    "a repeated repetition in a normalizer": (
+        spec(normalizer=replace("((a*)b?)*c", "", "Regex")), "may take for ever"),
+    "a pattern that is none": (spec(pre_tokenizer=split("(")), "is not a tokenizer"),
+    "long words": (
+        spec(model={"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                    "max_input_chars_per_word": 10**9, "vocab": {"a": 0, "##a": 1}}),
+        "max_input_chars_per_word is 1000000000"),
+    "merges of what is not there": (
+        spec(model={"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}), "out of vocabulary"),
+    "a part twice": ('{"decoder": null, "decoder": null}', "is there twice"),
+    "deep brackets": ('{"normalizer": ' + "[" * 5_000_000, "is not a tokenizer"),
+    "deep sequences": ('{"normalizer": ' + '{"type":"Sequence","normalizers":[' * 20_000
+                       + "]}" * 20_000 + "}", "is not a tokenizer"),
+    "deep brackets in a model": ('{"model": ' + "[" * 20_000_000, "is not a tokenizer"),
+    "wrong types": ('{"normalizer": {"type": "Replace", "pattern": 1, "content": 2}}',
+                    "is not a tokenizer"),
+    "a step without its parts": ('{"normalizer": {"type": "Replace"}}', "is not a tokenizer"),
+}  # fmt: skip
+
+BACKTRACKING = spec(pre_tokenizer=split("(a|aa)+$"))
+AT_REQUEST = {
+    "a pattern that backtracks": (BACKTRACKING, "a" * 60 + "b", "retry-limit-in-match"),
+    "no token for the unknown": (
+        spec(model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}), "zzz",
+        "Missing [UNK] token"),
+    "no piece for the unknown": (
+        spec(model={"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]],
+                    "byte_fallback": False}), "zzz", "unk_id"),
+    "a prefix longer than its tokens": (
+        spec(model={"type": "BPE", "vocab": {"a": 0, "éa": 1, "aéa": 2}, "merges": [["a", "éa"]],
+                    "continuing_subword_prefix": "éééé"}), "aa", "range end index"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each tokenizer came to, and its cost."""
+    cases: list[tuple[str, Any]] = []
+    for number, (text, _) in enumerate(AT_LOAD.values()):
+        cases.append(("load_tokenizer", save(tmp_path_factory.mktemp(str(number)), text)))
+    for number, (text, prompt, _) in enumerate(AT_REQUEST.values()):
+        cases.append(("encode", [save(tmp_path_factory.mktemp(f"r{number}"), text), prompt]))
+    return dict(zip([*AT_LOAD, *AT_REQUEST], measured(cases), strict=True))
+
+
+def save(directory: Path, text: str) -> str:
+    (directory / "tokenizer.json").write_text(text)
+    return str(directory)
+
+
+@pytest.mark.parametrize("name", AT_LOAD)
+def test_a_tokenizer_that_asks_for_too_much_is_refused_at_load(
+    name: str, outcomes: dict[str, dict[str, Any]]
+) -> None:
+    check_refused(outcomes[name], "tokenizer.json", AT_LOAD[name][1])
+
+
+@pytest.mark.parametrize("name", AT_REQUEST)
+def test_a_tokenizer_that_fails_at_a_prompt_refuses_the_prompt(
+    name: str, outcomes: dict[str, dict[str, Any]]
+) -> None:
+    check_refused(outcomes[name], AT_REQUEST[name][2])
+
+
+def test_a_part_cannot_hide_behind_another_spelling(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(Path(save(tmp_path, ESCAPED)), None)
+    assert tokenizer.encode("a") == [0]
+    [result] = measured([("encode", [str(tmp_path), "a" * 40])])
+    check_cost(result)
+    assert result["outcome"] == "1"
+
+
+def test_a_panic_while_decoding_is_a_request_error(tmp_path: Path) -> None:
+    strip = {"type": "Strip", "content": "a", "start": 10, "stop": 10}
+    save(tmp_path, spec(decoder={"type": "Sequence", "decoders": [strip]}))
+    tokenizer = Tokenizer.load(tmp_path, None)
+    for call in (
+        lambda: tokenizer.decode([0, 0]),
+        lambda: tokenizer.token_str(0),
+        lambda: tokenizer.join(["a", "a"]),
+        lambda: Detokenizer(tokenizer, [0, 0]),
+        lambda: Detokenizer(tokenizer).add([0]) + _finish(tokenizer, [0, 0]),
+    ):
+        with pytest.raises(RequestError, match="cannot decode the tokens"):
+            call()
+
+
+def _finish(tokenizer: Tokenizer, ids: list[int]) -> str:
+    detokenizer = Detokenizer(tokenizer)
+    detokenizer.add(ids)
+    return detokenizer.finish()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ('{"eos_token": "\\ud800"}', "eos_token holds half of a surrogate pair"),
+        ('{"bos_token": {"content": "\\udfff"}}', "bos_token holds half of a surrogate pair"),
+        ('{"additional_special_tokens": ["\\ud800"]}', "half of a surrogate pair"),
+        ('{"additional_special_tokens": 5}', "must be a list"),
+        ('{"eos_token": ["\\u001b[2J"]}', r"\\x1b\[2J"),
+    ],
+)
+def test_hostile_special_tokens_are_named(tmp_path: Path, config: str, message: str) -> None:
+    save(tmp_path, spec())
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(TokenizerError, match=message):
+        Tokenizer.load(tmp_path, None)
+
+
+def test_pipes_devices_and_endless_files_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(TokenizerError, match="not a regular file"):
+        Tokenizer.load(tmp_path, None)
+    (tmp_path / "tokenizer.json").unlink()
+    save(tmp_path, spec())
+    (tmp_path / "tokenizer_config.json").symlink_to("/dev/zero")
+    with pytest.raises(TokenizerError, match="not a regular file"):
+        Tokenizer.load(tmp_path, None)
+    (tmp_path / "tokenizer_config.json").unlink()
+    with open(tmp_path / "tokenizer_config.json", "wb") as file:
+        file.truncate(20 << 20)
+    with pytest.raises(TokenizerError, match=r"has 20,971,520 bytes; the limit is 16,777,216"):
+        Tokenizer.load(tmp_path, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ordinary_tokenizers_pass_unchanged(kind: str) -> None:
+    text = KINDS[kind]()._backend.to_str()
+    checked = json.loads(checked_tokenizer(text, "tokenizer.json"))
+    assert checked == json.loads(text)
+
+
+def test_parts_in_another_order_are_found() -> None:
+    for kind in KINDS:
+        values = json.loads(KINDS[kind]()._backend.to_str())
+        text = json.dumps(dict(sorted(values.items())), indent=1)
+        assert json.loads(checked_tokenizer(text, "tokenizer.json")) == values
+
+
+@pytest.mark.parametrize(
+    "regex",
+    [  # GPT-2, cl100k, o200k, DeepSeek, digits in threes, Bloom, a newline of either kind
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s+(?!\S)|\s+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+        r"\d{1,3}(?=(?:\d{3})*\b)",
+        " ?[^(\\s|[.,!?…。，、।۔،])]+",
+        r"(?:\r?\n)+|(?>a+)|(?:a+)++b",
+    ],
+)
+def test_patterns_in_use_pass(regex: str) -> None:
+    checked_tokenizer(spec(pre_tokenizer=split(regex)), "tokenizer.json")
