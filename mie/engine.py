@@ -13,10 +13,10 @@ from mie.errors import RequestError
 from mie.events import EventLog
 from mie.interrupts import interrupts_deferred
 from mie.memory.stats import MemoryStats
-from mie.runner import ChunkResult, StepResult, TokenLogprobs
 from mie.sched.metrics import RequestMetrics
 from mie.sched.params import SamplingParams
 from mie.sched.plan import StepPlan
+from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
@@ -243,9 +243,7 @@ class Engine:
             result = self._runner.run(plan)
             times.append(self._clock())
             with interrupts_deferred():
-                sampled = self.scheduler.update(
-                    plan, result.token_ids, [chunk.token_ids for chunk in result.chunks]
-                )
+                sampled = self.scheduler.update(plan, result)
         except BaseException:
             # What the step had written is unknown: every sequence is computed again.
             with interrupts_deferred():

@@ -6,8 +6,8 @@ from mie.engine import Engine, SequenceOutput, StepOutput
 from mie.errors import RequestError
 from mie.interrupts import interrupts_deferred
 from mie.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
-from mie.runner import TokenLogprobs
 from mie.sched.params import SamplingParams
+from mie.sched.result import TokenLogprobs
 from mie.text.stream import TextStream
 from mie.text.tokenizer import Tokenizer
 

@@ -54,9 +54,10 @@ ROOMS = {
     # level 3
     "outputs": Room(mie={"sched.metrics", "sched.sequence"}),
     "runner": Room(
-        mie={"model.decoder", "ops.backend", "ops.sampling", "sched.plan"}, packages={"numpy"}
+        mie={"model.decoder", "ops.backend", "ops.sampling", "sched.plan", "sched.result"},
+        packages={"numpy"},
     ),
-    "overlap": Room(mie={"runner", "sched.plan"}),
+    "overlap": Room(mie={"runner", "sched.plan", "sched.result"}),
     "engine": Room(
         mie={"config", "errors", "events", "interrupts", "memory.stats", "runner", "sched"}
     ),
@@ -82,7 +83,7 @@ ROOMS = {
         packages={"tqdm"},
     ),
     "processor": Room(
-        mie={"engine", "errors", "interrupts", "outputs", "runner", "sched.params", "text"}
+        mie={"engine", "errors", "interrupts", "outputs", "sched.params", "sched.result", "text"}
     ),
     "llm": Room(
         mie={
