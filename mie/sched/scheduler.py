@@ -202,7 +202,7 @@ class Scheduler:
             budget = budget - count if count else 0  # a prompt that waits whole is not passed
 
     def _may_use_cache(self, request: Request) -> bool:
-        return self._config.enable_prefix_caching and request.is_scored
+        return self._config.enable_prefix_caching and request.may_read_cache
 
     def _open(self, seq: Sequence, room: Room) -> None:
         self.waiting.remove(seq)

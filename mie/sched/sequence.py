@@ -91,6 +91,11 @@ class Request:
         return len(self.prompt_logprobs) >= self.num_prompt_to_score
 
     @property
+    def may_read_cache(self) -> bool:
+        """Whether prefix hits are used. A prompt that is to be scored has to be computed."""
+        return self.is_scored
+
+    @property
     def num_prompt_to_score(self) -> int:
         """Positions that have a next prompt token to give a log-probability to."""
         return 0 if self.params.prompt_logprobs is None else self.num_prompt - 1
