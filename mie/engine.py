@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from mie.config import EngineConfig
 from mie.events import EventLog
 from mie.interrupts import is_of_the_request
-from mie.runner import ChunkResult, RowFault, StepResult, TokenLogprobs
+from mie.runner import RowFault
 from mie.sched.admission import check_fits, check_something_allowed
 from mie.sched.checks import (
     automatic_id,
@@ -20,6 +20,7 @@ from mie.sched.checks import (
 )
 from mie.sched.params import SamplingParams
 from mie.sched.plan import StepPlan
+from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
@@ -240,9 +241,7 @@ class Engine:
         result = self._runner.run(plan)
         times.append(self._clock())
         self._state = "torn"
-        sampled = self.scheduler.update(
-            plan, result.token_ids, [chunk.token_ids for chunk in result.chunks]
-        )
+        sampled = self.scheduler.update(plan, result)
         self._state = "late"
         times.append(self._clock())
         self._stamp(plan, sampled, times[0], times[-1])
@@ -297,7 +296,6 @@ class Engine:
     ) -> Iterator[SequenceOutput]:
         logprobs = chain(result.logprobs, *(chunk.logprobs for chunk in result.chunks))
         for seq, row in zip(sampled, logprobs, strict=True):
-            seq.logprobs.append(row)  # TEMPORARY
             yield SequenceOutput(
                 seq.request.request_id,
                 seq.index,
@@ -319,8 +317,6 @@ class Engine:
     def _prompt_logprobs(
         self, plan: StepPlan, results: Sequence[ChunkResult]
     ) -> dict[str, list[TokenLogprobs]]:
-        for chunk, result in zip(plan.chunks, results, strict=True):  # TEMPORARY
-            self._by_number[chunk.seq_id[0]].prompt_logprobs.extend(result.prompt_logprobs)
         return {
             self._by_number[chunk.seq_id[0]].request_id: result.prompt_logprobs
             for chunk, result in zip(plan.chunks, results, strict=True)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mie.runner import Launched, ModelRunner, StepResult
+from mie.runner import Launched, ModelRunner
 from mie.sched.plan import StepPlan
+from mie.sched.result import StepResult
 
 
 class OverlappingRunner:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mie.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
-from mie.runner import TokenLogprobs
 from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
 from mie.text.stream import TextStream
@@ -123,8 +123,9 @@ class RequestState:
         self._prompt_logprobs: list[LogprobRow | None] = [None]
         self._num_prompt_taken = 0
         self._choices = [_Choice(sequence) for sequence in request.sequences]
+        stream = self._new_stream()
         for choice in self._choices:
-            choice.begin(self._new_stream())
+            choice.begin(stream and stream.fork())
 
     def advance(self) -> None:
         """Take in the tokens that the sequences got.

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from mie.memory.stats import MemoryStats
-from mie.runner import TokenLogprobs
 from mie.sched.metrics import RequestMetrics
+from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import FinishReason
 
 

@@ -39,9 +39,10 @@ from mie.engine import Engine
 from mie.events import EventLog
 from mie.events.log import SNAPSHOT_EVERY
 from mie.load import new_scheduler
-from mie.runner import ChunkResult, ModelRunner, StepResult
+from mie.runner import ModelRunner
 from mie.sched.params import SamplingParams
 from mie.sched.plan import StepPlan
+from mie.sched.result import ChunkResult, StepResult
 
 NUM_SEQS = 256
 CONTEXTS = (128, 8192)

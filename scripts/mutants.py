@@ -12,6 +12,7 @@ POLICY = "mie/sched/policy.py"
 ADMISSION = "mie/sched/admission.py"
 SCHEDULER = "mie/sched/scheduler.py"
 SEQUENCE = "mie/sched/sequence.py"
+SEATS = "mie/sched/seats.py"
 AHEAD = "mie/sched/ahead.py"
 
 
@@ -426,7 +427,7 @@ EVICTION = (
     Mutant(
         "budget-ignored-at-close",
         MANAGER,
-        "            self._keep_budget()\n        table.block_ids = []",
+        "            self._evict(self.num_cached - self._max_cached)\n        table.block_ids = []",
         "        table.block_ids = []",
         "the cache keeps more than max_cached_blocks",
     ),
@@ -459,65 +460,100 @@ ROOM = (
     Mutant(
         "watermark-ignored",
         SCHEDULER,
-        "return self._num_spare + self._num_fork_copies + self._fork_copies(seq)",
-        "return self._num_fork_copies + self._fork_copies(seq)",
+        "num_spare=self._num_spare + self._seats.num_promised if self.running else 0,",
+        "num_spare=self._seats.num_promised if self.running else 0,",
         "the watermark setting does nothing",
     ),
     Mutant(
-        "copies-of-forks-not-reserved",
+        "blocks-of-forks-given-away",
         SCHEDULER,
-        "return self._num_spare + self._num_fork_copies + self._fork_copies(seq)",
-        "return self._num_spare + self._num_fork_copies",
-        "the choices of a request preempt each other right after its prompt",
-    ),
-    Mutant(
-        "copies-of-forks-reserved-too-briefly",
-        SCHEDULER,
-        "return self._num_spare + self._num_fork_copies + self._fork_copies(seq)",
-        "return self._num_spare + self._fork_copies(seq)",
+        "num_spare=self._num_spare + self._seats.num_promised if self.running else 0,",
+        "num_spare=self._num_spare if self.running else 0,",
         "who is admitted next takes the blocks that were kept for a request's choices",
     ),
     Mutant(
-        "copies-reserved-after-the-fork",
+        "forks-without-blocks",
         SCHEDULER,
-        "        self._num_fork_copies -= self._fork_copies(first)\n",
-        "",
-        "with every forked request some more blocks are never used again",
+        "return max(0, min(self._seats.num_free, num_blocks))",
+        "return max(0, self._seats.num_free)",
+        "the choices of a request preempt each other right after its prompt",
     ),
     Mutant(
-        "copies-reserved-for-who-left",
+        "forks-counted-once-too-often",
         SCHEDULER,
-        "        self._num_fork_copies -= self._fork_copies(seq)\n",
-        "",
-        "the same, with every request that leaves before its fork",
+        "            self._seats.num_promised += len(choices) - 1\n",
+        "            self._seats.num_promised += len(choices)\n",
+        "a seat stays empty for a step beside those who wait for it",
     ),
     Mutant(
-        "copies-reserved-for-full-blocks",
+        "forks-reserved-after-the-fork",
         SCHEDULER,
-        "return seq.num_seats - 1 if is_split else 0",
-        "return seq.num_seats - 1",
-        "a request with several choices waits for blocks that it will not need",
+        "        self._step += 1\n        self._seats.num_promised = 0\n",
+        "        self._step += 1\n",
+        "with every forked request some more seats are never used again",
+    ),
+    Mutant(
+        "forks-pass-the-watermark",
+        SCHEDULER,
+        "num_blocks = self.manager.num_available - self._num_spare - self._seats.num_promised",
+        "num_blocks = self.manager.num_available - self._seats.num_promised",
+        "choices take the blocks with which the running could go on",
+    ),
+    Mutant(
+        "forks-of-one-step-share-a-block",
+        SCHEDULER,
+        "num_blocks = self.manager.num_available - self._num_spare - self._seats.num_promised",
+        "num_blocks = self.manager.num_available - self._num_spare",
+        "two requests that fork in one step preempt each other",
     ),
     Mutant(
         "alone-and-waiting",
         SCHEDULER,
-        "        if not self.running:\n            return 0",
-        "        if False:\n            return 0",
+        "num_spare=self._num_spare + self._seats.num_promised if self.running else 0,",
+        "num_spare=self._num_spare + self._seats.num_promised,",
         "a request that needs nearly all blocks waits for ever in an idle engine",
     ),
     Mutant(
-        "seats-of-unforked-not-counted",
-        SEQUENCE,
-        "return 1 if self.request.is_forked else len(self.request.sequences)",
-        "return 1",
+        "seats-of-forks-given-away",
+        SEATS,
+        "return len(self._free) - self.num_promised",
+        "return len(self._free)",
         "more than max_num_seqs sequences run once a request forks",
     ),
     Mutant(
-        "seats-kept-after-the-fork",
+        "choices-overtake",
         SCHEDULER,
-        "        self._num_seats -= first.num_seats - 1\n",
+        "        if self.waiting and self.waiting.first.key < seq.key:\n            return 0\n",
         "",
-        "the seats of siblings are taken twice, and lost",
+        "choices of a request pass one that is more urgent",
+    ),
+    Mutant(
+        "choices-without-a-seat-forgotten",
+        SCHEDULER,
+        "                self._wait(sibling, first)\n                continue\n",
+        "                continue\n",
+        "a request with more choices than free seats never ends",
+    ),
+    Mutant(
+        "ended-choice-forks",
+        SCHEDULER,
+        "live = [each.index for each in seq.request.sequences if each.finish_reason is None]",
+        "live = [each.index for each in seq.request.sequences]",
+        "a choice that was aborted before the fork gets tokens and a seat",
+    ),
+    Mutant(
+        "no-heir",
+        SCHEDULER,
+        "        if heir is not None:\n            self._wait(heir, seq)\n",
+        "",
+        "a request whose first choice is aborted in its prompt never ends",
+    ),
+    Mutant(
+        "choices-count-as-queries",
+        SCHEDULER,
+        "if not seq.request.was_admitted:",
+        "if True:",
+        "choices that wait for a seat raise the hit rate with their own prompt",
     ),
     Mutant(
         "largest-prompt-refused",
@@ -610,9 +646,9 @@ STEPS = (
     ),
     Mutant(
         "forks-at-the-end-of-the-queue",
-        SCHEDULER,
-        "            insort(self.running, sibling, key=lambda seq: seq.key)",
-        "            self.running.append(sibling)",
+        SEATS,
+        "        insort(self.running, seq, key=lambda seq: seq.key)",
+        "        self.running.append(seq)",
         "forks are preempted as if they had arrived last",
     ),
     Mutant(
@@ -657,29 +693,29 @@ STEPS = (
 ROWS = (
     Mutant(
         "row-not-freed",
-        SCHEDULER,
-        "        heapq.heappush(self._free_rows, seq.row)\n",
+        SEATS,
+        "        heapq.heappush(self._free, seq.row)\n",
         "",
         "after max_num_seqs requests nobody is admitted any more",
     ),
     Mutant(
         "row-remembers-who-left",
-        SCHEDULER,
-        "        self._rows[seq.row] = None\n",
+        SEATS,
+        "        self.rows[seq.row] = None\n",
         "",
         "finished sequences stay in memory",
     ),
     Mutant(
         "new-row-of-who-left",
-        SCHEDULER,
-        "        self._new_rows.pop(seq.row, None)\n",
+        SEATS,
+        "        self._new.pop(seq.row, None)\n",
         "",
         "a sequence that left before its first step is announced to the runner",
     ),
     Mutant(
         "rows-announced-again",
-        SCHEDULER,
-        "        self._new_rows.clear()\n",
+        SEATS,
+        "        self._new.clear()\n",
         "",
         "every step sends every prompt to the runner",
     ),
@@ -719,15 +755,15 @@ SWAPPING = (
     Mutant(
         "host-blocks-kept-after-abort",
         SCHEDULER,
-        "        if seq.host is not None:\n            self._drop_host(seq)\n        self._emit",
-        "        self._emit",
+        "            self._drop_host(seq)\n        else",
+        "        else",
         "each abort of a swapped-out request loses host blocks",
     ),
     Mutant(
         "host-blocks-kept-after-a-broken-step",
         SCHEDULER,
-        "                seq.num_lost = seq.host.num_tokens\n                self._drop_host(seq)",
-        "                seq.num_lost = seq.host.num_tokens",
+        "else seq.num_lost\n            self._drop_host(seq)",
+        "else seq.num_lost",
         "a sequence is swapped in from blocks that were never written",
     ),
     Mutant(
@@ -809,16 +845,9 @@ ENDINGS = (
     Mutant(
         "decode-one-token-too-long",
         SCHEDULER,
-        "len(seq.token_ids) >= seq.max_tokens:",
-        "len(seq.token_ids) > seq.max_tokens:",
+        "len(seq.token_ids) >= seq.max_tokens",
+        "len(seq.token_ids) > seq.max_tokens",
         "max_tokens + 1 tokens come out",
-    ),
-    Mutant(
-        "first-token-never-the-last",
-        SCHEDULER,
-        "each.num_tokens >= each.max_tokens:",
-        "each.num_tokens > each.max_tokens:",
-        "max_tokens=1 gives two tokens",
     ),
     Mutant(
         "answer-beyond-the-context",
@@ -830,22 +859,22 @@ ENDINGS = (
     Mutant(
         "one-token-less-than-fits",
         SCHEDULER,
-        "self.manager.num_blocks * self.manager.block_size + 1)",
-        "self.manager.num_blocks * self.manager.block_size)",
+        "manager.num_blocks * manager.block_size + 1)",
+        "manager.num_blocks * manager.block_size)",
         "the last token, whose keys need no slot, is not generated",
     ),
     Mutant(
         "ended-inside-forced-tokens",
-        SCHEDULER,
-        "is_forced = seq.num_generated <= len(params.trace_decode_token_ids or ())",
+        SEQUENCE,
+        "is_forced = self.num_generated <= len(request.params.trace_decode_token_ids or ())",
         "is_forced = False",
         "a forced stop token ends the sequence",
     ),
     Mutant(
         "last-forced-token-may-end",
-        SCHEDULER,
-        "is_forced = seq.num_generated <= len(params.trace_decode_token_ids or ())",
-        "is_forced = seq.num_generated < len(params.trace_decode_token_ids or ())",
+        SEQUENCE,
+        "is_forced = self.num_generated <= len(request.params.trace_decode_token_ids or ())",
+        "is_forced = self.num_generated < len(request.params.trace_decode_token_ids or ())",
         "the last forced token ends the sequence if it is a stop token",
     ),
     Mutant(
@@ -858,8 +887,8 @@ ENDINGS = (
     Mutant(
         "aborted-but-still-waiting",
         SCHEDULER,
-        "            self.waiting.remove(seq)\n        if seq.host",
-        "            pass\n        if seq.host",
+        "            self.waiting.remove(seq)\n            self._drop_host",
+        "            self._drop_host",
         "an aborted request is served",
     ),
 )
@@ -898,8 +927,8 @@ NUMBERS = (
     Mutant(
         "full-and-partial-hits-swapped",
         SCHEDULER,
-        "stats.add_query(request.num_prompt, num_full, num_partial)",
-        "stats.add_query(request.num_prompt, num_partial, num_full)",
+        "stats.add_query(*query)",
+        "stats.add_query(query[0], query[2], query[1])",
         "the two kinds of hits are each other's",
     ),
     Mutant(
@@ -947,9 +976,9 @@ NUMBERS = (
     ),
     Mutant(
         "prompt-scored-twice",
-        SCHEDULER,
-        "request.num_prompt_scored = max(request.num_prompt_scored, chunk.scored[1])",
-        "request.num_prompt_scored = 0",
+        SEQUENCE,
+        "scored = (max(start, len(request.prompt_logprobs)), ",
+        "scored = (start, ",
         "after a preemption prompt log-probabilities are returned again",
     ),
 )
@@ -960,14 +989,14 @@ AHEAD_OF_STEPS = (
     Mutant(
         "ahead-of-a-prompt",
         SCHEDULER,
-        "if len(plan.decodes) < len(self.running) or has_seat:",
-        "if has_seat:",
+        "if len(plan.decodes) < len(self.running) or may_admit:",
+        "if may_admit:",
         "a step is launched although the one before it ends a prompt",
     ),
     Mutant(
         "ahead-of-an-admission",
         SCHEDULER,
-        "if len(plan.decodes) < len(self.running) or has_seat:",
+        "if len(plan.decodes) < len(self.running) or may_admit:",
         "if len(plan.decodes) < len(self.running):",
         "who waits is kept waiting by steps that were launched before it could be admitted",
     ),
@@ -994,6 +1023,76 @@ AHEAD_OF_STEPS = (
     ),
 )
 
+# Starting again.
+
+REBUILDING = (
+    Mutant(
+        "logprobs-after-the-token",
+        SCHEDULER,
+        "            if row is not None:\n                seq.logprobs.append(row)\n"
+        "            seq.token_ids.append(token_id)\n",
+        "            seq.token_ids.append(token_id)\n"
+        "            if row is not None:\n                seq.logprobs.append(row)\n",
+        "after an interrupt a token has no log-probability",
+    ),
+    Mutant(
+        "reason-before-its-detail",
+        SCHEDULER,
+        "        seq.stop_reason = stop_reason\n        seq.finish_reason = reason\n",
+        "        seq.finish_reason = reason\n        seq.stop_reason = stop_reason\n",
+        "after an interrupt nobody knows which string stopped an answer",
+    ),
+    Mutant(
+        "end-goes-unnoticed",
+        SEQUENCE,
+        "reason, self.stop_reason = self.ending or (None, None)",
+        "reason, self.stop_reason = (None, None)",
+        "after an interrupt an answer goes on beyond its end",
+    ),
+    Mutant(
+        "logprob-without-its-token-kept",
+        SEQUENCE,
+        "        del self.logprobs[self.num_generated :]",
+        "        #",
+        "after an interrupt log-probabilities are those of other tokens",
+    ),
+    Mutant(
+        "rebuilt-over-old-blocks",
+        SCHEDULER,
+        "        self.manager.reset()\n        self._clear()\n",
+        "        self._clear()\n",
+        "every interrupt costs blocks",
+    ),
+    Mutant(
+        "rebuilt-over-old-queues",
+        SCHEDULER,
+        "        self.manager.reset()\n        self._clear()\n",
+        "        self.manager.reset()\n",
+        "an interrupt leaves sequences that run without blocks",
+    ),
+    Mutant(
+        "swapped-out-remembered",
+        SEQUENCE,
+        "        self.table = self.row = self.host = None\n",
+        "        self.table = self.row = None\n",
+        "host blocks that were given away are read",
+    ),
+    Mutant(
+        "led-choices-queued",
+        SEQUENCE,
+        "        return live if leader is None else [leader]",
+        "        return live",
+        "every choice computes the prompt after an interrupt, and forks",
+    ),
+    Mutant(
+        "hit-rate-kept",
+        MANAGER,
+        "        self.stats.reset_hit_rate()\n",
+        "",
+        "the hit rate tells of a cache that is gone",
+    ),
+)
+
 MUTANTS = (
     *COUNTS,
     *FORKS,
@@ -1007,4 +1106,5 @@ MUTANTS = (
     *ENDINGS,
     *NUMBERS,
     *AHEAD_OF_STEPS,
+    *REBUILDING,
 )

@@ -60,6 +60,7 @@ RUNGS = (
         "unit",
         (
             "tests/unit/test_allocator_rules.py",
+            "tests/unit/test_choices.py",
             "tests/unit/test_scheduler_rules.py",
             "tests/unit/test_memory.py",
             "tests/unit/test_scheduler.py",
@@ -68,7 +69,11 @@ RUNGS = (
     ),
     Rung(
         "machines",
-        ("tests/property/test_memory_machine.py", "tests/property/test_scheduler_machine.py"),
+        (
+            "tests/property/test_rebuild.py",
+            "tests/property/test_memory_machine.py",
+            "tests/property/test_scheduler_machine.py",
+        ),
     ),
     Rung("crown", ("tests/property/test_engine_equals_naive.py",)),
 )

@@ -21,6 +21,42 @@ EMPTY: dict[str, Any] = {
     "tree": {},
 }
 
+
+def sequence(
+    request_id: str, *, num_prompt: int, max_tokens: int | None, n: int, rank: int = 0
+) -> dict[str, Any]:
+    """What a snapshot says of a sequence from its request."""
+    return {
+        "request_id": request_id,
+        "rank": rank,
+        "num_prompt": num_prompt,
+        "max_tokens": max_tokens,
+        "n": n,
+    }
+
+
+REBUILT: dict[str, Any] = {
+    "waiting": [B, C],
+    "running": [],
+    "sequences": {
+        seq: {
+            **sequence(request_id, num_prompt=num_prompt, max_tokens=max_tokens, n=1),
+            "num_tokens": num_tokens,
+            "num_computed": 0,
+            "row": None,
+            "blocks": [],
+            "host": None,
+        }
+        for seq, request_id, num_prompt, max_tokens, num_tokens in (
+            (B, "b", 5, None, 7),
+            (C, "c", 7, 20, 11),
+        )
+    },
+    "refs": {},
+    "tree": {},
+}
+"""When everything but the tokens was forgotten."""
+
 STORY: list[list[Record]] = [
     # A, of two choices, computes its prompt and forks. B is cut by the budget.
     [
@@ -75,9 +111,11 @@ STORY: list[list[Record]] = [
         ("prefill", B, 5, 1, (0,)),
         ("prefill", C, 6, 1, (0,)),
     ],
-    # D gives up before it runs. A step was broken off, and C computes again.
+    # D gives up before it runs, its first choice first. A step was broken off, and C computes
+    # again.
     [
         ("add", "d", 3, 0, 4, 2, 5),
+        ("wait", (3, 1), D),
         ("finish", D, "abort"),
         ("finish", (3, 1), "abort"),
         ("close", C),
@@ -98,21 +136,10 @@ STORY: list[list[Record]] = [
         ("decode", (0,)),
     ],
 ]
-"""What one step after the other emits, in blocks of four. Every kind of record occurs."""
+"""What one step after the other emits, in blocks of four. Every kind of record but `REBUILD`."""
 
-
-def sequence(
-    request_id: str, *, num_prompt: int, max_tokens: int | None, n: int, rank: int = 0
-) -> dict[str, Any]:
-    """What a snapshot says of a sequence from its request."""
-    return {
-        "request_id": request_id,
-        "rank": rank,
-        "num_prompt": num_prompt,
-        "max_tokens": max_tokens,
-        "n": n,
-    }
-
+REBUILD: list[Record] = [("close", C), ("rebuild", {**EMPTY, **REBUILT})]
+"""A last step: a change broke off in the middle. No record says that C got its token."""
 
 AFTER_STORY: dict[int, dict[str, Any]] = {
     2: {
@@ -216,20 +243,20 @@ def summary(step: int, **numbers: float) -> dict[str, Any]:
     return {**dict.fromkeys(SUMMARY_FIELDS, 0), **times, **numbers, "step": step}
 
 
-def tell(log: EventLog) -> None:
-    """The story, to a log that has not been started."""
+def tell(log: EventLog, story: list[list[Record]] = STORY) -> None:
+    """A story, to a log that has not been started."""
     log.start(lambda: EMPTY)
-    for step, records in enumerate(STORY, 1):
+    for step, records in enumerate(story, 1):
         for record in records:
             log.emit(record)
         log.end_step(summary(step, num_decode_tokens=step, num_blocks_used=4, num_blocks_saved=1))
 
 
-def write_story(path: Path) -> Path:
-    """The story as a file."""
+def write_story(path: Path, story: list[list[Record]] = STORY) -> Path:
+    """A story as a file."""
     with path.open("w") as file:
         log = EventLog(0, file)
-        tell(log)
+        tell(log, story)
         log.close()
     return path
 

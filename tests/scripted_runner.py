@@ -15,9 +15,10 @@ from mie.events import EventLog
 from mie.load import new_scheduler
 from mie.memory.moves import Moves
 from mie.overlap import OverlappingRunner
-from mie.runner import ChunkResult, Launched, StepResult, TokenLogprobs
+from mie.runner import Launched
 from mie.sched.params import SamplingParams
 from mie.sched.plan import Chunk, NewRow, StepPlan
+from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 
 VOCAB_SIZE = 50
 EOS = 3
@@ -71,6 +72,29 @@ def expected_tokens(
         if len(output) >= most:
             return output, "length"
         (history,) = histories(params.seed, output[-1:], history)
+
+
+def answer_to(plan: StepPlan, draw: Callable[[], int]) -> StepResult:
+    """What a model without state answers, whose tokens ``draw`` gives."""
+    chunks = [
+        ChunkResult(
+            token_ids=[draw() for _ in chunk.choices],
+            logprobs=[None] * len(chunk.choices),
+            prompt_logprobs=_scores(chunk),
+        )
+        for chunk in plan.chunks
+    ]
+    decoded = [draw() for _ in plan.decodes]
+    return StepResult(token_ids=decoded, logprobs=[None] * len(decoded), chunks=chunks)
+
+
+def _scores(chunk: Chunk) -> list[TokenLogprobs]:
+    """A log-probability for each scored position, which tells the position."""
+    ids = [*chunk.token_ids, 0]
+    return [
+        TokenLogprobs(token_ids=[ids[at + 1 - chunk.start]], logprobs=[-float(at)], rank=1)
+        for at in range(*chunk.scored)
+    ]
 
 
 class _Row:
@@ -232,10 +256,7 @@ class ScriptedRunner:
         assert chunk.token_ids == tuple(row.token_ids[chunk.start : chunk.end])
         assert chunk.token_ids, "an empty chunk"
         row.num_stored = chunk.end
-        scored = [
-            TokenLogprobs(token_ids=row.token_ids[at + 1 : at + 2], logprobs=[-float(at)], rank=1)
-            for at in range(*chunk.scored)
-        ]
+        scored = _scores(chunk)
         assert not scored or chunk.start <= chunk.scored[0] < chunk.scored[1] <= chunk.end
         drawn = []
         if chunk.choices:

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from mie.cli.trace_text import title
 from mie.errors import ConfigError
-from mie.events import Record, Segment, Seq, Summary
+from mie.events import Record, Segment, Seq, Snapshot, Summary
 from mie.replay import State, walk
 
 Event = dict[str, Any]
@@ -145,6 +145,12 @@ class _Timeline:
                 values = state.sequences[parent]
                 yield from self._new_track(seq, values.request_id, values.n)
                 yield self._instant(seq, "forked", {})
+            case ("wait", seq, parent):
+                values = state.sequences[parent]
+                yield from self._new_track(seq, values.request_id, values.n)
+                self._spans[seq] = _Span(name="waiting", start=self._now)
+            case ("rebuild", snapshot):
+                yield from self._rebuild(snapshot)
             case ("preempt", seq, by, mode, rule, num_lost):
                 yield from self._end_span(seq, self._start)
                 args = {"for": _name_of(by, state), "rule": rule, "mode": mode, "lost": num_lost}
@@ -157,6 +163,16 @@ class _Timeline:
             case ("step", summary):
                 yield from self._step_slices(summary)
                 yield from self._counters(summary, state)
+
+    def _rebuild(self, snapshot: Snapshot) -> Iterator[Event]:
+        """Everyone waits again; those who ended in what broke off have no further record."""
+        for seq in list(self._spans):
+            yield from self._end_span(seq, self._start)
+        for seq, values in snapshot["sequences"].items():
+            if seq not in self._tracks:
+                yield from self._new_track(seq, values["request_id"], values["n"])
+            yield self._instant(seq, "rebuilt", {})
+            self._spans[seq] = _Span(name="waiting", start=self._start)
 
     @property
     def _now(self) -> int:

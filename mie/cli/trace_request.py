@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mie.cli.trace_text import clipped, count, title
 from mie.errors import TraceError
-from mie.events import FIELDS, Record, Segment, Seq
+from mie.events import FIELDS, Record, Segment, Seq, Snapshot
 from mie.replay import State, walk
 
 MAX_NAMED = 8
@@ -64,9 +64,12 @@ class _Life:
         match record:
             case ("add", request_id, number, _, _, n, _):
                 self._name((number, 0), request_id, n)
-            case ("fork", seq, parent, _):
+            case ("fork" | "wait", seq, parent, *_):
                 values = state.sequences[parent]
                 self._name(seq, values.request_id, values.n)
+            case ("rebuild", snapshot):
+                for seq, facts in snapshot["sequences"].items():
+                    self._name(seq, facts["request_id"], facts["n"])
 
     def _name(self, seq: Seq, request_id: str, n: int) -> None:
         self._ids[request_id] = None
@@ -78,6 +81,9 @@ class _Life:
         if record[0] == "decode":
             self._gather(step, record, state)
             return
+        if record[0] == "rebuild":
+            yield from self._rebuild_lines(step, record[1], state)
+            return
         seq, sentence = _seq_of(record), _sentence(record, state)
         if seq in self._names and sentence is not None:
             yield from self._decode_lines(seq)
@@ -87,6 +93,14 @@ class _Life:
         """What is left to say at the end of the log."""
         for seq in list(self._decodes):
             yield from self._decode_lines(seq)
+
+    def _rebuild_lines(self, step: int, snapshot: Snapshot, state: State) -> Iterator[str]:
+        left = snapshot["sequences"]
+        for seq in self._names:
+            if seq in left or seq in state.sequences:
+                yield from self._decode_lines(seq)
+                what = "waits again" if seq in left else "has ended"
+                yield _line(f"step {step}", self._names[seq], f"{what}: the state was rebuilt")
 
     def _gather(self, step: int, record: Record, state: State) -> None:
         for seq in map(state.rows.__getitem__, record[1]):
@@ -135,6 +149,8 @@ def _sentence(record: Record, state: State) -> str | None:
             return f"computed {count(num_tokens, 'token')} from position {start}{got}"
         case ("fork", _, _, row):
             return f"forked to row {row}"
+        case ("wait", *_):
+            return "waits for a seat of its own"
         case ("preempt", _, by, mode, rule, num_lost):
             return f"preempted: {mode}, {num_lost} computed tokens lost ({_cause(by, rule, state)})"
         case ("finish", _, reason):

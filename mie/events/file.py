@@ -1,7 +1,7 @@
 """The log as a file of JSON lines: small, to be searched with grep or jq, and read back exactly.
 
 Every line has a ``step`` and an ``event``: a kind of record with its fields by name, ``step`` with
-its summary, or ``snapshot``. The file begins with a snapshot.
+its summary, or ``snapshot``; ``rebuild`` has a snapshot's fields. The file begins with a snapshot.
 """
 
 from __future__ import annotations
@@ -29,20 +29,28 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 def record_line(step: int, record: Record) -> str:
     """The line of a record."""
     kind, *values = record
-    fields = values[0] if kind == "step" else dict(zip(FIELDS[kind], values, strict=True))
+    fields = dict(zip(FIELDS[kind], values, strict=True))
+    if kind == "step":
+        fields = fields["summary"]
+    elif kind == "rebuild":
+        fields = _with_lists_for_dicts(fields["snapshot"])
     return _encode({"step": step, "event": kind, **fields}) + "\n"
 
 
 def snapshot_line(step: int, snapshot: Snapshot) -> str:
-    """The line of a snapshot taken after ``step``. Lists stand for its dictionaries, whose keys
-    JSON would turn into text."""
+    """The line of a snapshot taken after ``step``."""
     head = {"step": step, "event": "snapshot", "version": FORMAT_VERSION}
-    lists = {
+    return _encode({**head, **_with_lists_for_dicts(snapshot)}) + "\n"
+
+
+def _with_lists_for_dicts(snapshot: Snapshot) -> dict[str, Any]:
+    """A snapshot without the dictionaries whose keys JSON would turn into text."""
+    return {
+        **snapshot,
         "sequences": [{"seq": seq, **fields} for seq, fields in snapshot["sequences"].items()],
         "refs": list(snapshot["refs"].items()),
         "tree": [{"block": block, **fields} for block, fields in snapshot["tree"].items()],
     }
-    return _encode({**head, **snapshot, **lists}) + "\n"
 
 
 # Reading.
@@ -95,6 +103,9 @@ class _Draft:
     def __init__(self, fields: dict[str, Any]) -> None:
         if fields["event"] != "snapshot":
             raise TraceError("a snapshot must come first")
+        version = fields.get("version")
+        if version != FORMAT_VERSION:
+            raise TraceError(f"format {shown(version)}; this mie reads format {FORMAT_VERSION}")
         self._after = self._last = fields["step"]
         self._snapshot = _read_snapshot(fields)
         self._steps: list[Step] = []
@@ -144,6 +155,8 @@ def _read_record(kind: str, fields: dict[str, Any]) -> Record:
     if kind == "step":
         check_numbers(fields, SUMMARY_FIELDS)
         return (kind, fields)
+    if kind == "rebuild":
+        return (kind, _read_snapshot(fields))
     if kind not in FIELDS:
         raise TraceError(f"unknown event {shown(kind)}")
     return (kind, *checked(fields, FIELDS[kind]).values())
@@ -158,9 +171,6 @@ _OF_NODE = ("block", "parent", "salt", "tokens")
 
 
 def _read_snapshot(fields: Mapping[str, Any]) -> Snapshot:
-    version = fields.get("version")
-    if version != FORMAT_VERSION:
-        raise TraceError(f"format {shown(version)}; this mie reads format {FORMAT_VERSION}")
     sizes = checked(fields, _SIZES)
     if sizes["num_blocks"] < 1 or sizes["num_host_blocks"] < 0:
         raise TraceError("there must be a block, and on the host no fewer than none")

@@ -33,6 +33,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "prefill": ("seq", "start", "count", "choices"),
         "decode": ("rows",),
         "fork": ("seq", "parent", "row"),
+        "wait": ("seq", "parent"),
         "preempt": ("seq", "by", "mode", "rule", "num_lost"),
         "finish": ("seq", "reason"),
         # blocks
@@ -48,6 +49,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "export": ("seq", "host"),
         "import": ("seq", "host", "blocks"),
         "drop": ("seq",),
+        # everything
+        "rebuild": ("snapshot",),
         # always last
         "step": ("summary",),
     }

@@ -33,24 +33,26 @@ class KVCacheManager:
         num_host_blocks: int = 0,
         emit: Emit = lambda record: None,
     ) -> None:
-        self.block_size = block_size
+        self.block_size, self.num_blocks = block_size, num_blocks
         self.stats = MemoryStats()
-        self._pool = BlockPool(num_blocks)
-        self._swap = SwapSpace(num_host_blocks)
-        self._prefix = PrefixCache(block_size) if enable_prefix_caching else None
+        self._num_host_blocks = num_host_blocks
+        self._has_prefix = enable_prefix_caching
         self._shares_partial = partial_block_sharing
         self._max_cached = num_blocks if max_cached_blocks is None else max_cached_blocks
         self._emit = emit
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every table and cached block, whatever state they are in; ``stats`` goes on."""
+        self._pool = BlockPool(self.num_blocks)
+        self._swap = SwapSpace(self._num_host_blocks)
+        self._prefix = PrefixCache(self.block_size) if self._has_prefix else None
         self._updates: list[tuple[int, int, tuple[int, ...]]] = []
         self._copies: list[tuple[int, int]] = []
         self._pinned: list[tuple[int, Node | None]] = []
         self._num_entries = 0  # of all open tables together, as the next two
         self._num_stored = 0
         self._num_counted_twice = 0  # empty slots of a last block, for each holder but one
-
-    @property
-    def num_blocks(self) -> int:
-        return self._pool.num_blocks
 
     @property
     def num_cached(self) -> int:
@@ -83,14 +85,6 @@ class KVCacheManager:
     def blocks_for(self, num_tokens: int) -> int:
         """How many blocks ``num_tokens`` tokens fill, the last one in part."""
         return -(-num_tokens // self.block_size)
-
-    def reset(self) -> None:
-        """TEMPORARY."""
-        self._pool = BlockPool(self._pool.num_blocks)
-        self._swap = SwapSpace(self._swap.num_blocks)
-        self._prefix = PrefixCache(self.block_size) if self._prefix else None
-        self._updates, self._copies, self._pinned = [], [], []
-        self._num_entries = self._num_stored = self._num_counted_twice = 0
 
     # Opening: first look, then take.
 
@@ -262,14 +256,15 @@ class KVCacheManager:
             path = path_to(table.node)
             self._prefix.leave(table)
             self._prefix.release([n for n in path if self._pool.refcount(block_of(n)) == 1])
-            self._keep_budget()
+            self._evict(self.num_cached - self._max_cached)
         table.block_ids = []
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached block; False, and nothing done, while a table is open."""
+        """Forget the cached blocks and the hit rate; False, and nothing done, with tables open."""
         if self._num_entries:
             return False
         self._evict(self.num_cached)
+        self.stats.reset_hit_rate()
         return True
 
     # Swapping.
@@ -339,7 +334,7 @@ class KVCacheManager:
         return {
             "block_size": self.block_size,
             "num_blocks": self.num_blocks,
-            "num_host_blocks": self._swap.num_blocks,
+            "num_host_blocks": self._num_host_blocks,
             **holders_and_tree(self._pool, self._prefix),
         }
 
@@ -368,9 +363,6 @@ class KVCacheManager:
             self._emit(("evict", block_id))
             self._pool.decref(block_id)
             self.stats.num_evictions += 1
-
-    def _keep_budget(self) -> None:
-        self._evict(self.num_cached - self._max_cached)
 
     def _hold(self, *path: Node) -> tuple[int, ...]:
         """One more holder for the blocks of a path, or of its last node; their ids."""

@@ -36,8 +36,13 @@ class MemoryStats:
         self.num_partial_hit_tokens += num_partial
         self._window.append((num_queried, num_full + num_partial))
 
+    def reset_hit_rate(self) -> None:
+        """Begin the window of `hit_rate` anew; the totals go on."""
+        self._window.clear()
+
     @property
     def hit_rate(self) -> float:
-        """Share of the queried tokens that were hits, over the last `WINDOW` requests; 0 … 1."""
+        """Share of the queried tokens that were hits, over the last `WINDOW` requests since the
+        prefix cache was reset; 0 … 1."""
         queried = sum(query for query, _ in self._window)
         return sum(hit for _, hit in self._window) / queried if queried else 0.0

@@ -16,10 +16,6 @@ class SwapSpace:
         self.imports: list[tuple[int, int]] = []
         self.exports: list[tuple[int, int]] = []
 
-    @property
-    def num_blocks(self) -> int:
-        return self._pool.num_blocks
-
     def take_out(self, table: BlockTable, num_blocks: int) -> HostTable | None:
         """Room for the table's first ``num_blocks`` blocks; None, and nothing done, without."""
         if num_blocks > self._pool.num_free:

@@ -51,14 +51,19 @@ class State:
         """
         sizes = {name: snapshot[name] for name in ("block_size", "num_blocks", "num_host_blocks")}
         state = cls(**sizes, step=step)
-        for seq, values in snapshot["sequences"].items():
-            state.sequences[seq] = SequenceState(**_copied(values))
-            if values["row"] is not None:
-                state.rows[values["row"]] = seq
-        state.blocks.load(snapshot)
-        is_in_order = [state.waiting, state.running] == [snapshot["waiting"], snapshot["running"]]
-        require(is_in_order, "a snapshot whose queues are not those of its sequences")
+        state._load(snapshot)
         return state
+
+    def _load(self, snapshot: Snapshot) -> None:
+        self.blocks = BlockState(self.blocks.block_size, self.blocks.num_blocks)
+        self.sequences, self.rows = {}, {}
+        for seq, values in snapshot["sequences"].items():
+            self.sequences[seq] = SequenceState(**_copied(values))
+            if values["row"] is not None:
+                self.rows[values["row"]] = seq
+        self.blocks.load(snapshot)
+        is_in_order = [self.waiting, self.running] == [snapshot["waiting"], snapshot["running"]]
+        require(is_in_order, "a snapshot whose queues are not those of its sequences")
 
     def snapshot(self) -> dict[str, Any]:
         """The state as plain data: what `Scheduler.snapshot` would give."""
@@ -195,11 +200,18 @@ class State:
 
     def _on_fork(self, seq: Seq, parent: Seq, row: int) -> None:
         values = self._runner(parent)
-        require(seq not in self.sequences, "it is there already")
-        require(seq[0] == parent[0] and 0 < seq[1] < values.n, "it is no choice of that request")
+        self._check_choice(seq, parent)
         self.sequences[seq] = SequenceState(**{**vars(values), "row": None, "blocks": []})
         self._seat(seq, row)
         self._put(seq, 0, values.blocks)
+
+    def _on_wait(self, seq: Seq, parent: Seq) -> None:
+        values = self._sequence(parent)
+        self._check_choice(seq, parent)
+        facts = {name: vars(values)[name] for name in ("request_id", "rank", "num_prompt", "n")}
+        self.sequences[seq] = SequenceState(
+            **facts, max_tokens=values.max_tokens, num_tokens=values.num_prompt
+        )
 
     def _on_preempt(self, seq: Seq, by: Seq | None, mode: str, rule: str, num_lost: int) -> None:
         values = self._runner(seq)
@@ -209,8 +221,6 @@ class State:
         values.num_computed = 0
 
     def _on_finish(self, seq: Seq, reason: str) -> None:
-        if reason == "abort" and seq[1] and seq not in self.sequences:
-            return  # a choice that was never forked
         values = self._sequence(seq)
         require(values.host is None, "it still has host blocks")
         if values.row is not None:
@@ -279,6 +289,14 @@ class State:
         require(values.host is not None, "it has no host blocks")
         values.host = None
 
+    def _on_rebuild(self, snapshot: Snapshot) -> None:
+        sizes = (snapshot["block_size"], snapshot["num_blocks"], snapshot["num_host_blocks"])
+        own = (self.blocks.block_size, self.blocks.num_blocks, self.num_host_blocks)
+        require(sizes == own, "the sizes of the pools cannot change")
+        self._load(snapshot)
+        is_empty = not self.rows and not self.blocks.refs and not self.blocks.tree
+        require(is_empty, "something runs or has blocks")
+
     def _on_step(self, summary: Summary) -> None:
         require(summary["step"] > self.step, f"step {summary['step']} comes too late")
         self.blocks.check()
@@ -294,6 +312,11 @@ class State:
         values = self._sequence(seq)
         require(values.row is not None, f"{seq} does not run")
         return values
+
+    def _check_choice(self, seq: Seq, parent: Seq) -> None:
+        require(seq not in self.sequences, "it is there already")
+        is_choice = seq[0] == parent[0] and 0 < seq[1] < self.sequences[parent].n
+        require(is_choice, "it is no choice of that request")
 
     def _seat(self, seq: Seq, row: int) -> None:
         require(row not in self.rows, f"row {row} is taken")

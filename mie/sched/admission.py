@@ -37,11 +37,6 @@ def check_fits(
             f"{manager.num_blocks * manager.block_size} "
             f"(raise num_blocks to at least {manager.blocks_for(num_prompt + 1)})"
         )
-    if request.params.n > config.max_num_seqs:
-        raise RequestError(
-            f"n is {request.params.n}; at most {config.max_num_seqs} sequences run at once (raise "
-            f"max_num_seqs to at least {request.params.n})"
-        )
     if request.priority and config.scheduling_policy != "priority":
         raise RequestError(
             f"priority is {request.priority}; the engine schedules by {config.scheduling_policy} "

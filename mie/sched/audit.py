@@ -34,14 +34,9 @@ def queues(waiting: Items[Sequence], running: Items[Sequence]) -> dict[str, Any]
 def check_queues(
     waiting: Items[Sequence],
     running: Items[Sequence],
-    rows: Items[Sequence | None],
-    free_rows: Items[int],
 ) -> None:
-    """Assert that each live sequence stands in one queue, in order, and each row has one owner."""
-    assert [seq.key for seq in running] == sorted(seq.key for seq in running)
+    """Assert that each live sequence stands in one queue, with what it has there."""
     assert not {*waiting} & {*running}, "waits and runs"
-    taken = [seq.row for seq in running if seq.row is not None]
-    assert sorted([*taken, *free_rows]) == list(range(len(rows))), "a row is lost"
     for seq in [*waiting, *running]:
         assert seq.finish_reason is None
         assert seq.num_missing >= 1
@@ -49,6 +44,5 @@ def check_queues(
         assert seq.table is None, "waits and holds blocks"
     for seq in running:
         assert seq.row is not None
-        assert rows[seq.row] is seq
         assert seq.host is None, "swapped out and running"
         assert seq.is_prefilling or seq.num_missing == 1

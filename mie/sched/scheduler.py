@@ -9,9 +9,7 @@ The rules, with their reasons: docs/scheduling.md.
 
 from __future__ import annotations
 
-import heapq
 import math
-from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import Any
@@ -19,12 +17,13 @@ from typing import Any
 from mie.config import EngineConfig
 from mie.memory.manager import KVCacheManager
 from mie.memory.moves import Emit, Room
-from mie.memory.table import BlockTable
 from mie.sched.admission import check_budget, check_fits
 from mie.sched.ahead import reserve_ahead, rows_ahead
 from mie.sched.audit import check_queues, queues
 from mie.sched.plan import Chunk, SeqId, StepPlan
 from mie.sched.policy import VICTIM_RULES, WaitingQueue, rank_of
+from mie.sched.result import ChunkResult, StepResult
+from mie.sched.seats import Seats
 from mie.sched.sequence import FinishReason, Request, Sequence
 
 
@@ -41,20 +40,23 @@ class Scheduler:
         check_budget(config, max_model_len)
         self.manager = manager
         self.max_model_len = max_model_len
-        self.waiting = WaitingQueue()
-        self.running: list[Sequence] = []
         self._config = config
         self._emit = emit
         self._max_chunk = config.max_prefill_chunk or config.max_num_batched_tokens
+        # The last token's keys and values are never stored.
+        self._longest = min(max_model_len, manager.num_blocks * manager.block_size + 1)
         self._num_spare = math.ceil(config.watermark * manager.num_blocks)
-        self._rows: list[Sequence | None] = [None] * config.max_num_seqs
-        self._free_rows = list(range(config.max_num_seqs))  # a heap: low rows are taken first
-        self._new_rows: dict[int, Sequence] = {}  # rows that the runner has yet to hear of
-        self._num_seats = 0  # of the running, as the next two
-        self._num_fork_copies = 0
-        self._num_prefilling = 0
-        self._exported: list[Sequence] = []  # swapped out in this step
         self._step = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.waiting = WaitingQueue()
+        self._seats = Seats(self._config.max_num_seqs)
+        self._exported: list[Sequence] = []  # swapped out in this step
+
+    @property
+    def running(self) -> list[Sequence]:
+        return self._seats.running
 
     @property
     def has_work(self) -> bool:
@@ -63,10 +65,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request, or raise `RequestError` if it could never run."""
         check_fits(request, self._config, self.manager, self.max_model_len)
-        # The last token's keys and values are never stored.
-        longest = min(self.max_model_len, self.manager.num_blocks * self.manager.block_size + 1)
-        rank = rank_of(self._config, request, self._step, longest)
-        request.enter(rank, longest)
+        rank = rank_of(self._config, request, self._step, self._longest)
+        request.enter(rank, self._longest)
         event = (request.request_id, request.number, rank, request.num_prompt)
         self._emit(("add", *event, request.params.n, request.params.max_tokens))
         self.waiting.add(request.sequences[0])
@@ -77,6 +77,7 @@ class Scheduler:
         """Decide what the next step computes, and reserve the blocks for it. Without ``may_admit``
         it is the rest of what `ahead` foretold."""
         self._step += 1
+        self._seats.num_promised = 0
         is_drained = not self.running
         preempted: list[SeqId] = []
         budget = self._config.max_num_batched_tokens
@@ -85,15 +86,13 @@ class Scheduler:
         chunks: list[Chunk] = []
         if self._config.async_scheduling:
             reserve_ahead(self.manager, self.running)
-        if self._num_prefilling:
+        if self._seats.num_prefilling:
             budget = self._take_prefills(budget, chunks)
         if may_admit and self._may_admit(is_drained, preempted):
             self._admit(budget, chunks)
-        new_rows = tuple([seq.new_row() for seq in self._new_rows.values()])
-        self._new_rows.clear()
         return StepPlan(
             step=self._step,
-            new_rows=new_rows,
+            new_rows=self._seats.take_new(),
             moves=self.manager.take_moves(),
             decodes=tuple(decodes),
             chunks=tuple(chunks),
@@ -103,8 +102,8 @@ class Scheduler:
     def ahead(self, plan: StepPlan) -> tuple[int, ...]:
         """The rows that decode in the step after ``plan``, which is not taken in yet; none, if more
         than decodes may follow."""
-        has_seat = self.waiting and self._has_seats(self.waiting.first)
-        if len(plan.decodes) < len(self.running) or has_seat:
+        may_admit = self.waiting and self._seats.num_free
+        if len(plan.decodes) < len(self.running) or may_admit:
             return ()
         return rows_ahead(self.running)
 
@@ -142,9 +141,28 @@ class Scheduler:
                 count = self._chunk_size(seq.num_missing, budget)
                 if not count:
                     break
-                chunks.append(seq.chunk(count))
+                chunks.append(self._chunk(seq, count))
                 budget -= count
         return budget
+
+    def _chunk(self, seq: Sequence, count: int) -> Chunk:
+        """The next tokens of a sequence. At the end of a prompt those choices sample that can fork
+        from it: the others wait, and compute for themselves what the prefix cache does not have."""
+        if count < seq.num_missing:
+            return seq.chunk(count, ())
+        choices = [seq.index]
+        if seq is seq.request.leader:
+            live = [each.index for each in seq.request.sequences if each.finish_reason is None]
+            choices = live[: 1 + self._num_forks_for(seq)]
+            self._seats.num_promised += len(choices) - 1
+        return seq.chunk(count, tuple(choices))
+
+    def _num_forks_for(self, seq: Sequence) -> int:
+        """Choices that find a seat, a block for the next token, and nobody before them."""
+        if self.waiting and self.waiting.first.key < seq.key:
+            return 0
+        num_blocks = self.manager.num_available - self._num_spare - self._seats.num_promised
+        return max(0, min(self._seats.num_free, num_blocks))
 
     def _chunk_size(self, num_missing: int, budget: int) -> int:
         if not self._config.enable_chunked_prefill:
@@ -162,7 +180,7 @@ class Scheduler:
         is_static = self._config.batching == "static"
         while self.waiting and (budget or is_static):
             seq = self.waiting.first
-            if not self._has_seats(seq):
+            if not self._seats.num_free:
                 return
             request = seq.request
             room = self.manager.find_room(
@@ -170,7 +188,8 @@ class Scheduler:
                 salt=request.cache_salt,
                 use_cache=self._may_use_cache(request),
                 host=seq.host,
-                num_spare=self._num_spare_for(seq),
+                # Alone, a sequence may have every block, or it could wait for ever.
+                num_spare=self._num_spare + self._seats.num_promised if self.running else 0,
             )
             if room is None:
                 return
@@ -179,32 +198,15 @@ class Scheduler:
                 return
             self._open(seq, room)
             if count:
-                chunks.append(seq.chunk(count))
+                chunks.append(self._chunk(seq, count))
             budget = budget - count if count else 0  # a prompt that waits whole is not passed
 
-    def _has_seats(self, seq: Sequence) -> bool:
-        return self._num_seats + seq.num_seats <= self._config.max_num_seqs
-
     def _may_use_cache(self, request: Request) -> bool:
-        is_scored = request.num_prompt_scored >= request.num_prompt_to_score
-        may_read = is_scored and not request.params.skip_reading_prefix_cache
-        return self._config.enable_prefix_caching and may_read
-
-    def _num_spare_for(self, seq: Sequence) -> int:
-        """Blocks to leave free: the watermark, and those that the forks to come will copy. Alone, a
-        sequence may have them all, or it could wait for ever."""
-        if not self.running:
-            return 0
-        return self._num_spare + self._num_fork_copies + self._fork_copies(seq)
-
-    def _fork_copies(self, seq: Sequence) -> int:
-        """Blocks that the choices of an unforked request will copy."""
-        is_split = seq.request.num_prompt % self.manager.block_size > 0
-        return seq.num_seats - 1 if is_split else 0
+        return self._config.enable_prefix_caching and request.may_read_cache
 
     def _open(self, seq: Sequence, room: Room) -> None:
         self.waiting.remove(seq)
-        row = heapq.heappop(self._free_rows)
+        row = self._seats.next_row
         event = (seq.seq_id, row, seq.num_tokens, room.num_computed)
         if seq.was_admitted:
             self._emit(("resume", *event, "recompute" if seq.host is None else "swap"))
@@ -212,101 +214,86 @@ class Scheduler:
             seq.request.metrics.num_recomputed_tokens += recomputed
         else:
             self._emit(("admit", *event))
-            self._count_query(seq, room)
-        seq.was_admitted, seq.host = True, None
+            if not seq.request.was_admitted:
+                seq.request.metrics.num_cached_tokens = room.num_computed
+                if self._may_use_cache(seq.request):
+                    self._count_query(seq, room)
+        seq.host = None
         table = self.manager.open_table(room, seq.seq_id, row)
-        self._seat(seq, table)
-        seq.is_prefilling = True
-        self._num_prefilling += 1
-        insort(self.running, seq, key=lambda seq: seq.key)
+        self._seats.take(seq, table, is_prefilling=True)
 
     def _count_query(self, seq: Sequence, room: Room) -> None:
-        request = seq.request
-        request.metrics.num_cached_tokens = room.num_computed
-        if self._may_use_cache(request):
-            num_full = len(room.path) * self.manager.block_size
-            num_partial = room.num_computed - num_full
-            self.manager.stats.add_query(request.num_prompt, num_full, num_partial)
-            if room.num_computed:
-                source = room.partial and room.partial.block_id
-                hit = (request.num_prompt, num_full, num_partial, source)
-                self._emit(("hit", seq.seq_id, *hit))
+        num_full = len(room.path) * self.manager.block_size
+        query = (seq.request.num_prompt, num_full, room.num_computed - num_full)
+        self.manager.stats.add_query(*query)
+        if room.num_computed:
+            source = room.partial and room.partial.block_id
+            self._emit(("hit", seq.seq_id, *query, source))
 
-    def _seat(self, seq: Sequence, table: BlockTable) -> None:
-        seq.table, seq.row = table, table.row
-        self._rows[table.row] = self._new_rows[table.row] = seq
-        self._num_seats += seq.num_seats
-        self._num_fork_copies += self._fork_copies(seq)
+    def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
+        """Take in a step's result: first the blocks, then token after token.
 
-    def update(
-        self, plan: StepPlan, decoded: Items[int], sampled: Items[Items[int]]
-    ) -> list[Sequence]:
-        """Take in a step's result: a token for each decode, and for each chunk one for each of its
-        choices.
+        A token is the last that changes of its sequence, so that `rebuild` finds every sequence
+        before or after its step.
 
-        Returns the sequences that got a token, in that order; those that ended have a
-        ``finish_reason`` and no blocks.
+        Returns the sequences that got a token, the decodes' before the chunks'; those that ended
+        have a ``finish_reason`` and no blocks.
         """
         self.manager.end_step()
         self._exported.clear()
-        seqs = [seq for seq in map(self._rows.__getitem__, plan.decodes) if seq is not None]
+        seqs = [seq for seq in map(self._seats.rows.__getitem__, plan.decodes) if seq is not None]
         if seqs:
             self._emit(("decode", plan.decodes))
             self.manager.advance([seq.table for seq in seqs if seq.table is not None])
-        for seq, token_id in zip(seqs, decoded, strict=True):
+        token_ids, logprobs = [*result.token_ids], [*result.logprobs]
+        for chunk, yielded in zip(plan.chunks, result.chunks, strict=True):
+            seqs += self._take_in_chunk(chunk, yielded)
+            token_ids += yielded.token_ids
+            logprobs += yielded.logprobs
+        for seq, token_id, row in zip(seqs, token_ids, logprobs, strict=True):
+            if row is not None:
+                seq.logprobs.append(row)
             seq.token_ids.append(token_id)
-            if token_id in seq.end_token_ids or len(seq.token_ids) >= seq.max_tokens:
-                self._end(seq, token_id)
-        for chunk, token_ids in zip(plan.chunks, sampled, strict=True):
-            seqs += self._update_chunk(chunk, token_ids)
+            may_end = token_id in seq.end_token_ids or len(seq.token_ids) >= seq.max_tokens
+            if may_end and seq.ending is not None:
+                self.finish(seq, *seq.ending)
         return seqs
 
-    def _update_chunk(self, chunk: Chunk, token_ids: Items[int]) -> list[Sequence]:
-        seq = self._rows[chunk.row]
+    def _take_in_chunk(self, chunk: Chunk, yielded: ChunkResult) -> list[Sequence]:
+        """The chunk's tokens are stored: its choices, which run now."""
+        seq = self._seats.rows[chunk.row]
         assert seq is not None
         assert seq.table is not None
         request = seq.request
         self._emit(("prefill", seq.seq_id, chunk.start, len(chunk.token_ids), chunk.choices))
         self.manager.commit(seq.table, chunk.end)
-        request.num_prompt_scored = max(request.num_prompt_scored, chunk.scored[1])
-        if chunk.choices:
-            seq.is_prefilling = False
-            self._num_prefilling -= 1
-            if not request.is_forked:
-                self._fork(seq)
+        request.prompt_logprobs.extend(yielded.prompt_logprobs)
         chosen = [request.sequences[choice] for choice in chunk.choices]
-        for each, token_id in zip(chosen, token_ids, strict=True):
-            each.token_ids.append(token_id)
-        for each, token_id in zip(chosen, token_ids, strict=True):
-            if token_id in each.end_token_ids or each.num_tokens >= each.max_tokens:
-                self._end(each, token_id)
+        if chosen:
+            self._seats.end_prefill(seq)
+            if seq is request.leader:
+                self._fork(seq, chosen)
         return chosen
 
-    def _fork(self, first: Sequence) -> None:
-        """The prompt is computed: seat the other choices beside the first, over its blocks."""
+    def _fork(self, first: Sequence, chosen: Items[Sequence]) -> None:
+        """The prompt is computed: those chosen run beside the first, over its blocks; the other
+        choices wait."""
         assert first.table is not None
-        request = first.request
-        self._num_seats -= first.num_seats - 1
-        self._num_fork_copies -= self._fork_copies(first)
-        request.is_forked = True
-        for sibling in request.sequences[1:]:
-            row = heapq.heappop(self._free_rows)
+        for sibling in first.request.sequences:
+            if sibling is first or sibling.finish_reason is not None:
+                continue
+            if sibling not in chosen:
+                self._wait(sibling, first)
+                continue
+            row = self._seats.next_row
             self._emit(("fork", sibling.seq_id, first.seq_id, row))
             table = self.manager.fork(first.table, sibling.seq_id, row, sibling.token_ids)
-            self._seat(sibling, table)
-            sibling.was_admitted = True
-            insort(self.running, sibling, key=lambda seq: seq.key)
+            self._seats.take(sibling, table, is_prefilling=False)
 
-    def _end(self, seq: Sequence, token_id: int) -> None:
-        """Finish a sequence whose last token or length may be its end."""
-        request, params = seq.request, seq.request.params
-        is_forced = seq.num_generated <= len(params.trace_decode_token_ids or ())
-        if token_id in request.eos_token_ids and not is_forced:
-            self.finish(seq, "stop")
-        elif token_id in request.stop_token_ids and not is_forced:
-            self.finish(seq, "stop", token_id)
-        elif seq.num_tokens >= seq.max_tokens:
-            self.finish(seq, "length")
+    def _wait(self, seq: Sequence, parent: Sequence) -> None:
+        """A choice joins the queue, to compute the prompt that its sibling has or would have."""
+        self._emit(("wait", seq.seq_id, parent.seq_id))
+        self.waiting.add(seq)
 
     # Leaving, legal in every state.
 
@@ -316,23 +303,28 @@ class Scheduler:
         """End one choice and give its blocks back; its siblings go on."""
         if seq.finish_reason is not None:
             return
-        seq.finish_reason, seq.stop_reason = reason, stop_reason
+        seq.stop_reason = stop_reason
+        seq.finish_reason = reason
         if seq.table is not None:
             self._leave(seq)
         elif seq in self.waiting:
             self.waiting.remove(seq)
-        if seq.host is not None:
             self._drop_host(seq)
+        else:
+            return  # another choice computes its prompt
+        heir = seq.request.leader
+        if heir is not None:
+            self._wait(heir, seq)
         self._emit(("finish", seq.seq_id, reason))
 
     def abort(self, request: Request, reason: FinishReason = "abort") -> None:
         """End every unfinished choice of a request."""
-        for seq in request.sequences:
+        for seq in reversed(request.sequences):  # none is to lead in place of the first
             self.finish(seq, reason)
 
     def owner_of(self, row: int) -> Request | None:
-        """Return the request whose sequence has a row."""
-        seq = self._rows[row]
+        """The request whose sequence has a row."""
+        seq = self._seats.rows[row]
         return None if seq is None else seq.request
 
     def preempt(self, seq: Sequence, by: Sequence | None = None, *, swap: bool = True) -> None:
@@ -360,51 +352,38 @@ class Scheduler:
         """
         self.manager.end_step()
         for seq in self._exported:
-            if seq.host is not None:
-                seq.num_lost = seq.host.num_tokens
-                self._drop_host(seq)
+            seq.num_lost = seq.host.num_tokens if seq.host else seq.num_lost
+            self._drop_host(seq)
         self._exported.clear()
         while self.running:
             self.preempt(self.running[-1], swap=False)
 
-    def rebuild(self, requests: Iterable[Request]) -> None:
-        """TEMPORARY."""
-        self.manager.reset()
-        self._rows = [None] * self._config.max_num_seqs
-        self._free_rows = list(range(self._config.max_num_seqs))
-        self._new_rows = {}
-        self._num_seats = self._num_fork_copies = self._num_prefilling = 0
-        self._exported.clear()
-        self.running.clear()
-        self.waiting = WaitingQueue()
-        for request in requests:
-            for seq in request.sequences:
-                seq.table = seq.host = seq.row = None
-                seq.is_prefilling = False
-                if request.is_forked and seq.finish_reason is None and seq.num_generated:
-                    self._end(seq, seq.token_ids[-1])
-            for seq in request.sequences if request.is_forked else request.sequences[:1]:
-                if seq.finish_reason is None:
-                    self.waiting.add(seq)
-
     def _leave(self, seq: Sequence) -> None:
         assert seq.table is not None
-        assert seq.row is not None
-        self._num_seats -= seq.num_seats
-        self._num_fork_copies -= self._fork_copies(seq)
-        self._num_prefilling -= seq.is_prefilling
-        self.running.remove(seq)
         seq.request.metrics.num_copied_blocks += seq.table.num_copies
         self.manager.close_table(seq.table)
-        heapq.heappush(self._free_rows, seq.row)
-        self._rows[seq.row] = None
-        self._new_rows.pop(seq.row, None)
-        seq.table, seq.row, seq.is_prefilling = None, None, False
+        self._seats.leave(seq)
 
     def _drop_host(self, seq: Sequence) -> None:
-        assert seq.host is not None
-        self.manager.drop_host(seq.host)
-        seq.host = None
+        if seq.host is not None:
+            self.manager.drop_host(seq.host)
+            seq.host = None
+
+    # Starting again.
+
+    def rebuild(self, requests: Iterable[Request]) -> None:
+        """Begin anew with nothing but the tokens of ``requests``, given in order of arrival.
+
+        For use after an exception at any line, whatever is half-changed: the blocks are a cache.
+        Every sequence that goes on waits as if it had been preempted; one whose last token is its
+        end is ended. Interrupted, it can be called again.
+        """
+        self.manager.reset()
+        self._clear()
+        for request in requests:
+            for seq in request.restore():
+                self.waiting.add(seq)
+        self._emit(("rebuild", self.snapshot()))
 
     # For tests and the event log.
 
@@ -417,8 +396,5 @@ class Scheduler:
         waiting = list(self.waiting)
         tables = [seq.table for seq in self.running if seq.table is not None]
         self.manager.check_invariants(tables, [seq.host for seq in waiting if seq.host is not None])
-        check_queues(waiting, self.running, self._rows, self._free_rows)
-        assert self._num_seats == sum(seq.num_seats for seq in self.running)
-        assert self._num_seats <= self._config.max_num_seqs
-        assert self._num_fork_copies == sum(map(self._fork_copies, self.running))
-        assert self._num_prefilling == sum(seq.is_prefilling for seq in self.running)
+        self._seats.check_invariants()
+        check_queues(waiting, self.running)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from typing import Any, Literal
+from typing import Literal
 
 from mie.memory.table import BlockTable, HostTable
 from mie.sched.metrics import RequestMetrics
 from mie.sched.params import SamplingParams
 from mie.sched.plan import Chunk, NewRow
+from mie.sched.result import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -42,15 +43,13 @@ class Request:
         self.end_token_ids = self.eos_token_ids | self.stop_token_ids
         self.draw_key = (params.seed, 0) if params.seed is not None else (draw_seed, number + 1)
         """(seed, stream) of the random numbers: a user's seed has stream 0 to itself."""
-        self.num_prompt_scored = 0
-        """Prompt positions whose log-probabilities were returned: each is returned once."""
-        self.prompt_logprobs: list[Any] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """Of the prompt's positions from the first on, as far as they are computed, if asked for.
+        Each is computed once, whatever happens to the sequences."""
         self.metrics = RequestMetrics()
         self.error: Exception | None = None
         """Why it failed, if it did."""
         self.sequences = [Sequence(self, index, prompt_token_ids) for index in range(params.n)]
-        self.is_forked = params.n == 1
-        """Whether all choices have tables of their own; before, only the first runs."""
 
     def enter(self, rank: int, longest: int) -> None:
         """Take a place in the order of the queues; no choice may get more than ``longest`` tokens,
@@ -60,6 +59,41 @@ class Request:
         for seq in self.sequences:
             seq.key = (rank, *seq.seq_id)
             seq.max_tokens = longest
+
+    def restore(self) -> list[Sequence]:
+        """Keep the truth about the sequences only: those that are to wait."""
+        for seq in self.sequences:
+            seq.restore()
+        leader = self.leader
+        live = [seq for seq in self.sequences if seq.finish_reason is None]
+        return live if leader is None else [leader]
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether the prompt is computed, so that each choice goes its own way. The tokens tell."""
+        return any(seq.num_generated for seq in self.sequences)
+
+    @property
+    def leader(self) -> Sequence | None:
+        """The first choice that goes on: it computes the prompt for all. None after the fork."""
+        if self.is_forked:
+            return None
+        return next((seq for seq in self.sequences if seq.finish_reason is None), None)
+
+    @property
+    def was_admitted(self) -> bool:
+        """Whether one of its choices has run."""
+        return any(seq.was_admitted for seq in self.sequences)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether all log-probabilities of the prompt that were asked for are there."""
+        return len(self.prompt_logprobs) >= self.num_prompt_to_score
+
+    @property
+    def may_read_cache(self) -> bool:
+        """Whether prefix hits are used. A prompt that is to be scored has to be computed."""
+        return self.is_scored and not self.params.skip_reading_prefix_cache
 
     @property
     def num_prompt_to_score(self) -> int:
@@ -73,6 +107,9 @@ class Request:
 
 class Sequence:
     """The tokens of one choice, and how many of them are computed.
+
+    The tokens, with ``logprobs`` and ``finish_reason``, are the truth about it. All the rest can be
+    made again from them (`Scheduler.rebuild`).
 
     There is no prefill phase and no decode phase: every step lets ``num_computed`` catch up with
     ``num_tokens``. Where the sequence stands (waiting, running, finished) is told by the queue that
@@ -106,6 +143,8 @@ class Sequence:
         self.key = (0, request.number, index)
         """Orders the queues: (the policy's rank, number, index). The scheduler sets the rank."""
         self.token_ids = list(prompt_token_ids)
+        self.logprobs: list[TokenLogprobs] = []
+        """One for each generated token, if they were asked for."""
         self.end_token_ids = request.end_token_ids
         self.max_tokens = 0
         """Tokens, the prompt's included, at which it ends; set by the scheduler."""
@@ -117,7 +156,6 @@ class Sequence:
         self.was_admitted = False
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self.logprobs: list[Any] = []
         self.num_lost = 0
         """Tokens that were computed when it was last preempted, and not swapped out."""
 
@@ -139,20 +177,12 @@ class Sequence:
         """Tokens to compute before the next one can be sampled: 1 for a decode."""
         return len(self.token_ids) - self.num_computed
 
-    @property
-    def num_seats(self) -> int:
-        """Places among the running that it takes: its unforked siblings wait in it."""
-        return 1 if self.request.is_forked else len(self.request.sequences)
-
-    def chunk(self, count: int) -> Chunk:
-        """The next ``count`` tokens to compute."""
+    def chunk(self, count: int, choices: tuple[int, ...]) -> Chunk:
+        """The next ``count`` tokens to compute, and the choices that sample at their end."""
         assert self.row is not None
         request, start = self.request, self.num_computed
         end = start + count
-        choices: tuple[int, ...] = ()
-        if end == self.num_tokens:
-            choices = (self.index,) if request.is_forked else tuple(range(request.params.n))
-        scored = (max(start, request.num_prompt_scored), min(end, request.num_prompt_to_score))
+        scored = (max(start, len(request.prompt_logprobs)), min(end, request.num_prompt_to_score))
         return Chunk(
             seq_id=self.seq_id,
             row=self.row,
@@ -175,6 +205,29 @@ class Sequence:
             banned_ids=tuple(sorted(self.end_token_ids)),
             draw_key=self.request.draw_key,
         )
+
+    @property
+    def ending(self) -> tuple[FinishReason, int | None] | None:
+        """The finish and stop reason, if its last token ends it."""
+        request, token_id = self.request, self.token_ids[-1]
+        # The prompt's tokens and the forced ones end nothing.
+        is_forced = self.num_generated <= len(request.params.trace_decode_token_ids or ())
+        if token_id in request.eos_token_ids and not is_forced:
+            return "stop", None
+        if token_id in request.stop_token_ids and not is_forced:
+            return "stop", token_id
+        return ("length", None) if self.num_tokens >= self.max_tokens else None
+
+    def restore(self) -> None:
+        """Keep the truth only: it stands nowhere, none of its tokens is computed, and if the last
+        one ends it, it has ended."""
+        self.table = self.row = self.host = None
+        self.is_prefilling = False
+        self.num_lost = self.num_tokens - 1 if self.num_generated else 0
+        del self.logprobs[self.num_generated :]  # a log-probability comes before its token
+        if self.finish_reason is None:
+            reason, self.stop_reason = self.ending or (None, None)
+            self.finish_reason = reason
 
     def __repr__(self) -> str:
         return f"<Sequence {self.request.request_id}/{self.index}: {self.num_tokens} tokens>"

@@ -141,7 +141,7 @@ class _Reader:
         match record:
             case ("add", _, number, _, num_prompt, n, _):
                 self._add(number, num_prompt, n, start)
-            case ("admit", (number, _), _, _, num_computed) if number in self.lives:
+            case ("admit", (number, 0), _, _, num_computed) if number in self.lives:
                 self.lives[number].record.num_cached = num_computed
             case ("preempt", (number, _), *_) if number in self.lives:
                 self.lives[number].record.num_preemptions += 1

@@ -3,8 +3,8 @@ tokens that nobody drew."""
 
 from __future__ import annotations
 
-from mie.runner import ChunkResult, StepResult
 from mie.sched.plan import Chunk, StepPlan
+from mie.sched.result import ChunkResult, StepResult
 from mie.sim.clock import SimClock
 from mie.sim.costs import Costs, StepWork, causal_pairs
 from mie.sim.tokens import text_key, text_token

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from command_line import error_line, mie
-from event_stories import EMPTY, run_toy, summary, write_story
+from event_stories import EMPTY, REBUILD, REBUILT, STORY, run_toy, summary, write_story
 
 from mie.events import EventLog
 
@@ -209,6 +209,30 @@ def test_a_request_that_runs_on_is_told_to_the_end_of_the_log(story: Path) -> No
     assert lines[-1] == "step 6  decoded 1 token"
 
 
+def test_a_choice_that_waits_for_a_seat_says_so(story: Path) -> None:
+    assert [line.strip() for line in output(story, "--request", "d")] == [
+        "step 5  [0] added: 4 prompt tokens, at most 5 new tokens, 2 choices",
+        "step 5  [1] waits for a seat of its own",
+        "step 5  [0] finished: abort",
+        "step 5  [1] finished: abort",
+    ]
+
+
+def test_a_rebuild_is_told_to_those_who_were_there(tmp_path: Path) -> None:
+    def last_line(rebuilt: dict[str, Any]) -> str:
+        story = [*STORY, [("rebuild", {**EMPTY, **rebuilt})]]
+        return output(write_story(tmp_path / "story.jsonl", story), "--request", "b")[-1].strip()
+
+    assert last_line(REBUILT) == "step 7  waits again: the state was rebuilt"
+    assert last_line({}) == "step 7  has ended: the state was rebuilt"
+
+
+def test_a_rebuild_begins_a_new_wait_on_the_timeline(tmp_path: Path) -> None:
+    events = timeline(write_story(tmp_path / "story.jsonl", [*STORY, REBUILD]))
+    assert [event["name"] for event in events].count("rebuilt") == 2
+    assert ("c", "waiting", 70.0, 5.0) in list(slices(events, 2))
+
+
 def test_an_unknown_request_is_answered_with_the_known_ones(story: Path) -> None:
     line = error_line(mie("trace", story, "--request", "z"))
     assert line.endswith("the log has no request 'z'; it has a, b, c, d")
@@ -267,6 +291,7 @@ def test_instants_tell_the_cause(story: Path) -> None:
     assert [event["name"] for event in instants if event["name"].startswith("finished")] == [
         "finished: length",
         "finished: length",
+        "finished: abort",
         "finished: abort",
     ]
 

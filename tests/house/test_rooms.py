@@ -69,11 +69,18 @@ ROOMS = {
     "outputs": Room(mie={"outputs_json", "reprs", "sched.metrics", "sched.sequence"}),
     "rows": Room(mie={"ops.sampling", "sched.bad_words", "sched.plan"}, packages={"numpy"}),
     "runner": Room(
-        mie={"model.decoder", "ops.backend", "ops.sampling", "rows", "sched.plan"},
+        mie={
+            "model.decoder",
+            "ops.backend",
+            "ops.sampling",
+            "rows",
+            "sched.plan",
+            "sched.result",
+        },
         packages={"numpy"},
     ),
-    "overlap": Room(mie={"runner", "sched.plan"}),
-    "step": Room(mie={"memory.stats", "runner", "sched.metrics", "sched.sequence"}),
+    "overlap": Room(mie={"runner", "sched.plan", "sched.result"}),
+    "step": Room(mie={"memory.stats", "sched.metrics", "sched.result", "sched.sequence"}),
     "engine": Room(mie={"config", "errors", "events", "interrupts", "runner", "sched", "step"}),
     "sizing": Room(
         mie={"config", "errors", "host", "model.config", "model.tensors", "ops.backend"}

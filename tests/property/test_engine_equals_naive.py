@@ -32,6 +32,7 @@ OFTEN = (
     "copies, prefix",
     "copies, fork",
     "fork",
+    "wait",
     "evict",
     "aborts",
     "launched ahead",
@@ -53,7 +54,7 @@ def prompts(draw):
 def sampling(draw):
     """Keyword arguments of SamplingParams, as the oracle reads them too."""
     params = {
-        "n": draw(st.sampled_from([1, 1, 1, 2, 3])),
+        "n": draw(st.sampled_from([1, 1, 1, 2, 3, 5])),
         "max_tokens": draw(st.sampled_from([12, 10, 8, 6, 4, 2, 1])),
         "temperature": draw(st.sampled_from([0.0, 0.0, 0.7, 1.5])),
     }
@@ -97,8 +98,8 @@ def engines(draw, longest):
     config = {
         "block_size": block_size,
         # From "one request barely fits" to "there is plenty".
-        "num_blocks": -(-longest // block_size) + draw(st.integers(0, 8)),
-        "max_num_seqs": draw(st.integers(3, 6)),
+        "num_blocks": -(-longest // block_size) + draw(st.integers(0, 6)),
+        "max_num_seqs": draw(st.sampled_from([6, 5, 4, 6, 5, 4, 3, 2, 1])),
         "max_num_batched_tokens": draw(budgets) if is_chunked else max_model_len,
         "enable_chunked_prefill": is_chunked,
         "max_prefill_chunk": draw(st.sampled_from([None, 1, 3])) if is_chunked else None,
@@ -215,7 +216,7 @@ class Run:
                 seen[f"resumed by {fields[4]}"] += 1
             elif kind == "copy":
                 seen[f"copies, {fields[3]}"] += 1
-            elif kind in ("fork", "evict"):
+            elif kind in ("fork", "wait", "evict"):
                 seen[kind] += 1
         seen["aborts"] += len(self.aborted)
 

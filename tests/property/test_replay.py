@@ -8,6 +8,7 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_runner import answer_to
 
 from mie.config import EngineConfig
 from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
@@ -28,7 +29,7 @@ def configs(draw):
     caches = draw(st.booleans())
     return EngineConfig(
         block_size=draw(st.integers(1, 4)),
-        max_num_seqs=draw(st.integers(2, 5)),
+        max_num_seqs=draw(st.sampled_from([3, 4, 5, 2, 1])),
         max_num_batched_tokens=draw(st.sampled_from([1, 3, 8])) if chunked else MAX_MODEL_LEN,
         max_prefill_chunk=draw(st.sampled_from([None, 2])) if chunked else None,
         enable_chunked_prefill=chunked,
@@ -51,7 +52,7 @@ def requests(draw):
             draw(st.integers(0, 8)),
             draw(st.lists(st.integers(0, 1), min_size=1, max_size=10)),
             draw(st.integers(1, 8)),
-            draw(st.sampled_from([1, 1, 2])),
+            draw(st.sampled_from([1, 1, 2, 1, 4])),
             draw(st.integers(-1, 1)),
             draw(st.sampled_from([None, None, "tenant"])),
         )
@@ -83,12 +84,12 @@ class Run:
 
     def step(self, number, draw_token, breaks):
         plan = self.scheduler.schedule()
-        if breaks:
+        if breaks and number % 4:
             self.scheduler.preempt_all()
+        elif breaks:
+            self.scheduler.rebuild(self.requests)
         else:
-            decoded = [draw_token() for _ in plan.decodes]
-            sampled = [[draw_token() for _ in chunk.choices] for chunk in plan.chunks]
-            self.scheduler.update(plan, decoded, sampled)
+            self.scheduler.update(plan, answer_to(plan, draw_token))
         self.scheduler.check_invariants()
         self.log.end_step({**dict.fromkeys(SUMMARY_FIELDS, 0), "step": number})
         return self.log.segments()[-1].steps[-1]
@@ -121,7 +122,7 @@ def check_run(path, config, arrivals, spare, num_host_blocks, tokens, aborted, b
             for arrival in [each for each in waiting if each[0] <= number]:
                 waiting.remove(arrival)
                 prompt, max_tokens, n, *labels = arrival[1:]
-                run.add(prompt, max_tokens, min(n, config.max_num_seqs), *labels)
+                run.add(prompt, max_tokens, n, *labels)
             victim = aborted.get(number)
             if victim is not None and victim < len(run.requests):
                 # By preference one that is swapped out, which is rare.

@@ -38,7 +38,10 @@ numbers = st.integers(0, 11)
 # One rule that chooses, instead of many rules: hypothesis leaves rules out at random, and these
 # reach little without each other.
 OPERATIONS = st.sampled_from(
-    [*["step"] * 18, *["add"] * 12, *["abort"] * 3, "finish_choice", "break_off", "reset"]
+    [
+        *(["step"] * 18 + ["add"] * 12 + ["abort"] * 3 + ["finish_choice"] * 2),
+        *("break_off", "rebuild", "reset"),
+    ]
 )
 
 
@@ -52,7 +55,7 @@ def settings_of_engines(draw):
     swaps, is_static = draw(st.booleans()), draw(st.integers(0, 4)) == 4
     config = {
         "block_size": draw(st.sampled_from([4, 1, 2, 3, 4])),
-        "max_num_seqs": draw(st.integers(3, 6)),
+        "max_num_seqs": draw(st.integers(1, 6)),
         "max_num_batched_tokens": budget,
         "enable_chunked_prefill": is_chunked,
         "enable_prefix_caching": caching,
@@ -130,7 +133,7 @@ class Scheduling(RuleBasedStateMachine):
             prompt = [*other.token_ids[: self.limit - 3], 6, 6]
         salt = "tenant" if rank % 5 == 4 else None
         params = SamplingParams(
-            n=[1, 1, 2, 1, 3][(pick + 2 * number) % 5],
+            n=[1, 1, 2, 1, 4, 3][(pick + 2 * number) % 6],
             max_tokens=[10, None, 1, 4, 7, 13][(pick + number) % 6],
             seed=salt_seed(salt),
             ignore_eos=rank % 8 > 0,
@@ -175,12 +178,12 @@ class Scheduling(RuleBasedStateMachine):
         self.forget_finished()
 
     def finish_choice(self, pick, number):
-        """As a stop string does."""
-        forked = [r for r in self.live.values() if r.is_forked]
-        if forked:
-            request = forked[pick % len(forked)]
+        """As a stop string does, or somebody who has seen enough of one choice."""
+        several = [r for r in self.live.values() if r.params.n > 1]
+        if several:
+            request = several[pick % len(several)]
             seq = request.sequences[number % request.params.n]
-            seen["choices finished"] += seq.finish_reason is None
+            seen[f"choices finished {state_of_choice(seq)}"] += 1
             self.scheduler.finish(seq, "stop", "text")
             self.forget_finished()
 
@@ -188,6 +191,20 @@ class Scheduling(RuleBasedStateMachine):
         was_idle = not self.scheduler.running
         assert self.manager.reset_prefix_cache() == was_idle
         seen["resets"] += was_idle
+
+    def rebuild(self, pick, _):
+        """Something is raised where the queues or the blocks may be torn."""
+        if pick % 2:
+            self.scheduler.schedule()
+        if self.config.async_scheduling:
+            self.runner._launched = None
+        self.scheduler._seats.running[:] = [None]
+        self.manager._pool._refcounts[0] += 1
+        self.scheduler.rebuild(self.live.values())
+        assert not self.scheduler.running
+        assert self.manager.num_available == self.manager.num_blocks
+        self.last_admitted = -1
+        seen["rebuilt"] += 1
 
     def break_off(self, pick, _):
         """Something is raised in the midst of a step."""
@@ -226,21 +243,22 @@ class Scheduling(RuleBasedStateMachine):
         for _, node in self.manager._pinned:
             seen["partial hits, cached" if node else "partial hits, running"] += 1
         result = self.runner.run(plan)
-        sampled = scheduler.update(
-            plan, result.token_ids, [chunk.token_ids for chunk in result.chunks]
-        )
+        sampled = scheduler.update(plan, result)
         self.take_in(plan, sampled, result.chunks)
         self.count()
 
     def check_limits(self, plan):
         config = self.config
         assert plan.num_tokens <= config.max_num_batched_tokens
-        assert sum(seq.num_seats for seq in self.scheduler.running) <= config.max_num_seqs
+        num_forks = sum(len(chunk.choices) - 1 for chunk in plan.chunks if chunk.choices)
+        assert len(self.scheduler.running) + num_forks <= config.max_num_seqs
         for chunk in plan.chunks:
             assert len(chunk.token_ids) <= (config.max_prefill_chunk or math.inf)
-            seq = self.scheduler._rows[chunk.row]
+            seq = self.scheduler._seats.rows[chunk.row]
             assert bool(chunk.choices) == (chunk.end == seq.num_tokens)
             assert chunk.choices or config.enable_chunked_prefill
+            if len(chunk.choices) > 1:
+                assert all(seq.key < other.key for other in self.scheduler.waiting), "overtaken"
 
     def check_victims(self, plan, kept, preempted, admitted):
         """The last go first, and what they had is used by those before them."""
@@ -265,7 +283,9 @@ class Scheduling(RuleBasedStateMachine):
             assert self.manager.num_available >= num_spare, "the watermark was passed"
         if config.scheduling_policy == "fcfs":
             for seq in admitted:
-                if not self.got[seq] and seq.request.metrics.num_preemptions == 0:
+                # Choices that waited for a seat come after those who were admitted in between.
+                is_new = seq.index == 0 and not self.got[seq]
+                if is_new and seq.request.metrics.num_preemptions == 0:
                     assert seq.request.number > self.last_admitted, "admitted out of order"
                     self.last_admitted = seq.request.number
 
@@ -279,7 +299,7 @@ class Scheduling(RuleBasedStateMachine):
     def check_copies(self, plan, lent):
         """Of those that share a block by a fork, each that writes copies it, but the last one."""
         copies = Counter(r[1] for r in self.records if r[0] == "copy" and r[4] == "fork")
-        tables = [self.scheduler._rows[row].table for row in plan.decodes]
+        tables = [self.scheduler._seats.rows[row].table for row in plan.decodes]
         copied = {target: source for source, target in plan.moves.copies}
         size = self.manager.block_size
         last = [table.block_ids[table.num_tokens // size] for table in tables]
@@ -322,7 +342,7 @@ class Scheduling(RuleBasedStateMachine):
                 seen[f"resumed by {fields[4]}"] += 1
             elif kind == "copy":
                 seen[f"copies, {fields[3]}"] += 1
-            elif kind in ("fork", "evict", "share"):
+            elif kind in ("fork", "wait", "evict", "share"):
                 seen[kind] += 1
 
     @invariant()
@@ -331,8 +351,8 @@ class Scheduling(RuleBasedStateMachine):
         seqs = [seq for request in self.live.values() for seq in request.sequences]
         queued = {*self.scheduler.running, *self.scheduler.waiting}
         for seq in seqs:
-            is_unforked = seq.index > 0 and not seq.request.is_forked
-            assert (seq in queued) == (seq.finish_reason is None and not is_unforked)
+            goes_on = seq.finish_reason is None
+            assert (seq in queued) == (goes_on and seq.request.leader in (None, seq))
         assert queued <= {*seqs}
 
     def teardown(self):
@@ -363,9 +383,20 @@ def state_of(request):
         return "swapped out"
     if not running:
         return "preempted" if live[0].was_admitted else "waiting"
-    if not request.is_forked:
+    if not request.is_forked and request.params.n > 1:
         return "unforked"
+    if any(not seq.was_admitted for seq in live):
+        return "with choices that wait"
     return "mid-prefill" if any(seq.is_prefilling for seq in running) else "decoding"
+
+
+def state_of_choice(seq):
+    """Where a choice stands."""
+    if seq.finish_reason is not None:
+        return "ended"
+    if not seq.request.is_forked:
+        return "as leader" if seq is seq.request.leader else "led"
+    return "running" if seq.table else "waiting"
 
 
 OFTEN = (
@@ -380,8 +411,10 @@ OFTEN = (
     "fork",
     "evict",
     "share",
-    "choices finished",
+    "wait",
+    "choices finished running",
     "broken off",
+    "rebuilt",
     "finished",
     "foretold",
     "refused",
@@ -394,6 +427,10 @@ SOMETIMES = (
     "aborted preempted",
     "aborted swapped out",
     "aborted unforked",
+    "aborted with choices that wait",
+    "choices finished as leader",
+    "choices finished led",
+    "choices finished waiting",
     "aborted finished",
     "resets",
 )

@@ -351,6 +351,17 @@ def test_the_cache_keeps_to_its_budget(budget):
     assert memory.num_cached == budget
 
 
+def test_reset_begins_the_hit_rate_anew():
+    memory = manager(8)
+    memory.stats.add_query(10, 4, 1)
+    assert memory.stats.hit_rate == 0.5
+    assert memory.reset_prefix_cache()
+    assert memory.stats.hit_rate == 0.0
+    assert memory.stats.num_hit_tokens == 4, "totals go on"
+    memory.stats.add_query(10, 0, 9)
+    assert memory.stats.hit_rate == 0.9
+
+
 def test_reset_forgets_all_unless_blocks_are_in_use():
     memory = manager()
     table = stored(memory, [1] * 8, salt="tenant")

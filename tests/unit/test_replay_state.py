@@ -12,6 +12,8 @@ from event_stories import (
     A1,
     AFTER_STORY,
     EMPTY,
+    REBUILD,
+    REBUILT,
     STORY,
     A,
     B,
@@ -59,6 +61,12 @@ def test_a_snapshot_gives_its_state_back(step: int) -> None:
         state.apply_step((*records, ("step", summary(number))))
     assert state.snapshot() == told().snapshot()
     assert snapshot == before, "the snapshot was changed"
+
+
+def test_a_rebuild_begins_anew() -> None:
+    state = told()
+    state.apply_step((*REBUILD, ("step", summary(7))))
+    assert state.snapshot() == {**EMPTY, **REBUILT}
 
 
 def test_lists_do_as_well_as_tuples() -> None:
@@ -146,6 +154,14 @@ IMPOSSIBLE: list[tuple[tuple[int, int], Record, str]] = [
     ((2, 0), ("finish", A, "stop"), "its table is still open"),
     ((3, 0), ("finish", A, "abort"), "nobody is"),
     ((3, 0), ("finish", A1, "length"), "nobody is"),
+    ((3, 0), ("finish", A1, "abort"), "nobody is"),
+    ((0, 7), ("wait", A, A), "it is there already"),
+    ((0, 7), ("wait", (0, 2), A), "it is no choice of that request"),
+    ((0, 7), ("wait", (1, 1), A), "it is no choice of that request"),
+    ((3, 0), ("wait", A1, A), "nobody is"),
+    ((2, 0), ("rebuild", {**EMPTY, "num_blocks": 9}), "the sizes of the pools cannot change"),
+    ((2, 0), ("rebuild", {**EMPTY, **AFTER_STORY[2]}), "something runs or has blocks"),
+    ((2, 0), ("rebuild", {**EMPTY, **REBUILT, "waiting": [C]}), "whose queues are not those"),
     ((3, 0), ("finish", B, "abort"), "it still has host blocks"),
     ((2, 0), ("alloc", A, 2, (0,)), "block 0 was in use"),
     ((2, 0), ("alloc", A, 2, (5, 5)), "block 5 was in use"),

@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+from scripted_runner import answer_to
 
 from mie.config import EngineConfig
 from mie.errors import ConfigError, RequestError
@@ -39,26 +40,28 @@ class Driver:
         self.work = {}  # {request number: tokens computed in the last step}
 
     def add(self, num_prompt, max_tokens=4, first_id=10, priority=0, cache_salt=None, **params):
-        prompt = list(range(first_id, first_id + num_prompt))
-        params = SamplingParams(max_tokens=max_tokens, **params)
-        number = len(self.requests)
+        prompt = range(first_id, first_id + num_prompt)
         labels = {"priority": priority, "cache_salt": cache_salt}
-        request = Request(str(number), number, prompt, params, [EOS], **labels)
+        return self.add_ids(prompt, max_tokens=max_tokens, labels=labels, **params)
+
+    def add_ids(self, prompt, labels=None, **params):
+        params = SamplingParams(**params)
+        number = len(self.requests)
+        request = Request(str(number), number, list(prompt), params, [EOS], **(labels or {}))
         self.scheduler.add(request)
         self.requests.append(request)
         return request
 
     def step(self, answer=7):
         plan = self.scheduler.schedule()
-        decoding = [self.scheduler._rows[row].request.number for row in plan.decodes]
+        decoding = [self.scheduler._seats.rows[row].request.number for row in plan.decodes]
         self.work = {number: decoding.count(number) for number in sorted(decoding)}
         self.work |= {chunk.seq_id[0]: len(chunk.token_ids) for chunk in plan.chunks}
         self.answer(plan, answer)
         return plan
 
     def answer(self, plan, answer=7):
-        sampled = [[answer] * len(chunk.choices) for chunk in plan.chunks]
-        got = self.scheduler.update(plan, [answer] * len(plan.decodes), sampled)
+        got = self.scheduler.update(plan, answer_to(plan, lambda: answer))
         self.scheduler.check_invariants()
         return got
 
@@ -176,13 +179,12 @@ def test_a_cached_prefix_leaves_more_of_the_budget():
     assert driver.work == {0: 1, 1: 1}
 
 
-def test_seats_are_limited_and_count_the_choices_to_come():
-    driver = Driver(max_num_seqs=3)
-    driver.add(2, n=2)
-    driver.add(2, n=2)
-    driver.add(2)
+def test_seats_are_limited():
+    driver = Driver(max_num_seqs=2)
+    for _ in range(3):
+        driver.add(2)
     driver.step()
-    assert driver.work == {0: 2}, "the second needs two seats, the third may not pass it"
+    assert driver.work == {0: 2, 1: 2}
 
 
 # Admission.
@@ -216,27 +218,6 @@ def test_admission_leaves_the_watermark_free_unless_nothing_runs():
     driver.add(1, max_tokens=1)
     driver.step()
     assert driver.work == {1: 12, 2: 12}, "two of eight blocks stay free"
-
-
-def test_admission_counts_the_copies_that_forks_will_need():
-    for num_prompt, is_admitted in ((5, False), (8, True)):
-        driver = Driver(num_blocks=5)
-        driver.add(8, max_tokens=5)
-        driver.step()
-        driver.add(num_prompt, n=3, max_tokens=2)
-        driver.step()
-        assert (1 in driver.work) == is_admitted, "2 blocks, and 2 copies of the second"
-
-
-def test_the_copies_of_forks_to_come_are_not_given_to_the_next():
-    driver = Driver(num_blocks=8)
-    driver.add(1, max_tokens=30)
-    driver.step()
-    driver.add(5, n=3, max_tokens=4)
-    driver.add(17, max_tokens=4)
-    driver.step()
-    assert driver.work == {0: 1, 1: 5}, "2 blocks, 2 copies to come, 5 of 7 left for the last"
-    assert driver.step().preempted == ()
 
 
 def test_running_is_never_preempted_to_admit():
@@ -507,7 +488,6 @@ def test_the_context_and_the_pool_end_a_sequence_with_length():
             {},
             r"prompt has 40 tokens; the KV cache holds 32 \(raise num_blocks to at least 11\)",
         ),
-        (4, {"n": 9}, r"n is 9; at most 8 .*raise max_num_seqs to at least 9"),
     ],
 )
 def test_what_can_never_run_is_refused_at_the_door(num_prompt, params, message):

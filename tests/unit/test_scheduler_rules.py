@@ -164,7 +164,7 @@ def test_no_row_remembers_who_left_it():
     driver = Driver()
     driver.add(6, n=2)
     driver.run()
-    assert set(driver.scheduler._rows) == {None}
+    assert set(driver.scheduler._seats.rows) == {None}
 
 
 # Endings.

@@ -1,0 +1,287 @@
+"""After an exception at any line of the scheduler or the memory, the tokens are enough to go on.
+
+An operation is broken off where a trace function raises, at a line or between two bytecodes. Then
+the scheduler rebuilds itself, which may be broken off as well, and the run must end as the oracle
+says.
+"""
+
+import random
+import sys
+from collections import Counter, deque
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
+
+import mie.memory
+import mie.sched
+from mie.config import EngineConfig
+from mie.events import EventLog
+from mie.load import new_scheduler
+from mie.overlap import OverlappingRunner
+from mie.replay import walk
+from mie.sched.params import SamplingParams
+from mie.sched.result import TokenLogprobs
+from mie.sched.sequence import Request
+
+VOCAB_SIZE = 8
+NUM_BROKEN_OFF = 12_000
+ROOMS = tuple(str(Path(package.__file__).parent) for package in (mie.sched, mie.memory))
+
+seen: Counter[str] = Counter()
+places: set[tuple[str, int]] = set()
+
+
+class Injected(BaseException):
+    """As Ctrl-C, an alarm's exception or a MemoryError."""
+
+
+class Injector:
+    """Raises after so many lines, or bytecodes, of the two rooms."""
+
+    def __init__(self):
+        self.left = 0
+        self.by_opcode = False
+
+    @contextmanager
+    def __call__(self, operation):
+        before = sys.gettrace()
+        sys.settrace(self._trace_call if self.left else before)
+        try:
+            yield
+        except Injected:
+            seen[operation] += 1
+            raise
+        finally:
+            sys.settrace(before)
+
+    def _trace_call(self, frame, event, _):
+        if not frame.f_code.co_filename.startswith(ROOMS):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = self.by_opcode, not self.by_opcode
+        return self._trace
+
+    def _trace(self, frame, event, _):
+        if event in ("line", "opcode") and self.left:
+            self.left -= 1
+            if not self.left:
+                places.add((frame.f_code.co_filename, frame.f_lineno))
+                raise Injected
+        return self._trace
+
+
+def config_of(rng):
+    is_chunked, caching = rng.random() < 0.75, rng.random() < 0.7
+    swaps = rng.random() < 0.5
+    return EngineConfig(
+        block_size=rng.choice([1, 2, 3, 4]),
+        max_num_seqs=rng.randint(1, 5),
+        max_num_batched_tokens=rng.choice([2, 5, 30]) if is_chunked else 30,
+        max_prefill_chunk=rng.choice([None, 3]) if is_chunked else None,
+        enable_chunked_prefill=is_chunked,
+        enable_prefix_caching=caching,
+        max_cached_blocks=rng.choice([None, 2]) if caching else None,
+        scheduling_policy=rng.choice(["fcfs", "priority", "sjf"]),
+        batching=rng.choice(["continuous", "continuous", "static"]),
+        watermark=rng.choice([0.0, 0.1]),
+        preemption_mode="swap" if swaps else "recompute",
+        async_scheduling=rng.random() < 0.5,
+    )
+
+
+class Run:
+    """A scheduler with its callers, as an engine would be: every operation is either done, or
+    broken off and followed by a rebuild."""
+
+    def __init__(self, seed):
+        self.rng = rng = random.Random(seed)
+        self.config = config = config_of(rng)
+        self.inject = Injector()
+        num_blocks, num_host_blocks = rng.randint(4, 10) + 6 // config.block_size, 6
+        self.limit = min(30, num_blocks * config.block_size + 1)
+        self.log = EventLog(1 << 20)
+        swaps = config.preemption_mode == "swap"
+        hosts = num_host_blocks if swaps else 0
+        self.scheduler = new_scheduler(config, num_blocks, 30, self.log, hosts)
+        self.log.start(self.scheduler.snapshot)
+        self.manager, self.stats = self.scheduler.manager, self.scheduler.manager.stats
+        self.runner = ScriptedRunner(
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            num_host_blocks=hosts,
+            live_rows=lambda: [seq.row for seq in self.scheduler.running],
+            vocab_size=VOCAB_SIZE,
+        )
+        if config.async_scheduling:
+            self.runner = OverlappingRunner(self.runner, self.scheduler.ahead)
+        self.requests = {}
+        self.aborted = set()
+        self.cut = {}  # sequence -> tokens it had when it was ended from outside
+        self.num_steps = 0
+
+    def run(self):
+        rng, number = self.rng, 0
+        while number < 5 or self.scheduler.has_work:
+            if not self.inject.left and rng.random() < 0.3:
+                self.inject.by_opcode = rng.random() < 0.3
+                self.inject.left = rng.randint(1, 900 if self.inject.by_opcode else 300)
+            if number < 5 and rng.random() < 0.5:
+                self.add(number)
+                number += 1
+            live = [request for request in self.requests.values() if not request.is_finished]
+            if live and rng.random() < 0.2:
+                if rng.random() < 0.7:
+                    self.inject.left = rng.randint(1, 100)
+                self.end_one(rng.choice(live))
+            self.step()
+            assert self.num_steps < 1000, "the scheduler has work and does nothing"
+        self.check_outputs()
+
+    def add(self, number):
+        rng = self.rng
+        salt = rng.choice([None, None, "tenant"])
+        length = rng.randint(1, max(1, min(12, self.limit - 2)))
+        params = SamplingParams(
+            n=rng.choice([1, 1, 2, 4]),
+            max_tokens=rng.randint(1, 8),
+            seed=salt_seed(salt),
+            prompt_logprobs=rng.choice([None, 0]),
+            logprobs=0,
+        )
+        priority = rng.randint(-1, 1) if self.config.scheduling_policy == "priority" else 0
+        prompt = [4 + rng.randrange(2) * (i % 3 == 2) for i in range(length - 1)]
+        prompt.append(rng.choice([4, EOS]))
+        while number not in self.requests:
+            labels = {"priority": priority, "cache_salt": salt}
+            request = Request(str(number), number, prompt, params, [EOS], **labels)
+            self.attempt("add", partial(self.add_now, request))
+
+    def add_now(self, request):
+        self.scheduler.add(request)
+        self.requests[request.number] = request
+
+    def end_one(self, request):
+        seq = self.rng.choice(request.sequences)
+        if self.rng.random() < 0.5:
+            self.aborted.add(request)
+            operation = partial(self.scheduler.abort, request)
+        else:
+            operation = partial(self.scheduler.finish, seq, "stop", "text")
+        is_done = False
+        while not is_done:
+            for each in request.sequences if request in self.aborted else [seq]:
+                if each.finish_reason is None:
+                    self.cut[each] = each.num_generated
+            is_done = self.attempt(operation.func.__name__, operation)
+
+    def step(self):
+        self.num_steps += 1
+        plans = []
+        is_foretold = self.runner.is_ahead and bool(self.scheduler.running)
+        schedule = partial(self.scheduler.schedule, may_admit=not is_foretold)
+        if not self.attempt("schedule", lambda: plans.append(schedule())):
+            return
+        [plan] = plans
+        if self.rng.random() < 0.05:  # the model raises
+            self.forget_launched()
+            self.attempt("preempt_all", self.scheduler.preempt_all)
+            return
+        result = self.runner.run(plan)
+        rows = [_logprobs(result.token_ids), *(_logprobs(each.token_ids) for each in result.chunks)]
+        chunks = [replace(c, logprobs=row) for c, row in zip(result.chunks, rows[1:], strict=True)]
+        result = replace(result, logprobs=rows[0], chunks=chunks)
+        if self.attempt("update", lambda: self.scheduler.update(plan, result)):
+            self.log.end_step({"step": plan.step})
+
+    def attempt(self, name, operation):
+        """Whether it was done. If not, the scheduler is as it was, or its tokens are ahead."""
+        is_done = False
+        try:
+            with self.inject(name):
+                operation()
+                is_done = True
+        except Injected:
+            self.rebuild()
+        if name != "schedule" or not is_done:  # a step is planned, and not taken in
+            self.check()
+        return is_done
+
+    def forget_launched(self):
+        if self.config.async_scheduling:
+            self.runner._launched = None
+
+    def rebuild(self):
+        self.forget_launched()
+        if self.rng.random() < 0.2:
+            self.inject.left = self.rng.randint(1, 200)
+        while True:
+            try:
+                with self.inject("rebuild"):
+                    self.scheduler.rebuild(self.requests.values())
+            except Injected:
+                continue
+            return
+
+    def check(self):
+        scheduler = self.scheduler
+        scheduler.check_invariants()
+        assert scheduler.manager is self.manager
+        assert scheduler.manager.stats is self.stats
+        queued = {*scheduler.running, *scheduler.waiting}
+        wanted = {
+            seq
+            for request in self.requests.values()
+            for seq in request.sequences
+            if seq.finish_reason is None and request.leader in (None, seq)
+        }
+        assert queued == wanted
+        for request in self.requests.values():
+            for seq in request.sequences:
+                generated = seq.token_ids[request.num_prompt :]
+                assert [row.token_ids[0] for row in seq.logprobs] == generated
+
+    def check_outputs(self):
+        assert self.manager.num_used == 0
+        for request in self.requests.values():
+            for seq in request.sequences:
+                tokens, reason = expected_tokens(
+                    seq.token_ids[: request.num_prompt],
+                    request.params,
+                    choice=seq.index,
+                    limit=self.limit,
+                    vocab_size=VOCAB_SIZE,
+                )
+                got = seq.token_ids[request.num_prompt :]
+                if seq in self.cut:
+                    assert got == tokens[: self.cut[seq]]
+                    assert (seq.stop_reason == "text") == (seq.finish_reason == "stop")
+                else:
+                    assert (got, seq.finish_reason) == (tokens, reason)
+            scored = [round(-row.logprobs[0]) for row in request.prompt_logprobs]
+            assert scored == list(range(len(scored)))
+            assert request.is_scored or any(seq in self.cut for seq in request.sequences)
+        [(_, _, state)] = deque(walk(self.log.segments()), maxlen=1)
+        assert state.snapshot() == self.scheduler.snapshot()
+
+
+def _logprobs(token_ids):
+    return [TokenLogprobs(token_ids=[i], logprobs=[0.0], rank=1) for i in token_ids]
+
+
+@pytest.mark.timeout(0)
+def test_whatever_breaks_off_the_tokens_are_enough_to_go_on():
+    seen.clear()
+    places.clear()
+    seed = 0
+    while seen.total() < NUM_BROKEN_OFF:
+        try:
+            Run(seed).run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+        seed += 1
+    for operation in ("add", "schedule", "update", "preempt_all", "abort", "finish", "rebuild"):
+        assert seen[operation] >= 50, (operation, seen)
+    assert len(places) >= 500
