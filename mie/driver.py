@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from mie.errors import RequestError
+from mie.errors import MieError, RequestError
 from mie.loop import Command, EngineLoop
 from mie.outputs import RequestOutput
 from mie.request_state import Collector, PreparedRequest
@@ -73,27 +73,32 @@ class Driver:
         processor = self._loop.processor
         try:
             return self.call(lambda: processor.add_all(prepared, collector))
+        except MieError:
+            raise
         except BaseException:  # the caller never learns the ids
             self._loop.inbox.append(Command(lambda: processor.retract(prepared)))
             raise
 
     def abort(self, request_id: str) -> None:
-        """End a request before the next step; its collector gets a final output."""
-        self._tell(lambda: self._loop.processor.abort(request_id))
+        """End a request before the next step; its collector gets a final output.
 
-    def release(self, collector: Collector) -> None:
-        """End the requests of a collector that nobody looks at any more."""
-        self._tell(lambda: self._loop.processor.drop(collector.ref))
-
-    def _tell(self, function: Callable[[], object]) -> None:
-        """Have a function called before the next step. An observer or a signal handler, which run
-        inside a step, need not wait for it."""
+        An observer or a signal handler, which run inside a step, may call it, too.
+        """
         self._check_process()
-        command = Command(function)
+        command = Command(lambda: self._loop.processor.abort(request_id))
         if self._is_driving_here:
             self._loop.inbox.append(command)
         elif self._loop.dead_error is None:
             self._run(command)
+
+    def release(self, collector: Collector) -> None:
+        """End the requests of a collector that nobody looks at any more, before the next step.
+
+        It never waits, since the garbage collector may close a stream inside any other call.
+        """
+        ref = collector.ref
+        if ref.request_ids and collector.process_id == os.getpid():
+            self._loop.inbox.append(Command(lambda: self._loop.processor.drop(ref)))
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function between two steps, and return what it returns.

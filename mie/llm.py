@@ -287,6 +287,7 @@ class LLM:
                         bar.update(output)
         finally:
             self._driver.release(collector)
+            self._driver.settle()
         outputs = [finished[request_id] for request_id in request_ids]
         _raise_failed(outputs)
         return outputs
