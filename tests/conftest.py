@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -19,23 +18,6 @@ settings.register_profile("default", derandomize=True, deadline=None)
 settings.register_profile("far", max_examples=3000, deadline=None)
 settings.load_profile(os.environ.get("MIE_HYPOTHESIS", "default"))
 
-TINY = {
-    "llama": tiny_models.LLAMA,
-    "mistral_window": tiny_models.MISTRAL_WINDOW,
-    "qwen2": tiny_models.QWEN2,
-    "qwen3_tied": tiny_models.QWEN3_TIED,
-}
-
-
-class TinyModel:
-    """A model directory, and the same model as the oracle wants it."""
-
-    def __init__(self, directory: Path, config: dict) -> None:
-        weights = tiny_models.random_weights(config)
-        self.config = config
-        self.weights = {name: array.astype(np.float64) for name, array in weights.items()}
-        self.directory = tiny_models.write_model(directory, config, weights)
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -46,7 +28,10 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TinyModel]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tiny_models.TinyModel]:
     """Random models of every family, by name."""
     root = tmp_path_factory.mktemp("tiny")
-    return {name: TinyModel(root / name, config) for name, config in TINY.items()}
+    return {
+        name: tiny_models.TinyModel(root / name, config)
+        for name, config in tiny_models.TINY.items()
+    }

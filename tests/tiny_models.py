@@ -79,3 +79,21 @@ def write_model(directory: Path, config: dict, weights: dict[str, np.ndarray]) -
     (directory / "config.json").write_text(json.dumps(config))
     save_file(weights, directory / "model.safetensors")
     return directory
+
+
+TINY = {
+    "llama": LLAMA,
+    "mistral_window": MISTRAL_WINDOW,
+    "qwen2": QWEN2,
+    "qwen3_tied": QWEN3_TIED,
+}
+
+
+class TinyModel:
+    """A model directory, and the same model as the oracle wants it."""
+
+    def __init__(self, directory: Path, config: dict) -> None:
+        weights = random_weights(config)
+        self.config = config
+        self.weights = {name: array.astype(np.float64) for name, array in weights.items()}
+        self.directory = write_model(directory, config, weights)

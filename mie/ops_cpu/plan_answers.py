@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
+import zlib
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -79,8 +79,10 @@ class PlanAnswers:
     def _path(self, shape: str) -> Path | None:
         if self._folder is None:
             return None
-        key = hashlib.sha256(f"{self._machine}\n{shape}".encode()).hexdigest()
-        return self._folder / f"{key[:32]}.json"
+        # The file says what it is about, so that a clash costs an answer. hashlib would do better,
+        # and take 4 MB for OpenSSL.
+        text = f"{self._machine}\n{shape}".encode()
+        return self._folder / f"{zlib.crc32(text):08x}{zlib.adler32(text):08x}.json"
 
 
 def _parse(content: Any) -> Answer | None:

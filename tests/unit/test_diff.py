@@ -16,8 +16,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tiny_models
-from conftest import TINY, TinyModel
 from emulated import needs_compiler
+from tiny_models import TINY, TinyModel
 
 from mie.config import EngineConfig
 from mie.diff.compare import compare

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-from conftest import TinyModel
 from emulated import needs_compiler
+from tiny_models import TinyModel
 
 from mie import host, sizing
 from mie.backend import load_backend
