@@ -71,6 +71,7 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     """Number of prompt tokens that were found in the prefix cache."""
     metrics: RequestMetrics | None = None
+    """The request's own, which goes on growing while it runs."""
     error: str | None = None
     """Why the request failed, if its ``finish_reason`` is "error"."""
 

@@ -6,7 +6,6 @@ derived from them, so that whatever an exception leaves half-done is derived aga
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 import weakref
@@ -88,6 +87,7 @@ class _Choice:
         self.sequence = sequence
         self.num_taken = 0  # tokens that were handed out, and characters
         self.num_characters_taken = 0
+        self.is_over = False  # its end was handed out
         self.is_torn = False
         self.begin(None)
 
@@ -116,6 +116,9 @@ class RequestState:
         self.collector = collector
         self.is_finished = False
         self.prepared = prepared
+        self._is_delta = prepared.output_kind is RequestOutputKind.DELTA
+        self._is_final_only = prepared.output_kind is RequestOutputKind.FINAL_ONLY
+        self._has_logprobs = prepared.params.logprobs is not None
         self._tokenizer = tokenizer if prepared.params.detokenize else None
         self._lock = threading.Lock()  # the engine's thread takes tokens in, the caller's hands out
         self._is_filed = False  # among its collector's news
@@ -142,7 +145,7 @@ class RequestState:
         """Put the request among its caller's news, if it has any; return whether it was put."""
         with self._lock:
             is_new = self.is_finished and not self._is_over
-            if self._kind is not RequestOutputKind.FINAL_ONLY:
+            if not self._is_final_only:
                 is_new |= any(each.num_tokens > each.num_taken for each in self._choices)
             if not is_new or self._is_filed:
                 return False
@@ -164,43 +167,40 @@ class RequestState:
     def take(self) -> RequestOutput | None:
         """Return what the caller has not been given yet, or under CUMULATIVE everything; None
         after the final output."""
-        is_delta = self._kind is RequestOutputKind.DELTA
+        request, prepared = self.request, self.prepared
         with self._lock:
             if self._is_over:
                 return None
-            choices = [
-                choice
-                for choice in self._choices
-                if not is_delta or choice.num_tokens > choice.num_taken or choice.finish_reason
-            ]
-            error = self.request.error
+            error = request.error
             output = RequestOutput(
-                request_id=self.request.request_id,
-                prompt=self.prepared.prompt,
-                prompt_token_ids=list(self.prepared.token_ids),
-                prompt_logprobs=self._take_prompt_logprobs(is_delta),
-                outputs=[self._completion(choice, is_delta) for choice in choices],
+                request_id=request.request_id,
+                prompt=prepared.prompt,
+                prompt_token_ids=prepared.token_ids,
+                prompt_logprobs=self._take_prompt_logprobs(),
+                outputs=[self._completion(each) for each in self._choices if self._is_due(each)],
                 finished=self.is_finished,
-                num_cached_tokens=self.request.metrics.num_cached_tokens,
-                metrics=copy.copy(self.request.metrics),
+                num_cached_tokens=request.metrics.num_cached_tokens,
+                metrics=request.metrics,
                 error=None if error is None else f"{type(error).__name__}: {error}",
             )
-            for choice in choices:
+            for choice in self._choices:
                 choice.num_taken = choice.num_tokens
                 choice.num_characters_taken = len(choice.text)
+                choice.is_over = choice.finish_reason is not None
             self._is_filed = False
             self._is_over = output.finished
         return output
 
-    @property
-    def _kind(self) -> RequestOutputKind:
-        return self.prepared.output_kind
+    def _is_due(self, choice: _Choice) -> bool:
+        """Whether the next output has this choice: under DELTA only if there is anything new."""
+        is_new = choice.num_tokens > choice.num_taken or choice.finish_reason is not None
+        return not self._is_delta or (is_new and not choice.is_over)
 
-    def _completion(self, choice: _Choice, is_delta: bool) -> CompletionOutput:
+    def _completion(self, choice: _Choice) -> CompletionOutput:
+        is_delta, has_logprobs = self._is_delta, self._has_logprobs
         start = choice.num_taken if is_delta else 0
         num_prompt = self.request.num_prompt
         new_text = choice.text[choice.num_characters_taken :]
-        has_logprobs = self.prepared.params.logprobs is not None
         return CompletionOutput(
             index=choice.sequence.index,
             text=new_text if is_delta else choice.text,
@@ -214,12 +214,12 @@ class RequestState:
             stop_reason=choice.stop_reason,
         )
 
-    def _take_prompt_logprobs(self, is_delta: bool) -> list[LogprobRow | None] | None:
+    def _take_prompt_logprobs(self) -> list[LogprobRow | None] | None:
         if self.prepared.params.prompt_logprobs is None:
             return None
         rows = self._prompt_logprobs
         rows.extend(map(self._logprob_row, self.request.prompt_logprobs[len(rows) - 1 :]))
-        start = self._num_prompt_taken if is_delta else 0
+        start = self._num_prompt_taken if self._is_delta else 0
         self._num_prompt_taken = len(rows)
         return rows[start:]
 
