@@ -4,7 +4,7 @@ import signal
 import threading
 
 
-def is_of_the_request(error: Exception) -> bool:
+def is_of_the_request(error: BaseException) -> bool:
     """Return whether the request whose turn it was is to blame for an error."""
     return not isinstance(error, MemoryError) and not raised_by_signal_handler(error)
 

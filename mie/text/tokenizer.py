@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mie.errors import MieError, RequestError, TokenizerError
+from mie.interrupts import is_of_the_request
 from mie.text.printable import printable
 from mie.text.tokenizer_checks import check_model, checked_tokenizer
 from mie.text.tokenizer_config import TokenizerConfig, read_text
@@ -196,7 +197,8 @@ def is_library_error(error: BaseException) -> bool:
     A panic of its Rust code is a ``BaseException``, and the library exports no name for it.
     """
     is_panic = type(error).__name__ == "PanicException"
-    return is_panic or (isinstance(error, Exception) and not isinstance(error, MieError))
+    is_ours = isinstance(error, MieError) or not isinstance(error, Exception)
+    return is_panic or (not is_ours and is_of_the_request(error))
 
 
 def _parse(path: Path) -> tokenizers.Tokenizer:

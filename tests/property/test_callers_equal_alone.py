@@ -17,7 +17,7 @@ from scripted_llm import SETTINGS, expected, new_llm
 from mie import AsyncLLM, SamplingParams
 from mie.sched.params import RequestOutputKind
 
-NUM_RUNS = int(os.environ.get("MIE_CALLER_RUNS", "200"))
+NUM_RUNS = 4000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 1000
 
 
 def random_request(rng):
