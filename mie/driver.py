@@ -85,6 +85,10 @@ class Driver:
         """End the requests of a collector that nobody looks at any more."""
         self._tell(lambda: self._loop.processor.drop(collector.ref))
 
+    def keep_beams(self, collector: Collector, request_ids: list[str]) -> None:
+        """Give the blocks back that a collector's finished beams keep, but for those named."""
+        self.call(lambda: self._loop.processor.release(collector.ref, request_ids))
+
     def _tell(self, function: Callable[[], object]) -> None:
         """Have a function called before the next step. An observer or a signal handler, which run
         inside a step, need not wait for it."""

@@ -22,7 +22,7 @@ from mie.sched.params import SamplingParams
 from mie.sched.plan import StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 from mie.sched.scheduler import Scheduler
-from mie.sched.sequence import FinishReason, Request
+from mie.sched.sequence import Beam, FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
 from mie.step import EngineStats, SequenceOutput, StepOutput, StepStats
 
@@ -125,11 +125,13 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        beam: Beam | None = None,
     ) -> str:
         """Queue a prompt of token ids and return its request id.
 
         Under the priority policy a lower ``priority`` goes first. Only requests with the same
-        ``cache_salt`` share cached blocks. Ids such as "auto-7" are the engine's own.
+        ``cache_salt`` share cached blocks. Ids such as "auto-7" are the engine's own. The blocks of
+        a ``beam`` are kept when it ends, until `release`.
 
         Raises:
             ConfigError: a field of ``params`` was assigned a value that is not allowed.
@@ -139,7 +141,8 @@ class Engine:
         params = params.verified()
         check_token_ids(token_ids, params, self._vocab_size)
         check_labels(priority, cache_salt)
-        check_logprobs(params, self.config.max_logprobs)
+        if beam is None:  # the candidates of a beam are not for the caller
+            check_logprobs(params, self.config.max_logprobs)
         number = self._num_requests
         request = Request(
             self.new_request_id() if request_id is None else request_id,
@@ -150,6 +153,7 @@ class Engine:
             self.config.seed,
             priority=int(priority),
             cache_salt=cache_salt,
+            beam=beam,
         )
         check_something_allowed(params, request.end_token_ids, self._vocab_size)
         check_fits(request, self.config, self.scheduler.manager, self.max_model_len)
@@ -197,6 +201,13 @@ class Engine:
             if request.is_finished:
                 self._forget(request)
             self._state = "sound"
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Give the blocks back that finished beams keep; ignore other requests."""
+        self.recover()
+        self._state = "torn"
+        self.scheduler.release(request_ids)
+        self._state = "sound"
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block; return False, and do nothing, if a request holds blocks."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+from mie.beam_search import BeamSearcher, BeamSearchOutput
 from mie.build import build
 from mie.driver import Driver
 from mie.engine_args import EngineArgs, with_arguments_of
@@ -15,6 +16,7 @@ from mie.outputs import RequestOutput
 from mie.processor import without_text
 from mie.progress import ProgressBar
 from mie.request_state import Collector, PreparedRequest
+from mie.sched.beam_params import BeamSearchParams
 from mie.sched.params import RequestOutputKind, SamplingParams, truncated
 from mie.text.chat import refuse_unknown_options
 from mie.text.messages import Message, is_batch
@@ -154,6 +156,37 @@ class LLM:
                     yield output
         finally:
             self._driver.release(collector)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Search for the most likely continuations of each prompt.
+
+        Beams share the blocks of their prompt and of what they have in common. At most
+        ``concurrency_limit`` prompts are searched at a time.
+
+        Raises:
+            ConfigError: ``lora_request`` is given, or ``concurrency_limit`` is not positive.
+            RequestError: a prompt could never be served.
+            RequestFailedError: a beam failed because of an error of its own.
+        """
+        refuse_unknown_options(LLM.generate, {"lora_request": lora_request})
+        each: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
+        kind, neutral = RequestOutputKind.FINAL_ONLY, SamplingParams()
+        prepared = [self.prepare(prompt, neutral, kind) for prompt in each]
+        searcher = BeamSearcher(
+            self._driver,
+            self.tokenizer,
+            params,
+            eos_token_ids=self.model_config.eos_token_ids,
+            longest=self.engine.scheduler.longest,
+        )
+        return searcher.run_all(prepared, use_tqdm, concurrency_limit)
 
     def apply_chat_template(
         self,

@@ -124,8 +124,20 @@ ROOMS = {
         }
     ),
     "progress": Room(mie={"outputs"}, packages={"tqdm"}),
+    "beam_search": Room(
+        mie={
+            "driver",
+            "errors",
+            "outputs",
+            "progress",
+            "request_state",
+            "sched",
+            "text.tokenizer",
+        }
+    ),
     "llm": Room(
         mie={
+            "beam_search",
             "build",
             "driver",
             "engine_args",
@@ -135,6 +147,7 @@ ROOMS = {
             "processor",
             "request_state",
             "progress",
+            "sched.beam_params",
             "sched.params",
             "text",
         },
