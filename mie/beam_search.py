@@ -13,6 +13,7 @@ from itertools import chain
 
 from mie.driver import Driver
 from mie.errors import RequestFailedError
+from mie.loop import EngineLoop
 from mie.outputs import Logprob, LogprobRow, RequestOutput
 from mie.progress import steps
 from mie.request_state import Collector, PreparedRequest
@@ -66,19 +67,16 @@ class BeamSearcher:
 
     def __init__(
         self,
+        loop: EngineLoop,
         driver: Driver,
         tokenizer: Tokenizer | None,
         params: BeamSearchParams,
-        *,
-        eos_token_ids: Iterable[int],
-        longest: int,
     ) -> None:
-        """``longest`` is the number of tokens, the prompt's included, at which a beam ends."""
         self._driver = driver
         self._tokenizer = tokenizer
         self._params = params
-        self._eos_token_ids = frozenset(eos_token_ids)
-        self._longest = longest
+        self._eos_token_ids = frozenset(loop.engine.eos_token_ids)
+        self._longest = loop.engine.scheduler.longest
 
     def run_all(
         self,
@@ -198,7 +196,9 @@ class BeamSearcher:
             logprobs = [entry.logprob for entry in row.values()]
             if self._has_temperature:
                 scaled = [logprob / self._params.temperature for logprob in logprobs]
-                total = scaled[0] + math.log(math.fsum(math.exp(each - scaled[0]) for each in scaled))
+                total = scaled[0] + math.log(
+                    math.fsum(math.exp(each - scaled[0]) for each in scaled)
+                )
                 logprobs = [each - total for each in scaled]
             entries = zip(row.items(), logprobs, strict=True)
             yield {

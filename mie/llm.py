@@ -10,9 +10,10 @@ from mie.beam_search import BeamSearcher, BeamSearchOutput
 from mie.build import build
 from mie.driver import Driver
 from mie.engine_args import EngineArgs, with_arguments_of
-from mie.errors import ConfigError, RequestError, RequestFailedError
+from mie.errors import ConfigError, RequestError
 from mie.loop import EngineLoop
-from mie.outputs import RequestOutput
+from mie.metrics import Metric
+from mie.outputs import RequestOutput, raise_failed
 from mie.processor import without_text
 from mie.progress import ProgressBar
 from mie.request_state import Collector, PreparedRequest
@@ -152,7 +153,7 @@ class LLM:
             while not finished:
                 for output in self._driver.wait(collector):
                     finished = output.finished
-                    _raise_failed([output])
+                    raise_failed([output])
                     yield output
         finally:
             self._driver.release(collector)
@@ -179,13 +180,7 @@ class LLM:
         each: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
         kind, neutral = RequestOutputKind.FINAL_ONLY, SamplingParams()
         prepared = [self.prepare(prompt, neutral, kind) for prompt in each]
-        searcher = BeamSearcher(
-            self._driver,
-            self.tokenizer,
-            params,
-            eos_token_ids=self.model_config.eos_token_ids,
-            longest=self.engine.scheduler.longest,
-        )
+        searcher = BeamSearcher(self.loop, self._driver, self.tokenizer, params)
         return searcher.run_all(prepared, use_tqdm, concurrency_limit)
 
     def apply_chat_template(
@@ -303,6 +298,13 @@ class LLM:
         """Forget all cached blocks; return False, and do nothing, if a request holds blocks."""
         return self._driver.call(self.engine.reset_prefix_cache)
 
+    def get_metrics(self) -> list[Metric]:
+        """Return counters, gauges and histograms under vLLM's names."""
+        name = os.fspath(self.engine_args.model)
+        if self.loop.dead_error is not None:  # nobody steps
+            return self.engine.get_metrics(name)
+        return self._driver.call(lambda: self.engine.get_metrics(name))
+
     def _own_collector(self) -> Collector:
         if self._collector.process_id != os.getpid():  # forked: the requests are the parent's
             self._collector = self._driver.new_collector()
@@ -321,7 +323,7 @@ class LLM:
         finally:
             self._driver.release(collector)
         outputs = [finished[request_id] for request_id in request_ids]
-        _raise_failed(outputs)
+        raise_failed(outputs)
         return outputs
 
     def prepare(
@@ -390,14 +392,3 @@ def _one_for_each(name: str, given: Any, count: int, default: T) -> list[T]:
     if len(given) != count:
         raise ConfigError(f"{count} prompts need as many {name}; got {len(given)}")
     return list(given)
-
-
-def _raise_failed(outputs: list[RequestOutput]) -> None:
-    failed = [output for output in outputs if output.error is not None]
-    if failed:
-        first = failed[0]
-        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise RequestFailedError(
-            f"request {first.request_id} failed: {first.error}{more}; the others are in `outputs`",
-            outputs,
-        )

@@ -139,9 +139,10 @@ class State:
             fields = dict(zip(FIELDS[kind], values, strict=True))
             for row in fields.get("rows", ()):
                 require(row in self.rows, f"nobody has row {row}")
-            if kind == "fork":
+            if kind in ("fork", "wait", "branch"):
                 self._sequence(fields["parent"])
-            elif "seq" in fields and kind != "finish":  # maybe of a choice that was never forked
+            # The first two bring a new choice, and the last may end one that was never forked.
+            if "seq" in fields and kind not in ("fork", "wait", "finish"):
                 self._sequence(fields["seq"])
             if fields.get("by") is not None:
                 self._sequence(fields["by"])
@@ -246,6 +247,7 @@ class State:
     def _on_finish(self, seq: Seq, reason: str) -> None:
         values = self._sequence(seq)
         require(values.host is None, "it still has host blocks")
+        require(not values.blocks, "its table is still open")
         if values.row is not None:
             self._leave_row(values)
         del self.sequences[seq]

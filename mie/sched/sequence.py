@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class Beam:
-    """A request of one choice whose blocks are kept when it ends, for requests that continue it."""
+    """A request of one token whose blocks are kept when it ends, for requests that continue it."""
 
     parent_id: str | None = None
     """The finished request that it continues: the prompt is that one's tokens and one more."""

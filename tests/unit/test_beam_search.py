@@ -1,9 +1,12 @@
 """`LLM.beam_search`: brute force over the oracle's logits gives the same beams."""
 
+import gc
+import random
 import threading
 
 import naive
 import pytest
+from interrupts import KINDS, Injector, handlers
 
 from mie import LLM, BeamSearchParams, SamplingParams
 from mie.errors import ConfigError, RequestError, RequestFailedError
@@ -207,6 +210,33 @@ def test_an_exception_between_steps_leaves_nothing(llama):
     del llama._driver.add
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exception_at_any_line_leaves_nothing(tiny, kind):
+    llm = load(tiny["llama"], num_blocks=20)
+    params = BeamSearchParams(beam_width=3, max_tokens=4)
+    strike, error = KINDS[kind]
+    rng = random.Random(kind)
+    wanted = [beam.tokens for beam in llm.beam_search([PROMPT], params)[0].sequences]
+
+    def search():
+        return [beam.tokens for beam in llm.beam_search([PROMPT], params)[0].sequences]
+
+    num_cut = 0
+    with handlers():
+        for _ in range(30):
+            injector = Injector(strike, int(2 ** rng.uniform(3, 13)))
+            try:
+                assert injector.run(search) == wanted, injector.where
+            except error:
+                num_cut += 1
+            gc.collect(0)
+            assert llm.step() == [], injector.where
+            assert_nothing_is_held(llm)
+    assert num_cut > 10
+    assert search() == wanted
+    assert not llm.loop.processor._states
+
+
 def test_a_concurrency_limit_changes_nothing(llama):
     params = BeamSearchParams(beam_width=2, max_tokens=5)
     prompts = [PROMPT, *OTHERS]
@@ -253,9 +283,7 @@ def test_the_text_has_the_prompt_and_eos_only_if_asked_for():
         texts.append(best.text)
     assert texts[0] == texts[1]
     eos = llm.tokenizer.eos_token_id
-    llm.model_config = type(llm.model_config)(
-        **{**vars(llm.model_config), "eos_token_ids": tuple({eos, best.tokens[-1]})}
-    )
+    llm.engine.eos_token_ids = (eos, best.tokens[-1])
     texts = {}
     for is_included in (False, True):
         params = BeamSearchParams(
