@@ -13,6 +13,8 @@ from mie.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mie.async_llm import AsyncLLM as AsyncLLM
+    from mie.beam_search import BeamSearchOutput as BeamSearchOutput
+    from mie.beam_search import BeamSearchSequence as BeamSearchSequence
     from mie.config import EngineConfig as EngineConfig
     from mie.engine import Engine as Engine
     from mie.engine_args import AsyncEngineArgs as AsyncEngineArgs
@@ -31,6 +33,8 @@ _HOMES = {
     "AsyncLLM": "mie.async_llm",
     "SamplingParams": "mie.sched.params",
     "RequestOutputKind": "mie.sched.params",
+    "BeamSearchOutput": "mie.beam_search",
+    "BeamSearchSequence": "mie.beam_search",
     "BeamSearchParams": "mie.sched.beam_params",
     "RequestLimits": "mie.limits",
     "RequestOutput": "mie.outputs",
@@ -46,7 +50,9 @@ __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "BeamSearchOutput",
     "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "Engine",
     "EngineArgs",

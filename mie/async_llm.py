@@ -10,12 +10,13 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from mie.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
-from mie.errors import EngineDeadError, RequestFailedError
+from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError
 from mie.llm import LLM, Prompt
 from mie.loop import Command, EngineLoop
+from mie.metrics import Metric
 from mie.outputs import RequestOutput
 from mie.request_state import Collector, CollectorRef
 from mie.sched.params import SamplingParams
@@ -74,18 +75,29 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        lora_request: None = None,
+        tokenization_kwargs: None = None,
+        trace_headers: None = None,
+        data_parallel_rank: None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield a request's outputs as they come; the last one has ``finished``.
 
         ``sampling_params.output_kind`` chooses what each output holds. A consumer that is slower
         than the engine gets merged outputs. Cancelling the task, or closing the generator, aborts
-        the request before the next step.
+        the request before the next step. The last four arguments are vLLM's and change nothing.
 
         Raises:
+            ConfigError: one of the last four is not None.
             RequestError: the request could never be served.
             RequestFailedError: it failed while it ran, because of an error of its own.
             EngineDeadError: the engine cannot go on.
         """
+        refuse_unless_none(
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            data_parallel_rank=data_parallel_rank,
+        )
         self._thread.check_alive()
         params = sampling_params or self._llm.get_default_sampling_params()
         prepared = await asyncio.to_thread(
@@ -111,6 +123,16 @@ class AsyncLLM:
                 if not is_over:
                     self._thread.post(Command(lambda: processor.drop(collector.ref)))
 
+    def encode(self, *args: Any, **options: Any) -> NoReturn:
+        """Refuse to pool: vLLM has this method for embedding models.
+
+        Raises:
+            RequestError: always.
+        """
+        raise RequestError(
+            "AsyncLLM.encode needs an embedding model, and mie runs generative ones (call generate)"
+        )
+
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests before the next step; each generator yields a final output."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
@@ -134,6 +156,25 @@ class AsyncLLM:
             backend=args.backend,
             dtype=args.dtype_name,
         )
+
+    async def get_default_sampling_params(self) -> SamplingParams:
+        """Return what is used where no sampling parameters are given; see `LLM`."""
+        return self._llm.get_default_sampling_params()
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """Return what the model can be asked to do."""
+        return ("generate",)
+
+    async def is_tracing_enabled(self) -> bool:
+        """Return whether requests are traced with OpenTelemetry, which they never are."""
+        return False
+
+    async def get_metrics(self) -> list[Metric]:
+        """Return counters, gauges and histograms under vLLM's names."""
+        if self._loop.dead_error is not None:  # nobody steps
+            return self._llm.get_metrics()
+        name = os.fspath(self._llm.engine_args.model)
+        return await self._thread.call(lambda: self._loop.engine.get_metrics(name))
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine is dead."""
@@ -168,6 +209,13 @@ class AsyncLLM:
 
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.shutdown)
+
+
+def refuse_unless_none(**arguments: object) -> None:
+    """Raise `ConfigError` for the first argument that is not None."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ConfigError(f"{name} is not supported; got {value!r} (leave it out)")
 
 
 class _News:

@@ -100,6 +100,10 @@ class Driver:
         if ref.request_ids and collector.process_id == os.getpid():
             self._loop.inbox.append(Command(lambda: self._loop.processor.drop(ref)))
 
+    def keep_beams(self, collector: Collector, request_ids: list[str]) -> None:
+        """Give the blocks back that a collector's finished beams keep, but for those named."""
+        self.call(lambda: self._loop.processor.release(collector.ref, request_ids))
+
     def call(self, function: Callable[[], T]) -> T:
         """Call a function between two steps, and return what it returns.
 

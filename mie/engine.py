@@ -9,6 +9,8 @@ from typing import Literal, Protocol
 from mie.config import EngineConfig
 from mie.events import EventLog
 from mie.interrupts import is_of_the_request
+from mie.meter import StepMeter
+from mie.metrics import EngineMetrics, Metric
 from mie.runner import RowFault
 from mie.sched.admission import check_fits, check_something_allowed
 from mie.sched.checks import (
@@ -22,7 +24,7 @@ from mie.sched.params import SamplingParams
 from mie.sched.plan import StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 from mie.sched.scheduler import Scheduler
-from mie.sched.sequence import FinishReason, Request
+from mie.sched.sequence import Beam, FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
 from mie.step import EngineStats, SequenceOutput, StepOutput, StepStats
 
@@ -66,19 +68,19 @@ class Engine:
         self.log_error: Exception | None = None
         """Why the event log ended early, if it did. The requests go on."""
         self.stats = EngineStats(scheduler.manager.stats)
+        self.metrics = EngineMetrics(scheduler.max_model_len)
         self.observers: list[Callable[[StepStats], None]] = []
         self._runner = runner
         self._vocab_size = vocab_size
-        self._eos_token_ids = tuple(eos_token_ids)
+        self.eos_token_ids = tuple(eos_token_ids)
         self._requests: dict[str, Request] = {}
         self._by_number: dict[int, Request] = {}
         self._num_requests = 0
-        self._moved = (0, 0, 0, 0)  # copies, evictions, exports, imports up to the last step
         # What an exception leaves behind now: "torn", a scheduler that was being changed; "cut", a
         # step whose blocks may hold anything; "late", finished requests that are still listed.
         self._state: Literal["sound", "torn", "cut", "late"] = "sound"
         self._clock = clock
-        self._began = clock()
+        self._meter = StepMeter(scheduler, began=clock())
         log.start(scheduler.snapshot)
 
     def __repr__(self) -> str:
@@ -125,11 +127,13 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        beam: Beam | None = None,
     ) -> str:
         """Queue a prompt of token ids and return its request id.
 
         Under the priority policy a lower ``priority`` goes first. Only requests with the same
-        ``cache_salt`` share cached blocks. Ids such as "auto-7" are the engine's own.
+        ``cache_salt`` share cached blocks. Ids such as "auto-7" are the engine's own. The blocks of
+        a ``beam`` are kept when it ends, until `release`.
 
         Raises:
             ConfigError: a field of ``params`` was assigned a value that is not allowed.
@@ -139,17 +143,21 @@ class Engine:
         params = params.verified()
         check_token_ids(token_ids, params, self._vocab_size)
         check_labels(priority, cache_salt)
-        check_logprobs(params, self.config.max_logprobs)
+        if beam is None:  # the candidates of a beam are not for the caller
+            check_logprobs(params, self.config.max_logprobs)
+        else:
+            assert params.n == params.max_tokens == 1, "a beam gives one token"
         number = self._num_requests
         request = Request(
             self.new_request_id() if request_id is None else request_id,
             number,
             token_ids,
             params,
-            self._eos_token_ids,
+            self.eos_token_ids,
             self.config.seed,
             priority=int(priority),
             cache_salt=cache_salt,
+            beam=beam,
         )
         check_something_allowed(params, request.end_token_ids, self._vocab_size)
         check_fits(request, self.config, self.scheduler.manager, self.max_model_len)
@@ -198,6 +206,13 @@ class Engine:
                 self._forget(request)
             self._state = "sound"
 
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Give the blocks back that finished beams keep; ignore other requests."""
+        self.recover()
+        self._state = "torn"
+        self.scheduler.release(request_ids)
+        self._state = "sound"
+
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block; return False, and do nothing, if a request holds blocks."""
         self.recover()
@@ -205,6 +220,11 @@ class Engine:
         is_reset = self.scheduler.manager.reset_prefix_cache()
         self._state = "sound"
         return is_reset
+
+    def get_metrics(self, model_name: str) -> list[Metric]:
+        """Return the counters, gauges and histograms under vLLM's names."""
+        self.recover()
+        return self.metrics.read(model_name, self.config, self.scheduler, self.stats, self.requests)
 
     def step(self) -> StepOutput:
         """Compute one step.
@@ -235,7 +255,7 @@ class Engine:
         self._state = "torn"
         plan = self.scheduler.schedule(may_admit=not is_foretold)
         assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
-        blocks = self._block_counts(plan)
+        blocks = self._meter.block_counts(plan)
         self._state = "cut"
         times.append(self._clock())
         result = self._runner.run(plan)
@@ -249,7 +269,7 @@ class Engine:
             outputs=tuple(self._outputs(sampled, result)),
             prompt_logprobs=self._prompt_logprobs(plan, result.chunks),
             failed=tuple(failed),
-            stats=self._step_stats(plan, blocks, times, self._forget_finished(sampled)),
+            stats=self._meter.stats(plan, blocks, times, self._forget_finished(sampled)),
         )
         self._state = "sound"
         self.stats.add(output.stats, len(sampled))
@@ -267,7 +287,7 @@ class Engine:
             self.scheduler.rebuild(self._requests.values())
         self._state = "late"
         for request in [each for each in self._requests.values() if each.is_finished]:
-            del self._requests[request.request_id]
+            self._forget(request)
         self._by_number = {each.number: each for each in self._requests.values()}
         self._state = "sound"
 
@@ -330,53 +350,15 @@ class Engine:
             metrics = self._by_number[chunk.seq_id[0]].metrics
             if metrics.first_step_time is None:
                 metrics.first_step_time = start
+        last_times = [seq.request.metrics.last_token_time for seq in sampled]
+        self.metrics.add_step(plan.num_tokens, [now - last for last in last_times if last])
         for seq in sampled:
             metrics = seq.request.metrics
             metrics.last_token_time = now
             if metrics.first_token_time is None:
                 metrics.first_token_time = now
 
-    def _block_counts(self, plan: StepPlan) -> dict[str, int]:
-        manager = self.scheduler.manager
-        return {
-            "num_blocks_used": manager.num_used,
-            "num_blocks_cached": manager.num_cached,
-            "num_blocks_saved": manager.num_saved,
-            "num_slots_empty": manager.num_slots_empty - plan.num_tokens,
-        }
-
-    def _step_stats(
-        self, plan: StepPlan, blocks: dict[str, int], times: Sequence[float], num_finished: int
-    ) -> StepStats:
-        memory, scheduler = self.stats.memory, self.scheduler
-        before = self._moved
-        self._moved = now = (
-            memory.num_copies,
-            memory.num_evictions,
-            memory.num_exported,
-            memory.num_imported,
-        )
-        start, planned, ran, end = times
-        return StepStats(
-            step=plan.step,
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            num_prefill_tokens=plan.num_prefill_tokens,
-            num_decode_tokens=len(plan.decodes),
-            num_preempted=len(plan.preempted),
-            num_finished=num_finished,
-            **blocks,
-            num_copies=now[0] - before[0],
-            num_evicted=now[1] - before[1],
-            num_exported=now[2] - before[2],
-            num_imported=now[3] - before[3],
-            start=start - self._began,
-            schedule_seconds=planned - start,
-            run_seconds=ran - planned,
-            update_seconds=end - ran,
-            seconds=end - start,
-        )
-
     def _forget(self, request: Request) -> None:
+        self.metrics.end(request)
         self._requests.pop(request.request_id, None)
         self._by_number.pop(request.number, None)

@@ -6,15 +6,18 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+from mie.beam_search import BeamSearcher, BeamSearchOutput
 from mie.build import build
 from mie.driver import Driver
 from mie.engine_args import EngineArgs, with_arguments_of
-from mie.errors import ConfigError, RequestError, RequestFailedError
+from mie.errors import ConfigError, RequestError
 from mie.loop import EngineLoop
-from mie.outputs import RequestOutput
+from mie.metrics import Metric
+from mie.outputs import RequestOutput, raise_failed
 from mie.processor import without_text
 from mie.progress import ProgressBar
 from mie.request_state import Collector, PreparedRequest
+from mie.sched.beam_params import BeamSearchParams
 from mie.sched.params import RequestOutputKind, SamplingParams, truncated
 from mie.text.chat import refuse_unknown_options
 from mie.text.messages import Message, is_batch
@@ -150,10 +153,35 @@ class LLM:
             while not finished:
                 for output in self._driver.wait(collector):
                     finished = output.finished
-                    _raise_failed([output])
+                    raise_failed([output])
                     yield output
         finally:
             self._driver.release(collector)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Search for the most likely continuations of each prompt.
+
+        Beams share the blocks of their prompt and of what they have in common. At most
+        ``concurrency_limit`` prompts are searched at a time.
+
+        Raises:
+            ConfigError: ``lora_request`` is given, or ``concurrency_limit`` is not positive.
+            RequestError: a prompt could never be served.
+            RequestFailedError: a beam failed because of an error of its own.
+        """
+        refuse_unknown_options(LLM.generate, {"lora_request": lora_request})
+        each: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
+        kind, neutral = RequestOutputKind.FINAL_ONLY, SamplingParams()
+        prepared = [self.prepare(prompt, neutral, kind) for prompt in each]
+        searcher = BeamSearcher(self.loop, self._driver, self.tokenizer, params)
+        return searcher.run_all(prepared, use_tqdm, concurrency_limit)
 
     def apply_chat_template(
         self,
@@ -270,6 +298,13 @@ class LLM:
         """Forget all cached blocks; return False, and do nothing, if a request holds blocks."""
         return self._driver.call(self.engine.reset_prefix_cache)
 
+    def get_metrics(self) -> list[Metric]:
+        """Return counters, gauges and histograms under vLLM's names."""
+        name = os.fspath(self.engine_args.model)
+        if self.loop.dead_error is not None:  # nobody steps
+            return self.engine.get_metrics(name)
+        return self._driver.call(lambda: self.engine.get_metrics(name))
+
     def _own_collector(self) -> Collector:
         if self._collector.process_id != os.getpid():  # forked: the requests are the parent's
             self._collector = self._driver.new_collector()
@@ -289,7 +324,7 @@ class LLM:
             self._driver.release(collector)
             self._driver.settle()
         outputs = [finished[request_id] for request_id in request_ids]
-        _raise_failed(outputs)
+        raise_failed(outputs)
         return outputs
 
     def prepare(
@@ -358,14 +393,3 @@ def _one_for_each(name: str, given: Any, count: int, default: T) -> list[T]:
     if len(given) != count:
         raise ConfigError(f"{count} prompts need as many {name}; got {len(given)}")
     return list(given)
-
-
-def _raise_failed(outputs: list[RequestOutput]) -> None:
-    failed = [output for output in outputs if output.error is not None]
-    if failed:
-        first = failed[0]
-        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise RequestFailedError(
-            f"request {first.request_id} failed: {first.error}{more}; the others are in `outputs`",
-            outputs,
-        )

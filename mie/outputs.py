@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mie.errors import RequestFailedError
 from mie.outputs_json import as_dict, from_dict
 from mie.reprs import short_repr
 from mie.sched.metrics import RequestMetrics
@@ -89,3 +90,15 @@ class RequestOutput:
             ConfigError: a field is unknown or missing, or its value is of another type.
         """
         return from_dict(cls, values)
+
+
+def raise_failed(outputs: list[RequestOutput]) -> None:
+    """Raise `RequestFailedError` if a request among these failed."""
+    failed = [output for output in outputs if output.error is not None]
+    if failed:
+        first = failed[0]
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise RequestFailedError(
+            f"request {first.request_id} failed: {first.error}{more}; the others are in `outputs`",
+            outputs,
+        )

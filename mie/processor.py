@@ -85,10 +85,13 @@ class OutputProcessor:
             prepared.request_id,
             priority=prepared.priority,
             cache_salt=prepared.cache_salt,
+            beam=prepared.beam,
         )
         request = self._engine.request(request_id)
         assert request is not None
         collector.request_ids.add(request_id)
+        if prepared.beam is not None:
+            collector.beam_ids.add(request_id)
         self._states[request_id] = RequestState(prepared, request, self._tokenizer, collector)
         return request_id
 
@@ -114,6 +117,13 @@ class OutputProcessor:
         """End the requests of a caller that wants no more outputs."""
         self._drop(list(collector.request_ids))
         collector.request_ids.clear()
+        self.release(collector)
+
+    def release(self, collector: CollectorRef, keep: Sequence[str] = ()) -> None:
+        """Give the blocks back that a caller's finished beams keep, but for those named."""
+        dropped = collector.beam_ids - {*keep, *collector.request_ids}
+        self._engine.release(list(dropped))
+        collector.beam_ids -= dropped
 
     def catch_up(self) -> None:
         """Take in whatever an exception kept from being taken in."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -57,3 +57,14 @@ class ProgressBar:
 
 def _speeds(num_input: float, num_output: float) -> str:
     return f"est. speed input: {num_input:.2f} toks/s, output: {num_output:.2f} toks/s"
+
+
+def steps(count: int, use_tqdm: bool | Callable[..., Any]) -> Iterable[int]:
+    """Count from 0 with a bar, for the tokens of a beam search, which may end before ``count``."""
+    if not use_tqdm:
+        return range(count)
+    from tqdm.auto import tqdm
+
+    make = use_tqdm if callable(use_tqdm) else tqdm
+    bar: Iterable[int] = make(range(count), desc="beam search", unit="token", dynamic_ncols=True)
+    return bar

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from mie.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 from mie.sched.params import RequestOutputKind, SamplingParams
 from mie.sched.result import TokenLogprobs
-from mie.sched.sequence import FinishReason, Request
+from mie.sched.sequence import Beam, FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
 from mie.text.stream import TextStream
 from mie.text.tokenizer import Tokenizer
@@ -33,16 +33,18 @@ class PreparedRequest:
     priority: int = 0
     cache_salt: str | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    beam: Beam | None = None
 
 
 class CollectorRef(weakref.ref["Collector"]):
     """A weak reference to a collector, and the ids of the requests that are filed there."""
 
-    __slots__ = ("request_ids",)
+    __slots__ = ("beam_ids", "request_ids")
 
     def __init__(self, collector: Collector, when_gone: Callable[[CollectorRef], object]) -> None:
         super().__init__(collector, when_gone)  # type: ignore[call-arg]  # as __new__
         self.request_ids: set[str] = set()
+        self.beam_ids: set[str] = set()  # those whose blocks may be kept when they have ended
 
 
 class Collector:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mie.events import SUMMARY_FIELDS, EventLog, Record
 
-A, A1, B, C, D = (0, 0), (0, 1), (1, 0), (2, 0), (3, 0)
+A, A1, B, C, D, E, F = (0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0)
 
 EMPTY: dict[str, Any] = {
     "block_size": 4,
@@ -136,7 +136,27 @@ STORY: list[list[Record]] = [
         ("decode", (0,)),
     ],
 ]
-"""What one step after the other emits, in blocks of four. Every kind of record but `REBUILD`."""
+"""What one step after the other emits, in blocks of four. Every kind of record but those of `BEAMS`
+and `REBUILD`."""
+
+BEAMS: list[Record] = [
+    ("add", "e", 4, 0, 2, 1, 1),
+    ("admit", E, 1, 2, 0),
+    ("alloc", E, 0, (6,)),
+    ("prefill", E, 0, 2, (0,)),
+    ("keep", E),
+    ("add", "f", 5, 0, 3, 1, 1),
+    ("branch", F, E, 1),
+    ("alloc", F, 0, (7,)),
+    ("copy", 6, 7, F, "fork"),
+    ("release", F, (6,)),
+    ("prefill", F, 2, 1, (0,)),
+    ("close", F),
+    ("finish", F, "length"),
+    ("close", E),
+    ("finish", E, "length"),
+]
+"""A step after the story: F continues E, which has ended and is kept until F has its token."""
 
 REBUILD: list[Record] = [("close", C), ("rebuild", {**EMPTY, **REBUILT})]
 """A last step: a change broke off in the middle. No record says that C got its token."""

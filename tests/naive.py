@@ -106,3 +106,29 @@ def generate(config, weights, prompt, params, *, choice=0, stream=0, eos=(), lim
             return output, "stop", logprobs
         if len(output) == params["max_tokens"] or len(prompt) + len(output) >= limit:
             return output, "length", logprobs
+
+
+def beam_search(config, weights, prompt, params, *, eos=(), limit=10**9):
+    """[(tokens, cumulative log-probability, finish reason)], the best ``beam_width`` first.
+
+    As vLLM's: each step takes the 2 * beam_width most likely tokens of each beam, puts those that
+    end aside, and keeps the beam_width best of the others.
+    """
+    width, penalty = params["beam_width"], params.get("length_penalty", 1.0)
+
+    def score(beam):
+        return beam[1] / (len(beam[0]) - (beam[0][-1] in eos)) ** penalty
+
+    beams, ended = [(list(prompt), 0.0)], []
+    for _ in range(min(params["max_tokens"], limit - len(prompt))):
+        longer = []
+        for ids, total in beams:
+            row = logits(config, weights, ids)[-1] / (params.get("temperature") or 1.0)
+            row = row - row.max() - np.log(np.exp(row - row.max()).sum())
+            for token in np.argsort(-row, kind="stable")[: 2 * width].tolist():
+                beam = ([*ids, token], total + row[token])
+                is_end = token in eos and not params.get("ignore_eos")
+                (ended if is_end else longer).append(beam)
+        beams = sorted(longer, key=score, reverse=True)[:width]
+    found = [(*beam, "stop") for beam in ended] + [(*beam, "length") for beam in beams]
+    return sorted(found, key=score, reverse=True)[:width]

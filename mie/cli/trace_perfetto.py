@@ -116,7 +116,7 @@ class _Timeline:
         """Those who were there when the log began."""
         for seq, values in state.sequences.items():
             yield from self._new_track(seq, values.request_id, values.n)
-            if values.row is None:
+            if values.row is None and not values.is_kept:
                 self._spans[seq] = _Span(name="waiting", start=self._start)
 
     def _of(self, record: Record, state: State) -> Iterator[Event]:
@@ -144,6 +144,9 @@ class _Timeline:
             case ("fork", seq, parent, _):
                 values = state.sequences[parent]
                 yield from self._new_track(seq, values.request_id, values.n)
+                yield self._instant(seq, "forked", {})
+            case ("branch", seq, _, _):
+                yield from self._end_span(seq, self._start)
                 yield self._instant(seq, "forked", {})
             case ("wait", seq, parent):
                 values = state.sequences[parent]

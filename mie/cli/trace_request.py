@@ -149,6 +149,10 @@ def _sentence(record: Record, state: State) -> str | None:
             return f"computed {count(num_tokens, 'token')} from position {start}{got}"
         case ("fork", _, _, row):
             return f"forked to row {row}"
+        case ("branch", _, parent, row):
+            return f"forked to row {row}, from {state.sequences[parent].request_id}"
+        case ("keep", _):
+            return "ended, and keeps its blocks"
         case ("wait", *_):
             return "waits for a seat of its own"
         case ("preempt", _, by, mode, rule, num_lost):

@@ -35,6 +35,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "fork": ("seq", "parent", "row"),
         "wait": ("seq", "parent"),
         "preempt": ("seq", "by", "mode", "rule", "num_lost"),
+        "keep": ("seq",),
+        "branch": ("seq", "parent", "row"),
         "finish": ("seq", "reason"),
         # blocks
         "alloc": ("seq", "index", "blocks"),

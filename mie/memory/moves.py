@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mie.memory.prefix import Node, PartialMatch
-from mie.memory.table import HostTable
+from mie.memory.table import BlockTable, HostTable
 
 Emit = Callable[[tuple[Any, ...]], None]
 """Takes a record of the event log."""
@@ -29,6 +29,8 @@ class Room(NamedTuple):
     """Tokens that need not be computed."""
     num_new: int
     """Blocks to allocate."""
+    parent: BlockTable | None = None
+    """An open table to fork instead, whose tokens it begins with."""
 
 
 class Moves(NamedTuple):

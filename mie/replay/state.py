@@ -23,10 +23,15 @@ class SequenceState:
     num_tokens: int
     num_computed: int = 0
     row: int | None = None
-    """None: it waits."""
+    """None: it waits, or it has ended and is kept."""
     blocks: list[int] = field(default_factory=list)
     host: list[int] | None = None
     """Host blocks with what was swapped out."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it has ended, and holds blocks for those that continue it."""
+        return self.row is None and bool(self.blocks)
 
 
 class State:
@@ -82,7 +87,11 @@ class State:
     @property
     def waiting(self) -> list[Seq]:
         """In the order of the queue."""
-        return self._in_order(seq for seq, values in self.sequences.items() if values.row is None)
+        return self._in_order(
+            seq
+            for seq, values in self.sequences.items()
+            if values.row is None and not values.is_kept
+        )
 
     @property
     def running(self) -> list[Seq]:
@@ -130,9 +139,10 @@ class State:
             fields = dict(zip(FIELDS[kind], values, strict=True))
             for row in fields.get("rows", ()):
                 require(row in self.rows, f"nobody has row {row}")
-            if kind in ("fork", "wait"):
+            if kind in ("fork", "wait", "branch"):
                 self._sequence(fields["parent"])
-            elif "seq" in fields and kind != "finish":  # maybe of a choice that was never forked
+            # The first two bring a new choice, and the last may end one that was never forked.
+            if "seq" in fields and kind not in ("fork", "wait", "finish"):
                 self._sequence(fields["seq"])
             if fields.get("by") is not None:
                 self._sequence(fields["by"])
@@ -220,9 +230,24 @@ class State:
         self._leave_row(values)
         values.num_computed = 0
 
+    def _on_keep(self, seq: Seq) -> None:
+        values = self._runner(seq)
+        del self.rows[values.row]  # type: ignore[arg-type]  # it runs
+        values.row = None
+
+    def _on_branch(self, seq: Seq, parent: Seq, row: int) -> None:
+        values, kept = self._sequence(seq), self._sequence(parent)
+        require(kept.is_kept, f"{parent} is not kept")
+        require(values.row is None and not values.blocks, "it does not wait")
+        require(kept.num_computed < values.num_tokens, "there must be a token to compute")
+        self._seat(seq, row)
+        values.num_computed = kept.num_computed
+        self._put(seq, 0, kept.blocks)
+
     def _on_finish(self, seq: Seq, reason: str) -> None:
         values = self._sequence(seq)
         require(values.host is None, "it still has host blocks")
+        require(not values.blocks, "its table is still open")
         if values.row is not None:
             self._leave_row(values)
         del self.sequences[seq]
@@ -243,7 +268,8 @@ class State:
             self.blocks.let_go(block)
 
     def _on_close(self, seq: Seq) -> None:
-        values = self._runner(seq)
+        values = self._sequence(seq)
+        require(values.row is not None or values.is_kept, f"{seq} does not run")
         for block in values.blocks:
             self.blocks.leave_table(block)
             self.blocks.let_go(block)

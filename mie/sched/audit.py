@@ -8,8 +8,10 @@ from typing import Any
 from mie.sched.sequence import Sequence
 
 
-def queues(waiting: Items[Sequence], running: Items[Sequence]) -> dict[str, Any]:
-    """The sequences in both queues as plain data, for the event log."""
+def queues(
+    waiting: Items[Sequence], running: Items[Sequence], kept: Items[Sequence]
+) -> dict[str, Any]:
+    """The sequences in both queues, and those whose blocks are kept, as plain data for the log."""
     return {
         "waiting": [seq.seq_id for seq in waiting],
         "running": [seq.seq_id for seq in running],
@@ -26,7 +28,7 @@ def queues(waiting: Items[Sequence], running: Items[Sequence]) -> dict[str, Any]
                 "host": list(seq.host.block_ids) if seq.host else None,
                 "n": seq.request.params.n,
             }
-            for seq in [*waiting, *running]
+            for seq in [*waiting, *running, *kept]
         },
     }
 

@@ -17,9 +17,11 @@ from typing import Any
 from mie.config import EngineConfig
 from mie.memory.manager import KVCacheManager
 from mie.memory.moves import Emit, Room
+from mie.memory.table import BlockTable
 from mie.sched.admission import check_budget, check_fits
 from mie.sched.ahead import reserve_ahead, rows_ahead
 from mie.sched.audit import check_queues, queues
+from mie.sched.opening import Opener
 from mie.sched.plan import Chunk, SeqId, StepPlan
 from mie.sched.policy import VICTIM_RULES, WaitingQueue, rank_of
 from mie.sched.result import ChunkResult, StepResult
@@ -52,11 +54,17 @@ class Scheduler:
     def _clear(self) -> None:
         self.waiting = WaitingQueue()
         self._seats = Seats(self._config.max_num_seqs)
+        self._opener = Opener(self._config, self.manager, self._emit)
         self._exported: list[Sequence] = []  # swapped out in this step
 
     @property
     def running(self) -> list[Sequence]:
         return self._seats.running
+
+    @property
+    def longest(self) -> int:
+        """Number of tokens, the prompt's included, at which a sequence ends at the latest."""
+        return self._longest
 
     @property
     def has_work(self) -> bool:
@@ -127,6 +135,8 @@ class Scheduler:
         first; False if the sequence was itself the last and had to go."""
         assert seq.table is not None
         while not self.manager.grow(seq.table, seq.num_tokens):
+            if self._opener.drop_oldest():
+                continue
             victim = self.running[-1]
             self.preempt(victim, by=seq)
             preempted.append(victim.seq_id)
@@ -182,16 +192,12 @@ class Scheduler:
             seq = self.waiting.first
             if not self._seats.num_free:
                 return
-            request = seq.request
-            room = self.manager.find_room(
-                seq.token_ids,
-                salt=request.cache_salt,
-                use_cache=self._may_use_cache(request),
-                host=seq.host,
-                # Alone, a sequence may have every block, or it could wait for ever.
-                num_spare=self._num_spare + self._seats.num_promised if self.running else 0,
-            )
+            # Alone, a sequence may have every block, or it could wait for ever.
+            num_spare = self._num_spare + self._seats.num_promised if self.running else 0
+            room = self._opener.find_room(seq, num_spare)
             if room is None:
+                if not self.running and self._opener.drop_oldest():
+                    continue
                 return
             count = self._chunk_size(seq.num_tokens - room.num_computed, budget)
             if not count and not is_static:
@@ -201,34 +207,10 @@ class Scheduler:
                 chunks.append(self._chunk(seq, count))
             budget = budget - count if count else 0  # a prompt that waits whole is not passed
 
-    def _may_use_cache(self, request: Request) -> bool:
-        return self._config.enable_prefix_caching and request.may_read_cache
-
     def _open(self, seq: Sequence, room: Room) -> None:
         self.waiting.remove(seq)
-        row = self._seats.next_row
-        event = (seq.seq_id, row, seq.num_tokens, room.num_computed)
-        if seq.was_admitted:
-            self._emit(("resume", *event, "recompute" if seq.host is None else "swap"))
-            recomputed = max(0, seq.num_lost - room.num_computed)
-            seq.request.metrics.num_recomputed_tokens += recomputed
-        else:
-            self._emit(("admit", *event))
-            if not seq.request.was_admitted:
-                seq.request.metrics.num_cached_tokens = room.num_computed
-                if self._may_use_cache(seq.request):
-                    self._count_query(seq, room)
-        seq.host = None
-        table = self.manager.open_table(room, seq.seq_id, row)
+        table = self._opener.open(seq, room, self._seats.next_row)
         self._seats.take(seq, table, is_prefilling=True)
-
-    def _count_query(self, seq: Sequence, room: Room) -> None:
-        num_full = len(room.path) * self.manager.block_size
-        query = (seq.request.num_prompt, num_full, room.num_computed - num_full)
-        self.manager.stats.add_query(*query)
-        if room.num_computed:
-            source = room.partial and room.partial.block_id
-            self._emit(("hit", seq.seq_id, *query, source))
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Take in a step's result: first the blocks, then token after token.
@@ -305,6 +287,9 @@ class Scheduler:
             return
         seq.stop_reason = stop_reason
         seq.finish_reason = reason
+        if seq.table is not None and seq.request.beam and reason in ("stop", "length"):
+            self._keep(seq, seq.table)
+            return
         if seq.table is not None:
             self._leave(seq)
         elif seq in self.waiting:
@@ -321,6 +306,10 @@ class Scheduler:
         """End every unfinished choice of a request."""
         for seq in reversed(request.sequences):  # none is to lead in place of the first
             self.finish(seq, reason)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Give the blocks back that were kept for finished requests; ignore unknown ids."""
+        self._opener.drop(request_ids)
 
     def owner_of(self, row: int) -> Request | None:
         """The request whose sequence has a row."""
@@ -364,6 +353,11 @@ class Scheduler:
         self.manager.close_table(seq.table)
         self._seats.leave(seq)
 
+    def _keep(self, seq: Sequence, table: BlockTable) -> None:
+        seq.request.metrics.num_copied_blocks += table.num_copies
+        self._seats.leave(seq)
+        self._opener.keep(seq, table)
+
     def _drop_host(self, seq: Sequence) -> None:
         if seq.host is not None:
             self.manager.drop_host(seq.host)
@@ -389,12 +383,14 @@ class Scheduler:
 
     def snapshot(self) -> dict[str, Any]:
         """The queues, their sequences and the blocks, as plain data."""
-        return {**self.manager.snapshot(), **queues(list(self.waiting), self.running)}
+        kept = self._opener.kept
+        return {**self.manager.snapshot(), **queues(list(self.waiting), self.running, kept)}
 
     def check_invariants(self) -> None:
         """Assert what holds between steps; for tests."""
         waiting = list(self.waiting)
-        tables = [seq.table for seq in self.running if seq.table is not None]
+        holders = [*self.running, *self._opener.kept]
+        tables = [seq.table for seq in holders if seq.table is not None]
         self.manager.check_invariants(tables, [seq.host for seq in waiting if seq.host is not None])
         self._seats.check_invariants()
         check_queues(waiting, self.running)

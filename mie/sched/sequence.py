@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from typing import Literal
 
 from mie.memory.table import BlockTable, HostTable
@@ -12,6 +13,14 @@ from mie.sched.plan import Chunk, NewRow
 from mie.sched.result import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beam:
+    """A request of one token whose blocks are kept when it ends, for requests that continue it."""
+
+    parent_id: str | None = None
+    """The finished request that it continues: the prompt is that one's tokens and one more."""
 
 
 class Request:
@@ -28,6 +37,7 @@ class Request:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        beam: Beam | None = None,
     ) -> None:
         self.request_id = request_id
         self.number = number
@@ -37,6 +47,7 @@ class Request:
         """Lower runs first, under the policy of that name."""
         self.cache_salt = cache_salt
         """Only requests with the same salt share cached blocks."""
+        self.beam = beam
         self.num_prompt = len(prompt_token_ids)
         self.eos_token_ids = frozenset(() if params.ignore_eos else eos_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids or ())

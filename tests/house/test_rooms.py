@@ -66,7 +66,7 @@ ROOMS = {
     "sched": Room(mie={"config", "errors", "limits", "memory"}),
     # level 3
     "outputs_json": Room(mie={"errors"}),
-    "outputs": Room(mie={"outputs_json", "reprs", "sched.metrics", "sched.sequence"}),
+    "outputs": Room(mie={"errors", "outputs_json", "reprs", "sched.metrics", "sched.sequence"}),
     "rows": Room(mie={"ops.sampling", "sched.bad_words", "sched.plan"}, packages={"numpy"}),
     "runner": Room(
         mie={
@@ -81,7 +81,21 @@ ROOMS = {
     ),
     "overlap": Room(mie={"runner", "sched.plan", "sched.result"}),
     "step": Room(mie={"memory.stats", "sched.metrics", "sched.result", "sched.sequence"}),
-    "engine": Room(mie={"config", "errors", "events", "interrupts", "runner", "sched", "step"}),
+    "meter": Room(mie={"sched", "step"}),
+    "metrics": Room(mie={"config", "sched", "step"}),
+    "engine": Room(
+        mie={
+            "config",
+            "errors",
+            "events",
+            "interrupts",
+            "meter",
+            "metrics",
+            "runner",
+            "sched",
+            "step",
+        }
+    ),
     "sizing": Room(
         mie={"config", "errors", "host", "model.config", "model.tensors", "ops.backend"}
     ),
@@ -124,17 +138,32 @@ ROOMS = {
         }
     ),
     "progress": Room(mie={"outputs"}, packages={"tqdm"}),
+    "beam_search": Room(
+        mie={
+            "driver",
+            "errors",
+            "loop",
+            "outputs",
+            "progress",
+            "request_state",
+            "sched",
+            "text.tokenizer",
+        }
+    ),
     "llm": Room(
         mie={
+            "beam_search",
             "build",
             "driver",
             "engine_args",
             "errors",
             "loop",
+            "metrics",
             "outputs",
             "processor",
             "request_state",
             "progress",
+            "sched.beam_params",
             "sched.params",
             "text",
         },
@@ -145,6 +174,7 @@ ROOMS = {
             "errors",
             "llm",
             "loop",
+            "metrics",
             "outputs",
             "request_state",
             "sched.params",
@@ -216,6 +246,7 @@ ROOMS = {
     "__init__": Room(
         mie={
             "async_llm",
+            "beam_search",
             "config",
             "engine",
             "engine_args",

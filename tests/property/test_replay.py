@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from scripted_runner import answer_to
 
 from mie.config import EngineConfig
+from mie.errors import RequestError
 from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
 from mie.load import new_scheduler
 from mie.replay import State, at
 from mie.sched.params import SamplingParams
-from mie.sched.sequence import Request
+from mie.sched.sequence import Beam, Request
 
 MAX_MODEL_LEN, EOS = 24, 1
 
@@ -82,6 +83,25 @@ class Run:
         self.requests.append(Request(str(number), number, prompt, params, [EOS], **labels))
         self.scheduler.add(self.requests[-1])
 
+    def add_beams(self, count):
+        """Continue the beam that was kept last, or begin one."""
+        kept = self.scheduler._opener.kept
+        parent_id, prompt = None, [0, 1, 1]
+        if kept and kept[-1].num_tokens < MAX_MODEL_LEN:
+            parent_id, prompt = kept[-1].request.request_id, kept[-1].token_ids
+        for _ in range(count):
+            number, params = len(self.requests), SamplingParams(max_tokens=1)
+            beam = Beam(parent_id=parent_id)
+            self.requests.append(Request(str(number), number, prompt, params, [EOS], beam=beam))
+            try:
+                self.scheduler.add(self.requests[-1])
+            except RequestError:  # it is longer than the cache
+                self.requests.pop()
+
+    def release(self):
+        for seq in self.scheduler._opener.kept[:1]:
+            self.scheduler.release([seq.request.request_id])
+
     def step(self, number, draw_token, breaks):
         plan = self.scheduler.schedule()
         if breaks and number % 4:
@@ -103,9 +123,13 @@ class Run:
     tokens=st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
     aborted=st.dictionaries(st.integers(0, 12), st.integers(0, 5), max_size=4),
     broken=st.sets(st.integers(3, 30), max_size=1),
+    beams=st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
+    releases=st.sets(st.integers(3, 30), max_size=4),
 )
 @settings(max_examples=max(1000, settings().max_examples))
-def check_run(path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken):
+def check_run(
+    path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken, beams, releases
+):
     longest = max(len(prompt) for _, prompt, *_ in arrivals)
     num_blocks = -(-longest // config.block_size) + spare
     with path.open("w") as file:
@@ -123,6 +147,9 @@ def check_run(path, config, arrivals, spare, num_host_blocks, tokens, aborted, b
                 waiting.remove(arrival)
                 prompt, max_tokens, n, *labels = arrival[1:]
                 run.add(prompt, max_tokens, n, *labels)
+            run.add_beams(beams.get(number, 0))
+            if number in releases:
+                run.release()
             victim = aborted.get(number)
             if victim is not None and victim < len(run.requests):
                 # By preference one that is swapped out, which is rare.

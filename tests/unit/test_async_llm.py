@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from mie import LLM, AsyncLLM, SamplingParams
-from mie.errors import EngineDeadError, RequestError, RequestFailedError
+from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError
 from mie.sched.params import RequestOutputKind
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
@@ -268,3 +268,30 @@ def test_a_forked_child_is_told_to_load_its_own(llm):
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_vllms_arguments_are_taken_at_none_and_refused_by_name_otherwise(llm, alone):
+    names = ("lora_request", "tokenization_kwargs", "trace_headers", "data_parallel_rank")
+
+    async def main():
+        text = await text_of(llm, PROMPTS[0], **dict.fromkeys(names))
+        for name in names:
+            with pytest.raises(ConfigError, match=f"{name} is not supported; got 0"):
+                await text_of(llm, PROMPTS[0], **{name: 0})
+        return text
+
+    assert asyncio.run(main()) == alone[0]
+
+
+def test_pooling_is_refused_by_name(llm):
+    with pytest.raises(RequestError, match=r"AsyncLLM.encode needs an embedding model"):
+        llm.encode("Once", pooling_params=None, request_id="1")
+
+
+def test_what_an_engine_tells_of_itself(llm):
+    async def main():
+        assert await llm.get_supported_tasks() == ("generate",)
+        assert not await llm.is_tracing_enabled()
+        assert (await llm.get_default_sampling_params()).temperature == 0.7
+
+    asyncio.run(main())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from event_stories import EMPTY, REBUILD, STORY, A, run_toy, summary, tell, write_story
+from event_stories import BEAMS, EMPTY, REBUILD, STORY, A, run_toy, summary, tell, write_story
 
 from mie.errors import TraceError
 from mie.events import FIELDS, SNAPSHOT_EVERY, EventLog, Segment, read_log, summary_of
@@ -30,7 +30,7 @@ def test_the_table_of_fields_cannot_be_changed() -> None:
 
 
 def test_the_story_has_every_kind_and_all_its_fields() -> None:
-    records = [record for records in [*STORY, REBUILD] for record in records]
+    records = [record for records in [*STORY, BEAMS, REBUILD] for record in records]
     assert {record[0] for record in records} | {"step"} == FIELDS.keys()
     assert all(len(record) == 1 + len(FIELDS[record[0]]) for record in records)
 
@@ -224,7 +224,7 @@ def test_a_full_device_is_noticed_at_the_first_write() -> None:
 
 
 def test_a_rebuild_is_read_back_as_it_was(tmp_path: Path) -> None:
-    [segment] = read_log(write_story(tmp_path / "log", [*STORY, REBUILD]))
+    [segment] = read_log(write_story(tmp_path / "log", [*STORY, BEAMS, REBUILD]))
     assert list(segment.steps[-1][:-1]) == REBUILD
 
 

@@ -11,6 +11,7 @@ import pytest
 from event_stories import (
     A1,
     AFTER_STORY,
+    BEAMS,
     EMPTY,
     REBUILD,
     REBUILT,
@@ -19,6 +20,8 @@ from event_stories import (
     B,
     C,
     D,
+    E,
+    F,
     run_toy,
     summary,
     tell,
@@ -67,6 +70,36 @@ def test_a_rebuild_begins_anew() -> None:
     state = told()
     state.apply_step((*REBUILD, ("step", summary(7))))
     assert state.snapshot() == {**EMPTY, **REBUILT}
+
+
+def test_a_kept_sequence_lends_its_blocks_until_it_is_closed() -> None:
+    before, state = told(), told()
+    for count, record in enumerate(BEAMS, 1):
+        state.apply(record)
+        if count == 6:
+            assert (state.waiting, state.running) == ([B, F], [C])
+            assert state.sequences[E].is_kept
+            assert state.fills()[6] == 2
+            assert State.from_snapshot(state.snapshot()).snapshot() == state.snapshot()
+    assert state.snapshot() == before.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("count", "record", "message"),
+    [
+        (6, ("branch", F, C, 1), r"\(2, 0\) is not kept"),
+        (6, ("branch", C, E, 1), "it does not wait"),
+        (6, ("branch", F, E, 0), "row 0 is taken"),
+        (6, ("keep", E), "does not run"),
+        (13, ("finish", E, "length"), "its table is still open"),
+    ],
+)
+def test_a_kept_sequence_cannot(count: int, record: Record, message: str) -> None:
+    state = told()
+    for each in BEAMS[:count]:
+        state.apply(each)
+    with pytest.raises(TraceError, match=message):
+        state.apply_step((record, ("step", summary(7))))
 
 
 def test_lists_do_as_well_as_tuples() -> None:
@@ -173,6 +206,7 @@ IMPOSSIBLE: list[tuple[tuple[int, int], Record, str]] = [
     ((2, 0), ("release", A, (5,)), "nobody holds block 5"),
     ((3, 0), ("release", B, (0,)), "does not run"),
     ((3, 0), ("close", B), "does not run"),
+    ((0, 7), ("keep", (3, 0)), r"nobody is \(3, 0\)"),
     ((2, 0), ("copy", 1, 1, A, "fork"), "the target is not in its table"),
     ((2, 0), ("copy", 7, 4, A, "fork"), "nobody holds the source"),
     ((2, 0), ("seal", 5, None, None, (1, 2, 3, 4)), "it is in no table"),

@@ -1,0 +1,120 @@
+"""How a waiting sequence gets its blocks: from the prefix cache, the host, or a kept sequence.
+
+A kept sequence has ended, and its blocks stay for the sequences that continue it: the beams of a
+beam search. Each of them forks its table, so that also the partly filled last block is shared, by a
+copy at the first write. What is kept is a cache. When blocks are short it goes first, and a
+sequence that would have forked from it is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mie.config import EngineConfig
+from mie.memory.manager import KVCacheManager
+from mie.memory.moves import Emit, Room
+from mie.memory.table import BlockTable
+from mie.sched.sequence import Request, Sequence
+
+
+class Opener:
+    """Opens the tables of sequences that are admitted, and keeps those of some that have ended."""
+
+    def __init__(self, config: EngineConfig, manager: KVCacheManager, emit: Emit) -> None:
+        self._config = config
+        self._manager = manager
+        self._emit = emit
+        self._kept: dict[str, Sequence] = {}  # by request id, the oldest first
+
+    @property
+    def kept(self) -> list[Sequence]:
+        """Sequences that have ended and hold blocks."""
+        return list(self._kept.values())
+
+    def find_room(self, seq: Sequence, num_spare: int) -> Room | None:
+        """How a table could be had with ``num_spare`` blocks left over; None if it cannot."""
+        parent = self._parent_of(seq)
+        if parent is None:
+            return self._manager.find_room(
+                seq.token_ids,
+                salt=seq.request.cache_salt,
+                use_cache=self._may_use_cache(seq.request),
+                host=seq.host,
+                num_spare=num_spare,
+            )
+        num_full = parent.num_tokens // self._manager.block_size
+        num_new = self._manager.blocks_for(seq.num_tokens) - num_full
+        if num_new > self._manager.num_available - num_spare:
+            return None
+        salt = seq.request.cache_salt
+        return Room(seq.token_ids, salt, [], None, None, parent.num_tokens, num_new, parent)
+
+    def _parent_of(self, seq: Sequence) -> BlockTable | None:
+        """The table of a kept sequence that this one continues."""
+        request = seq.request
+        parent = self._kept.get((request.beam and request.beam.parent_id) or "")
+        if parent is None or parent.table is None or seq.was_admitted:
+            return None
+        num_stored = parent.num_computed
+        is_same = parent.request.cache_salt == request.cache_salt
+        if not is_same or parent.token_ids[:num_stored] != seq.token_ids[:num_stored]:
+            return None
+        return parent.table if num_stored < seq.num_tokens else None
+
+    def open(self, seq: Sequence, room: Room, row: int) -> BlockTable:
+        """Open the table that was found. Nothing may have happened in between."""
+        metrics = seq.request.metrics
+        event = (seq.seq_id, row, seq.num_tokens, room.num_computed)
+        if room.parent is not None:
+            self._emit(("branch", seq.seq_id, room.parent.owner, row))
+            metrics.num_cached_tokens = room.num_computed
+            table = self._manager.fork(room.parent, seq.seq_id, row, seq.token_ids)
+            is_grown = self._manager.grow(table, seq.num_tokens)
+            assert is_grown, "there was room"
+            return table
+        if seq.was_admitted:
+            self._emit(("resume", *event, "recompute" if seq.host is None else "swap"))
+            metrics.num_recomputed_tokens += max(0, seq.num_lost - room.num_computed)
+        else:
+            self._emit(("admit", *event))
+            if not seq.request.was_admitted:
+                metrics.num_cached_tokens = room.num_computed
+                if self._may_use_cache(seq.request):
+                    self._count_query(seq, room)
+        seq.host = None
+        return self._manager.open_table(room, seq.seq_id, row)
+
+    def _may_use_cache(self, request: Request) -> bool:
+        return self._config.enable_prefix_caching and request.may_read_cache
+
+    def _count_query(self, seq: Sequence, room: Room) -> None:
+        num_full = len(room.path) * self._manager.block_size
+        query = (seq.request.num_prompt, num_full, room.num_computed - num_full)
+        self._manager.stats.add_query(*query)
+        if room.num_computed:
+            source = room.partial and room.partial.block_id
+            self._emit(("hit", seq.seq_id, *query, source))
+
+    # Keeping.
+
+    def keep(self, seq: Sequence, table: BlockTable) -> None:
+        """Let a sequence that has ended hold its blocks."""
+        self._emit(("keep", seq.seq_id))
+        seq.table = table
+        self._kept[seq.request.request_id] = seq
+
+    def drop(self, request_ids: Iterable[str]) -> None:
+        """Give the blocks back that are kept for these requests; ignore unknown ids."""
+        for request_id in request_ids:
+            seq = self._kept.pop(request_id, None)
+            if seq is not None and seq.table is not None:
+                self._manager.close_table(seq.table)
+                seq.table = None
+                self._emit(("finish", seq.seq_id, seq.finish_reason))
+
+    def drop_oldest(self) -> bool:
+        """Give the blocks of the sequence back that was kept first; False if none is kept."""
+        for request_id in self._kept:
+            self.drop([request_id])
+            return True
+        return False

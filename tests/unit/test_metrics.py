@@ -1,0 +1,226 @@
+"""`get_metrics`: the numbers are those of what was run, under vLLM's names."""
+
+import asyncio
+import threading
+
+import pytest
+
+from mie import LLM, AsyncLLM, SamplingParams
+from mie.errors import EngineDeadError, RequestFailedError
+from mie.metrics import MOST_RECORDS, Counter, Gauge, Histogram, Tally
+
+PROMPT = [5, 9, 12, 30, 7, 21, 14, 8, 11]
+
+
+def load(model, kind=LLM, **settings):
+    settings = {"block_size": 4, "num_blocks": 64, "max_num_seqs": 4, **settings}
+    return kind(model.directory, skip_tokenizer_init=True, **settings)
+
+
+@pytest.fixture
+def llm(tiny):
+    return load(tiny["llama"])
+
+
+def params(max_tokens=6, **more):
+    return SamplingParams(temperature=1, seed=1, max_tokens=max_tokens, ignore_eos=True, **more)
+
+
+def read(metrics):
+    """Each metric by its name; the reasons of endings by theirs."""
+    ended = {m.labels["finished_reason"]: m.value for m in metrics if "success" in m.name}
+    return {m.name.removeprefix("vllm:"): m for m in metrics} | {"ended": ended}
+
+
+def test_the_counts_are_those_of_what_was_run(llm):
+    found = read(llm.get_metrics())
+    assert found["ended"] == {"stop": 0, "length": 0, "abort": 0, "error": 0}
+    llm.generate([PROMPT, PROMPT[:5]], [params(), params(3, n=2)], use_tqdm=False)
+    llm.generate([PROMPT], params(4), use_tqdm=False)
+    found = read(llm.get_metrics())
+    assert found["ended"] == {"stop": 0, "length": 3, "abort": 0, "error": 0}
+    values = {name: m.value for name, m in found.items() if isinstance(m, (Counter, Gauge))}
+    assert values == {
+        "num_requests_running": 0,
+        "num_requests_waiting": 0,
+        "kv_cache_usage_perc": 0,
+        "prefix_cache_queries": 2 * len(PROMPT) + 5,
+        "prefix_cache_hits": len(PROMPT) - 1,
+        "num_preemptions": 0,
+        "prompt_tokens": 2 * len(PROMPT) + 5,
+        "prompt_tokens_cached": len(PROMPT) - 1,
+        "generation_tokens": 6 + 2 * 3 + 4,
+        "request_success": 0,
+        "cache_config_info": 1,
+    }
+    counts = {name: m.count for name, m in found.items() if isinstance(m, Histogram)}
+    assert counts.pop("iteration_tokens_total") == llm.engine.stats.num_steps
+    assert counts.pop("inter_token_latency_seconds") == 5 + 2 * 2 + 3
+    assert set(counts.values()) == {3}
+    sums = {name: m.sum for name, m in found.items() if isinstance(m, Histogram)}
+    assert sums["request_prompt_tokens"] == 2 * len(PROMPT) + 5
+    assert sums["request_generation_tokens"] == 16
+    assert sums["request_max_num_generation_tokens"] == 6 + 3 + 4
+    assert sums["request_params_n"] == 4
+    assert sums["request_params_max_tokens"] == 13
+    parts = sums["request_prefill_time_seconds"] + sums["request_decode_time_seconds"]
+    assert sums["request_inference_time_seconds"] == pytest.approx(parts)
+    total = parts + sums["request_queue_time_seconds"]
+    assert sums["e2e_request_latency_seconds"] == pytest.approx(total)
+
+
+def test_names_labels_and_buckets_are_vllms(llm):
+    found = read(llm.get_metrics())
+    labels = {"model_name": str(llm.engine_args.model), "engine": "0"}
+    assert found["num_requests_running"].labels == labels
+    info = found["cache_config_info"].labels
+    assert info["block_size"] == "4"
+    assert info["num_gpu_blocks"] == "64"
+    assert info["enable_prefix_caching"] == "True"
+    assert list(found["request_params_n"].buckets) == ["1.0", "2.0", "5.0", "10.0", "20.0", "+Inf"]
+    assert list(found["time_to_first_token_seconds"].buckets)[:3] == ["0.001", "0.005", "0.01"]
+    assert list(found["inter_token_latency_seconds"].buckets)[-2:] == ["80.0", "+Inf"]
+    assert list(found["e2e_request_latency_seconds"].buckets)[-2:] == ["7680.0", "+Inf"]
+    assert list(found["iteration_tokens_total"].buckets)[:3] == ["1.0", "8.0", "16.0"]
+    assert list(found["iteration_tokens_total"].buckets)[-2:] == ["16384.0", "+Inf"]
+    limits = list(found["request_prompt_tokens"].buckets)
+    assert limits == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "200.0", "+Inf"]
+
+
+def test_a_bucket_counts_what_is_at_most_its_limit():
+    tally = Tally((1.0, 5.0))
+    for value in (0, 1, 1.5, 5, 6, None):
+        tally.observe(value)
+    histogram = tally.read("name", {})
+    assert histogram.buckets == {"1.0": 2, "5.0": 4, "+Inf": 5}
+    assert (histogram.count, histogram.sum) == (5, 13.5)
+
+
+def test_a_running_request_counts_as_far_as_it_has_come(llm):
+    llm.add_request(PROMPT, params())
+    found = read(llm.get_metrics())
+    assert found["num_requests_waiting"].value == 1
+    assert found["prompt_tokens"].value == 0
+    llm.step()
+    llm.step()
+    found = read(llm.get_metrics())
+    assert found["num_requests_running"].value == 1
+    assert found["kv_cache_usage_perc"].value == 3 / 64
+    assert found["prompt_tokens"].value == len(PROMPT)
+    assert found["generation_tokens"].value == 2
+    assert found["time_to_first_token_seconds"].count == 1
+    assert found["e2e_request_latency_seconds"].count == 0
+    assert sum(found["ended"].values()) == 0
+
+
+def test_every_request_ends_in_one_reason(llm, monkeypatch):
+    llm.generate([PROMPT], params(), use_tqdm=False)
+    [output] = llm.generate([PROMPT], params(), use_tqdm=False)
+    stop = params(stop_token_ids=[output.outputs[0].token_ids[2]])
+    llm.generate([PROMPT], stop, use_tqdm=False)
+    llm.abort(llm.add_request(PROMPT, params()))
+    running = llm.add_request(PROMPT, params(n=2))
+    llm.step()
+    llm.abort(running)
+    llm.abort(running)
+
+    def fail(*args):
+        raise ValueError("no log-probabilities")
+
+    monkeypatch.setattr(llm.engine._runner.backend, "top_logprobs", fail)
+    with pytest.raises(RequestFailedError):
+        llm.generate([PROMPT], params(logprobs=1), use_tqdm=False)
+    ended = read(llm.get_metrics())["ended"]
+    assert ended == {"stop": 1, "length": 2, "abort": 2, "error": 1}
+
+
+@pytest.mark.parametrize("place", ["_forget", "_report", "_outputs"])
+def test_an_exception_counts_no_request_twice_or_never(llm, monkeypatch, place):
+    """It comes at the end of a step, when the request has ended."""
+
+    class Alarm(BaseException):
+        pass
+
+    original = getattr(type(llm.engine), place)
+
+    def broken(self, *args):
+        if place == "_forget":
+            self.metrics.end(*args)
+        if self.scheduler.running:
+            return original(self, *args)
+        raise Alarm
+
+    for _ in range(3):
+        monkeypatch.setattr(type(llm.engine), place, broken)
+        with pytest.raises(Alarm):
+            llm.generate([PROMPT], params(2), use_tqdm=False)
+        monkeypatch.setattr(type(llm.engine), place, original)
+        llm.step()
+    found = read(llm.get_metrics())
+    assert found["ended"] == {"stop": 0, "length": 3, "abort": 0, "error": 0}
+    assert found["prompt_tokens"].value == 3 * len(PROMPT)
+    assert found["generation_tokens"].value == 6
+
+
+def test_preemptions_are_counted(tiny):
+    llm = load(tiny["llama"], num_blocks=5)
+    llm.generate([PROMPT[:2], PROMPT[3:5]], params(14), use_tqdm=False)
+    found = read(llm.get_metrics())
+    assert found["num_preemptions"].value == llm.engine.stats.num_preemptions > 0
+    assert found["request_num_preemptions"].sum == found["num_preemptions"].value
+    assert found["prompt_tokens"].value == 4
+    assert found["generation_tokens"].value == 28
+
+
+def test_many_records_are_added_up(llm):
+    num_requests = MOST_RECORDS + 5
+    llm.generate([[4]] * num_requests, params(1), use_tqdm=False)
+    assert len(llm.engine.metrics._ended[1]) == 5
+    found = read(llm.get_metrics())
+    assert found["ended"]["length"] == found["generation_tokens"].value == num_requests
+    assert found["e2e_request_latency_seconds"].count == num_requests
+
+
+def test_any_thread_may_read_at_any_time(llm):
+    is_done = threading.Event()
+    errors = []
+
+    def look():
+        last = 0
+        while not is_done.is_set():
+            found = read(llm.get_metrics())
+            count = found["generation_tokens"].value
+            if not last <= count <= 4 * 8 * 6:
+                errors.append((last, count))
+            last = count
+
+    def work():
+        for _ in range(4):
+            llm.generate([PROMPT] * 2, params(), use_tqdm=False)
+
+    looker = threading.Thread(target=look)
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for thread in (looker, *workers):
+        thread.start()
+    for thread in workers:
+        thread.join()
+    is_done.set()
+    looker.join()
+    assert not errors
+    assert read(llm.get_metrics())["generation_tokens"].value == 4 * 8 * 6
+
+
+def test_an_async_engine_has_them_too_also_when_it_is_dead(tiny):
+    async def main():
+        llm = load(tiny["llama"], AsyncLLM)
+        async for _ in llm.generate(PROMPT, params()):
+            assert read(await llm.get_metrics())["generation_tokens"].value >= 1
+        before = read(await llm.get_metrics())
+        llm.shutdown()
+        with pytest.raises(EngineDeadError):
+            await llm.check_health()
+        return before, read(await llm.get_metrics())
+
+    before, after = asyncio.run(main())
+    assert before == after
+    assert after["ended"]["length"] == 1
