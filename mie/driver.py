@@ -97,7 +97,7 @@ class Driver:
         It never waits, since the garbage collector may close a stream inside any other call.
         """
         ref = collector.ref
-        if ref.request_ids and collector.process_id == os.getpid():
+        if (ref.request_ids or ref.beam_ids) and collector.process_id == os.getpid():
             self._loop.inbox.append(Command(lambda: self._loop.processor.drop(ref)))
 
     def keep_beams(self, collector: Collector, request_ids: list[str]) -> None:
