@@ -130,7 +130,7 @@ class State:
             fields = dict(zip(FIELDS[kind], values, strict=True))
             for row in fields.get("rows", ()):
                 require(row in self.rows, f"unknown row {row}")
-            if kind == "fork":
+            if kind in ("fork", "wait"):
                 self._sequence(fields["parent"])
             elif "seq" in fields and kind != "finish":  # it may name a choice that was never forked
                 self._sequence(fields["seq"])
