@@ -1,4 +1,4 @@
-"""The engine: requests of token ids in, tokens out, one step at a time. It never sees text."""
+"""Turn requests of token ids into tokens, one step at a time. The engine never sees text."""
 
 import logging
 import time
@@ -32,22 +32,22 @@ logger = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """What computes a step: `mie.runner.ModelRunner`, one that overlaps, or the simulator's."""
+    """Computes steps. It is `mie.runner.ModelRunner`, one that overlaps, or the simulator's."""
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the next step was begun already, so that nobody can be admitted to it."""
+        """Whether the next step is already launched, so that no sequence can be admitted to it."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Do what the plan says, and sample."""
+        """Run the plan and sample."""
 
 
 class Engine:
-    """Runs requests to their ends. One thread at a time may call it.
+    """Runs requests until they finish. Only one thread at a time may call it.
 
-    The truth about a request is its tokens, which its sequences hold; blocks are a cache of them.
-    An exception at any line, raised by a signal handler for example, therefore costs time and no
-    output: the next call computes again what the exception left in doubt.
+    The truth about a request is its tokens, which its sequences hold. Blocks are a cache of them.
+    So an exception at any line, for example from a signal handler, costs time and no output. The
+    next call recomputes what the exception left in doubt.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Engine:
         eos_token_ids: Sequence[int],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``clock`` gives seconds that never run backwards: the wall's, or a simulator's."""
+        """Create an engine. ``clock`` returns monotonic seconds, real or simulated."""
         self.config = config
         self.scheduler = scheduler
         self.log = log
         self.log_error: Exception | None = None
-        """Why the event log ended early, if it did. The requests go on."""
+        """Why the event log ended early, or None. The requests continue."""
         self.stats = EngineStats(scheduler.manager.stats)
         self.metrics = EngineMetrics(scheduler.max_model_len)
         self.observers: list[Callable[[StepStats], None]] = []
@@ -76,8 +76,8 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._by_number: dict[int, Request] = {}
         self._num_requests = 0
-        # What an exception leaves behind now: "torn", a scheduler that was being changed; "cut", a
-        # step whose blocks may hold anything; "late", finished requests that are still listed.
+        # What an exception has left behind: "torn" is a scheduler that was being changed, "cut" is
+        # a step whose blocks are undefined, and "late" is finished requests that are still listed.
         self._state: Literal["sound", "torn", "cut", "late"] = "sound"
         self._clock = clock
         self._meter = StepMeter(scheduler, began=clock())
@@ -108,7 +108,7 @@ class Engine:
 
     @property
     def requests(self) -> list[Request]:
-        """The unfinished requests, in the order of their arrival."""
+        """The unfinished requests in the order of arrival."""
         return list(self._requests.values())
 
     def request(self, request_id: str) -> Request | None:
@@ -132,12 +132,12 @@ class Engine:
         """Queue a prompt of token ids and return its request id.
 
         Under the priority policy a lower ``priority`` goes first. Only requests with the same
-        ``cache_salt`` share cached blocks. Ids such as "auto-7" are the engine's own. The blocks of
-        a ``beam`` are kept when it ends, until `release`.
+        ``cache_salt`` share cached blocks. Ids such as "auto-7" are reserved for the engine. The
+        blocks of a ``beam`` are kept when it ends, until `release`.
 
         Raises:
-            ConfigError: a field of ``params`` was assigned a value that is not allowed.
-            RequestError: the request could never be served; nothing was added.
+            ConfigError: a field of ``params`` has a value that is not allowed.
+            RequestError: the request can never be served. Nothing was added.
         """
         check_request_id(request_id, self._requests)
         params = params.verified()
@@ -172,7 +172,7 @@ class Engine:
         return request.request_id
 
     def abort(self, request_id: str) -> None:
-        """End a request in any state and free its blocks; ignore an unknown id."""
+        """End a request in any state and free its blocks. An unknown id is ignored."""
         self.recover()
         request = self._requests.get(request_id)
         if request is not None:
@@ -182,7 +182,7 @@ class Engine:
             self._state = "sound"
 
     def fail(self, request_id: str, error: Exception) -> None:
-        """End a request because of an error that is its own; the others go on."""
+        """End a request that caused an error. The other requests continue."""
         self.recover()
         request = self._requests.get(request_id)
         if request is not None:
@@ -196,7 +196,7 @@ class Engine:
     def finish(
         self, request_id: str, index: int, reason: FinishReason, stop_reason: int | str | None
     ) -> None:
-        """End one choice of a request; its siblings go on."""
+        """End one choice of a request. Its siblings continue."""
         self.recover()
         request = self._requests.get(request_id)
         if request is not None:
@@ -214,7 +214,7 @@ class Engine:
         self._state = "sound"
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached block; return False, and do nothing, if a request holds blocks."""
+        """Drop all cached blocks. Return False, unchanged, if a request holds blocks."""
         self.recover()
         self._state = "torn"
         is_reset = self.scheduler.manager.reset_prefix_cache()
@@ -229,9 +229,9 @@ class Engine:
     def step(self) -> StepOutput:
         """Compute one step.
 
-        A request whose own sampling or log-probabilities raise fails alone (`Request.error`), and
-        the step is planned again without it. Any other exception reaches the caller, and the
-        sequences that were running wait again with the tokens that they had.
+        If a request's own sampling or log-probabilities raise, it fails alone (`Request.error`),
+        and the step is planned again without it. Any other exception reaches the caller, and the
+        running sequences wait again with the tokens they had.
         """
         failed: list[str] = []
         while True:
@@ -277,7 +277,7 @@ class Engine:
         return output
 
     def recover(self) -> None:
-        """Mend what an exception left behind, if one did."""
+        """Repair the state that an exception left behind, if one did."""
         if self._state == "sound":
             return
         if self._state == "cut":
@@ -292,13 +292,13 @@ class Engine:
         self._state = "sound"
 
     def drop_all(self) -> None:
-        """Forget every request, in a forked child for example, whose parent serves them."""
+        """Drop every request, for example in a forked child whose parent serves them."""
         self._requests.clear()
         self._state = "torn"
         self.recover()
 
     def _report(self, stats: StepStats) -> None:
-        """Tell the log and the observers. One that raises is told no more."""
+        """Notify the log and the observers. An observer that raises is removed."""
         try:
             self.log.end_step(vars(stats))
         except Exception as error:  # a full disk must not cost the step's tokens
@@ -327,7 +327,7 @@ class Engine:
             )
 
     def _forget_finished(self, sampled: Sequence[RunningSequence]) -> int:
-        """Forget the requests that ended; how many."""
+        """Remove the requests that ended, and return their number."""
         num_before = len(self._requests)
         for seq in sampled:
             if seq.finish_reason is not None and seq.request.is_finished:

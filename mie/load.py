@@ -1,4 +1,7 @@
-"""The one place that wires things together: from a model directory to an engine."""
+"""Assemble an engine from a model directory.
+
+This is the one place that wires the parts together.
+"""
 
 import logging
 import sys
@@ -39,10 +42,12 @@ def load_engine(
     load_format: str = "auto",
     use_tqdm: bool = True,
 ) -> Engine:
-    """An engine with the model in ``directory``; token ids in, token ids out. ``trace`` gets the
-    event log as JSON lines; ``wrap`` may put a backend of its own around the one that is loaded.
-    ``model`` stands for what config.json says. A ``load_format`` of "dummy" draws the weights at
-    random, by the config's seed. ``use_tqdm`` shows a progress bar on a terminal.
+    """Load an engine for token ids with the model in ``directory``.
+
+    ``trace`` gets the event log as JSON lines. ``wrap`` can put another backend around the one that
+    is loaded. ``model`` replaces the contents of config.json. A ``load_format`` of "dummy"
+    generates random weights from the config's seed. ``use_tqdm`` shows a progress bar on a
+    terminal.
 
     Raises:
         ConfigError: a setting is out of range for the model or the machine.
@@ -96,7 +101,7 @@ def new_scheduler(
     log: EventLog,
     num_host_blocks: int = 0,
 ) -> Scheduler:
-    """A scheduler with its memory, both writing to ``log``."""
+    """Return a scheduler with its memory manager, both writing to ``log``."""
     manager = KVCacheManager(
         num_blocks,
         config.block_size,
@@ -112,7 +117,7 @@ def new_scheduler(
 def _variants(
     backend: str, dtype: str, config: EngineConfig, model: ModelConfig
 ) -> Iterator[Variant]:
-    """Settings with which a model may fit where it does not, if the backend has them."""
+    """Return settings that may make a model fit, if the backend supports them."""
     for changes, changed_dtype in (
         ({"kv_cache_dtype": "int8"}, dtype),
         ({"weight_dtype": model.dtype}, dtype),
@@ -125,7 +130,7 @@ def _variants(
 
 
 def _weights(directory: Path, model: ModelConfig, dummy_seed: int | None) -> Checkpoint:
-    """The directory's weights, or random ones if there is a seed for them."""
+    """Open the directory's weights, or random ones if there is a seed for them."""
     if dummy_seed is not None:
         return RandomWeights(model, dummy_seed)
     return Checkpoint.open(directory, expected_tensors(model))
@@ -143,7 +148,7 @@ def _load_decoder(
 
 @contextmanager
 def _progress_bar(num_bytes: int, is_wanted: bool) -> Iterator[Callable[[int], object]]:
-    """A bar on a terminal for a load of more than a moment; elsewhere nothing."""
+    """Show a bar on a terminal for a load of more than a moment. Do nothing elsewhere."""
     if not is_wanted or not sys.stderr.isatty():
         yield lambda num_new: None
         return

@@ -1,9 +1,9 @@
-"""Launching a step before the one before it is done.
+"""Launch a step before the previous one is done.
 
-While a device computes a step, the host could plan the next one, but for the tokens. They are not
-needed where nothing but decodes can follow: the ids stay on the device, and the host learns them
-while the next step runs. What was launched is the next plan's, whatever else has happened: rows
-whose sequences have ended since are computed in vain, and nobody is admitted.
+While a device computes a step, the host can plan the next one, except for its tokens. If only
+decodes can follow, the tokens are not needed: their ids stay on the device, and the host reads them
+while the next step runs. The launched step is then the next plan. The work for rows whose sequences
+have ended since is discarded, and no sequence is admitted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mie.sched.result import StepResult
 
 
 class OverlappingRunner:
-    """A `ModelRunner` whose steps overlap with what the host does between them.
+    """A `ModelRunner` whose steps overlap with the host's work between them.
 
     ``rows_after`` tells which rows decode after a plan (`Scheduler.ahead`).
     """
@@ -30,11 +30,11 @@ class OverlappingRunner:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the next step is on its way."""
+        """Whether the next step is already launched."""
         return self._launched is not None
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Launch the plan, if that was not done, and what comes after it; wait for the first."""
+        """Launch the plan if necessary, launch the step after it, and wait for the first."""
         launched, self._launched = self._launched, None
         if launched is not None and not self._fits(plan, launched):
             self._runner.discard(launched)  # all of its sequences have ended
@@ -51,5 +51,7 @@ class OverlappingRunner:
 
     def _fits(self, plan: StepPlan, launched: Launched) -> bool:
         is_alike = not plan.chunks and bool(plan.decodes)
-        assert not is_alike or {*plan.decodes} <= {*launched.rows}, "another step was foretold"
+        assert not is_alike or {*plan.decodes} <= {*launched.rows}, (
+            "the launched step does not match the plan"
+        )
         return is_alike

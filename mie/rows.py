@@ -1,4 +1,4 @@
-"""What the runner remembers of a running sequence, and how its next token is chosen."""
+"""Hold the runner's state of a running sequence, and choose the controls of its next token."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from mie.sched.bad_words import BadWords
 from mie.sched.plan import NewRow
 
 GREEDY = RowControls()
-"""Take the largest logit."""
+"""Takes the largest logit."""
 
 
 class Row:
-    """What the runner remembers of one running sequence."""
+    """The runner's state of one running sequence."""
 
     def __init__(self, new: NewRow) -> None:
-        self.token_ids = list(new.token_ids)  # of a plain row, those at the beginning only
+        self.token_ids = list(new.token_ids)  # for a plain row, only the initial tokens
         self.num_prompt = new.num_prompt
         self.params = new.params
         self.end_ids = new.banned_ids
@@ -31,15 +31,17 @@ class Row:
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether its next step may be launched before this one's token is known."""
+        """Whether its next step can be launched before this step's token is known."""
         params = self.params
         counts_tokens = params.presence_penalty or params.frequency_penalty
         has_penalty = counts_tokens or params.repetition_penalty != 1.0
         return params.logprobs is None and not (has_penalty or self.bad_words.read_tokens)
 
     def controls(self, choice: int, num_pending: int = 0) -> RowControls:
-        """How the token is chosen that follows the row's last one, and ``num_pending`` after it
-        that are not known yet."""
+        """Return the controls of a future token of the row.
+
+        ``num_pending`` tokens between the row's last token and that one are not known yet.
+        """
         if self.is_plain:
             return GREEDY
         params = self.params
@@ -73,8 +75,11 @@ class Row:
         )
 
     def _uniform(self, choice: int, position: int) -> float:
-        """The random number of a position: Philox (Salmon et al., 2011) keyed by (seed, choice),
-        counted by (position, stream). It depends on nothing but the request."""
+        """Return the random number of a position, which depends on nothing but the request.
+
+        It is Philox (Salmon et al., 2011) keyed by (seed, choice) and counted by (position,
+        stream).
+        """
         seed, stream = self.draw_key
         generator = np.random.Philox(
             key=np.array([seed % 2**64, choice], np.uint64),
@@ -84,7 +89,7 @@ class Row:
 
 
 def _is_plain(new: NewRow) -> bool:
-    """Whether nothing but the largest logit decides, at every position."""
+    """Whether the largest logit alone decides at every position."""
     params = new.params
     return (
         params.temperature == 0

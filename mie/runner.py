@@ -1,7 +1,7 @@
-"""Runs a step's plan on a backend: the only place where host lists become arrays.
+"""Run a step's plan on a backend, which is the only place where host lists become arrays.
 
-It keeps one row for each running sequence (its block table, its tokens, its sampling) and applies
-the plan's changes to it, so that a step costs what changed and not what is there.
+The runner keeps one row for each running sequence (its block table, tokens and sampling) and
+applies the plan's deltas to it. So the cost of a step depends on what changed, not on the total.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Launched:
-    """A step on its way; what it gives may not be known yet."""
+    """A launched step whose results may not be known yet."""
 
     rows: tuple[int, ...]
     """The rows that decode in it, ascending: those of its plan, and those that have ended since."""
@@ -34,7 +34,7 @@ class Launched:
 
 
 class RowFault(Exception):
-    """The sampling or the log-probabilities of one row raised; the other rows are not to blame."""
+    """The sampling or the log-probabilities of one row raised. Other rows are not affected."""
 
     def __init__(self, row: int, error: Exception) -> None:
         super().__init__(f"row {row}: {type(error).__name__}: {error}")
@@ -67,8 +67,8 @@ class ModelRunner:
             host_shape = decoder.kv_cache_shape(num_host_blocks, block_size)
             self._host_cache = self.backend.new_host_cache(host_shape)
         self._rows: list[Row | None] = [None] * max_num_seqs
-        self._rows_with_history: set[int] = set()  # whose sampling looks at the tokens before
-        # By row, changed by a plan's deltas only.
+        self._rows_with_history: set[int] = set()  # rows whose sampling depends on earlier tokens
+        # Arrays by row, changed only by the deltas of plans.
         self._block_tables: Ints = np.zeros((max_num_seqs, max_blocks_per_seq), np.int64)
         self._num_stored: Ints = np.zeros(max_num_seqs, np.int64)
         self._last_tokens: Ints = np.zeros(max_num_seqs, np.int64)
@@ -94,7 +94,7 @@ class ModelRunner:
                 controls.append(self._controls(chunk.row, choice))
                 sampled_rows.append(at)
                 at += 1
-        # Without prompt log-probabilities every row is sampled from, and none need be copied.
+        # Without prompt log-probabilities every row is sampled from, so no row needs a copy.
         sampled = logits if len(controls) == len(logits) else logits[sampled_rows]
         drawn = self._start_sample(rows, sampled, controls) if controls else None
         return Launched(rows=plan.decodes, logits=logits, drawn=drawn)
@@ -112,9 +112,9 @@ class ModelRunner:
     def _start_sample(
         self, rows: Sequence[int], logits: Array, controls: Sequence[RowControls]
     ) -> Drawn:
-        """Begin to draw a token for each of ``rows``; if that raises, find the row to blame.
+        """Begin to sample a token for each of ``rows``. If that raises, find the row to blame.
 
-        A row is to blame if it raises by itself and a greedy draw from its logits does not.
+        A row is to blame if it raises alone while a greedy draw from its logits does not.
         """
         try:
             return self.backend.start_sample(logits, controls)
@@ -133,10 +133,14 @@ class ModelRunner:
         return None
 
     def launch_ahead(self, rows: Sequence[int], before: Launched) -> Launched | None:
-        """Begin the step after ``before``, which has no chunks and is not collected yet: one more
-        token for each of ``rows``, which are among its own. None if the sampling of one needs more
-        than is known, or ``before``'s logits are still to be read."""
-        # All of them: the logits of those that end are lost to the next step, too.
+        """Begin the step after ``before``, which has no chunks and is not collected yet.
+
+        It computes one more token for each of ``rows``, which must be rows of ``before``. Return
+        None if the sampling of one needs more than is known, or if ``before``'s logits are still to
+        be read.
+        """
+        # This includes the rows of sequences that end, because the next step overwrites their
+        # logits.
         if not all(self._row(row).may_run_ahead for row in before.rows):
             return None
         row_ids = np.array(rows, np.int64)
@@ -151,12 +155,12 @@ class ModelRunner:
         return Launched(rows=tuple(rows), logits=logits, drawn=drawn)
 
     def discard(self, launched: Launched) -> None:
-        """Wait for a step that nobody wants any more."""
+        """Wait for a step whose results are no longer needed."""
         if launched.drawn is not None:
             self.backend.finish_sample(launched.drawn)
 
     def prepare(self, plan: StepPlan) -> None:
-        """Bring rows, tables and blocks to where the plan wants them."""
+        """Apply the plan's changes to rows, tables and blocks."""
         for new in plan.new_rows:
             state = self._rows[new.row] = Row(new)
             self._rows_with_history.discard(new.row)
@@ -183,7 +187,7 @@ class ModelRunner:
         return self.decoder.forward(batch, self._kv_cache)
 
     def pack(self, plan: StepPlan) -> StepBatch:
-        """The plan as one ragged batch: its decodes, then its chunks."""
+        """Return the plan as one ragged batch: its decodes, then its chunks."""
         rows = np.array(plan.decodes, np.int64)
         token_ids, positions = self._last_tokens[rows], self._num_stored[rows]
         if not plan.chunks:
@@ -206,7 +210,7 @@ class ModelRunner:
         )
 
     def _decode_batch(self, rows: Ints, token_ids: Ints, positions: Ints) -> StepBatch:
-        """One token of each row."""
+        """Return a batch with one token of each row."""
         each = np.arange(len(rows) + 1)
         return self._batch(rows, rows, token_ids, positions, each, each[:-1])
 
@@ -219,7 +223,7 @@ class ModelRunner:
         cu_seqlens_q: Ints,
         logits_rows: Ints,
     ) -> StepBatch:
-        """The tokens of ``rows`` [S]; ``token_rows`` [T] says whose each one is."""
+        """Return a batch of the tokens of ``rows`` [S]; ``token_rows`` [T] is each token's row."""
         block_index, offset = np.divmod(positions, self.block_size)
         seq_lens = positions[cu_seqlens_q[1:] - 1] + 1
         return StepBatch(
@@ -233,13 +237,13 @@ class ModelRunner:
         )
 
     def _tables_of(self, rows: Ints, num_blocks: int) -> Ints:
-        """The first entries of the rows' tables: a view, where the rows are the first ones."""
+        """Return the start of the rows' tables, as a view if the rows are the first ones."""
         if rows[-1] == len(rows) - 1 and bool((rows[:-1] < rows[1:]).all()):
             return self._block_tables[: len(rows), :num_blocks]
         return self._block_tables[rows, :num_blocks]
 
     def collect(self, plan: StepPlan, launched: Launched) -> StepResult:
-        """What a step gave, as its plan asks for it; the rows move on."""
+        """Wait for a step and return its results in the order of its plan. The rows advance."""
         drawn, logits = launched.drawn, launched.logits
         token_ids = [] if drawn is None else self.backend.finish_sample(drawn)
         num_decodes = len(launched.rows)
@@ -257,7 +261,7 @@ class ModelRunner:
         return StepResult(token_ids=decoded, logprobs=logprobs, chunks=chunks)
 
     def advance(self, plan: StepPlan, decoded: Sequence[int]) -> None:
-        """Remember what a step stored, and the tokens that its decodes drew."""
+        """Record what a step stored, and the tokens that its decodes sampled."""
         rows = list(plan.decodes)
         self._num_stored[rows] += 1
         self._last_tokens[rows] = decoded
@@ -271,7 +275,7 @@ class ModelRunner:
     def _chunk_results(
         self, chunks: Sequence[Chunk], logits: Array, at: int, token_ids: Sequence[int]
     ) -> list[ChunkResult]:
-        """The results of the chunks, whose logits begin at row ``at``."""
+        """Return the results of the chunks, whose logits begin at row ``at``."""
         results, drawn = [], iter(token_ids)
         for chunk in chunks:
             row = self._row(chunk.row)
@@ -292,7 +296,7 @@ class ModelRunner:
                 for i, token_id in enumerate(chosen)
             ]
             at += len(chosen)
-            if chosen:  # the first is the row's own; the runner hears of its siblings' rows later
+            if chosen:  # the first is this row's; the siblings' rows are announced later
                 row.token_ids.append(chosen[0])
                 self._last_tokens[chunk.row] = chosen[0]
             results.append(ChunkResult(token_ids=chosen, logprobs=logprobs, prompt_logprobs=prompt))
@@ -322,8 +326,11 @@ class ModelRunner:
 
 
 def _logits_rows(chunks: Sequence[Chunk], begins: Sequence[int]) -> list[int]:
-    """The rows whose logits are wanted: each chunk's scored positions, then its last row once for
-    each choice that samples from it."""
+    """Return the rows whose logits are wanted.
+
+    These are each chunk's scored positions, and then its last row, once for each choice that
+    samples from it.
+    """
     rows: list[int] = []
     for chunk, begin in zip(chunks, begins, strict=True):
         rows.extend(begin + position - chunk.start for position in range(*chunk.scored))

@@ -1,8 +1,8 @@
-"""What an engine takes of the memory there is: the weights, a step, and a cache in what is left.
+"""Divide the available memory among the weights, a step, and the cache.
 
-Everything is known before anything is loaded, so that what does not fit costs no time: a
-`TooLittleMemoryError` with a table of what needs how much, and with settings that were tried and
-fit.
+Everything is computed before anything is loaded, so a configuration that does not fit costs no
+time. It raises a `TooLittleMemoryError` with a table of the memory that each part needs, and with
+settings that were tried and fit.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from mie.model.tensors import expected_tensors
 from mie.ops.backend import Backend, KVCacheShape, Memory
 
 DEFAULT_KV_CACHE_BYTES = 4 << 30
-"""Most that the KV cache takes of memory that other programs share, unless told otherwise; and at
-most a quarter of what is left there. A GPU's own memory may be filled."""
+"""Default maximum of the KV cache in memory that other programs share.
+
+It is also at most a quarter of what is left there. A GPU's own memory may be filled.
+"""
 
 DEFAULT_SWAP_BYTES = 4 << 30
-"""Most of the host's room for blocks; and at most a quarter of what the host has left."""
+"""Default maximum of host memory for swapped blocks, and at most a quarter of what is left."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """How large the parts of an engine are."""
+    """The sizes of an engine's parts."""
 
     backend: str
     memory: Memory
@@ -37,19 +39,19 @@ class MemoryPlan:
     block_bytes: int
     weight_bytes: int
     step_bytes: int
-    """Results of a full step: an estimate, without what a backend keeps for itself."""
+    """Estimated bytes of the results of a full step, without the backend's internal memory."""
     num_batched_tokens: int
     num_blocks: int
     num_host_blocks: int
 
     @property
     def num_positions(self) -> int:
-        """Tokens that a sequence can have."""
+        """The maximum number of tokens of a sequence."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
 
     @property
     def left_bytes(self) -> int:
-        """What weights and steps leave for the KV cache; negative if they do not fit."""
+        """The bytes that weights and steps leave for the KV cache. Negative if they do not fit."""
         host_bytes = self.num_host_blocks * self.block_bytes if self.memory.is_shared else 0
         return self.memory.available_bytes - self.weight_bytes - self.step_bytes - host_bytes
 
@@ -60,7 +62,7 @@ class MemoryPlan:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Loading: memory that is not there after all is the same error."""
+        """Turn a failed allocation while loading into the same error."""
         try:
             yield
         except MemoryError as error:
@@ -69,7 +71,7 @@ class MemoryPlan:
             raise TooLittleMemoryError(f"{message}{self.table()}\n({remedy})") from error
 
     def table(self) -> str:
-        """What needs how much."""
+        """Return a table of what needs how much memory."""
         cache_bytes, host_bytes = (
             number * self.block_bytes for number in (self.num_blocks, self.num_host_blocks)
         )
@@ -79,7 +81,7 @@ class MemoryPlan:
             (f"KV cache, {self.num_blocks} blocks of {self.block_size} tokens", cache_bytes),
         ]
         if host_bytes and self.memory.is_shared:
-            rows.append((f"room to swap {self.num_host_blocks} blocks", host_bytes))
+            rows.append((f"space to swap {self.num_host_blocks} blocks", host_bytes))
         rows.append(("together", sum(num_bytes for _, num_bytes in rows)))
         rows.append(("available", self.memory.available_bytes))
         width = max(len(name) for name, _ in rows)
@@ -87,16 +89,16 @@ class MemoryPlan:
 
 
 Variant = tuple[str, EngineConfig, Backend]
-"""A change of settings in words, and what it makes of the config and the backend."""
+"""A change of settings in words, with the config and the backend that it results in."""
 
 
 def plan_memory(
     config: EngineConfig, model: ModelConfig, backend: Backend, variants: Iterable[Variant] = ()
 ) -> MemoryPlan:
-    """As many blocks as asked for; by default what every sequence could use, within what is left.
+    """Choose the number of blocks: the requested one, or enough for every sequence if it fits.
 
     Raises:
-        TooLittleMemoryError: it does not fit; it says which of the ``variants`` do.
+        TooLittleMemoryError: it does not fit. The message says which of the ``variants`` do.
         ConfigError: a setting is beyond the model, or less than one block.
     """
     plan = _plan(config, model, backend)
@@ -106,8 +108,8 @@ def plan_memory(
     fitting += [text for text, other, machine in variants if _fits(other, model, machine)]
     remedy = "; or ".join(fitting) + " fits" if fitting else ""
     raise TooLittleMemoryError(
-        f"there is too little memory for the {plan.backend} backend:\n{plan.table()}\n"
-        f"({remedy or 'end other programs, or take a smaller model'})"
+        f"not enough memory for the {plan.backend} backend:\n{plan.table()}\n"
+        f"({remedy or 'end other programs, or use a smaller model'})"
     )
 
 
@@ -136,14 +138,14 @@ def _plan(config: EngineConfig, model: ModelConfig, backend: Backend) -> MemoryP
 def _fits(config: EngineConfig, model: ModelConfig, backend: Backend) -> bool:
     try:
         return _plan(config, model, backend).fits
-    except ConfigError:  # a block of that backend may be larger than what was asked for
+    except ConfigError:  # a block of that backend may be larger than the requested bytes
         return False
 
 
 def _smaller(
     config: EngineConfig, model: ModelConfig, backend: Backend, plan: MemoryPlan
 ) -> Iterator[str]:
-    """The setting that asks for too much, at a value that fits."""
+    """Return the setting that asks for too much, at a value that fits."""
     num_blocks = plan.left_bytes // plan.block_bytes
     if num_blocks > 0:
         if config.num_blocks is not None:
@@ -172,7 +174,7 @@ def _one_block(config: EngineConfig, model: ModelConfig) -> KVCacheShape:
 
 
 def _step_bytes(config: EngineConfig, model: ModelConfig, backend: Backend) -> int:
-    """The results that live at once in the widest part of a layer, and the logits."""
+    """Return the bytes of the results that live at once in a layer's widest part, plus logits."""
     num_tokens = config.max_num_batched_tokens
     attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
     widest = 2 * model.hidden_size + max(attention, 3 * model.intermediate_size)
@@ -201,7 +203,7 @@ def _num_blocks(
         return _blocks_of("kv_cache_memory_bytes", config, block_bytes)
     of_a_sequence = -(-max_model_len // config.block_size)
     affordable = min(DEFAULT_KV_CACHE_BYTES, left // 4) if is_shared else left
-    # A length that was asked for is kept; the model's own is what it could do.
+    # Keep a length that was asked for. The model's own is only a maximum.
     at_least = 1 if config.max_model_len is None else of_a_sequence
     return min(config.max_num_seqs * of_a_sequence, max(at_least, affordable // block_bytes))
 
@@ -215,7 +217,7 @@ def _num_host_blocks(config: EngineConfig, block_bytes: int, left: int) -> int:
 
 
 def _blocks_of(name: str, config: EngineConfig, block_bytes: int) -> int:
-    """The blocks that the bytes of that setting are enough for."""
+    """Return how many blocks fit in the bytes of that setting."""
     num_bytes: int = getattr(config, name)
     if num_bytes < block_bytes:
         raise ConfigError(

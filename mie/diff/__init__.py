@@ -1,2 +1,4 @@
-"""One workload on two backends, compared operator by operator. It knows the Backend contract and
-loads engines; it must not know how any backend computes."""
+"""Compare one workload on two backends, operator by operator.
+
+This room knows the Backend contract and loads engines. It must not know how any backend computes.
+"""

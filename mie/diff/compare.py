@@ -28,20 +28,20 @@ from mie.ops.backend import Array, Backend
 from mie.ops.sampling import top_logprobs
 
 NUM_TOP = 5
-"""Candidates that are shown where the tokens part."""
+"""Number of candidates that are shown where the tokens differ."""
 
 
 @dataclass(kw_only=True)
 class _Run:
-    """What became of the workload on one side."""
+    """The results of the workload on one side."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     rows: list[list[tuple[str, int]]] = field(default_factory=list)
-    """Of each step: whose logits each row is, as (request id, which token of its answer)."""
+    """For each step, the owner of each row of logits: (request id, index of the answer's token)."""
     greedy: list[list[int]] = field(default_factory=list)
-    """Of each step and row: the token of the largest logit."""
+    """For each step and row, the token of the largest logit."""
     coverage: dict[str, int] = field(default_factory=dict)
-    """What the schedule exercised, by its names in `Report`."""
+    """What the schedule exercised, by the field names of `Report`."""
 
 
 def compare(
@@ -53,20 +53,20 @@ def compare(
     isolate: bool = False,
     on_side: Callable[[str, Side], object] = lambda name, side: None,
 ) -> Report:
-    """What sets ``b`` apart from the reference ``a``.
+    """Compare ``b`` with the reference ``a``.
 
     A runs freely and B is forced to A's tokens, with the same prompts and the same schedule, so
-    that every call has its counterpart. With ``isolate`` each result of B, once compared, gives way
-    to A's, so that every operator has A's inputs. ``on_side`` is told ("A" or "B", side) before
-    each runs.
+    every call has its counterpart. With ``isolate`` each result of B is replaced by A's after the
+    comparison, so every operator gets A's inputs. ``on_side`` is called with ("A" or "B", side)
+    before each run.
 
     Raises:
-        ConfigError: a side is unknown or has a setting that is not its backend's, or ``inject``
-            names a call that the model does not make.
+        ConfigError: a side is unknown or has a setting of another backend, or ``inject`` names a
+            call that the model does not make.
         ModelError: the model cannot be used.
         RequestError: a prompt cannot be served.
     """
-    # What is wrong with the settings, or with B, is known before A has run.
+    # Problems with the settings, or with B, are reported before A runs.
     workload.check()
     for side in (a, b):
         load_backend(side.backend, side.dtype, _config(workload, side))
@@ -77,8 +77,8 @@ def compare(
         layers = {spot.layer for spot in recorded} - {None}
         called = ", ".join(dict.fromkeys(spot.operator for spot in recorded))
         raise ConfigError(
-            f"--inject {inject} meets no call; {workload.model} has layers 0 … {len(layers) - 1} "
-            f"and calls: {called}"
+            f"--inject {inject} matches no call; {workload.model} has layers "
+            f"0 … {len(layers) - 1} and calls: {called}"
         )
     limits = Limits(kv_cache_dtypes=(a.kv_cache_dtype, b.kv_cache_dtype), isolated=isolate)
     comparison = _Comparison(recorded, inject, limits)
@@ -110,7 +110,7 @@ def _run(
     change: Change | None = None,
     forced: dict[str, list[int]] | None = None,
 ) -> _Run:
-    """The workload on one side; with ``forced`` its tokens are those."""
+    """Run the workload on one side. With ``forced`` its tokens are those."""
     recorders: list[RecordingBackend] = []
 
     def wrap(backend: Backend) -> Backend:
@@ -152,7 +152,7 @@ def _run(
 
 
 def _config(workload: Workload, side: Side) -> EngineConfig:
-    """The workload's, with what is the side's own; nothing of it may change the schedule."""
+    """Return the workload's config with the side's settings, which must not change the schedule."""
     own = SETTINGS.get(side.backend, ())
     refuse_unknown(f"the {side.backend} backend", side.settings, own)
     eager = {"enforce_eager": True} if "enforce_eager" in own else {}
@@ -160,7 +160,7 @@ def _config(workload: Workload, side: Side) -> EngineConfig:
 
 
 class _Comparison:
-    """Meets each of B's calls with A's."""
+    """Compares each of B's calls with A's."""
 
     def __init__(
         self, recorded: dict[Spot, NDArray[Any]], inject: Injection | None, limits: Limits
@@ -175,13 +175,13 @@ class _Comparison:
         self._logits: list[tuple[NDArray[Any], NDArray[Any]]] = []
 
     def change(self, spot: Spot, out: Array) -> None:
-        """The fault on purpose, large enough to lie past the limit."""
+        """Inject the fault, which is large enough to be past the limit."""
         if self._inject is not None and self._inject.matches(spot):
             limit = self._limits.of(self._recorded[spot].dtype, out.dtype, spot.operator)
             perturb(out, max(SIZE, 4 * limit))
 
     def observe(self, spot: Spot, b: NDArray[Any]) -> NDArray[Any] | None:
-        """Compare a call of B with A's; A's result, if B is to go on with that."""
+        """Compare a call of B with A's. Return A's result if B is to continue with it."""
         a = self._recorded[spot]
         limit = self._limits.of(a.dtype, b.dtype, spot.operator)
         errors = errors_between(a, b, limit)
@@ -196,13 +196,13 @@ class _Comparison:
         return a if self._limits.isolated and spot.operator != "logits" else None
 
     def rows(self) -> Iterator[OperatorErrors]:
-        """By operator and layer, in the order of the calls."""
+        """Yield the errors by operator and layer, in the order of the calls."""
         return (row.done() for row in self._rows.values())
 
     def token_parts(
         self, free: _Run, forced: _Run, token_text: Callable[[int], str]
     ) -> Iterator[TokenPart]:
-        """The tokens that the two sides would have chosen differently."""
+        """Return the tokens that the two sides would have chosen differently."""
         for step, (owners, (a, b)) in enumerate(zip(free.rows, self._logits, strict=True)):
             for row, (request_id, token) in enumerate(owners):
                 of_a, of_b = free.greedy[step][row], forced.greedy[step][row]
@@ -217,7 +217,7 @@ class _Comparison:
                     )
 
     def _is_near_tie(self, a: NDArray[Any], of_a: int, of_b: int, dtype: np.dtype[Any]) -> bool:
-        """Whether errors within the limit can exchange two tokens of a row [V] of A's logits."""
+        """Whether errors within the limit can swap two tokens of a row [V] of A's logits."""
         logits = a.astype(np.float64)
         gap = abs(float(logits[of_a] - logits[of_b]))
         return gap <= 2 * self._limits.of(a.dtype, dtype, "logits") * float(np.abs(logits).max())
@@ -244,7 +244,7 @@ class _Row:
             self.worst = _place(spot, errors.worst, a, b)
 
     def done(self) -> OperatorErrors:
-        assert self.worst is not None, f"{self.spot} never gave a row"
+        assert self.worst is not None, f"{self.spot} never had a row"
         return OperatorErrors(
             operator=self.spot.operator,
             layer=self.spot.layer,

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no script, no font, no address."""
+"""Write a report as one self-contained HTML page, without scripts, fonts or addresses."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,19 +32,19 @@ td.text { font-family: system-ui, sans-serif; max-width: 36rem; }
 """
 
 _SHADES = (("s0", 0.0), ("s1", 0.1), ("s2", 0.5), ("s3", 1.0))
-"""A cell's shade by the share of its limit that it takes, at most; past that it is s4."""
+"""Maximum share of the limit for each shade of a cell. Past the last, it is s4."""
 
 
 def check_target(path: Path) -> None:
-    """Raise `ConfigError` if a page could not be written to ``path``."""
+    """Raise `ConfigError` if a page cannot be written to ``path``."""
     if path.is_dir():
-        raise ConfigError(f"--html would write over the directory {path}; name a file")
+        raise ConfigError(f"--html would overwrite the directory {path}; name a file")
     if not path.resolve().parent.is_dir():
         raise ConfigError(f"--html {path}: there is no directory {path.parent}")
 
 
 def write_page(report: Report, path: Path) -> None:
-    """Write the page; ``path`` is as it was until all of it is there.
+    """Write the page. ``path`` is unchanged until the page is complete.
 
     Raises:
         ConfigError: it cannot be written.
@@ -61,7 +61,7 @@ def write_page(report: Report, path: Path) -> None:
 
 
 def page(report: Report) -> str:
-    """The page."""
+    """Return the page."""
     title = f"{report.a} and {report.b}"
     parts = [
         f"<h1>{escape(title)}</h1>",
@@ -167,7 +167,7 @@ def _tolerances(what: str, table: Mapping[str, Tolerance]) -> Iterator[str]:
 
 
 def _table(heads: Iterable[str], body: Iterable[Iterable[tuple[str, str]]]) -> Iterator[str]:
-    """Cells are (text, class)."""
+    """Render a table whose cells are (text, class)."""
     yield '<div class="scroll"><table>'
     yield "<tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"
     for row in body:

@@ -1,4 +1,4 @@
-"""A fault on purpose, to see that it is found."""
+"""Inject a fault on purpose, to check that it is found."""
 
 import re
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from mie.errors import ConfigError
 from mie.ops.backend import Array
 
 SIZE = 0.01
-"""By how much of itself the element is wrong, unless that lies within the tolerance."""
+"""Relative size of the fault, unless that is within the tolerance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Injection:
-    """One element of every result of an operator is made wrong."""
+    """A fault in one element of every result of an operator."""
 
     operator: str
     """A role, or an operator of the contract, which stands for all its roles."""
     layer: int | None = None
-    """None: wherever it is called."""
+    """The layer, or None for every call."""
 
     @classmethod
     def parse(cls, text: str) -> "Injection":
-        """``OP`` or ``OP:LAYER``.
+        """Parse ``OP`` or ``OP:LAYER``.
 
         Raises:
-            ConfigError: it is no such thing.
+            ConfigError: the text has another form.
         """
         found = re.fullmatch(r"(\w+)(?::(\d{1,4}))?", text)
         if found is None or found[1] not in (*OPERATORS, *METHODS):
@@ -39,13 +39,13 @@ class Injection:
         return self.operator if self.layer is None else f"{self.operator}:{self.layer}"
 
     def matches(self, spot: Spot) -> bool:
-        """Whether this call is to go wrong."""
+        """Whether this call gets the fault."""
         is_operator = self.operator in (spot.operator, spot.method)
         return is_operator and self.layer in (None, spot.layer)
 
 
 def perturb(out: Array, size: float) -> None:
-    """Make the element of the largest magnitude wrong by ``size`` times itself, in place."""
+    """Change the element of the largest magnitude by ``size`` times itself, in place."""
     host = to_host(out).astype(np.float64)
     if host.size:
         index = tuple(int(i) for i in np.unravel_index(int(np.abs(host).argmax()), host.shape))

@@ -1,4 +1,4 @@
-"""How far two results of an operator lie apart."""
+"""Measure the difference between two results of an operator."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Index = tuple[int, ...]
 
 PRECISION = ("bfloat16", "float16", "float32", "float64")
-"""Dtypes by the bits of their mantissa, 8, 11, 24 and 53: the coarsest first."""
+"""Dtypes by the bits of their mantissa, 8, 11, 24 and 53, coarsest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,29 +21,33 @@ class Errors:
     max_rel: float
     """``max_abs`` over the largest finite magnitude in the reference."""
     row_rel: float
-    """The same of one row (one token) alone, where that is largest: what is judged. An element near
-    zero, where sums cancel, counts no more than its neighbours; a row of small numbers counts as
-    much as one of large ones."""
+    """The largest difference over the largest magnitude of its row (one token), which is judged.
+
+    An element near zero, where sums cancel, counts no more than its neighbours. A row of small
+    numbers counts as much as one of large ones.
+    """
     max_ulp: int
-    """Numbers of the coarser dtype between two elements, both rounded to it; large where an element
-    is near zero. Elements that are not finite do not count."""
+    """Largest number of steps of the coarser dtype between two elements, both rounded to it.
+
+    It is large where an element is near zero. Elements that are not finite do not count.
+    """
     worst: Index
-    """Where the difference is largest against its row."""
+    """Where the difference is largest relative to its row."""
     first: Index | None
     """The first element past the limit, in memory order."""
 
 
 def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of the two that has the shorter mantissa."""
+    """Return the dtype with the shorter mantissa."""
     return min(a, b, key=lambda dtype: PRECISION.index(dtype.name))
 
 
 def errors_between(a: NDArray[Any], b: NDArray[Any], limit: float) -> Errors:
-    """What sets ``b`` apart from the reference ``a``; ``limit`` is for the difference of an element
-    over the largest magnitude in its row.
+    """Measure ``b`` against the reference ``a``.
 
-    Equal infinities, and two NaNs in one place, are no difference; any other meeting with one of
-    them is an infinite one.
+    ``limit`` applies to the difference of an element over the largest magnitude in its row. Equal
+    infinities, and two NaNs in one place, are no difference. Any other difference that involves one
+    of them is infinite.
     """
     assert a.shape == b.shape, f"the reference gave shape {a.shape}, the other {b.shape}"
     if not a.size:  # a step that samples nothing takes no rows
@@ -67,7 +71,7 @@ def _num_rows(array: NDArray[Any]) -> int:
 
 
 def differences(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """|x - y|; between numbers that are not finite 0 or infinite."""
+    """Return |x - y|, which is 0 or infinite between numbers that are not finite."""
     with np.errstate(invalid="ignore", over="ignore"):
         difference: NDArray[np.float64] = np.abs(x - y)
     difference[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
@@ -76,7 +80,7 @@ def differences(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.fl
 
 
 def largest_of_rows(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The largest finite magnitude of each row [T, 1]."""
+    """Return the largest finite magnitude of each row [T, 1]."""
     largest: NDArray[np.float64] = np.abs(x).max(
         axis=1, initial=0.0, where=np.isfinite(x), keepdims=True
     )
@@ -84,7 +88,7 @@ def largest_of_rows(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def quotients(difference: Any, largest: Any) -> NDArray[np.float64]:
-    """Their quotients; nothing of nothing is 0, and something of nothing is infinite."""
+    """Return the quotients, where 0 / 0 is 0 and x / 0 is infinite."""
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = np.divide(difference, largest)
     return np.where(np.equal(difference, 0), 0.0, quotient)
@@ -99,12 +103,12 @@ def _max_ulp(x: NDArray[np.float64], y: NDArray[np.float64], dtype: np.dtype[Any
     if not finite.any():
         return 0
     a, b = _ordinals(x[finite], dtype), _ordinals(y[finite], dtype)
-    # The true distance is below 2**64, so that a wrapped int64 still holds it.
+    # The true distance is below 2**64, so a wrapped int64 still holds it.
     return int(np.where(a > b, a - b, b - a).view(np.uint64).max())
 
 
 def _ordinals(x: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.int64]:
-    """The place of each number among those of ``dtype``, 0 being 0; neighbours differ by 1."""
+    """Return the rank of each number among those of ``dtype``, where 0 has rank 0."""
     with np.errstate(over="ignore"):
         bits = x.astype(dtype).view(f"i{dtype.itemsize}").astype(np.int64)
     magnitude = bits & ((1 << (8 * dtype.itemsize - 1)) - 1)

@@ -1,4 +1,4 @@
-"""A backend that computes by another one and shows every operator's result to an observer."""
+"""Wrap a backend to show every operator's result to an observer."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ ROLES = {
     ("linear", "final_norm"): "head",
     ("run_step", "head"): "logits",
 }
-"""(operator, the role before it) -> its role: the order of calls in `Decoder.forward`."""
+"""(operator, the role before it) -> its role, by the order of calls in `Decoder.forward`."""
 
 OPERATORS = tuple(dict.fromkeys(ROLES.values()))
 """The roles, in the order of a step."""
@@ -40,7 +40,7 @@ METHODS = tuple(dict.fromkeys(method for method, _ in ROLES))
 """The operators of the contract that are recorded."""
 
 AFTER_ROWS = frozenset({"take_rows", "final_norm", "head", "logits"})
-"""Roles with a row for each wanted row of logits; the others have one for each token."""
+"""Roles with a row for each wanted row of logits. The others have one for each token."""
 
 OUTSIDE_LAYERS = AFTER_ROWS | {"embed"}
 
@@ -52,13 +52,13 @@ class Spot:
     step: int
     """Counted from 1."""
     layer: int | None
-    """None: not in a layer."""
+    """The layer, or None outside the layers."""
     operator: str
-    """Its role, one of `OPERATORS`."""
+    """The role, one of `OPERATORS`."""
     method: str
-    """Its name in the contract."""
+    """The name in the contract."""
     occurrence: int
-    """Of this operator in this layer and step; nearly always 0."""
+    """Index among the calls of this operator in this layer and step, nearly always 0."""
 
     def __str__(self) -> str:
         layer = "" if self.layer is None else f", layer {self.layer}"
@@ -66,15 +66,17 @@ class Spot:
 
 
 Observer = Callable[[Spot, NDArray[Any]], NDArray[Any] | None]
-"""Gets a copy of each result, in its own dtype; widening it to float64 is exact. What it gives, if
-anything, takes the result's place."""
+"""Receives a copy of each result in its own dtype, which widens to float64 exactly.
+
+If it returns an array, that replaces the result.
+"""
 
 Change = Callable[[Spot, Array], None]
-"""May change a result in place before it is observed and used."""
+"""Can change a result in place before it is observed and used."""
 
 
 def to_host(array: Array) -> NDArray[Any]:
-    """A copy of the backend's array as a NumPy array."""
+    """Copy the backend's array to a NumPy array."""
     return np.array(array) if isinstance(array, np.ndarray) else np.asarray(array.get())
 
 
@@ -83,23 +85,23 @@ def put(array: Array, values: NDArray[Any]) -> None:
     if isinstance(array, np.ndarray):
         array[...] = values
         return
-    staged = type(array)(array.shape, array.dtype)  # in one piece, which ``array`` may not be
+    staged = type(array)(array.shape, array.dtype)  # contiguous, which ``array`` may not be
     staged.set(np.ascontiguousarray(values.astype(array.dtype)))
     array[...] = staged
 
 
 class RecordingBackend:
-    """Delegates to ``inner`` and shows ``observe`` what each operator gave.
+    """Delegates to ``inner`` and shows each operator's result to ``observe``.
 
-    A step's calls follow the decoder's order, from which each gets its role and layer. The keys and
-    values that `rope_write_kv` writes are the backend's own: they are seen by what
-    `paged_attention` makes of them.
+    A step's calls follow the decoder's order, which gives each its role and layer. The keys and
+    values that `rope_write_kv` writes are internal to the backend. They are seen through the
+    results of `paged_attention`.
     """
 
     def __init__(self, inner: Backend, observe: Observer, change: Change | None = None) -> None:
         self.name = inner.name
         self.itemsize = inner.itemsize
-        self.is_asynchronous = False  # each result is looked at before the next is computed
+        self.is_asynchronous = False  # each result is observed before the next is computed
         self.greedy: list[int] = []
         """The tokens of the last step's largest logits, by ``inner``'s own sampling."""
         self._inner = inner
@@ -112,7 +114,7 @@ class RecordingBackend:
         self._num_tokens: int | None = None
         self._num_rows: int | None = None
 
-    # Recorded.
+    # Recorded operators.
 
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
         self._step += 1
@@ -175,7 +177,7 @@ class RecordingBackend:
         spot = Spot(
             step=self._step, layer=layer, operator=operator, method=method, occurrence=occurrence
         )
-        # A backend may have padded the step: what follows its own rows is nobody's.
+        # A backend may have padded the step. The rows after its own are padding.
         seen = out[: self._num_rows if operator in AFTER_ROWS else self._num_tokens]
         if self._change is not None:
             self._change(spot, seen)
@@ -187,7 +189,7 @@ class RecordingBackend:
             self._layer += 1
         return out
 
-    # Passed on.
+    # Operators that are passed on.
 
     def memory(self) -> Memory:
         return self._inner.memory()

@@ -1,4 +1,4 @@
-"""What a comparison found, as plain data."""
+"""Hold the results of a comparison as plain data."""
 
 import math
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """A backend and what it computes in."""
+    """A backend and its settings."""
 
     backend: str
     dtype: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of `EngineConfig`, and the backend's own."""
+    """Settings of `EngineConfig` and of the backend."""
 
     def __str__(self) -> str:
         return " ".join([self.backend, self.dtype, *(f"{k}={v}" for k, v in self.settings.items())])
@@ -50,14 +50,14 @@ class OperatorErrors:
     num_calls: int
     max_abs: float
     max_rel: float
-    """Over the largest magnitude of the whole result;"""
+    """Maximum difference over the largest magnitude of the whole result."""
     row_rel: float
-    """over that of the row, one token's: this is judged."""
+    """Maximum difference over the largest magnitude of the row (one token), which is judged."""
     max_ulp: int
     limit: float
-    """What ``row_rel`` may be."""
+    """Maximum allowed ``row_rel``."""
     worst: Place
-    """Where ``row_rel`` is."""
+    """Where ``row_rel`` occurs."""
 
     @property
     def is_within(self) -> bool:
@@ -65,7 +65,7 @@ class OperatorErrors:
 
     @property
     def share(self) -> float:
-        """How much of its limit it takes."""
+        """``row_rel`` as a fraction of its limit."""
         return self.row_rel / self.limit
 
 
@@ -83,58 +83,58 @@ class TokenPart:
     """A token that the two sides would choose differently."""
 
     prompt: int
-    """Counted from 0, as is"""
+    """Index of the prompt, from 0."""
     token: int
-    """of the answer."""
+    """Index of the token in the answer, from 0."""
     step: int
     a: tuple[Candidate, ...]
     """A's choice first, then the most likely ones."""
     b: tuple[Candidate, ...]
     is_near_tie: bool
-    """The two logits lie closer together on A than the tolerance can tell apart."""
+    """Whether the two logits on A are closer than the tolerance can tell apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Two sides compared, over one workload."""
+    """The comparison of two sides over one workload."""
 
     model: str
     a: Side
     b: Side
     inject: str | None
     isolated: bool
-    """Each operator of B had A's results as its inputs."""
+    """Whether each operator of B had A's results as its inputs."""
     num_prompts: int
     num_steps: int
     num_tokens: int
-    """Generated ones, all of A's choice and forced on B."""
+    """Number of generated tokens, all chosen by A and forced on B."""
     num_cached_tokens: int
-    """Tokens of prompts that were found in the prefix cache."""
+    """Number of prompt tokens that were found in the prefix cache."""
     num_copies: int
-    """Blocks that were copied to share their beginning."""
+    """Number of blocks that were copied to share their beginning."""
     num_prefill_steps: int
-    """Steps that computed tokens of prompts;"""
+    """Number of steps that computed prompt tokens."""
     num_decode_steps: int
-    """of answers; and"""
+    """Number of steps that computed decodes."""
     num_mixed_steps: int
-    """of both."""
+    """Number of steps that computed both."""
     reason: str
-    """Why the limits are what they are."""
+    """The reason for the limits."""
     rows: tuple[OperatorErrors, ...]
-    """In the order of the first step's calls."""
+    """The errors, in the order of the first step's calls."""
     first: Place | None
-    """The first call, and in it the first element, past its limit."""
+    """The first element past its limit in the first such call."""
     tokens: tuple[TokenPart, ...]
-    """Where the sides would have chosen differently, in order."""
+    """The tokens that the sides would have chosen differently, in order."""
 
     @property
     def is_within(self) -> bool:
-        """Nothing is past its limit, and tokens differ by near-ties only."""
+        """Whether every error is within its limit and tokens differ by near-ties only."""
         return self.first is None and all(part.is_near_tie for part in self.tokens)
 
     @property
     def worst_layers(self) -> list[OperatorErrors]:
-        """For each operator, the layer where it comes closest to its limit or furthest past it."""
+        """Return each operator's layer that is closest to its limit or furthest past it."""
         worst: dict[str, OperatorErrors] = {}
         for row in self.rows:
             known = worst.get(row.operator)
@@ -143,7 +143,7 @@ class Report:
         return list(worst.values())
 
     def as_json(self) -> dict[str, Any]:
-        """For programs; numbers that JSON does not have are strings."""
+        """Return the report for programs. Numbers that JSON does not have are strings."""
         found: dict[str, Any] = _plain(asdict(self))
         return {"is_within": self.is_within, **found}
 

@@ -1,4 +1,4 @@
-"""A report as lines of text, at most 80 columns."""
+"""Format a report as lines of text of at most 80 columns."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,16 +6,16 @@ from mie.diff.report import Candidate, OperatorErrors, Place, Report, TokenPart
 
 COLUMNS = ("operator", "layer", "max abs", "max rel", "row rel", "max ULP", "allowed", "")
 _WIDTHS = (-15, 5, 8, 8, 8, 11, 8, 5)
-"""Of the table; negative: to the left."""
+"""Column widths of the table. Negative ones are left-aligned."""
 
 
 def lines(report: Report, *, layers: bool = False) -> Iterator[str]:
-    """The whole report; with ``layers`` each layer has its line, else each operator its worst."""
+    """Yield the whole report. With ``layers`` each layer has a line, else each operator's worst."""
     title = [f"A {report.a}", f"B {report.b}", report.model]
     yield from [" · ".join(title)] if len(" · ".join(title)) <= 80 else title
     yield from coverage(report)
     if report.isolated:
-        yield "Each operator alone: B's has A's results as its inputs."
+        yield "Each operator alone: B's operators get A's results as inputs."
     yield ""
     yield _line(COLUMNS)
     for row in report.rows if layers else report.worst_layers:
@@ -27,7 +27,7 @@ def lines(report: Report, *, layers: bool = False) -> Iterator[str]:
 
 
 def coverage(report: Report) -> Iterator[str]:
-    """What the workload went through."""
+    """Describe what the workload exercised."""
     yield (
         f"{_count(report.num_prompts, 'prompt')}, {_count(report.num_tokens, 'new token')} · "
         f"{_count(report.num_cached_tokens, 'prompt token')} from the cache, "
@@ -40,7 +40,7 @@ def coverage(report: Report) -> Iterator[str]:
 
 
 def cells(row: OperatorErrors) -> list[str]:
-    """One line of the table."""
+    """Return one line of the table."""
     return [
         row.operator,
         "–" if row.layer is None else str(row.layer),
@@ -54,12 +54,12 @@ def cells(row: OperatorErrors) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Two digits; 0 as it is."""
+    """Format with two digits, and 0 as it is."""
     return f"{value:.1e}" if value else "0"
 
 
 def verdict(report: Report) -> Iterator[str]:
-    """Whether the two agree, and where they part."""
+    """State whether the two agree, and where they differ."""
     if report.inject is not None:
         yield f"B was made wrong on purpose: one element of every result of {report.inject}."
     if report.first is None:
@@ -75,13 +75,13 @@ def verdict(report: Report) -> Iterator[str]:
 
 
 def difference(place: Place) -> str:
-    """The element on both sides."""
+    """Describe the element on both sides."""
     relative = f"{number(place.relative)} of the row's largest magnitude"
     return f"A {place.a:.8g}, B {place.b:.8g}: {relative}"
 
 
 def tokens(report: Report) -> Iterator[str]:
-    """Whether the two would have chosen the same tokens."""
+    """State whether the two would have chosen the same tokens."""
     if not report.tokens:
         yield f"Tokens: both choose the same {report.num_tokens}."
         return
@@ -93,12 +93,12 @@ def tokens(report: Report) -> Iterator[str]:
 
 
 def token_text(text: str) -> str:
-    """A token between quotes, its line breaks and the like escaped."""
+    """Quote a token, with line breaks and the like escaped."""
     return repr(text)
 
 
 def _candidates(part: TokenPart) -> Iterator[str]:
-    """The most likely tokens of both, side by side."""
+    """List the most likely tokens of both, side by side."""
     yield f"{'A':<36}  B"
     for index in range(max(len(part.a), len(part.b))):
         a, b = _candidate(part.a, index), _candidate(part.b, index)

@@ -1,10 +1,10 @@
-"""How far two backends may lie apart: one table, with its reasons.
+"""Define how much two backends may differ, in one table with its reasons.
 
-The numbers bound what builds up: B computes each operator from its own earlier results, through all
-layers. They are for the largest difference in a row (one token) over the row's largest magnitude:
-five times what the bundled model and random models of every family show between NumPy and the
-emulated kernels in float32, and about twice that in 16 bits. What one operator alone may be off by,
-from equal inputs, is a narrower matter, and the second table.
+The limits are for accumulated errors: B computes each operator from its own earlier results,
+through all layers. They limit the largest difference in a row (one token) over the row's largest
+magnitude. In float32 they are five times the errors of the bundled model and of random models of
+every family between NumPy and the emulated kernels. In 16 bits they are about twice the errors. The
+second table has narrower limits for one operator alone with equal inputs.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,16 @@ class Tolerance:
     """Limits of the relative difference, for each class of operators."""
 
     embed: float
-    """Rows of the embedding: each side rounds it once at most."""
+    """Rows of the embedding, which each side rounds at most once."""
     layers: float
-    """Norms, products, rotations, and rows that are taken: sums that carry on what came before."""
+    """Norms, products, rotations and taken rows: sums that accumulate earlier errors."""
     gates: float
-    """`paged_attention` and `silu_mul`: exponentials, in which an absolute error of the score is a
-    relative one of the result."""
+    """`paged_attention` and `silu_mul`, which use exponentials.
+
+    They turn an absolute error of the score into a relative one of the result.
+    """
     logits: float
-    """The head, and what the step returns."""
+    """The head, and the result of the step."""
     reason: str
 
 
@@ -80,7 +82,7 @@ TOLERANCES = MappingProxyType(
         ),
     }
 )
-"""By the coarser dtype of the two: its rounding is what sets them apart."""
+"""Limits by the coarser dtype of the two, whose rounding causes the difference."""
 
 ALONE = MappingProxyType(
     {
@@ -117,7 +119,7 @@ ALONE = MappingProxyType(
         ),
     }
 )
-"""The same for operators that all have A's inputs (``isolate``), where nothing builds up."""
+"""Limits for operators that all have A's inputs (``isolate``), so that no errors accumulate."""
 
 QUANTIZED = MappingProxyType(
     {
@@ -164,7 +166,7 @@ QUANTIZED = MappingProxyType(
         ),
     }
 )
-"""What a quantised cache allows, where it is more than the dtype does."""
+"""Limits of quantised caches, where they exceed those of the dtype."""
 
 CLASSES = MappingProxyType(
     {
@@ -175,29 +177,29 @@ CLASSES = MappingProxyType(
         "logits": "logits",
     }
 )
-"""The class of an operator; of all others it is ``layers``."""
+"""The class of an operator, which is ``layers`` for all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the table allows between two sides."""
+    """The limits that the table gives for two sides."""
 
     kv_cache_dtypes: tuple[str, str] = ("auto", "auto")
     isolated: bool = False
 
     def of(self, a: np.dtype[Any], b: np.dtype[Any], operator: str) -> float:
-        """What the difference of results in these dtypes may be, over their row's largest."""
+        """Return the limit for results in these dtypes, over their row's largest magnitude."""
         limit: float = getattr(self.row(a, b), CLASSES.get(operator, "layers"))
         if self.cache is not None and not (self.isolated and operator != "paged_attention"):
             limit = max(limit, getattr(self.cache, CLASSES.get(operator, "layers")))
         return limit
 
     def reason(self, a: np.dtype[Any], b: np.dtype[Any]) -> str:
-        """Why."""
+        """Return the reason for the limits."""
         return " ".join([self.row(a, b).reason, *([self.cache.reason] if self.cache else [])])
 
     def row(self, a: np.dtype[Any], b: np.dtype[Any]) -> Tolerance:
-        """The row of the coarser dtype."""
+        """Return the row of the coarser dtype."""
         return (ALONE if self.isolated else TOLERANCES)[coarser(a, b).name]
 
     @property

@@ -1,4 +1,4 @@
-"""What the two sides run."""
+"""Define what the two sides run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from mie.text.tokenizer import Tokenizer
 class Workload:
     """Greedy answers to prompts of token ids, all sent at once.
 
-    A small budget cuts prompts into chunks, so that a later prompt meets the earlier ones' blocks
-    and their decodes.
+    A small budget cuts prompts into chunks, so a later prompt runs together with the earlier ones'
+    decodes and can use their blocks.
     """
 
     directory: Path
     model: str
-    """What the report calls it."""
+    """The model's name in the report."""
     prompts: Sequence[Sequence[int]]
     token_text: Callable[[int], str] = str
-    """How the report spells a token."""
+    """Returns the text of a token for the report."""
     max_tokens: int = 8
     block_size: int = 8
     max_num_batched_tokens: int = 8
@@ -35,7 +35,7 @@ class Workload:
             make()
 
     def config(self) -> EngineConfig:
-        """The same for both sides, whatever memory each has."""
+        """Return the config, the same for both sides, so it does not depend on their memory."""
         lengths = [len(prompt) + self.max_tokens for prompt in self.prompts]
         num_blocks = sum(-(-length // max(1, self.block_size)) for length in lengths)
         return EngineConfig(
@@ -45,7 +45,7 @@ class Workload:
         )
 
     def params(self, forced: Sequence[int] | None = None) -> SamplingParams:
-        """Of each request; with ``forced`` its tokens are those."""
+        """Return the parameters of each request. With ``forced`` its tokens are those."""
         return SamplingParams(
             temperature=0,
             max_tokens=self.max_tokens,
@@ -62,11 +62,11 @@ def workload_of_texts(
     block_size: int,
     max_num_batched_tokens: int,
 ) -> Workload:
-    """The workload of prompts in words, for a model as a user names it.
+    """Return the workload of text prompts for a model by its name.
 
     Raises:
         ModelError: the model or its tokenizer cannot be used.
-        RequestError: a text is no valid Unicode.
+        RequestError: a text is not valid Unicode.
     """
     directory = locate_model(model)
     tokenizer = Tokenizer.load(directory, ModelConfig.load(directory).vocab_size)

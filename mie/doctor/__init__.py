@@ -1,5 +1,5 @@
-"""What this machine can run: facts, what is wrong with them, and the remedy of each.
+"""Report what this machine can run: facts, problems, and a remedy for each.
 
-Knows files, commands and versions, never a model. Whatever could crash or hang (NumPy, CuPy, the
-driver) is asked in a process of its own; what is not there is a fact, never an error.
+This room knows files, commands and versions, but no models. Anything that can crash or hang (NumPy,
+CuPy, the driver) is asked in its own process. A missing part is a fact, never an error.
 """

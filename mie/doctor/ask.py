@@ -1,7 +1,7 @@
-"""Facts from libraries that may be missing, broken or slow: ``python -m mie.doctor.ask TOPIC``.
+"""Get facts from libraries that may be missing, broken or slow: ``python -m mie.doctor.ask TOPIC``.
 
-Prints one JSON object. `Machine.ask` runs it as a process of its own, so that a driver that
-crashes or hangs takes nothing else with it.
+It prints one JSON object. `Machine.ask` runs it as a separate process, so a driver that crashes or
+hangs affects nothing else.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from mie.errors import MieError
 Facts = dict[str, Any]
 
 TRIED_SHAPE = (2048, 2048)
-"""A matrix of a middling model."""
+"""The shape of a matrix in a middling model."""
 
-# CUdevice_attribute, in cuda.h
+# CUdevice_attribute, in cuda.h.
 _INTEGRATED, _MAJOR, _MINOR = 18, 75, 76
 
 
 def numpy_facts() -> Facts:
-    """NumPy's version, and the BLAS it was built with."""
+    """Return NumPy's version, and the BLAS it was built with."""
     import numpy as np
 
     config: Any = np.show_config(mode="dicts")  # type: ignore[call-overload, unused-ignore]
@@ -40,8 +40,10 @@ def numpy_facts() -> Facts:
 
 
 def products_facts() -> Facts:
-    """The kernels of NumPy's BLAS, which plan the CPU engine's probe finds faster with them, and
-    which remembered shapes hold another plan than the rest."""
+    """Return the kernels of NumPy's BLAS and the linear plan that the probe finds faster with them.
+
+    The facts include the remembered shapes whose plan differs from the rest.
+    """
     from mie.cache_dir import CacheError, open_cache
     from mie.ops_cpu.cpu_backend import CpuBackend
     from mie.ops_cpu.plan_answers import PLANS_CACHE
@@ -68,7 +70,7 @@ def products_facts() -> Facts:
 
 
 def driver_facts(load: Callable[[str], Any] = ctypes.CDLL) -> Facts:
-    """The CUDA version of the NVIDIA driver and its GPUs, through libcuda."""
+    """Return the CUDA version of the NVIDIA driver and its GPUs, through libcuda."""
     try:
         cuda = load("libcuda.so.1")
     except OSError as error:
@@ -113,7 +115,7 @@ def _driver_gpu(cuda: Any, index: int) -> Facts:
 
 
 def cupy_facts() -> Facts:
-    """CuPy's version, the CUDA and the NVRTC it uses, and the GPUs it sees."""
+    """Return CuPy's version, the CUDA and the NVRTC it uses, and the GPUs it sees."""
     facts: Facts = {"packages": _cupy_packages(sys.path), "installed": True}
     try:
         import cupy
@@ -122,7 +124,7 @@ def cupy_facts() -> Facts:
             return {**facts, "installed": False}
         facts["error"] = _line(error)
     except Exception as error:
-        # CuPy frames what went wrong with advice for many systems.
+        # CuPy frames the error with advice for many systems.
         facts["error"] = _line(error).rpartition("Original error: ")[2].strip(" =")
     _add(facts, "numpy", _numpy_version)
     if "error" in facts:
@@ -136,11 +138,11 @@ def cupy_facts() -> Facts:
 
 
 def _cublas_version(cupy: Any) -> list[int]:
-    """The version of the cuBLAS that backend cupy multiplies with."""
+    """Return the version of the cuBLAS that backend cupy multiplies with."""
     from mie.ops_gpu.cublas import load_library
 
     library, parts = load_library(cupy), []
-    for property_type in (0, 1, 2):  # major, minor, patch level, in library_types.h
+    for property_type in (0, 1, 2):  # major, minor and patch level, in library_types.h
         value = ctypes.c_int()
         library.cublasGetProperty(property_type, ctypes.byref(value))
         parts.append(value.value)
@@ -154,7 +156,7 @@ def _numpy_version() -> str:
 
 
 def _cupy_packages(folders: Sequence[str]) -> dict[str, str]:
-    """The versions of the installed distributions of CuPy: {"cupy-cuda12x": "14.2.0"}."""
+    """Return the versions of the installed distributions of CuPy: {"cupy-cuda12x": "14.2.0"}."""
     found = {}
     for folder in folders:
         for path in Path(folder or ".").glob("cupy*.dist-info"):
@@ -183,7 +185,7 @@ def _cupy_gpus(cuda: Any) -> list[Facts]:
 
 
 def backend_facts(name: str) -> Facts:
-    """Whether the backend ``name`` computes what it should, on a step of four operators."""
+    """Return whether the backend ``name`` computes a step of four operators correctly."""
     try:
         token_id = _small_step(name)
     except MieError as error:
@@ -191,12 +193,12 @@ def backend_facts(name: str) -> Facts:
     except Exception as error:
         return {"works": False, "reason": f"{type(error).__name__}: {_line(error)}"}
     if token_id != 37:
-        return {"works": False, "reason": f"it computed token {token_id} where 37 is right"}
+        return {"works": False, "reason": f"it computed token {token_id}, expected 37"}
     return {"works": True}
 
 
 def _small_step(name: str) -> int:
-    """A hidden state of eight ones through a head whose row 37 is the largest: 37."""
+    """Run a hidden state of eight ones through a head whose row 37 is the largest, giving 37."""
     import numpy as np
 
     from mie.backend import load_backend
@@ -213,7 +215,7 @@ def _small_step(name: str) -> int:
 
 
 def _add(facts: Facts, name: str, find: Callable[[], Any]) -> None:
-    """``facts[name]``, or why it cannot be found out in ``facts[name + "_error"]``."""
+    """Set ``facts[name]``, or ``facts[name + "_error"]`` if it cannot be found."""
     try:
         facts[name] = find()
     except Exception as error:
@@ -221,12 +223,12 @@ def _add(facts: Facts, name: str, find: Callable[[], Any]) -> None:
 
 
 def _version(number: int) -> list[int]:
-    """CUDA's number for a version, 12060, as [12, 6]."""
+    """Convert CUDA's number for a version, such as 12060, to [12, 6]."""
     return [number // 1000, number % 1000 // 10]
 
 
 def _line(error: BaseException) -> str:
-    """The message in one line."""
+    """Return the message in one line."""
     lines = [line.strip() for line in str(error).splitlines()]
     return " ".join(filter(None, lines)) or type(error).__name__
 
@@ -241,7 +243,7 @@ TOPICS: Mapping[str, Callable[..., Facts]] = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Prints the facts of one topic, whatever libraries write to standard output meanwhile."""
+    """Print the facts of one topic, apart from what libraries write to standard output."""
     output = os.dup(1)
     os.dup2(2, 1)
     facts = TOPICS[arguments[0]](*arguments[1:])

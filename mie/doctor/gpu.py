@@ -1,4 +1,4 @@
-"""Checks of what backend cupy stands on: the driver, GPUs, CuPy and its compiler."""
+"""Check what backend cupy depends on: the driver, GPUs, CuPy and its compiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OLDEST_CAPABILITY = (8, 0)  # cp.async and bfloat16 in the tensor cores
 OLDEST_CUDA = 12
 
 _NUMPY_OF_CUPY: dict[int, tuple[Version, Version]] = {13: ((1, 22), (2, 6)), 14: ((2, 0), (2, 6))}
-"""NumPy from … to before …, by CuPy's major version, as its wheels ask for."""
+"""The NumPy range (from, before) by CuPy's major version, as its wheels require."""
 
 _DRIVER_REMEDIES = {
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "restart the machine: the driver was updated, and the "
@@ -29,28 +29,28 @@ _DRIVER_REMEDIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """What the driver and CuPy say, gathered before anything is judged."""
+    """The answers of the driver and CuPy, gathered before any check."""
 
     jetson: Jetson | None
     driver: dict[str, Any]
     cupy: dict[str, Any]
     kernel_module: str | None
-    num_pci: int  # GPUs on the bus, with a driver or without
+    num_pci: int  # GPUs on the bus, with or without a driver
     visible_devices: str | None  # the variable, which hides every GPU that it does not name
 
     @property
     def found(self) -> list[dict[str, Any]]:
-        """The GPUs, as CuPy describes them if it can: it knows how much memory is free."""
+        """The GPUs, preferably as CuPy describes them, because it knows how much memory is free."""
         return self.cupy.get("gpus") or self.driver.get("gpus") or []
 
     @property
     def expected(self) -> bool:
-        """Whether there is an NVIDIA GPU, be it out of reach."""
+        """Whether there is an NVIDIA GPU, even if it cannot be used."""
         return bool(self.found or self.num_pci or self.kernel_module or self.jetson)
 
     @property
     def driver_cuda(self) -> Version | None:
-        """The newest CUDA that the driver runs."""
+        """The newest CUDA version that the driver runs."""
         return version_of(self.driver.get("cuda", ""))
 
     @property
@@ -61,7 +61,7 @@ class Gpus:
 
 
 def gpu_checks(machine: Machine) -> Iterator[Check]:
-    """In the order in which they are printed."""
+    """Yield the checks in the order in which they are printed."""
     gpus = _gather(machine)
     yield _driver(gpus)
     for gpu in gpus.found:
@@ -96,7 +96,7 @@ def _ask(machine: Machine, topic: str) -> dict[str, Any]:
 
 
 def _num_pci_gpus(machine: Machine) -> int:
-    """NVIDIA's display controllers on the PCI bus."""
+    """Count NVIDIA's display controllers on the PCI bus."""
     events = machine.read_all("/sys/bus/pci/devices/*/uevent")
     nvidia = [text for text in events if re.search(r"^PCI_ID=10DE:", text, re.MULTILINE)]
     return sum(bool(re.search(r"^PCI_CLASS=3\d{4}$", text, re.MULTILINE)) for text in nvidia)
@@ -193,7 +193,7 @@ def _no_cupy(gpus: Gpus) -> Check:
 
 
 def _cupy_problem(gpus: Gpus) -> tuple[str, str] | None:
-    """What is wrong with the installed CuPy, and the remedy."""
+    """Return the problem of the installed CuPy and its remedy."""
     packages = gpus.cupy.get("packages", {})
     again = f"pip uninstall {' '.join(packages) or 'cupy'}, then pip install '{gpus.extra}'"
     if len(packages) > 1:
@@ -217,7 +217,7 @@ def _cupy_problem(gpus: Gpus) -> tuple[str, str] | None:
 
 
 def _cupy_cuda(gpus: Gpus) -> int | None:
-    """The major version of the CUDA that the installed CuPy is made for."""
+    """Return the major version of the CUDA that the installed CuPy is built for."""
     version = version_of(gpus.cupy.get("cuda", ""))
     return version[0] if version else None
 
@@ -246,7 +246,7 @@ def _cublas(gpus: Gpus) -> Check:
 
 
 def _not_found(gpus: Gpus, name: str, error: str) -> Check:
-    """A library of CUDA that is not there."""
+    """Return the check for a missing CUDA library."""
     return Check(
         name=name,
         status="problem" if gpus.found else "note",

@@ -1,4 +1,4 @@
-"""Checks of what every backend stands on: Python, NumPy, CPUs, memory, a compiler."""
+"""Check what every backend depends on: Python, NumPy, CPUs, memory and a compiler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARCHITECTURES = ("x86_64", "aarch64", "arm64")
 FAST_BLAS = ("openblas", "mkl", "accelerate", "blis", "nvpl", "armpl", "flexiblas")
 LITTLE_MEMORY = 1 << 30
 
-# In the order in which OpenBLAS looks for its number of threads.
+# The order in which OpenBLAS looks for its number of threads.
 _THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 _TUNING = {
     "OPENBLAS_CORETYPE": "sets which CPU NumPy's products are written for",
@@ -23,7 +23,7 @@ _TUNING = {
 
 
 def host_checks(machine: Machine) -> Iterator[Check]:
-    """In the order in which they are printed."""
+    """Yield the checks in the order in which they are printed."""
     yield _python(machine)
     yield _numpy(machine)
     yield _blas_settings(machine)
@@ -64,7 +64,7 @@ def _numpy(machine: Machine) -> Check:
 
 
 def _blas_settings(machine: Machine) -> Check:
-    """Environment variables that make NumPy slower than it is by itself."""
+    """Check for environment variables that make NumPy slower."""
     environment = machine.environment
     names = [name for name in _TUNING if environment.get(name)]
     found = [f"{name}={environment[name]} {_TUNING[name]}" for name in names]
@@ -85,7 +85,7 @@ def _blas_settings(machine: Machine) -> Check:
 
 
 def _products(machine: Machine) -> Iterator[Check]:
-    """How the CPU engine multiplies by a matrix here, and what that means for results."""
+    """Check how the CPU engine multiplies by a matrix, and what that means for results."""
     try:
         facts = machine.ask("products")
     except NoAnswer as why:
@@ -133,7 +133,7 @@ def _products(machine: Machine) -> Iterator[Check]:
 
 
 def _thread_setting(machine: Machine) -> tuple[str, int] | None:
-    """The variable that sets NumPy's number of threads, and that number."""
+    """Return the variable that sets NumPy's number of threads, and that number."""
     for name in _THREADS:
         threads = next(numbers(machine.environment.get(name)), 0)
         if threads > 0:
@@ -162,7 +162,7 @@ def _cpus(machine: Machine) -> Check:
 
 
 def _whole_cpus(machine: Machine) -> int:
-    """The CPUs that threads can run on at once, all the time."""
+    """Return how many CPUs threads can use continuously."""
     return whole_cpus(machine.num_usable_cpus(), cpu_quota(machine.read))
 
 
@@ -184,26 +184,26 @@ def _memory(machine: Machine) -> Check:
         name="memory",
         status="note",
         value=value,
-        remedy="end other programs, or give a small --kv-cache-memory-bytes, such as 64MiB",
+        remedy="end other programs, or set a small --kv-cache-memory-bytes, such as 64MiB",
     )
 
 
 def memory_limit(machine: Machine) -> int | None:
-    """Bytes that the process's control group may hold; None without a limit."""
+    """Return the memory limit of the process's control group in bytes, or None."""
     files = ("memory.max", "memory.limit_in_bytes")
     texts = [text for name in files for text in group_files(machine.read, "memory", name)]
     return min((limit for text in texts for limit in numbers(text)), default=None)
 
 
 def _compiler(machine: Machine) -> Check:
-    """The C++ compiler that backend cupy-emulated builds the kernels with."""
+    """Check the C++ compiler that backend cupy-emulated builds the kernels with."""
     named = machine.environment.get("CXX") or "g++"
     try:
         printed = machine.run([*shlex.split(named), "--version"]).splitlines()
         return Check(name="C++ compiler", status="ok", value=printed[0])
     except NoAnswer as why:
         problem = f"{named} {why}"
-    except (IndexError, ValueError):  # it printed nothing; a quote is not closed
+    except (IndexError, ValueError):  # it printed nothing, or a quote is not closed
         problem = f"{named} is no compiler"
     return Check(
         name="C++ compiler",

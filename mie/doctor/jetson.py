@@ -1,4 +1,4 @@
-"""Checks of a Jetson: its JetPack, and the power mode that bounds its clocks."""
+"""Check a Jetson: its JetPack, and the power mode that limits its clocks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from mie.doctor.report import Check, Version, dotted
 _JETPACKS = {32: "4", 34: "5", 35: "5", 36: "6", 38: "7", 39: "7"}
 """JetPack by the major version of L4T, its Linux."""
 
-_OLDEST_L4T = (36,)  # before it: CUDA 11 and Python 3.8
+_OLDEST_L4T = (36,)  # earlier releases have CUDA 11 and Python 3.8
 _SUPER_L4T = (36, 4)  # JetPack 6.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Jetson:
-    """What the machine says of itself; None is unknown, as in a container."""
+    """What the machine reports about itself. None is unknown, as in a container."""
 
     module: str | None
     l4t: Version | None
 
 
 def find_jetson(machine: Machine) -> Jetson | None:
-    """The Jetson that this machine is, or None if it is another machine."""
+    """Return the Jetson that this machine is, or None for another machine."""
     release = machine.read("/etc/nv_tegra_release")
     model = (machine.read("/proc/device-tree/model") or "").strip("\0\n ")
     is_jetson = re.search(r"jetson|tegra", model, re.IGNORECASE)
@@ -37,7 +37,7 @@ def find_jetson(machine: Machine) -> Jetson | None:
 
 
 def jetson_checks(machine: Machine, jetson: Jetson) -> Iterator[Check]:
-    """In the order in which they are printed."""
+    """Yield the checks in the order in which they are printed."""
     yield _jetpack(jetson)
     yield _power_mode(machine)
 
@@ -91,7 +91,7 @@ def _power_mode(machine: Machine) -> Check:
 
 
 def _fastest_mode(machine: Machine) -> tuple[int, str] | None:
-    """The number and the name of the mode without bounds, as this module numbers them."""
+    """Return the number and the name of the mode without limits, as this module numbers them."""
     text = machine.read("/etc/nvpmodel.conf") or ""
     modes = re.findall(r"^< *POWER_MODEL +ID=(\d+) +NAME=(\S+) *>", text, re.MULTILINE)
     unbounded = [(int(number), name) for number, name in modes if name.upper().startswith("MAXN")]

@@ -1,4 +1,4 @@
-"""The machine as the checks see it: files, commands, and processes that are asked for facts."""
+"""Give the checks access to the machine: files, commands, and processes that return facts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 ASK_SECONDS = 180.0
-"""Longer than any build or first compilation takes; a driver that hangs does not answer at all."""
+"""Timeout in seconds, longer than any build or first compilation. A hung driver never answers."""
 
 
-# The child finds modules where this process does, not in the folder it happens to be started in.
+# The child finds modules where this process does, not in its working directory.
 _ASK = (
     "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); "
     "from mie.doctor.ask import main; main(sys.argv[1:])"
@@ -26,12 +26,12 @@ _ASK = (
 
 
 class NoAnswer(Exception):
-    """A command gave nothing to read; the message says why: "is not installed"."""
+    """A command returned nothing to read. The message says why: "is not installed"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the checks may read and run. A test gives another ``root`` and its own answers."""
+    """The machine as the checks see it. A test uses another ``root`` and its own answers."""
 
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -40,14 +40,14 @@ class Machine:
     python: str = field(default_factory=platform.python_version)
 
     def read(self, path: str) -> str | None:
-        """The text of the file ``path``, or None where there is none to read."""
+        """Return the text of the file ``path``, or None if it cannot be read."""
         try:
             return (self.root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace")
         except (OSError, ValueError):
             return None
 
     def read_all(self, pattern: str) -> list[str]:
-        """The texts of the files that match, such as ``/sys/bus/pci/devices/*/vendor``."""
+        """Return the texts of the files that match, such as ``/sys/bus/pci/devices/*/vendor``."""
         try:
             paths = sorted(self.root.glob(pattern.lstrip("/")))
         except OSError:
@@ -56,20 +56,20 @@ class Machine:
         return [text for text in texts if text is not None]
 
     def num_cpus(self) -> int:
-        """CPUs there are."""
+        """Return the number of CPUs."""
         return os.cpu_count() or 1
 
     def num_usable_cpus(self) -> int:
-        """CPUs that this process may run on."""
+        """Return the number of CPUs that this process may run on."""
         if hasattr(os, "sched_getaffinity"):
             return len(os.sched_getaffinity(0))
         return self.num_cpus()
 
     def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
-        """What ``command`` prints.
+        """Run ``command`` and return its output.
 
         Raises:
-            NoAnswer: it is not there, failed, or took longer than ``timeout`` seconds.
+            NoAnswer: it is missing, failed, or took longer than ``timeout`` seconds.
         """
         try:
             process = subprocess.Popen(
@@ -78,7 +78,7 @@ class Machine:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**self.environment, "LC_ALL": "C"},
-                start_new_session=True,  # so that what it started ends with it
+                start_new_session=True,  # so that its children can be ended with it
             )
         except FileNotFoundError:
             raise NoAnswer("is not installed") from None
@@ -95,12 +95,12 @@ class Machine:
         return output.decode("utf-8", errors="replace")
 
     def ask(self, *topic: str) -> dict[str, Any]:
-        """The facts that `mie.doctor.ask` finds about ``topic``, in a process of its own.
+        """Return the facts that `mie.doctor.ask` finds about ``topic`` in a separate process.
 
         Raises:
             NoAnswer: the process crashed, hung, or printed something else.
         """
-        # Warnings are no facts, even where the user has made them errors.
+        # Warnings are not facts, even if the user has turned them into errors.
         command = (sys.executable, "-W", "ignore", "-c", _ASK, "\n".join(sys.path), *topic)
         lines = self.run(command, timeout=ASK_SECONDS).splitlines()
         try:
@@ -113,7 +113,7 @@ class Machine:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that still runs, with its children."""
+    """End a running process and its children."""
     if process.poll() is None:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the checks say, and the report they make together."""
+"""Define the results of checks, and the report of them all."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any, Literal
 from mie.doctor.machine import Machine, NoAnswer
 
 BACKENDS = ("numpy", "cupy-emulated", "cupy")
-"""Those of `mie.backend`, from what every machine can run to what few can; without numpy-plain,
-which runs wherever numpy does."""
+"""The backends of `mie.backend`, from those that every machine can run to those that few can.
+
+numpy-plain is left out, because it runs on the same machines as numpy.
+"""
 
 Status = Literal["ok", "note", "problem"]
 Version = tuple[int, ...]
@@ -19,10 +21,10 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
-    A "note" costs speed, or is not there and may well not be needed; a "problem" keeps something
-    that is there from working. ``remedy`` is what to do, where something is to be done.
+    A "note" costs speed, or is missing and may not be needed. A "problem" keeps something that is
+    present from working. ``remedy`` says what to do, if anything.
     """
 
     name: str
@@ -36,7 +38,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendReport:
-    """Whether a backend works, as tried; ``reason`` says why it does not."""
+    """Whether a backend works, as tried. ``reason`` says why it does not."""
 
     name: str
     works: bool
@@ -52,7 +54,7 @@ class Report:
 
 
 def try_backend(machine: Machine, name: str) -> BackendReport:
-    """The backend ``name``, loaded and given a small step to compute."""
+    """Load the backend ``name`` and let it compute a small step."""
     try:
         facts = machine.ask("backend", name)
     except NoAnswer as why:
@@ -63,7 +65,7 @@ def try_backend(machine: Machine, name: str) -> BackendReport:
 
 
 def version_of(value: Any) -> Version | None:
-    """The numbers a version begins with: (14, 2, 0) of "14.2.0rc1", or of a list of numbers."""
+    """Return the numbers that a version begins with: (14, 2, 0) of "14.2.0rc1" or of a list."""
     if isinstance(value, list):
         return tuple(value)
     match = re.match(r"\d+(\.\d+)*", str(value))
@@ -71,15 +73,15 @@ def version_of(value: Any) -> Version | None:
 
 
 def dotted(version: Version) -> str:
-    """ "12.6" of (12, 6)."""
+    """Return "12.6" for (12, 6)."""
     return ".".join(map(str, version))
 
 
 def gibibytes(num_bytes: int) -> str:
-    """ "7.4 GiB", in one unit, so that amounts can be compared at a glance."""
+    """Return "7.4 GiB" for bytes, always in one unit so that amounts are easy to compare."""
     return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def numbers(text: str | None) -> Iterator[int]:
-    """The whole numbers among the words of ``text``."""
+    """Yield the whole numbers among the words of ``text``."""
     return (int(word) for word in (text or "").split() if re.fullmatch(r"-?\d+", word, re.ASCII))

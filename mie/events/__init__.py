@@ -1,7 +1,7 @@
-"""The event log: what every step did to requests and blocks, in memory and in a file.
+"""Keep the event log: what every step did to requests and blocks, in memory and in a file.
 
-This room knows records: names, numbers and their order. It never heard of a scheduler or a block
-table; those emit records here, and `mie.replay` rebuilds their state from them.
+This room knows records: their names, numbers and order. It knows neither scheduler nor block
+tables. Those emit records here, and `mie.replay` rebuilds their state from them.
 """
 
 from mie.events.file import read_log

@@ -1,7 +1,8 @@
-"""The log as a file of JSON lines: small, to be searched with grep or jq, and read back exactly.
+"""Write and read the event log as a file of JSON lines that grep and jq can search.
 
-Every line has a ``step`` and an ``event``: a kind of record with its fields by name, ``step`` with
-its summary, or ``snapshot``; ``rebuild`` has a snapshot's fields. The file begins with a snapshot.
+Every line has a ``step`` and an ``event``. The event is a kind of record with its fields by name,
+``step`` with its summary, or ``snapshot``. A ``rebuild`` has the fields of a snapshot. The file
+begins with a snapshot.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mie.files import open_file
 
 FORMAT_VERSION = 1
 MAX_LINE_BYTES = 64 << 20
-"""A snapshot names every token of the prefix cache: a million of them take 7 MB."""
+"""Maximum length of a line. A snapshot names every cached token, and a million tokens take 7 MB."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -27,7 +28,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def record_line(step: int, record: Record) -> str:
-    """The line of a record."""
+    """Return the line of a record."""
     kind, *values = record
     fields = dict(zip(FIELDS[kind], values, strict=True))
     if kind == "step":
@@ -38,13 +39,13 @@ def record_line(step: int, record: Record) -> str:
 
 
 def snapshot_line(step: int, snapshot: Snapshot) -> str:
-    """The line of a snapshot taken after ``step``."""
+    """Return the line of a snapshot taken after ``step``."""
     head = {"step": step, "event": "snapshot", "version": FORMAT_VERSION}
     return _encode({**head, **_with_lists_for_dicts(snapshot)}) + "\n"
 
 
 def _with_lists_for_dicts(snapshot: Snapshot) -> dict[str, Any]:
-    """A snapshot without the dictionaries whose keys JSON would turn into text."""
+    """Return the snapshot with lists for the dictionaries whose keys JSON would turn into text."""
     return {
         **snapshot,
         "sequences": [{"seq": seq, **fields} for seq, fields in snapshot["sequences"].items()],
@@ -57,12 +58,12 @@ def _with_lists_for_dicts(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def read_log(path: str | PathLike[str]) -> Iterator[Segment]:
-    """The segments of the file at ``path``, one at a time, as they were when they were written.
+    """Yield the segments of the file at ``path`` one at a time, as they were written.
 
-    A run that was killed may have left half a last line: it is dropped, and `Segment.is_cut` set.
+    A killed run can leave an incomplete last line. It is dropped, and `Segment.is_cut` is set.
 
     Raises:
-        TraceError: the file cannot be read, or is not an event log; the message names the line.
+        TraceError: the file cannot be read or is not an event log; the message names the line.
     """
     try:
         with open_file(path, allow_pipe=True) as file:
@@ -112,7 +113,7 @@ class _Draft:
         self._rest: list[Record] = []
 
     def add(self, fields: dict[str, Any]) -> None:
-        """Append the record of a line, whose step must come after the last one ended."""
+        """Append the record of a line. Its step must come after the last one that ended."""
         step, kind = fields["step"], fields.pop("event")
         if step <= self._last:
             raise TraceError(f"step {step} after the end of step {self._last}")
@@ -123,12 +124,12 @@ class _Draft:
             self._last = step
 
     def check_ended_at(self, step: int) -> None:
-        """Raise `TraceError` unless a snapshot taken after ``step`` may follow."""
+        """Raise `TraceError` unless a snapshot taken after ``step`` is valid here."""
         if self._rest or step != self._last:
             raise TraceError(f"a snapshot after step {step} where step {self._last} has ended last")
 
     def segment(self, *, is_cut: bool = False) -> Segment:
-        """What was read."""
+        """Return the segment that was read."""
         return Segment(
             after=self._after,
             snapshot=self._snapshot,
@@ -139,7 +140,7 @@ class _Draft:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    """The object in a line, which has a step and an event."""
+    """Parse a line into an object that has a step and an event."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -147,7 +148,7 @@ def _parse(line: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
         raise TraceError("not an event")
     if type(fields.get("step")) is not int:
-        raise TraceError("an event of no step")
+        raise TraceError("an event without a step")
     return fields
 
 
@@ -173,7 +174,7 @@ _OF_NODE = ("block", "parent", "salt", "tokens")
 def _read_snapshot(fields: Mapping[str, Any]) -> Snapshot:
     sizes = checked(fields, _SIZES)
     if sizes["num_blocks"] < 1 or sizes["num_host_blocks"] < 0:
-        raise TraceError("there must be a block, and on the host no fewer than none")
+        raise TraceError("num_blocks must be at least 1 and num_host_blocks at least 0")
     sequences = [_with_lists(checked(entry, _OF_SEQUENCE)) for entry in _list(fields, "sequences")]
     nodes = [_with_lists(checked(entry, _OF_NODE)) for entry in _list(fields, "tree")]
     return {
@@ -198,7 +199,7 @@ def _pairs(fields: Mapping[str, Any], name: str) -> list[tuple[int, int]]:
 
 
 def _with_lists(fields: dict[str, Any]) -> dict[str, Any]:
-    """What a snapshot has as a list, as a list."""
+    """Convert the mappings of a snapshot to lists."""
     lists = {"blocks", "host", "tokens"}
     return {
         name: list(value) if name in lists and value is not None else value

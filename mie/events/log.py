@@ -1,4 +1,4 @@
-"""Keeping what is emitted: the last steps in memory, all of them in a file."""
+"""Keep the records that are emitted: the last steps in memory, all of them in a file."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mie.events.file import record_line, snapshot_line
 from mie.events.vocabulary import Record, Segment, Snapshot, Step, Summary
 
 SNAPSHOT_EVERY = 1000
-"""Steps between two snapshots: few to replay, and so many that a snapshot costs a step nothing."""
+"""Steps between two snapshots: few enough to replay, and many enough that snapshots cost little."""
 
 
 class EventLog:
-    """Takes in records; keeps the last ``num_steps`` steps in memory, and writes all to ``file``.
+    """Collects records, keeps the last ``num_steps`` steps in memory, and writes all to ``file``.
 
-    In memory are whole segments of `SNAPSHOT_EVERY` steps: once there were so many, at least
-    ``num_steps`` steps, and fewer than two segments more. With 0 and no file nothing is kept.
+    Memory holds whole segments of `SNAPSHOT_EVERY` steps. So it holds at least ``num_steps`` steps
+    once that many have run, and less than two segments more. With 0 and no file nothing is kept.
 
-    The file is its opener's to close, after the log. If writing fails the error is raised once,
-    and nothing more is written: the file stays the readable beginning of a log.
+    The opener of the file closes it, after the log. If writing fails, the error is raised once and
+    nothing more is written. The file remains a readable beginning of a log.
     """
 
     def __init__(self, num_steps: int, file: TextIO | None = None) -> None:
@@ -29,7 +29,7 @@ class EventLog:
         self._file = file
         self._pending: list[Record] = []
         self.emit: Callable[[Record], None] = self._pending.append
-        """Takes in one record, as quickly as can be; the same function for the log's whole life."""
+        """Appends one record as fast as possible. It never changes during the log's life."""
         self._segments: deque[Segment] = deque()
         self._steps: list[Step] = []  # of the last segment
         self._last = 0
@@ -37,9 +37,9 @@ class EventLog:
         self._take_snapshot: Callable[[], Snapshot] | None = None
 
     def start(self, take_snapshot: Callable[[], Snapshot], step: int = 0) -> None:
-        """Begin with a snapshot of now, after step ``step``; the next are taken as time goes by.
+        """Begin with a snapshot after step ``step``. Later snapshots are taken at intervals.
 
-        Records emitted before are forgotten: the snapshot tells of them already.
+        Earlier records are dropped, because the snapshot includes their effect.
         """
         self._pending.clear()
         self._take_snapshot = take_snapshot
@@ -47,7 +47,7 @@ class EventLog:
         self._begin_segment()
 
     def end_step(self, summary: Summary) -> None:
-        """End a step with its numbers. The mapping is kept, not copied.
+        """End a step with its summary. The mapping is kept, not copied.
 
         Raises:
             OSError: the file could not be written.
@@ -65,14 +65,14 @@ class EventLog:
             self._begin_segment()
 
     def segments(self) -> list[Segment]:
-        """What is in memory now, oldest first."""
+        """Return the segments in memory, oldest first."""
         segments = [replace(segment, steps=tuple(segment.steps)) for segment in self._segments]
         if segments:
             segments[-1] = replace(segments[-1], rest=tuple(self._pending))
         return segments
 
     def close(self) -> None:
-        """Write the records since the last step, and then no more; the memory stays.
+        """Write the records since the last step and stop writing. The memory is kept.
 
         Raises:
             OSError: the file could not be written.

@@ -1,4 +1,4 @@
-"""What a field of the event log may hold, for reading a file that anybody may have written."""
+"""Check the fields of an event log, which may come from an untrusted file."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 from mie.errors import TraceError, shown
 
 MAX_INTEGER = 2**63 - 1
-"""Ids and counts fit a 64-bit word."""
+"""Largest id or count: a signed 64-bit integer."""
 
 MAX_NUMBER = 1e15
-"""Counts and seconds of a summary; whole numbers up to here are exact as floats."""
+"""Largest count or time in a summary: integers up to here are exact as floats."""
 
 MAX_BLOCK_SIZE = 1 << 16
 MAX_CHOICES = 1 << 10
 MAX_WORD = 100
-"""Characters of a reason, a rule, a mode or a cause."""
+"""Maximum number of characters in a reason, a rule, a mode or a cause."""
 
 
 def checked(fields: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The fields called ``names``, with tuples for JSON's lists.
+    """Return the fields called ``names``, with tuples in place of JSON's lists.
 
     Raises:
-        TraceError: one is missing, or of another shape.
+        TraceError: a field is missing or has the wrong shape.
     """
     if not isinstance(fields, dict):
         raise TraceError(f"{shown(fields)} is not an object")
@@ -97,4 +97,4 @@ _SHAPES: Mapping[str, tuple[Callable[[object], bool], ...]] = MappingProxyType(
         "parent": (_is_integer, _is_pair, _is_none),  # of a block, or of a forked sequence
     }
 )
-"""One of these must fit; what is not listed is an integer."""
+"""The allowed shapes of a field, one of which must fit. Fields not listed are integers."""

@@ -1,7 +1,7 @@
-"""The words of the event log. docs/tracing.md says what each record means.
+"""Define the kinds of records in the event log. docs/tracing.md explains each one.
 
-A record is a plain tuple ``(kind, *fields)``; lists in it are tuples. The rooms that change state
-emit a record at the moment of the change, so that a snapshot and the records after it give the
+A record is a plain tuple ``(kind, *fields)``, and lists in it are tuples. The code that changes
+state emits a record at the moment of the change. So a snapshot and the records after it give the
 state at any step.
 """
 
@@ -13,12 +13,12 @@ from types import MappingProxyType
 from typing import Any
 
 Seq = tuple[int, int]
-"""A sequence: the number of its request, and the index of the choice."""
+"""A sequence: the number of its request and the index of the choice."""
 
 Record = tuple[Any, ...]
 
 Step = tuple[Record, ...]
-"""The records of one step; the last one is ``("step", summary)``."""
+"""The records of one step. The last one is ``("step", summary)``."""
 
 Summary = Mapping[str, Any]
 Snapshot = Mapping[str, Any]
@@ -81,7 +81,7 @@ SUMMARY_FIELDS = (
     "update_seconds",
     "seconds",
 )
-"""What the summary of a step says at least."""
+"""The keys that the summary of a step has at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Segment:
     snapshot: Snapshot
     steps: Sequence[Step]
     rest: Step = ()
-    """Records after the last step, of one that has not ended."""
+    """Records after the last complete step."""
     is_cut: bool = False
     """Whether the file ends in the middle of a line, as a killed run leaves it."""
 
@@ -104,7 +104,7 @@ class Segment:
 
 
 def summary_of(step: Step) -> Summary:
-    """The numbers that end a step."""
+    """Return the summary that ends a step."""
     kind, summary = step[-1]
     assert kind == "step"
     return summary  # type: ignore[no-any-return]  # fields of a record are Any

@@ -1,4 +1,4 @@
-"""The paged allocator: which block holds which tokens, and who holds the block.
+"""Manage the paged KV cache: which block holds which tokens, and which sequences hold the block.
 
-This room knows integers (block ids, token ids). No arrays, no model, no sequence.
+This room works on integers (block ids, token ids). It knows no arrays, no model and no sequences.
 """

@@ -1,4 +1,4 @@
-"""The allocator's state seen from outside: brute-force checks for tests, plain data for the log."""
+"""Check the allocator's state by brute force for tests, and dump it as plain data for the log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mie.memory.table import BlockTable
 
 
 def check_counts(pool: BlockPool, prefix: PrefixCache | None, tables: Sequence[BlockTable]) -> None:
-    """Assert that every reference count is what the open tables and the prefix cache hold."""
+    """Assert that every reference count equals what the open tables and the prefix cache hold."""
     pool.check_invariants()
     held = Counter(block_id for table in tables for block_id in table.block_ids)
     nodes = list(prefix.nodes()) if prefix else []
@@ -22,13 +22,13 @@ def check_counts(pool: BlockPool, prefix: PrefixCache | None, tables: Sequence[B
         expected = held[block_id] + cached[block_id]
         assert pool.refcount(block_id) == expected, f"block {block_id} is miscounted"
     for node in nodes:
-        assert node.is_held == (held[block_of(node)] > 0), "a node's holder is misremembered"
+        assert node.is_held == (held[block_of(node)] > 0), "a node records the wrong holder"
     if prefix:
         prefix.check_invariants(tables)
 
 
 def count_empty_slots(tables: Sequence[BlockTable], block_size: int) -> int:
-    """Slots without a token in the blocks of the tables, each block counted once."""
+    """Return the number of empty slots in the blocks of the tables, counting each block once."""
     filled: dict[int, int] = {}
     for table in tables:
         for index, block_id in enumerate(table.block_ids):
@@ -38,7 +38,7 @@ def count_empty_slots(tables: Sequence[BlockTable], block_size: int) -> int:
 
 
 def holders_and_tree(pool: BlockPool, prefix: PrefixCache | None) -> dict[str, Any]:
-    """The number of holders of each block that has any, and the place of each cached block."""
+    """Return the reference count of each held block and the position of each cached block."""
     refcounts = ((block_id, pool.refcount(block_id)) for block_id in range(pool.num_blocks))
     return {
         "refs": {block_id: count for block_id, count in refcounts if count},

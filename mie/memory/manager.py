@@ -1,4 +1,4 @@
-"""The one door to the blocks: tables, the prefix cache, the pools of device and host together."""
+"""Manage block tables, the prefix cache, and the device and host pools behind one interface."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from mie.memory.table import BlockTable, HostTable, Owner
 class KVCacheManager:
     """Opens, grows, forks, swaps and closes the block tables of sequences.
 
-    The holders of a block are the tables it stands in, the prefix cache, and for the length of a
-    step the copy that reads it. At every moment
-    free + cached (held by the prefix cache alone) + used = num_blocks.
+    A block is held by the tables that contain it, by the prefix cache, and, during a step, by the
+    copy that reads it. At all times free + cached (held by the prefix cache alone) + used =
+    num_blocks.
     """
 
     def __init__(
@@ -43,50 +43,50 @@ class KVCacheManager:
         self.reset()
 
     def reset(self) -> None:
-        """Forget every table and cached block, whatever state they are in; ``stats`` goes on."""
+        """Drop all tables and cached blocks in any state. ``stats`` keeps counting."""
         self._pool = BlockPool(self.num_blocks)
         self._swap = SwapSpace(self._num_host_blocks)
         self._prefix = PrefixCache(self.block_size) if self._has_prefix else None
         self._updates: list[tuple[int, int, tuple[int, ...]]] = []
         self._copies: list[tuple[int, int]] = []
         self._pinned: list[tuple[int, Node | None]] = []
-        self._num_entries = 0  # of all open tables together, as the next two
+        self._num_entries = 0  # over all open tables, as are the next two
         self._num_stored = 0
-        self._num_counted_twice = 0  # empty slots of a last block, for each holder but one
+        self._num_counted_twice = 0  # empty slots of shared last blocks, but for one holder each
 
     @property
     def num_cached(self) -> int:
-        """Blocks that only the prefix cache holds."""
+        """The number of blocks that only the prefix cache holds."""
         return self._prefix.num_unheld if self._prefix else 0
 
     @property
     def num_available(self) -> int:
-        """Blocks that a table can get: the free and the cached ones."""
+        """The number of blocks that a table can get: free blocks and cached ones."""
         return self._pool.num_free + self.num_cached
 
     @property
     def num_used(self) -> int:
-        """Blocks that stand in a table, or are being copied from."""
+        """The number of blocks that are in a table or are being copied from."""
         return self.num_blocks - self.num_available
 
     @property
     def num_saved(self) -> int:
-        """Blocks that sharing saves at this moment: entries of tables minus blocks in tables."""
+        """The number of blocks saved by sharing: table entries minus distinct blocks in tables."""
         pinned = [block_id for block_id, node in self._pinned if node is not None]
         alone = {b for b in pinned if self._pool.refcount(b) == 1 + pinned.count(b)}
         return self._num_entries - (self.num_used - len(alone))
 
     @property
     def num_slots_empty(self) -> int:
-        """Slots in used blocks that hold no token: internal fragmentation."""
+        """The number of slots in used blocks that hold no token (internal fragmentation)."""
         reserved = self._num_entries * self.block_size
         return reserved - self._num_stored - self._num_counted_twice
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks ``num_tokens`` tokens fill, the last one in part."""
+        """Return the number of blocks that ``num_tokens`` tokens need, rounded up."""
         return -(-num_tokens // self.block_size)
 
-    # Opening: first look, then take.
+    # Opening: find room first, then allocate.
 
     def find_room(
         self,
@@ -97,12 +97,12 @@ class KVCacheManager:
         host: HostTable | None = None,
         num_spare: int = 0,
     ) -> Room | None:
-        """How a table for all the tokens could be had with ``num_spare`` blocks left over; None if
-        it cannot. Takes nothing.
+        """Find blocks for a table of all the tokens, with ``num_spare`` blocks left over.
 
-        It shares the longest cached run of full blocks, and a copy of the block that begins with
-        most of what follows. What was swapped out to ``host`` comes back where the cache does not
-        have it. At least the last token is left to compute, so that there are logits.
+        Return None if there are too few. Nothing is allocated. The table shares the longest cached
+        run of full blocks. It also copies the cached block that shares the longest prefix with what
+        follows. Swapped-out blocks are restored from ``host`` where the cache does not have them.
+        At least the last token is left to compute, so that there are logits.
         """
         limit = len(token_ids) - 1
         path: list[Node] = []
@@ -116,21 +116,20 @@ class KVCacheManager:
         if num_new > room:
             return None
         if partial and partial.node and not partial.node.is_held and num_new == room:
-            partial = None  # pinned for its copy, it would be missing as a block
+            partial = None  # it is pinned for its copy, so it is unavailable as a block
         num_computed = len(path) * self.block_size + (partial.num_tokens if partial else 0)
         num_computed = max(num_computed, host.num_tokens if host else 0)
         return Room(token_ids, salt, path, partial, host, num_computed, num_new)
 
     def open_table(self, room: Room, owner: Owner, row: int) -> BlockTable:
-        """The table that was found, with blocks for all its tokens. Nothing may have happened in
-        between."""
+        """Open the table that `find_room` just found, with blocks for all its tokens."""
         table = BlockTable(owner, row, room.token_ids)
         if room.path:
             self._put("share", table, 0, self._hold(*room.path))
             table.num_committed = len(room.path)
         if self._prefix:
             self._prefix.enter(table, room.path[-1] if room.path else None, room.salt)
-        if room.partial:  # pinned before a block is taken, which could evict it
+        if room.partial:  # pin before allocating, because allocating can evict it
             self._pin(room.partial)
         index = len(table.block_ids)
         self._put("alloc", table, index, self._take_blocks(room.num_new, table))
@@ -145,12 +144,12 @@ class KVCacheManager:
     def fork(
         self, table: BlockTable, owner: Owner, row: int, token_ids: Sequence[int]
     ) -> BlockTable:
-        """A second table over the same blocks, a partial last one included.
+        """Open a second table over the same blocks, including a partial last block.
 
         The table must have no empty blocks, and ``token_ids`` must begin with its stored tokens.
         """
         assert table.is_open
-        assert len(table.block_ids) == self.blocks_for(table.num_tokens), "empty blocks are forked"
+        assert len(table.block_ids) == self.blocks_for(table.num_tokens), "cannot fork empty blocks"
         twin = BlockTable(owner, row, token_ids)
         self._pool.incref(*table.block_ids)
         self._updates.append((row, 0, tuple(table.block_ids)))
@@ -169,10 +168,10 @@ class KVCacheManager:
     # Growing and filling.
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Make room for ``num_tokens`` tokens in all; False, and nothing done, if there is none.
+        """Grow the table to hold ``num_tokens`` tokens. Return False, unchanged, if blocks run out.
 
-        The block of the next token is about to be written, so if others hold it too it is replaced
-        by a copy: copy, decref, swap. The last holder keeps it.
+        The next token's block is about to be written. If it has other holders, it is replaced by a
+        copy: copy, decref, swap. The last holder keeps the original.
         """
         assert table.is_open
         index = table.num_tokens // self.block_size
@@ -196,7 +195,7 @@ class KVCacheManager:
         return True
 
     def advance(self, tables: Sequence[BlockTable]) -> None:
-        """One more token of each table is stored: `commit`, for a step's decodes."""
+        """Record one more stored token for each table. This is `commit` for a step's decodes."""
         size = self.block_size
         self._num_stored += len(tables)
         for table in tables:
@@ -206,10 +205,10 @@ class KVCacheManager:
                 self._publish(table, self._prefix)
 
     def commit(self, table: BlockTable, num_tokens: int) -> None:
-        """The first ``num_tokens`` tokens are stored: publish the blocks they fill.
+        """Record that the first ``num_tokens`` tokens are stored, and publish the blocks they fill.
 
-        If another sequence published the same tokens first, the table takes that block and gives
-        its own back.
+        If another sequence published the same tokens first, the table switches to that block and
+        releases its own.
         """
         assert table.is_open
         assert num_tokens <= len(table.block_ids) * self.block_size, "stored beyond the table"
@@ -242,9 +241,9 @@ class KVCacheManager:
     # Leaving.
 
     def close_table(self, table: BlockTable) -> None:
-        """Give every block back. What the prefix cache holds stays there until evicted."""
+        """Release every block. Blocks in the prefix cache stay there until they are evicted."""
         assert table.is_open, "closed twice"
-        assert not self._pinned, "closed while copies wait to be made"
+        assert not self._pinned, "closed with pending copies"
         table.is_open = False
         if table.block_ids and self._pool.refcount(table.block_ids[-1]) > 1:
             self._num_counted_twice -= self._num_empty_in_last(table)
@@ -260,7 +259,7 @@ class KVCacheManager:
         table.block_ids = []
 
     def reset_prefix_cache(self) -> bool:
-        """Forget the cached blocks and the hit rate; False, and nothing done, with tables open."""
+        """Drop the cached blocks and the hit rate. Return False, unchanged, if tables are open."""
         if self._num_entries:
             return False
         self._evict(self.num_cached)
@@ -270,8 +269,10 @@ class KVCacheManager:
     # Swapping.
 
     def swap_out(self, table: BlockTable) -> HostTable | None:
-        """Export a table's stored tokens, those in shared blocks too; None if the host's pool is
-        too full. The table stays open: close it."""
+        """Swap out a table's stored tokens, including those in shared blocks.
+
+        Return None if the host pool is too full. The table stays open, so the caller must close it.
+        """
         assert table.is_open
         host = self._swap.take_out(table, self.blocks_for(table.num_tokens))
         if host is not None:
@@ -280,7 +281,7 @@ class KVCacheManager:
         return host
 
     def drop_host(self, host: HostTable) -> None:
-        """Give up what was swapped out."""
+        """Discard swapped-out blocks."""
         self._swap.free(host)
         self._emit(("drop", host.owner))
 
@@ -294,7 +295,7 @@ class KVCacheManager:
     # A step.
 
     def take_moves(self) -> Moves:
-        """What has to be done before the step computes; each is handed out once."""
+        """Return the moves that must happen before the step computes. Each is returned once."""
         moves = Moves(
             tuple(self._updates),
             tuple(self._swap.imports),
@@ -305,7 +306,7 @@ class KVCacheManager:
         return moves
 
     def end_step(self) -> None:
-        """The moves are done, or the step was broken off: what they read is no longer pinned."""
+        """Unpin the blocks that the moves read: they are done, or the step was abandoned."""
         self._clear_moves()
         for block_id, node in self._pinned:
             self._emit(("unpin", block_id))
@@ -319,8 +320,7 @@ class KVCacheManager:
     def check_invariants(
         self, tables: Iterable[BlockTable], host_tables: Iterable[HostTable] = ()
     ) -> None:
-        """Assert, between steps, that every count equals what the open tables, the swapped-out ones
-        and the prefix cache hold."""
+        """Assert, between steps, that every count equals what the tables and the cache hold."""
         assert not self._pinned, "a block is pinned between steps"
         tables = list(tables)
         check_counts(self._pool, self._prefix, tables)
@@ -330,7 +330,7 @@ class KVCacheManager:
         assert self.num_slots_empty == count_empty_slots(tables, self.block_size)
 
     def snapshot(self) -> dict[str, Any]:
-        """The blocks with a holder and the tree, as plain data."""
+        """Return the held blocks and the prefix tree as plain data."""
         return {
             "block_size": self.block_size,
             "num_blocks": self.num_blocks,
@@ -341,7 +341,7 @@ class KVCacheManager:
     # Parts of the above.
 
     def _put(self, kind: str, table: BlockTable, index: int, block_ids: tuple[int, ...]) -> None:
-        """Blocks that the table now holds become its entries index, index + 1, …"""
+        """Set the table's entries index, index + 1, … to blocks that the table now holds."""
         if not block_ids:
             return
         self._num_entries += max(0, index + len(block_ids) - len(table.block_ids))
@@ -365,7 +365,7 @@ class KVCacheManager:
             self.stats.num_evictions += 1
 
     def _hold(self, *path: Node) -> tuple[int, ...]:
-        """One more holder for the blocks of a path, or of its last node; their ids."""
+        """Add a holder to the blocks of a path, or of its last node, and return their ids."""
         assert self._prefix is not None
         block_ids = tuple(map(block_of, path))
         self._pool.incref(*block_ids)

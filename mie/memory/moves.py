@@ -1,4 +1,4 @@
-"""What passes through the manager's door, as plain data."""
+"""Define the plain data that the manager takes and returns."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from mie.memory.prefix import Node, PartialMatch
 from mie.memory.table import BlockTable, HostTable
 
 Emit = Callable[[tuple[Any, ...]], None]
-"""Takes a record of the event log."""
+"""Receives a record of the event log."""
 
 Pairs = tuple[tuple[int, int], ...]
-"""(from, to): block ids."""
+"""Pairs of block ids (from, to)."""
 
 
 class Room(NamedTuple):
-    """Where a sequence could be opened (`KVCacheManager.find_room`); nothing is taken yet."""
+    """How a sequence can be opened, from `KVCacheManager.find_room`. Nothing is allocated yet."""
 
     token_ids: Sequence[int]
     salt: str | None
     path: list[Node]
-    """The cached full blocks that its tokens begin with."""
+    """The cached full blocks that match the start of its tokens."""
     partial: PartialMatch | None
-    """A block whose beginning is to be copied after them."""
+    """A block to copy from after ``path``, because its start matches."""
     host: HostTable | None
     num_computed: int
-    """Tokens that need not be computed."""
+    """The number of tokens that need not be computed."""
     num_new: int
-    """Blocks to allocate."""
+    """The number of blocks to allocate."""
     parent: BlockTable | None = None
     """An open table to fork instead, whose tokens it begins with."""
 

@@ -1,27 +1,27 @@
-"""A fixed set of blocks with reference counts."""
+"""Allocate from a fixed set of blocks with reference counts."""
 
 from collections.abc import Sequence
 
 REGION = 16
-"""Blocks that a new table finds free before it, if so many are to be had: room to grow in a row."""
+"""Size of a region. A new table starts in a wholly free region if there is one, so it can grow."""
 
 
 class BlockPool:
-    """``num_blocks`` blocks, 0 … num_blocks - 1, each free or held by some number of holders.
+    """A pool of ``num_blocks`` blocks, 0 … num_blocks - 1, each free or held.
 
     A block returns to the free list only when `decref` brings its count to zero. Counting errors
     are our own bugs, so they are asserted: they raise at once and cost nothing under python -O.
 
-    Which block is handed out is free to choose. Neighbours are preferred, for some backends read a
-    run of blocks faster than blocks strewn about: after block i comes i + 1, if it is free, and a
-    table begins in a region that is wholly free. All in constant time, on the average.
+    The pool prefers contiguous blocks, because some backends read a run of blocks faster than
+    scattered ones. Block i + 1 follows block i if it is free, and a table begins in a region that
+    is wholly free. All operations take amortised constant time.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self._refcounts = [0] * num_blocks
         self._num_free = num_blocks
-        # Both are taken from the end, the lowest first, and hold what was free when it was entered:
-        # what was taken since is skipped.
+        # Both lists are popped from the end, lowest id first. Entries can be stale: a block that
+        # was taken since it was pushed is skipped.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._free_regions = list(range(num_blocks // REGION - 1, -1, -1))
         self._num_held = [0] * (num_blocks // REGION + 1)  # by region
@@ -35,19 +35,21 @@ class BlockPool:
         return self._num_free
 
     def refcount(self, block_id: int) -> int:
-        """How many holders the block has; 0 for a free block."""
+        """Return the number of holders of the block, which is 0 for a free block."""
         return self._refcounts[block_id]
 
     def allocate(self) -> int | None:
-        """A free block, now with one holder, or None when there is none."""
+        """Allocate a block with one holder, or return None if none is free."""
         return self.take() if self._num_free else None
 
     def take(self, after: int | None = None) -> int:
-        """`allocate` for a caller who knows that a block is free, and wants it to follow on block
-        ``after``; without one it begins something new."""
+        """Allocate a block when one is known to be free, next to block ``after`` if possible.
+
+        Without ``after`` the block begins a new run.
+        """
         block_id = self._begin() if after is None else after + 1
         while block_id is None or block_id >= self.num_blocks or self._refcounts[block_id] > 0:
-            assert self._free, "a block was counted as free that is not there"
+            assert self._free, "more blocks were counted as free than there are"
             block_id = self._free.pop()
         self._refcounts[block_id] = 1
         self._num_held[block_id // REGION] += 1
@@ -55,12 +57,12 @@ class BlockPool:
         return block_id
 
     def take_row(self, count: int, block_ids: Sequence[int]) -> tuple[int, ...]:
-        """`take` for each of ``count`` blocks that follow on ``block_ids``."""
+        """Call `take` for ``count`` blocks that continue ``block_ids``."""
         last = block_ids[-1] if block_ids else None
         return tuple([last := self.take(last) for _ in range(count)])
 
     def _begin(self) -> int | None:
-        """The first block of a region without a holder, if there is one."""
+        """Return the first block of a wholly free region, or None."""
         while self._free_regions:
             region = self._free_regions.pop()
             if self._num_held[region] == 0:
@@ -68,14 +70,14 @@ class BlockPool:
         return None
 
     def incref(self, *block_ids: int) -> None:
-        """Add a holder to blocks that have one already."""
+        """Add a holder to blocks that already have one."""
         refcounts = self._refcounts
         for block_id in block_ids:
             assert refcounts[block_id] > 0, f"incref of free block {block_id}"
             refcounts[block_id] += 1
 
     def decref(self, *block_ids: int) -> None:
-        """Take a holder away from each; without any left a block is free."""
+        """Remove a holder from each block. A block without holders is free."""
         refcounts = self._refcounts
         for block_id in block_ids:
             assert refcounts[block_id] > 0, f"decref of free block {block_id}"
@@ -86,7 +88,7 @@ class BlockPool:
     def _free_again(self, block_id: int) -> None:
         self._num_free += 1
         self._free.append(block_id)
-        if len(self._free) > 2 * self.num_blocks:  # half of them or more are held, or stand twice
+        if len(self._free) > 2 * self.num_blocks:  # mostly stale or duplicates
             self._free = [i for i in dict.fromkeys(self._free) if self._refcounts[i] == 0]
         region = block_id // REGION
         self._num_held[region] -= 1
@@ -94,7 +96,7 @@ class BlockPool:
             self._free_regions.append(region)
 
     def check_invariants(self) -> None:
-        """Assert that the blocks without a holder are those that can be had."""
+        """Assert that the blocks without a holder are exactly those that can be allocated."""
         unheld = {i for i, count in enumerate(self._refcounts) if count == 0}
         assert self._num_free == len(unheld), "the free list and the counts disagree"
         assert unheld <= set(self._free), "a free block is not on the free list"

@@ -1,8 +1,8 @@
-"""The prefix cache: a tree of full blocks keyed by their tokens.
+"""Cache prefixes in a tree of full blocks keyed by their tokens.
 
-A path from a root spells a sequence of tokens, so equal paths mean equal keys and values. Blocks
-without a holder stay until they are evicted: leaves only, least recently used first, so that a
-shared root outlives its branches.
+A path from a root spells a token sequence, so equal paths mean equal keys and values. Blocks
+without a holder stay until they are evicted. Only leaves are evicted, least recently used first, so
+a shared root outlives its branches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mie.memory.table import BlockTable
 
 
 class Node:
-    """One full block in the tree. The roots, one a salt, hold no block."""
+    """One full block in the tree. There is one root for each salt, and roots hold no block."""
 
     __slots__ = (
         "block_id",
@@ -39,29 +39,31 @@ class Node:
         self.salt = salt
         self.children: dict[tuple[int, ...], Node] = {}
         self.sorted_tokens: list[tuple[int, ...]] = []
-        """The keys of ``children`` in order: the one with the longest common prefix is found
-        beside the place where a query would stand."""
+        """The sorted keys of ``children``, for binary search.
+
+        The key with the longest common prefix is next to the insertion point of a query.
+        """
         self.tables: dict[BlockTable, None] = {}
-        """The open tables whose last committed block this is (a dict, for its order)."""
+        """The open tables whose last committed block this is (a dict keeps their order)."""
         self.is_held = True
         self.last_used = 0
 
 
 class PartialMatch(NamedTuple):
-    """The block that begins with most of what comes next."""
+    """The block whose start matches most of the following tokens."""
 
     block_id: int
     num_tokens: int
     node: Node | None
-    """Its node; None for a block that a running sequence is still filling."""
+    """Its node, or None if a running sequence is still filling the block."""
 
 
 class PrefixCache:
-    """A tree of blocks of ``block_size`` tokens; it counts nothing, `KVCacheManager` does.
+    """A tree of blocks of ``block_size`` tokens. `KVCacheManager` does the reference counting.
 
-    Whoever holds a node's block holds its ancestors' too. So everything below a node without a
-    holder has none either, and evicting leaf after leaf can free every one of them: `num_unheld` is
-    what eviction can give.
+    A holder of a node's block also holds the blocks of its ancestors. So the nodes below an unheld
+    node are unheld too, and evicting leaf after leaf can free them all. `num_unheld` is the number
+    of blocks that eviction can free.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -72,7 +74,7 @@ class PrefixCache:
         self.num_unheld = 0
 
     def match(self, token_ids: Sequence[int], limit: int, salt: str | None) -> list[Node]:
-        """The longest path of full blocks that spells a prefix of at most ``limit`` tokens."""
+        """Return the longest path of full blocks that match at most ``limit`` tokens."""
         node = self._roots.get(salt)
         path: list[Node] = []
         size = self._block_size
@@ -88,8 +90,11 @@ class PrefixCache:
     def match_inside(
         self, path: Sequence[Node], token_ids: Sequence[int], limit: int, salt: str | None
     ) -> PartialMatch | None:
-        """The block after ``path`` that has the longest common prefix with the next tokens, at most
-        up to ``limit``: a child, or what a running sequence has written of its next block."""
+        """Return the block after ``path`` with the longest common prefix with the next tokens.
+
+        The prefix ends at ``limit`` at most. The block is a child, or what a running sequence has
+        written of its next block.
+        """
         node = path[-1] if path else self._roots.get(salt)
         start = len(path) * self._block_size
         wanted = tuple(token_ids[start : min(limit, start + self._block_size)])
@@ -113,7 +118,7 @@ class PrefixCache:
         return best if best.num_tokens else None
 
     def enter(self, table: BlockTable, node: Node | None, salt: str | None = None) -> None:
-        """``node`` (None: the salt's root) is the last committed block of an open table."""
+        """Register ``node`` (None: the salt's root) as an open table's last committed block."""
         if table.node is not None:
             self.leave(table)
         if node is None:
@@ -124,28 +129,28 @@ class PrefixCache:
         table.node = node
 
     def leave(self, table: BlockTable) -> None:
-        """The table is closed, or goes on to the next node."""
+        """Unregister a table that is closed or moves on to the next node."""
         assert table.node is not None
         del table.node.tables[table]
         self._drop_empty_root(table.node)
         table.node = None
 
     def insert(self, parent: Node, tokens: tuple[int, ...], block_id: int) -> Node:
-        """A new, held node under ``parent``."""
-        assert tokens not in parent.children, "these tokens are in the tree already"
+        """Insert a new, held node under ``parent``."""
+        assert tokens not in parent.children, "the tree already contains these tokens"
         node = parent.children[tokens] = Node(parent, tokens, block_id, parent.salt)
         insort(parent.sorted_tokens, tokens)
         return node
 
     def hold(self, nodes: Sequence[Node]) -> None:
-        """A holder came to nodes that had none."""
+        """Mark unheld nodes as held."""
         for node in nodes:
             assert not node.is_held
             node.is_held = True
         self.num_unheld -= len(nodes)
 
     def release(self, path: Sequence[Node]) -> None:
-        """The last holder of these nodes left; they were all used just now."""
+        """Mark nodes as unheld and as just used, after their last holder left."""
         self._clock += 1
         for node in path:
             assert node.is_held
@@ -155,9 +160,9 @@ class PrefixCache:
             self._offer(node)
 
     def evict(self) -> int:
-        """Take the least recently used leaf without a holder out of the tree: its block id.
+        """Evict the least recently used unheld leaf and return its block id.
 
-        The caller knows that there is one (`num_unheld`).
+        The caller checks that there is one (`num_unheld`).
         """
         while True:
             last_used, _, node = heapq.heappop(self._leaves)
@@ -176,7 +181,7 @@ class PrefixCache:
         return block_of(node)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node that holds a block."""
+        """Yield every node that holds a block."""
         return (node for node in self._walk() if node.block_id is not None)
 
     def _walk(self) -> Iterator[Node]:
@@ -187,15 +192,15 @@ class PrefixCache:
             stack.extend(node.children.values())
 
     def check_invariants(self, tables: Iterable[BlockTable]) -> None:
-        """Assert what the tree promises about itself, and that it knows exactly ``tables``."""
+        """Assert the invariants of the tree, and that it knows exactly ``tables``."""
         known = [table for node in self._walk() for table in node.tables]
-        assert len(known) == len(set(known)), "a table stands at two nodes"
-        assert set(known) == set(tables), "the tree knows a closed table, or misses an open one"
+        assert len(known) == len(set(known)), "a table is registered at two nodes"
+        assert set(known) == set(tables), "the tree has a closed table or misses an open one"
         for root in self._roots.values():
-            assert root.children or root.tables, "an empty root stays"
+            assert root.children or root.tables, "an empty root was kept"
         for node in self._walk():
-            assert node.sorted_tokens == sorted(node.children), "the sorted keys are not the keys"
-            assert all(table.node is node for table in node.tables), "a table stands elsewhere"
+            assert node.sorted_tokens == sorted(node.children), "the sorted keys differ"
+            assert all(table.node is node for table in node.tables), "a table is elsewhere"
             for child in node.children.values():
                 assert child.parent is node
                 assert child.salt == node.salt
@@ -209,26 +214,26 @@ class PrefixCache:
             del self._roots[node.salt]
 
     def _is_evictable(self, node: Node, last_used: int) -> bool:
-        # A node gets children while it is held, so an entry from before is out of date.
+        # A node gets children only while it is held, so an entry from before is stale.
         return node.parent is not None and node.last_used == last_used and not node.is_held
 
     def _offer(self, node: Node) -> None:
         if node.children:
             return
         heapq.heappush(self._leaves, (node.last_used, block_of(node), node))
-        if len(self._leaves) > 2 * self.num_unheld + 64:  # mostly stale entries: rebuild
+        if len(self._leaves) > 2 * self.num_unheld + 64:  # most entries are stale: rebuild the heap
             self._leaves = [e for e in self._leaves if self._is_evictable(e[2], e[0])]
             heapq.heapify(self._leaves)
 
 
 def block_of(node: Node) -> int:
-    """The block of a node that is no root."""
+    """Return the block of a node that is not a root."""
     assert node.block_id is not None
     return node.block_id
 
 
 def unheld(path: Sequence[Node]) -> list[Node]:
-    """The nodes of a path without a holder: whatever follows one of them has none either."""
+    """Return the unheld nodes of a path, which are the end of it."""
     count = len(path)
     while count and not path[count - 1].is_held:
         count -= 1
@@ -236,7 +241,7 @@ def unheld(path: Sequence[Node]) -> list[Node]:
 
 
 def path_to(node: Node) -> list[Node]:
-    """The nodes from the root's child to ``node``."""
+    """Return the nodes from the root's child to ``node``."""
     path: list[Node] = []
     at: Node | None = node
     while at is not None and at.block_id is not None:
@@ -246,7 +251,7 @@ def path_to(node: Node) -> list[Node]:
 
 
 def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     count = 0
     for x, y in zip(a, b, strict=False):
         if x != y:

@@ -1,48 +1,52 @@
-"""What the allocator counted."""
+"""Count what the allocator does."""
 
 from __future__ import annotations
 
 from collections import deque
 
 WINDOW = 1000
-"""Requests over which `MemoryStats.hit_rate` looks back."""
+"""Number of most recent requests that `MemoryStats.hit_rate` covers."""
 
 
 class MemoryStats:
-    """Running totals. A request's query counts once, however often its admission was tried."""
+    """Running totals. A request's lookup counts once, however often its admission is retried."""
 
     def __init__(self) -> None:
         self.num_queried_tokens = 0
         """Prompt tokens that were looked up in the prefix cache."""
         self.num_hit_tokens = 0
-        """Of these, found in full blocks; and"""
+        """Queried tokens that were found in full blocks."""
         self.num_partial_hit_tokens = 0
-        """found inside a block, and copied."""
+        """Queried tokens that were found inside a block and copied."""
         self.num_shared_blocks = 0
-        """Times that a table got a block which others hold or held, instead of a new one: by prefix
-        hits, forks, and the merging of equal blocks."""
+        """Times that a table got an existing block instead of a new one.
+
+        Prefix hits, forks and the merging of equal blocks count.
+        """
         self.num_copies = 0
         self.num_evictions = 0
         self.num_exported = 0
-        """Blocks swapped out to the host; and"""
+        """Blocks that were swapped out to the host."""
         self.num_imported = 0
-        """swapped in."""
+        """Blocks that were swapped in from the host."""
         self._window: deque[tuple[int, int]] = deque(maxlen=WINDOW)
 
     def add_query(self, num_queried: int, num_full: int, num_partial: int) -> None:
-        """A request was admitted for the first time."""
+        """Record the lookup of a request that was admitted for the first time."""
         self.num_queried_tokens += num_queried
         self.num_hit_tokens += num_full
         self.num_partial_hit_tokens += num_partial
         self._window.append((num_queried, num_full + num_partial))
 
     def reset_hit_rate(self) -> None:
-        """Begin the window of `hit_rate` anew; the totals go on."""
+        """Clear the window of `hit_rate`. The totals are kept."""
         self._window.clear()
 
     @property
     def hit_rate(self) -> float:
-        """Share of the queried tokens that were hits, over the last `WINDOW` requests since the
-        prefix cache was reset; 0 … 1."""
+        """The fraction of queried tokens that were hits (0 … 1).
+
+        It covers the last `WINDOW` requests, or those since the prefix cache was reset.
+        """
         queried = sum(query for query, _ in self._window)
         return sum(hit for _, hit in self._window) / queried if queried else 0.0

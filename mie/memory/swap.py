@@ -1,4 +1,4 @@
-"""The host's pool: where the blocks of preempted sequences wait."""
+"""Manage the host pool, which keeps the blocks of preempted sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mie.memory.table import BlockTable, HostTable
 
 
 class SwapSpace:
-    """``num_blocks`` blocks on the host, and the block moves that are to be made."""
+    """A host pool of ``num_blocks`` blocks, and the pending block moves."""
 
     def __init__(self, num_blocks: int) -> None:
         self._pool = BlockPool(num_blocks)
@@ -17,7 +17,7 @@ class SwapSpace:
         self.exports: list[tuple[int, int]] = []
 
     def take_out(self, table: BlockTable, num_blocks: int) -> HostTable | None:
-        """Room for the table's first ``num_blocks`` blocks; None, and nothing done, without."""
+        """Reserve host blocks for the table's first ``num_blocks`` blocks, or return None."""
         if num_blocks > self._pool.num_free:
             return None
         host_ids = [self._pool.take() for _ in range(num_blocks)]
@@ -27,15 +27,17 @@ class SwapSpace:
     def take_in(
         self, host: HostTable, table: BlockTable, index: int
     ) -> tuple[tuple[int, int], ...]:
-        """Bring back the blocks from ``index`` on. The host's blocks are free at once: a step
-        imports before it exports."""
+        """Swap in the blocks from ``index`` on.
+
+        The host blocks are free at once, because a step imports before it exports.
+        """
         pairs = tuple(zip(host.block_ids[index:], table.block_ids[index:], strict=False))
         self.imports.extend(pairs)
         self.free(host)
         return pairs
 
     def free(self, host: HostTable) -> None:
-        """Give up what was swapped out."""
+        """Free swapped-out blocks."""
         self._pool.decref(*host.block_ids)
 
     def check_invariants(self, tables: Iterable[HostTable]) -> None:

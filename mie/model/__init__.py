@@ -1,4 +1,4 @@
-"""One decoder for every family, its configuration and its weights.
+"""Define one decoder for every family, its configuration and its weights.
 
-This room knows shapes, weights and the Backend contract. It never heard of a request or a block.
+This room knows shapes, weights and the Backend contract. It knows no requests and no blocks.
 """

@@ -1,9 +1,9 @@
-"""What a model is: sizes and flags, read from a Hugging Face ``config.json``.
+"""Read a model's sizes and flags from a Hugging Face ``config.json``.
 
 A family is flags, not a class. Both spellings of the file are read: transformers 4 (``rope_theta``,
 ``rope_scaling``, ``torch_dtype``) and transformers 5 (``rope_parameters``, ``dtype``,
-``layer_types``). Absent keys take the defaults of transformers' own configuration classes, except
-for the sizes without which a model cannot be told from another: those are required.
+``layer_types``). Absent keys take the defaults of transformers' own configuration classes. The
+sizes that distinguish one model from another are required.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from mie.model.limits import (
 from mie.model.refusals import refuse_unsupported
 from mie.model.tensors import expected_tensors
 
-# Per family, what transformers' configuration class says for keys that are absent. A key that is
-# present and null means "none", which is why these are merged under the file's own keys.
+# The defaults of transformers' configuration class for absent keys, by family. A key that is
+# present and null means "none", so these are merged under the file's own keys.
 _QWEN2_DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
@@ -68,14 +68,14 @@ SUPPORTED_ARCHITECTURES = tuple(_FAMILY_DEFAULTS)
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """How positions turn into rotations; ``mie.model.rope`` has the formulas.
+    """How positions turn into rotations. ``mie.model.rope`` has the formulas.
 
     A field that the ``rope_type`` does not use keeps its default.
     """
 
     rope_type: str = "default"  # "default", "linear", "llama3" or "yarn"
     theta: float = 10000.0
-    factor: float = 1.0  # by how much the context is stretched
+    factor: float = 1.0  # how much the context is stretched
     original_max_position_embeddings: int | None = None  # context of pretraining: llama3, yarn
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
@@ -110,17 +110,17 @@ class ModelConfig:
     rope: RopeConfig
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    dtype: str  # as the file names it; what the weights are stored in is up to the weights
+    dtype: str  # as in the file; the checkpoint's own dtype may differ
 
     @classmethod
     def load(cls, directory: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
-        """The configuration of the model in ``directory``.
+        """Return the configuration of the model in ``directory``.
 
-        Reads ``config.json``. The end-of-sequence ids of ``generation_config.json``, where there
-        are any, take precedence, as in transformers. ``overrides`` replace keys of both.
+        Reads ``config.json``. End-of-sequence ids in ``generation_config.json`` take precedence, as
+        in transformers. ``overrides`` replace keys of both.
 
         Raises:
-            UnsupportedModelError: the model asks for something that is not implemented.
+            UnsupportedModelError: the model needs a feature that is not implemented.
             ModelError: the directory or the file is missing, or a value is bad.
         """
         path = Path(directory) / "config.json"
@@ -139,16 +139,16 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, source: str = "config.json") -> ModelConfig:
-        """The configuration that a parsed ``config.json`` stands for.
+        """Return the configuration for a parsed ``config.json``.
 
-        Keys that do not change what is computed, known or not, are ignored.
+        Keys that do not change the computation are ignored, whether known or not.
 
         Args:
             config: the parsed file.
-            source: what error messages call it.
+            source: the file's name in error messages.
 
         Raises:
-            UnsupportedModelError: it asks for something that is not implemented.
+            UnsupportedModelError: the model needs a feature that is not implemented.
             ModelError: a required key is missing, or a value is bad.
         """
         architecture = _architecture(JsonReader(values=config, source=source))
@@ -160,7 +160,7 @@ class ModelConfig:
 
     @property
     def context_length(self) -> int:
-        """Tokens that the model can attend over, RoPE scaling included.
+        """The number of tokens that the model can attend over, RoPE scaling included.
 
         ``max_position_embeddings`` counts the stretched context for Llama-3 scaling. For linear
         scaling it counts the original one, as in vLLM. For YaRN both conventions are in use (Qwen
@@ -175,11 +175,11 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Weights of the model; tied embeddings count once."""
+        """The number of weights of the model. Tied embeddings count once."""
         return sum(math.prod(shape) for shape in expected_tensors(self).values())
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
-        """Bytes of keys and values that one token takes in all layers.
+        """Return the bytes of keys and values of one token in all layers.
 
         Args:
             itemsize: bytes of one cache element: 4 for float32, 2 for float16 and bfloat16.
@@ -188,7 +188,7 @@ class ModelConfig:
 
 
 def _architecture(reader: JsonReader) -> str:
-    """The class name of the model: from ``architectures``, else from ``model_type``."""
+    """Return the class name of the model, from ``architectures`` or from ``model_type``."""
     names = reader.texts("architectures")
     known = [name for name in names if name in SUPPORTED_ARCHITECTURES]
     if names:
@@ -256,7 +256,7 @@ def _head_dim(reader: JsonReader, hidden_size: int, num_heads: int) -> int:
 def _layer_windows(
     reader: JsonReader, architecture: str, num_layers: int
 ) -> tuple[int | None, ...]:
-    """The sliding window of each layer, by the rules of its family."""
+    """Return the sliding window of each layer, by the rules of its family."""
     window = _sliding_window(reader, architecture)
     rule = _default_layer_types(reader, architecture, window, num_layers)
     layer_types = reader.texts("layer_types") or rule
@@ -265,7 +265,7 @@ def _layer_windows(
             "layer_types", f"must name num_hidden_layers ({num_layers}) layers", len(layer_types)
         )
     if layer_types != rule and not architecture.startswith("Qwen"):
-        # transformers ignores the key in these families: it is not known what the author meant.
+        # transformers ignores the key in these families, so the author's intention is unclear.
         raise UnsupportedModelError(
             f"{reader.source}: layer_types that differ from layer to layer are not supported in "
             f"{architecture}; supported in Qwen2ForCausalLM, Qwen3ForCausalLM"
@@ -290,7 +290,7 @@ def _sliding_window(reader: JsonReader, architecture: str) -> int | None:
 def _default_layer_types(
     reader: JsonReader, architecture: str, window: int | None, num_layers: int
 ) -> tuple[str, ...]:
-    """Mistral slides in all layers, Qwen from layer ``max_window_layers`` on."""
+    """Return Mistral's default (all layers slide) or Qwen's (from ``max_window_layers`` on)."""
     if window is None:
         first_sliding = num_layers
     elif architecture == "MistralForCausalLM":
@@ -328,7 +328,7 @@ def _factor(scaling: JsonReader, key: str, default: float | None = None) -> floa
 
 
 def _stretch(scaling: JsonReader, context: int, default: float | None = None) -> float:
-    """The factor by which ``context`` is stretched, which must leave a context within the limit."""
+    """Return the factor that stretches ``context``, which must give a context within the limit."""
     factor = _factor(scaling, "factor", default)
     if not 1 <= context * factor <= MAX_CONTEXT:
         raise scaling.error(
@@ -382,7 +382,7 @@ def _eos_token_ids(reader: JsonReader, vocab_size: int) -> tuple[int, ...]:
 
 
 def _token_ids(reader: JsonReader, key: str, vocab_size: int) -> tuple[int, ...]:
-    """The ids under ``key``, which holds an integer, a list of them, or null; each once."""
+    """Return the ids under ``key`` (an integer, a list of integers, or null), each once."""
     value = reader.values.get(key)
     ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
     if len(ids) > MAX_TOKEN_IDS:

@@ -1,4 +1,4 @@
-"""The decoder-only transformer of every supported family; a family is flags of `ModelConfig`."""
+"""Run the decoder-only transformer of every supported family, which is flags of `ModelConfig`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from mie.model.weights import Checkpoint
 from mie.ops.backend import Array, Backend, KVCacheShape, StepBatch
 
 BLOCK_BYTES = 4 << 20
-"""How much of the checkpoint is converted at a time: small against any model's weights."""
+"""Bytes of the checkpoint that are converted at a time, which is little for any model."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,7 +33,7 @@ class Layer:
 
 
 class Decoder:
-    """Weights on a backend, and the forward pass over them."""
+    """The weights on a backend, and the forward pass over them."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class Decoder:
         num_positions: int,
         progress: Callable[[int], object] = lambda num_bytes: None,
     ) -> None:
-        """Load the weights for positions 0 … num_positions - 1.
+        """Load the weights, with rotations for positions 0 … num_positions - 1.
 
-        ``progress`` is told how many bytes of the checkpoint were converted just now.
+        ``progress`` is called with the number of checkpoint bytes just converted.
         """
         self.config = config
         self.backend = backend
@@ -63,7 +63,7 @@ class Decoder:
         self._rope = backend.load_rope(inv_freq, scaling, num_positions)
 
     def kv_cache_shape(self, num_blocks: int, block_size: int) -> KVCacheShape:
-        """The cache that `forward` wants."""
+        """Return the shape of the cache that `forward` needs."""
         return KVCacheShape(
             num_layers=self.config.num_layers,
             num_blocks=num_blocks,
@@ -73,7 +73,7 @@ class Decoder:
         )
 
     def forward(self, batch: StepBatch, kv_cache: Array) -> Array:
-        """The logits [R, V] of a step's wanted rows; its keys and values go to the cache."""
+        """Return the logits [R, V] of a step's wanted rows, and store its keys and values."""
         config, backend = self.config, self.backend
         x = backend.embed(batch.token_ids, self._embedding)
         for index, layer in enumerate(self._layers):
@@ -101,7 +101,7 @@ class Decoder:
 
 
 class _Loader:
-    """Reads a checkpoint tensor by tensor into the backend, giving the file's pages back."""
+    """Reads a checkpoint tensor by tensor into the backend, and releases the file's pages."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class _Loader:
         return self._backend.load_embedding((rows, columns), self._rows([name]))
 
     def linear(self, *names: str) -> Array:
-        """One matrix from the named ones, side by side."""
+        """Load the named matrices as one fused matrix."""
         weights = [name + ".weight" for name in names]
         shapes = [self._shapes[weight] for weight in weights]
         biases = [name + ".bias" for name in names if name + ".bias" in self._checkpoint.dtypes]

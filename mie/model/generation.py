@@ -1,4 +1,4 @@
-"""What the author of a model recommends for sampling: its ``generation_config.json``."""
+"""Read the recommended sampling parameters of a model from its ``generation_config.json``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mie.model.json_reader import JsonReader, read_json_object
 
 FILE_NAME = "generation_config.json"
 
-# The keys that are used, as vLLM uses them, and the sampling parameters that they stand for.
+# The keys that are used, as vLLM uses them, and the sampling parameters they set.
 _PARAMETERS: Mapping[str, str] = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -26,11 +26,11 @@ _PARAMETERS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
-    """Default sampling parameters, by their names in `SamplingParams`, and where they come from."""
+    """Default sampling parameters, by their names in `SamplingParams`, and their source."""
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
-    """Of the file, besides those of the model."""
+    """The file's ids, in addition to the model's."""
     source: str = "vllm"
 
     @classmethod
@@ -40,7 +40,7 @@ class GenerationConfig:
         where: str | os.PathLike[str] = "auto",
         overrides: Mapping[str, Any] | None = None,
     ) -> GenerationConfig:
-        """The generation config of the model in ``directory``.
+        """Load the generation config of the model in ``directory``.
 
         Args:
             directory: the model directory, whose file need not exist.
@@ -48,8 +48,8 @@ class GenerationConfig:
             overrides: keys that replace those of the file.
 
         Raises:
-            ConfigError: an override is no key that is used.
-            ModelError: the file is missing, broken, or has ids of a wrong kind.
+            ConfigError: an override is not a supported key.
+            ModelError: the file is missing or broken, or has ids of a wrong kind.
         """
         overrides = overrides or {}
         for key in overrides.keys() - _PARAMETERS.keys():

@@ -1,4 +1,4 @@
-"""Typed look-ups in a JSON object, for files that other programs wrote."""
+"""Look up typed values in JSON objects that other programs wrote."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mie.model.limits import MAX_JSON_BYTES, MAX_JSON_DIGITS
 
 
 def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The JSON object in ``path``.
+    """Return the JSON object in ``path``.
 
     Raises:
-        ModelError: the file is missing or unreadable, is no regular file, is longer than
+        ModelError: the file is missing or unreadable, is not a regular file, is longer than
             ``max_bytes``, is not JSON, or holds something other than an object. The message names
             the file.
     """
@@ -35,10 +35,10 @@ def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, A
 
 
 def parse_json(data: bytes, *, allow_repeats: bool = True) -> Any:
-    """What the JSON text ``data`` stands for.
+    """Parse the JSON text ``data``.
 
-    A name that an object gives twice is refused, since programs differ in which value they take;
-    ``allow_repeats`` accepts it where both values are equal.
+    An object that repeats a name is refused, because programs differ in which value they take.
+    ``allow_repeats`` accepts it if both values are equal.
 
     Raises:
         ValueError: it is not JSON in UTF-8, repeats a name, or has an integer of too many digits.
@@ -67,19 +67,19 @@ def _integer(digits: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class JsonReader:
-    """Look-ups by key that raise ModelError, naming ``source`` and the key, for a bad value.
+    """Looks up values by key and raises ModelError, naming ``source`` and the key, for a bad one.
 
-    ``null`` counts as absent: Hugging Face writes it for "not set". A key that is absent, and for
-    which the call gives no default, is an error.
+    ``null`` counts as absent, because Hugging Face writes it for "not set". An absent key without a
+    default is an error.
     """
 
     values: Mapping[str, Any]
-    source: str  # the file, as messages name it
+    source: str  # the file's name in messages
 
     def integer(
         self, key: str, *, maximum: int, default: int | None = None, minimum: int = 1
     ) -> int:
-        """The integer under ``key``, in ``minimum`` … ``maximum``."""
+        """Return the integer under ``key``, in ``minimum`` … ``maximum``."""
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(key, "must be an integer", value)
@@ -90,11 +90,11 @@ class JsonReader:
         return value
 
     def optional_integer(self, key: str, *, maximum: int) -> int | None:
-        """The positive integer under ``key``, or None when there is none."""
+        """Return the positive integer under ``key``, or None if it is absent."""
         return None if self.values.get(key) is None else self.integer(key, maximum=maximum)
 
     def number(self, key: str, *, low: float, high: float, default: float | None = None) -> float:
-        """The number under ``key``, in ``low`` … ``high``."""
+        """Return the number under ``key``, in ``low`` … ``high``."""
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(key, "must be a number", value)
@@ -103,25 +103,25 @@ class JsonReader:
         return float(value)
 
     def optional_number(self, key: str, *, low: float, high: float) -> float | None:
-        """The number under ``key``, or None when there is none."""
+        """Return the number under ``key``, or None if it is absent."""
         return None if self.values.get(key) is None else self.number(key, low=low, high=high)
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """The boolean under ``key``."""
+        """Return the boolean under ``key``."""
         value = self._required(key, default)
         if not isinstance(value, bool):
             raise self.error(key, "must be true or false", value)
         return value
 
     def text(self, key: str, *, default: str | None = None) -> str:
-        """The string under ``key``."""
+        """Return the string under ``key``."""
         value = self._required(key, default)
         if not isinstance(value, str):
             raise self.error(key, "must be a string", value)
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """The list of strings under ``key``; empty when there is none."""
+        """Return the list of strings under ``key``, or an empty one if it is absent."""
         value = self.values.get(key)
         if value is None:
             return ()
@@ -130,7 +130,7 @@ class JsonReader:
         return tuple(value)
 
     def nested(self, key: str) -> JsonReader:
-        """A reader of the object under ``key``; of an empty one when there is none."""
+        """Return a reader of the object under ``key``, or of an empty one if it is absent."""
         value = self.values.get(key)
         if value is None:
             value = {}
@@ -139,7 +139,7 @@ class JsonReader:
         return JsonReader(values=value, source=f"{self.source}, {key}")
 
     def error(self, key: str, expected: str, got: object) -> ModelError:
-        """The error that says what ``key`` should have been."""
+        """Return the error that says what ``key`` should have been."""
         return ModelError(f"{self.source}: {key} {expected}, got {shown(got)}")
 
     def _required(self, key: str, default: object) -> Any:

@@ -1,4 +1,4 @@
-"""From what a user calls a model to the directory it lies in."""
+"""Find the directory of a model from the name that a user gives."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from mie.errors import ConfigError, MissingExtraError, ModelError
 BUNDLED = "bundled"
 BUNDLED_DIRECTORY = Path(__file__).resolve().parent.parent / "assets" / "tiny"
 
-# What a model directory is read for. Patterns, so that absent files are not an error; weights in
-# other layouts ("consolidated", PyTorch pickles, ONNX) would only take time and space.
+# The files that are read from a model directory. These are patterns, so absent files are not an
+# error. Weights in other layouts ("consolidated", PyTorch pickles, ONNX) would waste time and
+# space.
 HUB_FILES = (
     "config.json",
     "generation_config.json",
@@ -35,19 +36,19 @@ def locate_model(
     cache_dir: str | os.PathLike[str] | None = None,
     needs_weights: bool = True,
 ) -> Path:
-    """The directory of the model ``name``.
+    """Return the directory of the model ``name``.
 
     Args:
         name: ``"bundled"``, a directory, or a Hugging Face hub id such as
-            ``"HuggingFaceTB/SmolLM2-135M"``. A directory of that name wins over the hub. From the
-            hub, only the files that are read are fetched, into its usual cache.
+            ``"HuggingFaceTB/SmolLM2-135M"``. A directory of that name takes precedence. Only the
+            files that are read are fetched from the hub, into its usual cache.
         revision: branch, tag or commit on the hub; None is the main branch.
-        cache_dir: where the hub's files are kept instead.
-        needs_weights: False fetches none.
+        cache_dir: where to keep the hub's files instead.
+        needs_weights: False fetches no weights.
 
     Raises:
-        ConfigError: a directory is asked for a revision.
-        ModelError: there is no such directory, or the hub does not give the model.
+        ConfigError: a revision is given for a directory.
+        ModelError: there is no such directory, or the hub does not provide the model.
         MissingExtraError: it is a hub id, and ``huggingface_hub`` is not installed.
     """
     name = os.fspath(name)
@@ -85,7 +86,7 @@ def _download(
     revision: str | None,
     cache_dir: str | os.PathLike[str] | None,
 ) -> Path:
-    """The local snapshot of the hub's model, fetched if need be."""
+    """Return the local snapshot of the hub's model, downloading it if needed."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Random weights in the place of a checkpoint, for models of which there is a config.json alone."""
+"""Generate random weights for a model that has only a config.json."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _DTYPES: Mapping[str, tuple[str, DTypeLike]] = {
     "float16": ("F16", np.float16),
     "bfloat16": ("BF16", ml_dtypes.bfloat16),
 }
-"""Of config.json; everything else is float32."""
+"""The dtypes of config.json that are used. Everything else is float32."""
 
 _BLOCK_ROWS = 1024
 
 
 class RandomWeights(Checkpoint):
-    """A checkpoint whose tensors are drawn when they are read, always to the same numbers.
+    """A checkpoint whose tensors are generated when read, always with the same numbers.
 
-    The numbers of a tensor depend on the seed and on its name. Norms are 1, biases 0, and matrices
-    have a variance of 1 / inputs, so that activations stay finite in any depth.
+    The numbers of a tensor depend on the seed and on its name. Norms are 1, biases are 0, and
+    matrices have a variance of 1 / inputs, so activations stay finite at any depth.
     """
 
     def __init__(self, model: ModelConfig, seed: int = 0) -> None:
-        """Draw nothing yet."""
+        """Set the model and the seed. Nothing is generated yet."""
         code, self._dtype = _DTYPES.get(model.dtype, ("F32", np.float32))
         size = np.dtype(self._dtype).itemsize
         self._seed = seed % 2**64
@@ -47,11 +47,11 @@ class RandomWeights(Checkpoint):
         )
 
     def read(self, name: str) -> NDArray[Any]:
-        """The whole tensor."""
+        """Return the whole tensor."""
         return np.concatenate(list(self.blocks(name)))
 
     def blocks(self, name: str, max_bytes: int = 0) -> Iterator[NDArray[Any]]:
-        """The tensor in blocks of rows; ``max_bytes`` has no influence, so that nothing has."""
+        """Yield the tensor in blocks of rows. ``max_bytes`` has no influence on the numbers."""
         shape = self._entries[name].shape
         generator = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
         for start in range(0, shape[0], _BLOCK_ROWS):
@@ -59,7 +59,7 @@ class RandomWeights(Checkpoint):
             yield self._draw(name, size, generator).astype(self._dtype)
 
     def release(self, name: str) -> None:
-        """Nothing is kept."""
+        """Do nothing, because nothing is kept."""
 
     @staticmethod
     def _draw(name: str, size: tuple[int, ...], generator: np.random.Generator) -> NDArray[Any]:

@@ -1,7 +1,7 @@
-"""What a ``config.json`` may ask for and ``mie`` does not implement, refused by name.
+"""Refuse by name what a ``config.json`` needs and ``mie`` does not implement.
 
-A model that is run without a feature it was trained with still writes fluent text, only worse. So
-whatever changes the computation and is not implemented is refused, before weights are read.
+A model that runs without a feature it was trained with still writes fluent text, only worse. So
+anything that changes the computation and is not implemented is refused before weights are read.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from mie.model.limits import MAX_LAYERS
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 LAYER_TYPES = ("full_attention", "sliding_attention")
-MAX_NAMED = 8  # layer types that a message names
+MAX_NAMED = 8  # number of layer types that a message names
 ACTIVATIONS = ("silu", "swish")  # two names of one function
 
-# Keys that switch a feature on by any value but null, false, zero, one or an empty list or object.
+# Keys that enable a feature by any value except null, false, zero, one or an empty list or object.
 # One is harmless: a single expert, or a multiplier of 1.
 _FEATURES: Mapping[str, Sequence[str]] = {
     "mixture of experts": (
@@ -39,13 +39,13 @@ _FEATURES: Mapping[str, Sequence[str]] = {
     ),
     "layers without RoPE": ("no_rope_layers", "no_rope_layer_interval"),
 }
-# Keys that switch a feature on by being true.
+# Keys that enable a feature by being true.
 _SWITCHES: Mapping[str, str] = {
     "is_encoder_decoder": "encoder-decoder models",
     "add_cross_attention": "cross attention",
     "rope_interleaved": "interleaved RoPE",
 }
-# Keys that one family implements, and that transformers silently ignores in the others.
+# Keys that one family implements and that transformers silently ignores in the others.
 _FAMILY_SWITCHES: Mapping[str, tuple[str, Sequence[str]]] = {
     "attention_bias": (
         "attention biases of this family",
@@ -71,13 +71,13 @@ def refuse_unsupported(
     supported: Collection[str],
     source: str,
 ) -> None:
-    """Returns if everything that ``config`` asks for is implemented.
+    """Raise unless everything that ``config`` asks for is implemented.
 
     Args:
         config: the parsed ``config.json``.
         architecture: the class name that it gives.
         supported: the class names that are implemented.
-        source: the file, as the message names it.
+        source: the file's name in messages.
 
     Raises:
         UnsupportedModelError: naming everything that is not implemented, not just the first.

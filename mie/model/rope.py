@@ -1,9 +1,9 @@
-"""Rotation frequencies of rotary position embeddings (RoPE).
+"""Compute the rotation frequencies of rotary position embeddings (RoPE).
 
-A pair of channels ``j`` of a head turns by ``position * inv_freq[j]`` radians; queries and keys
-are then multiplied by ``attention_scaling``. The scalings below let a model read beyond the context
-that it was trained on by turning some pairs more slowly. All of them depend on the configuration
-alone, never on the current length, so a key can be cached once it is rotated.
+A pair of channels ``j`` of a head turns by ``position * inv_freq[j]`` radians. Queries and keys are
+then multiplied by ``attention_scaling``. The scalings below let a model read beyond its training
+context by turning some pairs more slowly. All of them depend on the configuration alone, never on
+the current length, so a key can be cached once it is rotated.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ FloatArray: TypeAlias = NDArray[np.float64]
 def rope_inv_freq(
     rope: RopeConfig, head_dim: int, max_position_embeddings: int
 ) -> tuple[FloatArray, float]:
-    """Radians per position of each channel pair, and the factor for cos and sin.
+    """Return the radians per position of each channel pair, and the factor for cos and sin.
 
     Args:
         rope: the kind of scaling and its parameters.
         head_dim: Dh, even.
-        max_position_embeddings: stands in for ``rope.original_max_position_embeddings`` if that is
+        max_position_embeddings: replaces ``rope.original_max_position_embeddings`` if that is
             None, as in Hugging Face transformers.
 
     Returns:
         ``inv_freq`` float64 [Dh/2], and ``attention_scaling``, by which both cos and sin are
         multiplied (1.0 except for YaRN).
 
-    Source: ``modeling_rope_utils.py`` of transformers, which computes in float32; here everything
+    Source: ``modeling_rope_utils.py`` of transformers, which computes in float32. Here everything
     is float64.
     """
     plain = _default(rope.theta, head_dim)
@@ -51,15 +51,15 @@ def rope_inv_freq(
 
 
 def _default(theta: float, head_dim: int) -> FloatArray:
-    """``theta ** (-2j / Dh)``; float64 [Dh/2]. Su et al. 2021, arXiv:2104.09864, section 3.2.2."""
+    """Return ``theta ** (-2j / Dh)``; float64 [Dh/2]. Su et al. 2021, arXiv:2104.09864, 3.2.2."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     return np.asarray(theta**-exponents, dtype=np.float64)
 
 
 def _llama3(rope: RopeConfig, plain: FloatArray, original_context: int) -> FloatArray:
-    """Slow pairs ``factor`` times slower, fast pairs unchanged, a blend between; float64 [Dh/2].
+    """Slow down slow pairs by ``factor``, keep fast pairs, and blend between; float64 [Dh/2].
 
-    A pair that turns fewer than ``low_freq_factor`` times within the original context is slow, one
+    A pair that turns fewer than ``low_freq_factor`` times within the original context is slow. One
     that turns more than ``high_freq_factor`` times is fast.
 
     Source: ``apply_scaling`` in the reference code of Llama 3.1 (meta-llama/llama-models).
@@ -71,7 +71,7 @@ def _llama3(rope: RopeConfig, plain: FloatArray, original_context: int) -> Float
 
 
 def _yarn(rope: RopeConfig, plain: FloatArray, original_context: int) -> FloatArray:
-    """Fast pairs kept, slow pairs ``factor`` times slower, a linear ramp between; float64 [Dh/2].
+    """Keep fast pairs, slow down slow pairs by ``factor``, and ramp between; float64 [Dh/2].
 
     Source: "NTK-by-parts" interpolation, Peng et al. 2023 (YaRN), arXiv:2309.00071, section 3.2.
     The ramp is linear in the pair's index, as in the authors' code and in transformers.
@@ -82,7 +82,7 @@ def _yarn(rope: RopeConfig, plain: FloatArray, original_context: int) -> FloatAr
 
 
 def _yarn_ramp(rope: RopeConfig, head_dim: int, original_context: int) -> tuple[float, float]:
-    """The pair indices between which the ramp rises: ``beta_fast`` and ``beta_slow`` turns."""
+    """Return the pair indices between which the ramp rises (``beta_fast``, ``beta_slow`` turns)."""
 
     def pair_that_turns(turns: float) -> float:
         wavelengths = original_context / (turns * 2 * math.pi)
@@ -92,14 +92,14 @@ def _yarn_ramp(rope: RopeConfig, head_dim: int, original_context: int) -> tuple[
     if rope.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
-    return first, last + 0.001 if first == last else last  # a ramp of no width would divide by zero
+    return first, last + 0.001 if first == last else last  # avoids a ramp of zero width
 
 
 def yarn_attention_scaling(rope: RopeConfig) -> float:
-    """The factor on cos and sin: ``0.1 ln(factor) + 1``, unless the configuration says otherwise.
+    """Return the factor on cos and sin: ``0.1 ln(factor) + 1`` by default.
 
-    ``attention_factor`` overrides it; ``mscale`` and ``mscale_all_dim``, when both are set, replace
-    it by the ratio of two such terms.
+    ``attention_factor`` overrides it. If ``mscale`` and ``mscale_all_dim`` are both set, the ratio
+    of two such terms replaces it.
 
     Source: arXiv:2309.00071, section 3.4 (sqrt(1/t)); the ratio is from DeepSeek-V2's code.
     """

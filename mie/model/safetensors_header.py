@@ -1,12 +1,12 @@
-"""The header of a safetensors file: which tensor lies where, checked before any data is read.
+"""Read the header of a safetensors file and check it before any data is read.
 
     8 bytes, little endian   n, the length of the header
     n bytes                  a JSON object: name -> {"dtype", "shape", "data_offsets": [begin, end]}
     the rest                 the data; offsets count from here
 
-The data must be covered exactly: no overlap, no hole, nothing after the last tensor. What the
-reference implementation refuses is refused here too, in words that name the file and the tensor.
-Headers are held to tighter limits than the format's own 100 MB (`mie.model.limits`).
+The data must be covered exactly: no overlap, no hole, nothing after the last tensor. Everything
+that the reference implementation refuses is refused here too, with messages that name the file and
+the tensor. Headers have tighter limits than the format's own 100 MB (`mie.model.limits`).
 
 Source: the format's description in https://github.com/huggingface/safetensors
 """
@@ -40,7 +40,7 @@ _BITS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies: bytes ``start`` to ``stop`` of the file ``path``."""
+    """The location of one tensor: bytes ``start`` to ``stop`` of the file ``path``."""
 
     path: Path
     dtype: str  # as safetensors spells it: "F32", "BF16", ...
@@ -50,16 +50,16 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
+        """The number of bytes in the file."""
         return self.stop - self.start
 
 
 def read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, TensorEntry]:
-    """The tensors of the file ``path`` by name, in the order of their data.
+    """Return the tensors of the file ``path`` by name, in the order of their data.
 
     Raises:
         WeightsError: the file cannot be read, is truncated, has a header of more than
-            ``max_bytes``, or its header is not sound.
+            ``max_bytes``, or its header is not valid.
     """
     try:
         with open_file(path) as file:
@@ -97,7 +97,7 @@ def _header_size(path: Path, prefix: bytes, file_size: int, max_bytes: int) -> i
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
-    """The JSON object of the header, without the free-form ``__metadata__``."""
+    """Return the JSON object of the header, without the free-form ``__metadata__``."""
     try:
         header = parse_json(text, allow_repeats=False)
     except (ValueError, RecursionError) as error:
@@ -116,7 +116,7 @@ def _check_metadata(path: Path, metadata: object) -> None:
 
 
 def _entry(path: Path, name: str, value: object, data_start: int) -> TensorEntry:
-    """The checked entry of one tensor."""
+    """Return the checked entry of one tensor."""
     if not isinstance(value, Mapping) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise WeightsError(
             f"{path}: tensor {shown(name)} must have dtype, shape and data_offsets in the header, "
@@ -156,7 +156,7 @@ def _are_sizes(value: object) -> bool:
 def _check_coverage(
     path: Path, entries: Mapping[str, TensorEntry], data_start: int, file_size: int
 ) -> None:
-    """Raises unless the entries, sorted by start, cover the data exactly."""
+    """Raise unless the entries, sorted by start, cover the data exactly."""
     position, previous = data_start, "the header"
     for name, entry in entries.items():
         if entry.start != position:

@@ -1,4 +1,4 @@
-"""The tensors a checkpoint must hold, by their Hugging Face names."""
+"""List the tensors that a checkpoint must hold, by their Hugging Face names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Shape = tuple[int, ...]
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
-    """Name and shape of every tensor of the model, in the order of the forward pass.
+    """Return name and shape of every tensor of the model, in the order of the forward pass.
 
     A matrix is [output features, input features], as ``torch.nn.Linear`` stores it. With tied
     embeddings there is no ``lm_head.weight``: the output matrix is ``model.embed_tokens.weight``.

@@ -1,10 +1,10 @@
-"""The weights of a model directory: checked from headers first, then read through memory maps.
+"""Check the weights of a model directory from their headers, and read them as memory maps.
 
-Opening a checkpoint reads headers only and checks everything that can be checked without data, so a
+Opening a checkpoint reads headers only and checks everything that can be checked without data. So a
 broken download costs milliseconds and leaves nothing half-loaded. Reading a tensor copies nothing:
 it is a view of the file, in the file's dtype. The pages it touches count as memory of this process
-until `Checkpoint.release` drops them, so a loader that releases each tensor once it has converted
-it never holds the file and its copy at once.
+until `Checkpoint.release` drops them. A loader that releases each tensor after converting it never
+holds the file and its copy at once.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _DTYPES: Mapping[str, DTypeLike] = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
 }
-_INFINITY: Mapping[str, int] = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}  # its bits
-# Tensors that may lie in a checkpoint without being asked for: buffers that older versions of
-# transformers saved, and the copy of the embedding that some tools save with tied embeddings.
+_INFINITY: Mapping[str, int] = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}  # its bit pattern
+# Tensors that are ignored in a checkpoint: buffers that older versions of transformers saved, and
+# the copy of the embedding that some tools save with tied embeddings.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|lm_head\.weight")
 _BLOCK_BYTES = 16 << 20
 
@@ -48,12 +48,12 @@ _BLOCK_BYTES = 16 << 20
 class Checkpoint:
     """The tensors of a model directory, read on demand.
 
-    ``nbytes`` counts the bytes of the expected tensors in their files, ``dtypes`` has the dtype of
-    each as safetensors spells it ("F32", "F16", "BF16"), ``ignored`` names the harmless extras.
+    ``nbytes`` counts the bytes of the expected tensors in their files. ``dtypes`` has the dtype of
+    each as safetensors spells it ("F32", "F16", "BF16"). ``ignored`` names the harmless extras.
     """
 
     def __init__(self, entries: Mapping[str, TensorEntry], ignored: Iterable[str] = ()) -> None:
-        """Use `Checkpoint.open`, which checks what is passed here."""
+        """Use `Checkpoint.open` instead, which checks what is passed here."""
         self._entries = dict(entries)
         self._maps: dict[Path, mmap.mmap] = {}
         self.ignored = tuple(ignored)
@@ -62,21 +62,20 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: Path, expected: Mapping[str, Shape]) -> Checkpoint:
-        """The checkpoint in ``directory``, after its headers were checked; no data is read.
+        """Open the checkpoint in ``directory`` and check its headers. No data is read.
 
         The files are ``model.safetensors``, or else those that ``model.safetensors.index.json``
         names. Tensors beyond ``expected`` are an error, except for rotary buffers of older files
-        and for ``lm_head.weight`` where embeddings are tied (`check_tied_head`).
+        and for ``lm_head.weight`` with tied embeddings (`check_tied_head`).
 
         Args:
             directory: the model directory.
             expected: name -> shape, from `expected_tensors`.
 
         Raises:
-            WeightsError: a file is missing, truncated or corrupt; the index disagrees with the
-                files or points outside the directory; a tensor is missing, unexpected, wrongly
-                shaped, or of a dtype other than F32, F16 and BF16. The message names file and
-                tensor.
+            WeightsError: a file is missing, truncated or corrupt. Or the index disagrees with the
+                files or points outside the directory. Or a tensor is missing, unexpected, wrongly
+                shaped, or not F32, F16 or BF16. The message names file and tensor.
         """
         found = _read_entries(Path(directory))
         ignored = [name for name in found if name not in expected and _IGNORED.fullmatch(name)]
@@ -86,9 +85,9 @@ class Checkpoint:
         return cls({name: found[name] for name in (*expected, *ignored)}, ignored)
 
     def read(self, name: str) -> NDArray[Any]:
-        """The tensor ``name`` as a read-only view of its file, in the file's dtype.
+        """Return the tensor ``name`` as a read-only view of its file, in the file's dtype.
 
-        bfloat16 comes as ``ml_dtypes.bfloat16``; widening it to float32 is exact. The view stays
+        bfloat16 comes as ``ml_dtypes.bfloat16``, whose widening to float32 is exact. The view stays
         valid after `release` (its pages are read again) and after `close`.
         """
         entry = self._entries[name]
@@ -101,7 +100,7 @@ class Checkpoint:
         return flat.reshape(entry.shape)
 
     def blocks(self, name: str, max_bytes: int = _BLOCK_BYTES) -> Iterator[NDArray[Any]]:
-        """The tensor ``name`` in blocks along its first axis, releasing each after its turn.
+        """Yield the tensor ``name`` in blocks along its first axis, and release each afterwards.
 
         At most ``max_bytes`` of the file (one row if that is longer) count as memory at a time.
         """
@@ -112,15 +111,15 @@ class Checkpoint:
             self.release(name)
 
     def check_finite(self, name: str, block: NDArray[Any]) -> None:
-        """Returns if ``block``, which is a part of the tensor ``name``, holds finite numbers only.
+        """Raise unless ``block``, a part of the tensor ``name``, is finite.
 
         Raises:
             WeightsError: it holds NaN or infinity.
         """
         entry = self._entries[name]
         infinity = _INFINITY[entry.dtype]
-        # Of the bits of a float, those of positive values order as signed integers, and those of
-        # negative values as unsigned ones. Two plain reductions cost least, and need no memory.
+        # The bits of positive floats sort as signed integers, and those of negative floats as
+        # unsigned integers. Two plain reductions are the fastest check and need no memory.
         signed = block.view(f"i{block.dtype.itemsize}")
         unsigned = block.view(f"u{block.dtype.itemsize}")
         sign = 1 << (8 * block.dtype.itemsize - 1)
@@ -131,7 +130,7 @@ class Checkpoint:
             )
 
     def are_copies(self, name: str, other: str) -> bool:
-        """Whether two tensors are the same, bit for bit; reads both block by block."""
+        """Whether two tensors are equal bit for bit. Reads both block by block."""
         first, second = self._entries[name], self._entries[other]
         if (first.dtype, first.shape) != (second.dtype, second.shape):
             return False
@@ -141,7 +140,7 @@ class Checkpoint:
         )
 
     def release(self, name: str) -> None:
-        """Drops the pages of the tensor ``name`` from this process's memory.
+        """Drop the pages of the tensor ``name`` from this process's memory.
 
         They stay in the system's page cache, from which a later use brings them back.
         """
@@ -154,11 +153,11 @@ class Checkpoint:
             mapped.madvise(mmap.MADV_DONTNEED, start, entry.stop - start)
 
     def close(self) -> None:
-        """Gives back the files; views that are still in use keep theirs until they are gone."""
+        """Close the files. Views that are still in use keep theirs until they are deleted."""
         for mapped in self._maps.values():
             try:
                 mapped.close()
-            except BufferError:  # a view is in use: the map goes with the last of them
+            except BufferError:  # a view is in use, and the map is closed with the last of them
                 continue
         self._maps.clear()
 
@@ -174,7 +173,7 @@ class Checkpoint:
         self.close()
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the expected tensors, in the order of the forward pass."""
+        """Iterate over the names of the expected tensors, in the order of the forward pass."""
         return (name for name in self._entries if name not in self.ignored)
 
     def _map(self, path: Path) -> mmap.mmap:
@@ -188,11 +187,11 @@ class Checkpoint:
 
 
 def check_tied_head(checkpoint: Checkpoint) -> None:
-    """Returns if a ``lm_head.weight`` beside tied embeddings is a copy of the embedding.
+    """Raise unless a ``lm_head.weight`` beside tied embeddings is a copy of the embedding.
 
     With tied embeddings the output matrix is the embedding. transformers 4 ignores a second one in
-    the file, transformers 5 unties the two if they differ; such a file is refused here, because it
-    is not known which was meant. Reads the data of both, block by block.
+    the file, and transformers 5 unties the two if they differ. Such a file is refused here, because
+    it is unclear which was meant. Reads the data of both, block by block.
 
     Raises:
         WeightsError: the two differ.
@@ -207,7 +206,7 @@ def check_tied_head(checkpoint: Checkpoint) -> None:
 
 
 def non_finite_tensors(checkpoint: Checkpoint) -> dict[str, int]:
-    """How many elements are NaN or infinite, for each tensor that has any; reads all data."""
+    """Count the NaN and infinite elements of each tensor that has any. Reads all data."""
     counts = {}
     for name in checkpoint:
         count = sum(
@@ -220,7 +219,7 @@ def non_finite_tensors(checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def _read_entries(directory: Path) -> dict[str, TensorEntry]:
-    """Every tensor of every weights file of the directory."""
+    """Return every tensor of every weights file of the directory."""
     if os.path.lexists(directory / SINGLE_FILE):
         return read_header(directory / SINGLE_FILE)
     if os.path.lexists(directory / INDEX_FILE):
@@ -245,7 +244,7 @@ def _no_weights(directory: Path) -> str:
 
 
 def _read_shards(index: Path) -> dict[str, TensorEntry]:
-    """The tensors that the index places, which must be those that its files hold."""
+    """Return the tensors that the index maps, which must be those that its files hold."""
     weight_map = _read_weight_map(index)
     shards = _read_headers(index.parent, sorted(set(weight_map.values())))
     for tensor, shard in weight_map.items():
@@ -265,7 +264,7 @@ def _read_shards(index: Path) -> dict[str, TensorEntry]:
 
 
 def _read_headers(directory: Path, names: Iterable[str]) -> dict[str, dict[str, TensorEntry]]:
-    """The tensors of each file. The limit on headers holds for all of them together."""
+    """Return the tensors of each file. The limit on headers applies to all of them together."""
     shards, num_left = {}, MAX_HEADER_BYTES
     for name in names:
         shards[name] = read_header(directory / name, num_left)
@@ -282,7 +281,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
         raise WeightsError(str(error)) from error
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightsError(f"{index}: weight_map must be an object: tensor name -> file name")
-    shards: dict[str, str] = {}  # the first tensor that each file is to hold
+    shards: dict[str, str] = {}  # the first tensor that the index maps to each file
     for tensor, shard in weight_map.items():
         _check_shard_name(index, tensor, shard)
         shards.setdefault(shard, tensor)
@@ -295,7 +294,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 
 
 def _check_shard_name(index: Path, tensor: str, shard: object) -> None:
-    """Raises unless ``shard`` can be the bare name of a file beside the index."""
+    """Raise unless ``shard`` can be the bare name of a file beside the index."""
     if (
         not isinstance(shard, str)
         or not re.fullmatch(r"[^/\\\0]+\.safetensors", shard)
@@ -337,6 +336,6 @@ def _check_tensor(name: str, entry: TensorEntry, shape: Shape) -> None:
 
 
 def _some(names: list[str], limit: int = 4) -> str:
-    """The first of the names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     quoted = ", ".join(map(shown, names[:limit]))
     return quoted if len(names) <= limit else f"{quoted}, and {len(names) - limit} more"

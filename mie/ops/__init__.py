@@ -1,4 +1,4 @@
-"""The operators in NumPy: the definition of what is right, and the CPU engine.
+"""Implement the operators in NumPy, as the reference definition and as a plain CPU backend.
 
-This room knows arrays. A slot is just an integer here; it never heard of a request.
+This room knows arrays. A slot is just an integer here, and requests are unknown.
 """

@@ -1,4 +1,4 @@
-"""The array types of the operators' signatures."""
+"""Define the array types of the operators' signatures."""
 
 from typing import Any, TypeAlias
 

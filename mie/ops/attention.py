@@ -1,7 +1,7 @@
-"""Attention of a ragged batch over the paged KV cache.
+"""Compute attention of a ragged batch over the paged KV cache.
 
-`paged_attention` is the definition: sequence by sequence, gather and attend. `decode_attention` is
-the same for sequences with one query each, several sequences in one matrix product.
+`paged_attention` is the definition: gather and attend, one sequence at a time. `decode_attention`
+computes the same for sequences with one query each, several sequences in one matrix product.
 """
 
 import numpy as np
@@ -10,10 +10,10 @@ from mie.ops.arrays import Bools, Floats, Ints
 from mie.ops.kv_cache import Cache, gather_kv, take_blocks
 
 QUERY_TILE = 128
-"""Queries that are scored together: bounds the scores to Hq * 128 * s, whatever the chunk."""
+"""Queries scored together. It bounds the scores to Hq * 128 * s for any chunk size."""
 
 GATHER_BYTES = 1 << 19
-"""Keys that `decode_attention` gathers at once: with the values they fit a 1 MiB L2 cache."""
+"""Bytes of keys that `decode_attention` gathers at once. Keys and values fit a 1 MiB L2 cache."""
 
 
 def paged_attention(
@@ -26,22 +26,22 @@ def paged_attention(
     scale: float,
     window: int | None = None,
 ) -> Floats:
-    """softmax(scale * q·Kᵀ)·V for every query over its own sequence, as a new array [T, Hq, Dh].
+    """Return softmax(scale * q·Kᵀ)·V of each query over its sequence, as a new array [T, Hq, Dh].
 
-    q [T, Hq, Dh]; caches [N, B, Hkv, Dh]; block_tables [S, M]; cu_seqlens_q [S + 1];
-    seq_lens [S], the tokens in the cache, this step's included. Query head h reads KV head
-    h * Hkv // Hq (grouped-query attention: Ainslie et al., 2023, arXiv:2305.13245). Query i of a
-    sequence with n queries and length s stands at position p = s - n + i and sees the keys at
-    max(0, p - window + 1) … p.
-    Slots beyond a sequence's length are never read, whatever they hold. From a quantised cache a
-    query sees what was stored, its own key and value included.
+    q [T, Hq, Dh]; caches [N, B, Hkv, Dh]; block_tables [S, M]; cu_seqlens_q [S + 1]; seq_lens [S],
+    the tokens in the cache including this step's.
+
+    Query head h reads KV head h * Hkv // Hq (grouped-query attention: Ainslie et al., 2023,
+    arXiv:2305.13245). Query i of a sequence with n queries and length s is at p = s - n + i.
+    It sees the keys at max(0, p - window + 1) … p. Slots beyond a sequence's length are never read.
+    With a quantised cache a query sees the stored keys and values, and so its own rounded ones.
     """
     out = np.empty_like(q)
     for s, seq_len in enumerate(seq_lens.tolist()):
         begin, end = int(cu_seqlens_q[s]), int(cu_seqlens_q[s + 1])
         for tile in range(begin, end, QUERY_TILE):
             tile_end = min(tile + QUERY_TILE, end)
-            last = seq_len - (end - tile_end)  # one past the position of the tile's last query
+            last = seq_len - (end - tile_end)  # position after the tile's last query
             first = last - (tile_end - tile)
             start = 0 if window is None else max(0, first - window + 1)
             keys = gather_kv(k_cache, block_tables[s], start, last, q.dtype)
@@ -52,7 +52,7 @@ def paged_attention(
 
 
 def causal_mask(first: int, num_queries: int, window: int | None) -> Bools:
-    """What the n queries at positions first … first + n - 1 may see: bool [n, first + n]."""
+    """Return which keys the n queries at positions first … first + n - 1 see: [n, first + n]."""
     query = np.arange(first, first + num_queries)[:, None]
     key = np.arange(first + num_queries)
     visible = key <= query
@@ -68,10 +68,10 @@ def attend(
     scale: float,
     mask: Bools,
 ) -> Floats:
-    """Masked attention of one sequence, as a new array [n, Hq, Dh].
+    """Compute masked attention of one sequence, as a new array [n, Hq, Dh].
 
-    q [n, Hq, Dh]; keys, values [s, Hkv, Dh]; mask [n, s], True where a query sees a key; every
-    query sees at least one. Vaswani et al., 2017, arXiv:1706.03762, equation 1.
+    q [n, Hq, Dh]; keys, values [s, Hkv, Dh]; mask [n, s], True where a query sees a key. Every
+    query sees at least one key. Vaswani et al., 2017, arXiv:1706.03762, equation 1.
     """
     n, num_heads, head_dim = q.shape
     num_kv_heads = keys.shape[1]
@@ -99,10 +99,10 @@ def decode_attention(
     seq_lens: Ints,
     scale: float,
 ) -> Floats:
-    """`paged_attention` of S sequences with one query each and no window: new array [S, Hq, Dh].
+    """Compute `paged_attention` of S sequences with one query each and no window: [S, Hq, Dh].
 
-    q [S, Hq, Dh]; the rest as in `paged_attention`. Sequences are taken in order of length, as many
-    at once as fit the cache, and padded to the longest of them.
+    q [S, Hq, Dh]; the rest as in `paged_attention`. Sequences are sorted by length. As many as fit
+    the CPU cache are batched and padded to the longest.
     """
     out = np.empty_like(q)
     num_heads, head_dim = q.shape[1:]
@@ -117,8 +117,8 @@ def decode_attention(
         chosen = order[begin:end]
         tables = block_tables[chosen, :num_blocks]
         gathered = (chosen.size, num_blocks * block_size, num_kv_heads, head_dim)
-        # A shorter sequence's table is read past its end here, where it may hold anything, and is
-        # clipped: hence the masking of both products below.
+        # This reads a shorter sequence's table past its end, where entries are arbitrary and get
+        # clipped. Both products below are masked for that reason.
         keys = take_blocks(k_cache, tables, q.dtype, "clip").reshape(gathered)
         values = take_blocks(v_cache, tables, q.dtype, "clip").reshape(gathered)
         scores = (rows[chosen] * scale) @ keys.transpose(0, 2, 3, 1)

@@ -1,8 +1,8 @@
-"""The paged KV cache of one layer: writing, gathering and copying its blocks.
+"""Write, gather and copy the blocks of one layer's paged KV cache.
 
 A cache is one array [N, B, Hkv, Dh] for the keys and one for the values, or a `QuantizedCache` of
-that shape. The slot of a token is ``block_id * B + offset``: the cache seen as [N * B, Hkv, Dh] is
-indexed by it.
+that shape. A token's slot is ``block_id * B + offset``, which indexes the cache viewed as [N * B,
+Hkv, Dh].
 """
 
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ from numpy.typing import DTypeLike, NDArray
 from mie.ops.arrays import Floats, Ints
 
 QUANTIZED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn)}
-"""What ``kv_cache_dtype`` calls the elements of a quantised cache."""
+"""The element dtypes of a quantised cache, by ``kv_cache_dtype``."""
 
 LARGEST = {QUANTIZED["int8"]: 127.0, QUANTIZED["fp8"]: 448.0}
-"""The element that the largest number of a vector becomes."""
+"""The element that the largest magnitude of a vector maps to."""
 
 SCALE_BYTES = 4
-"""Of a scale, a float32."""
+"""Bytes of a scale, which is a float32."""
 
 SMALLEST_SCALE = 2.0**-100
-"""A vector whose scale would be below counts as zero: far from where a GPU flushes to zero."""
+"""Vectors with a smaller scale are stored as zero. It is well above where a GPU flushes to zero."""
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedCache:
-    """Elements of one byte, and a scale for each head of each token: x is element * scale.
+    """Elements of one byte with a scale for each head of each token. x is element * scale.
 
-    The planes before N go by indices, as an array's do: ``cache[layer, 0]``.
+    The planes before N are indexed like those of an array: ``cache[layer, 0]``.
     """
 
     elements: NDArray[Any]  # [..., N, B, Hkv, Dh], int8 or float8_e4m3fn
@@ -39,12 +39,12 @@ class QuantizedCache:
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], dtype: np.dtype[Any]) -> "QuantizedCache":
-        """A cache of zeros; ``shape`` [..., N, B, Hkv, Dh]."""
+        """Return a cache of zeros of ``shape`` [..., N, B, Hkv, Dh]."""
         return cls(np.zeros(shape, dtype), np.zeros(shape[:-1], np.float32))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the numbers that it stands for."""
+        """The shape of the numbers that it represents."""
         return self.elements.shape
 
     def __getitem__(self, planes: Any) -> "QuantizedCache":
@@ -55,13 +55,13 @@ Cache: TypeAlias = Floats | QuantizedCache
 
 
 def quantize(x: Floats, dtype: np.dtype[Any]) -> QuantizedCache:
-    """The vectors of x [..., Dh], each as elements of ``dtype`` and one scale.
+    """Quantise the vectors of x [..., Dh], each to elements of ``dtype`` and one scale.
 
-    scale = max|x| / 127 (448 for float8_e4m3fn), rounded to float32; element = x / scale, rounded
-    to nearest, ties to even. Below `SMALLEST_SCALE` both are 0. With an infinity or a NaN in a
-    vector its scale is NaN and its elements are 0: all of it reads as NaN.
+    scale = max|x| / 127 (448 for float8_e4m3fn), rounded to float32. element = x / scale, rounded
+    to nearest, ties to even. Below `SMALLEST_SCALE` both are 0. A vector with an infinity or a NaN
+    gets scale NaN and elements 0, so all of it reads as NaN.
     """
-    with np.errstate(over="ignore"):  # of a float64: to infinity, which becomes NaN
+    with np.errstate(over="ignore"):  # float64 overflows to infinity, which becomes NaN
         scales = (np.abs(x).max(axis=-1) / LARGEST[dtype]).astype(np.float32)
     scales = np.where(np.isfinite(scales), scales, np.float32(np.nan))
     scales = np.where(scales < SMALLEST_SCALE, np.float32(0), scales)
@@ -73,7 +73,7 @@ def quantize(x: Floats, dtype: np.dtype[Any]) -> QuantizedCache:
 
 
 def dequantize(cache: QuantizedCache, dtype: DTypeLike) -> Floats:
-    """The numbers that the elements and scales stand for, computed in ``dtype``."""
+    """Return the numbers that the elements and scales represent, computed in ``dtype``."""
     numbers = cache.elements.astype(dtype) * cache.scales.astype(dtype)[..., None]
     return cast(Floats, numbers)
 
@@ -99,15 +99,18 @@ def write_kv(
 
 
 def _slots(plane: NDArray[Any]) -> NDArray[Any]:
-    """A view [N * B, ...] of a plane [N, B, ...]."""
+    """Return a view [N * B, ...] of a plane [N, B, ...]."""
     return plane.reshape(-1, *plane.shape[2:])
 
 
 def take_blocks(
     cache: Cache, block_ids: Ints, dtype: DTypeLike, mode: Literal["raise", "clip"] = "raise"
 ) -> Floats:
-    """The numbers [..., B, Hkv, Dh] of the blocks that block_ids [...] name in a cache
-    [N, B, Hkv, Dh], computed in ``dtype`` if it is quantised. ``mode``: of ids that name none."""
+    """Return the blocks named by block_ids [...] from a cache [N, B, Hkv, Dh].
+
+    The result is [..., B, Hkv, Dh], computed in ``dtype`` if the cache is quantised. ``mode``
+    handles ids out of range, as in `numpy.take`.
+    """
     if isinstance(cache, QuantizedCache):
         planes = (cache.elements, cache.scales)
         taken = (np.take(plane, block_ids, axis=0, mode=mode) for plane in planes)
@@ -118,7 +121,7 @@ def take_blocks(
 def gather_kv(
     cache: Cache, block_ids: Ints, start: int, stop: int, dtype: DTypeLike = np.float32
 ) -> Floats:
-    """The tokens start … stop - 1 of a sequence, as an array [stop - start, Hkv, Dh] of its own.
+    """Gather the tokens start … stop - 1 of a sequence into a new array [stop - start, Hkv, Dh].
 
     cache [N, B, Hkv, Dh]; block_ids [M] is the sequence's block table, read only where needed;
     ``dtype`` as in `take_blocks`.
@@ -139,8 +142,11 @@ def copy_blocks(caches: Cache, src: Ints, dst: Ints) -> None:
 
 
 def move_blocks(source: Cache, target: Cache, src: Ints, dst: Ints) -> None:
-    """Copy whole blocks src [C] of ``source`` onto dst [C] of ``target``, both [..., N, B, Hkv, Dh]
-    with their own N and otherwise of one kind, in every plane: elements and scales."""
+    """Copy whole blocks src [C] of ``source`` onto dst [C] of ``target``, in every plane.
+
+    Both are [..., N, B, Hkv, Dh] of the same kind, and N may differ. The planes include elements
+    and scales.
+    """
     if isinstance(source, QuantizedCache):
         target = cast(QuantizedCache, target)
         move_blocks(source.elements, target.elements, src, dst)

@@ -1,10 +1,10 @@
-"""Token embedding and the matrix product."""
+"""Embed tokens and multiply matrices."""
 
 from mie.ops.arrays import Floats, Ints
 
 
 def embed(token_ids: Ints, table: Floats) -> Floats:
-    """Rows of ``table`` [V, D] named by ``token_ids`` [T], as a new array [T, D]."""
+    """Return the rows of ``table`` [V, D] named by ``token_ids`` [T], as a new array [T, D]."""
     rows: Floats = table[token_ids]
     return rows
 
@@ -15,7 +15,7 @@ def linear(
     bias: Floats | None = None,
     residual: Floats | None = None,
 ) -> Floats:
-    """``x @ weight + bias + residual``, as a new array [T, N].
+    """Return ``x @ weight + bias + residual`` as a new array [T, N].
 
     x [T, K], weight [K, N] (the transpose of the [N, K] that Hugging Face stores), bias [N],
     residual [T, N]; all of one float dtype.

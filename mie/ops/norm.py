@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation."""
+"""Normalise by the root mean square."""
 
 import numpy as np
 
@@ -11,10 +11,10 @@ def rms_norm(
     eps: float,
     residual: Floats | None = None,
 ) -> Floats:
-    """``x / sqrt(mean(x²) + eps) * weight`` over the last axis, as a new array of x's shape.
+    """Return ``x / sqrt(mean(x²) + eps) * weight`` over the last axis, as a new array of x's shape.
 
-    x [..., D], weight [D]. With ``residual`` [..., D] the sum x + residual is normalised, and
-    ``residual`` is overwritten with that sum, so that one pass serves the pre-norm residual stream.
+    x [..., D], weight [D]. With ``residual`` [..., D] the sum x + residual is normalised and
+    ``residual`` is overwritten with that sum, so one pass serves the pre-norm residual stream.
     RMSNorm: Zhang and Sennrich, 2019, arXiv:1910.07467, equation 4, with the eps of Llama.
     """
     if residual is not None:

@@ -1,4 +1,4 @@
-"""The Backend contract over the plain NumPy operators: the oracle."""
+"""Implement the Backend contract with the plain NumPy operators, as the oracle."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -88,13 +88,13 @@ class NumpyBackend:
     def new_kv_cache(self, shape: KVCacheShape) -> Cache:
         s = shape
         dims = (s.num_layers, 2, s.num_blocks, s.block_size, s.num_kv_heads, s.head_dim)
-        # Zeros, not whatever was there: masked slots go through a product before they are dropped.
+        # Zeros, because masked slots go through a product before they are dropped.
         if self.kv_dtype == self.dtype:
             return np.zeros(dims, self.dtype)
         return QuantizedCache.zeros(dims, self.kv_dtype)
 
     def new_host_cache(self, shape: KVCacheShape) -> Cache:
-        return self.new_kv_cache(shape)  # a second arena: here the host is the device
+        return self.new_kv_cache(shape)  # a second arena, because the host is the device
 
     def embed(self, token_ids: Ints, embedding: Floats) -> Floats:
         return linear.embed(token_ids, embedding)
@@ -122,7 +122,7 @@ class NumpyBackend:
     def paged_attention(
         self, q: Floats, cache: Cache, layer: int, batch: StepBatch, window: int | None
     ) -> Floats:
-        """Decode rows in one call, the others one by one."""
+        """Attend for all decode rows in one call, and for the other sequences one at a time."""
         k_cache, v_cache = cache[layer, 0], cache[layer, 1]
         scale = q.shape[-1] ** -0.5
         starts, seq_lens, tables = batch.cu_seqlens_q, batch.seq_lens, batch.block_tables

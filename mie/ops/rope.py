@@ -1,4 +1,4 @@
-"""Rotary position embedding, in the half-rotation order of Hugging Face checkpoints."""
+"""Apply rotary position embedding in the half-rotation order of Hugging Face checkpoints."""
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -9,14 +9,14 @@ from mie.ops.arrays import Floats
 def rope_table(
     inv_freq: NDArray[np.float64], scaling: float, num_positions: int, dtype: DTypeLike
 ) -> Floats:
-    """Cosines and sines of every position: [num_positions, 2, Dh/2], axis 1 = (cos, sin).
+    """Return cosines and sines of every position: [num_positions, 2, Dh/2], axis 1 = (cos, sin).
 
-    inv_freq [Dh/2] is in radians per position; ``scaling`` multiplies both (YaRN's attention
-    factor, else 1). Angles are formed in float64: at position 100,000 they are still exact to
-    1e-10 rad.
+    inv_freq [Dh/2] is in radians per position. ``scaling`` multiplies both (YaRN's attention
+    factor, else 1). Angles are computed in float64, which is exact to 1e-10 rad at position
+    100,000.
     """
     table = np.empty((num_positions, 2, inv_freq.size), dtype)
-    for start in range(0, num_positions, 4096):  # in pieces: the float64 angles stay small
+    for start in range(0, num_positions, 4096):  # in chunks, so that the float64 angles stay small
         stop = min(start + 4096, num_positions)
         angles = np.arange(start, stop, dtype=np.float64)[:, None] * inv_freq
         table[start:stop, 0] = np.cos(angles) * scaling
@@ -25,11 +25,11 @@ def rope_table(
 
 
 def rope(x: Floats, cos_sin: Floats) -> Floats:
-    """x rotated by position, as a new array [T, H, Dh].
+    """Rotate x by position, as a new array [T, H, Dh].
 
-    x [T, H, Dh]; cos_sin [T, 2, Dh/2], the rows of `rope_table` at the tokens' positions. The
-    pair (x[i], x[i + Dh/2]) turns by one angle: the "rotate_half" of Hugging Face's Llama.
-    RoFormer: Su et al., 2021, arXiv:2104.09864, equation 34.
+    x [T, H, Dh]; cos_sin [T, 2, Dh/2], the rows of `rope_table` at the tokens' positions. The pair
+    (x[i], x[i + Dh/2]) turns by one angle: the "rotate_half" of Hugging Face's Llama. RoFormer: Su
+    et al., 2021, arXiv:2104.09864, equation 34.
     """
     half = x.shape[-1] // 2
     cos, sin = cos_sin[:, None, 0], cos_sin[:, None, 1]

@@ -1,7 +1,7 @@
-"""From logits to tokens: softmax, the edits of a row of logits, and the draw.
+"""Turn logits into tokens: softmax, logit edits, and the draw.
 
-The order of the edits is vLLM's: logit bias and masks, penalties, temperature, min-p, top-k,
-top-p. The random number is data: the same logits, controls and number give the same token on every
+The order of the edits is vLLM's: logit bias and masks, penalties, temperature, min-p, top-k, top-p.
+The random number is an input, so the same logits, controls and number give the same token on every
 backend.
 """
 
@@ -15,14 +15,14 @@ from mie.ops.arrays import Floats, Ints
 
 
 def softmax(x: Floats) -> Floats:
-    """exp(x) / sum(exp(x)) over the last axis, as a new array; stable at ±1e4 and far beyond."""
+    """Return exp(x) / sum(exp(x)) over the last axis as a new array, stable at ±1e4 and beyond."""
     y: Floats = np.exp(x - x.max(axis=-1, keepdims=True))
     y /= y.sum(axis=-1, keepdims=True)
     return y
 
 
 def log_softmax(x: Floats) -> Floats:
-    """log(softmax(x)) over the last axis, as a new array; stable at ±1e4 and far beyond."""
+    """Return log(softmax(x)) over the last axis as a new array, stable at ±1e4 and beyond."""
     y: Floats = x - x.max(axis=-1, keepdims=True)
     y -= np.log(np.exp(y).sum(axis=-1, keepdims=True))
     return y
@@ -41,13 +41,13 @@ class RowControls:
     * ``presence_penalty`` and ``frequency_penalty``: subtracted once, and once per occurrence, for
       the tokens in ``output_ids`` (each once) with ``output_counts``, as OpenAI's API defines them.
 
-    Then temperature 0 takes the largest logit, the lowest id among equals. Any other temperature
-    divides the logits and keeps the tokens whose probability is at least ``min_p`` times the
-    largest. Of these it keeps the first ``top_k`` (0: all), and of those the fewest first ones
-    whose probabilities sum to at least ``top_p``. Both count in the same order: probability
-    falling, and id rising among equals. So ``top_k`` keeps at most k tokens, and ``top_k=1`` takes
-    the token that temperature 0 takes. ``uniform`` in [0, 1) then draws by the inverse of the
-    cumulative distribution in id order. ``forced_id`` is returned whatever the logits say.
+    Then temperature 0 takes the largest logit, and the lowest id among equals. Any other
+    temperature divides the logits. ``min_p`` keeps the tokens whose probability is at least
+    ``min_p`` times the largest. Of those, ``top_k`` keeps the first k (0: all). Of those,
+    ``top_p`` keeps the smallest set of first tokens with at least this cumulative probability. The
+    order is by falling probability, then rising id. So ``top_k`` keeps at most k tokens, and
+    ``top_k=1`` takes the token that temperature 0 takes. ``uniform`` in [0, 1) draws by the inverse
+    of the cumulative distribution in id order. ``forced_id`` is returned regardless of the logits.
     """
 
     temperature: float = 0.0
@@ -74,7 +74,7 @@ class RowControls:
 
 
 def sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
-    """One token id for each row of ``logits`` [R, V], chosen as its `RowControls` say."""
+    """Sample one token id for each row of ``logits`` [R, V] under its `RowControls`."""
     greedy = logits.argmax(axis=-1).tolist()
     return [
         sample_row(logits[r], row) if _needs_own_pass(row) else greedy[r]
@@ -87,7 +87,7 @@ def _needs_own_pass(row: RowControls) -> bool:
 
 
 def sample_row(logits: Floats, row: RowControls) -> int:
-    """One token id for one row of logits [V]."""
+    """Sample one token id for one row of logits [V]."""
     if row.forced_id is not None:
         return row.forced_id
     x = edit_logits(logits, row)
@@ -95,7 +95,7 @@ def sample_row(logits: Floats, row: RowControls) -> int:
         return int(x.argmax())
     largest = x.max()
     if not np.isfinite(largest):
-        return 0  # every weight would be NaN: there is nothing to draw from
+        return 0  # every weight would be NaN, so there is nothing to draw from
     x -= largest
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf
         x /= row.temperature
@@ -103,7 +103,7 @@ def sample_row(logits: Floats, row: RowControls) -> int:
 
 
 def edit_logits(logits: Floats, row: RowControls) -> Floats:
-    """The effective logits [V] of a row, float64, as a new array (see `RowControls`)."""
+    """Return the effective logits [V] of a row, float64, as a new array (see `RowControls`)."""
     x = logits.astype(np.float64)
     if row.bias is not None:
         ids, values = row.bias
@@ -124,10 +124,10 @@ def edit_logits(logits: Floats, row: RowControls) -> Floats:
 
 
 def keep_likely(x: Floats, top_k: int, top_p: float, min_p: float) -> Floats:
-    """Logits [V] with -inf for every token that min-p, top-k or top-p drops; x itself is edited.
+    """Set to -inf the logits [V] of every token that min-p, top-k or top-p drops. x is edited.
 
-    min-p: Nguyen et al., 2024, arXiv:2407.01082; top-k: Fan et al., 2018, arXiv:1805.04833;
-    top-p: Holtzman et al., 2019, arXiv:1904.09751.
+    min-p: Nguyen et al., 2024, arXiv:2407.01082; top-k: Fan et al., 2018, arXiv:1805.04833; top-p:
+    Holtzman et al., 2019, arXiv:1904.09751.
     """
     if min_p > 0.0:
         x[x < x.max() + np.log(min_p)] = -np.inf
@@ -139,8 +139,10 @@ def keep_likely(x: Floats, top_k: int, top_p: float, min_p: float) -> Floats:
 
 
 def _keep_first(x: Floats, count: int, last: float) -> None:
-    """Keep the first ``count`` tokens of x [V], in the order "logit falling, id rising". ``last``
-    is the logit of the last of them."""
+    """Keep the first ``count`` tokens of x [V], in the order "logit falling, id rising".
+
+    ``last`` is the logit of the last of them.
+    """
     num_above = int(np.count_nonzero(x > last))
     ties = np.flatnonzero(x == last)
     x[x < last] = -np.inf
@@ -148,18 +150,20 @@ def _keep_first(x: Floats, count: int, last: float) -> None:
 
 
 def _nucleus(x: Floats, top_p: float) -> tuple[int, float]:
-    """How many first tokens, in the order of `_keep_first`, have weights exp(x - max) that sum to
-    at least top_p times the sum of all, and the logit of the last of them.
+    """Return the size of the nucleus and the logit of its last token.
 
-    The weights are rounded down to integers whose sum stays below 2**62. Sums of integers are
-    exact in any order, so that every backend ends the nucleus at the same token.
+    The nucleus is the smallest set of first tokens, in the order of `_keep_first`, whose weights
+    exp(x - max) sum to at least top_p times the total.
+
+    The weights are rounded down to integers whose sum stays below 2**62. Integer sums are exact in
+    any order, so every backend ends the nucleus at the same token.
     """
     largest, size = x.max(), x.size
     scale = 2.0 ** (62 - size.bit_length())
     total = int((np.exp(x - largest) * scale).astype(np.int64).sum())
     wanted = min(max(math.ceil(top_p * float(total)), 1), total)
     count = min(64, size)
-    while True:  # the head of the distribution is nearly always enough: no sort of the vocabulary
+    while True:  # the head is nearly always enough, without a sort of the vocabulary
         head = np.sort(np.partition(x, size - count)[size - count :])[::-1]
         weights = (np.exp(head - largest) * scale).astype(np.int64)
         inside = int(np.searchsorted(np.cumsum(weights), wanted))
@@ -170,19 +174,18 @@ def _nucleus(x: Floats, top_p: float) -> tuple[int, float]:
 
 
 def draw(x: Floats, uniform: float) -> int:
-    """The first id whose cumulative probability exceeds ``uniform``; x [V] holds logits."""
+    """Return the first id whose cumulative probability exceeds ``uniform``. x [V] holds logits."""
     cumulative = np.cumsum(np.exp(x - x.max()))
     token_id = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    # Rounding may carry the product up to the total itself: then it is the last possible token.
+    # Rounding can carry the product up to the total itself. Then take the last possible token.
     return min(token_id, int(np.searchsorted(cumulative, cumulative[-1])))
 
 
 def top_logprobs(logits: Floats, token_id: int, num_top: int) -> tuple[list[int], list[float], int]:
-    """(ids, log-probabilities, rank of token_id): token_id first, then the num_top most likely.
+    """Return (ids, log-probabilities, rank of token_id): token_id, then the num_top likeliest.
 
-    logits [V] are taken as they are, before any edit or temperature; -1 asks for the whole
-    vocabulary. The ids of the top come in falling order, equal ones by rising id; the rank of the
-    most likely token is 1.
+    logits [V] are used before any edit or temperature. -1 asks for the whole vocabulary. The top
+    ids come by falling logit, equal ones by rising id. The most likely token has rank 1.
     """
     logprobs = log_softmax(logits.astype(np.float64))
     count = logprobs.size if num_top < 0 else min(num_top, logprobs.size)

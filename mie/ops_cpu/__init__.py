@@ -1,4 +1,4 @@
-"""The NumPy operators made fast: threads, layouts of weights, attention over runs of blocks.
+"""Make the NumPy operators fast, with threads, weight layouts, and attention over runs of blocks.
 
-This room knows arrays and threads. What it computes is defined in `mie.ops`.
+This room knows arrays and threads. `mie.ops` defines what it computes.
 """

@@ -1,5 +1,7 @@
-"""Attention over the paged KV cache, in tiles that the threads share out: what
-`mie.ops.attention` defines."""
+"""Compute attention over the paged KV cache in tiles that the threads share.
+
+`mie.ops.attention` is the definition.
+"""
 
 from __future__ import annotations
 
@@ -31,37 +33,39 @@ from mie.ops_cpu.workers import Workers
 Trial = Callable[[Geometry, DTypeLike], bool]
 
 WORTH_SHARING = 1 << 22
-"""Products of a layer below which other threads' help, and the hand-overs of the GIL that come with
-it, take longer than they save."""
+"""Products of a layer below which helper threads, with their GIL hand-overs, do not pay."""
 PRODUCTS_PER_KEY = 1 << 10
-"""Products of prefills that take as long as a decode takes for a key of a KV head and its value:
-to read both from memory, mostly, whatever the rows and the head size."""
+"""Products of a prefill that take as long as a decode takes for one key and value of a KV head.
+
+That time is mostly spent reading both from memory, for any number of rows and any head size.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one step's attention consists of, in every layer with the same window."""
+    """The work of one step's attention in every layer with the same window."""
 
     geometry: Geometry
     decodes: DecodePlan
     prefills: list[Prefills]
-    """By thread."""
+    """One entry for each thread."""
     is_shared: bool
-    """Whether it is worth more than one thread."""
+    """Whether the work is worth more than one thread."""
     memory: Floats
     """The cache, [L, 2, Hkv, N, B, Dh]."""
     scratch: list[Scratch]
-    """By thread."""
+    """One entry for each thread."""
     ready: list[dict[int, Decode]]
-    """By thread, the decodes it has done in other layers, by their number among the jobs."""
+    """For each thread, the decodes it ran in other layers, by job number."""
 
 
 class Attention:
-    """Attends with the threads of ``workers``; keeps its scratch, and the plans of the last step,
-    which hold on to its cache.
+    """Computes attention with the threads of ``workers``.
 
-    A query's result depends on nothing but itself and what it sees, bit for bit, where
-    ``is_batch_invariant`` (a decode's does always). Otherwise prefills take products of more rows.
+    It keeps its scratch memory and the plans of the last step, which refer to that step's cache.
+
+    With ``is_batch_invariant`` a query's result depends only on itself and what it sees, bit for
+    bit. A decode's result always does. Otherwise prefills use products of more rows.
     """
 
     def __init__(self, workers: Workers, allocator: CachingAllocator | None = None) -> None:
@@ -84,8 +88,10 @@ class Attention:
         *,
         is_batch_invariant: bool,
     ) -> Floats:
-        """`ops.attention.paged_attention` over a cache of `attention_cache`, scaled by
-        1/sqrt(Dh): a new array [T, Hq, Dh]."""
+        """Compute `ops.attention.paged_attention` over a cache of `attention_cache`.
+
+        The scale is 1/sqrt(Dh). Return a new array [T, Hq, Dh].
+        """
         plan = self._plan(q.shape[1], cache, batch, window, is_batch_invariant)
         g, jobs, num_parts = plan.geometry, plan.decodes.jobs, plan.decodes.num_parts
         out = self._allocator.empty(q.shape, q.dtype)
@@ -97,8 +103,8 @@ class Attention:
         def work(thread: int) -> None:
             scratch, ready = plan.scratch[thread], plan.ready[thread]
             plan.prefills[thread].run(q_by_head, layer, out_by_head)
-            # The same first one in every layer, for what it was made of lies in the cache; of the
-            # others each is taken by one thread.
+            # A thread begins with the same job in every layer, because its data is still in the CPU
+            # cache. Each of the other jobs is taken by one thread.
             for i in chain(range(thread, min(thread + 1, len(jobs))), others):
                 if i not in ready:
                     ready[i] = Decode(jobs[i], plan.memory, g, scratch)
@@ -116,7 +122,7 @@ class Attention:
     def _geometry(
         self, num_heads: int, block_size: int, num_kv_heads: int, head_dim: int
     ) -> Geometry:
-        """The same for every step: it keeps what it has worked out."""
+        """Return the geometry, which is the same for every step and cached."""
         key = num_heads, block_size, num_kv_heads, head_dim
         if key not in self._geometries:
             self._geometries[key] = Geometry(
@@ -128,7 +134,7 @@ class Attention:
         return self._geometries[key]
 
     def _holds(self, trial: Trial, geometry: Geometry, dtype: np.dtype[Any]) -> bool:
-        """What a trial of the kernels answers, which know some shapes and not others: made once."""
+        """Return the cached result of a trial of the kernels, which support some shapes only."""
         key = trial, geometry, dtype
         if key not in self._tried:
             self._tried[key] = trial(geometry, dtype)
@@ -148,7 +154,7 @@ class Attention:
         window: int | None,
         is_batch_invariant: bool,
     ) -> Plan:
-        """The step's plan, which its layers share."""
+        """Return the step's plan, which its layers share."""
         if self._batch is not batch or self._cache is not cache:
             self._batch, self._cache = batch, cache
             self._plans.clear()

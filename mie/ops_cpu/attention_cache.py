@@ -1,8 +1,7 @@
-"""The layout of the float KV cache: head-major, so that a head's keys in adjacent blocks are one
-matrix.
+"""Lay out the float KV cache head-major, so that a head's keys in adjacent blocks form one matrix.
 
-To the outside a cache is an array [L, 2, N, B, Hkv, Dh], as everywhere; in memory it is
-[L, 2, Hkv, N, B, Dh].
+Outside, a cache is an array [L, 2, N, B, Hkv, Dh], as everywhere. In memory it is [L, 2, Hkv, N, B,
+Dh].
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from mie.ops.backend import KVCacheShape
 
 
 def new_cache(shape: KVCacheShape, dtype: np.dtype[Any]) -> Floats:
-    """A cache of zeros [L, 2, N, B, Hkv, Dh], a view of head-major memory."""
+    """Return a cache of zeros [L, 2, N, B, Hkv, Dh], a view of head-major memory."""
     s = shape
     dims = (s.num_layers, 2, s.num_kv_heads, s.num_blocks, s.block_size, s.head_dim)
     cache: Floats = _pages(math.prod(dims), dtype).reshape(dims).transpose(0, 1, 3, 4, 2, 5)
@@ -26,15 +25,15 @@ def new_cache(shape: KVCacheShape, dtype: np.dtype[Any]) -> Floats:
 
 
 def _pages(size: int, dtype: np.dtype[Any]) -> Floats:
-    """``size`` zeros that take memory where they are written, page by small page.
+    """Return ``size`` zeros that take memory only where they are written, in small pages.
 
-    NumPy would ask for huge pages: the first token, which writes to every head of every layer,
-    would then take (and clear) 2 MiB for each.
+    NumPy would ask for huge pages. The first token writes to every head of every layer, so it would
+    take (and clear) 2 MiB for each.
     """
     try:
         memory = mmap.mmap(-1, max(1, size * dtype.itemsize))
     except (OSError, OverflowError, ValueError) as error:
-        raise MemoryError(f"{size * dtype.itemsize} bytes cannot be had") from error
+        raise MemoryError(f"{size * dtype.itemsize} bytes cannot be allocated") from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     zeros: Floats = np.frombuffer(memory, dtype, size)
@@ -42,15 +41,16 @@ def _pages(size: int, dtype: np.dtype[Any]) -> Floats:
 
 
 def head_major(cache: Floats) -> Floats:
-    """The same memory as [L, 2, Hkv, N, B, Dh], contiguous."""
+    """Return the same memory as a contiguous [L, 2, Hkv, N, B, Dh]."""
     memory: Floats = cache.transpose(0, 1, 4, 2, 3, 5)
     return memory
 
 
 def slot_rows(cache: Floats, slot_mapping: Ints) -> Ints:
-    """Where layer 0 keeps the keys of the slots [T]: rows [T, Hkv] of the cache seen as [..., Dh].
+    """Return where layer 0 keeps the keys of the slots [T].
 
-    The values are Hkv * N * B rows further on, the next layer's keys twice as many.
+    The result is rows [T, Hkv] of the cache viewed as [..., Dh]. The values are Hkv * N * B rows
+    further on, and the next layer's keys twice as many.
     """
     num_slots, num_kv_heads = cache.shape[2] * cache.shape[3], cache.shape[4]
     rows: Ints = slot_mapping[:, None] + np.arange(num_kv_heads) * num_slots

@@ -1,4 +1,4 @@
-"""Attention of sequences that have one query each."""
+"""Compute attention of sequences that have one query each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mie.ops_cpu.attention_plan import DecodeJob, Geometry
 
 
 class Parts:
-    """What units yield that are yet to be combined."""
+    """The results of units that still have to be combined."""
 
     def __init__(self, geometry: Geometry, num_parts: int, dtype: np.dtype[np.floating]) -> None:
         shape = (num_parts, geometry.num_kv_heads, geometry.num_rows)
@@ -23,20 +23,22 @@ class Parts:
         self.attended: Floats = np.empty((*shape, geometry.head_dim), dtype)
 
     def combined(self, parts: Sequence[int], group: int) -> Floats:
-        """The attention [Hq, Dh] of the query whose units those are."""
+        """Return the attention [Hq, Dh] of the query whose units these are."""
         own = list(parts)
         result = combine(self.largest[own], self.total[own], self.attended[own])
         return result[:, :group].reshape(-1, result.shape[-1])
 
 
 class Decode:
-    """A job with the memory that it reads and that a thread works in: made once for all layers,
-    for with short contexts making the views takes as long as what is done with them."""
+    """A job with the memory it reads and its thread's scratch, created once for all layers.
+
+    With short contexts, creating the views takes as long as computing with them.
+    """
 
     def __init__(
         self, job: DecodeJob, memory: Floats, geometry: Geometry, scratch: Scratch
     ) -> None:
-        """memory [L, 2, Hkv, N, B, Dh] holds the keys and the values."""
+        """Prepare a job. memory [L, 2, Hkv, N, B, Dh] holds the keys and the values."""
         g = geometry
         self._job, self._geometry, self._scratch = job, geometry, scratch
         memory = memory[:, :, job.heads]
@@ -45,7 +47,8 @@ class Decode:
         by_unit = (num_heads, num_tiles, num_units, g.num_rows)
         most_gathered = g.tiles_gathered(are_short=job.num_tiles == 1)
         room = scratch.take("room", num_heads * most_gathered * g.tile * g.head_dim)
-        # By a name of its own: what is no query stays 0, for all jobs have it at the same places.
+        # This scratch has its own name. Rows that are no query stay 0, because all jobs have them
+        # at the same places.
         queries = scratch.take("decoded", *by_tile, g.head_dim)
         scores = scratch.take("scores", *by_tile, job.width)
         weighted = scratch.take("weighted", *by_tile, g.head_dim)
@@ -69,7 +72,7 @@ class Decode:
         ]
 
     def run(self, q: Floats, layer: int, out: Floats, parts: Parts | None) -> None:
-        """Put the layer's results where they belong: in ``out``, or in ``parts``.
+        """Put the layer's results in ``out``, or in ``parts``.
 
         q and out [T, Hkv, G, Dh].
         """
@@ -78,7 +81,7 @@ class Decode:
         chosen = own[:, job.heads].swapaxes(0, 1)
         np.multiply(chosen[:, None], self._scale, out=self._queries)
         for reader, queries, scores, _ in self._products:
-            keys = reader.read(layer, 0, cleans=False)  # the caps hide what holds no token
+            keys = reader.read(layer, 0, cleans=False)  # the caps hide slots without a token
             np.matmul(queries, keys.swapaxes(-1, -2), out=scores)
         for scores, caps in self._caps:
             np.fmin(scores, caps, out=scores)
@@ -101,8 +104,11 @@ class Decode:
 
 
 def _caps(hidden: NDArray[np.bool_], num_rows: int, dtype: np.dtype[Any]) -> Floats:
-    """What scores [Hkv, tiles, R, width] are to be limited to where they are ``hidden`` [tiles,
-    width], as long as the scores are in memory, for one long loop takes a fraction of many short
-    ones. Elsewhere NaN, which `np.fmin` ignores, as it does scores of keys that are no number."""
+    """Return upper limits for scores [Hkv, tiles, R, width], -inf where they are ``hidden``.
+
+    ``hidden`` is [tiles, width]. Elsewhere the limit is NaN, which `np.fmin` ignores, as it ignores
+    NaN scores. The limits are contiguous over the scores in memory, because one long loop takes a
+    fraction of the time of many short ones.
+    """
     caps: Floats = np.where(hidden, -np.inf, np.nan).astype(dtype)
     return caps[:, None].repeat(num_rows, 1)

@@ -1,8 +1,7 @@
-"""What decodes and prefills share: tiles of keys, the softmax over them, sums over tiles.
+"""Share code between decodes and prefills: tiles of keys, their softmax, and sums over tiles.
 
-All products have one shape, whatever the batch, and sums go over tiles in their order, so that a
-query's result is the same bit for bit however it is computed: a tile it does not see contributes
-exact zeros.
+All products have one shape in any batch, and tiles are summed in order. So a query's result is the
+same bit for bit however it is computed. A tile that it does not see contributes exact zeros.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from mie.ops_cpu.attention_plan import Geometry, Stretch
 
 
 class Scratch:
-    """Memory of one thread, by name, which grows to what was asked of it."""
+    """Named scratch memory of one thread, which grows on demand."""
 
     def __init__(self, dtype: DTypeLike) -> None:
         self._dtype = dtype
         self._arrays: dict[str, Floats] = {}
 
     def take(self, name: str, *shape: int) -> Floats:
-        """An array of that shape, holding anything; the one before of that name is overwritten."""
+        """Return an uninitialised array of that shape. It overwrites the last one of that name."""
         size = math.prod(shape)
         array = self._arrays.get(name)
         if array is None or array.size < size:
@@ -37,10 +36,10 @@ class Scratch:
 
 
 class Reader:
-    """The keys and values of a stretch, layer by layer."""
+    """Reads the keys and values of a stretch, layer by layer."""
 
     def __init__(self, memory: Floats, stretch: Stretch, geometry: Geometry, room: Floats) -> None:
-        """From memory [L, 2, Hkv, N, B, Dh], in place or gathered at the beginning of ``room``."""
+        """Prepare to read memory [L, 2, Hkv, N, B, Dh] in place, or gathered into ``room``."""
         num_layers, _, num_heads, _, block_size, head_dim = memory.shape
         self._is_in_place = stretch.step is not None
         if stretch.step is not None:
@@ -61,21 +60,25 @@ class Reader:
         self._beyond = _beyond(stretch)
 
     def read(self, layer: int, which: int, *, cleans: bool = True) -> Floats:
-        """The layer's keys (0) or values (1): [Hkv, tiles, width, Dh]; if it ``cleans``, with zeros
-        where there is no token."""
+        """Return the layer's keys (0) or values (1) as [Hkv, tiles, width, Dh].
+
+        If it ``cleans``, slots without a token are set to zero.
+        """
         source: Floats = self._source[layer, which]
         if self._is_in_place:
             return source
-        # With "clip" NumPy writes to the array itself, not to a copy of it first.
+        # With "clip" NumPy writes directly to the array, without a copy.
         source.take(self._block_ids, 1, self._gathered, "clip")
         if cleans and self._beyond is not None:
-            self._tiles[self._beyond] = 0  # it may be no number there, and 0 * NaN is NaN
+            self._tiles[self._beyond] = 0  # these slots may hold NaN, and 0 * NaN is NaN
         return self._tiles
 
 
 def _beyond(stretch: Stretch) -> tuple[Any, ...] | None:
-    """The index, in [Hkv, tiles, width, Dh], of what holds no token; one for all tiles, for many
-    small fills take longer than the gathering."""
+    """Return the index, in [Hkv, tiles, width, Dh], of the slots without a token.
+
+    It is one index for all tiles, because many small fills take longer than the gathering.
+    """
     if not stretch.ends:
         return None
     if len(stretch.ends) == 1:
@@ -87,13 +90,16 @@ def _beyond(stretch: Stretch) -> tuple[Any, ...] | None:
 
 
 def softmax_weights(scores: Floats, scratch: Scratch) -> tuple[Floats, Floats]:
-    """(largest score, sum of weights), both [X, ..., R], of scores [X, tiles, ..., R, tile], which
-    become weights: exp(score - largest), 0 for those at -inf."""
+    """Turn scores [X, tiles, ..., R, tile] into weights in place.
+
+    A weight is exp(score - largest), which is 0 for a score of -inf. Return (largest score, sum of
+    weights), both [X, ..., R].
+    """
     lanes = over_tiles(np.maximum, scores, "lanes", scratch)
-    # Twice as fast as `np.maximum.reduce` over short rows.
+    # This is twice as fast as `np.maximum.reduce` over short rows.
     starts = np.arange(0, lanes.size, lanes.shape[-1])
     largest: Floats = np.maximum.reduceat(lanes.reshape(-1), starts).reshape(lanes.shape[:-1])
-    # A query that sees no key here: its weights are 0, and so is what they add to others' sums.
+    # A query that sees no key here gets weights of 0, so it adds 0 to the sums of other groups.
     np.maximum(largest, np.finfo(scores.dtype).min / 2, out=largest)
     scores -= largest[:, None, ..., None]
     np.exp(scores, out=scores)
@@ -102,7 +108,7 @@ def softmax_weights(scores: Floats, scratch: Scratch) -> tuple[Floats, Floats]:
 
 
 def over_tiles(operation: np.ufunc, x: Floats, name: str, scratch: Scratch) -> Floats:
-    """x [X, tiles, ..., R, E] reduced over its tiles, in their order: [X, ..., R, E]."""
+    """Reduce x [X, tiles, ..., R, E] over its tiles, in order, to [X, ..., R, E]."""
     if x.shape[1] == 1:
         return x[:, 0]
     out = scratch.take(name, len(x), *x.shape[2:])
@@ -111,8 +117,11 @@ def over_tiles(operation: np.ufunc, x: Floats, name: str, scratch: Scratch) -> F
 
 
 def combine(largest: Floats, total: Floats, attended: Floats) -> Floats:
-    """The attention [..., Dh] of queries from that of their groups: the largest scores and sums of
-    weights [groups, ...], and the sums of weighted values [groups, ..., Dh]."""
+    """Combine the groups of queries into their attention [..., Dh].
+
+    A group has its largest scores and sums of weights [groups, ...], and its sums of weighted
+    values [groups, ..., Dh].
+    """
     if len(total) == 1:
         result: Floats = attended[0] / total[0, ..., None]
         return result
@@ -123,8 +132,10 @@ def combine(largest: Floats, total: Floats, attended: Floats) -> Floats:
 
 
 def equals_in_part(geometry: Geometry, dtype: DTypeLike) -> bool:
-    """Whether the products and sums of a decode with the first positions of a tile only equal those
-    with all of them, the weights of the others 0."""
+    """Whether a decode with only the first positions of a tile gives the same bits as a full tile.
+
+    The weights of the other positions are 0.
+    """
     g, generator = geometry, np.random.default_rng(0)
     queries = generator.normal(size=(g.num_rows, g.head_dim)).astype(dtype)
     keys = generator.normal(size=(g.tile, g.head_dim)).astype(dtype)
@@ -142,7 +153,7 @@ def equals_in_part(geometry: Geometry, dtype: DTypeLike) -> bool:
 
 
 def rows_are_alike(geometry: Geometry, dtype: DTypeLike) -> bool:
-    """Whether a row of a decode's products comes out the same in each of the product's rows."""
+    """Whether a row of a decode's products is the same in each of the product's rows."""
     g, generator = geometry, np.random.default_rng(0)
     queries = generator.normal(size=(g.num_rows, g.head_dim)).astype(dtype)
     keys = generator.normal(size=(g.tile, g.head_dim)).astype(dtype)

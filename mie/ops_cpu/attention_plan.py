@@ -1,9 +1,9 @@
-"""What a step's attention consists of, worked out once for all layers.
+"""Plan a step's attention once for all layers.
 
-Keys are taken in **tiles** of a fixed number of positions, counted from position 0, and tiles in
-**groups** of a fixed number of tiles, so that sums are formed in the same order whoever computes
-with whom, in whatever chunks, wherever the blocks lie. A tile whose blocks are adjacent in the pool
-is read in place; any other is gathered, and so is the last one of a sequence while it fills.
+Keys are taken in **tiles** of a fixed number of positions, counted from position 0. Tiles are taken
+in **groups** of a fixed number of tiles. So sums are formed in the same order for any batch, any
+chunking and any block positions. A tile whose blocks are adjacent in the pool is read in place. Any
+other is gathered, as is a sequence's last tile while it fills.
 """
 
 from __future__ import annotations
@@ -21,19 +21,25 @@ from mie.ops.arrays import Ints
 from mie.ops.backend import StepBatch
 
 SCORES = 1 << 17
-"""Scores that a thread forms at once: as float32 half of a 1 MiB L2 cache."""
+"""Scores that a thread computes at once. As float32 they take half of a 1 MiB L2 cache."""
 GATHERED = 1 << 18
-"""Elements of keys, or of values, that a decode gathers at once: they stay in the cache too."""
+"""Elements of keys, or of values, that a decode gathers at once. They stay in the CPU cache too."""
 GATHERED_SHORT = 1 << 19
-"""The same for short contexts: the cache holds fewer, but where little is to be done the threads'
-waiting for each other's hand-overs of the GIL, once in a few calls, takes longer."""
+"""Elements that a decode gathers at once for short contexts.
+
+This exceeds the CPU cache, but with less work for each call the threads would wait longer for each
+other's GIL hand-overs.
+"""
 SMALL_SCORES = 1200
-"""Rows times keys up to which OpenBLAS multiplies by transposed keys without packing them (`M * N`
-in kernel/x86_64/sgemm_small_kernel_permit_skylakex.c); above, it takes up to 3 times as long."""
+"""Rows times keys up to which OpenBLAS multiplies by transposed keys without packing them.
+
+The rule is `M * N` in kernel/x86_64/sgemm_small_kernel_permit_skylakex.c. Larger products take up
+to 3 times as long.
+"""
 PREFILL_ROWS = 64
-"""Rows of a prefill's products where rows need not equal those of a decode bit for bit."""
+"""Rows of a prefill's products where they need not equal a decode's rows bit for bit."""
 PARTIAL_SUMS = 8
-"""NumPy adds up a row in so many: zeros at its end change no bit if their number is a multiple."""
+"""NumPy sums a row in this many parts. Padding it with a multiple of this many zeros is exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,26 +48,29 @@ class Geometry:
 
     num_kv_heads: int
     group: int
-    """Query heads of a KV head."""
+    """Number of query heads of a KV head."""
     head_dim: int
     block_size: int
 
     @cached_property
     def num_rows(self) -> int:
-        """Rows of a product: the query heads of a KV head, rounded up, for kernels take four or
-        eight rows at a time (3 rows take as long as 4, and 7 longer than 8)."""
+        """The rows of a product: the query heads of a KV head, rounded up to 4 or 8.
+
+        Kernels take four or eight rows at a time. 3 rows take as long as 4, and 7 take longer than
+        8.
+        """
         multiple = 4 if self.group <= 4 else 8
         return -(-self.group // multiple) * multiple
 
     @cached_property
     def tile(self) -> int:
-        """Positions of a tile, whole blocks."""
+        """The number of positions of a tile, which is whole blocks."""
         wanted = 128 if self.num_rows * 128 <= SMALL_SCORES else 64
         return self.block_size * max(1, wanted // self.block_size)
 
     @cached_property
     def width_step(self) -> int:
-        """What the positions that a last tile is shortened to are a multiple of."""
+        """The number of positions that a shortened last tile is a multiple of."""
         return math.lcm(self.block_size, PARTIAL_SUMS)
 
     @cached_property
@@ -73,29 +82,29 @@ class Geometry:
         return max(1, SCORES // (self.num_kv_heads * self.num_rows * self.tile))
 
     def tiles_gathered(self, *, are_short: bool) -> int:
-        """At once, of all KV heads."""
+        """Return how many tiles of all KV heads are gathered at once."""
         elements = GATHERED_SHORT if are_short else GATHERED
         return max(1, elements // (self.num_kv_heads * self.tile * self.head_dim))
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Tiles that are read together: in place, at equal distances in the pool, or gathered."""
+    """Tiles that are read together, either in place at equal distances in the pool, or gathered."""
 
     at: slice
-    """Which tiles of the job or group."""
+    """Index of these tiles in the job or group."""
     block_ids: Sequence[int]
-    """Of all tiles; in place the first one's first."""
+    """The blocks of all tiles. If read in place, the first tile's come first."""
     step: int | None
-    """In place: blocks from one tile to the next."""
+    """Blocks from one tile to the next if read in place, else None."""
     width: int
-    """Positions of each tile that are read: all, or those that any of them has filled."""
+    """Number of positions that are read of each tile: all, or those that any tile has filled."""
     ends: list[tuple[int, int]]
-    """(tile of the stretch, its positions that hold tokens) of tiles that are not filled so far."""
+    """Tiles that are not filled yet: (tile of the stretch, number of filled positions)."""
 
 
 class Tiles:
-    """The tiles of the sequences of a step, and where they lie."""
+    """The tiles of a step's sequences and their place in the pool."""
 
     def __init__(self, batch: StepBatch, geometry: Geometry) -> None:
         self._geometry = geometry
@@ -105,7 +114,7 @@ class Tiles:
         given = batch.block_tables[:, :num_blocks]
         blocks = np.zeros((len(given), num_blocks), np.int64)
         blocks[:, : given.shape[1]] = given
-        # What lies beyond a length may name no block.
+        # Table entries beyond a sequence's length may not be valid blocks.
         positions = np.arange(num_blocks) * geometry.block_size
         blocks *= positions < batch.seq_lens[:, None]
         blocks = blocks.reshape(len(given), num_tiles, -1)
@@ -122,10 +131,12 @@ class Tiles:
         most_gathered: int,
         last_width: int | None = None,
     ) -> list[Stretch]:
-        """The stretches of some units: the next ``num_tiles`` tiles from each of ``starts``, which
-        are (sequence, its tile). They are counted tile by tile: the first of every unit, then the
-        second, …, so that the last ones, which are rarely full, are gathered at once, as far as
-        ``last_width``."""
+        """Return the stretches of some units: the next ``num_tiles`` tiles from each of ``starts``.
+
+        A start is (sequence, its tile). Tiles are ordered by position first: the first tile of
+        every unit, then the second, and so on. So the last tiles, which are rarely full, are
+        gathered together, up to ``last_width`` positions.
+        """
         num_units, tile = len(starts), self._geometry.tile
         last = num_units * (num_tiles - 1)
         stretches: list[Stretch] = []
@@ -148,9 +159,11 @@ class Tiles:
     def _in_place(
         self, starts: Sequence[tuple[int, int]], num_tiles: int
     ) -> Iterator[tuple[slice, int, int]]:
-        """Where two or more tiles lie at equal distances: (which, the first block, the distance).
-        Those of one unit, if it has many, or else the same one of several units. A tile alone is
-        gathered as fast as it is read by calls of its own."""
+        """Find runs of two or more tiles at equal distances: (which, first block, distance).
+
+        The tiles belong to one unit if it has many, or else to several units at the same index. A
+        single tile is gathered as fast as it would be read in place.
+        """
         num_units = len(starts)
         if num_tiles > num_units:
             for unit, (s, first) in enumerate(starts):
@@ -167,7 +180,7 @@ class Tiles:
     def _progressions(
         self, tiles: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[int, int, int, int]]:
-        """(begin, end, first block, distance) of tiles, each a run, at equal distances forward."""
+        """Find ascending arithmetic progressions of tiles: (begin, end, first block, distance)."""
         if self._is_run is None:
             return
         firsts = [self._blocks[s][t][0] if self._is_run[s][t] else -1 for s, t in tiles]
@@ -197,23 +210,25 @@ class Tiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeJob:
-    """Some units, the tiles of one group of a sequence that has one query, all of equal size; the
-    work of one thread."""
+    """Some units of equal size, as the work of one thread.
+
+    A unit is the tiles of one group of a sequence that has one query.
+    """
 
     heads: slice
-    """Of the KV heads."""
+    """The KV heads of the job."""
     rows: slice | Ints
     """The queries, as indices into T."""
     num_units: int
     num_tiles: int
-    """Of each unit."""
+    """Number of tiles of each unit."""
     width: int
-    """Positions of each tile that scores are formed of."""
+    """Number of positions of each tile that are scored."""
     stretches: list[Stretch]
     hidden: list[tuple[slice, NDArray[np.bool_]]]
-    """Tiles, and which of their positions [tiles, width] the queries do not see."""
+    """Pairs of tiles and their hidden positions [tiles, width], which the queries do not see."""
     parts: slice | None
-    """Where the results go that are to be combined with those of other units."""
+    """Index of the results that are to be combined with those of other units."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,15 +236,17 @@ class DecodePlan:
     """The decodes of a step."""
 
     jobs: list[DecodeJob]
-    """The largest first."""
+    """All jobs, largest first."""
     combinations: list[tuple[int, list[int]]]
     """The queries with several units, as indices into T, and their parts in order."""
     num_parts: int
 
 
 class _Unit:
-    """Tiles first … stop - 1 of sequence s, which its query sees from position ``begin`` on; the
-    last has ``filled`` positions that hold tokens and is read as far as ``width``."""
+    """The tiles first … stop - 1 of sequence s, which its query sees from position ``begin`` on.
+
+    The last tile has ``filled`` positions with tokens and is read up to ``width``.
+    """
 
     __slots__ = ("begin", "filled", "first", "s", "stop", "width")
 
@@ -248,10 +265,12 @@ def plan_decodes(
     *,
     shortens: bool,
 ) -> DecodePlan:
-    """The jobs for the ``chosen`` sequences of the batch; ``shortens``: of last tiles only what is
-    filled is multiplied."""
+    """Plan the decodes of the ``chosen`` sequences of the batch.
+
+    With ``shortens`` only the filled part of a last tile is multiplied.
+    """
     starts = batch.cu_seqlens_q.tolist()
-    alone: dict[int, list[_Unit]] = {}  # by the number of tiles
+    alone: dict[int, list[_Unit]] = {}  # single units, by number of tiles
     parted: dict[int, list[_Unit]] = {}
     tile, step = geometry.tile, geometry.width_step
     for s in chosen:
@@ -282,7 +301,7 @@ def plan_decodes(
 
 
 def groups_of(begin: int, end: int, geometry: Geometry) -> Iterator[tuple[int, int]]:
-    """The tiles (first, stop) of positions begin … end - 1, group by group."""
+    """Yield the tiles (first, stop) of positions begin … end - 1, group by group."""
     first, last = begin // geometry.tile, -(-end // geometry.tile)
     while first < last:
         stop = (first // geometry.tiles_per_group + 1) * geometry.tiles_per_group
@@ -293,8 +312,10 @@ def groups_of(begin: int, end: int, geometry: Geometry) -> Iterator[tuple[int, i
 def _bunches(
     units: dict[int, list[_Unit]], geometry: Geometry, num_threads: int
 ) -> Iterator[list[_Unit]]:
-    """Units of equal size, as many together as a thread takes at once: the largest first, and
-    side by side those that are filled alike, for all are read as far as the fullest."""
+    """Bunch units of equal size, as many as a thread takes at once, largest first.
+
+    Units with similar fill are put together, because all are read as far as the fullest.
+    """
     for size in sorted(units, reverse=True):
         equal = sorted(units[size], key=lambda unit: unit.width, reverse=True)
         costs = [unit.width if size == 1 else size * geometry.tile for unit in equal]
@@ -308,8 +329,10 @@ def _bunches(
 
 
 def _cut(costs: Sequence[int], most: int) -> list[int]:
-    """Where bunches start that cost no more than ``most``, each of its units as much as the first,
-    which is the dearest."""
+    """Return the starts of batches whose padded cost is at most ``most``.
+
+    The padded cost is count × largest unit. The first unit of a batch is its largest.
+    """
     starts, at = [], 0
     while at < len(costs):
         starts.append(at)
@@ -356,7 +379,7 @@ def _job(
 
 
 def _by_heads(job: DecodeJob, geometry: Geometry, num_threads: int) -> Iterator[DecodeJob]:
-    """The job cut by KV heads, for want of jobs."""
+    """Split the job by KV heads, if there are fewer jobs than threads."""
     num_shares = min(num_threads, geometry.num_kv_heads)
     bounds = [geometry.num_kv_heads * i // num_shares for i in range(num_shares + 1)]
     for first, stop in pairwise(bounds):

@@ -1,4 +1,4 @@
-"""Attention of sequences that have several queries."""
+"""Compute attention of sequences that have several queries."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from mie.ops_cpu.attention_prefill_plan import Group, PrefillJob, Products
 
 
 class Prefills:
-    """One thread's jobs with the memory that it works in: made once for all layers, for with short
-    prompts making the views takes as long as what is done with them."""
+    """One thread's jobs with their scratch memory, created once for all layers.
+
+    With short prompts, creating the views takes as long as computing with them.
+    """
 
     def __init__(
         self,
@@ -25,10 +27,10 @@ class Prefills:
         products: Products,
         scratch: Scratch,
     ) -> None:
-        """memory [L, 2, Hkv, N, B, Dh] holds the keys and the values."""
+        """Prepare the jobs. memory [L, 2, Hkv, N, B, Dh] holds the keys and the values."""
         keys: dict[tuple[Group, int], Keys] = {}
         prefills: dict[int, Prefill] = {}
-        # The largest first, so that the others use its scratch.
+        # The largest job comes first, so that the others reuse its scratch.
         for i in sorted(range(len(jobs)), key=lambda i: jobs[i].cost, reverse=True):
             heads = jobs[i].heads
             for span in jobs[i].chunk.spans:
@@ -40,7 +42,7 @@ class Prefills:
         self._prefills = [prefills[i] for i in range(len(jobs))]
 
     def run(self, q: Floats, layer: int, out: Floats) -> None:
-        """Put the layer's results where they belong in ``out``.
+        """Put the layer's results in ``out``.
 
         q and out [T, Hkv, G, Dh].
         """
@@ -50,8 +52,10 @@ class Prefills:
 
 
 class Keys:
-    """The keys and values of a group for some heads, which several chunks may need. A thread holds
-    one of these at a time."""
+    """The keys and values of a group for some heads, which several chunks can share.
+
+    A thread holds one of these at a time.
+    """
 
     def __init__(
         self,
@@ -61,7 +65,7 @@ class Keys:
         products: Products,
         scratch: Scratch,
     ) -> None:
-        """From memory [L, 2, Hkv, N, B, Dh]."""
+        """Prepare to read from memory [L, 2, Hkv, N, B, Dh]."""
         self.first = group.first
         per_tile = memory.shape[2] * geometry.tile * geometry.head_dim
         places = [range(each.at.start, each.at.stop, each.at.step or 1) for each in group.stretches]
@@ -77,7 +81,7 @@ class Keys:
         self._pieces: list[tuple[range, Floats, Floats]] = []
 
     def read(self, layer: int) -> None:
-        """Hold those of the layer."""
+        """Read the keys and values of the layer."""
         self._pieces = []
         for at, begin, key_reader, value_reader in self._readers:
             keys, values = key_reader.read(layer, 0).swapaxes(-1, -2), value_reader.read(layer, 1)
@@ -88,8 +92,11 @@ class Keys:
             self._pieces.append((at, keys[:, :, None], values[:, :, None]))
 
     def between(self, first: int, stop: int) -> Iterator[tuple[slice, Floats, Floats]]:
-        """Those at first … stop - 1, counted as in the stretches, piece by piece: which of them,
-        the keys [Hkv, tiles, 1, Dh, width], the values [Hkv, tiles, 1, width, Dh]."""
+        """Yield the tiles first … stop - 1, counted as in the stretches, piece by piece.
+
+        A piece is its index, the keys [Hkv, tiles, 1, Dh, width] and the values [Hkv, tiles, 1,
+        width, Dh].
+        """
         for at, keys, values in self._pieces:
             begin, end = bisect_left(at, first), bisect_left(at, stop)
             if begin < end:
@@ -98,7 +105,7 @@ class Keys:
 
 
 class Prefill:
-    """A job of a thread."""
+    """One job of a thread."""
 
     def __init__(
         self,
@@ -108,7 +115,7 @@ class Prefill:
         products: Products,
         scratch: Scratch,
     ) -> None:
-        """``keys`` of each of the chunk's spans."""
+        """Prepare a job with the ``keys`` of each of the chunk's spans."""
         self._chunk, self._heads, self._keys, self._scratch = job.chunk, job.heads, keys, scratch
         self._geometry, self._per_query = geometry, products.per_query
         head_dim, group, spans = geometry.head_dim, geometry.group, job.chunk.spans
@@ -116,7 +123,7 @@ class Prefill:
         num_prompts, num_queries = job.chunk.rows.shape
         num_products = -(-num_queries * products.per_query // num_rows)
 
-        # Of several prompts the queries are held once for each of their tiles.
+        # With several prompts the queries are copied once for each of their tiles.
         copies = max(span.stop - span.start for span in spans) if num_prompts > 1 else 1
         shape = num_heads, copies, num_prompts, num_products * num_rows, head_dim
         queries = scratch.take("queries", *shape)
@@ -139,14 +146,15 @@ class Prefill:
             for shape, span in zip(by_tile, spans, strict=True)
         ]
         self._weighted = [
-            # What there is no need to add up is where it belongs at once.
+            # A result that needs no addition is written to its final place at once.
             scratch.take("weighted", *shape, head_dim) if shape[1] > 1 else attended[:, None]
             for shape, attended in zip(by_tile, self._attended, strict=True)
         ]
 
     def run(self, q: Floats, layer: int, out: Floats, held: Keys | None) -> Keys | None:
-        """Put the layer's results where they belong in ``out``; which keys the thread holds now, if
-        it ``held`` those before.
+        """Put the layer's results in ``out``.
+
+        ``held`` are the keys that the thread holds. Return the keys that it holds afterwards.
 
         q and out [T, Hkv, G, Dh].
         """
@@ -165,7 +173,7 @@ class Prefill:
         return held
 
     def _attend(self, i: int, keys: Keys) -> None:
-        """To the tiles of the i-th span."""
+        """Attend to the tiles of the i-th span."""
         span, scores, weighted = self._chunk.spans[i], self._scores[i], self._weighted[i]
         num_heads, num_tiles, num_prompts = scores.shape[:3]
         by_product = num_heads, num_tiles * num_prompts, *self._queries.shape[2:4]
@@ -185,7 +193,7 @@ class Prefill:
             np.add.reduce(weighted, axis=1, out=self._attended[i])
 
     def _by_query(self, x: Floats) -> Floats:
-        """[..., rows, E] as [..., queries, rows of a query, E]."""
+        """Return [..., rows, E] as [..., queries, rows of a query, E]."""
         num_queries = self._chunk.rows.shape[1]
         own = x[..., : num_queries * self._per_query, :]
         return own.reshape(*x.shape[:-2], num_queries, self._per_query, x.shape[-1])

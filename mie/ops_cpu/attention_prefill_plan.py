@@ -1,8 +1,8 @@
-"""What a step's prefills consist of: the work of each thread, worked out once for all layers.
+"""Plan a step's prefills once for all layers, as the work of each thread.
 
-The queries of a sequence are cut into **chunks** that do not go beyond a tile, so that only their
-last tile has keys which some of them do not see. Short sequences that begin at the same position
-are computed side by side: with a few calls each, the threads would mostly wait for the GIL.
+The queries of a sequence are cut into **chunks** that stay within a tile. So only a chunk's last
+tile has keys that some of its queries do not see. Short sequences that begin at the same position
+are batched. With few calls each, the threads would mostly wait for the GIL.
 """
 
 from __future__ import annotations
@@ -24,42 +24,46 @@ from mie.ops_cpu.attention_plan import (
 )
 
 SCORES = 1 << 19
-"""Scores that a thread forms at once for a sequence alone: the cache holds fewer, but with shorter
-calls the threads wait for each other's hand-overs of the GIL."""
+"""Scores that a thread computes at once for a single sequence.
+
+This exceeds the CPU cache, but with shorter calls the threads wait for each other's GIL hand-overs.
+"""
 CHUNKS = 2
-"""Into how many a tile's queries are cut at least: in vain are then the fewer of its products."""
+"""Minimum number of chunks of a tile's queries. More chunks waste fewer products on hidden keys."""
 WORTH_SHARING = 120_000
 """Scores of a layer below which a second thread loses more time than it saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Products:
-    """What the products of a prefill are like."""
+    """The form of a prefill's products."""
 
     rows: int
     per_query: int
-    """Rows that a query takes."""
+    """Rows of a product for each query."""
     transposes: bool
-    """Whether keys are transposed first, for which the products are faster."""
+    """Whether keys are transposed first, which makes the products faster."""
     shortens: bool
     """Whether only a tile's first keys are multiplied where no query sees the others."""
 
     @classmethod
     def like_decode(cls, geometry: Geometry, *, packs: bool, shortens: bool) -> Products:
-        """Equal to those of a decode bit for bit; if it ``packs``, with other rows in places that
-        are empty there."""
+        """Return products that equal those of a decode bit for bit.
+
+        If it ``packs``, other queries fill the rows that are padding in a decode.
+        """
         per_query = geometry.group if packs else geometry.num_rows
         return cls(rows=geometry.num_rows, per_query=per_query, transposes=False, shortens=shortens)
 
     @classmethod
     def fast(cls, geometry: Geometry) -> Products:
-        """For many queries."""
+        """Return the fastest products for many queries."""
         return cls(rows=PREFILL_ROWS, per_query=geometry.group, transposes=True, shortens=True)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Group:
-    """Tiles first … stop - 1 of each of some sequences, one group at most."""
+    """The tiles first … stop - 1 of each of some sequences, one group at most."""
 
     first: int
     stop: int
@@ -68,15 +72,14 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompts:
-    """Sequences with several queries, side by side: they begin at one position and end in the same
-    tile."""
+    """Sequences with several queries that begin at one position and end in the same tile."""
 
     rows: Ints
-    """The first query of each, as an index into T."""
+    """The first query of each sequence, as an index into T."""
     counts: Ints
-    """Queries of each; the first has the most."""
+    """Number of queries of each sequence. The first has the most."""
     position: int
-    """Of the first query of each."""
+    """Position of each sequence's first query."""
     groups: list[Group]
 
 
@@ -88,29 +91,33 @@ class Span:
     start: int
     stop: int
     width: int
-    """Positions of each tile that are read: all of them, if it is not one tile alone."""
+    """Number of positions read of each tile, less than a tile only if the span is one tile."""
     hidden: list[tuple[int, Floats]]
-    """(tile of the span, -inf for what a query may not see of it, else 0 [queries, 1, width])"""
+    """Pairs of (tile of the span, mask [queries, 1, width]), where hidden keys are -inf."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """The same queries of each of some prompts. For those that a prompt does not have its first
-    one is computed again."""
+    """The same queries of each of some prompts.
+
+    A prompt with fewer queries repeats its first one as padding.
+    """
 
     rows: Ints
-    """As indices into T [prompts, queries]."""
+    """The queries as indices into T [prompts, queries]."""
     own: tuple[Ints, ...] | None
-    """Which of those there are: (prompt, query) of each; None if that is all, and the prompts lie
-    side by side in T, with as many queries each."""
+    """The real queries as (prompt, query), or None if all are real.
+
+    None also requires that the prompts are adjacent in T and have equally many queries.
+    """
     spans: list[Span]
 
     def of(self, q: Floats) -> Floats:
-        """Those of q [T, ...]: [prompts, queries, ...]."""
+        """Return the chunk's rows of q [T, ...] as [prompts, queries, ...]."""
         return q[self.rows] if self.own is not None else self._view(q)
 
     def put(self, x: Floats, heads: slice, out: Floats) -> None:
-        """x [prompts, queries, heads, ...] where it belongs in ``out`` [T, Hkv, ...]."""
+        """Write x [prompts, queries, heads, ...] to its place in ``out`` [T, Hkv, ...]."""
         if self.own is not None:
             out[self.rows[self.own], heads] = x[self.own]
         else:
@@ -132,7 +139,7 @@ class PrefillJob:
     chunk: Chunk
     heads: slice
     cost: int
-    """Its scores, about."""
+    """The approximate number of its scores."""
 
 
 def plan_prefills(
@@ -144,8 +151,11 @@ def plan_prefills(
     products: Products,
     num_threads: int,
 ) -> list[list[PrefillJob]]:
-    """The jobs of each thread for the ``chosen`` sequences, whose queries begin at ``starts``:
-    alike in cost, those that read the same keys one after the other."""
+    """Plan the prefills of the ``chosen`` sequences, whose queries begin at ``starts``.
+
+    Return the jobs of each thread. Threads get similar costs, and jobs that read the same keys are
+    adjacent.
+    """
     planner = _Planner(starts, tiles, geometry, window, products)
     jobs = [job for own in planner.prompts(chosen, num_threads) for job in planner.jobs(own)]
     is_shared = sum(job.cost for job in jobs) >= WORTH_SHARING
@@ -159,7 +169,7 @@ def plan_prefills(
 
 
 class _Planner:
-    """With what all prefills of a step have in common."""
+    """Holds what all prefills of a step have in common."""
 
     def __init__(
         self,
@@ -173,8 +183,7 @@ class _Planner:
         self._geometry, self._products = geometry, products
 
     def prompts(self, chosen: Sequence[int], num_threads: int) -> Iterator[Prompts]:
-        """The sequences, side by side as far as they are alike and their memory stays in the
-        cache, in parts for all threads."""
+        """Batch similar sequences as far as the CPU cache allows, with parts for all threads."""
         kinds: dict[tuple[int, int], list[int]] = {}
         for s in chosen:
             last_tile = (self._tiles.lengths[s] - 1) // self._geometry.tile
@@ -197,8 +206,10 @@ class _Planner:
         return self._tiles.lengths[s] - self._count(s)
 
     def _at_once(self, s: int) -> int:
-        """Of how many sequences like this one the queries, the scores and the keys fit the cache,
-        each for themselves."""
+        """Return how many sequences like this one fit the CPU cache.
+
+        The queries, the scores and the keys must each fit.
+        """
         g, length = self._geometry, self._tiles.lengths[s]
         num_rows = self._count(s) * self._products.per_query
         largest = max(num_rows * max(length, g.head_dim), length * g.head_dim)
@@ -221,16 +232,16 @@ class _Planner:
         )
 
     def _first_seen(self, position: int) -> int:
-        """By the query there."""
+        """Return the first position that the query at ``position`` sees."""
         return 0 if self._window is None else max(0, position + 1 - self._window)
 
     def _width(self, needed: int) -> int:
-        """How many of a tile's positions are read if so many are needed, or more than there are."""
+        """Return how many of a tile's positions are read if ``needed`` (or more) are needed."""
         step = self._geometry.width_step if self._products.shortens else self._geometry.tile
         return min(self._geometry.tile, -(-needed // step) * step)
 
     def jobs(self, prompts: Prompts) -> Iterator[PrefillJob]:
-        """Of all heads if their keys stay in the cache."""
+        """Yield the jobs of all prompts. A job takes all heads if their keys fit the CPU cache."""
         g, per_query = self._geometry, self._products.per_query
         num_heads, size = g.num_kv_heads, -(-g.tile // CHUNKS)
         if len(prompts.rows) == 1:
@@ -243,12 +254,12 @@ class _Planner:
         for head in range(0, g.num_kv_heads, num_heads):
             for chunk in chunks:
                 positions = sum((span.stop - span.start) * span.width for span in chunk.spans)
-                # A query of its own takes time too.
+                # Each query also has a fixed cost.
                 cost = num_heads * chunk.rows.size * per_query * (positions + g.head_dim)
                 yield PrefillJob(chunk, slice(head, head + num_heads), cost)
 
     def _bounds(self, prompts: Prompts, size: int) -> Iterator[int]:
-        """The positions where chunks of ``size`` begin and end, counted from a tile's beginning."""
+        """Yield the bounds of chunks of ``size``, counted from a tile's beginning."""
         at, stop = prompts.position, prompts.position + int(prompts.counts[0])
         while at < stop:
             yield at
@@ -257,7 +268,7 @@ class _Planner:
         yield stop
 
     def _chunk(self, prompts: Prompts, first: int, stop: int) -> Chunk:
-        """The queries at the positions first … stop - 1."""
+        """Return the chunk of the queries at positions first … stop - 1."""
         g, count = self._geometry, prompts.counts[0]
         queries = np.arange(first, stop) - prompts.position
         is_own = queries < prompts.counts[:, None]
@@ -279,9 +290,9 @@ class _Planner:
     def _hidden(
         self, first: int, stop: int, start: int, end: int, width: int
     ) -> Iterator[tuple[int, Floats]]:
-        """`Span.hidden` of the tiles start … end - 1 and the queries at first … stop - 1."""
+        """Return `Span.hidden` of the tiles start … end - 1 for the queries at first … stop - 1."""
         g, own = self._geometry, np.arange(first, stop)[:, None, None]
-        left_behind = -(-self._first_seen(stop - 1) // g.tile)  # from there on the last sees all
+        left_behind = -(-self._first_seen(stop - 1) // g.tile)  # the last query sees all from here
         for tile in range(start, end):
             if left_behind <= tile < end - 1:
                 continue
@@ -290,5 +301,5 @@ class _Planner:
             if self._window is not None:
                 hidden |= keys <= own - self._window
             if hidden.any():
-                # To add is five times as fast as to copy where it is hidden.
+                # Adding is five times as fast as copying where the mask is set.
                 yield tile - start, np.where(hidden, -np.inf, 0).astype(np.float32)

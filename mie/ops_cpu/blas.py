@@ -1,4 +1,4 @@
-"""The number of threads of NumPy's BLAS."""
+"""Read and set the number of threads of NumPy's BLAS."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# The library that NumPy's wheels bring (since 2.0, and before), and a system's own.
+# The library of NumPy's wheels (2.0 and later, then earlier), and then a system library.
 _NAMES = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "openblas_{}")
 _EXTENSIONS = ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath")
 
 
 class Blas:
-    """NumPy's BLAS, asked through its own functions; of one that is no OpenBLAS nothing is known.
+    """Controls NumPy's BLAS through its own functions, if it is OpenBLAS.
 
-    The number of threads is one for the whole process: other users of NumPy in it see it too.
+    The number of threads is one for the whole process, so other users of NumPy in it see it too.
     """
 
     def __init__(self, library: Any = None) -> None:
-        """``library`` is where the functions are looked for, by default where NumPy has its own."""
+        """Look up the functions in ``library``, which is NumPy's own by default."""
         self._library = _numpy_library() if library is None else library
         self._get_num_threads = self._function("get_num_threads")
         self._set_num_threads = self._function("set_num_threads")
         self.is_controlled = None not in (self._get_num_threads, self._set_num_threads)
         """Whether `num_threads` can be read and set."""
         self.core = self._text("get_corename")
-        """The CPU it has kernels in use for, such as "SkylakeX"."""
+        """The CPU type whose kernels it uses, such as "SkylakeX"."""
         self.version = self._text("get_config")
 
     def num_threads(self) -> int | None:
-        """Threads that a call may use; None where that is not known."""
+        """The number of threads that a call may use, or None if it is unknown."""
         return None if self._get_num_threads is None else int(self._get_num_threads())
 
     @contextmanager
     def threads(self, number: int) -> Iterator[None]:
-        """``number`` threads a call inside; as many as before afterwards."""
+        """Use ``number`` threads for each call inside the context, and restore it afterwards."""
         if self._get_num_threads is None or self._set_num_threads is None:
             yield
             return
@@ -48,7 +48,7 @@ class Blas:
             self._set_num_threads(before)
 
     def _function(self, name: str) -> Any:
-        """A function of the library, or None."""
+        """Return a function of the library, or None."""
         found = (getattr(self._library, pattern.format(name), None) for pattern in _NAMES)
         return next(filter(None, found), None)
 
@@ -61,6 +61,6 @@ class Blas:
 
 
 def _numpy_library() -> ctypes.CDLL:
-    """NumPy's products. A symbol is looked for in it and in what it was linked with."""
+    """Load NumPy's products. A symbol is searched for in it and in the libraries it links."""
     extension = next(sys.modules[each] for each in _EXTENSIONS if each in sys.modules)
     return ctypes.CDLL(extension.__file__)

@@ -1,4 +1,4 @@
-"""The Backend contract over NumPy arrays, fast: the CPU engine."""
+"""Implement the Backend contract for fast CPU inference on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ from mie.ops_cpu.workers import Workers
 
 
 class CpuBackend(NumpyBackend):
-    """`NumpyBackend` with faster plans for what takes the time. "float32" (also "auto") or
-    "float64"; ``num_threads`` threads, by default one for each CPU it may run on.
+    """`NumpyBackend` with faster plans for the expensive operators.
 
-    ``linear_plan`` is how matrices are kept and multiplied: "plain", "tiled", or "auto", for each
-    shape what `Probe` found to be faster here. ``weight_dtype`` "bfloat16" or "float16" keeps the
-    matrices of a checkpoint in that dtype as they are, in tiles; "auto" widens them at load.
-    ``batch_invariant`` True makes what a request gets depend on nothing but itself, bit for bit;
-    "auto" does so where every shape's plan allows it.
+    The dtype is "float32" (also "auto") or "float64". ``num_threads`` defaults to one thread for
+    each CPU that it may run on.
+
+    ``linear_plan`` sets how matrices are kept and multiplied: "plain", "tiled", or "auto". "auto"
+    takes what `Probe` found to be faster here for each shape. ``weight_dtype`` "bfloat16" or
+    "float16" keeps matrices of that dtype as they are, in tiles, while "auto" widens them at load.
+    ``batch_invariant`` True makes a request's result independent of the rest of the batch, bit for
+    bit. "auto" does so if every shape's plan allows it.
     """
 
     name = "numpy"
@@ -68,7 +70,7 @@ class CpuBackend(NumpyBackend):
         """The plan of every shape (K, N) that was loaded."""
         self._plain = PlainPlan(self.dtype, self.workers, allocator=allocator)
         self._tiled = TiledPlan(self.dtype, self.workers, weight_dtype, allocator=allocator)
-        # Weights of 16 bits are only kept in tiles.
+        # 16-bit weights are only kept in tiles.
         is_tiled = weight_dtype != "auto" or batch_invariant is True
         self._linear_plan = "tiled" if is_tiled else linear_plan
         self._batch_invariant = batch_invariant
@@ -79,12 +81,12 @@ class CpuBackend(NumpyBackend):
 
     @property
     def linear_is_batch_invariant(self) -> bool:
-        """Whether every matrix was loaded under a plan whose rows depend on themselves only."""
+        """Whether every matrix was loaded under a plan whose rows do not depend on each other."""
         return all(name == self._tiled.name for name in self.linear_plans.values())
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether what a request gets depends on nothing but itself, bit for bit."""
+        """Whether a request's result is independent of the rest of the batch, bit for bit."""
         if self._batch_invariant is False or self.kv_dtype != self.dtype:
             return False
         return self.linear_is_batch_invariant
@@ -147,7 +149,7 @@ class CpuBackend(NumpyBackend):
         return elementwise.sample(logits, rows, self.workers)
 
     def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
-        """BLAS has one thread meanwhile: the workers are those that share out the work."""
+        """Run a step with a single-threaded BLAS, because the workers share out the work."""
         with self.blas.threads(1):
             return super().run_step(forward, batch)
 
@@ -161,7 +163,7 @@ class CpuBackend(NumpyBackend):
         return self._plain if name == self._plain.name else self._tiled
 
     def find_probe(self) -> Probe:
-        """What chooses the plans, with what it remembers of this machine."""
+        """Return the probe that chooses the plans, with its answers from this machine."""
         if self._probe is None:
             machine = machine_key(self.blas, self.workers.num_threads)
             folder: Path | None = None

@@ -1,4 +1,4 @@
-"""The CPUs that this process really has."""
+"""Count the CPUs that are available to this process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 Read = Callable[[str], str | None]
-"""The text of a file by its absolute path; None where there is none to read."""
+"""Returns the text of a file by its absolute path, or None if it cannot be read."""
 
 
 def read_file(path: str) -> str | None:
-    """The file's text, or None."""
+    """Return the file's text, or None."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):
@@ -21,7 +21,7 @@ def read_file(path: str) -> str | None:
 
 
 def available_cpus(read: Read = read_file) -> int:
-    """CPUs that threads can run on at once, all the time: by affinity, and by the quota."""
+    """Return how many CPUs threads can use continuously, given the affinity and the quota."""
     if hasattr(os, "sched_getaffinity"):
         usable = len(os.sched_getaffinity(0))
     else:
@@ -30,12 +30,12 @@ def available_cpus(read: Read = read_file) -> int:
 
 
 def whole_cpus(usable: int, quota: float | None) -> int:
-    """Of ``usable`` CPUs, those whose time the control group allows, rounded up."""
+    """Return ``usable``, limited to the control group's quota rounded up."""
     return usable if quota is None else max(1, min(usable, math.ceil(quota)))
 
 
 def cpu_quota(read: Read = read_file) -> float | None:
-    """CPUs whose time the process's control group may use; None without a limit."""
+    """Return the CPU quota of the process's control group, or None without a limit."""
     quotas = []
     for text in group_files(read, "cpu", "cpu.max"):  # "150000 100000", or "max 100000"
         quotas.append(_ratio(text))
@@ -47,15 +47,16 @@ def cpu_quota(read: Read = read_file) -> float | None:
 
 
 def _ratio(text: str) -> float | None:
-    """Time by period; no limit is "max", or a time of -1."""
+    """Return time divided by period. "max" or a time of -1 means no limit."""
     numbers = [int(word) for word in text.split() if re.fullmatch(r"\d+", word, re.ASCII)]
     return numbers[0] / numbers[1] if len(numbers) == 2 and min(numbers) > 0 else None
 
 
 def group_files(read: Read, controller: str, name: str) -> list[str]:
-    """The texts of a control group's file, from the process's own group up to the root's.
+    """Return the texts of a control group's file, from the process's own group up to the root.
 
-    A limit of any of them holds. Version 2 has one tree, version 1 one for each controller.
+    A limit of any of these groups applies. Version 2 has one tree, and version 1 has one tree for
+    each controller.
     """
     texts = []
     for line in (read("/proc/self/cgroup") or "").splitlines():

@@ -1,5 +1,7 @@
-"""What stands between the matrix products and the attention of a step, and after them, in few calls
-over all its rows. Every number equals that of the plain operators bit for bit."""
+"""Compute the operators other than matrix products and attention, in few calls over all rows.
+
+Every number equals that of the plain operators bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +20,31 @@ from mie.ops_cpu.attention_cache import head_major, slot_rows
 from mie.ops_cpu.workers import Workers
 
 PIECE_BYTES = 1 << 20
-"""Of a result at most that a thread makes at a time, so that it stays in its cache."""
+"""Maximum bytes of a result that a thread makes at a time, so that it stays in its cache."""
 TABLE_BYTES = 1 << 18
-"""Up to which RoPE's tables repeat a token's row for each head, to be read as one long row."""
+"""Maximum bytes of RoPE's tables that repeat a token's row for each head, to form one long row."""
 SILU_WORTH_SHARING = 1 << 16
 ROPE_WORTH_SHARING = 1 << 18
 DRAWS_WORTH_SHARING = 1 << 16
 """Elements below which a hand-over to other threads takes longer than it saves."""
 ROWS_DRAWN = 4
-"""By a thread at a time."""
+"""Rows that a thread samples at a time."""
 
 
 def by_rows(
     work: Callable[..., None], workers: Workers, out: Floats, *others: NDArray[Any]
 ) -> None:
-    """work(out, *others), with some rows of all of them at a time, which the threads share out.
+    """Call work(out, *others) on slices of their rows, which the threads share out.
 
-    The pieces are few and large: a thread that wants the GIL while another has it falls asleep, and
-    to wake it takes as long as some 20,000 elements.
+    The slices are few and large. A thread that waits for the GIL falls asleep, and waking it takes
+    as long as some 20,000 elements.
     """
     num_pieces = -(-out.nbytes // (workers.num_threads * PIECE_BYTES)) * workers.num_threads
     size = -(-len(out) // num_pieces)
     starts = iter(range(0, len(out), size))
 
     def take_pieces(_: int) -> None:
-        for start in starts:  # each is taken by one thread
+        for start in starts:  # each slice is taken by one thread
             rows = slice(start, start + size)
             work(out[rows], *(other[rows] for other in others))
 
@@ -50,8 +52,11 @@ def by_rows(
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float, allocator: CachingAllocator) -> Floats:
-    """`ops.norm.rms_norm`, of one row in half the time: its mean square is a scalar there, not an
-    array. Threads would not pay: there is too little to do between two calls."""
+    """Compute `ops.norm.rms_norm`, in half the time if there is one row.
+
+    The mean square of a single row is a scalar, not an array. Threads would not pay, because there
+    is too little to do between two calls.
+    """
     scale: Any
     if len(x) == 1:
         row, scalar = x[0], x.dtype.type
@@ -65,8 +70,10 @@ def rms_norm(x: Floats, weight: Floats, eps: float, allocator: CachingAllocator)
 
 
 class Rotation:
-    """RoPE and the writing of keys and values, with what all layers of a step share. It holds on to
-    the cache of the last step."""
+    """Applies RoPE and writes keys and values, with the tables that all layers of a step share.
+
+    It keeps a reference to the cache of the last step.
+    """
 
     def __init__(self, workers: Workers, allocator: CachingAllocator) -> None:
         self._workers = workers
@@ -78,7 +85,7 @@ class Rotation:
     def write(
         self, qkv: Floats, rope_table: Floats, cache: Floats, layer: int, batch: StepBatch
     ) -> Floats:
-        """`ops.rope.rope` of q and k; keys and values go to the cache of `attention_cache`."""
+        """Apply `ops.rope.rope` to q and k, and write keys and values to the cache."""
         num_kv_heads, head_dim = cache.shape[-2:]
         num_rotated = qkv.shape[1] - num_kv_heads
         if self._cache is not cache:
@@ -92,7 +99,7 @@ class Rotation:
             x = qkv[:, :num_rotated]
             np.multiply(x, cos, out=y)
             turned = x.view(half)[..., ::-1].copy().view(x.dtype)
-            turned *= sin  # whose first half is negative: adding it is what `rope` subtracts
+            turned *= sin  # the first half of sin is negative, so this subtracts as `rope` does
             y += turned
             keys[slots] = y.view(row)[:, -num_kv_heads:, 0]
             values[slots] = qkv.view(row)[:, num_rotated:, 0]
@@ -107,7 +114,7 @@ class Rotation:
 
     def _open(self, cache: Floats) -> None:
         num_layers, head_dim = cache.shape[0], cache.shape[-1]
-        # A head's row, and half of it, as one item: NumPy moves such in one go.
+        # View a head's row, or half of it, as one item, which NumPy moves in one go.
         self._row = np.dtype((np.void, head_dim * cache.itemsize))
         self._half = np.dtype((np.void, head_dim // 2 * cache.itemsize))
         memory = head_major(cache).reshape(num_layers, 2, -1, head_dim)
@@ -129,7 +136,7 @@ class Rotation:
 
 
 def silu_mul(gate_up: Floats, workers: Workers, allocator: CachingAllocator) -> Floats:
-    """`ops.activation.silu_mul`, the rows shared out among the threads."""
+    """Compute `ops.activation.silu_mul`, with the rows shared out among the threads."""
     y = allocator.empty((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
     if y.size < SILU_WORTH_SHARING:
         _silu_mul(y, gate_up)
@@ -142,7 +149,7 @@ def _silu_mul(y: Floats, gate_up: Floats) -> None:
     width = y.shape[1]
     gate = gate_up[:, :width]
     np.negative(gate, out=y)
-    # exp overflows to inf below about -88 in float32; the quotient is then the limit, -0.
+    # exp overflows to inf below about -88 in float32. The quotient is then the limit, -0.
     with np.errstate(over="ignore"):
         np.exp(y, out=y)
     y += 1.0
@@ -151,14 +158,14 @@ def _silu_mul(y: Floats, gate_up: Floats) -> None:
 
 
 def sample(logits: Floats, rows: Sequence[RowControls], workers: Workers) -> list[int]:
-    """`ops.sampling.sample`, the rows shared out among the threads."""
+    """Compute `ops.sampling.sample`, with the rows shared out among the threads."""
     if logits.size < DRAWS_WORTH_SHARING or not any(row.temperature for row in rows):
         return sampling.sample(logits, rows)
     token_ids = [0] * len(rows)
     starts = iter(range(0, len(rows), ROWS_DRAWN))
 
     def work(_: int) -> None:
-        for start in starts:  # each is taken by one thread
+        for start in starts:  # each slice is taken by one thread
             some = slice(start, start + ROWS_DRAWN)
             token_ids[some] = sampling.sample(logits[some], rows[some])
 

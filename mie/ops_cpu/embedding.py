@@ -1,4 +1,4 @@
-"""The embedding table, which the output head may share."""
+"""Hold the embedding table, which the output head may share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mie.ops_cpu.widen import stored, widen
 
 
 class Embedding:
-    """Rows [V, D]; or the tiles [ceil(V / 64), D, 64] of the head [D, V], in the same memory."""
+    """Rows [V, D], or tiles [ceil(V / 64), D, 64] of the head [D, V] in the same memory."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class Embedding:
 
     @property
     def rows(self) -> NDArray[Any]:
-        """[V, D]"""
+        """The rows [V, D]."""
         assert self._tiles is None, "the rows became tiles"
         return self.memory[: self.shape[0]]
 
     def as_tiles(self) -> NDArray[Any]:
-        """The tiles of the head. 64 rows make one tile, so each is turned where it lies."""
+        """Convert to the tiles of the head, in place. 64 rows make one tile."""
         if self._tiles is None:
             num_columns = self.shape[1]
             self._tiles = self.memory.reshape(-1, num_columns, WIDTH)
@@ -54,7 +54,7 @@ class Embedding:
         return self._tiles
 
     def take(self, token_ids: Ints) -> Floats:
-        """[T, D]: `ops.linear.embed`."""
+        """Return [T, D]: `ops.linear.embed`."""
         if self._tiles is None:
             taken = self.memory[token_ids]
         else:

@@ -1,19 +1,26 @@
-"""Whether helper threads pay, judged by what they gained and lost lately."""
+"""Decide whether helper threads pay, from their recent gains and losses."""
 
 from __future__ import annotations
 
 CREDIT = 2e-4
-"""Seconds that helpers may lose before they pause. The first calls after a pause have to wake them
-up, which costs the caller some microseconds each time."""
+"""Seconds that helpers may lose before they pause.
+
+The first calls after a pause have to wake them up, which costs the caller some microseconds each
+time.
+"""
 MOST_KEPT = 1e-3
-"""Seconds of gains that can make up for later losses. A machine that becomes busy is noticed
-within this time and one loss."""
+"""Maximum seconds of gains that offset later losses.
+
+A machine that becomes busy is noticed within this time and one loss.
+"""
 SHORTEST_PAUSE = 16.0
 LONGEST_PAUSE = 256.0
-"""Seconds of a pause for each second lost. It doubles with each trial that fails, so that trials
-cost less than one percent in the long run."""
+"""Seconds of a pause for each second lost.
+
+It doubles with each trial that fails, so trials cost less than one percent in the long run.
+"""
 MOST_SECONDS = 1.0
-"""Of a pause. A machine that is no longer busy is noticed within this time."""
+"""Maximum seconds of a pause. A machine that is no longer busy is noticed within this time."""
 
 
 class Gains:
@@ -34,7 +41,7 @@ class Gains:
         return now < self._resume_at
 
     def add(self, gained: float, now: float) -> None:
-        """Count seconds that shared work was faster (or, negative, slower) than one thread."""
+        """Add the seconds that shared work was faster than one thread (negative if slower)."""
         self._balance += gained
         if self._balance >= MOST_KEPT:
             self._balance = MOST_KEPT

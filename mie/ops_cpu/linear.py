@@ -1,4 +1,4 @@
-"""What a plan for the matrix product is."""
+"""Define the interface of a plan for the matrix product."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from numpy.typing import NDArray
 from mie.ops.arrays import Floats
 
 BYTES_PER_THREAD = 5 << 18
-"""Weights to read from which on another thread helps more than handing over costs it."""
+"""Bytes of weights from which on another thread saves more than its hand-over costs."""
 ROWS_PER_READ = 4
 """Rows whose arithmetic takes about as long as reading the weights."""
 
 
 class Matrix(Protocol):
-    """A matrix [K, N] and its bias [N], as its plan keeps them: once."""
+    """A matrix [K, N] and its bias [N], stored once in the layout of its plan."""
 
     nbytes: int
 
     def apply(self, x: Floats, residual: Floats | None) -> Floats:
-        """`ops.linear.linear`."""
+        """Compute `ops.linear.linear`."""
 
 
 class LinearPlan(Protocol):
-    """A layout of matrices, and the way to multiply by one."""
+    """A layout of matrices and the way to multiply by one."""
 
     name: str
     is_batch_invariant: bool
-    """Whether a row's result is the same bit for bit whatever other rows there are."""
+    """Whether a row's result is the same bit for bit in any batch of rows."""
 
     def load(
         self,
@@ -37,9 +37,9 @@ class LinearPlan(Protocol):
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
     ) -> Matrix:
-        """A matrix from the rows of a checkpoint's (N, K), block by block."""
+        """Load a matrix from the rows of a checkpoint's (N, K), block by block."""
 
 
 def work_bytes(weight_bytes: int, num_rows: int) -> int:
-    """The weights read, as often as the arithmetic of all rows takes."""
+    """Return the cost of a product in bytes: the weights, scaled by the arithmetic of the rows."""
     return weight_bytes * -(-num_rows // ROWS_PER_READ)

@@ -1,7 +1,7 @@
-"""The plan `plain`: a matrix [K, N] as it is, whose columns the threads share out.
+"""Implement the plan `plain`: a matrix [K, N] as it is, whose columns the threads share out.
 
-BLAS could share them out itself, but its threads would then wait for more work by spinning, for
-tens of milliseconds, on the CPUs that the next operators want.
+BLAS could share them out itself. But its threads would then spin for tens of milliseconds while
+they wait for more work, on the CPUs that the next operators need.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ class PlainMatrix:
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
 
     def apply(self, x: Floats, residual: Floats | None) -> Floats:
-        """`ops.linear.linear`."""
+        """Compute `ops.linear.linear`."""
         return self._plan.apply(x, self, residual)
 
 
 class PlainPlan:
-    """One product a thread. Which kernel it takes, and so how a row is rounded, depends on how many
-    rows there are."""
+    """Computes one product for each thread.
+
+    The number of rows selects the BLAS kernel, and so how a row is rounded.
+    """
 
     name = "plain"
     is_batch_invariant = False
@@ -57,7 +59,7 @@ class PlainPlan:
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
     ) -> PlainMatrix:
-        """A matrix from the rows of a checkpoint's (N, K), block by block."""
+        """Load a matrix from the rows of a checkpoint's (N, K), block by block."""
         weight = np.empty(shape[::-1], self.dtype)
         column = 0
         for block in blocks:
@@ -66,7 +68,7 @@ class PlainPlan:
         return PlainMatrix(self, weight, None if bias is None else bias.astype(self.dtype))
 
     def apply(self, x: Floats, matrix: PlainMatrix, residual: Floats | None) -> Floats:
-        """`ops.linear.linear`."""
+        """Compute `ops.linear.linear`."""
         weight, bias = matrix.weight, matrix.bias
         y = self._allocator.empty((len(x), weight.shape[1]), x.dtype)
         num_shares = work_bytes(weight.nbytes, len(x)) // self._bytes_per_thread

@@ -1,12 +1,12 @@
-"""The plan `tiled`: a matrix as tiles that OpenBLAS multiplies without packing them first.
+"""Implement the plan `tiled`: matrices in tiles that OpenBLAS multiplies without packing them.
 
-Weights [K, N] are stored as tiles [N / 64, K, 64], and rows are multiplied 4 at a time: products
-(4, K) @ (K, 64), each small enough for OpenBLAS's small-matrix kernels, which read their operands
-where they lie. A tile stays in the cache while all rows pass by it, so weights come from memory
-once a call. Other products of this size would be packed first, every time.
+Weights [K, N] are stored as tiles [N / 64, K, 64], and rows are multiplied 4 at a time. The
+products (4, K) @ (K, 64) are small enough for OpenBLAS's small-matrix kernels, which read their
+operands in place. A tile stays in the CPU cache while all rows are multiplied, so weights come from
+memory once a call. Other products of this size would be packed first, every time.
 
-A row is always multiplied in a group of 4, by the same kernel, in the same order of K, so its
-result depends on nothing but itself.
+A row is always multiplied in a group of 4, by the same kernel, in the same order of K. So its
+result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -26,29 +26,37 @@ from mie.ops_cpu.widen import stored, widen
 from mie.ops_cpu.workers import Workers
 
 WIDTH = 64
-"""Columns of a tile: four AVX-512 registers of float32."""
+"""Columns of a tile, which fill four AVX-512 registers of float32."""
 GROUP = 4
-"""Rows of a product: with WIDTH, what the kernel keeps in registers."""
+"""Rows of a product. With WIDTH, the kernel keeps them in registers."""
 SMALL_PRODUCT = 100**3
-"""M · N · K up to which OpenBLAS uses its small-matrix kernels (interface/gemm.c, and
-kernel/x86_64/sgemm_small_kernel_permit_skylakex.c); a longer K is cut, and the parts added."""
+"""Maximum M · N · K for which OpenBLAS uses its small-matrix kernels.
+
+The source is interface/gemm.c and kernel/x86_64/sgemm_small_kernel_permit_skylakex.c. A longer K is
+cut, and the parts are added.
+"""
 MOST_INPUTS = 2048
-"""K of a product at most: a tile and the rows that pass by it then fit into 1 MiB of L2 cache."""
+"""Maximum K of a product, so that a tile and the rows fit into 1 MiB of L2 cache."""
 MAX_ROWS = 512
-"""Rows of a call at most; more take several, which read the weights again."""
+"""Maximum number of rows of a call. More rows take several calls, which read the weights again."""
 MOST_TURNS = 4
-"""Tasks of a thread: several, so that one that is held up leaves work to the others."""
+"""Maximum number of tasks of a thread. With several, a delayed thread leaves work to the others."""
 BYTES_PER_TURN = 1 << 27
-"""Weights to read for a task of several, some milliseconds: a task more costs tens of microseconds,
-for threads wait for each other's GIL."""
+"""Bytes of weights of one task among several, which take some milliseconds.
+
+Another task costs tens of microseconds, because threads wait for the GIL.
+"""
 HEAD_START = 5 << 17
-"""Weights that the caller has read when the others begin, who wait for the GIL first."""
+"""Bytes of weights that the caller reads while the other threads still wait for the GIL."""
 WORTH_READING_TWICE = 0.95
-"""What sharing out rows must make of the largest task: each thread then reads all weights."""
+"""Size of the largest task, relative to sharing out tiles, below which rows are shared out.
+
+Each thread then reads all weights.
+"""
 
 
 class TiledMatrix:
-    """Tiles [ceil(N / 64), K, 64]; columns past N hold zeros."""
+    """Tiles [ceil(N / 64), K, 64]. Columns past N hold zeros."""
 
     def __init__(
         self, plan: TiledPlan, tiles: NDArray[Any], num_outputs: int, bias: Floats | None
@@ -59,11 +67,11 @@ class TiledMatrix:
         self.bias = bias
         """[ceil(N / 64) * 64]"""
         self.parts = _parts(tiles.shape[1])
-        """Ranges of K."""
+        """The ranges of K whose products are added."""
         self.nbytes = tiles.nbytes + (0 if bias is None else bias.nbytes)
 
     def apply(self, x: Floats, residual: Floats | None) -> Floats:
-        """`ops.linear.linear`."""
+        """Compute `ops.linear.linear`."""
         return self._plan.apply(x, self, residual)
 
 
@@ -95,7 +103,7 @@ class TiledPlan:
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
     ) -> TiledMatrix:
-        """A matrix from the rows of a checkpoint's (N, K), block by block."""
+        """Load a matrix from the rows of a checkpoint's (N, K), block by block."""
         tiles: NDArray[Any] = np.empty(0)
         column = 0
         for block in blocks:
@@ -112,7 +120,7 @@ class TiledPlan:
         return TiledMatrix(self, tiles, shape[0], bias)
 
     def apply(self, x: Floats, matrix: TiledMatrix, residual: Floats | None) -> Floats:
-        """`ops.linear.linear`."""
+        """Compute `ops.linear.linear`."""
         num_rows, num_tiles = len(x), len(matrix.tiles)
         padded_shape = -(-num_rows // GROUP) * GROUP, num_tiles * WIDTH
         y = self._allocator.empty(padded_shape, self.dtype)
@@ -129,7 +137,7 @@ class TiledPlan:
         return result
 
     def _groups(self, x: Floats) -> Floats:
-        """x as [groups, 4, K], with rows of zeros in the end."""
+        """Return x as [groups, 4, K], padded with rows of zeros."""
         num_rows, num_inputs = x.shape
         num_groups = -(-num_rows // GROUP)
         if num_rows % GROUP or not x.flags.c_contiguous:
@@ -140,7 +148,7 @@ class TiledPlan:
         return x.reshape(num_groups, GROUP, num_inputs)
 
     def _multiply(self, x: Floats, matrix: TiledMatrix, y: Floats, residual: Floats | None) -> None:
-        """y [rows of whole groups, columns of whole tiles]"""
+        """Multiply into y [rows of whole groups, columns of whole tiles]."""
         groups, tiles = self._groups(x), matrix.tiles
         out = y.reshape(len(groups), GROUP, len(tiles), WIDTH).transpose(2, 0, 1, 3)
         num_bytes = work_bytes(tiles.nbytes, len(y))
@@ -152,7 +160,7 @@ class TiledPlan:
         tasks = iter(_tasks(len(tiles), len(groups), num_threads, num_bytes))
 
         def work(thread: int) -> None:
-            for which, some in tasks:  # each is taken by one thread
+            for which, some in tasks:  # each task is taken by one thread
                 self._product(groups[some], tiles[which], matrix.parts, out[which, some], thread)
                 rows = slice(some.start * GROUP, some.stop * GROUP)
                 columns = slice(which.start * WIDTH, which.stop * WIDTH)
@@ -169,14 +177,15 @@ class TiledPlan:
         out: Floats,
         thread: int,
     ) -> None:
-        """groups [groups, 4, K] @ tiles [tiles, K, 64] into out [tiles, groups, 4, 64]."""
+        """Multiply groups [groups, 4, K] @ tiles [tiles, K, 64] into out [tiles, groups, 4, 64]."""
         for first, last in parts:
             target = self._part(out.shape, thread) if first else out
             rows, weights = groups, tiles
             if len(parts) > 1:
                 rows, weights = groups[..., first:last], tiles[:, first:last]
             if tiles.dtype == self.dtype:
-                # Tile by tile: NumPy's own order would be that of the output's memory.
+                # Iterate over tiles here, because NumPy's own order would be that of the output's
+                # memory.
                 np.matmul(rows, weights[:, None], out=target, order="C")
             else:
                 self._widening_product(rows, weights, target, thread)
@@ -184,7 +193,7 @@ class TiledPlan:
                 out += target
 
     def _part(self, shape: tuple[int, ...], thread: int) -> Floats:
-        """Where the thread keeps what is to be added."""
+        """Return the thread's buffer for products that are added."""
         size = math.prod(shape)
         if self._parts[thread].size < size:
             self._parts[thread] = huge_empty(size * self.dtype.itemsize).view(self.dtype)
@@ -193,7 +202,7 @@ class TiledPlan:
     def _widening_product(
         self, groups: Floats, tiles: NDArray[Any], out: Floats, thread: int
     ) -> None:
-        """The same product; each tile is widened into the cache just before."""
+        """Multiply the same way, but widen each tile into the CPU cache just before."""
         num_inputs = tiles.shape[1]
         if len(self._wide[thread]) < num_inputs:
             self._wide[thread] = np.empty((num_inputs, WIDTH), self.dtype)
@@ -204,8 +213,11 @@ class TiledPlan:
 def _tasks(
     num_tiles: int, num_groups: int, num_threads: int, num_bytes: int
 ) -> list[tuple[slice, slice]]:
-    """Tiles and groups of each task: some tiles with all groups, or, where tiles do not come out
-    even, all tiles with some groups."""
+    """Return the tiles and groups of each task.
+
+    A task is some tiles with all groups. If the tiles do not divide evenly, it is all tiles with
+    some groups.
+    """
     number = num_threads * max(1, min(num_bytes // BYTES_PER_TURN // num_threads, MOST_TURNS))
     largest_by_tiles = -(-num_tiles // number) * num_groups
     largest_by_groups = num_tiles * -(-num_groups // number)
@@ -216,14 +228,14 @@ def _tasks(
 
 
 def _shares(number: int, num_shares: int, ahead: int = 0) -> list[slice]:
-    """Equal as far as can be, but for ``ahead`` more in the first one; none is empty."""
+    """Split into shares of nearly equal size, the first with ``ahead`` more. None is empty."""
     ahead = min(ahead, number)
     ends = [ahead - (ahead - number) * i // num_shares for i in range(1, num_shares)]
     return [slice(first, stop) for first, stop in pairwise([0, *ends, number]) if first < stop]
 
 
 def _empty_tiles(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Tiles for a checkpoint's (N, K); zeros where no output belongs."""
+    """Return tiles for a checkpoint's (N, K), with zeros in the padding."""
     num_outputs, num_inputs = shape
     num_tiles = -(-num_outputs // WIDTH)
     tiles: NDArray[Any] = np.empty((num_tiles, num_inputs, WIDTH), dtype)
@@ -232,7 +244,7 @@ def _empty_tiles(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _add(y: Floats, bias: Floats | None, residual: Floats | None) -> None:
-    """The residual may have fewer rows and columns."""
+    """Add the bias and the residual to y. The residual may have fewer rows and columns."""
     if bias is not None:
         y += bias
     if residual is not None:
@@ -240,14 +252,14 @@ def _add(y: Floats, bias: Floats | None, residual: Floats | None) -> None:
 
 
 def _parts(num_inputs: int) -> list[tuple[int, int]]:
-    """Ranges of K whose products are small: as few as can be, of equal size but for one."""
+    """Return the fewest ranges of K whose products are small, of equal size except one."""
     num_parts = -(-num_inputs // min(MOST_INPUTS, SMALL_PRODUCT // (GROUP * WIDTH)))
     size = -(-num_inputs // num_parts)
     return [(first, min(first + size, num_inputs)) for first in range(0, num_inputs, size)]
 
 
 def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The range, cut at the borders of tiles."""
+    """Yield the range, cut at the borders of tiles."""
     while start < stop:
         end = min(stop, (start // WIDTH + 1) * WIDTH)
         yield start, end

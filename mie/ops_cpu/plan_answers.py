@@ -1,4 +1,4 @@
-"""What the probe of linear plans found on this machine, kept on disk."""
+"""Keep the results of the probe of linear plans on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mie.cache_dir import CacheError, read_json, write_json
 PLANS_CACHE = "linear_plans"
 """The name of the cache that holds the answers."""
 MAX_DAYS = 30
-"""Age of an answer after which it is tried again: the machine may have changed."""
+"""Age of an answer, in days, after which it is tried again because the machine may have changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,25 +24,25 @@ class Answer:
     """The faster plan for matrices of one shape, as several rounds agreed."""
 
     machine: str
-    """The CPU, the BLAS and the like, as `machine_key` puts them."""
+    """The CPU, the BLAS and the other parts of `machine_key`."""
     shape: str
     """The dtype and the shape: "float32 576x1536"."""
     plan: str
     ratio: float
-    """The time of tiled by that of plain."""
+    """The time of tiled divided by that of plain."""
     day: str
-    """When it was found: "2026-11-22"."""
+    """The day it was found: "2026-11-22"."""
 
     def is_old(self, today: date) -> bool:
-        """Return whether to try again; an answer from the future is as good as none."""
+        """Return whether to try again. An answer from the future is also too old."""
         return not 0 <= (today - date.fromisoformat(self.day)).days <= MAX_DAYS
 
 
 class PlanAnswers:
-    """The answers for one machine in a folder that many processes may use.
+    """The answers for one machine, in a folder that many processes may use.
 
-    Each answer has a file of its own, which is written whole, so that no process can undo what
-    another one writes. With ``folder`` None there are no answers, and none are kept.
+    Each answer has its own file, which is written whole, so no process can undo what another one
+    writes. With ``folder`` None there are no answers, and none are kept.
     """
 
     def __init__(self, folder: Path | None, machine: str) -> None:
@@ -57,18 +57,18 @@ class PlanAnswers:
         return answer if is_own else None
 
     def put(self, shape: str, plan: str, ratio: float, day: date) -> None:
-        """Keep an answer, if the folder can be written to."""
+        """Store an answer, if the folder is writable."""
         path = self._path(shape)
         if path is None:
             return
         answer = Answer(
             machine=self._machine, shape=shape, plan=plan, ratio=ratio, day=day.isoformat()
         )
-        with suppress(CacheError):  # it is found again by the next process
+        with suppress(CacheError):  # the next process will find it again
             write_json(path, asdict(answer))
 
     def odd_ones(self) -> list[Answer]:
-        """Return the answers of this machine whose plan is not that of most shapes."""
+        """Return the answers of this machine whose plan differs from that of most shapes."""
         if self._folder is None:
             return []
         found = (_parse(read_json(path)) for path in sorted(self._folder.glob("*.json")))
@@ -86,7 +86,7 @@ class PlanAnswers:
 
 
 def _parse(content: Any) -> Answer | None:
-    """The answer, or None where the file holds anything else."""
+    """Return the answer, or None if the file holds anything else."""
     if not isinstance(content, dict) or content.keys() != Answer.__annotations__.keys():
         return None
     ratio = content["ratio"]

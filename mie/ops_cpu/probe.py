@@ -1,4 +1,4 @@
-"""Which plan is the faster one for matrices of a given shape, on this machine."""
+"""Find the faster plan for matrices of a given shape on this machine."""
 
 from __future__ import annotations
 
@@ -20,28 +20,33 @@ from mie.ops_cpu.linear_tiled import WIDTH, TiledMatrix, TiledPlan
 from mie.ops_cpu.plan_answers import PlanAnswers
 
 ROWS = (4, 16, 64)
-"""What is tried. One row is not: it takes either plan as long as its weights take to arrive, but
-those that are tried are in the cache already."""
+"""The row counts that are tried.
+
+One row is left out. Either plan then takes as long as its weights take to arrive from memory, but
+in the trial they are already in the CPU cache.
+"""
 REPEATS = 2
-"""The fastest of so many counts, for what else runs only makes them slower; the plans take turns,
-so that both meet it."""
+"""Number of runs, of which the fastest counts, because other programs only make runs slower.
+
+The plans alternate, so that both meet the same load.
+"""
 ROUNDS = 3
-"""Of which each must give the same answer, by the margin, for it to be remembered."""
+"""Number of rounds that must agree, by the margin, before an answer is remembered."""
 MARGIN = 1.1
-"""How far a ratio must be from TOLERATED, as a factor, to be clear."""
+"""Factor by which a ratio must differ from TOLERATED to be clear."""
 MOST_WEIGHTS = 1 << 21
-"""Elements of a matrix that are tried: of a larger one as many columns as that."""
+"""Maximum number of elements of a trial matrix. A larger matrix is tried with fewer columns."""
 PLANS = 3
-"""Counts the changes to the plans after which what was remembered does not hold any more."""
+"""Version of the plans. A change makes the remembered answers invalid."""
 TOLERATED = 1.05
-"""How much slower `tiled` may be and still be chosen, for its rows are batch-invariant."""
+"""How much slower `tiled` may be and still be chosen, because its rows are batch-invariant."""
 
 
 class Probe:
-    """Tries both plans for each shape, and remembers the answer in the user's cache.
+    """Tries both plans for each shape and remembers the answer in the user's cache.
 
-    The cache is a convenience: without it, or where it cannot be written, the shapes of a model
-    are tried at every load.
+    The cache is a convenience. Without it, or where it is not writable, the shapes of a model are
+    tried at every load.
     """
 
     def __init__(self, plain: PlainPlan, tiled: TiledPlan, answers: PlanAnswers) -> None:
@@ -53,9 +58,8 @@ class Probe:
     def choose(self, num_inputs: int, num_outputs: int) -> str:
         """Return the name of the faster plan for a matrix [K, N].
 
-        Where the rounds do not agree, or the plans are nearly equal, that is the last answer, or
-        tiled, for this process only. Another program that keeps the machine busy then has no
-        lasting effect.
+        If the rounds disagree or the plans are nearly equal, return the last answer, or tiled, for
+        this process only. So another program that keeps the machine busy has no lasting effect.
         """
         shape = f"{self._tiled.dtype} {num_inputs}x{num_outputs}"
         if shape not in self._chosen:
@@ -77,9 +81,9 @@ class Probe:
         return self._tiled.name if known is None else known.plan
 
     def _ratio(self, num_inputs: int, num_outputs: int) -> float:
-        """Return the time of tiled by that of plain, over all numbers of rows."""
+        """Return the time of tiled divided by that of plain, over all numbers of rows."""
         num_tiles = max(1, min(num_outputs, MOST_WEIGHTS // num_inputs) // WIDTH)
-        # All elements are alike, so that one array is the matrix in either layout.
+        # All elements are equal, so one array is the matrix in either layout.
         tiles = np.full((num_tiles, num_inputs, WIDTH), 0.5, self._tiled.dtype)
         weight = tiles.reshape(num_inputs, -1)
         plain = PlainMatrix(self._plain, weight, None)
@@ -97,7 +101,7 @@ def _today() -> date:
 
 
 def _fastest(applies: Sequence[Callable[[Floats, None], object]], x: Floats) -> list[float]:
-    """Seconds of each."""
+    """Return the fastest time of each, in seconds."""
     times: list[list[float]] = [[] for _ in applies]
     for _ in range(1 + REPEATS):  # the first one warms up
         for apply, each in zip(applies, times, strict=True):
@@ -108,7 +112,7 @@ def _fastest(applies: Sequence[Callable[[Floats, None], object]], x: Floats) -> 
 
 
 def machine_key(blas: Blas, num_threads: int) -> str:
-    """What the speed of the plans depends on: the CPU, the BLAS and its kernels, the threads."""
+    """Return what the speed of the plans depends on: CPU, BLAS, its kernels, and threads."""
     parts = (_cpu_model(), blas.core, blas.version, f"numpy {np.__version__}")
     return f"{', '.join(parts)}, {num_threads} threads, plans {PLANS}"
 

@@ -1,8 +1,8 @@
-"""A lock that a thread waits for in a bounded busy loop.
+"""Provide a lock that a thread spin-waits for, up to a limit.
 
-Waking a thread that sleeps takes tens of microseconds, most of all on a virtual machine, which has
-to wake the CPU as well. That is as long as many operators take. A thread that loops in C sees the
-lock become free at once, and does not hold the GIL meanwhile.
+Waking a sleeping thread takes tens of microseconds, most of all on a virtual machine, which has to
+wake the CPU as well. That is as long as many operators take. A thread that spins in C sees the lock
+become free at once, and does not hold the GIL meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import time
 
 CACHE_LINE = 64
-"""Bytes. A lock has a line of its own, so that nothing else slows down the thread that waits."""
+"""Bytes of a cache line. A lock has its own line, so nothing else slows down the waiting thread."""
 CALIBRATION_TRIES = 1000
 CALIBRATION_ROUNDS = 5
 
@@ -23,9 +23,9 @@ IS_AVAILABLE = all(hasattr(_LIBRARY, name) for name in ("pthread_spin_trylock", 
 
 
 class SpinLock:
-    """Like `threading.Lock`, but taken when it is made, and released without harm when it is free.
+    """A `threading.Lock` that is initially taken and can be released when it is free.
 
-    Any thread may release it: in glibc and musl these locks have no owner.
+    Any thread may release it, because in glibc and musl these locks have no owner.
     """
 
     def __init__(self) -> None:
@@ -33,30 +33,30 @@ class SpinLock:
         address = -(-ctypes.addressof(self._memory) // CACHE_LINE) * CACHE_LINE
         self._lock = ctypes.c_void_p(address)
         self._try = ctypes.cast(_LIBRARY.pthread_spin_trylock, ctypes.c_void_p)
-        self._find = _LIBRARY["lfind"]  # a function object of its own, whose result is typed here
+        self._find = _LIBRARY["lfind"]  # a private object, because its type is set here
         self._find.restype = ctypes.c_void_p
         _UNDER_GIL.pthread_spin_init(self._lock, 0)
         self.take()
 
     def take(self) -> None:
-        """Take it if it is free. This keeps the GIL, because nothing here waits."""
+        """Take the lock if it is free. This keeps the GIL, because nothing here waits."""
         _UNDER_GIL.pthread_spin_trylock(self._lock)
 
     def acquire(self, num_tries: int) -> bool:
-        """Take it as soon as it is free, or give up after ``num_tries`` tries; return which."""
+        """Take the lock as soon as it is free. Return False after ``num_tries`` tries."""
         # lfind compares its key with each element until the comparison yields 0. Here a comparison
-        # is a try to lock, and the elements, of size 0, are never read.
+        # is an attempt to lock, and the elements, of size 0, are never read.
         count = ctypes.c_size_t(num_tries)
         found = self._find(self._lock, self._lock, ctypes.byref(count), _NO_SIZE, self._try)
         return found is not None
 
     def release(self) -> None:
-        """Let another thread take it. This keeps the GIL, because nothing here waits."""
+        """Release the lock. This keeps the GIL, because nothing here waits."""
         _UNDER_GIL.pthread_spin_unlock(self._lock)
 
 
 def tries_per_second() -> float:
-    """Return how fast this CPU tries to take a lock; 0 where there are no such locks."""
+    """Return how often this CPU can try to take a lock in a second, or 0 without such locks."""
     if not IS_AVAILABLE:
         return 0.0
     lock, fastest = SpinLock(), float("inf")

@@ -1,4 +1,4 @@
-"""A persistent set of threads that share out one piece of work at a time."""
+"""Run a persistent pool of threads that share one piece of work at a time."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from mie.ops_cpu.gains import Gains
 Task = Callable[[int], object]
 
 HELPER_SPINS = 1e-3
-"""Seconds that a helper waits for work in a busy loop before it sleeps. Waking it then takes up to
-100 us, a tenth of the time it has waited."""
+"""Seconds that a helper spin-waits for work before it sleeps.
+
+Waking it then takes up to 100 us, which is a tenth of the time it waited.
+"""
 CALLER_SPINS = 2e-4
-"""Seconds that the caller waits for a helper likewise. The helper may be waiting for this CPU."""
+"""Seconds that the caller spin-waits for a helper. The helper may be waiting for this CPU."""
 
 
 class Workers:
-    """``num_threads`` threads, the caller's included, that do the tasks of `run`.
+    """A pool of ``num_threads`` threads, including the caller, that run the tasks of `run`.
 
     A thread takes any task that has not begun, so the caller never waits for a helper that is not
-    scheduled. Helpers are left out for a while where they do not pay (see `Gains`). The threads end
-    with `close`, or with the object. A forked child starts threads of its own.
+    scheduled. Helpers are left out for a while when they do not pay (see `Gains`). The threads end
+    with `close` or when the object is deleted. A forked child starts its own threads.
     """
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
-        # A thread that spins on the CPU of one that works would hold it up.
+        # A spinning thread would hold up a working thread on the same CPU.
         may_spin = num_threads > 1 and num_threads <= available_cpus()
         tries_per_second = spin.tries_per_second() if may_spin else 0.0
         self._tries = [int(seconds * tries_per_second) for seconds in (HELPER_SPINS, CALLER_SPINS)]
@@ -46,10 +48,10 @@ class Workers:
     def run(self, task: Task, num_tasks: int | None = None) -> None:
         """Call task(i) once for each i in range(num_tasks), by default one for each thread.
 
-        Which thread does a task is open, but task(0) is the caller's. Tasks may not wait for each
-        other: one thread may do all of them. `run` returns when all are done. If a task raises, so
-        does `run`, as soon as no task is running; tasks that have not begun are dropped. An
-        interrupt of the caller, such as Ctrl-C, is treated likewise.
+        Any thread may run a task, but task(0) runs in the caller. Tasks may not wait for each
+        other, because one thread may run all of them. `run` returns when all are done. If a task
+        raises, so does `run`, as soon as no task is running, and tasks that have not begun are
+        dropped. An interrupt of the caller, such as Ctrl-C, is treated the same way.
         """
         num_tasks = num_tasks or self.num_threads
         begin = time.perf_counter()
@@ -61,8 +63,8 @@ class Workers:
             self._start_helpers()
         cpu_begin = time.thread_time()
         helpers, work = self._helpers[: num_tasks - 1], _Work(task, num_tasks)
-        # Everything stays inside one try statement: an interrupt can come between any two
-        # instructions, and the helpers must be idle before it goes on.
+        # Everything stays inside one try statement. An interrupt can come between any two
+        # instructions, and the helpers must be idle before it propagates.
         try:
             for helper in helpers:
                 helper.start(work)
@@ -75,12 +77,12 @@ class Workers:
             _stop(helpers, work)
             raise
         if work.errors:
-            raise work.errors.pop()  # not kept here: its frames hold what the task held
+            raise work.errors.pop()  # not kept, because its frames refer to the task's data
         end = time.perf_counter()
         self._gains.add(cpu_seconds + work.helpers_seconds - (end - begin), end)
 
     def close(self) -> None:
-        """End the threads. `run` may not be called any more."""
+        """End the threads. `run` may not be called afterwards."""
         for helper in self._helpers:
             helper.stop()
         self._helpers = []
@@ -96,7 +98,7 @@ class Workers:
 
 
 class _Work:
-    """The tasks of one call of `run`, and which of them no thread has taken yet."""
+    """The tasks of one `run` call, with those that no thread has taken yet."""
 
     def __init__(self, task: Task, num_tasks: int) -> None:
         self._task = task
@@ -106,13 +108,13 @@ class _Work:
         """CPU time of the helpers' tasks."""
 
     def help(self, own: int) -> None:
-        """Do the task ``own`` and then others, if any are left; a helper calls this.
+        """Run the task ``own``, and then others if any are left. A helper calls this.
 
-        A thread begins with the same task each time, because its cache may still hold the data.
+        A thread begins with the same task each time, because its CPU cache may still hold the data.
         """
         begin = time.thread_time()
         try:
-            # Each of these operations on a dict is atomic, so that one thread gets the task.
+            # Each of these dict operations is atomic, so only one thread gets the task.
             if self._waiting.pop(own, self) is None:
                 self._task(own)
             self.take_all()
@@ -122,7 +124,7 @@ class _Work:
         self.helpers_seconds += time.thread_time() - begin
 
     def take_all(self) -> None:
-        """Do tasks until none is left to take."""
+        """Run tasks until none is left."""
         while self._waiting:
             try:
                 index, _ = self._waiting.popitem()
@@ -131,13 +133,15 @@ class _Work:
             self._task(index)
 
     def drop(self) -> None:
-        """Leave undone what has not begun."""
+        """Drop the tasks that have not begun."""
         self._waiting.clear()
 
 
 class _Signal:
-    """What one thread waits for and another gives. It means "look": the one that waits then checks
-    what it waited for, so that a signal too many does no harm."""
+    """A signal that one thread waits for and another gives.
+
+    It means "look": the waiting thread then checks its condition, so an extra signal is harmless.
+    """
 
     def __init__(self, num_tries: int) -> None:
         self._num_tries = num_tries
@@ -147,9 +151,9 @@ class _Signal:
         self._is_given = self._is_asleep = False
 
     def wait(self) -> None:
-        """Wait until it is given: in a busy loop at first, then asleep."""
+        """Wait until it is given, first by spinning and then asleep."""
         if self._spin_lock is not None:
-            self._spin_lock.take()  # it may be free since an earlier signal
+            self._spin_lock.take()  # an earlier signal may have left it free
             if not self._is_given:
                 self._spin_lock.acquire(self._num_tries)
         self._is_asleep = True
@@ -167,8 +171,10 @@ class _Signal:
 
 
 class _Job:
-    """What a helper shares with its thread. The thread does not refer to the helper, which ends
-    with the `Workers`."""
+    """What a helper shares with its thread.
+
+    The thread does not refer to the helper, so the helper ends with its `Workers`.
+    """
 
     def __init__(self, index: int, helper_tries: int, caller_tries: int) -> None:
         self.index = index
@@ -179,7 +185,7 @@ class _Job:
 
 
 class _Helper:
-    """One thread, which waits for work, helps with it, and waits for more."""
+    """One thread that waits for work, helps with it, and waits for more."""
 
     def __init__(self, index: int, helper_tries: int, caller_tries: int) -> None:
         self._job = _Job(index, helper_tries, caller_tries)
@@ -192,7 +198,7 @@ class _Helper:
         self._job.wake.give()
 
     def wait(self) -> None:
-        """Wait until the thread does nothing. Work that it has not begun is taken back."""
+        """Wait until the thread is idle. Work that it has not begun is taken back."""
         self._job.work = None
         while self._job.is_busy:
             self._job.done.wait()
@@ -205,12 +211,13 @@ class _Helper:
 def _serve(job: _Job) -> None:
     while not job.is_last:
         job.wake.wait()
-        # Busy before it looks: a caller that finds it idle afterwards has taken the work back.
+        # Set busy before looking. A caller that finds the thread idle afterwards has taken the work
+        # back.
         job.is_busy = True
         work = job.work
         if work is not None:
             work.help(job.index)
-        del work  # what it holds on to may be large
+        del work  # it may hold on to much memory
         job.is_busy = False
         job.done.give()
 
@@ -223,5 +230,5 @@ def _stop(helpers: list[_Helper], work: _Work) -> None:
             for helper in helpers:
                 helper.wait()
             return
-        except BaseException:  # the first interrupt goes on when the helpers are idle
+        except BaseException:  # re-raise the first interrupt when the helpers are idle
             continue

@@ -1,4 +1,4 @@
-"""The GPU path: CUDA kernels (kernels/*.cu), and what launches them on a GPU or on a CPU.
+"""Run the operators as CUDA kernels (kernels/*.cu), on a GPU or emulated on a CPU.
 
-Knows arrays and kernels; must not know a request, a sequence or a block table's owner.
+This room knows arrays and kernels, but no requests, no sequences and no owners of block tables.
 """

@@ -1,4 +1,4 @@
-"""Where the results of a step's operators lie: in the same memory, step after step."""
+"""Reuse the memory of the operators' results from step to step."""
 
 import math
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from mie.ops.backend import Array
 from mie.ops_gpu.arrays import next_power_of_two
 
 Empty = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
-"""Room for something that has a name, as an array of that shape and dtype."""
+"""Returns an uninitialised array of that shape and dtype under a name."""
 
 
 def fresh(xp: Any) -> Empty:
-    """New arrays, whatever the name."""
+    """Return a function that allocates new arrays and ignores the name."""
 
     def empty(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return xp.empty(shape, dtype)
@@ -23,10 +23,10 @@ def fresh(xp: Any) -> Empty:
 
 
 class Arena:
-    """One buffer for each name, kept and overwritten when the name is used again.
+    """One buffer for each name, overwritten when the name is used again.
 
-    A buffer grows until it has seen the largest step. After that nothing is allocated, and the
-    steps of one size find their results at the same addresses, as a captured one has to.
+    A buffer grows until it has seen the largest step. After that nothing is allocated, and steps of
+    one size find their results at the same addresses, which a captured step needs.
     """
 
     def __init__(self, xp: Any) -> None:
@@ -34,16 +34,16 @@ class Arena:
         self._buffers: dict[tuple[str, np.dtype[Any]], Array] = {}
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An array whose contents are whatever they were."""
+        """Return an uninitialised array."""
         size, key = math.prod(shape), (name, dtype)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.size < size:
-            rows = next_power_of_two(shape[0])  # few sizes on the way to the largest
+            rows = next_power_of_two(shape[0])  # few sizes until the largest
             buffer = self._xp.empty(rows * math.prod(shape[1:]), dtype)
             self._buffers[key] = buffer
         return buffer[:size].reshape(shape)
 
     @property
     def buffers(self) -> tuple[Array, ...]:
-        """Those of now. A captured step keeps its own, so that they outlive their replacement."""
+        """The current buffers. A captured step keeps its own, so they survive being replaced."""
         return tuple(self._buffers.values())

@@ -1,4 +1,4 @@
-"""Arrays on the device and on the host, and what their element types are called."""
+"""Handle arrays on the device and on the host, and name their element types."""
 
 import math
 from typing import Any
@@ -25,18 +25,18 @@ _KERNEL_TYPES = {
 
 
 def kernel_type(array: Array) -> str:
-    """What the kernels call the element type of an array of numbers."""
+    """Return the kernels' name of the array's element type."""
     return _KERNEL_TYPES[array.dtype.name]
 
 
 def to_host(array: Array) -> NDArray[Any]:
-    """The array as a NumPy array: a copy if it lies on the device, else itself."""
+    """Return the array as a NumPy array, copied if it is on the device."""
     host: NDArray[Any] = array.get() if hasattr(array, "get") else array
     return host
 
 
 def host_zeros(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Zeros in the host's memory, pinned where there is a device to copy to."""
+    """Return zeros in the host's memory, pinned if there is a device."""
     if isinstance(xp.zeros(0), np.ndarray):
         return np.zeros(shape, dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -46,15 +46,15 @@ def host_zeros(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray
 
 
 def ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
 def next_power_of_two(n: int) -> int:
-    """The least that is not below ``n``, and at least 1."""
+    """Return the smallest power of two that is at least ``n``, and at least 1."""
     return 1 << max(0, n - 1).bit_length()
 
 
 def block_threads(wanted: int, most: int = 256) -> int:
-    """Threads for a block: whole warps, about as many as ``wanted``, at most ``most``."""
+    """Return a thread count for a block: whole warps, close to ``wanted``, at most ``most``."""
     return min(most, 32 * max(1, ceil_div(wanted, 32)))

@@ -1,4 +1,4 @@
-"""How paged attention is launched: decodes and prompts apart, over one cache."""
+"""Launch paged attention over one cache, with decodes and prompts apart."""
 
 import math
 from dataclasses import dataclass
@@ -14,11 +14,13 @@ from mie.ops_gpu.dispatch import WARPS, DecodeKernel, decode_kernel, prefill_ker
 from mie.ops_gpu.launcher import Launcher
 
 SPLIT_TOKENS = 256
-"""Tokens of a sequence that one block of a split decode attends to, a multiple of 16. Where a split
-begins depends on nothing else, so that a sequence's result does not depend on its batch."""
+"""Tokens of a sequence that one block of a split decode attends to, a multiple of 16.
+
+The splits depend on nothing else, so a sequence's result does not depend on its batch.
+"""
 
 STREAM_BLOCKS_PER_MULTIPROCESSOR = 3
-"""Most that a multiprocessor holds, by the kernel's registers."""
+"""Maximum number of blocks on a multiprocessor, given the kernel's registers."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,13 +60,15 @@ class AttentionCall:
 
     @property
     def max_len(self) -> int:
-        """What no sequence of the step is longer than: what its table holds. Launches are sized by
-        this and not by the lengths, so that a captured step can be replayed with others."""
+        """The maximum length of a sequence of the step, which its table allows.
+
+        Launches use this instead of the lengths, so a captured step can be replayed with others.
+        """
         return self.table_width * self.block_size
 
     @property
     def scale(self) -> np.float32:
-        """Of scores in base 2: exp(x) is exp2(x * log2(e))."""
+        """The scale of scores in base 2, because exp(x) is exp2(x * log2(e))."""
         scale: np.float32 = np.float32(math.log2(math.e) / math.sqrt(self.head_dim))
         return scale
 
@@ -72,14 +76,14 @@ class AttentionCall:
 class PagedAttention:
     """Launches the attention kernels.
 
-    With ``is_deterministic`` a sequence's result does not depend on its batch; without, decodes are
-    shared out evenly over the chip where a kernel for that exists.
+    With ``is_deterministic`` a sequence's result does not depend on its batch. Without it, decodes
+    are shared out evenly over the chip where a kernel for that exists.
     """
 
     def __init__(
         self, launcher: Launcher, chip: Chip, is_deterministic: bool, empty: Empty | None = None
     ) -> None:
-        """``empty`` gives room for results and partial ones; by default new arrays."""
+        """Allocate results and partial results with ``empty``, or as new arrays by default."""
         self._launcher = launcher
         self._chip = chip
         self._is_deterministic = is_deterministic
@@ -93,8 +97,10 @@ class PagedAttention:
         window: int | None,
         scales: Array | None = None,
     ) -> Array:
-        """`ops.attention.paged_attention` over one layer, whose ``scales`` are those of a quantised
-        cache."""
+        """Compute `ops.attention.paged_attention` over one layer.
+
+        ``scales`` are those of a quantised cache.
+        """
         out = self._empty("attention", q.shape, q.dtype)
         call = AttentionCall(q=q, kv=kv, scales=scales, out=out, batch=batch, window=window)
         if batch.decodes.size:
@@ -125,7 +131,7 @@ class PagedAttention:
         if num_splits > 1:
             partial, partial_lse = self._partials(num_decodes, call.num_heads, num_splits, call)
         name = "paged_decode" if kernel.kind == "plain" else "paged_decode_mma"
-        # The plain kernel has the group in its name.
+        # The name of the plain kernel includes the group.
         sizes = [call.table_width, call.block_size, SPLIT_TOKENS, call.window or 0]
         if kernel.kind == "mma":
             sizes.insert(0, call.group)
@@ -214,7 +220,7 @@ class PagedAttention:
         )
 
     def _partials(self, rows: int, heads: int, splits: int, call: AttentionCall) -> list[Array]:
-        """Room for partial results [rows, heads, splits, Dh] and their log-sum-exps."""
+        """Allocate partial results [rows, heads, splits, Dh] and their log-sum-exps."""
         shapes = ((rows, heads, splits, call.head_dim), (rows, heads, splits))
         names = ("partial", "partial_lse")
         return [

@@ -1,4 +1,4 @@
-"""A step's integers: brought to a size that steps share, and laid out on the device."""
+"""Pad a step's integers to a size that steps share, and lay them out on the device."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -12,11 +12,11 @@ from mie.ops_gpu.arrays import next_power_of_two, to_host
 from mie.ops_gpu.dispatch import TILE_TOKENS
 
 MIN_TABLE_WIDTH = 16
-"""Blocks of a padded table at least: short contexts share one size."""
+"""Minimum number of blocks of a padded table, so that short contexts share one size."""
 
 
 class Bucket(NamedTuple):
-    """The size that a step of decodes is padded to: what its launches depend on."""
+    """The size that a step of decodes is padded to. Its launches depend on this alone."""
 
     num_seqs: int
     table_width: int
@@ -26,15 +26,15 @@ class Bucket(NamedTuple):
 class DeviceBatch(StepBatch):
     """A `StepBatch` whose arrays are int32 on the device, all in one buffer.
 
-    Two lists part its sequences by how attention is launched; what grids are computed from stays on
-    the host, so that no launch waits for the device.
+    Two lists divide its sequences by how attention is launched. The numbers that determine grids
+    stay on the host, so no launch waits for the device.
     """
 
-    integers: Array  # all of the arrays
+    integers: Array  # all of the arrays, concatenated
     decodes: Array  # sequences with one query
     prefills: Array  # the others
-    decode_tiles: Array  # tiles of keys of the decodes before each, and of all: 0, ...
-    max_prefill_queries: int  # most queries of a prefill
+    decode_tiles: Array  # prefix sums of the decodes' key tiles: 0, ..., total
+    max_prefill_queries: int  # most queries of any prefill
 
 
 class HostBatch(NamedTuple):
@@ -45,7 +45,7 @@ class HostBatch(NamedTuple):
 
     @property
     def parts(self) -> list[NDArray[Any]]:
-        """In the order of their buffer."""
+        """The arrays in the order of their buffer."""
         return [array.ravel() for array in self.arrays.values()]
 
     @property
@@ -53,7 +53,7 @@ class HostBatch(NamedTuple):
         return sum(array.size for array in self.arrays.values())
 
     def on_device(self, integers: Array) -> DeviceBatch:
-        """Views of the buffer that holds, or will hold, the arrays one after another."""
+        """Return views of the buffer that holds, or will hold, the concatenated arrays."""
         views, start = {}, 0
         for name, array in self.arrays.items():
             views[name] = integers[start : start + array.size].reshape(array.shape)
@@ -62,7 +62,7 @@ class HostBatch(NamedTuple):
 
 
 def host_batch(batch: StepBatch) -> HostBatch:
-    """The batch's arrays, and what the launches want to know besides."""
+    """Return the batch's arrays and the numbers that the launches need."""
     arrays = {
         field.name: to_host(getattr(batch, field.name))
         for field in fields(StepBatch)
@@ -81,7 +81,7 @@ def host_batch(batch: StepBatch) -> HostBatch:
 
 
 def to_device(xp: Any, batch: StepBatch) -> DeviceBatch:
-    """The batch in a buffer of its own; itself if it is on the device already."""
+    """Return the batch in its own buffer, or the batch itself if it is on the device already."""
     if isinstance(batch, DeviceBatch):
         return batch
     host = host_batch(batch)
@@ -89,7 +89,7 @@ def to_device(xp: Any, batch: StepBatch) -> DeviceBatch:
 
 
 def bucket_of(batch: StepBatch) -> Bucket | None:
-    """The size to pad a step to that only decodes, each sequence for one row of logits."""
+    """Return the size to pad a step to that only decodes, with one row of logits a sequence."""
     num_seqs, table_width = batch.block_tables.shape
     if not len(batch.token_ids) == num_seqs == len(batch.logits_rows):
         return None
@@ -99,7 +99,10 @@ def bucket_of(batch: StepBatch) -> Bucket | None:
 
 
 def padded_seqs(num_seqs: int) -> int:
-    """1, 2, 4, 8, 16, 24, 32, 48, 64, … 256, 320, …: a quarter too many at most from 8 on."""
+    """Round up to the next size: 1, 2, 4, 8, 16, 24, 32, 48, 64, … 256, 320, and so on.
+
+    From 8 on at most a quarter is added.
+    """
     if num_seqs <= 4:
         return next_power_of_two(num_seqs)
     step = 8 if num_seqs <= 32 else 16 if num_seqs <= 256 else 64
@@ -107,7 +110,7 @@ def padded_seqs(num_seqs: int) -> int:
 
 
 def padded(batch: StepBatch, bucket: Bucket) -> StepBatch:
-    """The batch with sequences of length 0 after its own, which write to slot -1: nowhere."""
+    """Append sequences of length 0 to the batch. They write to slot -1, which is nowhere."""
     num_seqs, table_width = batch.block_tables.shape
     num_more = bucket.num_seqs - num_seqs
     tables = np.zeros(bucket, np.int64)

@@ -1,4 +1,4 @@
-"""What the launches need to know of the device."""
+"""Describe the properties of the device that launches depend on."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,19 +11,19 @@ from mie.ops.backend import Memory
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """A device's multiprocessors, and the shared memory that the blocks on one of them have."""
+    """A device's number of multiprocessors, and the shared memory of each."""
 
     num_multiprocessors: int
     shared_bytes: int
 
     def resident_blocks(self, block_shared_bytes: int, most_per_multiprocessor: int) -> int:
-        """Blocks that the chip holds at once, given what each takes of shared memory."""
-        fit = self.shared_bytes // (block_shared_bytes + 1024)  # CUDA keeps 1 KB of each for itself
+        """Return how many blocks the chip holds at once, given the shared memory of each."""
+        fit = self.shared_bytes // (block_shared_bytes + 1024)  # CUDA reserves 1 KB of each block
         return self.num_multiprocessors * max(1, min(fit, most_per_multiprocessor))
 
 
 def current_chip(cupy: Any) -> Chip:
-    """CuPy's current device."""
+    """Return the chip of CuPy's current device."""
     attributes = cupy.cuda.Device().attributes
     return Chip(
         num_multiprocessors=attributes["MultiProcessorCount"],
@@ -32,11 +32,11 @@ def current_chip(cupy: Any) -> Chip:
 
 
 def device_memory(xp: Any, share: float) -> Memory:
-    """What the arrays of ``xp`` may take.
+    """Return the memory that the arrays of ``xp`` may take.
 
-    Of a GPU with memory of its own so much that ``share`` of it is in use in the end. One that
-    shares the host's (a Jetson) counts the page cache as taken, although the system gives that back
-    when it is wanted: there it is the host that knows.
+    A GPU with its own memory may be filled up to ``share``, counting other processes. One that
+    shares the host's memory (a Jetson) counts the page cache as used, although the system frees it
+    on demand. There the host's figure is used.
     """
     is_emulated = xp is np
     if is_emulated or xp.cuda.Device().attributes["Integrated"]:

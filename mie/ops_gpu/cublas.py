@@ -1,8 +1,8 @@
-"""cuBLAS, called directly: CuPy refuses matrix products while a graph is captured.
+"""Call cuBLAS directly, because CuPy refuses matrix products while a graph is captured.
 
-One handle with a stream and a workspace of its own, so that a call allocates nothing and may be
-captured. Sums are float32 whatever the elements are (CUBLAS_COMPUTE_32F): 16-bit elements go
-through the tensor cores, float32 ones do not, as TF32 would round them to ten bits of mantissa.
+One handle with its own stream and workspace allocates nothing in a call, so the call can be
+captured. Sums are float32 for every element type (CUBLAS_COMPUTE_32F). 16-bit elements use the
+tensor cores. float32 elements do not, because TF32 would round them to ten bits of mantissa.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from mie.errors import ConfigError
 from mie.ops.backend import Array
 
 WORKSPACE_BYTES = {9: 32 << 20, 0: 4 << 20}
-"""By compute capability, from this one on: what the cuBLAS documentation recommends."""
+"""Workspace by minimum compute capability, as the cuBLAS documentation recommends."""
 
 # From cublas_api.h and library_types.h.
 OP_N, OP_T = 0, 1
@@ -50,18 +50,18 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
         *(_int, _int),  # compute type, algorithm
     ),
 }
-"""The functions that are called, and their parameters. Each returns a status."""
+"""The functions that are called, with their parameters. Each returns a status."""
 
 
 class CublasError(RuntimeError):
-    """cuBLAS did not do what it was asked for."""
+    """A cuBLAS call failed."""
 
 
 class Cublas:
-    """A handle of cuBLAS that works in ``stream``."""
+    """A cuBLAS handle that works in ``stream``."""
 
     def __init__(self, cupy: Any, stream: Any, library: Any = None) -> None:
-        """``library``: the loaded libcublas; by default the one that CuPy uses."""
+        """Create a handle. ``library`` is the loaded libcublas, by default that of CuPy."""
         self._library = load_library(cupy) if library is None else library
         for name, parameters in SIGNATURES.items():
             function = getattr(self._library, name)
@@ -69,23 +69,23 @@ class Cublas:
         handle = _pointer()
         self._call("cublasCreate_v2", ctypes.byref(handle))
         self._handle = handle
-        # Not at exit: the driver may be gone by then.
+        # The finalizer does not run at exit, because the driver may be gone by then.
         weakref.finalize(self, self._library.cublasDestroy_v2, handle).atexit = False
         self._call("cublasSetStream_v2", handle, stream.ptr)
-        # After the stream: setting that gives the handle back the library's own workspace.
+        # This comes after setting the stream, which resets the workspace to the library's own.
         num_bytes = workspace_bytes(int(cupy.cuda.Device().compute_capability))
         self._workspace = cupy.empty(num_bytes, "uint8")
         self._call("cublasSetWorkspace_v2", handle, self._workspace.data.ptr, num_bytes)
         self._call("cublasSetMathMode", handle, MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)
-        # The factors alpha and beta: read from the host's memory at the time of the call.
+        # The factors alpha and beta are read from host memory during the call.
         self._one, self._zero = ctypes.c_float(1), ctypes.c_float(0)
 
     def multiply(self, x: Array, weight: Array, out: Array, *, is_added: bool) -> None:
-        """out = x @ weight.T, or out += x @ weight.T.
+        """Compute out = x @ weight.T, or out += x @ weight.T.
 
-        x [T, K], weight [N, K], out [T, N], contiguous and of one dtype. cuBLAS has matrices by
-        columns: what it sees of a matrix by rows is its transpose, so it is asked for
-        out^T [N, T] = weight [N, K] . x^T [K, T], of which it finds weight transposed.
+        x [T, K], weight [N, K], out [T, N], contiguous and of one dtype. cuBLAS is column-major, so
+        it sees the transpose of each of these matrices. It therefore computes out^T [N, T] = weight
+        [N, K] . x^T [K, T], with a transposed weight.
         """
         (num_tokens, depth), width = x.shape, weight.shape[0]
         element = ELEMENT_TYPES[x.dtype.name]
@@ -111,16 +111,16 @@ class Cublas:
 
 
 def workspace_bytes(compute_capability: int) -> int:
-    """For "90" 32 MiB, for "87" 4 MiB."""
+    """Return the workspace of a compute capability: 32 MiB for "90", 4 MiB for "87"."""
     major = compute_capability // 10
     return next(size for first, size in WORKSPACE_BYTES.items() if major >= first)
 
 
 def load_library(cupy: Any) -> Any:
-    """The libcublas that CuPy loads, be it from a wheel or from the system's CUDA.
+    """Load the libcublas that CuPy uses, from a wheel or from the system's CUDA.
 
-    Naming ``cupy.cuda.cublas`` makes CuPy find and load it; a library that is in the process
-    already is then found by its name alone.
+    Accessing ``cupy.cuda.cublas`` makes CuPy find and load it. A library that is already in the
+    process is then found by its name alone.
     """
     name = f"libcublas.so.{cupy.cuda.runtime.runtimeGetVersion() // 1000}"
     try:

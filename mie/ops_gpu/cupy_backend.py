@@ -1,7 +1,7 @@
-"""The Backend contract over CUDA kernels: on a GPU through CuPy, on a CPU through the emulator.
+"""Implement the Backend contract with CUDA kernels, on a GPU through CuPy or emulated on a CPU.
 
-Everything here is a choice of kernel, grid and arguments. The kernels are in ``kernels/``, and
-docs/kernels.md says what each does.
+Everything here chooses a kernel, a grid and arguments. The kernels are in ``kernels/``, and
+docs/kernels.md explains each.
 """
 
 import functools
@@ -33,7 +33,7 @@ from mie.ops_gpu.sampling import Drawn, Sampler
 from mie.ops_gpu.steps import Steps
 
 EMULATED_CHIP = Chip(num_multiprocessors=3, shared_bytes=228 << 10)
-"""Small, so that small steps too are shared out over more sequences than blocks."""
+"""A small chip, so that even small steps have more sequences than blocks."""
 
 
 P = ParamSpec("P")
@@ -43,7 +43,7 @@ R = TypeVar("R")
 def _in_queue(
     method: Callable[Concatenate["CupyBackend", P], R],
 ) -> Callable[Concatenate["CupyBackend", P], R]:
-    """The method, its copies and launches in the backend's queue."""
+    """Run the method with its copies and launches in the backend's queue."""
 
     @functools.wraps(method)
     def inside(self: "CupyBackend", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -68,7 +68,7 @@ def load_cupy_backend(
     kv_cache_dtype: str = "auto",
     enforce_eager: bool = False,
 ) -> "CupyBackend":
-    """The backend of a GPU; dtype "auto" is float16, batch_invariant "auto" is False."""
+    """Return the backend of a GPU. dtype "auto" is float16, and batch_invariant "auto" is False."""
     launcher = CupyLauncher()
     chosen = "float16" if dtype == "auto" else dtype
     xp = launcher.xp
@@ -99,7 +99,7 @@ def load_emulated_backend(
     kv_cache_dtype: str = "auto",
     enforce_eager: bool = False,
 ) -> "CupyBackend":
-    """The same kernels on a CPU, to check them; dtype "auto" is float32."""
+    """Return a backend that emulates the kernels on a CPU. dtype "auto" is float32."""
     queue = EmulatedQueue()
     launcher = EmulatedLauncher(submit=queue.submit)
     chosen = "float32" if dtype == "auto" else dtype
@@ -119,9 +119,10 @@ def load_emulated_backend(
 class CupyBackend:
     """Runs where its launcher does, in ``dtype``: "float32", "float16" or "bfloat16".
 
-    Weights, activations and cache have that dtype, the cache unless ``kv_cache_dtype`` is "int8" or
-    "fp8"; every sum is float32. ``is_deterministic``: the attention of a sequence does not depend
-    on its batch. ``memory_share``: how much of the device's own memory may be in use in the end.
+    Weights and activations have that dtype. So does the cache unless ``kv_cache_dtype`` is "int8"
+    or "fp8". Every sum is float32. With ``is_deterministic`` the attention of a sequence does not
+    depend on its batch. ``memory_share`` is the fraction of the device's memory to use, counting
+    other processes.
     """
 
     def __init__(
@@ -199,11 +200,11 @@ class CupyBackend:
 
     @_in_queue
     def load_rope(self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int) -> Array:
-        """In float32 whatever the dtype is: the rotation is computed in float32."""
+        """Load the table in float32, because the rotation is computed in float32."""
         return self._xp.asarray(rope.rope_table(inv_freq, scaling, num_positions, np.float32))
 
     def _rounded(self, array: NDArray[Any]) -> NDArray[Any]:
-        """A copy in the backend's dtype."""
+        """Return a copy in the backend's dtype."""
         try:
             with np.errstate(over="raise"):
                 wide = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
@@ -215,10 +216,10 @@ class CupyBackend:
                 "(choose dtype bfloat16 or float32)"
             ) from None
 
-    # Operators. In a step the result of one lies where it lay the last time.
+    # Operators. Within a step, a result reuses the memory it had in the last step.
 
     def _empty(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Room for a result: in a step that of its name, else new memory."""
+        """Allocate a result: in a step from the arena by name, else as new memory."""
         steps = self._steps
         return (steps.arena.empty if steps.is_running else self._fresh)(name, shape, dtype)
 
@@ -253,7 +254,7 @@ class CupyBackend:
 
     def linear(self, x: Array, weight: Linear, residual: Array | None = None) -> Array:
         shape = (len(x), len(weight.weight))
-        name = f"linear {shape[1]}"  # the decoder's matrices that add nothing differ in width
+        name = f"linear {shape[1]}"  # the decoder's matrices without a residual differ in width
         out = self._empty(name, shape, x.dtype) if residual is None else residual
         self._gemm.matmul(x, weight.weight, weight.bias, residual, out)
         return out
@@ -271,7 +272,7 @@ class CupyBackend:
         if cache.is_quantized:
             name = f"rope_quantize_kv<{kernel_type(qkv)}, {kernel_type(kv)}>"
             kernel = self._launcher.kernel("rope_quantize_kv.cu", name)
-            threads = min(256, 32 * num_heads_all)  # a warp a head
+            threads = min(256, 32 * num_heads_all)  # one warp for each head
             arrays.append(cache.scales[layer])
         else:
             kernel = self._kernel("rope_write_kv", qkv)

@@ -26,23 +26,25 @@ from mie.ops_gpu.arrays import ceil_div
 WARPS = 4
 
 TILE_TOKENS = 16 * WARPS
-"""Tokens that a block of the tensor-core kernels takes at a time, 16 a warp."""
+"""Number of tokens that a block of the tensor-core kernels takes at a time, 16 for each warp."""
 
 MMA_STAGES = {64: 4, 128: 3}
-"""The head sizes of the tensor-core kernels, and the tiles in a decoding warp's ring: 16 and 24 KB
-a warp, so that two blocks or more fit a multiprocessor of an H200. A quantised cache's tiles take
-half of that, so that twice as many are under way."""
+"""The head sizes of the tensor-core kernels, and the number of tiles in a decoding warp's ring.
+
+A ring takes 16 or 24 KB a warp, so at least two blocks fit a multiprocessor of an H200. Tiles of a
+quantised cache take half of that, so twice as many are in flight.
+"""
 
 QUANTIZED = ("int8", "e4m3")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeKernel:
-    """How to launch one."""
+    """How to launch a decode kernel."""
 
     kind: Literal["stream", "mma", "plain"]
     parameters: str
-    """Its template parameters."""
+    """The template parameters."""
     shared_bytes: int
     head_tiles: int = 0
 
@@ -50,9 +52,10 @@ class DecodeKernel:
 def decode_kernel(
     element: str, head_dim: int, group: int, block_size: int, *, stored: str, may_stream: bool
 ) -> DecodeKernel:
-    """The kernel for queries of the type ``element`` and a cache of the type ``stored``.
+    """Return the decode kernel for queries of type ``element`` and a cache of type ``stored``.
 
-    ``may_stream``: there is no window, and a result may depend on its batch in its last bits.
+    ``may_stream`` means that there is no window and that the last bits of a result may depend on
+    its batch.
     """
     is_short = element in ("f16", "bf16")
     if is_short and head_dim in MMA_STAGES and group <= 16 and block_size % 16 == 0:
@@ -61,7 +64,7 @@ def decode_kernel(
         if stored in QUANTIZED:
             stages, row_bytes = 2 * stages, head_dim + 4  # elements and a scale
         ring_bytes = WARPS * stages * 2 * 16 * row_bytes  # keys and values of 16 tokens
-        merge_bytes = 4 * WARPS * 8 * head_tiles * (head_dim + 2)  # in the same memory, afterwards
+        merge_bytes = 4 * WARPS * 8 * head_tiles * (head_dim + 2)  # reuses the ring's memory
         return DecodeKernel(
             kind="stream" if may_stream else "mma",
             parameters=_parameters(element, stored, head_dim, head_tiles, WARPS, stages),
@@ -78,20 +81,20 @@ def decode_kernel(
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillKernel:
-    """How to launch one."""
+    """How to launch a prefill kernel."""
 
     name: str
     parameters: str
     rows: int
-    """(Token, query head) pairs of a block."""
+    """Number of (token, query head) pairs of a block."""
     shared_bytes: int
 
 
 def prefill_kernel(element: str, head_dim: int, block_size: int, *, stored: str) -> PrefillKernel:
-    """The kernel for queries of the type ``element`` and a cache of the type ``stored``."""
+    """Return the prefill kernel for queries of type ``element`` and a cache of type ``stored``."""
     parameters = _parameters(element, stored, head_dim)
     is_short, is_quantized = element in ("f16", "bf16"), stored in QUANTIZED
-    # Scales of a quantised cache are fetched four at a time, of one block.
+    # Four scales of a quantised cache are fetched at a time, so they must be in one block.
     if is_short and head_dim in MMA_STAGES and not (is_quantized and block_size % 16):
         row_bytes = head_dim + 4 if is_quantized else 2 * head_dim
         return PrefillKernel(
@@ -101,8 +104,8 @@ def prefill_kernel(element: str, head_dim: int, block_size: int, *, stored: str)
             shared_bytes=2 * 2 * 64 * row_bytes,  # two tiles of 64 keys and values
         )
     itemsize = 2 if is_short and not is_quantized else 4  # of a number in shared memory
-    query_bytes = 4 * (16 * head_dim + WARPS * 32)  # 16 rows, and each warp's weights of 32 keys
-    key_bytes = 2 * 32 * (head_dim * itemsize + 4)  # keys and values, each row a bank longer
+    query_bytes = 4 * (16 * head_dim + WARPS * 32)  # 16 rows, and 32 weights for each warp
+    key_bytes = 2 * 32 * (head_dim * itemsize + 4)  # keys and values, each row padded by one bank
     return PrefillKernel(
         name="paged_prefill",
         parameters=parameters,
@@ -112,6 +115,6 @@ def prefill_kernel(element: str, head_dim: int, block_size: int, *, stored: str)
 
 
 def _parameters(element: str, stored: str, *sizes: int) -> str:
-    """Template parameters; the cache's type is the last, and left out if it is the queries'."""
+    """Return the template parameters. The cache's type comes last, if it is not the queries'."""
     others = [] if stored == element else [stored]
     return f"<{', '.join([element, *map(str, sizes), *others])}>"

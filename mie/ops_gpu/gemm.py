@@ -1,4 +1,4 @@
-"""The matrix product, the one operator that is not a kernel of ours: a seam with two sides."""
+"""Multiply matrices, which is the one operator without a kernel of our own."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -13,15 +13,15 @@ from mie.ops_gpu.queue import Task
 
 
 class Gemm(Protocol):
-    """Multiplies matrices; sums are float32 whatever the dtype of the elements is."""
+    """Multiplies matrices. Sums are float32 for every element dtype."""
 
     def matmul(
         self, x: Array, weight: Array, bias: Array | None, residual: Array | None, out: Array
     ) -> None:
-        """out = x @ weight.T + bias + residual.
+        """Compute out = x @ weight.T + bias + residual.
 
-        x [T, K], weight [N, K] as checkpoints store it, bias [N], residual and out [T, N], which
-        are the same array where there is a residual.
+        x [T, K], weight [N, K] as checkpoints store it, bias [N], residual and out [T, N]. If there
+        is a residual, it is the same array as out.
         """
 
 
@@ -29,7 +29,7 @@ class NumpyGemm:
     """The product of the emulator. It rounds to the elements' dtype once, at the end."""
 
     def __init__(self, submit: Callable[[Task], None] = lambda task: task()) -> None:
-        """``submit`` does a product, now or later (`EmulatedQueue.submit`)."""
+        """Set ``submit``, which runs a product now or later (`EmulatedQueue.submit`)."""
         self._submit = submit
 
     def matmul(
@@ -52,8 +52,11 @@ def _multiply(
 
 
 class CublasGemm:
-    """The product by cuBLAS. What it is added to lies in ``out`` before: residual, bias, or both
-    (then their sum is rounded once more)."""
+    """The product by cuBLAS.
+
+    ``out`` holds the addend beforehand: the residual, the bias, or both (then their sum is rounded
+    once more).
+    """
 
     def __init__(self, launcher: Launcher, cublas: Cublas) -> None:
         self._launcher = launcher

@@ -1,9 +1,9 @@
-"""The KV cache on the device and its copy on the host, and how blocks move.
+"""Keep the KV cache on the device and its copy on the host, and move blocks between them.
 
-One array [N, 2, Hkv, B, Dh] a layer: keys and values of a block are neighbours, and the B rows of
-one (block, KV head) are contiguous. A block is then one run of memory, and a kernel that reads a
-block for one head reads whole bursts. A quantised cache (`ops.kv_cache`) has its scales in a second
-array a layer, [N, 2, Hkv, B].
+Each layer is one array [N, 2, Hkv, B, Dh]. Keys and values of a block are neighbours, and the B
+rows of one (block, KV head) are contiguous. So a block is one run of memory, and a kernel that
+reads a block for one head reads whole bursts. A quantised cache (`ops.kv_cache`) has its scales in
+a second array for each layer, [N, 2, Hkv, B].
 """
 
 import math
@@ -18,19 +18,19 @@ from mie.ops_gpu.arrays import ceil_div, kernel_type, to_host
 from mie.ops_gpu.launcher import Launcher
 
 STAGED_BLOCKS = 256
-"""Blocks of a layer that pass through the staging buffer at once: bounds its memory."""
+"""Number of blocks of a layer in the staging buffer at once, which bounds its memory."""
 
 COPY_THREADS, COPY_BYTES = 128, 16
 """Threads of a block of the copy kernels, and the bytes that each copies at a time."""
 
 
 ELEMENTS: dict[str, np.dtype[Any]] = {"int8": np.dtype(np.int8), "fp8": np.dtype(np.uint8)}
-"""What holds the elements of a quantised cache. CuPy has no 8-bit float: their bits are stored."""
+"""The dtypes that hold a quantised cache. CuPy has no 8-bit float, so the bits are stored."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KVCache:
-    """A KV cache on the device, or room for its blocks on the host."""
+    """A KV cache on the device, or space for its blocks on the host."""
 
     layers: Sequence[Array]  # L arrays [N, 2, Hkv, B, Dh]
     scales: Sequence[Array] = ()  # of a quantised cache L arrays [N, 2, Hkv, B], float32
@@ -41,14 +41,14 @@ class KVCache:
 
     @property
     def planes(self) -> list[Array]:
-        """All arrays, each [N, ...]: what is copied when a block is."""
+        """All arrays, each [N, ...], that are copied with a block."""
         return [*self.layers, *self.scales]
 
 
 def new_cache(
     shape: KVCacheShape, dtype: np.dtype[Any], zeros: Callable[[tuple[int, ...], Any], Array]
 ) -> KVCache:
-    """A cache whose elements are of ``dtype``, of arrays that ``zeros`` makes."""
+    """Return a cache whose elements are of ``dtype``, in arrays that ``zeros`` allocates."""
     dims = (shape.num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
     layers = [zeros(dims, dtype) for _ in range(shape.num_layers)]
     if dtype not in ELEMENTS.values():
@@ -58,8 +58,8 @@ def new_cache(
 
 
 def copy_blocks(launcher: Launcher, cache: KVCache, src: Sequence[int], dst: Sequence[int]) -> None:
-    """`ops.kv_cache.copy_blocks`: no destination may be named twice."""
-    if set(src) & set(dst):  # a kernel's copies run in no order: read all sources first
+    """Perform `ops.kv_cache.copy_blocks`. No destination may be named twice."""
+    if set(src) & set(dst):  # a kernel's copies run in no order, so read all sources first
         staged = [_gather(launcher, plane, src) for plane in cache.planes]
         for plane, blocks in zip(cache.planes, staged, strict=True):
             _scatter(launcher, blocks, plane, dst)
@@ -73,7 +73,7 @@ def copy_blocks(launcher: Launcher, cache: KVCache, src: Sequence[int], dst: Seq
 def export_blocks(
     launcher: Launcher, cache: KVCache, host: KVCache, src: Sequence[int], dst: Sequence[int]
 ) -> None:
-    """Copy blocks whole from the device to the host."""
+    """Copy whole blocks from the device to the host."""
     for part in _parts(len(src)):
         for plane, host_plane in zip(cache.planes, host.planes, strict=True):
             host_plane[list(dst[part])] = to_host(_gather(launcher, plane, src[part]))
@@ -82,7 +82,7 @@ def export_blocks(
 def import_blocks(
     launcher: Launcher, host: KVCache, cache: KVCache, src: Sequence[int], dst: Sequence[int]
 ) -> None:
-    """Copy blocks whole from the host to the device."""
+    """Copy whole blocks from the host to the device."""
     for part in _parts(len(src)):
         for plane, host_plane in zip(cache.planes, host.planes, strict=True):
             staged = launcher.xp.asarray(host_plane[list(src[part])])
@@ -90,7 +90,7 @@ def import_blocks(
 
 
 def _gather(launcher: Launcher, plane: Array, ids: Sequence[int]) -> Array:
-    """The blocks ``ids`` [C] as a new array [C, 2, Hkv, B, Dh] on the device."""
+    """Gather the blocks ``ids`` [C] into a new array [C, 2, Hkv, B, Dh] on the device."""
     staged = launcher.xp.empty((len(ids), *plane.shape[1:]), plane.dtype)
     kernel = launcher.kernel("copy_blocks.cu", f"gather_blocks<{kernel_type(plane)}>")
     kernel(
@@ -117,11 +117,11 @@ def _ids(launcher: Launcher, ids: Sequence[int]) -> Array:
 
 
 def _elements(plane: Array) -> int:
-    """Elements of a block."""
+    """Return the number of elements of a block."""
     return math.prod(plane.shape[1:])
 
 
 def _grid(plane: Array, num_blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Grid and block of the copy kernels: several CUDA blocks share a large cache block."""
+    """Return grid and block of the copy kernels. Several CUDA blocks share a large cache block."""
     share = ceil_div(_elements(plane) * plane.dtype.itemsize, 8 * COPY_THREADS * COPY_BYTES)
     return (num_blocks, min(share, 64)), (COPY_THREADS,)

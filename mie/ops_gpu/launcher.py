@@ -1,10 +1,10 @@
-"""The one door to a kernel: on a GPU through CuPy, or on the CPU through the emulator.
+"""Launch kernels, on a GPU through CuPy or on the CPU through the emulator.
 
     launcher.kernel("rms_norm.cu", "rms_norm<float>")(grid, block, args, shared_bytes)
 
-Both launchers check what CuPy does not: the number of arguments, their dtypes, contiguity. Numbers
-must be NumPy scalars of the kernel's type (CuPy would pass a Python int as 64 bits). An empty grid
-launches nothing (CuPy would launch one block).
+Both launchers check what CuPy does not: the number of arguments, their dtypes and contiguity.
+Numbers must be NumPy scalars of the kernel's type (CuPy would pass a Python int as 64 bits). An
+empty grid launches nothing (CuPy would launch one block).
 """
 
 import math
@@ -31,24 +31,24 @@ class Kernel(Protocol):
         args: tuple[Any, ...],
         shared_bytes: int = 0,
     ) -> None:
-        """Launch it, with ``shared_bytes`` of dynamic shared memory a block.
+        """Launch it with ``shared_bytes`` of dynamic shared memory for each block.
 
-        Raises TypeError for arguments that do not fit its parameters, ValueError for a launch that
-        no GPU could make.
+        Raises TypeError for arguments that do not fit its parameters, and ValueError for a launch
+        that no GPU could make.
         """
 
 
 class Launcher(Protocol):
-    """Compiles kernels, each once, and launches them over arrays of ``xp``."""
+    """Compiles each kernel once and launches it over arrays of ``xp``."""
 
     @property
     def xp(self) -> ModuleType:
-        """Where the arrays live: numpy, or cupy."""
+        """The module of the arrays: numpy or cupy."""
 
     def kernel(self, file: str, name: str, options: tuple[str, ...] = ()) -> Kernel:
-        """The kernel ``name``, as a C++ expression such as ``rms_norm<float>``, in ``file``.
+        """Return the kernel ``name``, a C++ expression such as ``rms_norm<float>``, in ``file``.
 
-        The file lies in mie/ops_gpu/kernels; ``options`` are of the form ``-DNAME=VALUE``.
+        The file is in mie/ops_gpu/kernels. ``options`` are of the form ``-DNAME=VALUE``.
         """
 
 
@@ -68,7 +68,7 @@ def _import_cupy() -> Any:
 
 
 def _broken_cupy(error: ImportError) -> ConfigError:
-    """What to do where CuPy is installed; CuPy's own message is a page with the reason last."""
+    """Return an error for a broken CuPy. CuPy's own message is a page that ends with the reason."""
     reason = str(error.__cause__ or error).strip().splitlines()
     return ConfigError(
         "backend 'cupy' needs CuPy, which is installed but cannot be imported: "
@@ -79,9 +79,9 @@ def _broken_cupy(error: ImportError) -> ConfigError:
 
 
 class CupyLauncher:
-    """A `Launcher` over CuPy arrays: NVRTC compiles each kernel, CuPy keeps it on disk.
+    """A `Launcher` over CuPy arrays. NVRTC compiles each kernel, and CuPy keeps it on disk.
 
-    Kernels go into the stream that is the thread's current one.
+    Kernels run in the thread's current stream.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class CupyLauncher:
         self._kernels: dict[tuple[str, str, tuple[str, ...]], CupyKernel] = {}
 
     def kernel(self, file: str, name: str, options: tuple[str, ...] = ()) -> "CupyKernel":
-        """The kernel ``name`` in ``file``; see `Launcher`."""
+        """Return the kernel ``name`` in ``file``; see `Launcher`."""
         key = (file, name, options)
         if key not in self._kernels:
             self._kernels[key] = CupyKernel(self.xp, file, name, options)
@@ -108,7 +108,7 @@ class CupyKernel:
     def __init__(self, cupy: ModuleType, file: str, name: str, options: tuple[str, ...]) -> None:
         source = flat_source(KERNELS / file)
         module = cupy.RawModule(
-            # The name is part of the text, since not every CuPy has it in the key of its cache.
+            # The text includes the name, because not every CuPy has it in the key of its cache.
             code=f"// {name}\n{source}",
             backend="nvrtc",
             options=(*NVRTC_OPTIONS, *options),
@@ -134,6 +134,6 @@ class CupyKernel:
         if shared_bytes > self._most_shared_bytes:
             self._function.max_dynamic_shared_size_bytes = shared_bytes
             self._most_shared_bytes = shared_bytes
-        # CuPy has no null pointer; a 64-bit zero is passed as the same eight bytes.
+        # CuPy has no null pointer. A 64-bit zero is passed as the same eight bytes.
         values = tuple(np.uint64(0) if arg is None else arg for arg in args)
         self._function(grid, block, values, shared_mem=shared_bytes)

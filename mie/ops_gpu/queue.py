@@ -1,8 +1,8 @@
-"""The order in which a device does what it is told, and what is told it again: graphs.
+"""Queue work for a device in order, and capture it in graphs to replay.
 
-On a GPU the host only queues copies and launches; a `Mark` is what it can wait for. A `Graph` is a
-sequence of launches that was captured once and is queued again as a whole, with the arguments it
-was captured with: pointers, grids and numbers stay, what lies in the memory may change.
+On a GPU the host only queues copies and launches, and waits for a `Mark`. A `Graph` is a sequence
+of launches that was captured once and is queued again as a whole. Its arguments (pointers, grids
+and numbers) are fixed, but the contents of the memory may change.
 """
 
 from collections.abc import Callable
@@ -23,27 +23,27 @@ class Graph(Protocol):
     """Captured launches."""
 
     def launch(self) -> None:
-        """Queue them all."""
+        """Queue all launches."""
 
 
 class Mark(Protocol):
-    """A place in the queue."""
+    """A position in the queue."""
 
     def record(self) -> None:
-        """Set it here, behind everything that was queued so far."""
+        """Set the mark after everything that was queued so far."""
 
     def wait(self) -> None:
-        """Return when the device has come by it; at once if it was never set."""
+        """Wait until the device has passed the mark. Return at once if it was never set."""
 
 
 class Queue(Protocol):
-    """What a backend tells its device, in order."""
+    """The work that a backend gives its device, in order."""
 
     is_asynchronous: bool
-    """Whether the host goes on while the device works."""
+    """Whether the host continues while the device works."""
 
     def __enter__(self) -> None:
-        """What this thread launches until ``__exit__`` goes into this queue."""
+        """Direct this thread's launches to this queue until ``__exit__``."""
 
     def __exit__(
         self,
@@ -53,19 +53,19 @@ class Queue(Protocol):
     ) -> None: ...
 
     def host_memory(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Memory of the host that `upload` and `download` take, for good."""
+        """Allocate host memory for `upload` and `download`, for good."""
 
     def new_mark(self) -> Mark:
-        """One that is not set."""
+        """Return a mark that is not set."""
 
     def upload(self, host: NDArray[Any], device: Array) -> None:
-        """Queue a copy; ``host`` may change once it was done."""
+        """Queue a copy. ``host`` may change once it is done."""
 
     def download(self, device: Array, host: NDArray[Any]) -> None:
-        """Queue a copy; ``host`` holds it once it was done."""
+        """Queue a copy. ``host`` holds the data once it is done."""
 
     def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
-        """The launches that ``work`` makes, which are not done now, and what it returned.
+        """Capture the launches of ``work`` without running them, and return them with its result.
 
         It must allocate nothing, copy nothing and wait for nothing.
         """
@@ -74,8 +74,8 @@ class Queue(Protocol):
 class CupyQueue:
     """A stream of CuPy's current device.
 
-    It keeps order with CuPy's default stream (it is no "non-blocking" one), so that arrays which
-    leave the backend may be read and made by any code.
+    It is ordered with CuPy's default stream (it is not "non-blocking"), so any code may read and
+    write arrays that leave the backend.
     """
 
     is_asynchronous = True
@@ -109,7 +109,7 @@ class CupyQueue:
             try:
                 result = work()
             except BaseException:
-                with suppress(Exception):  # what was raised says more than what CUDA makes of it
+                with suppress(Exception):  # the original exception is more useful than CUDA's
                     self.stream.end_capture()
                 raise
             return CupyGraph(self.stream.end_capture(), self.stream), result
@@ -141,7 +141,7 @@ class CupyGraph:
 
 
 class EmulatedQueue:
-    """Does everything at once; a graph is the list of what was submitted while it was captured."""
+    """Runs everything at once. A graph is the list of tasks submitted while capturing."""
 
     is_asynchronous = False
 
@@ -155,7 +155,7 @@ class EmulatedQueue:
         pass
 
     def submit(self, task: Task) -> None:
-        """Do it, or note it while capturing."""
+        """Run the task, or record it while capturing."""
         if self._captured is None:
             task()
         else:
@@ -186,7 +186,7 @@ class EmulatedQueue:
 
 
 class EmulatedMark:
-    """Everything before it is done already."""
+    """A mark that is always passed, because all earlier work is done."""
 
     def record(self) -> None:
         pass
@@ -196,7 +196,7 @@ class EmulatedMark:
 
 
 class EmulatedGraph:
-    """Tasks, to be done again in order."""
+    """Tasks that are run again in order."""
 
     def __init__(self, tasks: list[Task]) -> None:
         self._tasks = tasks

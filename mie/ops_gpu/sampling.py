@@ -1,8 +1,8 @@
-"""Tokens and log-probabilities from logits on the device.
+"""Compute tokens and log-probabilities from logits on the device.
 
-All rows of a step, greedy or drawn, are one launch (for each 128 of them), and their ids one copy
-back, which nothing waits for until they are asked for. What the rows' controls say travels to the
-device in one buffer.
+All rows of a step, greedy or random, take one launch for each 128 of them. Their ids are copied
+back at once, and only waited for when they are needed. The rows' controls travel to the device in
+one buffer.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,25 @@ from mie.ops_gpu.queue import Queue
 from mie.ops_gpu.staging import Staging
 
 MAX_ROWS = 128
-"""Rows of one launch: as many blocks as a large chip has multiprocessors, and at most 150 MB of
-scratch for a vocabulary of 150,000."""
+"""Rows of one launch: as many blocks as a large chip has multiprocessors.
+
+The scratch takes at most 150 MB for a vocabulary of 150,000.
+"""
 
 NUM_UNREAD = 2
-"""Steps whose ids may be unread: one that runs, and the one that was queued behind it. The second
-reads the first one's ids on the device, so the two do not share memory."""
+"""Steps whose ids may be unread: one that runs, and the one queued behind it.
+
+The second reads the first one's ids on the device, so the two do not share memory.
+"""
 
 MAX_TOP = 32
-"""Log-probabilities that are found on the device: each is a walk over the row. OpenAI's API asks
-for 20 at most."""
+"""Log-probabilities that are found on the device, each by a pass over the row.
+
+OpenAI's API allows at most 20.
+"""
 
 MAX_TOP_K = 2**31 - 1
-"""What the kernel's integer holds, and more than any vocabulary has."""
+"""Largest value of the kernel's integer, and more than any vocabulary has."""
 
 KINDS = {"greedy": 0, "drawn": 1, "forced": 2}
 
@@ -48,7 +54,7 @@ _INTEGERS = (
 ROW = np.dtype(
     [*((name, np.float64) for name in _NUMBERS), *((name, np.int32) for name in _INTEGERS)]
 )
-"""``struct Row`` of sample.cu, which says what is what."""
+"""``struct Row`` of sample.cu, which explains the fields."""
 
 
 class Packed(NamedTuple):
@@ -71,7 +77,7 @@ class Drawn:
 
 
 class _Slot:
-    """Where the ids of a step lie, and of none other until it was read."""
+    """The memory of a step's ids, not reused before they are read."""
 
     def __init__(self, xp: Any, queue: Queue) -> None:
         self._xp = xp
@@ -82,14 +88,14 @@ class _Slot:
         self.turn = 0
 
     def grow(self, size: int) -> None:
-        """Room for so many ids. Those of before are still where whoever wants them knows."""
+        """Make space for this many ids. Earlier ids stay valid for those who refer to them."""
         self.mark.wait()
         self.token_ids = self._xp.empty(size, np.int32)
         self.on_host = self._queue.host_memory(4 * size).view(np.int32)
 
 
 class Sampler:
-    """Chooses tokens on the device. Up to `NUM_UNREAD` steps may be unread at a time."""
+    """Samples tokens on the device. Up to `NUM_UNREAD` steps may be unread at a time."""
 
     def __init__(self, launcher: Launcher, queue: Queue) -> None:
         self._launcher = launcher
@@ -100,7 +106,7 @@ class Sampler:
         self._turn = 0
 
     def start(self, logits: Array, rows: Sequence[RowControls]) -> Drawn:
-        """Begin `ops.sampling.sample`; nothing waits for it."""
+        """Begin `ops.sampling.sample` without waiting for the result."""
         num_rows, vocab_size = logits.shape
         drawn = self._take_slot(num_rows)
         table, *lists = self._controls(rows, vocab_size)
@@ -115,8 +121,8 @@ class Sampler:
         return drawn
 
     def finish(self, drawn: Drawn) -> list[int]:
-        """The ids of `start`, once they are known."""
-        assert drawn.slot.turn == drawn.turn, "read too late: its place was taken"
+        """Wait for the ids of `start` and return them."""
+        assert drawn.slot.turn == drawn.turn, "read too late: the slot was reused"
         drawn.slot.mark.wait()
         chosen: list[int] = drawn.on_host.tolist()
         return chosen
@@ -131,8 +137,7 @@ class Sampler:
         return Drawn(slot.token_ids[:num_rows], slot.on_host[:num_rows], slot, slot.turn)
 
     def _controls(self, rows: Sequence[RowControls], vocab_size: int) -> tuple[Array | None, ...]:
-        """The kernel's rows, ids, values and scratch; nothing for rows that are all plainly
-        greedy."""
+        """Return the kernel's rows, ids, values and scratch, or None for each if all are greedy."""
         if all(_is_plain(row) for row in rows):
             return None, None, None, None
         packed = pack(rows)
@@ -151,7 +156,7 @@ class Sampler:
 def top_logprobs(
     launcher: Launcher, logits: Array, token_id: int, num_top: int
 ) -> tuple[list[int], list[float], int]:
-    """`ops.sampling.top_logprobs` of one row [V]; more than `MAX_TOP` are found on the host."""
+    """Compute `ops.sampling.top_logprobs` of one row [V], on the host if more than `MAX_TOP`."""
     vocab_size = len(logits)
     if not 0 <= num_top <= MAX_TOP:
         return sampling.top_logprobs(to_host(logits), token_id, num_top)
@@ -171,12 +176,12 @@ def _threads(vocab_size: int) -> int:
 
 
 def _is_plain(row: RowControls) -> bool:
-    """Whether the row's token is the largest of its logits as they are."""
+    """Whether the row's token is the largest of its unedited logits."""
     return row.temperature == 0.0 and not row.edits_logits and row.forced_id is None
 
 
 def pack(rows: Sequence[RowControls]) -> Packed:
-    """The rows' controls, their lists one after another."""
+    """Pack the rows' controls, with their lists concatenated."""
     table = np.zeros(len(rows), ROW)
     ids: list[NDArray[Any]] = []
     values: list[NDArray[Any]] = []
@@ -186,7 +191,7 @@ def pack(rows: Sequence[RowControls]) -> Packed:
         entry["scratch_row"] = -1
         if _is_plain(row) or row.forced_id is not None:
             continue
-        entry["scratch_row"] = num_scratch_rows % MAX_ROWS  # those of one launch all differ
+        entry["scratch_row"] = num_scratch_rows % MAX_ROWS  # different for all rows of one launch
         entry["value_begin"] = num_values
         num_scratch_rows += 1
         for name, listed in _id_lists(row).items():
@@ -220,7 +225,7 @@ def _pack_numbers(entry: Any, row: RowControls) -> None:
 
 
 def _id_lists(row: RowControls) -> dict[str, NDArray[Any]]:
-    """The token ids that the row's edits name, in the order of ``struct Row``."""
+    """Return the token ids of the row's edits, in the order of ``struct Row``."""
     empty = np.zeros(0, np.int32)
     has_counts = row.output_ids is not None and row.output_counts is not None
     lists = {
@@ -234,7 +239,7 @@ def _id_lists(row: RowControls) -> dict[str, NDArray[Any]]:
 
 
 def _values(row: RowControls) -> list[NDArray[Any]]:
-    """What is added to the logits of the bias's ids, and subtracted from those of the output's."""
+    """Return what is added to the bias ids' logits and subtracted from the output ids' logits."""
     values: list[NDArray[Any]] = []
     if row.bias is not None:
         values.append(row.bias[1])

@@ -1,9 +1,9 @@
-"""What a kernel takes, and whether it was given that: CuPy checks neither number nor types.
+"""Check kernel arguments, because CuPy checks neither their number nor their types.
 
 A parameter's type is written in letters: ``f4`` float, ``i4`` int, ``u1`` unsigned char, …, ``f2``
-and ``b2`` the 16-bit floats, ``s`` a struct, and ``*c`` or ``*m`` before what a pointer to constant
-or to mutable memory points at. The emulator has them from the compiler; for the GPU they are read
-from the source text, which the emulator compares.
+and ``b2`` the 16-bit floats, ``s`` a struct. ``*c`` or ``*m`` before it is a pointer to constant or
+to mutable memory. The emulator gets the types from the compiler. For the GPU they are read from the
+source text, which the emulator compares.
 """
 
 import math
@@ -52,7 +52,7 @@ _DTYPES = {
 
 
 class KernelFault(AssertionError):
-    """A kernel broke a rule that the emulator checks, or did not end."""
+    """A kernel broke a rule that the emulator checks, or did not terminate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +90,16 @@ def check_launch(kernel: str, grid: Sequence[int], block: Sequence[int]) -> None
         if not 1 <= len(sizes) <= 3 or any(size < 0 for size in sizes):
             raise ValueError(f"{kernel}: {what} {tuple(sizes)} is not one to three sizes")
     if not 1 <= math.prod(block) <= MAX_THREADS:
-        raise ValueError(f"{kernel}: a block of {tuple(block)} is not of 1 … {MAX_THREADS} threads")
+        raise ValueError(f"{kernel}: a block of {tuple(block)} must have 1 … {MAX_THREADS} threads")
 
 
 def check_arguments(
     kernel: str, parameters: Sequence[Parameter], args: Sequence[Any], array_type: Any
 ) -> None:
-    """Raise TypeError unless ``args`` are what the kernel's ``parameters`` ask for.
+    """Raise TypeError unless ``args`` match the kernel's ``parameters``.
 
-    A pointer takes a C-contiguous ``array_type`` of its dtype, or None; a number a NumPy scalar of
-    exactly its type; a struct a structured NumPy array of one element.
+    A pointer takes a C-contiguous ``array_type`` of its dtype, or None. A number takes a NumPy
+    scalar of exactly its type. A struct takes a structured NumPy array of one element.
     """
     if len(args) != len(parameters):
         names = ", ".join(parameter.name for parameter in parameters)
@@ -111,7 +111,7 @@ def check_arguments(
 
 
 def _problem(parameter: Parameter, arg: Any, array_type: Any) -> str | None:
-    """What is wrong with ``arg``, or None."""
+    """Return the problem with ``arg``, or None."""
     if parameter.is_pointer:
         if arg is None:
             return None
@@ -134,14 +134,14 @@ def _problem(parameter: Parameter, arg: Any, array_type: Any) -> str | None:
     return None
 
 
-# From the source text.
+# Reading signatures from the source text.
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _BOUNDS = r"(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?"
 
 
 def kernels_in(source: str) -> dict[str, bool]:
-    """The kernels in the order of the source: name, and whether it is a template."""
+    """Return the kernels in source order: name, and whether it is a template."""
     found = re.finditer(
         rf"(template\s*<[^{{}}();]*>\s*)?__global__\s+{_BOUNDS}void\s+{_BOUNDS}(\w+)\s*\(",
         _COMMENT.sub(" ", source),
@@ -150,12 +150,12 @@ def kernels_in(source: str) -> dict[str, bool]:
 
 
 def plain_kernels(source: str) -> list[str]:
-    """The kernels that are no templates, in the order of the source."""
+    """Return the kernels that are not templates, in source order."""
     return [name for name, is_template in kernels_in(source).items() if not is_template]
 
 
 def read_signature(source: str, name: str) -> tuple[Parameter, ...]:
-    """The parameters of the kernel that ``name`` stands for, such as ``rms_norm<float, 64>``."""
+    """Return the parameters of the kernel ``name``, such as ``rms_norm<float, 64>``."""
     text = _COMMENT.sub(" ", source)
     plain, _, rest = name.partition("<")
     found = re.search(
@@ -170,7 +170,7 @@ def read_signature(source: str, name: str) -> tuple[Parameter, ...]:
 
 
 def _bind(template: str, arguments: str) -> dict[str, str]:
-    """Template parameter to its argument, for the types among them."""
+    """Map type template parameters to their arguments."""
     values = _split(arguments)
     bound: dict[str, str] = {}
     for index, words in enumerate(_split(template)):
@@ -183,7 +183,7 @@ def _bind(template: str, arguments: str) -> dict[str, str]:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between commas that stand in no angle brackets."""
+    """Split at the commas outside angle brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character == "<") - (character == ">")

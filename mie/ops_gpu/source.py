@@ -1,4 +1,4 @@
-"""The kernels' source text, as NVRTC gets it."""
+"""Assemble the kernels' source text for NVRTC."""
 
 import re
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 KERNELS = Path(__file__).parent / "kernels"
 
 NVRTC_OPTIONS = ("-std=c++17",)
-"""What `CupyLauncher` passes; CuPy itself adds -ftz=true, the architecture and a few more."""
+"""The options of `CupyLauncher`. CuPy itself adds -ftz=true, the architecture and a few more."""
 
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
 def flat_source(path: Path) -> str:
-    """The file with our own headers in place of their #include lines.
+    """Return the file with our own headers in place of their #include lines.
 
-    CuPy's cache of compiled kernels is keyed by the text it is given: a header that it does not see
-    could change unnoticed.
+    CuPy's cache of compiled kernels is keyed by the text it is given, so a change of an unseen
+    header would go unnoticed.
     """
     return _flatten(path, set())
 

@@ -1,4 +1,4 @@
-"""The way of a step's numbers to the device: through pinned memory, without waiting."""
+"""Copy a step's numbers to the device through pinned memory, without waiting."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +11,15 @@ from mie.ops_gpu.arrays import next_power_of_two
 from mie.ops_gpu.queue import Queue
 
 NUM_BUFFERS = 2
-"""The device may still read one step's numbers while the host writes the next one's."""
+"""Two, so that the host can write one step's numbers while the device reads the last step's."""
 
 
 class Staging:
-    """Buffers of pinned memory, used in turn. One is written anew when its last copy was done: two
-    uploads later, which is after the step before was waited for."""
+    """Buffers of pinned memory, used in turn.
+
+    A buffer is rewritten when its last copy is done. That was two uploads ago, and the step before
+    the last one has been waited for.
+    """
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -25,7 +28,7 @@ class Staging:
         self._turn = 0
 
     def upload(self, parts: Sequence[NDArray[Any]], device: Array) -> None:
-        """Queue a copy of the parts [...], one after another, to ``device`` [n] in its dtype."""
+        """Queue a copy of the concatenated parts [...] to ``device`` [n] in its dtype."""
         turn = self._turn
         self._turn = (turn + 1) % NUM_BUFFERS
         self._marks[turn].wait()
@@ -37,7 +40,7 @@ class Staging:
         self._marks[turn].record()
 
     def _grow(self, num_bytes: int) -> None:
-        """All buffers at once, so that the next steps need no more."""
+        """Grow all buffers at once, so that the next steps need no more."""
         for turn, mark in enumerate(self._marks):
             mark.wait()
             self._buffers[turn] = self._queue.host_memory(num_bytes)

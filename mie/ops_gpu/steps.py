@@ -1,8 +1,8 @@
-"""A step on the device: its integers go there in one copy, and a step of decodes as a graph.
+"""Run a step on the device: copy its integers at once, and run a step of decodes as a graph.
 
 A step that only decodes is padded to a size that many steps share (`Bucket`). The first step of a
-size runs as it is, which compiles its kernels and makes room for its results; the second is
-captured, and from then on the host queues three things: a copy, the graph, the sampling.
+size runs eagerly, which compiles its kernels and allocates its results. The second is captured.
+From then on the host queues three things: a copy, the graph, and the sampling.
 """
 
 from collections.abc import Callable
@@ -31,12 +31,15 @@ class CapturedStep(NamedTuple):
 
 
 class Steps:
-    """Runs forward passes. With ``enforce_eager`` nothing is captured; the same kernels then run on
-    the same padded batch and give the same bits."""
+    """Runs forward passes.
+
+    With ``enforce_eager`` nothing is captured. The same kernels then run on the same padded batch
+    and give the same bits.
+    """
 
     def __init__(self, launcher: Launcher, queue: Queue, *, enforce_eager: bool) -> None:
         self.is_running = False
-        """Whether a forward pass is being launched, or captured."""
+        """Whether a forward pass is being launched or captured."""
         self.arena = Arena(launcher.xp)
         self._launcher = launcher
         self._queue = queue
@@ -46,7 +49,7 @@ class Steps:
         self._captured: dict[Bucket, CapturedStep] = {}
 
     def run(self, forward: Forward, batch: StepBatch) -> Array:
-        """The logits [R, V] of the batch, which last until the next step."""
+        """Return the logits [R, V] of the batch, which last until the next step."""
         bucket = bucket_of(batch)
         if bucket is None:
             return self._launch(forward, self._upload(batch, None))
@@ -64,7 +67,7 @@ class Steps:
         return logits[:num_rows]
 
     def _upload(self, batch: StepBatch, captured: CapturedStep | None) -> DeviceBatch:
-        """The batch on the device, where the captured step wants it if there is one."""
+        """Upload the batch, to the captured step's memory if there is one."""
         host = host_batch(batch)
         if captured is None:
             integers = self.arena.empty("integers", (host.size,), np.dtype(np.int32))

@@ -1,8 +1,8 @@
-"""Queues and blocks at any step, rebuilt from the event log.
+"""Rebuild queues and blocks at any step from the event log.
 
-This room knows records and snapshots. It calls neither the scheduler nor the allocator: that their
-snapshots equal what it makes of their records shows that the records tell all. So it is strict, and
-refuses whatever cannot have happened.
+This room knows records and snapshots, and calls neither the scheduler nor the allocator. When its
+state equals their snapshots, the records are complete. So it is strict and refuses records that
+cannot have happened.
 """
 
 from mie.replay.blocks import NodeState

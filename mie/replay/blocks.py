@@ -1,4 +1,4 @@
-"""The blocks' side of the state: who holds each, and the prefix tree."""
+"""Track the block side of the state: reference counts and the prefix tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NodeState:
 
 
 class BlockState:
-    """References, and what they come from: entries of tables, the prefix tree, pins."""
+    """Reference counts and their sources: table entries, the prefix tree and pins."""
 
     def __init__(self, block_size: int, num_blocks: int) -> None:
         self.block_size = block_size
@@ -29,13 +29,13 @@ class BlockState:
         self.refs: dict[int, int] = {}
         self.tree: dict[int, NodeState] = {}
         self.in_tables: Counter[int] = Counter()
-        """How often each block stands in a table."""
+        """Number of table entries of each block."""
         self._pins: Counter[int] = Counter()
         self._num_children: Counter[int] = Counter()
-        self._touched: set[int] = set()  # blocks with a change since the last check
+        self._touched: set[int] = set()  # blocks that changed since the last check
 
     def load(self, snapshot: Snapshot) -> None:
-        """Take over what a snapshot says. Holders that it does not name are pins."""
+        """Load a snapshot. Holders that it does not name are pins."""
         self.refs = dict(snapshot["refs"])
         for block in self.refs:
             require(0 <= block < self.num_blocks, f"there is no block {block}")
@@ -51,57 +51,57 @@ class BlockState:
         self.check()
 
     def snapshot(self) -> dict[str, Any]:
-        """The blocks' part of a snapshot."""
+        """Return the blocks' part of a snapshot."""
         nodes = self.tree.items()
         return {
             "refs": dict(self.refs),
             "tree": {block: {**vars(node), "tokens": list(node.tokens)} for block, node in nodes},
         }
 
-    # What one asks.
+    # Queries.
 
     @property
     def num_used(self) -> int:
-        """Blocks that stand in a table."""
+        """The number of blocks in tables."""
         return len(self.in_tables)
 
     @property
     def num_cached(self) -> int:
-        """Blocks that only the prefix tree holds."""
+        """The number of blocks that only the prefix tree holds."""
         return len(self.tree.keys() - self.in_tables.keys())
 
     @property
     def num_saved(self) -> int:
-        """Blocks that sharing saves: entries of tables minus used blocks."""
+        """The number of blocks that sharing saves: table entries minus used blocks."""
         return self.in_tables.total() - self.num_used
 
-    # What happens.
+    # Changes.
 
     def enter_table(self, block: int) -> None:
-        """The block is one more entry of a table, and has one more reference."""
+        """Add a table entry and a reference."""
         self.in_tables[block] += 1
         self._hold(block)
 
     def leave_table(self, block: int) -> None:
-        """The block is one entry less; its reference is let go by itself."""
+        """Remove a table entry. Its reference is removed by `let_go`."""
         self._touched.add(block)
         self.in_tables[block] -= 1
         if not self.in_tables[block]:
             del self.in_tables[block]
 
     def let_go(self, block: int) -> None:
-        """The block has one reference less."""
-        require(block in self.refs, f"nobody holds block {block}")
+        """Remove a reference."""
+        require(block in self.refs, f"block {block} has no holder")
         self._touched.add(block)
         self.refs[block] -= 1
         if not self.refs[block]:
             del self.refs[block]
 
     def seal(self, block: int, parent: int | None, salt: str | None, tokens: Iterable[int]) -> None:
-        """The block enters the tree."""
+        """Insert the block into the tree."""
         node = NodeState(parent=parent, salt=salt, tokens=tuple(tokens))
         require(block in self.in_tables, "it is in no table")
-        require(block not in self.tree, "it is in the tree already")
+        require(block not in self.tree, "it is already in the tree")
         require(parent is None or parent in self.tree, "its parent is not in the tree")
         require(len(node.tokens) == self.block_size, "only a full block enters the tree")
         self.tree[block] = node
@@ -110,28 +110,28 @@ class BlockState:
         self._hold(block)
 
     def evict(self, block: int) -> None:
-        """The block leaves the tree."""
+        """Remove the block from the tree."""
         require(block in self.tree, "it is not in the tree")
-        require(not self._num_children[block], "it is no leaf")
+        require(not self._num_children[block], "it is not a leaf")
         node = self.tree.pop(block)
         if node.parent is not None:
             self._num_children[node.parent] -= 1
         self.let_go(block)
 
     def pin(self, block: int) -> None:
-        """The block is held for a while by nobody's table."""
-        require(block in self.refs, "nobody holds it")
+        """Hold the block without a table."""
+        require(block in self.refs, "it has no holder")
         self._pins[block] += 1
         self._hold(block)
 
     def unpin(self, block: int) -> None:
-        """One pin less."""
+        """Remove a pin."""
         require(self._pins[block] > 0, "it is not pinned")
         self._pins[block] -= 1
         self.let_go(block)
 
     def check(self) -> None:
-        """Raise `TraceError` unless every block that changed has the references it should."""
+        """Raise `TraceError` unless every changed block has the expected references."""
         for block in self._touched:
             expected = self.in_tables[block] + (block in self.tree) + self._pins[block]
             found = self.refs.get(block, 0)
@@ -146,6 +146,6 @@ class BlockState:
 
 
 def require(is_so: bool, otherwise: str) -> None:
-    """Raise `TraceError` unless it is so."""
+    """Raise `TraceError` with this message unless the condition holds."""
     if not is_so:
         raise TraceError(otherwise)

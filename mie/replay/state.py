@@ -1,4 +1,4 @@
-"""The state of queues, tables and blocks after some step, and what each record does to it."""
+"""Model queues, tables and blocks after a step, and apply records to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mie.replay.blocks import BlockState, require
 
 @dataclass(kw_only=True, eq=False)
 class SequenceState:
-    """A sequence that waits or runs."""
+    """A sequence that is waiting or running."""
 
     request_id: str
     rank: int
@@ -23,10 +23,10 @@ class SequenceState:
     num_tokens: int
     num_computed: int = 0
     row: int | None = None
-    """None: it waits, or it has ended and is kept."""
+    """Its row, or None while it waits or if it has ended and is kept."""
     blocks: list[int] = field(default_factory=list)
     host: list[int] | None = None
-    """Host blocks with what was swapped out."""
+    """Host blocks that hold its swapped-out tokens."""
 
     @property
     def is_kept(self) -> bool:
@@ -35,7 +35,7 @@ class SequenceState:
 
 
 class State:
-    """Queues, tables, references and the prefix tree after some step."""
+    """Queues, tables, references and the prefix tree after a step."""
 
     def __init__(
         self, *, block_size: int, num_blocks: int, num_host_blocks: int, step: int = 0
@@ -43,16 +43,16 @@ class State:
         self.blocks = BlockState(block_size, num_blocks)
         self.num_host_blocks = num_host_blocks
         self.step = step
-        """The number of the last step that is done."""
+        """The number of the last complete step."""
         self.sequences: dict[Seq, SequenceState] = {}
         self.rows: dict[int, Seq] = {}
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot, step: int = 0) -> State:
-        """The state that a snapshot taken after ``step`` describes.
+        """Return the state that a snapshot taken after ``step`` describes.
 
         Raises:
-            TraceError: it contradicts itself.
+            TraceError: the snapshot contradicts itself.
         """
         sizes = {name: snapshot[name] for name in ("block_size", "num_blocks", "num_host_blocks")}
         state = cls(**sizes, step=step)
@@ -68,10 +68,10 @@ class State:
                 self.rows[values["row"]] = seq
         self.blocks.load(snapshot)
         is_in_order = [self.waiting, self.running] == [snapshot["waiting"], snapshot["running"]]
-        require(is_in_order, "a snapshot whose queues are not those of its sequences")
+        require(is_in_order, "the snapshot's queues do not match its sequences")
 
     def snapshot(self) -> dict[str, Any]:
-        """The state as plain data: what `Scheduler.snapshot` would give."""
+        """Return the state as plain data, in the form of `Scheduler.snapshot`."""
         return {
             "block_size": self.blocks.block_size,
             "num_blocks": self.blocks.num_blocks,
@@ -82,11 +82,11 @@ class State:
             **self.blocks.snapshot(),
         }
 
-    # What one asks.
+    # Queries.
 
     @property
     def waiting(self) -> list[Seq]:
-        """In the order of the queue."""
+        """The waiting sequences in queue order."""
         return self._in_order(
             seq
             for seq, values in self.sequences.items()
@@ -95,11 +95,11 @@ class State:
 
     @property
     def running(self) -> list[Seq]:
-        """In the order of the queue."""
+        """The running sequences in queue order."""
         return self._in_order(self.rows.values())
 
     def fills(self) -> dict[int, int]:
-        """How many slots hold a token, of each block that stands in a table or in the tree."""
+        """Return the number of filled slots of each block in a table or in the tree."""
         size = self.blocks.block_size
         fills = dict.fromkeys(self.blocks.tree, size)
         for values in self.sequences.values():
@@ -119,26 +119,26 @@ class State:
             self.apply(record)
 
     def apply(self, record: Record) -> None:
-        """Change as the record tells.
+        """Apply one record.
 
         Raises:
-            TraceError: that cannot have happened in this state.
+            TraceError: the record cannot happen in this state.
         """
         kind, *values = record
         try:
-            require(kind in FIELDS, "no such event")
+            require(kind in FIELDS, "unknown event")
             getattr(self, f"_on_{kind}")(*values)
         except TraceError as error:
             raise self._located(record, error) from error
 
     def check_names(self, record: Record) -> None:
-        """Raise `TraceError` unless the sequences and rows that the record names are there."""
+        """Raise `TraceError` unless the sequences and rows that the record names exist."""
         kind, *values = record
         try:
-            require(kind in FIELDS, "no such event")
+            require(kind in FIELDS, "unknown event")
             fields = dict(zip(FIELDS[kind], values, strict=True))
             for row in fields.get("rows", ()):
-                require(row in self.rows, f"nobody has row {row}")
+                require(row in self.rows, f"unknown row {row}")
             if kind in ("fork", "wait", "branch"):
                 self._sequence(fields["parent"])
             # The first two bring a new choice, and the last may end one that was never forked.
@@ -150,7 +150,7 @@ class State:
             raise self._located(record, error) from error
 
     def _located(self, record: Record, error: TraceError) -> TraceError:
-        """The error with the record that it is about, and the step after which it came."""
+        """Return the error with the record that caused it and the step before it."""
         kind, *values = record
         named = [shown_text(x) for x in values] if kind != "step" else []
         what = " ".join([shown_text(kind), *named])
@@ -160,7 +160,7 @@ class State:
         self, request_id: str, number: int, rank: int, num_prompt: int, n: int, max_tokens: int
     ) -> None:
         seq = (number, 0)
-        require(seq not in self.sequences, "it is there already")
+        require(seq not in self.sequences, "it already exists")
         self.sequences[seq] = SequenceState(
             request_id=request_id,
             rank=rank,
@@ -172,9 +172,9 @@ class State:
 
     def _on_admit(self, seq: Seq, row: int, num_tokens: int, num_computed: int) -> None:
         values = self._sequence(seq)
-        require(values.row is None, "it runs already")
+        require(values.row is None, "it is already running")
         require(values.num_tokens == num_tokens, f"it has {values.num_tokens} tokens")
-        require(0 <= num_computed < num_tokens, "there must be a token to compute")
+        require(0 <= num_computed < num_tokens, "it has no token to compute")
         self._seat(seq, row)
         values.num_computed = num_computed
 
@@ -187,22 +187,22 @@ class State:
         self, seq: Seq, num_queried: int, num_full: int, num_partial: int, source: int | None
     ) -> None:
         num_hit = self._runner(seq).num_computed
-        require(num_full + num_partial == num_hit, f"{num_hit} tokens were found")
-        require(num_hit <= num_queried, "more was found than sought")
-        require(source is None or source in self.blocks.refs, "nobody holds the source")
+        require(num_full + num_partial == num_hit, f"{num_hit} tokens were hits")
+        require(num_hit <= num_queried, "more tokens were hits than were queried")
+        require(source is None or source in self.blocks.refs, "the source has no holder")
 
     def _on_prefill(self, seq: Seq, start: int, count: int, choices: tuple[int, ...]) -> None:
         values = self._runner(seq)
         require(values.num_computed == start, f"it has computed {values.num_computed} tokens")
         is_complete = start + count == values.num_tokens
-        require(is_complete == bool(choices), "a token comes when the prompt is complete")
-        require(all(0 <= choice < values.n for choice in choices), "there is no such choice")
+        require(is_complete == bool(choices), "the prompt is not complete")
+        require(all(0 <= choice < values.n for choice in choices), "unknown choice")
         self._compute(values, count)
         values.num_tokens += is_complete
 
     def _on_decode(self, rows: Iterable[int]) -> None:
         for row in rows:
-            require(row in self.rows, f"nobody has row {row}")
+            require(row in self.rows, f"unknown row {row}")
             values = self.sequences[self.rows[row]]
             require(values.num_computed == values.num_tokens - 1, f"row {row} has more to compute")
             self._compute(values, 1)
@@ -225,8 +225,8 @@ class State:
 
     def _on_preempt(self, seq: Seq, by: Seq | None, mode: str, rule: str, num_lost: int) -> None:
         values = self._runner(seq)
-        require(by is None or by in self.sequences, "nobody has that number")
-        require((mode == "swap") == (values.host is not None), "its host blocks say otherwise")
+        require(by is None or by in self.sequences, "unknown request number")
+        require((mode == "swap") == (values.host is not None), "its host blocks contradict that")
         self._leave_row(values)
         values.num_computed = 0
 
@@ -259,7 +259,7 @@ class State:
 
     def _on_share(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
         for block in blocks:
-            require(block in self.blocks.refs, f"nobody holds block {block}")
+            require(block in self.blocks.refs, f"block {block} has no holder")
         self._put(seq, index, blocks)
 
     def _on_release(self, seq: Seq, blocks: Iterable[int]) -> None:
@@ -269,7 +269,7 @@ class State:
 
     def _on_close(self, seq: Seq) -> None:
         values = self._sequence(seq)
-        require(values.row is not None or values.is_kept, f"{seq} does not run")
+        require(values.row is not None or values.is_kept, f"{seq} is not running")
         for block in values.blocks:
             self.blocks.leave_table(block)
             self.blocks.let_go(block)
@@ -277,7 +277,7 @@ class State:
 
     def _on_copy(self, source: int, target: int, seq: Seq, cause: str) -> None:
         require(target in self._runner(seq).blocks, "the target is not in its table")
-        require(source in self.blocks.refs, "nobody holds the source")
+        require(source in self.blocks.refs, "the source has no holder")
 
     def _on_seal(
         self, block: int, parent: int | None, salt: str | None, tokens: Iterable[int]
@@ -296,17 +296,17 @@ class State:
     def _on_export(self, seq: Seq, host: Iterable[int]) -> None:
         values, host = self._runner(seq), list(host)
         taken = {block for other in self.sequences.values() for block in other.host or ()}
-        require(values.host is None, "it has host blocks already")
-        require(len(host) <= len(values.blocks), "its table is shorter")
+        require(values.host is None, "it already has host blocks")
+        require(len(host) <= len(values.blocks), "its table has too few blocks")
         require(len({*host} - taken) == len(host), "a host block is in use")
         is_there = all(0 <= block < self.num_host_blocks for block in host)
-        require(is_there, "there is no such host block")
+        require(is_there, "unknown host block")
         values.host = host
 
     def _on_import(self, seq: Seq, host: Iterable[int], blocks: Iterable[int]) -> None:
         values, host, blocks = self._runner(seq), list(host), list(blocks)
-        require({*host} <= {*(values.host or ())}, "the host blocks are not its own")
-        require(len(host) == len(blocks), "so many host blocks do not fit")
+        require({*host} <= {*(values.host or ())}, "the host blocks belong to another sequence")
+        require(len(host) == len(blocks), "the table cannot hold that many host blocks")
         require({*blocks} <= {*values.blocks}, "the blocks are not in its table")
         values.host = None
 
@@ -321,7 +321,7 @@ class State:
         require(sizes == own, "the sizes of the pools cannot change")
         self._load(snapshot)
         is_empty = not self.rows and not self.blocks.refs and not self.blocks.tree
-        require(is_empty, "something runs or has blocks")
+        require(is_empty, "a sequence is running or has blocks")
 
     def _on_step(self, summary: Summary) -> None:
         require(summary["step"] > self.step, f"step {summary['step']} comes too late")
@@ -331,18 +331,18 @@ class State:
     # Parts of the above.
 
     def _sequence(self, seq: Seq) -> SequenceState:
-        require(seq in self.sequences, f"nobody is {seq}")
+        require(seq in self.sequences, f"unknown sequence {seq}")
         return self.sequences[seq]
 
     def _runner(self, seq: Seq) -> SequenceState:
         values = self._sequence(seq)
-        require(values.row is not None, f"{seq} does not run")
+        require(values.row is not None, f"{seq} is not running")
         return values
 
     def _check_choice(self, seq: Seq, parent: Seq) -> None:
-        require(seq not in self.sequences, "it is there already")
+        require(seq not in self.sequences, "it already exists")
         is_choice = seq[0] == parent[0] and 0 < seq[1] < self.sequences[parent].n
-        require(is_choice, "it is no choice of that request")
+        require(is_choice, "it is not a choice of that request")
 
     def _seat(self, seq: Seq, row: int) -> None:
         require(row not in self.rows, f"row {row} is taken")
@@ -358,12 +358,12 @@ class State:
     def _compute(self, values: SequenceState, count: int) -> None:
         values.num_computed += count
         num_slots = len(values.blocks) * self.blocks.block_size
-        require(count > 0, "nothing was computed")
-        require(values.num_computed <= values.num_tokens, "it has fewer tokens")
+        require(count > 0, "no token was computed")
+        require(values.num_computed <= values.num_tokens, "it has too few tokens")
         require(values.num_computed <= num_slots, f"its table has {num_slots} slots")
 
     def _put(self, seq: Seq, index: int, blocks: Iterable[int]) -> None:
-        """The blocks become entries index, index + 1, … of a table, in place of what was there."""
+        """Replace the entries index, index + 1, … of a table with the blocks."""
         blocks, table = list(blocks), self._runner(seq).blocks
         end = index + len(blocks)
         require(0 <= index <= len(table), f"its table has {len(table)} blocks")
@@ -375,5 +375,5 @@ class State:
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a sequence, with lists of its own."""
+    """Return the fields of a sequence with its lists copied."""
     return {name: value[:] if isinstance(value, list) else value for name, value in values.items()}

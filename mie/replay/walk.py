@@ -1,4 +1,4 @@
-"""Going through a log: to one step, or along all records."""
+"""Walk through a log: to one step, or along all records."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mie.replay.state import State
 
 
 def at(segments: Iterable[Segment], step: int) -> State:
-    """The state after ``step``, as `EventLog.segments` or `read_log` tell it.
+    """Return the state after ``step``, from the segments of `EventLog.segments` or `read_log`.
 
     Raises:
-        TraceError: the step is not in the log, or a record before it cannot be.
+        TraceError: the step is not in the log, or a record before it is invalid.
     """
     first = last = None
     for segment in segments:
@@ -29,25 +29,25 @@ def at(segments: Iterable[Segment], step: int) -> State:
             return state
     if first is None or last is None:
         raise TraceError(f"step {step} is not in the log, which is empty")
-    why = "it was broken off" if first < step < last else f"it holds steps {first} to {last}"
+    why = "it was abandoned" if first < step < last else f"it holds steps {first} to {last}"
     raise TraceError(f"step {step} is not in the log; {why}")
 
 
 def walk(segments: Iterable[Segment]) -> Iterator[tuple[Summary | None, Record, State]]:
-    """Every record with its step's summary (None after the last step) and the state before it.
+    """Yield every record with its step's summary and the state before it.
 
-    The state is one object, which changes as the walk goes on.
+    The summary is None after the last step. The state is one object that changes during the walk.
 
     Raises:
-        TraceError: a record cannot be, or names what is not there, or a snapshot differs from what
-            the records give.
+        TraceError: a record is invalid or names something unknown, or a snapshot differs from the
+            state that the records give.
     """
     state: State | None = None
     for segment in segments:
         if state is None:
             state = State.from_snapshot(segment.snapshot, segment.after)
         elif state.snapshot() != segment.snapshot:
-            raise TraceError(f"the snapshot after step {segment.after} is not what its steps give")
+            raise TraceError(f"the snapshot after step {segment.after} differs from its steps")
         for records in segment.steps:
             for record in records:
                 state.check_names(record)

@@ -1,5 +1,5 @@
-"""Who computes what in the next step.
+"""Decide what the next step computes.
 
-This room knows sequences and budgets, and asks `mie.memory` for blocks. It imports no NumPy and
-reads no clock.
+This room knows sequences and budgets, and gets its blocks from `mie.memory`. It imports no NumPy
+and reads no clock.
 """

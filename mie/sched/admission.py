@@ -1,5 +1,4 @@
-"""What is refused at the door: settings under which a request might never run, and a request that
-could not."""
+"""Refuse settings under which a request might never run, and requests that cannot run."""
 
 from collections.abc import Set
 
@@ -11,11 +10,11 @@ from mie.sched.sequence import Request
 
 
 def check_budget(config: EngineConfig, max_model_len: int) -> None:
-    """Raise `ConfigError` if a whole context may be too long for the step that must take it."""
+    """Raise `ConfigError` if a whole context can be too long for the step that must take it."""
     if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
         raise ConfigError(
             f"max_num_batched_tokens is {config.max_num_batched_tokens}; without chunked"
-            f" prefill a step must take a whole context of {max_model_len} tokens (raise it to"
+            f" prefill a step must hold a whole context of {max_model_len} tokens (raise it to"
             " that, lower max_model_len, or allow enable_chunked_prefill)"
         )
 
@@ -47,24 +46,24 @@ def check_fits(
 def check_something_allowed(
     params: SamplingParams, end_token_ids: Set[int], vocab_size: int
 ) -> None:
-    """Raise `RequestError` if all tokens might be banned at once, so that none could be drawn.
+    """Raise `RequestError` if all tokens could be banned at once, leaving none to sample.
 
-    ``min_tokens`` bans ``end_token_ids``, and bad words their last tokens.
+    ``min_tokens`` bans ``end_token_ids``, and each bad word bans its last token.
     """
     if params.bad_words:
         raise RequestError(
-            "bad_words are text, and the engine has no tokenizer (give bad_words_token_ids)"
+            "bad_words needs a tokenizer, and the engine has none (give bad_words_token_ids)"
         )
     allowed = params.allowed_token_ids or range(vocab_size)
     banned = set(end_token_ids) if params.min_tokens else set()
     if params.allowed_token_ids and banned.issuperset(allowed):
         raise RequestError(
-            f"allowed_token_ids {list(allowed)} all end the sequence, which "
-            f"min_tokens={params.min_tokens} forbids; allow another token, or set min_tokens to 0"
+            f"allowed_token_ids {list(allowed)} all end the sequence, but "
+            f"min_tokens={params.min_tokens} forbids it; allow another, or set min_tokens to 0"
         )
     banned.update(ids[-1] for ids in params.bad_words_token_ids or ())
     if banned and banned.issuperset(allowed):
         raise RequestError(
-            "bad words may ban all tokens that are allowed, so that none can be drawn; allow "
+            "bad words may ban every allowed token, so that none can be sampled; allow "
             "another token, or leave out a word"
         )

@@ -1,8 +1,8 @@
-"""What the next step computes, where that is known before this one's tokens are.
+"""Predict the next step before the tokens of the current one are known.
 
-A step of decodes is followed by one more token of each sequence that does not end. So the next step
-can be launched while this one runs, without its tokens; if a sequence ends by what it drew, its row
-was computed in vain.
+After a step of decodes, each sequence that does not end computes one more token. So the next step
+can be launched while this one runs, without its tokens. If a sequence turns out to have ended, the
+work for its row is discarded.
 """
 
 from collections.abc import Sequence as Items
@@ -12,8 +12,10 @@ from mie.sched.sequence import Sequence
 
 
 def reserve_ahead(manager: KVCacheManager, running: Items[Sequence]) -> None:
-    """Have a slot not only for the token that each decode stores, but for the one after it, as far
-    as there are blocks. Called before admissions, which pin blocks that are partly filled."""
+    """Reserve slots for each decode's token and the one after it, as far as blocks last.
+
+    Call it before admissions, because they pin blocks that are partly filled.
+    """
     for seq in running:
         table = seq.table
         if seq.is_prefilling or table is None or table.num_tokens + 1 != table.num_writable:
@@ -23,8 +25,10 @@ def reserve_ahead(manager: KVCacheManager, running: Items[Sequence]) -> None:
 
 
 def rows_ahead(running: Items[Sequence]) -> tuple[int, ...]:
-    """The rows of the step after one in which all of ``running`` decode; none, if one of them has
-    no slot yet."""
+    """Return the rows of the step after one in which all of ``running`` decode.
+
+    The result is empty if one of them has no slot yet.
+    """
     tables = [seq.table for seq in running if goes_on(seq) and seq.table is not None]
     if any(table.num_tokens + 2 > table.num_writable for table in tables):
         return ()
@@ -32,5 +36,5 @@ def rows_ahead(running: Items[Sequence]) -> tuple[int, ...]:
 
 
 def goes_on(seq: Sequence) -> bool:
-    """Whether the token that is being computed may be followed by another."""
+    """Whether the token that is being computed can be followed by another."""
     return seq.num_tokens + 1 < seq.max_tokens

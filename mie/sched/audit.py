@@ -1,4 +1,4 @@
-"""The queues seen from outside: plain data for the event log, brute-force checks for tests."""
+"""Dump the queues as plain data for the event log, and check them by brute force for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mie.sched.sequence import Sequence
 def queues(
     waiting: Items[Sequence], running: Items[Sequence], kept: Items[Sequence]
 ) -> dict[str, Any]:
-    """The sequences in both queues, and those whose blocks are kept, as plain data for the log."""
+    """Return the sequences in both queues, and those whose blocks are kept, as plain data."""
     return {
         "waiting": [seq.seq_id for seq in waiting],
         "running": [seq.seq_id for seq in running],
@@ -37,13 +37,13 @@ def check_queues(
     waiting: Items[Sequence],
     running: Items[Sequence],
 ) -> None:
-    """Assert that each live sequence stands in one queue, with what it has there."""
-    assert not {*waiting} & {*running}, "waits and runs"
+    """Assert that each live sequence is in exactly one queue and holds what that queue allows."""
+    assert not {*waiting} & {*running}, "both waiting and running"
     for seq in [*waiting, *running]:
         assert seq.finish_reason is None
         assert seq.num_missing >= 1
     for seq in waiting:
-        assert seq.table is None, "waits and holds blocks"
+        assert seq.table is None, "waiting and holding blocks"
     for seq in running:
         assert seq.row is not None
         assert seq.host is None, "swapped out and running"

@@ -1,11 +1,13 @@
-"""Which tokens would complete a bad word."""
+"""Find the tokens that would complete a bad word."""
 
 from collections.abc import Sequence
 
 
 class BadWords:
-    """The spellings of bad words by the number of tokens before the last one, and by these tokens:
-    a position costs one look for each number, however many words there are."""
+    """Bad words as token sequences, indexed by length and by the tokens before the last one.
+
+    A position costs one lookup for each length, however many words there are.
+    """
 
     def __init__(self, spellings: Sequence[Sequence[int]]) -> None:
         self._last_ids: dict[int, dict[tuple[int, ...], list[int]]] = {}
@@ -15,12 +17,14 @@ class BadWords:
 
     @property
     def read_tokens(self) -> bool:
-        """Whether the tokens before a position decide what is banned there."""
+        """Whether a position's bans depend on the tokens before it."""
         return any(self._last_ids)
 
     def completing(self, token_ids: Sequence[int], num_generated: int) -> list[int]:
-        """The tokens that would complete a word, as the next one after ``token_ids``, the last
-        ``num_generated`` of which are the output: words are looked for in it alone."""
+        """Return the tokens that would complete a bad word if they came next after ``token_ids``.
+
+        Only the last ``num_generated`` tokens, which are the output, are searched.
+        """
         banned: list[int] = []
         for length, words in self._last_ids.items():
             if length <= num_generated:

@@ -1,4 +1,4 @@
-"""What a user asks of beam search, spelled as in vLLM."""
+"""Define the parameters of beam search, with vLLM's names."""
 
 from dataclasses import dataclass
 
@@ -10,19 +10,18 @@ from mie.sched import values
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
-    """Says how the most likely continuations of a prompt are searched for.
+    """Configures a search for the most likely continuations of a prompt.
 
     The names and their meaning are vLLM's. A bad value or an unknown name raises `ConfigError`.
 
-    beam_width: Sets how many beams are kept after every token, and returned; 1 to 1024.
-    max_tokens: Ends every beam after this many tokens; at least 1.
-    ignore_eos: Goes on after the model's end-of-text token. Default: False.
-    temperature: Divides the logits before their log-probabilities are added up, and 0 leaves them
-        as they are; 0 to 1000. Default: 0.0.
-    length_penalty: Is the power of a beam's length by which its log-probability is divided, so that
-        values above 1 favour long beams; -10 to 10 (Wu et al., 2016, arXiv:1609.08144). Default:
-        1.0.
-    include_stop_str_in_output: Leaves the end-of-text token in the text. Default: False.
+        beam_width: Number of beams that are kept after every token and returned; 1 to 1024.
+        max_tokens: Maximum number of new tokens of a beam; at least 1.
+        ignore_eos: Continue after the model's end-of-text token. Default: False.
+        temperature: Divide the logits by this before computing log-probabilities; 0 to 1000. 0
+            leaves the logits as they are. Default: 0.0.
+        length_penalty: Divide a beam's log-probability by its length to this power; -10 to 10.
+            Values above 1 favour long beams (Wu et al., 2016, arXiv:1609.08144). Default: 1.0.
+        include_stop_str_in_output: Keep the end-of-text token in the text. Default: False.
     """
 
     beam_width: int

@@ -1,4 +1,4 @@
-"""What is refused of a request itself, whatever the engine's settings."""
+"""Check a request on its own, independent of the engine's settings."""
 
 import re
 from collections.abc import Container, Sequence
@@ -11,27 +11,26 @@ _AUTOMATIC_ID = re.compile(r"auto-\d+")
 
 
 def automatic_id(number: int) -> str:
-    """Return the id of a request whose caller gives none."""
+    """Return the id of a request that was added without one."""
     return f"auto-{number}"
 
 
 def check_request_id(request_id: object, in_use: Container[object]) -> None:
-    """Raise `RequestError` unless a caller may give a request this id; None gives none."""
+    """Raise `RequestError` unless this id is valid for a caller to choose. None chooses no id."""
     if request_id is None:
         return
     if not isinstance(request_id, str) or not request_id:
-        raise RequestError(f"request_id must be a string that is not empty; got {request_id!r}")
+        raise RequestError(f"request_id must be a non-empty string; got {request_id!r}")
     if _AUTOMATIC_ID.fullmatch(request_id):
         raise RequestError(
-            f"request id {request_id!r} is of the form that mie gives to requests without an id; "
-            "choose another"
+            f"request id {request_id!r} has the form of an automatic id; choose another"
         )
     if request_id in in_use:
         raise RequestError(f"request id {request_id!r} is in use; choose another")
 
 
 def check_token_ids(token_ids: Sequence[int], params: SamplingParams, vocab_size: int) -> None:
-    """Raise `RequestError` unless the prompt and the parameters name tokens of the vocabulary."""
+    """Raise `RequestError` unless all token ids of the prompt and the parameters are in range."""
     if not token_ids:
         raise RequestError("prompt is empty; it needs at least one token")
     last = vocab_size - 1
@@ -46,15 +45,15 @@ def check_token_ids(token_ids: Sequence[int], params: SamplingParams, vocab_size
 
 
 def check_labels(priority: object, cache_salt: object) -> None:
-    """Raise `RequestError` unless both are of the right type."""
+    """Raise `RequestError` unless both have the right type."""
     if not _is_integer(priority):
         raise RequestError(f"priority must be an integer; got {priority!r}")
     if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
-        raise RequestError(f"cache_salt must be a string that is not empty; got {cache_salt!r}")
+        raise RequestError(f"cache_salt must be a non-empty string; got {cache_salt!r}")
 
 
 def check_logprobs(params: SamplingParams, limit: int) -> None:
-    """Raise `RequestError` if more log-probabilities are asked for than ``limit``; -1 is none."""
+    """Raise `RequestError` if more than ``limit`` log-probabilities are wanted; -1 is no limit."""
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(params, name)
         if limit != -1 and count is not None and not 0 <= count <= limit:

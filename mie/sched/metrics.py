@@ -1,4 +1,4 @@
-"""Where a request's time went and what scheduling did to it."""
+"""Record where a request's time went and how it was scheduled."""
 
 from __future__ import annotations
 
@@ -7,52 +7,55 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True, slots=True)
 class RequestMetrics:
-    """Grows while the request runs. Moments are seconds of one monotonic clock, stamped by the
-    engine; what has not happened yet is None."""
+    """The times and counts of a request, updated while it runs.
+
+    Times are seconds of one monotonic clock, stamped by the engine. A time is None until it is
+    known.
+    """
 
     arrival_time: float = 0.0
     first_step_time: float | None = None
-    """When the first step began that computed for it."""
+    """When the first step that computed for it began."""
     first_token_time: float | None = None
     last_token_time: float | None = None
-    """Of any choice, as the others."""
+    """When the latest token of any choice was sampled."""
     num_preemptions: int = 0
     num_swaps: int = 0
     """Preemptions that kept the computed tokens on the host."""
     num_recomputed_tokens: int = 0
     """Tokens that were computed, lost in a preemption, and computed again."""
     num_cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache at the first admission, whole blocks and parts."""
+    """Prompt tokens found in the prefix cache at the first admission, in full blocks or in part."""
     num_copied_blocks: int = 0
-    """Blocks copied for it: at forks, and for parts of blocks from the prefix cache."""
+    """Blocks copied for it, at forks and for partial hits in the prefix cache."""
 
     @property
     def queue_time(self) -> float | None:
-        """From arrival to the first step that computed for it."""
+        """Time from arrival to the first step that computed for it."""
         return _between(self.arrival_time, self.first_step_time)
 
     @property
     def prefill_time(self) -> float | None:
-        """From there to its first token."""
+        """Time from the first step that computed for it to its first token."""
         return _between(self.first_step_time, self.first_token_time)
 
     @property
     def decode_time(self) -> float | None:
-        """From its first token to its last so far."""
+        """Time from its first token to its latest."""
         return _between(self.first_token_time, self.last_token_time)
 
     @property
     def time_to_first_token(self) -> float | None:
-        """From arrival."""
+        """Time from arrival to its first token."""
         return _between(self.arrival_time, self.first_token_time)
 
     @property
     def total_time(self) -> float | None:
-        """From arrival to its last token so far."""
+        """Time from arrival to its latest token."""
         return _between(self.arrival_time, self.last_token_time)
 
     def as_dict(self) -> dict[str, float | None]:
-        """Durations and counts by name."""
+        """Return durations and counts by name."""
         names = (
             "queue_time",
             "prefill_time",

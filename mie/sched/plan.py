@@ -1,4 +1,4 @@
-"""What one step does, as plain data: it pickles, and holds no sequence."""
+"""Describe one step as plain data that pickles and holds no sequences."""
 
 from dataclasses import dataclass
 
@@ -10,24 +10,24 @@ SeqId = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class NewRow:
-    """What the runner must know of a sequence that gets a row: at admission, resumption or fork."""
+    """What the runner must know of a sequence that gets a row (admission, resumption or fork)."""
 
     row: int
     choice: int
-    """Which of the request's n choices it is."""
+    """Index among the request's n choices."""
     token_ids: tuple[int, ...]
     num_computed: int
-    """Of these, tokens whose keys and values are stored."""
+    """Number of its tokens whose keys and values are stored."""
     num_prompt: int
     params: SamplingParams
     banned_ids: tuple[int, ...]
-    """Not to be drawn before ``params.min_tokens`` tokens."""
+    """Banned until ``params.min_tokens`` tokens are generated."""
     draw_key: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Tokens of one sequence, from its prompt or lost in a preemption, that a step computes."""
+    """Tokens of one sequence that a step computes, from its prompt or lost in a preemption."""
 
     seq_id: SeqId
     row: int
@@ -35,26 +35,28 @@ class Chunk:
     """Position of the first token."""
     token_ids: tuple[int, ...]
     choices: tuple[int, ...]
-    """Choices that sample from the last token's logits; none while the prompt is incomplete."""
+    """Choices that sample from the last token's logits. Empty while the prompt is incomplete."""
     scored: tuple[int, int]
     """The prompt positions (start, stop) whose logits give prompt log-probabilities."""
 
     @property
     def end(self) -> int:
-        """One past the position of the last token: the tokens in the cache after the step."""
+        """The position after the last token, or the number of cached tokens after the step."""
         return self.start + len(self.token_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """One step: what is moved, what is computed, and who lost their blocks for it."""
+    """One step: what is moved, what is computed, and which sequences are preempted."""
 
     step: int
     new_rows: tuple[NewRow, ...]
     moves: Moves
     decodes: tuple[int, ...]
-    """Rows, ascending, whose last token is computed and whose next one is sampled. The runner knows
-    the rest, so that a decode costs next to nothing to plan."""
+    """Rows, ascending, whose last token is computed and whose next token is sampled.
+
+    The runner knows the rest, so a decode costs almost nothing to plan.
+    """
     chunks: tuple[Chunk, ...]
     preempted: tuple[SeqId, ...]
 
@@ -68,5 +70,5 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is computed; there may be moves all the same."""
+        """Whether nothing is computed. There may still be moves."""
         return not self.decodes and not self.chunks

@@ -1,7 +1,7 @@
-"""Who comes first: the order of the queues.
+"""Order the queues.
 
-Every sequence has one key, fixed when its request arrives, and both queues are ordered by it: the
-smallest is admitted first, the largest is preempted first.
+Every sequence has one key, fixed when its request arrives, that orders both queues. The smallest
+key is admitted first and the largest is preempted first.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ VICTIM_RULES = {
     "priority": "lowest priority, then last arrived",
     "sjf": "longest job",
 }
-"""Who is preempted under each policy, in words."""
+"""Which sequence each policy preempts, in words."""
 
 
 def rank_of(config: EngineConfig, request: Request, step: int, longest: int) -> int:
-    """The first part of a key, before the order of arrival.
+    """Return the first part of a key, before the order of arrival.
 
-    ``fcfs``: the same for all. ``priority``: the request's own. ``sjf``: its job in tokens, prompt
-    and answer, at most ``longest``; and since a request that waits ages by ``sjf_ageing`` tokens a
-    step, whoever arrives at a later step is that much behind. The difference of two ranks is then
-    what it would be if both were aged every step, so that a rank never has to change.
+    ``fcfs``: the same for all. ``priority``: the request's own. ``sjf``: the job size in tokens,
+    prompt and answer, capped at ``longest``. Under ``sjf`` a waiting request ages by ``sjf_ageing``
+    tokens a step, so a request that arrives later starts that far behind. This gives the same
+    differences as ageing every request at every step, so a rank never changes.
     """
     if config.scheduling_policy == "priority":
         return request.priority
@@ -38,8 +38,11 @@ def rank_of(config: EngineConfig, request: Request, step: int, longest: int) -> 
 
 
 class WaitingQueue:
-    """Sequences in order of their keys. Adding and taking the first cost the logarithm of the
-    length; leaving from the middle is marked, and swept up later."""
+    """A queue of sequences ordered by their keys.
+
+    Adding and taking the first take logarithmic time. A sequence that leaves from the middle is
+    only marked and is removed later.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int, int], Sequence]] = []
@@ -52,19 +55,19 @@ class WaitingQueue:
         return seq in self._members
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In order; for tests and the event log."""
+        """Iterate in order, for tests and the event log."""
         return iter(sorted(self._members, key=lambda seq: seq.key))
 
     @property
     def first(self) -> Sequence:
-        """Who is next; the queue must not be empty."""
+        """The first sequence. The queue must not be empty."""
         while self._heap[0][1] not in self._members:
             heapq.heappop(self._heap)
         return self._heap[0][1]
 
     def add(self, seq: Sequence) -> None:
         assert seq not in self._members, "waits twice"
-        if len(self._heap) > 2 * len(self._members) + 64:  # mostly marked: sweep
+        if len(self._heap) > 2 * len(self._members) + 64:  # most entries are marked: remove them
             self._heap = [entry for entry in self._heap if entry[1] in self._members]
             heapq.heapify(self._heap)
         self._members.add(seq)

@@ -1,10 +1,10 @@
-"""Iteration-level continuous batching with chunked prefill and preemption.
+"""Schedule with iteration-level continuous batching, chunked prefill and preemption.
 
-A step takes the running sequences' decodes first, then their unfinished prompts, then admits from
-the head of the queue, all under one token budget. Both queues are ordered by the policy's key, and
-nobody overtakes. When a decode needs a block and there is none, the last of the running gives its
-blocks back and waits again: it keeps its tokens, and is computed again or swapped back in.
-The rules, with their reasons: docs/scheduling.md.
+A step takes the decodes of the running sequences first, then their unfinished prompts, and then
+admits from the head of the queue, all under one token budget. Both queues are ordered by the
+policy's key, and no sequence overtakes another. When a decode needs a block and none is left, the
+last running sequence is preempted. It keeps its tokens, waits again, and is recomputed or swapped
+back in. docs/scheduling.md states the rules and their reasons.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mie.sched.sequence import FinishReason, Request, Sequence
 
 
 class Scheduler:
-    """The queues: ``waiting`` and ``running``, each in order of the sequences' keys."""
+    """Keeps two queues, ``waiting`` and ``running``, each in the order of the sequences' keys."""
 
     def __init__(
         self,
@@ -82,8 +82,7 @@ class Scheduler:
     # One step.
 
     def schedule(self, *, may_admit: bool = True) -> StepPlan:
-        """Decide what the next step computes, and reserve the blocks for it. Without ``may_admit``
-        it is the rest of what `ahead` foretold."""
+        """Plan the next step and reserve its blocks. Without ``may_admit``, follow `ahead`."""
         self._step += 1
         self._seats.num_promised = 0
         is_drained = not self.running
@@ -108,22 +107,21 @@ class Scheduler:
         )
 
     def ahead(self, plan: StepPlan) -> tuple[int, ...]:
-        """The rows that decode in the step after ``plan``, which is not taken in yet; none, if more
-        than decodes may follow."""
+        """Return the rows that decode after ``plan``, or none if more than decodes may follow."""
         may_admit = self.waiting and self._seats.num_free
         if len(plan.decodes) < len(self.running) or may_admit:
             return ()
         return rows_ahead(self.running)
 
     def _take_decodes(self, budget: int, preempted: list[SeqId]) -> list[int]:
-        """The rows that decode. Most need no block, and cost one comparison."""
+        """Return the rows that decode. Most need no block and cost one comparison."""
         rows: list[int] = []
         for seq in self.running[:]:
             if seq.is_prefilling:
                 continue
             table = seq.table
             if table is None or len(rows) == budget:
-                break  # from a sequence that was preempted just now, all the rest were, too
+                break  # it was just preempted, and so were all after it
             if table.num_tokens == table.num_writable and not self._grow(seq, preempted):
                 break
             rows.append(table.row)
@@ -131,8 +129,7 @@ class Scheduler:
         return rows
 
     def _grow(self, seq: Sequence, preempted: list[SeqId]) -> bool:
-        """Room for the next token, if need be at the cost of those with a larger key, the largest
-        first; False if the sequence was itself the last and had to go."""
+        """Make room for the next token, or preempt the sequence itself and return False."""
         assert seq.table is not None
         while not self.manager.grow(seq.table, seq.num_tokens):
             if self._opener.drop_oldest():
@@ -145,7 +142,7 @@ class Scheduler:
         return True
 
     def _take_prefills(self, budget: int, chunks: list[Chunk]) -> int:
-        """Chunks of the running prompts, whose blocks they have already; the budget left."""
+        """Add chunks of the running prompts, which have their blocks. Return the budget left."""
         for seq in self.running:
             if seq.is_prefilling:
                 count = self._chunk_size(seq.num_missing, budget)
@@ -156,8 +153,7 @@ class Scheduler:
         return budget
 
     def _chunk(self, seq: Sequence, count: int) -> Chunk:
-        """The next tokens of a sequence. At the end of a prompt those choices sample that can fork
-        from it: the others wait, and compute for themselves what the prefix cache does not have."""
+        """Return the next tokens as a chunk. At a prompt's end, forked choices sample."""
         if count < seq.num_missing:
             return seq.chunk(count, ())
         choices = [seq.index]
@@ -168,7 +164,7 @@ class Scheduler:
         return seq.chunk(count, tuple(choices))
 
     def _num_forks_for(self, seq: Sequence) -> int:
-        """Choices that find a seat, a block for the next token, and nobody before them."""
+        """Return the number of choices that can get a seat and a block without overtaking."""
         if self.waiting and self.waiting.first.key < seq.key:
             return 0
         num_blocks = self.manager.num_available - self._num_spare - self._seats.num_promised
@@ -185,14 +181,16 @@ class Scheduler:
         return not preempted or self._config.admit_after_preemption
 
     def _admit(self, budget: int, chunks: list[Chunk]) -> None:
-        """Move sequences from the head of the queue to the running while there are seats, blocks
-        and budget. A static batch is filled whatever the budget; its prompts take turns."""
+        """Admit sequences from the head of the queue while there are seats, blocks and budget.
+
+        A static batch is filled regardless of the budget, and its prompts take turns.
+        """
         is_static = self._config.batching == "static"
         while self.waiting and (budget or is_static):
             seq = self.waiting.first
             if not self._seats.num_free:
                 return
-            # Alone, a sequence may have every block, or it could wait for ever.
+            # A sequence that runs alone may take every block, or it could wait forever.
             num_spare = self._num_spare + self._seats.num_promised if self.running else 0
             room = self._opener.find_room(seq, num_spare)
             if room is None:
@@ -205,7 +203,7 @@ class Scheduler:
             self._open(seq, room)
             if count:
                 chunks.append(self._chunk(seq, count))
-            budget = budget - count if count else 0  # a prompt that waits whole is not passed
+            budget = budget - count if count else 0  # later prompts do not overtake
 
     def _open(self, seq: Sequence, room: Room) -> None:
         self.waiting.remove(seq)
@@ -213,13 +211,13 @@ class Scheduler:
         self._seats.take(seq, table, is_prefilling=True)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
-        """Take in a step's result: first the blocks, then token after token.
+        """Apply a step's result: first the blocks, then one token after another.
 
-        A token is the last that changes of its sequence, so that `rebuild` finds every sequence
-        before or after its step.
+        A sequence's token is the last part of it to change, so `rebuild` finds every sequence in
+        the state before or after its step.
 
-        Returns the sequences that got a token, the decodes' before the chunks'; those that ended
-        have a ``finish_reason`` and no blocks.
+        Return the sequences that got a token, those of decodes before those of chunks. A sequence
+        that ended has a ``finish_reason`` and no blocks.
         """
         self.manager.end_step()
         self._exported.clear()
@@ -242,7 +240,7 @@ class Scheduler:
         return seqs
 
     def _take_in_chunk(self, chunk: Chunk, yielded: ChunkResult) -> list[Sequence]:
-        """The chunk's tokens are stored: its choices, which run now."""
+        """Record that the chunk's tokens are stored. Return its choices, which are now running."""
         seq = self._seats.rows[chunk.row]
         assert seq is not None
         assert seq.table is not None
@@ -258,8 +256,7 @@ class Scheduler:
         return chosen
 
     def _fork(self, first: Sequence, chosen: Items[Sequence]) -> None:
-        """The prompt is computed: those chosen run beside the first, over its blocks; the other
-        choices wait."""
+        """Start the chosen choices on the first one's blocks. The others wait."""
         assert first.table is not None
         for sibling in first.request.sequences:
             if sibling is first or sibling.finish_reason is not None:
@@ -273,16 +270,16 @@ class Scheduler:
             self._seats.take(sibling, table, is_prefilling=False)
 
     def _wait(self, seq: Sequence, parent: Sequence) -> None:
-        """A choice joins the queue, to compute the prompt that its sibling has or would have."""
+        """Queue a choice that computes the prompt itself, like its sibling."""
         self._emit(("wait", seq.seq_id, parent.seq_id))
         self.waiting.add(seq)
 
-    # Leaving, legal in every state.
+    # Leaving, which is legal in every state.
 
     def finish(
         self, seq: Sequence, reason: FinishReason, stop_reason: int | str | None = None
     ) -> None:
-        """End one choice and give its blocks back; its siblings go on."""
+        """End one choice and release its blocks. Its siblings continue."""
         if seq.finish_reason is not None:
             return
         seq.stop_reason = stop_reason
@@ -304,7 +301,7 @@ class Scheduler:
 
     def abort(self, request: Request, reason: FinishReason = "abort") -> None:
         """End every unfinished choice of a request."""
-        for seq in reversed(request.sequences):  # none is to lead in place of the first
+        for seq in reversed(request.sequences):  # so that none becomes the leader in turn
             self.finish(seq, reason)
 
     def release(self, request_ids: Iterable[str]) -> None:
@@ -312,12 +309,12 @@ class Scheduler:
         self._opener.drop(request_ids)
 
     def owner_of(self, row: int) -> Request | None:
-        """The request whose sequence has a row."""
+        """Return the request whose sequence is in a row."""
         seq = self._seats.rows[row]
         return None if seq is None else seq.request
 
     def preempt(self, seq: Sequence, by: Sequence | None = None, *, swap: bool = True) -> None:
-        """Take a running sequence's blocks, for ``by`` to have; it keeps its tokens and waits."""
+        """Preempt a running sequence to free blocks for ``by``. It keeps its tokens and waits."""
         assert seq.table is not None
         metrics = seq.request.metrics
         metrics.num_preemptions += 1
@@ -331,13 +328,14 @@ class Scheduler:
         seq.num_lost = 0 if seq.host else num_computed
         self._leave(seq)
         self.waiting.add(seq)
-        rule = VICTIM_RULES[self._config.scheduling_policy] if by else "all: the step broke off"
+        rule = VICTIM_RULES[self._config.scheduling_policy] if by else "all: the step was abandoned"
         self._emit(("preempt", seq.seq_id, by and by.seq_id, mode, rule, seq.num_lost))
 
     def preempt_all(self) -> None:
-        """Forget what is in the cache's tables: what a step that was broken off leaves behind.
+        """Discard the contents of all tables, which an abandoned step may have left incomplete.
 
-        What it had swapped in or out is computed again, since the moves may not have been made.
+        Sequences that it swapped in or out are recomputed, because the moves may not have been
+        made.
         """
         self.manager.end_step()
         for seq in self._exported:
@@ -366,11 +364,11 @@ class Scheduler:
     # Starting again.
 
     def rebuild(self, requests: Iterable[Request]) -> None:
-        """Begin anew with nothing but the tokens of ``requests``, given in order of arrival.
+        """Start again from nothing but the tokens of ``requests``, given in order of arrival.
 
-        For use after an exception at any line, whatever is half-changed: the blocks are a cache.
-        Every sequence that goes on waits as if it had been preempted; one whose last token is its
-        end is ended. Interrupted, it can be called again.
+        Use it after an exception at any line, when any state can be half-changed. The blocks are a
+        cache. Every unfinished sequence waits as if it had been preempted, and one whose last token
+        ends it is finished. If `rebuild` is interrupted, it can be called again.
         """
         self.manager.reset()
         self._clear()
@@ -382,12 +380,12 @@ class Scheduler:
     # For tests and the event log.
 
     def snapshot(self) -> dict[str, Any]:
-        """The queues, their sequences and the blocks, as plain data."""
+        """Return the queues, their sequences and the blocks as plain data."""
         kept = self._opener.kept
         return {**self.manager.snapshot(), **queues(list(self.waiting), self.running, kept)}
 
     def check_invariants(self) -> None:
-        """Assert what holds between steps; for tests."""
+        """Assert the invariants that hold between steps. Call it from tests."""
         waiting = list(self.waiting)
         holders = [*self.running, *self._opener.kept]
         tables = [seq.table for seq in holders if seq.table is not None]

@@ -1,4 +1,4 @@
-"""Who runs: the seats, which are the runner's rows."""
+"""Assign running sequences to seats, which are the runner's rows."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from mie.sched.sequence import Sequence
 
 
 class Seats:
-    """The running sequences in order of their keys, each in a row of its own."""
+    """The running sequences in order of their keys, each in its own row."""
 
     def __init__(self, count: int) -> None:
         self.running: list[Sequence] = []
         self.rows: list[Sequence | None] = [None] * count
-        """Who has which row."""
+        """The sequence in each row."""
         self.num_prefilling = 0
-        """Of the running, those that have more to compute than the token sampled last."""
+        """The number of running sequences with more to compute than the last sampled token."""
         self.num_promised = 0
-        """Free seats that choices take when this step is done."""
-        self._free = list(range(count))  # a heap: low rows are taken first
-        self._new: dict[int, Sequence] = {}  # the runner has yet to hear of them
+        """The number of free seats that choices take when this step is done."""
+        self._free = list(range(count))  # a heap, so that low rows are taken first
+        self._new: dict[int, Sequence] = {}  # not yet announced to the runner
 
     @property
     def num_free(self) -> int:
-        """How many more may be promised."""
+        """The number of seats that can still be promised."""
         return len(self._free) - self.num_promised
 
     @property
     def next_row(self) -> int:
-        """The row that is taken next; there must be one."""
+        """The row that is taken next. There must be one."""
         return self._free[0]
 
     def take(self, seq: Sequence, table: BlockTable, *, is_prefilling: bool) -> None:
-        """Let a sequence run, over the blocks of a table that was made for `next_row`."""
+        """Start a sequence over the blocks of a table that was made for `next_row`."""
         row = heapq.heappop(self._free)
-        assert row == table.row, "a table for another row"
+        assert row == table.row, "the table is for another row"
         seq.table, seq.row = table, row
         seq.was_admitted, seq.is_prefilling = True, is_prefilling
         self.num_prefilling += is_prefilling
@@ -45,12 +45,12 @@ class Seats:
         insort(self.running, seq, key=lambda seq: seq.key)
 
     def end_prefill(self, seq: Sequence) -> None:
-        """From now on it decodes."""
+        """Mark a sequence as decoding from now on."""
         self.num_prefilling -= seq.is_prefilling
         seq.is_prefilling = False
 
     def leave(self, seq: Sequence) -> None:
-        """Let a sequence run no longer; its table is closed."""
+        """Remove a sequence whose table is closed."""
         assert seq.row is not None
         self.end_prefill(seq)
         self.running.remove(seq)
@@ -60,17 +60,17 @@ class Seats:
         seq.table = seq.row = None
 
     def take_new(self) -> tuple[NewRow, ...]:
-        """What the runner must know of those who came; each is told once."""
+        """Return what the runner must know of the new sequences. Each is returned once."""
         new_rows = tuple([seq.new_row() for seq in self._new.values()])
         self._new.clear()
         return new_rows
 
     def check_invariants(self) -> None:
-        """Assert that the running are in order, and that each row has one owner."""
+        """Assert that the running sequences are in order and that each row has one owner."""
         assert [seq.key for seq in self.running] == sorted(seq.key for seq in self.running)
         taken = [seq.row for seq in self.running if seq.row is not None]
         assert sorted([*taken, *self._free]) == list(range(len(self.rows)))
         assert all(self.rows[seq.row] is seq for seq in self.running if seq.row is not None)
         assert sum(seq is not None for seq in self.rows) == len(self.running)
         assert self.num_prefilling == sum(seq.is_prefilling for seq in self.running)
-        assert set(self._new.items()) <= set(enumerate(self.rows)), "a row of nobody is announced"
+        assert set(self._new.items()) <= set(enumerate(self.rows)), "a row without an owner"

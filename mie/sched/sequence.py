@@ -1,4 +1,4 @@
-"""What the scheduler runs: a request and its sequences, one for each of its n choices."""
+"""Define what the scheduler runs: a request and its sequences, one for each of its n choices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Beam:
 
 
 class Request:
-    """A prompt, what to do with it, and its n sequences."""
+    """A prompt, its parameters, and its n sequences."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class Request:
     ) -> None:
         self.request_id = request_id
         self.number = number
-        """Arrival: 0 for the first request of the engine."""
+        """Order of arrival, which is 0 for the engine's first request."""
         self.params = params
         self.priority = priority
-        """Lower runs first, under the policy of that name."""
+        """Lower values run first under the "priority" policy."""
         self.cache_salt = cache_salt
         """Only requests with the same salt share cached blocks."""
         self.beam = beam
@@ -53,18 +53,22 @@ class Request:
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
         self.end_token_ids = self.eos_token_ids | self.stop_token_ids
         self.draw_key = (params.seed, 0) if params.seed is not None else (draw_seed, number + 1)
-        """(seed, stream) of the random numbers: a user's seed has stream 0 to itself."""
+        """The (seed, stream) of its random numbers. A user's seed always has stream 0."""
         self.prompt_logprobs: list[TokenLogprobs] = []
-        """Of the prompt's positions from the first on, as far as they are computed, if asked for.
-        Each is computed once, whatever happens to the sequences."""
+        """Log-probabilities of the prompt's positions, from the first to the last computed one.
+
+        Empty unless they were asked for. Each is computed once, even after a preemption.
+        """
         self.metrics = RequestMetrics()
         self.error: Exception | None = None
-        """Why it failed, if it did."""
+        """The exception that made it fail, or None."""
         self.sequences = [Sequence(self, index, prompt_token_ids) for index in range(params.n)]
 
     def enter(self, rank: int, longest: int) -> None:
-        """Take a place in the order of the queues; no choice may get more than ``longest`` tokens,
-        the prompt's included."""
+        """Set its place in the order of the queues and limit each choice to ``longest`` tokens.
+
+        ``longest`` includes the prompt's tokens.
+        """
         if self.params.max_tokens is not None:
             longest = min(longest, self.num_prompt + self.params.max_tokens)
         for seq in self.sequences:
@@ -72,7 +76,7 @@ class Request:
             seq.max_tokens = longest
 
     def restore(self) -> list[Sequence]:
-        """Keep the truth about the sequences only: those that are to wait."""
+        """Reset all sequences to their tokens alone, and return those that must wait."""
         for seq in self.sequences:
             seq.restore()
         leader = self.leader
@@ -81,34 +85,34 @@ class Request:
 
     @property
     def is_forked(self) -> bool:
-        """Whether the prompt is computed, so that each choice goes its own way. The tokens tell."""
+        """Whether the prompt is computed, so that the choices have diverged. The tokens tell."""
         return any(seq.num_generated for seq in self.sequences)
 
     @property
     def leader(self) -> Sequence | None:
-        """The first choice that goes on: it computes the prompt for all. None after the fork."""
+        """The first unfinished choice, which computes the prompt for all. None after the fork."""
         if self.is_forked:
             return None
         return next((seq for seq in self.sequences if seq.finish_reason is None), None)
 
     @property
     def was_admitted(self) -> bool:
-        """Whether one of its choices has run."""
+        """Whether any of its choices has run."""
         return any(seq.was_admitted for seq in self.sequences)
 
     @property
     def is_scored(self) -> bool:
-        """Whether all log-probabilities of the prompt that were asked for are there."""
+        """Whether all log-probabilities of the prompt that were asked for are computed."""
         return len(self.prompt_logprobs) >= self.num_prompt_to_score
 
     @property
     def may_read_cache(self) -> bool:
-        """Whether prefix hits are used. A prompt that is to be scored has to be computed."""
+        """Whether prefix hits are used. They are not if prompt log-probabilities are wanted."""
         return self.is_scored and not self.params.skip_reading_prefix_cache
 
     @property
     def num_prompt_to_score(self) -> int:
-        """Positions that have a next prompt token to give a log-probability to."""
+        """The number of positions whose next prompt token gets a log-probability."""
         return 0 if self.params.prompt_logprobs is None else self.num_prompt - 1
 
     @property
@@ -119,12 +123,12 @@ class Request:
 class Sequence:
     """The tokens of one choice, and how many of them are computed.
 
-    The tokens, with ``logprobs`` and ``finish_reason``, are the truth about it. All the rest can be
-    made again from them (`Scheduler.rebuild`).
+    The tokens, ``logprobs`` and ``finish_reason`` are the truth about it. The rest can be rebuilt
+    from them (`Scheduler.rebuild`).
 
-    There is no prefill phase and no decode phase: every step lets ``num_computed`` catch up with
-    ``num_tokens``. Where the sequence stands (waiting, running, finished) is told by the queue that
-    holds it; swapped out is waiting with a ``host`` table.
+    There is no prefill phase and no decode phase: at every step ``num_computed`` catches up with
+    ``num_tokens``. The queue that holds a sequence tells its state (waiting, running, finished). A
+    swapped-out sequence is waiting and has a ``host`` table.
     """
 
     __slots__ = (
@@ -150,7 +154,7 @@ class Sequence:
         self.request = request
         self.index = index
         self.seq_id = (request.number, index)
-        """Orders by arrival."""
+        """Orders sequences by arrival."""
         self.key = (0, request.number, index)
         """Orders the queues: (the policy's rank, number, index). The scheduler sets the rank."""
         self.token_ids = list(prompt_token_ids)
@@ -158,17 +162,17 @@ class Sequence:
         """One for each generated token, if they were asked for."""
         self.end_token_ids = request.end_token_ids
         self.max_tokens = 0
-        """Tokens, the prompt's included, at which it ends; set by the scheduler."""
+        """Maximum number of tokens, including the prompt's. The scheduler sets it."""
         self.table: BlockTable | None = None
         self.row: int | None = None
         self.host: HostTable | None = None
         self.is_prefilling = False
-        """Whether it runs and has more to compute than the token that was sampled last."""
+        """Whether it is running with more to compute than the last sampled token."""
         self.was_admitted = False
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.num_lost = 0
-        """Tokens that were computed when it was last preempted, and not swapped out."""
+        """The number of computed tokens that its last preemption discarded."""
 
     @property
     def num_tokens(self) -> int:
@@ -176,7 +180,7 @@ class Sequence:
 
     @property
     def num_computed(self) -> int:
-        """Tokens whose keys and values are on the device."""
+        """The number of tokens whose keys and values are on the device."""
         return self.table.num_tokens if self.table is not None else 0
 
     @property
@@ -185,11 +189,11 @@ class Sequence:
 
     @property
     def num_missing(self) -> int:
-        """Tokens to compute before the next one can be sampled: 1 for a decode."""
+        """The number of tokens to compute before the next one is sampled, 1 for a decode."""
         return len(self.token_ids) - self.num_computed
 
     def chunk(self, count: int, choices: tuple[int, ...]) -> Chunk:
-        """The next ``count`` tokens to compute, and the choices that sample at their end."""
+        """Return the next ``count`` tokens to compute and the choices that sample at their end."""
         assert self.row is not None
         request, start = self.request, self.num_computed
         end = start + count
@@ -204,7 +208,7 @@ class Sequence:
         )
 
     def new_row(self) -> NewRow:
-        """What the runner must know of it."""
+        """Return what the runner must know of it."""
         assert self.row is not None
         return NewRow(
             row=self.row,
@@ -219,9 +223,9 @@ class Sequence:
 
     @property
     def ending(self) -> tuple[FinishReason, int | None] | None:
-        """The finish and stop reason, if its last token ends it."""
+        """Return the finish and stop reason if its last token ends it."""
         request, token_id = self.request, self.token_ids[-1]
-        # The prompt's tokens and the forced ones end nothing.
+        # A prompt token or a forced token never ends the sequence.
         is_forced = self.num_generated <= len(request.params.trace_decode_token_ids or ())
         if token_id in request.eos_token_ids and not is_forced:
             return "stop", None
@@ -230,12 +234,14 @@ class Sequence:
         return ("length", None) if self.num_tokens >= self.max_tokens else None
 
     def restore(self) -> None:
-        """Keep the truth only: it stands nowhere, none of its tokens is computed, and if the last
-        one ends it, it has ended."""
+        """Reset to the tokens alone: in no queue, and with none of them computed.
+
+        If the last token ends the sequence, it is finished.
+        """
         self.table = self.row = self.host = None
         self.is_prefilling = False
         self.num_lost = self.num_tokens - 1 if self.num_generated else 0
-        del self.logprobs[self.num_generated :]  # a log-probability comes before its token
+        del self.logprobs[self.num_generated :]  # a log-probability is added before its token
         if self.finish_reason is None:
             reason, self.stop_reason = self.ending or (None, None)
             self.finish_reason = reason

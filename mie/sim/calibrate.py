@@ -1,8 +1,8 @@
-"""Costs from a recorded run: the non-negative least squares fit of `Costs` to its steps.
+"""Fit `Costs` to a recorded run by non-negative least squares over its steps.
 
-The one module of the simulator that knows arrays. For a given ratio of the roofline's two sides,
-the number of tokens whose arithmetic takes as long as reading the weights, a step's cost is linear
-in the costs; so the ratios of a grid are tried, and the best fit wins.
+This is the one module of the simulator that knows arrays. The balance of the roofline is the number
+of tokens whose arithmetic takes as long as reading the weights. For a given balance, a step's cost
+is linear in the costs. So a grid of balances is tried, and the best fit wins.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from mie.sim.recorded import RecordedStep
 FORMAT_VERSION = 1
 MAX_COSTS_BYTES = 1 << 16
 MAX_COST_PS = 10**18
-"""Eleven days for a unit of work: a simulated clock is a float in seconds."""
+"""Maximum cost of a unit of work, eleven days. A simulated clock is a float in seconds."""
 BALANCES = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Ratios that are tried: tokens whose arithmetic hides behind reading the weights."""
+"""The balances that are tried: tokens whose arithmetic hides behind reading the weights."""
 NUM_ROUNDS = 12
 SMALL_ERROR = 0.02
-"""Relative errors below are noise, and all the same."""
+"""Relative errors below this are noise and count as equal."""
 MIN_STEPS = 20
 MIN_MOVING = 0.05
-"""Share of the steps that must copy or swap for these to be charged: in fewer, they would answer
-for whatever else was slow in them."""
+"""Minimum fraction of steps that copy or swap for these costs to be fitted.
+
+With fewer such steps, the cost would absorb any other slowness in them.
+"""
 RIDGE = 1e-12
 
 _NAMES = (
@@ -55,28 +57,28 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Costs, and how well they tell the steps that they come from. Errors are relative."""
+    """Fitted costs, and how well they predict the steps they come from. Errors are relative."""
 
     costs: Costs
     num_steps: int
     median_error: float
-    """Of a step, without its sign; and"""
+    """Median absolute error of a step."""
     p90_error: float
     total_error: float
-    """Of all steps together: predicted / measured - 1."""
+    """Error of all steps together: predicted / measured - 1."""
 
     def to_json(self, **about: Any) -> str:
-        """A file of costs, with what else is worth knowing of them."""
+        """Return a file of costs, with other facts about them."""
         fit = {name: value for name, value in vars(self).items() if name != "costs"}
         values = {"format": FORMAT_VERSION, "costs": asdict(self.costs), "fit": fit, **about}
         return json.dumps(values, indent=2) + "\n"
 
 
 def fit_costs(steps: Sequence[RecordedStep]) -> Fit:
-    """The costs that tell the durations of the steps best, relative to each.
+    """Return the costs that predict the durations of the steps best, relative to each.
 
     Raises:
-        ConfigError: there are too few steps to learn from.
+        ConfigError: there are too few steps.
     """
     if len(steps) < MIN_STEPS:
         raise ConfigError(
@@ -92,11 +94,11 @@ def fit_costs(steps: Sequence[RecordedStep]) -> Fit:
 
 
 def _fit(steps: Sequence[RecordedStep], measured: Floats, balance: int) -> tuple[float, Costs]:
-    """The fit for one ratio, and the mean of its relative errors.
+    """Return the fit for one balance, and the mean of its relative errors.
 
-    Iteratively reweighted, it makes the sum of absolute relative errors least: a machine is now and
-    then slow for reasons that are not in the step, and squares would let such steps rule. Errors
-    are relative to what is predicted; relative to what was measured, they would pull it down.
+    Iterative reweighting minimises the sum of absolute relative errors. A machine is sometimes slow
+    for reasons outside the step, and squared errors would let such steps dominate. Errors are
+    relative to the prediction, because errors relative to the measurement would bias it downwards.
     """
     features = _features(steps, balance)
     predicted = np.full_like(measured, np.median(measured))
@@ -135,7 +137,7 @@ def _features(steps: Sequence[RecordedStep], balance: int) -> Floats:
 
 
 def non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
-    """The x ≥ 0 that makes ``|matrix @ x - target|`` least: [n, k], [n] → [k].
+    """Return the x ≥ 0 that minimises ``|matrix @ x - target|``: [n, k], [n] → [k].
 
     The solution solves the unconstrained problem on the columns where it is positive. There are so
     few columns that every subset is tried, all in one call.
@@ -145,11 +147,12 @@ def non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
     scaled = matrix / np.where(scale, scale, 1.0)
     gram, moments = scaled.T @ scaled, scaled.T @ target
     subsets = (np.arange(2**num_columns)[:, None] >> np.arange(num_columns) & 1) * (scale > 0)
-    # Ones on the diagonal outside of a subset, and a trace of them inside: columns may be parallel.
+    # Put ones on the diagonal outside a subset, and tiny values inside, because columns may be
+    # parallel.
     outside = np.eye(num_columns) * (1 - subsets + RIDGE)[:, None, :]
     systems = gram * subsets[:, :, None] * subsets[:, None, :] + outside
     solutions = np.linalg.solve(systems, (moments * subsets)[:, :, None])[:, :, 0]
-    # Of |Ax - b|² all but the constant |b|², which no subset changes.
+    # This is |Ax - b|² without the constant |b|².
     losses = ((solutions @ gram - 2 * moments) * solutions).sum(axis=1)
     losses[solutions.min(axis=1) < 0] = np.inf
     best: Floats = solutions[int(losses.argmin())] / np.where(scale, scale, 1.0)
@@ -170,7 +173,7 @@ def _judged(costs: Costs, steps: Sequence[RecordedStep]) -> Fit:
 
 
 def read_costs(path: Path) -> tuple[Costs, Mapping[str, Any]]:
-    """The costs in a file that `Fit.to_json` wrote, and all that the file says.
+    """Return the costs in a file that `Fit.to_json` wrote, and everything else in the file.
 
     Raises:
         ConfigError: the file cannot be read, or holds no costs.

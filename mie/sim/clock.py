@@ -1,4 +1,4 @@
-"""Two clocks in whole nanoseconds: one that a cost model drives, and the wall's."""
+"""Provide two clocks in whole nanoseconds: one driven by a cost model, and the wall clock."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ MILLISECOND = 1_000_000
 
 
 class Clock(Protocol):
-    """What a load is timed by."""
+    """The clock that times a load."""
 
     def now_ns(self) -> int:
-        """Nanoseconds since some moment; never runs backwards."""
+        """Return the nanoseconds since some moment. They never run backwards."""
 
     def wait_until(self, moment_ns: int) -> None:
         """Return at ``moment_ns``, or at once if it has passed."""
 
 
 class SimClock:
-    """Moves only when it is told to."""
+    """A clock that moves only when it is told to."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -29,7 +29,7 @@ class SimClock:
         return self._now
 
     def seconds(self) -> float:
-        """The same moment for an engine; rounded to nanoseconds it is exact for 52 days."""
+        """Return the same moment for an engine. Rounded to nanoseconds, it is exact for 52 days."""
         return self._now / SECOND
 
     def advance(self, duration_ns: int) -> None:

@@ -1,13 +1,13 @@
-"""What a step costs: the work in it, times what each kind of work takes.
+"""Compute the cost of a step from the work in it.
 
     step = step_ps + max(weights_ps, tokens * token_ps + sampled * logits_ps)
          + matrix_ps if there is more than one token
          + pairs * pair_ps + context * context_ps + seqs * seq_ps + chunks * chunk_ps
          + copied * copy_ps + swapped * swap_ps
 
-The maximum is the roofline of the matrix products: few tokens wait for the weights to be read, many
-for the arithmetic, which is why a decode's cost hardly grows with its batch. Everything is an
-integer, so that a simulated run is the same on every machine.
+The maximum is the roofline of the matrix products. Few tokens wait for the weights to be read, and
+many wait for the arithmetic. So a decode's cost hardly grows with its batch. Everything is an
+integer, so a simulated run is the same on every machine.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from mie.config import check_integer, keyword_checked
 
 
 class StepWork(NamedTuple):
-    """What a step does, counted."""
+    """The counts of a step's work."""
 
     num_tokens: int
-    """Tokens that go through the layers: prompts' and decodes'."""
+    """Tokens that go through the layers, from prompts and decodes."""
     num_sampled: int
     """Rows whose logits are computed."""
     num_pairs: int
     """Pairs of a prompt token in the step and a token that it attends to, itself included."""
     num_context: int
-    """Tokens whose keys and values are read: of each sequence in the step, all that it has."""
+    """Tokens whose keys and values are read, which are all tokens of each sequence in the step."""
     num_seqs: int
     num_chunks: int
-    """Of these, sequences that compute tokens of a prompt."""
+    """Sequences that compute tokens of a prompt."""
     num_copied: int
-    """Slots of copied blocks; and"""
+    """Slots of copied blocks."""
     num_swapped: int
-    """of blocks that go to the host or come back."""
+    """Slots of blocks that are swapped out or in."""
 
 
 def causal_pairs(start: int, end: int) -> int:
-    """Pairs of tokens start … end - 1 with themselves and all before them."""
+    """Count the pairs of tokens start … end - 1 with themselves and all tokens before them."""
     return (end * (end + 1) - start * (start + 1)) // 2
 
 
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Picoseconds for each unit of `StepWork`, for a step as such, and for reading the weights."""
+    """Picoseconds for each unit of `StepWork`, for a step itself, and for reading the weights."""
 
     step_ps: int = 0
     matrix_ps: int = 0
@@ -66,7 +66,7 @@ class Costs:
             check_integer(name, value, 0)
 
     def step_ns(self, work: StepWork) -> int:
-        """Whole nanoseconds that a step takes; at least one, for time must pass."""
+        """Return the whole nanoseconds that a step takes, at least one so that time passes."""
         products = work.num_tokens * self.token_ps + work.num_sampled * self.logits_ps
         if work.num_tokens:
             products = max(self.weights_ps, products)
@@ -86,9 +86,9 @@ class Costs:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Costs:
-        """The costs that ``asdict`` gave.
+        """Return the costs from a dictionary that ``asdict`` gave.
 
         Raises:
-            ConfigError: a name is unknown, or a value is no integer of at least 0.
+            ConfigError: a name is unknown, or a value is not an integer of at least 0.
         """
         return cls(**values)

@@ -1,8 +1,8 @@
-"""A small table of devices, and what a model costs on one.
+"""List some devices, and compute what a model costs on one.
 
-Bandwidths and FLOP rates are published ones (the CPU's were measured). How much of them is reached,
-and what a step costs beside them, are assumptions: plain engines of this size reach about this.
-`mie sim calibrate` puts a measurement in their place.
+Bandwidths and FLOP rates are published ones (the CPU's were measured). The fraction of them that is
+reached and the overheads of a step are assumptions that plain engines of this size roughly meet.
+`mie sim calibrate` replaces them with a measurement.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ PICO = 10**12
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What a machine can do."""
+    """The capabilities of a machine."""
 
     title: str
     memory_bytes: int
-    """Of which an engine takes nine tenths at most, as vLLM does."""
+    """Bytes of memory, of which an engine uses nine tenths at most, as vLLM does."""
     bandwidth: int
-    """Bytes a second from its memory."""
+    """Memory bandwidth in bytes a second."""
     flops: int
-    """Floating-point operations a second in matrix products of ``itemsize`` bytes, dense."""
+    """Dense floating-point operations a second in matrix products of ``itemsize`` bytes."""
     host_bandwidth: int
-    """Bytes a second to the memory that blocks are swapped out to."""
+    """Bandwidth in bytes a second to the memory that blocks are swapped out to."""
     itemsize: int
     source: str
-    """Where these come from."""
-    # Assumed.
+    """The source of these numbers."""
+    # The following are assumed.
     bandwidth_percent: int
     gemm_percent: int
     attention_percent: int
     step_ns: int
-    """Scheduling, packing, sampling, the answer's way back."""
+    """Overhead of a step: scheduling, packing, sampling, and returning the result."""
     layer_ns: int
-    """Launching a layer's kernels."""
+    """Time to launch a layer's kernels."""
     seq_ns: int
-    """What the host does for each sequence."""
+    """Host time for each sequence."""
 
 
 DEVICES: Mapping[str, Device] = MappingProxyType(
@@ -118,20 +118,20 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
 
 
 def find_device(name: str) -> Device:
-    """The device of that name, or `ConfigError`."""
+    """Return the device of that name, or raise `ConfigError`."""
     if name not in DEVICES:
         raise ConfigError(f"device {name!r} is not in the table; it has {', '.join(DEVICES)}")
     return DEVICES[name]
 
 
 def costs_on(device: Device, model: ModelConfig) -> Costs:
-    """What the model's steps cost on the device. Windows of attention count as all of it.
+    """Return what the model's steps cost on the device. Attention windows count as full attention.
 
-    A token costs two operations for each weight of the layers, a pair of tokens four for each
-    channel of each query head, and keys and values are read once a step for each sequence.
+    A token costs two operations for each weight of the layers. A pair of tokens costs four for each
+    channel of each query head. Keys and values are read once a step for each sequence.
     """
     head = model.vocab_size * model.hidden_size
-    embeddings = 0 if model.tie_word_embeddings else head  # looked up; a tied one is the head, too
+    embeddings = 0 if model.tie_word_embeddings else head  # looked up; a tied one is also the head
     layers = model.num_parameters - embeddings - head
     kv_bytes = model.kv_bytes_per_token(device.itemsize)
     memory = device.bandwidth * device.bandwidth_percent
@@ -152,19 +152,19 @@ def costs_on(device: Device, model: ModelConfig) -> Costs:
 
 
 def _ps(amount: int, percent_a_second: int) -> int:
-    """Picoseconds for an amount at hundredths of a rate."""
+    """Return the picoseconds for an amount at hundredths of a rate."""
     return -(-amount * 100 * PICO // percent_a_second)
 
 
 def blocks_on(device: Device, model: ModelConfig, block_size: int) -> int:
-    """Blocks that fit beside the weights, or `ConfigError` if there is room for none."""
+    """Return how many blocks fit beside the weights, or raise `ConfigError` if none does."""
     weights = model.num_parameters * device.itemsize
     block = block_size * model.kv_bytes_per_token(device.itemsize)
     num_blocks = (device.memory_bytes * 9 // 10 - weights) // block
     if num_blocks < 1:
         raise ConfigError(
             f"the weights take {weights} bytes; nine tenths of {device.title}'s memory are "
-            f"{device.memory_bytes * 9 // 10}, which leaves no block (take a smaller model, or a "
+            f"{device.memory_bytes * 9 // 10}, which leaves no block (use a smaller model, or a "
             "larger device)"
         )
     return num_blocks

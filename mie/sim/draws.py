@@ -1,8 +1,8 @@
-"""Random draws that are the same to the last bit on every machine and in every Python.
+"""Draw random numbers that are the same to the last bit on every machine and in every Python.
 
-`random.Random.random` is promised to stay as it is; its other methods are not, and those that need
-a logarithm take the C library's, whose last bit differs among platforms. These here use `random`,
-the four operations and a square root, which IEEE 754 rounds in one way only.
+`random.Random.random` is guaranteed to stay the same. Its other methods are not, and those that
+need a logarithm call the C library's, whose last bit differs among platforms. The functions here
+use `random`, the four operations and a square root, whose rounding IEEE 754 fixes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ _SQRT_HALF = 0.7071067811865476
 
 
 def ln(x: float) -> float:
-    """The natural logarithm of a positive number: ln m = 2 artanh((m - 1) / (m + 1)), as a series
-    for m near 1."""
+    """Return the natural logarithm of a positive number.
+
+    Near 1 it uses the series ln m = 2 artanh((m - 1) / (m + 1)).
+    """
     mantissa, exponent = math.frexp(x)
     if mantissa < _SQRT_HALF:
         mantissa, exponent = 2 * mantissa, exponent - 1
@@ -30,7 +32,7 @@ def ln(x: float) -> float:
 
 
 def exp(x: float) -> float:
-    """e to the x: 2 to a whole number, times a Taylor series."""
+    """Return e to the x, as 2 to a whole number times a Taylor series."""
     whole = math.floor(x / _LN2 + 0.5)
     rest = x - whole * _LN2
     total = 1.0
@@ -44,14 +46,14 @@ class Draws:
 
     def __init__(self, seed: int) -> None:
         self.uniform = random.Random(seed).random
-        """A number in [0, 1)."""
+        """Draws a number in [0, 1)."""
 
     def integer(self, low: int, high: int) -> int:
-        """A whole number in low … high."""
+        """Draw a whole number in low … high."""
         return low + int(self.uniform() * (high - low + 1))
 
     def normal(self) -> float:
-        """From the standard normal distribution (Marsaglia's polar method)."""
+        """Draw from the standard normal distribution (Marsaglia's polar method)."""
         while True:
             x, y = 2 * self.uniform() - 1, 2 * self.uniform() - 1
             square = x * x + y * y
@@ -59,7 +61,7 @@ class Draws:
                 return x * math.sqrt(-2 * ln(square) / square)
 
     def gamma(self, shape: float) -> float:
-        """From the gamma distribution of scale 1 (Marsaglia and Tsang, 2000)."""
+        """Draw from the gamma distribution of scale 1 (Marsaglia and Tsang, 2000)."""
         if shape == 1:
             return -ln(1 - self.uniform())
         if shape < 1:
@@ -75,7 +77,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Always the same length."""
+    """A constant length."""
 
     length: int
 
@@ -85,7 +87,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Any length in low … high, one as likely as another."""
+    """A length that is uniform in low … high."""
 
     low: int
     high: int
@@ -96,7 +98,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Many short and few long ones: e to a normal number, cut to low … high."""
+    """A log-normal length, e to a normal number, clipped to low … high."""
 
     median: int
     sigma: float

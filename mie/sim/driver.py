@@ -1,4 +1,4 @@
-"""Sends a workload to an engine, simulated or real, and notes when what came back."""
+"""Send a workload to an engine, simulated or real, and record when its tokens came back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mie.step import SequenceOutput, StepStats
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """An engine, the clock that it reads, and what its model can read."""
+    """An engine, its clock, and its vocabulary."""
 
     engine: Engine
     clock: Clock
@@ -26,45 +26,45 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
-    """What a run gave: a record for each request of the workload, in its order, and all steps."""
+    """The results of a run: a record for each request of the workload, in order, and all steps."""
 
     records: list[RequestRecord]
     steps: list[StepStats]
     duration_ns: int
-    """From the load's start to its last token."""
+    """Time from the load's start to its last token."""
 
     @property
     def num_preempted(self) -> int:
-        """Preemptions."""
+        """The number of preemptions."""
         return sum(stats.num_preempted for stats in self.steps)
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Prompt tokens that were computed, again after a preemption included."""
+        """The number of prompt tokens that were computed, including again after a preemption."""
         return sum(stats.num_prefill_tokens for stats in self.steps)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that the prefix cache had."""
+        """The number of prompt tokens that were found in the prefix cache."""
         return sum(record.num_cached for record in self.records)
 
     @property
     def peak_blocks(self) -> int:
-        """Most blocks that stood in tables at once."""
+        """The maximum number of blocks that were in tables at once."""
         return max((stats.num_blocks_used for stats in self.steps), default=0)
 
     @property
     def peak_running(self) -> int:
-        """Most sequences that were running at the end of a step."""
+        """The maximum number of sequences that were running at the end of a step."""
         return max((stats.num_running for stats in self.steps), default=0)
 
 
 def run_load(bench: Bench, workload: Workload, *, max_concurrency: int | None = None) -> LoadResult:
-    """Send every request at its time, step the engine until all have ended, and tell.
+    """Send every request at its time and step the engine until all have ended.
 
-    With ``max_concurrency`` only so many are with the engine at once: the others are sent as those
-    end, and arrive then, as in vLLM's benchmark. A request that the engine refuses is recorded with
-    its error, and those that come after it are, too.
+    With ``max_concurrency`` at most that many are in the engine at once. The others are sent as
+    those end, and their arrival is that moment, as in vLLM's benchmark. A request that the engine
+    refuses is recorded with its error, and so are those that come after it.
     """
     run = _Run(bench, workload, max_concurrency)
     engine = bench.engine
@@ -73,7 +73,7 @@ def run_load(bench: Bench, workload: Workload, *, max_concurrency: int | None = 
         run.serve()
     finally:
         engine.observers.remove(run.steps.append)
-        for request_id in run.open_choices:  # of a run that was broken off
+        for request_id in run.open_choices:  # of a run that was abandoned
             engine.abort(request_id)
     return LoadResult(
         records=[run.records[request.request_id] for request in workload.requests],
@@ -83,24 +83,24 @@ def run_load(bench: Bench, workload: Workload, *, max_concurrency: int | None = 
 
 
 class _Run:
-    """One run: who is to come, who is with the engine, and what was noted."""
+    """One run: the requests to come, those in the engine, and the records."""
 
     def __init__(self, bench: Bench, workload: Workload, max_concurrency: int | None) -> None:
         self.steps: list[StepStats] = []
         self.records: dict[str, RequestRecord] = {}
         self.open_choices: dict[str, int] = {}
-        """Choices that have not ended, of each request with the engine."""
+        """The number of unfinished choices of each request in the engine."""
         self._bench = bench
         self._coming: list[tuple[int, int, WorkloadRequest]] = []  # a heap, by moment
         self._after: dict[str, list[tuple[int, WorkloadRequest]]] = {}
         self._prompts: dict[str, list[int]] = {}
         self._answers: dict[tuple[str, int], list[int]] = {}
-        # When each free seat became free; None: there are seats for all.
+        # The moments when seats became free, or None without a limit.
         self._seats = None if max_concurrency is None else deque([0] * max_concurrency)
         for order, request in enumerate(workload.requests):
             quoted = [part for part in request.prompt if isinstance(part, Answer)]
             self._answers.update(((part.answer_of, part.choice), []) for part in quoted)
-            if not quoted:  # making tokens takes time, which is not the engine's
+            if not quoted:  # generating the tokens takes time that is not the engine's
                 self._prompts[request.request_id] = request.token_ids(bench.vocab_size, {})
             if request.after is None:
                 self._coming.append((request.arrival_ns, order, request))
@@ -127,7 +127,7 @@ class _Run:
         return self._bench.clock.now_ns() - self._began
 
     def _send(self, now: int) -> None:
-        """Send what is due. A step may have taken long: they arrived when they were due."""
+        """Send the requests that are due. They arrived when due, even after a long step."""
         while self._coming and self._coming[0][0] <= now and self._seats != deque():
             due, _, request = heapq.heappop(self._coming)
             self._add(request, due if self._seats is None else max(due, self._seats.popleft()))
@@ -162,7 +162,7 @@ class _Run:
                 request_id=request.request_id, num_prompt=0, arrival_ns=record.arrival_ns
             )
             self.records[request.request_id] = later
-            self._refuse(later, f"it comes after {record.request_id!r}, which was refused")
+            self._refuse(later, f"it depends on {record.request_id!r}, which was refused")
 
     def _note(self, output: SequenceOutput, now: int) -> None:
         record = self.records[output.request_id]
@@ -193,8 +193,11 @@ class _Run:
 
 
 def _params(request: WorkloadRequest) -> SamplingParams:
-    """As many tokens as asked for. Choices of one request must differ, or they would share all
-    blocks; so they are drawn, and a lone answer is greedy."""
+    """Return the parameters for exactly ``max_tokens`` tokens.
+
+    Choices of one request must differ, or they would share all blocks. So they are sampled, and a
+    single choice is greedy.
+    """
     return SamplingParams(
         n=request.n,
         max_tokens=request.max_tokens,

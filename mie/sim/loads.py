@@ -1,4 +1,4 @@
-"""Workloads by recipe, each from a seed, the same on every machine."""
+"""Generate workloads from seeds, the same on every machine."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mie.sim.draws import Draws, Fixed, Lengths, LogNormal, Uniform
 from mie.sim.workload import Answer, Part, Text, Workload, WorkloadRequest
 
 SHARED_TEXT = 0
-"""The text that all requests begin with; the other texts have numbers of their own."""
+"""The text that all requests begin with. The other texts have their own numbers."""
 
 
 def arrivals(
     draws: Draws, count: int, request_rate: float | None, burstiness: float = 1.0
 ) -> Iterator[int]:
-    """Moments, in nanoseconds, at which ``count`` requests arrive; all at once without a rate.
+    """Return the moments, in nanoseconds, at which ``count`` requests arrive.
 
-    The gaps are gamma-distributed, as vLLM's are: a burstiness of 1 is a Poisson process, less is
-    burstier, more is more regular.
+    Without a rate they arrive all at once. The gaps are gamma-distributed, as in vLLM. A burstiness
+    of 1 is a Poisson process, less is burstier, and more is more regular.
     """
     if request_rate is not None:
         check_real("request_rate", request_rate, 0, above_low=True)
@@ -33,8 +33,10 @@ def arrivals(
 
 
 def _described(arguments: Mapping[str, object]) -> dict[str, object]:
-    """The arguments of a recipe, for whoever reads the file. They must not be captured by a
-    comprehension: Python 3.10 lists such names last."""
+    """Return the arguments of a generator, for the reader of the file.
+
+    They must not be captured by a comprehension, because Python 3.10 lists such names last.
+    """
     return {
         name: repr(value) if isinstance(value, Lengths) else value
         for name, value in arguments.items()
@@ -44,8 +46,10 @@ def _described(arguments: Mapping[str, object]) -> dict[str, object]:
 def from_lengths(
     lengths: Iterable[tuple[int, int]], moments: Iterable[int] | None = None, *, name: str = "load"
 ) -> Workload:
-    """A request for each (prompt, answer) length, whose texts have nothing in common; all at once
-    unless there are ``moments``."""
+    """Return a request for each (prompt, answer) length, whose texts share nothing.
+
+    They arrive all at once unless there are ``moments``.
+    """
     pairs = list(lengths)
     times = [0] * len(pairs) if moments is None else list(moments)
     return Workload(
@@ -76,7 +80,7 @@ def independent(
     seed: int = 0,
     name: str = "independent",
 ) -> Workload:
-    """Requests that know nothing of each other, behind ``prefix_len`` tokens that all share."""
+    """Return independent requests that share only their first ``prefix_len`` tokens."""
     settings = _described(locals())
     check_integer("num_requests", num_requests, 1)
     draws = Draws(seed)
@@ -111,8 +115,10 @@ def chats(
     request_rate: float | None = 1.0,
     seed: int = 0,
 ) -> Workload:
-    """Conversations: each turn quotes all that was said, and comes when the user has read and
-    thought. ``request_rate`` is that of new conversations."""
+    """Return conversations, in which each turn quotes everything before it.
+
+    A turn comes when the user has read and thought. ``request_rate`` is that of new conversations.
+    """
     settings = _described(locals())
     draws, requests, text = Draws(seed), [], 0
     for chat, moment in enumerate(arrivals(draws, num_chats, request_rate)):
@@ -146,8 +152,11 @@ def interference(
     every_ms: int = 1000,
     seed: int = 0,
 ) -> Workload:
-    """Answers that are being written while long prompts arrive, one every ``every_ms``: how long
-    does a reader wait for the next word? Long ones have ids that begin with "long"."""
+    """Return answers that are being generated while long prompts arrive, one every ``every_ms``.
+
+    This shows how the long prompts delay the next token. Long requests have ids that begin with
+    "long".
+    """
     settings = _described(locals())
     draws, requests = Draws(seed), []
     for number in range(num_running):
@@ -181,9 +190,12 @@ def agents(
     request_rate: float | None = 1.0,
     seed: int = 0,
 ) -> Workload:
-    """Agents that search: a request for ``branches`` thoughts at once, then for each of them, once
-    a tool has run, again so many; ``depth`` levels in all, and one answer at each leaf. All share
-    the system prompt, a branch all that led to it."""
+    """Return tree searches by agents, which fork and share prefixes.
+
+    An agent asks for ``branches`` thoughts at once. After a tool has run, it asks again for that
+    many from each of them, ``depth`` levels in all, with one answer at each leaf. All share the
+    system prompt, and a branch shares everything that led to it.
+    """
     settings = _described(locals())
     draws, requests, text = Draws(seed), [], 0
     for agent, moment in enumerate(arrivals(draws, num_agents, request_rate)):
@@ -214,9 +226,11 @@ def agents(
 
 
 def calibration(*, max_requests: int = 64, output_len: int = 24, seed: int = 0) -> Workload:
-    """1, 2, 4, … requests at once with short prompts, again with middling and with long ones (of
-    these fewer), each batch after the one before: a run from which `mie.sim.calibrate` can tell
-    what depends on what, however fast the machine is."""
+    """Return 1, 2, 4, … requests at once with short, middling and long prompts (fewer of these).
+
+    Each batch comes after the one before. From such a run `mie.sim.calibrate` can tell what depends
+    on what, on a machine of any speed.
+    """
     settings = _described(locals())
     check_integer("max_requests", max_requests, 1)
     draws, after = Draws(seed), None
@@ -305,4 +319,4 @@ PRESETS: Mapping[str, Callable[[int], Workload]] = MappingProxyType(
         "calibration": _calibration,
     }
 )
-"""One of each kind, by name; the argument is the seed."""
+"""One workload of each kind, by name. The argument is the seed."""

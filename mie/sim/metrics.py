@@ -1,7 +1,7 @@
-"""What a run was like for those who waited, from the moments of its tokens.
+"""Compute the latencies and throughput of a run from the times of its tokens.
 
-The definitions are in docs/glossary.md, one each. Moments are whole nanoseconds, and nothing here
-rounds before the last division.
+docs/glossary.md has the definitions, one each. Times are whole nanoseconds, and nothing here rounds
+before the last division.
 """
 
 from __future__ import annotations
@@ -17,71 +17,72 @@ from mie.errors import ConfigError
 from mie.sim.clock import MILLISECOND, SECOND
 
 METRICS = ("ttft", "tpot", "itl", "e2el", "queue")
-"""As vLLM's benchmarks spell them, and the time in the queue."""
+"""The names in vLLM's benchmarks, and the time in the queue."""
 
 Number = int | float
 
 
 @dataclass(kw_only=True, eq=False)
 class RequestRecord:
-    """When what happened to a request, in nanoseconds since the load began."""
+    """The events of a request, in nanoseconds since the load began."""
 
     request_id: str
     num_prompt: int
     arrival_ns: int
     first_step_ns: int | None = None
-    """When the first step began that computed for it."""
+    """When the first step that computed for it began."""
     token_ns: list[list[int]] = field(default_factory=list)
-    """For each choice, when each of its tokens was there."""
+    """When each token was ready, for each choice."""
     num_cached: int = 0
-    """Prompt tokens that the prefix cache had."""
+    """The number of prompt tokens that were found in the prefix cache."""
     num_preemptions: int = 0
     error: str | None = None
-    """Why it was refused."""
+    """Why it was refused, or None."""
 
     @property
     def num_output(self) -> int:
-        """Generated tokens, of all choices."""
+        """The number of generated tokens of all choices."""
         return sum(map(len, self.token_ns))
 
     @property
     def end_ns(self) -> int | None:
-        """When the last token of any choice was there."""
+        """When the last token of any choice was ready."""
         return max((times[-1] for times in self.token_ns if times), default=None)
 
     @property
     def ttft(self) -> int | None:
-        """From arrival to the first token of any choice."""
+        """Time from arrival to the first token of any choice."""
         first = min((times[0] for times in self.token_ns if times), default=None)
         return None if first is None else first - self.arrival_ns
 
     @property
     def e2el(self) -> int | None:
-        """From arrival to the last token of any choice."""
+        """Time from arrival to the last token of any choice."""
         return None if self.end_ns is None else self.end_ns - self.arrival_ns
 
     @property
     def queue(self) -> int | None:
-        """From arrival to the first step that computed for it."""
+        """Time from arrival to the first step that computed for it."""
         return None if self.first_step_ns is None else self.first_step_ns - self.arrival_ns
 
     @property
     def itl(self) -> list[int]:
-        """Between each token of a choice and the next."""
+        """Times between consecutive tokens of each choice."""
         return [later - earlier for times in self.token_ns for earlier, later in pairwise(times)]
 
     @property
     def tpot(self) -> list[float]:
-        """For each choice of two tokens or more: its time from the first to the last, for each
-        token after the first."""
+        """The mean time of each token after the first, for each choice of two tokens or more."""
         return [
             (times[-1] - times[0]) / (len(times) - 1) for times in self.token_ns if len(times) > 1
         ]
 
 
 def percentile(values: Sequence[Number], percent: float) -> float:
-    """The value below which ``percent`` of 100 lie, between neighbours by linear interpolation (as
-    NumPy's default); ``values`` may not be empty."""
+    """Return the percentile of ``values``, which may not be empty.
+
+    Neighbours are interpolated linearly, as NumPy does by default.
+    """
     ordered = sorted(values)
     position = percent / 100 * (len(ordered) - 1)
     index = min(int(position), len(ordered) - 1)
@@ -90,8 +91,10 @@ def percentile(values: Sequence[Number], percent: float) -> float:
 
 
 def mean_and_std(values: Sequence[Number]) -> tuple[float, float]:
-    """The mean and the population's standard deviation; sums are rounded once, whatever the
-    order."""
+    """Return the mean and the population's standard deviation.
+
+    Sums are rounded once, so their order does not matter.
+    """
     mean = math.fsum(values) / len(values)
     gaps = [value - mean for value in values]
     return mean, math.sqrt(math.fsum(gap * gap for gap in gaps) / len(values))
@@ -100,7 +103,7 @@ def mean_and_std(values: Sequence[Number]) -> tuple[float, float]:
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """What a request must keep to count as good, in milliseconds; None: anything."""
+    """The limits of a good request in milliseconds. None means no limit."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -113,7 +116,7 @@ class Goodput:
 
     @classmethod
     def parse(cls, pairs: Sequence[str]) -> Goodput:
-        """From words such as "ttft:500".
+        """Parse limits such as "ttft:500".
 
         Raises:
             ConfigError: a name or a number is wrong.
@@ -130,7 +133,7 @@ class Goodput:
         return cls(**limits)
 
     def is_met(self, record: RequestRecord) -> bool:
-        """Whether every limit holds; a choice of one token keeps any TPOT."""
+        """Whether every limit holds. A choice of one token meets any TPOT."""
         for limit, values in (
             (self.ttft, [record.ttft]),
             (self.e2el, [record.e2el]),
@@ -143,7 +146,7 @@ class Goodput:
 
 
 def latencies(records: Sequence[RequestRecord], metric: str) -> list[Number]:
-    """All values of one of `METRICS`, in nanoseconds."""
+    """Return all values of one of `METRICS`, in nanoseconds."""
     values: list[Number] = []
     for record in records:
         value = getattr(record, metric)
@@ -159,8 +162,7 @@ def summarize(
     percentiles: Sequence[float] = (99,),
     goodput: Goodput | None = None,
 ) -> dict[str, Number | None]:
-    """The numbers of a run, named as in the files of vLLM's serving benchmark; None where nothing
-    was measured.
+    """Summarise a run with the names of vLLM's serving benchmark, and None for missing values.
 
     Raises:
         ConfigError: a metric is unknown, or a percentile is out of range.

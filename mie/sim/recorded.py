@@ -1,4 +1,4 @@
-"""What an event log tells the simulator: the work and the time of each step, and the load."""
+"""Extract the load from an event log, with the work and the time of each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Part, Text, Tokens, Workload, WorkloadRequest
 
 MAX_PROMPT_TOKENS = 1 << 24
-"""Of all requests together: a short file can claim any number, and a simulation makes them all."""
+"""Maximum for all requests together, because a simulation creates every token of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +31,20 @@ class Recording:
     """A run of the real engine."""
 
     workload: Workload
-    """Its load: who arrived when, with how long a prompt, and got how many tokens."""
+    """The load of the run: arrivals, prompt lengths, and numbers of generated tokens."""
     steps: list[RecordedStep]
     records: list[RequestRecord]
-    """As `mie.sim.driver.run_load` makes them; a request arrives with the step that first sees
-    it, for the log knows no other moment."""
+    """The records that `mie.sim.driver.run_load` makes.
+
+    A request arrives with the step that first sees it, because the log has no other time.
+    """
     block_size: int
     num_blocks: int
     num_host_blocks: int
 
     @property
     def num_blocks_of_all(self) -> int:
-        """Blocks in which every sequence fits at once, with one more each for what it copies."""
+        """The number of blocks for every sequence at once, with one more each for copies."""
         size = self.block_size
         return sum(
             (-(-(record.num_prompt + len(times)) // size) + 2)
@@ -52,19 +54,19 @@ class Recording:
 
     @property
     def duration_ns(self) -> int:
-        """From the first step's beginning to the last one's end."""
+        """Time from the first step's beginning to the last one's end."""
         return max((record.end_ns or 0 for record in self.records), default=0)
 
 
 def recording_of(segments: Iterable[Segment], name: str = "recorded") -> Recording:
-    """What a log tells.
+    """Read the recording from a log.
 
-    Prompts are recorded where their blocks were sealed for the prefix cache; what a log does not
-    name becomes a text that nothing else shares. Of turns that wait for an answer it knows only
-    the moment at which they came.
+    Prompts are recorded where their blocks were sealed for the prefix cache. Other tokens become a
+    text that nothing else shares. For turns that wait for an answer, only their arrival time is
+    known.
 
     Raises:
-        TraceError: the log contradicts itself, or no step of it computed anything.
+        TraceError: the log contradicts itself, or none of its steps computed anything.
     """
     reader = _Reader()
     for summary, record, state in walk(segments):
@@ -92,7 +94,7 @@ class _Life:
     record: RequestRecord
     n: int
     tokens: tuple[int, ...] = ()
-    """Of its prompt's full blocks."""
+    """Tokens of its prompt's full blocks."""
 
     def request(self) -> WorkloadRequest:
         num_rest = self.record.num_prompt - len(self.tokens)
@@ -119,11 +121,11 @@ class _Draft:
     num_seqs: int = 0
     num_chunks: int = 0
     drawn: list[Seq] = field(default_factory=list)
-    """Whose tokens came."""
+    """The sequences that got a token."""
 
 
 class _Reader:
-    """Goes through the records of a log."""
+    """Reads the records of a log."""
 
     def __init__(self) -> None:
         self.lives: dict[int, _Life] = {}
@@ -134,9 +136,9 @@ class _Reader:
         self._draft = _Draft()
 
     def meet(self, summary: Summary | None, record: Record, state: State) -> None:
-        """Take note of a record, before which the state was ``state``."""
+        """Process a record. ``state`` is the state before it."""
         if summary is None:
-            return  # of a step that has not ended
+            return  # belongs to a step that has not ended
         start = self._since(summary["start"])
         match record:
             case ("add", _, number, _, num_prompt, n, _):
@@ -199,7 +201,7 @@ class _Reader:
             self.lives[number].record.first_step_ns = step_start
 
     def _read_prompt(self, life: _Life, values: SequenceState, state: State) -> None:
-        """The tokens of the prompt's full blocks, if all are in the prefix tree."""
+        """Return the tokens of the prompt's full blocks, if all are in the prefix tree."""
         size = state.blocks.block_size
         nodes = map(state.blocks.tree.get, values.blocks[: values.num_prompt // size])
         tokens = [node.tokens if node else () for node in nodes]
@@ -227,8 +229,11 @@ class _Reader:
             self.steps.append((work, summary))
 
     def durations(self) -> list[RecordedStep]:
-        """Each step from its start to the next one's, since what lies between them (handing out
-        tokens, writing the log) costs a load as much; to its own end where there was no work."""
+        """Return each step with the time from its start to the next one's start.
+
+        The time between steps (returning tokens, writing the log) costs a load as much. Where there
+        was no work afterwards, the time is to the step's own end.
+        """
         steps = []
         for at, (work, summary) in enumerate(self.steps):
             seconds = summary["seconds"]

@@ -1,5 +1,4 @@
-"""Stands where the model stands: it takes a step's plan, lets its cost pass, and answers with
-tokens that nobody drew."""
+"""Simulate the model: take a step's plan, advance the clock, and return synthetic tokens."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from mie.sim.tokens import text_key, text_token
 class SimRunner:
     """A `mie.runner.ModelRunner` without a model.
 
-    A choice's tokens depend on its request and their positions alone, so that what a schedule does
-    to a run never changes its text. Sampling controls are not consulted: an answer is as long as
-    ``max_tokens`` says, and there are no log-probabilities.
+    A choice's tokens depend only on its request and their positions, so scheduling never changes
+    its text. Sampling controls are ignored: an answer has ``max_tokens`` tokens, and there are no
+    log-probabilities.
     """
 
     is_ahead = False
@@ -27,12 +26,12 @@ class SimRunner:
         self._clock = clock
         self._block_size = block_size
         self._vocab_size = vocab_size
-        self._num_stored = [0] * max_num_seqs  # of each row, as the next two
+        self._num_stored = [0] * max_num_seqs  # by row, as are the next two
         self._text_keys = [0] * max_num_seqs
         self._draw_keys = [(0, 0)] * max_num_seqs
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Let the plan's cost pass."""
+        """Advance the clock by the plan's cost."""
         for new in plan.new_rows:
             self._num_stored[new.row] = new.num_computed
             self._draw_keys[new.row] = new.draw_key
@@ -43,8 +42,11 @@ class SimRunner:
         return StepResult(token_ids=decoded, logprobs=[None] * len(decoded), chunks=chunks)
 
     def _decode(self, plan: StepPlan) -> tuple[int, list[int]]:
-        """The tokens that the decodes read, and those they draw. The only loop over all rows, so it
-        spells `text_token` out: a step of 256 sequences must not cost more than its scheduling."""
+        """Return the context of the decodes, and their next tokens.
+
+        This is the only loop over all rows, so it inlines `text_token`: a step of 256 sequences
+        must not cost more than its scheduling.
+        """
         stored, keys, vocab_size = self._num_stored, self._text_keys, self._vocab_size
         num_context, decoded = 0, []
         for row in plan.decodes:

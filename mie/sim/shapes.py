@@ -1,4 +1,4 @@
-"""Models by name whose shape alone is wanted: what their ``config.json`` says, without weights."""
+"""List the shapes of models by name, as in their ``config.json``, without weights."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def find_shape(name: str) -> ModelConfig:
-    """The shape of a model in the table, or of one that `locate_model` finds.
+    """Return the shape of a model in the table, or of one that `locate_model` finds.
 
     Raises:
         ModelError: it is neither, or its ``config.json`` cannot be used.

@@ -1,4 +1,4 @@
-"""Wires the real scheduler and memory to the simulator's runner and clock."""
+"""Assemble the real scheduler and memory with the simulator's runner and clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mie.sim.runner import SimRunner
 from mie.sizing import DEFAULT_SWAP_BYTES
 
 VOCAB_SIZE = 1 << 18
-"""Where no model says how many: no model in use has more."""
+"""The default vocabulary size, which no model in use exceeds."""
 
 
 def simulated(
@@ -31,9 +31,10 @@ def simulated(
     vocab_size: int = VOCAB_SIZE,
     trace: TextIO | None = None,
 ) -> Bench:
-    """An engine whose steps take what ``costs`` say. ``config.num_blocks`` must be given, and to
-    swap ``num_host_blocks``; a context is as long as the pool unless ``config`` or
-    ``max_model_len`` limits it.
+    """Return an engine whose steps take the time that ``costs`` give.
+
+    ``config.num_blocks`` must be given, and ``num_host_blocks`` for swapping. A context is as long
+    as the pool unless ``config`` or ``max_model_len`` limits it.
 
     Raises:
         ConfigError: the size of the KV cache, or of the host's pool, is not given in blocks.
@@ -74,8 +75,9 @@ def simulated(
 def simulated_on(
     device: Device, model: ModelConfig, config: EngineConfig, *, trace: TextIO | None = None
 ) -> Bench:
-    """An engine as it would run ``model`` on ``device``, with as many blocks as fit its memory
-    unless ``config`` says how many.
+    """Return an engine that simulates ``model`` on ``device``.
+
+    It has as many blocks as fit the device's memory unless ``config`` sets them.
 
     Raises:
         ConfigError: the model does not fit, or a setting does not fit the model.

@@ -1,7 +1,7 @@
-"""What is sent to an engine, and when: plain data, the same as JSON.
+"""Describe what is sent to an engine and when, as plain data that is the same in JSON.
 
-A prompt is made of parts, so that a file says which texts are equal and not what they are: a
-stretch of a named text, the answer to an earlier request, or token ids as they were recorded.
+A prompt consists of parts, so a file says which texts are equal and not what they are. A part is a
+stretch of a named text, the answer to an earlier request, or recorded token ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mie.sim.tokens import text_key, text_tokens
 T = TypeVar("T")
 
 FORMAT_VERSION = 1
-_TEXT = 1  # keeps the texts of prompts apart from those of answers, whose keys have three numbers
+_TEXT = 1  # separates the texts of prompts from those of answers, whose keys have three numbers
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Tokens:
-    """These tokens."""
+    """Recorded tokens."""
 
     token_ids: tuple[int, ...]
 
@@ -50,7 +50,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a choice of an earlier request was answered with, as the engine generated it."""
+    """The answer of a choice of an earlier request, as the engine generated it."""
 
     answer_of: str
     choice: int = 0
@@ -68,13 +68,13 @@ Answers: TypeAlias = Mapping[tuple[str, int], Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadRequest:
-    """One request: it gets ``max_tokens`` tokens, for nothing ends it earlier."""
+    """One request. It gets exactly ``max_tokens`` tokens, because nothing ends it earlier."""
 
     request_id: str
     prompt: tuple[Part, ...]
     max_tokens: int
     arrival_ns: int = 0
-    """Since the load began or, where there is an ``after``, since that request ended."""
+    """Time since the load began or, if there is an ``after``, since that request ended."""
     after: str | None = None
     n: int = 1
     priority: int = 0
@@ -85,13 +85,13 @@ class WorkloadRequest:
             check_integer(name, getattr(self, name), low)
 
     def token_ids(self, vocab_size: int, answers: Answers) -> list[int]:
-        """The prompt for a model of that vocabulary."""
+        """Return the prompt for a model with that vocabulary."""
         return [
             token_id for part in self.prompt for token_id in _tokens_of(part, vocab_size, answers)
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """What differs from the defaults, for JSON."""
+        """Return the fields that differ from the defaults, for JSON."""
         values = {**vars(self), "prompt": [dict(vars(part)) for part in self.prompt]}
         return {
             name: value
@@ -116,7 +116,7 @@ def _tokens_of(part: Part, vocab_size: int, answers: Answers) -> Sequence[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Requests in the order of a file; who comes after whom is checked.
+    """Requests in the order of a file, with checked dependencies.
 
     Raises:
         ConfigError: an id is used twice, or a request is after, or quotes, one that has not ended
@@ -126,7 +126,7 @@ class Workload:
     name: str
     requests: tuple[WorkloadRequest, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """How it was made, for whoever reads the file."""
+    """How it was made, for readers of the file."""
 
     def __post_init__(self) -> None:
         ended_before: dict[str, frozenset[str]] = {}
@@ -152,7 +152,7 @@ class Workload:
             num_choices[request.request_id] = request.n
 
     def to_json(self) -> str:
-        """The file, with a line for each request."""
+        """Return the file, with a line for each request."""
         encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
         head = {"format": FORMAT_VERSION, "name": self.name, "settings": dict(self.settings)}
         lines = ",\n".join(encode(request.as_dict()) for request in self.requests)
@@ -160,15 +160,15 @@ class Workload:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the file."""
+        """Return the SHA-256 of the file."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @classmethod
     def from_json(cls, text: str) -> Workload:
-        """The workload that `to_json` wrote.
+        """Return the workload that `to_json` wrote.
 
         Raises:
-            ConfigError: it is not one, or contradicts itself; the message names the request.
+            ConfigError: it is not a workload, or contradicts itself. The message names the request.
         """
         try:
             values = json.loads(text)
@@ -189,7 +189,7 @@ class Workload:
 
     @classmethod
     def load(cls, path: Path) -> Workload:
-        """The workload in a file.
+        """Load the workload in a file.
 
         Raises:
             ConfigError: the file cannot be read, or holds no workload.

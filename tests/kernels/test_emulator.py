@@ -309,7 +309,7 @@ def test_16_bit_storage_is_told_apart():
 @pytest.mark.parametrize(
     ("grid", "block", "shared_bytes", "message"),
     [
-        ((1,), (1025,), 0, r"a block of \(1025,\) is not of 1 … 1024 threads"),
+        ((1,), (1025,), 0, r"a block of \(1025,\) must have 1 … 1024 threads"),
         ((1,), (0,), 0, r"a block of \(0,\)"),
         ((1, 1, 1, 1), (1,), 0, "grid .* is not one to three sizes"),
         ((-1,), (1,), 0, "grid"),

@@ -1,9 +1,10 @@
-"""With ``batch_invariant=True`` what a request gets is the same bit for bit, whatever else runs.
+"""Check that with ``batch_invariant=True`` a request's result does not depend on the batch.
 
-Random loads go through the real engine: in company, in chunks, with and without the prefix cache,
-preempted by recompute and by swap, forked, with a window. Each request's logits (of every position
-of its prompt, and of every token it drew) must equal those it gets alone, computed in one piece,
-and so must its tokens. float32: in float64 differences would be too small to change a bit often.
+Random loads go through the real engine. Requests run with others, in chunks, with and without the
+prefix cache, preempted by recompute and by swap, forked, and with a window. Each request's logits
+(of every position of its prompt and of every sampled token) must equal those it gets alone bit for
+bit, computed in one piece. So must its tokens. The dtype is float32, because in float64 the
+differences would rarely be large enough to change a bit.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from mie.ops_cpu.linear_tiled import TiledPlan
 
 VOCAB = LLAMA["vocab_size"]
 SIZES = {"max_position_embeddings": 1024, "eos_token_id": 39}
-# What makes bits differ: products of fewer keys at head sizes that are no multiple of 16 (AVX-512),
-# or in blocks of 4 or with more than 8 query heads a KV head (Haswell); products of more or fewer
-# rows at head and hidden sizes from 32 on (AVX-512), or at any (Haswell).
+# What makes bits differ. Products of fewer keys differ at head sizes that are not a multiple of 16
+# (AVX-512), and in blocks of 4 or with more than 8 query heads a KV head (Haswell). Products of
+# more or fewer rows differ at head and hidden sizes from 32 on (AVX-512), or at any size (Haswell).
 ODD = SIZES | {"hidden_size": 100, "intermediate_size": 130, "head_dim": 40}
 MODELS = {
     "llama": LLAMA | ODD | {"num_key_value_heads": 1},
@@ -45,7 +46,7 @@ seen: Counter[str] = Counter()
 
 @pytest.fixture(scope="module", autouse=True)
 def small_groups():
-    """Groups of 1, 2 or 4 tiles, and threads that share the least work."""
+    """Use groups of 1, 2 or 4 tiles, and share even the least work between threads."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (attention_plan, attention_prefill_plan):
             patch.setattr(module, "SCORES", 1 << 11)
@@ -78,13 +79,13 @@ def loads(draw):
             "seed": number,
             "ignore_eos": True,
         }
-        # Scoring its prompt, a request takes nothing from the prefix cache.
+        # While it scores its prompt, a request takes nothing from the prefix cache.
         if draw(st.booleans()):
             params["prompt_logprobs"] = -1
         requests.append((prompt, params, draw(st.integers(0, 3))))
     size = draw(st.sampled_from([4, 16]))
     longest = max(len(p) + q["max_tokens"] for p, q, _ in requests)
-    prompts = sum(-(-len(p) // size) for p, _, _ in requests)  # all begin, not all can go on
+    prompts = sum(-(-len(p) // size) for p, _, _ in requests)  # all begin, not all can finish
     most = draw(st.sampled_from([prompts, prompts, 3200 // size]))
     swaps = draw(st.booleans())
     config = {
@@ -102,8 +103,10 @@ def loads(draw):
 
 
 def outcome(directory, requests, config):
-    """By request and choice: the tokens, and all log-probabilities behind them; by request: those
-    of its prompt."""
+    """Return the tokens and all their log-probabilities by request and choice.
+
+    Also return the log-probabilities of the prompts by request.
+    """
     config = EngineConfig(batch_invariant=True, max_model_len=1024, **config)
     engine = load_engine(directory, config)
     tokens, logprobs, prompts = {}, {}, {}
@@ -129,7 +132,7 @@ def outcome(directory, requests, config):
 
 
 def by_id(row):
-    """Log-probabilities [V] in the order of the ids."""
+    """Return the log-probabilities [V] in the order of the ids."""
     values = np.empty(VOCAB)
     values[row.token_ids] = row.logprobs
     return values
@@ -149,16 +152,16 @@ def test_a_request_gets_the_same_alone_and_in_company(directories, load):
                 np.testing.assert_array_equal(theirs[key], value)
 
 
-def test_it_happened():
-    """The loads did what makes sums differ."""
+def test_the_loads_exercise_what_changes_sums():
+    """The loads exercised what makes sums differ."""
     for kind in ("prefix hits", "preempt", "import", "fork", "copy"):
         assert seen[kind], f"{kind} never happened: {seen}"
 
 
 @pytest.mark.skipif("MIE_OTHER_KERNELS" in os.environ, reason="this is the run that it starts")
 @pytest.mark.parametrize("core", ["", "Haswell"])
-def test_it_holds_under_other_kernels(core):
-    """OpenBLAS chooses its kernels when it is loaded: each choice takes a process of its own."""
+def test_batch_invariance_holds_under_other_kernels(core):
+    """OpenBLAS chooses its kernels when it is loaded, so each choice takes a separate process."""
     if core == os.environ.get("OPENBLAS_CORETYPE", ""):
         pytest.skip("the kernels of this process")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}

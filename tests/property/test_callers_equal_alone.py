@@ -1,8 +1,8 @@
-"""Whatever mix of callers shares an engine, each request gives what it gives alone.
+"""Check that each request of any mix of callers gives what it gives alone.
 
-Threads call `generate`, `stream`, `add_request` with `step`, and `abort`; asyncio tasks generate,
-stop listening, and are cancelled. How the threads take turns is up to the machine, what comes out
-is not. At the end every block is free and no caller waits.
+Threads call `generate`, `stream`, `add_request` with `step`, and `abort`. asyncio tasks generate,
+stop listening, and are cancelled. The machine decides how the threads alternate, but the results
+are fixed. At the end every block is free and no caller waits.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ def random_request(rng):
 
 
 class Tokens:
-    """A request's tokens, put together from its outputs."""
+    """A request's tokens, joined from its outputs."""
 
     def __init__(self, params):
         self.params = params
@@ -52,14 +52,14 @@ class Tokens:
             self.reasons[choice.index] = choice.finish_reason
 
     def check(self, wanted):
-        """Equal to what is wanted, or the beginning of it if the request was ended early."""
+        """Assert that they equal the wanted ones, or their beginning after an early end."""
         is_whole = self.is_finished and "abort" not in self.reasons
         for got, each in zip(self.tokens, wanted, strict=True):
             assert got == each if is_whole else got == each[: len(got)]
 
 
 class Caller:
-    """One thread's calls."""
+    """The calls of one thread."""
 
     def __init__(self, llm, seed):
         self.llm = llm
@@ -90,7 +90,7 @@ class Caller:
         self.stream(number, most=self.rng.randrange(3))
 
     def step(self, number):
-        """Outputs of `add_request` reach whichever thread steps."""
+        """Call `add_request` and `step`. The outputs reach whichever thread steps."""
         prompt, params, wanted = random_request(self.rng)
         request_id = f"{self.seed} {number}"
         with self.llm.test_lock:
@@ -103,7 +103,7 @@ class Caller:
 
 
 def take_steps(llm):
-    with llm.test_lock:  # outputs of one request are to be noted in their order
+    with llm.test_lock:  # record the outputs of one request in order
         for output in llm.step():
             llm.test_requests[output.request_id][0].add(output)
 

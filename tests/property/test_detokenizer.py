@@ -1,4 +1,4 @@
-"""The deltas of any token ids join to the decoding of all of them, and show no half characters."""
+"""Check that deltas join to the decoding of all tokens and never show half a character."""
 
 import itertools
 
@@ -17,9 +17,9 @@ TOKENIZERS = {**{name: make() for name, make in KINDS.items()}} | {
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[Tokenizer, list[list[int]], list[int]]:
-    """A tokenizer, ids in chunks (some of no token), and the ids of a prompt."""
+    """Draw a tokenizer, ids in chunks (some empty), and the ids of a prompt."""
     tokenizer = TOKENIZERS[draw(st.sampled_from(sorted(TOKENIZERS)))]
-    # Ids past the vocabulary stand for a model's padding rows; 259 … are mostly words in llama2.
+    # Ids past the vocabulary stand for a model's padding rows. 259 … are mostly words in llama2.
     ids = st.integers(0, tokenizer.vocab_size + 3) | st.integers(0, 40)
     chunks = draw(st.lists(st.lists(ids, max_size=6), max_size=12))
     return tokenizer, chunks, draw(st.lists(ids, max_size=5))
@@ -42,7 +42,7 @@ def test_deltas_join_to_decode(
 
 
 @given(streams())
-def test_pending_is_what_finish_gives_and_changes_nothing(
+def test_pending_equals_finish_and_changes_nothing(
     stream: tuple[Tokenizer, list[list[int]], list[int]],
 ) -> None:
     tokenizer, chunks, _ = stream
@@ -60,7 +60,7 @@ def test_pending_is_what_finish_gives_and_changes_nothing(
 @example((TOKENIZERS["llama2"], [[3 + 0x20], [300]], [3 + 0x20]), True)
 @example((TOKENIZERS["llama2"], [[3 + 0xAC]], [3 + 0x0A, 3 + 0xE2, 3 + 0x82]), True)
 @example((TOKENIZERS["llama2"], [[300]], [3 + 0xE2]), True)
-def test_the_text_is_what_the_tokens_add_to_the_prompts_text(
+def test_the_text_continues_the_prompts_text(
     stream: tuple[Tokenizer, list[list[int]], list[int]], skip: bool
 ) -> None:
     tokenizer, chunks, prompt = stream
@@ -70,7 +70,7 @@ def test_the_text_is_what_the_tokens_add_to_the_prompts_text(
     text = joined(Detokenizer(tokenizer, prompt, skip), chunks)
     if after.startswith(before):
         assert text == after[len(before) :]
-    else:  # a character of the prompt's was completed, or its bytes became invalid
+    else:  # a character of the prompt was completed, or its bytes became invalid
         assert "\ufffd" in before + after
         assert after.endswith(text)
 

@@ -1,7 +1,7 @@
-"""The crown: whatever is asked, and however it is scheduled, the engine gives the oracle's tokens.
+"""Check that the engine gives the oracle's tokens for any request under any schedule.
 
-The engine runs in float64, its caches on device and host filled with NaN, and its invariants are
-checked after every step.
+The engine runs in float64, its caches on device and host are filled with NaN, and its invariants
+are checked after every step.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ OFTEN = (
 
 @st.composite
 def prompts(draw):
-    """Prompts that often begin alike."""
+    """Draw prompts that often begin alike."""
     shared = draw(st.lists(token_ids, min_size=6, max_size=12))
     own = st.lists(token_ids, min_size=1, max_size=8)
     return [
@@ -52,7 +52,7 @@ def prompts(draw):
 
 @st.composite
 def sampling(draw):
-    """Keyword arguments of SamplingParams, as the oracle reads them too."""
+    """Draw keyword arguments of SamplingParams, which the oracle reads too."""
     params = {
         "n": draw(st.sampled_from([1, 1, 1, 2, 3, 5])),
         "max_tokens": draw(st.sampled_from([12, 10, 8, 6, 4, 2, 1])),
@@ -86,8 +86,10 @@ def sampling(draw):
 
 @st.composite
 def engines(draw, longest):
-    """Keyword arguments of EngineConfig, for prompts of at most ``longest`` tokens, and the size of
-    the host's pool in blocks."""
+    """Draw keyword arguments of EngineConfig and the host pool's size in blocks.
+
+    Prompts have at most ``longest`` tokens.
+    """
     max_model_len = draw(st.sampled_from([24, 40]))
     block_size = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
     is_chunked = draw(st.sampled_from([True, True, True, False]))
@@ -142,7 +144,7 @@ def scenarios(draw):
 
 
 def new_engine(model, config, num_host_blocks):
-    """An engine whose caches hold NaN until something is written."""
+    """Return an engine whose caches hold NaN until something is written."""
     if num_host_blocks:
         numbers = model.config["num_key_value_heads"] * model.config["head_dim"]
         bytes_per_token = 2 * model.config["num_hidden_layers"] * numbers * 8
@@ -157,7 +159,7 @@ def new_engine(model, config, num_host_blocks):
 
 
 class Run:
-    """What came out of a scenario."""
+    """The results of a scenario."""
 
     def __init__(self, engine, scenario):
         self.engine, self.config, self.scenario = engine, scenario["config"], scenario
@@ -170,7 +172,7 @@ class Run:
         while waiting or engine.has_work:
             for index in [i for i, request in waiting.items() if request[2] <= step]:
                 prompt, params, _, labels = waiting.pop(index)
-                # Log-probabilities keep a step from being launched ahead.
+                # Log-probabilities prevent a step from being launched ahead.
                 logprobs = None if self.config["async_scheduling"] else 0
                 params = SamplingParams(logprobs=logprobs, **params)
                 engine.add_request(prompt, params, str(index), **labels)
@@ -207,7 +209,7 @@ class Run:
                 assert not (skips and new.metrics.num_cached_tokens)
 
     def count(self):
-        """How often it happened what makes scheduling hard."""
+        """Count how often the cases that make scheduling hard occurred."""
         segments = self.engine.log.segments()
         for kind, *fields in chain.from_iterable(chain.from_iterable(s.steps for s in segments)):
             if kind == "preempt":
@@ -230,7 +232,7 @@ def check_scenario(tiny, scenario):
     seen["scenarios"] += 1
     for index, (prompt, params, _, _) in enumerate(scenario["requests"]):
         was_aborted = index in got.aborted
-        # Without a seed of its own, a request draws from the engine's (0), by order of arrival.
+        # Without its own seed, a request draws from the engine's (0), by order of arrival.
         stream = 0 if "seed" in params else got.numbers[index] + 1
         for choice in range(params["n"]):
             expected, reason, expected_logprobs = naive.generate(
@@ -271,6 +273,6 @@ def test_engine_equals_naive(tiny):
     seen.clear()
     check_scenario(tiny)
     assert seen["scenarios"] >= 400, seen
-    # The scenarios would prove little if these were rare.
+    # The scenarios would prove little if these cases were rare.
     for what in OFTEN:
         assert seen[what] >= 50, (what, seen)

@@ -1,4 +1,4 @@
-"""What only whole loads show: preemption does not feed on itself, and nobody starves."""
+"""Check properties of whole loads: preemption does not feed on itself, and no request starves."""
 
 import random
 
@@ -12,7 +12,7 @@ LOADS = range(10)
 
 
 def num_preemptions(seed, **config):
-    """Serving an oversubscribed load to its end: how often somebody was preempted."""
+    """Serve an oversubscribed load to its end, and return the number of preemptions."""
     rng = random.Random(seed)
     settings = {"block_size": 4, "max_num_seqs": 16, "max_num_batched_tokens": 64, **config}
     engine = scripted_engine(EngineConfig(**settings), NUM_BLOCKS, MAX_MODEL_LEN)
@@ -35,7 +35,7 @@ def num_preemptions(seed, **config):
 
 @pytest.mark.parametrize("watermark", [0.01, 0.05])
 def test_both_guards_against_thrashing_cost_no_preemptions(watermark):
-    """Blocks left free at an admission, and no admission in a step that preempted."""
+    """The guards are blocks left free at admission, and no admission in a step that preempted."""
     guarded = [num_preemptions(seed, watermark=watermark) for seed in LOADS]
     bare = [num_preemptions(seed, watermark=0.0, admit_after_preemption=True) for seed in LOADS]
     assert min(bare) > 0, "the loads are too light to show anything"
@@ -47,8 +47,10 @@ LONG, SHORT = ([9] * 100, SamplingParams(max_tokens=50)), ([9], SamplingParams(m
 
 @pytest.mark.parametrize("ageing", [1, 3, 10, 200])
 def test_a_long_job_waits_no_longer_than_it_takes_to_age(ageing):
-    """There is one seat, and always a short job that wants it. The wait goes with 1 / ageing:
-    without any, it would never end."""
+    """There is one seat, and always a short job that wants it.
+
+    The wait is proportional to 1 / ageing. Without ageing it would never end.
+    """
     config = {"scheduling_policy": "sjf", "sjf_ageing": ageing, "max_num_seqs": 1}
     engine = scripted_engine(EngineConfig(**config), NUM_BLOCKS, MAX_MODEL_LEN)
     engine.add_request(*SHORT)

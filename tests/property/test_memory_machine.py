@@ -1,9 +1,9 @@
-"""A state machine over KVCacheManager with a model of what every block contains.
+"""Check KVCacheManager with a state machine and a model of what every block contains.
 
-The model writes like a runner would, and a slot holds the salt and all tokens up to its own: a
-block that is stale, shared wrongly or not copied shows at once. A block that is newly allocated
-holds nothing. Within a step the operations come in the scheduler's order: first those that run
-leave or grow, then others are opened.
+The model writes as a runner would, and a slot holds the salt and all tokens up to its own. So a
+block that is stale, wrongly shared or not copied is noticed at once. A newly allocated block holds
+nothing. Within a step the operations come in the scheduler's order: running sequences leave or grow
+first, and then others are opened.
 """
 
 from collections import Counter
@@ -26,8 +26,8 @@ MAX_TABLES = 6
 seen: Counter[str] = Counter()
 
 numbers = st.integers(0, 11)
-# One rule that chooses, instead of many rules: hypothesis leaves rules out at random, and these
-# reach little without each other.
+# A single rule chooses the operation, because hypothesis leaves rules out at random, and these
+# operations reach little without each other.
 OPERATIONS = st.sampled_from(
     [
         *["add"] * 3,
@@ -48,20 +48,20 @@ BEFORE_OPENING = {"plan_work", "swap_out", "close"}
 
 
 class Sequence:
-    """Tokens, and where they are stored: in a table, on the host, or nowhere."""
+    """A sequence's tokens, and where they are stored: in a table, on the host, or nowhere."""
 
     def __init__(self, number, token_ids, salt, use_cache):
         self.number, self.token_ids = number, token_ids
         self.salt, self.use_cache = salt, use_cache
         self.table = self.host = None
-        self.lends = False  # whether what it stored can be copied already
+        self.lends = False  # whether its stored tokens can be copied already
 
     def history(self, position):
         return (self.salt, *self.token_ids[: position + 1])
 
 
 def num_common(a, b):
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
@@ -96,7 +96,7 @@ class Memory(RuleBasedStateMachine):
 
     def begin_step(self):
         self.work = {}  # sequence -> where its tokens of this step end
-        self.is_opening = False  # whether pins may exist, so that nobody may leave
+        self.is_opening = False  # whether pins may exist, so that no sequence may leave
         self.exported = []
         self.may_swap_in = True
         self.fresh = set()  # blocks allocated in this step
@@ -108,7 +108,7 @@ class Memory(RuleBasedStateMachine):
 
     @rule(operation=OPERATIONS, pick=numbers, number=numbers)
     def do(self, operation, pick, number):
-        """The operation, after what must come before it."""
+        """Run the operation, after what must come before it."""
         seen["operations"] += 1
         if operation in BETWEEN_STEPS and self.is_in_step:
             self.end_step(pick, number)
@@ -120,11 +120,13 @@ class Memory(RuleBasedStateMachine):
             self.add(pick, number)
         getattr(self, operation)(pick, number)
 
-    # Sequences come and go.
+    # Adding and closing sequences.
 
     def add(self, length, odd):
-        """Many tokens are alike, or another sequence's, so that prefixes meet; there are two
-        tenants."""
+        """Add a sequence. Many tokens are equal or another sequence's, so that prefixes match.
+
+        There are two tenants.
+        """
         if len(self.waiting) < MAX_TABLES:
             number = next(self.numbers)
             token_ids = [int(i == odd) for i in range(length + 1)]
@@ -135,7 +137,7 @@ class Memory(RuleBasedStateMachine):
             self.waiting.append(Sequence(number, token_ids, salt, number % 5 != 4))
 
     def close(self, pick, number):
-        """It ends, or is preempted and computed again."""
+        """End the sequence, or preempt it to be recomputed."""
         seq = self.pick_idle(pick)
         if seq is not None:
             self.leave(seq)
@@ -158,10 +160,10 @@ class Memory(RuleBasedStateMachine):
             assert self.running
             assert self.manager.snapshot() == before
 
-    # Within a step: first those that run.
+    # Running sequences, first within a step.
 
     def plan_work(self, pick, number):
-        """A table grows for what its sequence computes next: all that is wanted, or not at all."""
+        """Grow a table for the sequence's next tokens: all that are wanted, or none."""
         seq = self.pick_idle(pick)
         if seq is None:
             return
@@ -201,7 +203,7 @@ class Memory(RuleBasedStateMachine):
         self.waiting.append(seq)
         seen["swaps out"] += 1
 
-    # Then those that come.
+    # New sequences, after the running ones.
 
     def open_table(self, pick, number):
         if not self.waiting or len(self.running) == MAX_TABLES:
@@ -246,10 +248,10 @@ class Memory(RuleBasedStateMachine):
         self.work[seq] = room.num_computed + 1 + number % (len(seq.token_ids) - room.num_computed)
         self.is_opening = True
 
-    # At its end.
+    # The end of a step.
 
     def end_step(self, samples, number):
-        """The moves are made, the tokens written; who has caught up gets another token."""
+        """Make the moves and write the tokens. A sequence that has caught up gets another token."""
         moves = self.manager.take_moves()
         self.make(moves)
         self.check_contents()
@@ -272,7 +274,7 @@ class Memory(RuleBasedStateMachine):
         self.check_contents()
 
     def break_off(self, num_written, number):
-        """Something is raised in the midst of a step: everyone waits again, with nothing stored."""
+        """Abandon a step in the middle: every sequence waits again, with nothing stored."""
         if not self.is_in_step:
             return
         if number % 2:
@@ -312,12 +314,12 @@ class Memory(RuleBasedStateMachine):
     # Parts of the above.
 
     def pick_idle(self, pick):
-        """A running sequence that has no work in this step; None if all have."""
+        """Return a running sequence that has no work in this step, or None if all have."""
         idle = [seq for seq in self.running if seq not in self.work]
         return idle[pick % len(idle)] if idle else None
 
     def num_holders(self, seq, position):
-        """How many tables hold the block of this position."""
+        """Return how many tables hold the block of this position."""
         index = position // self.size
         if index == len(seq.table.block_ids):
             return 0
@@ -326,7 +328,7 @@ class Memory(RuleBasedStateMachine):
 
     def leave(self, seq):
         # Imports come before exports and copies, so they must not take a block that these read. The
-        # scheduler admits nobody in a step that preempted.
+        # scheduler admits no sequence in a step that preempted.
         self.may_swap_in = not self.is_in_step
         self.manager.close_table(seq.table)
         seq.table = None
@@ -337,7 +339,7 @@ class Memory(RuleBasedStateMachine):
         seq.host = None
 
     def everything(self):
-        """All that can be observed."""
+        """Return everything that can be observed."""
         manager = self.manager
         return (
             manager.snapshot(),
@@ -349,12 +351,12 @@ class Memory(RuleBasedStateMachine):
         )
 
     def take_notes(self):
-        """Which blocks were allocated since the last time."""
+        """Record which blocks were allocated since the last call."""
         self.fresh.update(b for record in self.records if record[0] == "alloc" for b in record[3])
         self.records.clear()
 
     def check_match(self, seq, room, num_spare):
-        """The room found shares what a search of everything finds."""
+        """Assert that the room shares what an exhaustive search finds."""
         if not seq.use_cache:
             assert room.num_computed == (seq.host.num_tokens if seq.host else 0)
             return
@@ -387,7 +389,7 @@ class Memory(RuleBasedStateMachine):
         return num_common(lender.token_ids[: lender.table.num_tokens], seq.token_ids)
 
     def cached_paths(self, salt):
-        """What the paths of the tree spell."""
+        """Return the token sequences that the paths of the tree spell."""
         tree = self.manager.snapshot()["tree"]
 
         def spelled(block_id):
@@ -476,11 +478,11 @@ COMMON = (
 
 @pytest.mark.timeout(0)
 def test_memory_machine():
-    """50,000 operations, and as many are done by `test_scheduler_machine`."""
+    """Run 50,000 operations. `test_scheduler_machine` runs as many."""
     seen.clear()
     chosen = settings(max_examples=max(900, settings().max_examples), stateful_step_count=60)
     run_state_machine_as_test(Memory, settings=chosen)
     assert seen["operations"] >= 50_000, seen
-    # They would prove little if these were rare.
+    # The operations would prove little if these cases were rare.
     for what in COMMON:
         assert seen[what] >= 100, (what, seen)

@@ -1,8 +1,8 @@
-"""Odd values of sampling parameters: each is refused by name, or a step runs with it.
+"""Check that each odd value of a sampling parameter is refused by name, or a step runs with it.
 
-The values are numbers of all types that Python and NumPy have, the ends of their ranges, and things
-that are no numbers. A parameter that passes must not make a step raise or warn, on the CPU or in
-the packing of the GPU's sampler.
+The values are numbers of all types of Python and NumPy, the ends of their ranges, and things that
+are not numbers. A parameter that passes must not make a step raise or warn, on the CPU or in the
+packing of the GPU's sampler.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ OTHERS = [
 
 
 def one_of(values: list[Any]) -> st.SearchStrategy[Any]:
-    """One of the values, which need not be hashable."""
+    """Draw one of the values, which need not be hashable."""
     return st.integers(0, len(values) - 1).map(values.__getitem__)
 
 
@@ -154,6 +154,6 @@ def test_odd_parameters_are_refused_or_a_step_runs(tiny):
     config = EngineConfig(num_blocks=40, block_size=4, max_model_len=32, max_num_seqs=4)
     engine = load_engine(tiny["llama"].directory, config)
     check(engine)
-    # It would prove little if nearly everything were refused.
+    # The test would prove little if nearly everything were refused.
     assert seen["ran"] >= 200, seen
     assert not [name for name in FIELDS if not seen[name]], seen

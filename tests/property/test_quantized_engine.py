@@ -1,7 +1,8 @@
-"""With a quantised KV cache, too, how requests are scheduled changes nothing.
+"""Check that scheduling changes nothing with a quantised KV cache either.
 
-What is stored differs from what was computed, so tokens are compared with those of each request
-alone in a roomy engine, instead of the oracle's. Float64, so that rounding elsewhere flips nothing.
+Stored values differ from computed ones. So tokens are compared with those of each request alone in
+a roomy engine, instead of the oracle's. The dtype is float64, so that rounding elsewhere changes
+nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ STRESSES = {
 
 
 def requests() -> list[tuple[list[int], SamplingParams]]:
-    """Prompts that begin alike, some of them forked."""
+    """Return prompts that begin alike, some of them forked."""
     rng = np.random.default_rng(0)
     shared = rng.integers(4, VOCAB, 10).tolist()
     return [
@@ -43,7 +44,7 @@ def requests() -> list[tuple[list[int], SamplingParams]]:
 
 
 def run(engine, asked: list[tuple[list[int], SamplingParams]]) -> dict[tuple[str, int], list[int]]:
-    """The tokens of each choice."""
+    """Return the tokens of each choice."""
     tokens: dict[tuple[str, int], list[int]] = {}
     for prompt, params in asked:
         engine.add_request(prompt, params, str(prompt))

@@ -1,8 +1,7 @@
-"""After an exception at any line of the scheduler or the memory, the tokens are enough to go on.
+"""Check that the tokens suffice to continue after an exception at any line of sched or memory.
 
-An operation is broken off where a trace function raises, at a line or between two bytecodes. Then
-the scheduler rebuilds itself, which may be broken off as well, and the run must end as the oracle
-says.
+A trace function raises at a line or between two bytecodes of an operation. Then the scheduler
+rebuilds itself, which may also be interrupted, and the run must end as the oracle says.
 """
 
 import random
@@ -36,11 +35,11 @@ places: set[tuple[str, int]] = set()
 
 
 class Injected(BaseException):
-    """As Ctrl-C, an alarm's exception or a MemoryError."""
+    """Stands for Ctrl-C, an alarm's exception or a MemoryError."""
 
 
 class Injector:
-    """Raises after so many lines, or bytecodes, of the two rooms."""
+    """Raises after a number of lines or bytecodes of the two rooms."""
 
     def __init__(self):
         self.left = 0
@@ -93,8 +92,10 @@ def config_of(rng):
 
 
 class Run:
-    """A scheduler with its callers, as an engine would be: every operation is either done, or
-    broken off and followed by a rebuild."""
+    """A scheduler with its callers, in place of an engine.
+
+    Every operation is either done, or interrupted and followed by a rebuild.
+    """
 
     def __init__(self, seed):
         self.rng = rng = random.Random(seed)
@@ -119,7 +120,7 @@ class Run:
             self.runner = OverlappingRunner(self.runner, self.scheduler.ahead)
         self.requests = {}
         self.aborted = set()
-        self.cut = {}  # sequence -> tokens it had when it was ended from outside
+        self.cut = {}  # sequence -> tokens it had when its caller ended it
         self.num_steps = 0
 
     def run(self):
@@ -197,7 +198,7 @@ class Run:
             self.log.end_step({"step": plan.step})
 
     def attempt(self, name, operation):
-        """Whether it was done. If not, the scheduler is as it was, or its tokens are ahead."""
+        """Return whether it was done. Else the scheduler is unchanged or its tokens are ahead."""
         is_done = False
         try:
             with self.inject(name):
@@ -205,7 +206,7 @@ class Run:
                 is_done = True
         except Injected:
             self.rebuild()
-        if name != "schedule" or not is_done:  # a step is planned, and not taken in
+        if name != "schedule" or not is_done:  # a step is planned but not applied
             self.check()
         return is_done
 
@@ -272,7 +273,7 @@ def _logprobs(token_ids):
 
 
 @pytest.mark.timeout(0)
-def test_whatever_breaks_off_the_tokens_are_enough_to_go_on():
+def test_the_tokens_suffice_to_continue_after_any_interruption():
     seen.clear()
     places.clear()
     seed = 0

@@ -1,7 +1,7 @@
-"""The event log tells all: replayed, it gives the queues and the blocks after every step, exactly.
+"""Check that a replayed event log gives the exact queues and blocks after every step.
 
-The scheduler is the real one, under settings and requests drawn at random; the model answers at
-once. Replaying shares no code with it.
+The scheduler is the real one, under random settings and requests, and the model answers at once.
+Replaying shares no code with it.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ def configs(draw):
 
 @st.composite
 def requests(draw):
-    """(arrival step, prompt, max_tokens, n, priority, salt): few tokens, so that prefixes meet."""
+    """Draw (arrival step, prompt, max_tokens, n, priority, salt) with few different tokens."""
     return [
         (
             draw(st.integers(0, 8)),
@@ -62,7 +62,7 @@ def requests(draw):
 
 
 class Run:
-    """A scheduler and its log; `step` gives the records of one step and the state after it."""
+    """A scheduler and its log. `step` returns the records of one step and the state after it."""
 
     def __init__(self, config, num_blocks, num_host_blocks, file):
         self.config = config
@@ -152,7 +152,7 @@ def check_run(
                 run.release()
             victim = aborted.get(number)
             if victim is not None and victim < len(run.requests):
-                # By preference one that is swapped out, which is rare.
+                # Prefer a swapped-out sequence, which is rare.
                 swapped = [seq.request for seq in run.scheduler.waiting if seq.host]
                 run.scheduler.abort([*swapped, run.requests[victim]][0])
             number += 1

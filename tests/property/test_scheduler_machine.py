@@ -1,7 +1,7 @@
-"""A state machine over the whole scheduler, under a runner that knows what each slot must hold.
+"""Check the whole scheduler with a state machine, under a runner that knows each slot's contents.
 
-Every rule of docs/scheduling.md that can be seen from outside is checked at every step, and every
-output against an oracle that knows no schedule.
+Every rule of docs/scheduling.md that is visible from outside is checked at every step, and every
+output is checked against an oracle that knows no schedule.
 """
 
 import math
@@ -28,15 +28,15 @@ from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 
 MAX_REQUESTS = 8
-"""That wait or run at once."""
+"""Maximum number of requests that wait or run at once."""
 VOCAB_SIZE = 8
-"""So few that answers meet too, and that many end by EOS."""
+"""Size of the vocabulary. It is small so that answers match too, and many end by EOS."""
 
 seen: Counter[str] = Counter()
 
 numbers = st.integers(0, 11)
-# One rule that chooses, instead of many rules: hypothesis leaves rules out at random, and these
-# reach little without each other.
+# A single rule chooses the operation, because hypothesis leaves rules out at random, and these
+# operations reach little without each other.
 OPERATIONS = st.sampled_from(
     [
         *(["step"] * 18 + ["add"] * 12 + ["abort"] * 3 + ["finish_choice"] * 2),
@@ -47,7 +47,7 @@ OPERATIONS = st.sampled_from(
 
 @st.composite
 def settings_of_engines(draw):
-    """Keyword arguments of EngineConfig, the size of the pools, and max_model_len."""
+    """Draw keyword arguments of EngineConfig, the size of the pools, and max_model_len."""
     max_model_len = draw(st.integers(8, 30))
     is_chunked = draw(st.sampled_from([True, True, True, False]))
     budget = draw(st.sampled_from([1, 2, 3, 5, 8, 40])) if is_chunked else max_model_len
@@ -124,7 +124,7 @@ class Scheduling(RuleBasedStateMachine):
         getattr(self, operation)(pick, number)
 
     def add(self, pick, number):
-        """Many prompts begin alike, or like what another sequence has; there are two tenants."""
+        """Add a request. Many prompts begin alike, or like a sequence. There are two tenants."""
         rank = self.num_requests
         length = 1 + pick * self.limit // 14 + rank % 3
         prompt = [4 + (pick % 3 * i + (i == 2 * number)) % 4 for i in range(length)]
@@ -165,7 +165,7 @@ class Scheduling(RuleBasedStateMachine):
 
     def abort(self, pick, number):
         requests = list(self.live.values())
-        if number % 2:  # rare among all
+        if number % 2:  # otherwise rare
             requests = [r for r in requests if state_of(r) in PREEMPTED] or requests
         if number == 0 and self.ended:
             request = self.ended[pick % len(self.ended)]
@@ -178,7 +178,7 @@ class Scheduling(RuleBasedStateMachine):
         self.forget_finished()
 
     def finish_choice(self, pick, number):
-        """As a stop string does, or somebody who has seen enough of one choice."""
+        """End one choice, as a stop string or a caller does."""
         several = [r for r in self.live.values() if r.params.n > 1]
         if several:
             request = several[pick % len(several)]
@@ -193,7 +193,7 @@ class Scheduling(RuleBasedStateMachine):
         seen["resets"] += was_idle
 
     def rebuild(self, pick, _):
-        """Something is raised where the queues or the blocks may be torn."""
+        """Raise where the queues or the blocks may be inconsistent."""
         if pick % 2:
             self.scheduler.schedule()
         if self.config.async_scheduling:
@@ -207,7 +207,7 @@ class Scheduling(RuleBasedStateMachine):
         seen["rebuilt"] += 1
 
     def break_off(self, pick, _):
-        """Something is raised in the midst of a step."""
+        """Raise in the middle of a step."""
         plan = self.schedule()
         if pick % 3 == 1:
             self.script.prepare(plan)
@@ -218,7 +218,7 @@ class Scheduling(RuleBasedStateMachine):
         assert self.manager.num_used == 0
         seen["broken off"] += 1
 
-    # A step, and all that it promises.
+    # A step and its guarantees.
 
     def schedule(self):
         is_foretold = self.runner.is_ahead and bool(self.scheduler.running)
@@ -261,7 +261,7 @@ class Scheduling(RuleBasedStateMachine):
                 assert all(seq.key < other.key for other in self.scheduler.waiting), "overtaken"
 
     def check_victims(self, plan, kept, preempted, admitted):
-        """The last go first, and what they had is used by those before them."""
+        """Assert that the last sequences are preempted first, in favour of those before them."""
         assert len(preempted) == len(plan.preempted), "preempted twice"
         for victim in preempted:
             assert all(seq.key < victim.key for seq in kept)
@@ -283,21 +283,21 @@ class Scheduling(RuleBasedStateMachine):
             assert self.manager.num_available >= num_spare, "the watermark was passed"
         if config.scheduling_policy == "fcfs":
             for seq in admitted:
-                # Choices that waited for a seat come after those who were admitted in between.
+                # Choices that waited for a seat come after sequences that were admitted in between.
                 is_new = seq.index == 0 and not self.got[seq]
                 if is_new and seq.request.metrics.num_preemptions == 0:
                     assert seq.request.number > self.last_admitted, "admitted out of order"
                     self.last_admitted = seq.request.number
 
     def partial_blocks(self, seqs):
-        """{block that is filled in part and held by several tables: their number}"""
+        """Return {partly filled block that several tables hold: their number}."""
         size = self.manager.block_size
         tables = [seq.table for seq in seqs if seq.table.num_tokens % size]
         blocks = Counter(table.block_ids[table.num_tokens // size] for table in tables)
         return {block_id: count for block_id, count in blocks.items() if count > 1}
 
     def check_copies(self, plan, lent):
-        """Of those that share a block by a fork, each that writes copies it, but the last one."""
+        """Assert that all writers of a forked block copy it, except the last one."""
         copies = Counter(r[1] for r in self.records if r[0] == "copy" and r[4] == "fork")
         tables = [self.scheduler._seats.rows[row].table for row in plan.decodes]
         copied = {target: source for source, target in plan.moves.copies}
@@ -356,7 +356,7 @@ class Scheduling(RuleBasedStateMachine):
         assert queued <= {*seqs}
 
     def teardown(self):
-        """All that is left ends in bounded time, and every block comes home."""
+        """Assert that all remaining work ends in bounded time and that every block is freed."""
         if not hasattr(self, "manager"):
             return
         seqs = [seq for request in self.live.values() for seq in request.sequences]
@@ -376,7 +376,7 @@ PREEMPTED = ("preempted", "swapped out")
 
 
 def state_of(request):
-    """Where a live request stands."""
+    """Return the state of a live request."""
     live = [seq for seq in request.sequences if seq.finish_reason is None]
     running = [seq for seq in live if seq.table is not None]
     if any(seq.host for seq in live):
@@ -391,7 +391,7 @@ def state_of(request):
 
 
 def state_of_choice(seq):
-    """Where a choice stands."""
+    """Return the state of a choice."""
     if seq.finish_reason is not None:
         return "ended"
     if not seq.request.is_forked:
@@ -438,12 +438,12 @@ SOMETIMES = (
 
 @pytest.mark.timeout(0)
 def test_scheduler_machine():
-    """50,000 operations, and as many are done by `test_memory_machine`."""
+    """Run 50,000 operations. `test_memory_machine` runs as many."""
     seen.clear()
     chosen = settings(max_examples=max(900, settings().max_examples), stateful_step_count=60)
     run_state_machine_as_test(Scheduling, settings=chosen)
     assert seen["operations"] >= 50_000, seen
-    # They would prove little if these were rare.
+    # The operations would prove little if these cases were rare.
     for what in OFTEN:
         assert seen[what] >= 100, (what, seen)
     for what in SOMETIMES:

@@ -1,4 +1,4 @@
-"""Stop strings in pieces behave as ``str.find`` on the whole text."""
+"""Check that stop strings in pieces behave as ``str.find`` on the whole text."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), max_size=4)
 
 
 def by_find(text: str, stop: list[str], include: bool) -> tuple[str, str | None]:
-    """The text up to the first complete stop string, the longer of two that end together."""
+    """Return the text up to the first complete stop string, the longer of two that end together."""
     ends = [(text.find(s) + len(s), -len(s), s) for s in stop if s in text]
     if not ends:
         return text, None
@@ -37,7 +37,7 @@ def test_pieces_equal_find_on_the_whole(pieces: list[str], stop: list[str], incl
 
 
 @given(letters, stops)
-def test_only_what_may_begin_a_stop_string_is_held(text: str, stop: list[str]) -> None:
+def test_only_a_possible_start_of_a_stop_string_is_held(text: str, stop: list[str]) -> None:
     emitted, found = StopStrings(stop).add(text)
     if found is None:
         held = text[len(emitted) :]
@@ -148,6 +148,7 @@ def test_a_text_stream_stops_with_the_token_that_completes_a_stop_string(
         text += more
     else:
         decoded = tokenizer.decode(ids[: used - 1])
-        # A character that is still open hides nothing: only its end can complete a stop string.
+        # A character that is still open hides nothing, because only its end can complete a stop
+        # string.
         assert by_find(decoded, stop, include)[1] is None
     assert (text, found) == by_find(tokenizer.decode(ids[:used]), stop, include)

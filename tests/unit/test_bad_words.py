@@ -149,7 +149,7 @@ def test_bad_words_that_leave_no_token_are_refused(tiny):
             engine.add_request([1], SamplingParams(**params))
     with pytest.raises(RequestError, match="bad_words_token_ids has token id 40"):
         engine.add_request([1], SamplingParams(bad_words_token_ids=[[1, 40]]))
-    with pytest.raises(RequestError, match="bad_words are text, and the engine has no tokenizer"):
+    with pytest.raises(RequestError, match="bad_words needs a tokenizer, and the engine has none"):
         engine.add_request([1], SamplingParams(bad_words=["cat"]))
     assert not engine.has_work
 

@@ -329,9 +329,9 @@ def test_a_fault_of_nobody_ends_the_engine_and_every_caller_hears_of_it():
 
 def test_request_ids(llm):
     for wrong, message in (
-        (7, "request_id must be a string that is not empty; got 7"),
-        ("", "request_id must be a string"),
-        ("auto-3", "is of the form that mie gives"),
+        (7, "request_id must be a non-empty string; got 7"),
+        ("", "request_id must be a non-empty string"),
+        ("auto-3", "has the form of an automatic id"),
     ):
         with pytest.raises(RequestError, match=message):
             llm.add_request(PROMPTS[0], params(), wrong)

@@ -126,7 +126,7 @@ def test_an_error_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str
 def test_the_table_of_too_little_memory_stays_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--num-blocks", "999999999", "Hi"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("mie: error: there is too little memory")
+    assert lines[0].startswith("mie: error: not enough memory")
     assert [line.split()[0] for line in lines[1:6]] == [
         "weights",
         "a",

@@ -297,7 +297,8 @@ def test_a_fault_that_is_none_is_refused(text: str):
 @pytest.mark.parametrize("text", ["q_norm", "down:2", "embed:0"])
 def test_a_fault_that_meets_no_call_is_refused(tiny: dict[str, TinyModel], text: str):
     sides: list[str] = []
-    with pytest.raises(ConfigError, match=f"--inject {text} meets no call; tiny has layers 0 … 1"):
+    message = f"--inject {text} matches no call; tiny has layers 0 … 1"
+    with pytest.raises(ConfigError, match=message):
         compare(
             workload(tiny["llama"]),
             F64,
@@ -613,7 +614,7 @@ def test_the_page_is_there_whole_or_not_at_all(
 
 
 def test_a_page_that_has_no_place_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="write over the directory"):
+    with pytest.raises(ConfigError, match="overwrite the directory"):
         check_target(tmp_path)
     with pytest.raises(ConfigError, match="there is no directory"):
         check_target(tmp_path / "nowhere" / "report.html")

@@ -959,7 +959,7 @@ class Trial:
     ("outcome", "facts"),
     [
         (37, {"works": True}),
-        (36, {"works": False, "reason": "it computed token 36 where 37 is right"}),
+        (36, {"works": False, "reason": "it computed token 36, expected 37"}),
         (OSError("no\nmemory"), {"works": False, "reason": "OSError: no memory"}),
     ],
 )

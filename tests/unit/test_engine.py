@@ -45,7 +45,7 @@ def run(engine):
         (
             [1],
             {"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1},
-            "all end the sequence, which min_tokens=1 forbids",
+            "all end the sequence, but min_tokens=1 forbids it",
         ),
     ],
 )
@@ -156,7 +156,7 @@ def test_nothing_is_kept_of_finished_requests(engine):
     [
         ({"max_model_len": 257}, "max_model_len is 257; the model's context is 256"),
         ({"kv_cache_memory_bytes": 1}, r"kv_cache_memory_bytes is 1; one block of 16 tokens takes"),
-        ({"num_blocks": 10**12}, r"(?s)too little memory.*\(num_blocks=[0-9]+"),
+        ({"num_blocks": 10**12}, r"(?s)not enough memory.*\(num_blocks=[0-9]+"),
     ],
 )
 def test_settings_that_do_not_fit_the_model(tiny, settings, message):

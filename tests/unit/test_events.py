@@ -259,7 +259,7 @@ def test_a_file_cut_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
         (b"[" * 100_000, "is not an event log: line 1: not JSON"),
         (b"[1]\n", "is not an event log: line 1: not an event"),
         (b'{"prompt":"a"}\n', "is not an event log: line 1: not an event"),
-        (b'{"event":"snapshot"}\n', "is not an event log: line 1: an event of no step"),
+        (b'{"event":"snapshot"}\n', "is not an event log: line 1: an event without a step"),
         (b'{"step":1,"event":"evict","block":0}\n', "a snapshot must come first"),
         (b'{"step":0,"event":"snapshot"}\n', "format None; this mie reads format 1"),
         (b'{"step":0,"event":"snapshot","version":2}\n', "format 2; this mie reads format 1"),

@@ -182,7 +182,7 @@ def test_a_salt_keeps_prompts_apart_and_a_reset_forgets(llm):
     assert llm.reset_prefix_cache()
     assert num_cached(cache_salt="a") == 0
     for wrong in ("", 3):
-        with pytest.raises(RequestError, match="cache_salt must be a string that is not empty"):
+        with pytest.raises(RequestError, match="cache_salt must be a non-empty string"):
             num_cached(cache_salt=wrong)
 
 

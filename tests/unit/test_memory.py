@@ -1,4 +1,4 @@
-"""The allocator's rules, one by one."""
+"""Test the allocator's rules, one by one."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def manager(num_blocks=8, **settings):
 
 
 def opened(memory, token_ids, **settings):
-    """A table for the tokens, nothing computed yet; None if there is no room."""
+    """Return a table for the tokens with nothing computed yet, or None if there is no room."""
     room = memory.find_room(token_ids, **settings)
     return room and memory.open_table(room, (0, 0), 0)
 
@@ -27,12 +27,12 @@ def compute(memory, table, count=None):
 
 
 def stored(memory, token_ids, **settings):
-    """A table whose tokens are all stored."""
+    """Return a table whose tokens are all stored."""
     return compute(memory, opened(memory, token_ids, **settings))
 
 
 def num_cached(memory, token_ids, **settings):
-    """How many tokens would be found."""
+    """Return how many tokens would be cache hits."""
     return memory.find_room(token_ids, **settings).num_computed
 
 
@@ -41,7 +41,7 @@ def fork(memory, table):
 
 
 def write(memory, table, token_id=7):
-    """One more token: the copies that its place needed."""
+    """Write one more token, and return the copies that its place needed."""
     table.token_ids.append(token_id)
     assert memory.grow(table, len(table.token_ids))
     copies = memory.take_moves().copies
@@ -82,11 +82,11 @@ def test_a_pool_that_counted_wrongly_is_noticed():
     with pytest.raises(AssertionError, match=r"free list"):
         pool.check_invariants()
     assert pool.take() == 1
-    with pytest.raises(AssertionError, match="counted as free"):
+    with pytest.raises(AssertionError, match="counted as free than there are"):
         pool.take()
 
 
-# Opening and growing: all or nothing.
+# Opening and growing, which are all or nothing.
 
 
 @pytest.mark.parametrize("use", ["close_table", "swap_out", "fork", "grow", "commit"])
@@ -179,7 +179,7 @@ def test_two_that_computed_the_same_block_end_up_sharing_it():
     assert memory.num_used == 1
 
 
-# Parts of blocks.
+# Partial blocks.
 
 
 def test_the_beginning_of_a_block_is_reused_by_a_copy():
@@ -292,7 +292,7 @@ def test_a_sibling_that_leaves_takes_its_share_of_the_empty_slots_along():
     memory.check_invariants([parent])
 
 
-# What stays after its request.
+# Blocks that outlive their request.
 
 
 def test_cached_blocks_outlive_their_request_until_they_are_needed():
@@ -322,7 +322,7 @@ def test_what_is_in_use_is_never_evicted():
     assert opened(memory, [1] * 5).block_ids[0] == table.block_ids[0]
 
 
-def test_what_came_back_into_use_is_not_evicted_for_its_age():
+def test_a_reused_block_is_not_evicted_by_age():
     memory = manager(num_blocks=4)
     for token_id in (1, 2):
         memory.close_table(stored(memory, [token_id] * 4))
@@ -438,7 +438,7 @@ def test_shared_blocks_are_exported_for_each_sibling():
     memory.check_invariants([], hosts[1:])
 
 
-# Numbers.
+# Statistics.
 
 
 def test_hits_are_counted_by_kind_and_over_a_window():
@@ -468,7 +468,7 @@ def test_fragmentation_is_reserved_minus_used_slots():
     assert memory.num_slots_empty == 2
 
 
-def test_what_sharing_saves_does_not_count_a_block_that_is_only_pinned():
+def test_num_saved_does_not_count_a_block_that_is_only_pinned():
     memory = manager(num_blocks=9)
     memory.close_table(stored(memory, [5] * 4))
     stored(memory, [1] * 8)
@@ -481,7 +481,7 @@ def test_what_sharing_saves_does_not_count_a_block_that_is_only_pinned():
 
 
 def test_a_table_grows_into_its_neighbours():
-    """Each of two tables begins in a region of its own, and goes on where it ended."""
+    """Each of two tables begins in its own region and continues where it ended."""
     memory = KVCacheManager(3 * REGION, 2, enable_prefix_caching=False)
     tables = []
     for row in (0, 1):
@@ -498,7 +498,7 @@ def test_a_table_grows_into_its_neighbours():
 def test_without_a_free_region_or_neighbour_any_block_does():
     pool = BlockPool(2 * REGION + 1)
     taken = [pool.take(), pool.take(), pool.take(REGION - 1)]
-    assert taken == [0, REGION, 1]  # no region is free any more; REGION is held
+    assert taken == [0, REGION, 1]  # no region is free, and REGION is held
     assert sorted(taken + [pool.take(2 * REGION) for _ in range(2 * REGION - 2)]) == list(
         range(2 * REGION + 1)
     )
@@ -508,7 +508,7 @@ def test_without_a_free_region_or_neighbour_any_block_does():
     pool.check_invariants()
 
 
-def test_blocks_taken_and_given_back_for_ever_leave_no_trace():
+def test_endless_allocation_and_release_do_not_grow_the_pool():
     pool = BlockPool(5)
     held = pool.take()
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""The scheduler's rules, with a model that always answers 7."""
+"""Test the scheduler's rules with a model that always answers 7."""
 
 import pickle
 
@@ -66,7 +66,7 @@ class Driver:
         return got
 
     def run(self, max_steps=1000):
-        """The work of every step, until all is done."""
+        """Run until all is done, and return the work of every step."""
         works = []
         while self.scheduler.has_work:
             self.step()
@@ -147,7 +147,7 @@ def test_without_chunking_a_prompt_waits_whole_and_nobody_passes_it():
     assert driver.work == {0: 1, 1: 8, 2: 2}
 
 
-def test_in_a_static_batch_too_nobody_passes_a_prompt_that_waits_whole():
+def test_a_static_batch_does_not_overtake_an_unchunked_prompt():
     driver = Driver(
         enable_chunked_prefill=False,
         max_num_batched_tokens=18,
@@ -257,7 +257,7 @@ def test_a_static_batch_drains_before_the_next_is_admitted():
 
 
 def admitted(driver):
-    """Request numbers in the order of their first admission."""
+    """Return the request numbers in the order of their first admission."""
     driver.run()
     return [record[1][0] for record in driver.events("admit")]
 

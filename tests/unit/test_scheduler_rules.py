@@ -1,4 +1,4 @@
-"""The scheduler's finer rules: each was found untested by a mutant of `scripts/mutants.py`."""
+"""Test finer rules of the scheduler, which mutants of `scripts/mutants.py` found untested."""
 
 import pytest
 from test_scheduler import Driver
@@ -41,7 +41,7 @@ def test_max_tokens_cannot_reach_beyond_the_context_or_the_pool(
     assert (seq.finish_reason, seq.num_tokens) == ("length", expected)
 
 
-def test_in_a_static_batch_without_chunking_a_prompt_waits_whole_and_nobody_passes_it():
+def test_static_batching_without_chunking_does_not_overtake_a_prompt():
     sizes = {"max_num_batched_tokens": 18, "max_model_len": 18}
     driver = Driver(batching="static", enable_chunked_prefill=False, **sizes)
     for num_prompt in (15, 10, 10, 4):
@@ -106,7 +106,7 @@ def test_what_the_cache_kept_is_not_recomputed():
 
 
 def swapped_out():
-    """A driver after the step that swapped its second request out, and that request's sequence."""
+    """Return the driver after the step that swapped its second request out, and that sequence."""
     driver = Driver(num_blocks=4, num_host_blocks=4, preemption_mode="swap")
     driver.add(7, max_tokens=9)
     [seq] = driver.add(7, max_tokens=9).sequences
@@ -122,7 +122,7 @@ def test_a_swap_loses_no_tokens():
     assert (mode, num_lost) == ("swap", 0)
 
 
-def test_who_computed_nothing_has_nothing_to_swap_out():
+def test_a_sequence_without_computed_tokens_is_not_swapped_out():
     sizes = {"max_num_batched_tokens": 4, "num_host_blocks": 4}
     driver = Driver(batching="static", preemption_mode="swap", **sizes)
     driver.add(4)
@@ -160,7 +160,7 @@ def test_a_choice_that_ends_before_its_row_is_announced_is_not_announced():
     assert [row.row for row in driver.step().new_rows] == [2]
 
 
-def test_no_row_remembers_who_left_it():
+def test_a_row_forgets_the_sequence_that_left_it():
     driver = Driver()
     driver.add(6, n=2)
     driver.run()

@@ -107,8 +107,8 @@ def test_the_refused_are_told_with_those_who_wait_for_them():
     errors = [record.error for record in result.records]
     assert "prompt has 5000 tokens" in str(errors[0])
     assert errors[1:] == [
-        "it comes after 'a', which was refused",
-        "it comes after 'b', which was refused",
+        "it depends on 'a', which was refused",
+        "it depends on 'b', which was refused",
         None,
     ]
     assert record_of(result, "d").num_output == 3

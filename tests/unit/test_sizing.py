@@ -105,7 +105,7 @@ def test_the_room_to_swap_is_of_what_the_cache_leaves(monkeypatch: pytest.Monkey
     plan = planned(1000 * BLOCK, preemption_mode="swap")
     assert (plan.num_blocks, plan.num_host_blocks) == (250, 750 // 4)
     assert plan.fits
-    assert "room to swap 187 blocks" in plan.table()
+    assert "space to swap 187 blocks" in plan.table()
     monkeypatch.setattr(sizing, "available_bytes", lambda: 80 * BLOCK)
     own = planned(1000 * BLOCK, is_shared=False, preemption_mode="swap")
     assert (own.num_blocks, own.num_host_blocks) == (1000, 20)
@@ -118,7 +118,7 @@ def test_the_room_to_swap_is_of_what_the_cache_leaves(monkeypatch: pytest.Monkey
 
 
 def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(ConfigError, match="too little memory") as error:
+    with pytest.raises(ConfigError, match="not enough memory") as error:
         call()
     return str(error.value)
 
@@ -151,7 +151,7 @@ def test_fewer_tokens_a_step_are_named_where_they_help():
 
 def test_where_the_weights_alone_do_not_fit_the_table_shows_it():
     text = refusal(lambda: plan_memory(EngineConfig(), MODEL, Backend(1000)))
-    assert text.endswith("(end other programs, or take a smaller model)")
+    assert text.endswith("(end other programs, or use a smaller model)")
     rows = dict(re.findall(r"^  (\S.*?) +([\d.,]+) MiB$", text, re.M))
     assert list(rows) == [
         "weights",

@@ -1,4 +1,4 @@
-"""The threads that share out work."""
+"""Test the threads that share work."""
 
 import contextlib
 import gc
@@ -37,7 +37,7 @@ def _helpers_never_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 def new_workers(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[int], Workers]]:
-    """Workers that wait in either way, with more threads than CPUs too."""
+    """Make workers that wait in either way, and with more threads than CPUs too."""
     monkeypatch.setattr(
         workers_module, "available_cpus", lambda: 64 if request.param == "spinning" else 1
     )
@@ -54,13 +54,15 @@ def new_workers(
 
 @pytest.fixture
 def helpers_get_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Helper threads exist, but other programs keep all CPUs to themselves."""
+    """Let helper threads exist while other programs keep all CPUs busy."""
     monkeypatch.setattr(threading.Thread, "start", lambda self: None)
 
 
 class Meeting:
-    """Tasks of which the first ends when all others have begun, and those when the caller waits
-    for them."""
+    """Tasks that meet.
+
+    The first ends when all others have begun, and those end when the caller waits for them.
+    """
 
     def __init__(self) -> None:
         self.has_begun, self.caller_waits = threading.Event(), threading.Event()
@@ -95,7 +97,7 @@ def test_tasks_run_side_by_side(new_workers: Callable[[int], Workers]) -> None:
 
     def task(index: int) -> None:
         threads[index] = threading.get_ident()
-        everyone.wait(PATIENCE)  # not for users of Workers: here no thread is to do two tasks
+        everyone.wait(PATIENCE)  # users of Workers must not do this: one thread may run two tasks
 
     for _ in range(20):
         workers.run(task)
@@ -104,7 +106,9 @@ def test_tasks_run_side_by_side(new_workers: Callable[[int], Workers]) -> None:
 
 
 @pytest.mark.usefixtures("helpers_get_no_cpu")
-def test_the_caller_does_what_no_helper_has_begun(new_workers: Callable[[int], Workers]) -> None:
+def test_the_caller_runs_tasks_that_no_helper_has_begun(
+    new_workers: Callable[[int], Workers],
+) -> None:
     workers, ran = new_workers(4), []
     for _ in range(3):
         workers.run(lambda index: ran.append((index, threading.get_ident())))
@@ -121,7 +125,7 @@ def test_the_caller_does_all_while_helpers_pause(
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_what_a_task_raises_reaches_the_caller_when_no_task_is_running(
+def test_an_error_of_a_task_reaches_the_caller_when_no_task_is_running(
     failing: int, new_workers: Callable[[int], Workers]
 ) -> None:
     workers, everyone = new_workers(3), threading.Barrier(3)
@@ -196,7 +200,7 @@ def test_work_is_not_kept_after_the_call(new_workers: Callable[[int], Workers]) 
 def test_an_interrupt_waits_for_the_helpers(
     new_workers: Callable[[int], Workers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal comes while the caller waits for a helper, or is about to."""
+    """The signal comes while the caller waits for a helper, or just before."""
     workers, meeting = new_workers(2), Meeting()
     main = threading.main_thread().ident
     assert main is not None
@@ -313,7 +317,7 @@ def test_a_spin_lock_is_waited_for_a_bounded_time() -> None:
     assert lock.acquire(10_000)
     assert not lock.acquire(10_000)
     threading.Thread(target=lock.release).start()
-    assert any(lock.acquire(10_000) for _ in iter(int, 1))  # for ever, if it did not come
+    assert any(lock.acquire(10_000) for _ in iter(int, 1))  # loops forever if it never comes
     lock.release()
     lock.take()
     assert not lock.acquire(1)
@@ -326,7 +330,7 @@ def test_a_helper_that_has_waited_long_enough_sleeps(new_workers: Callable[[int]
         os.sched_yield()
     ran: list[int] = []
     helper.start(workers_module._Work(ran.append, 2))
-    while not ran:  # not `wait`, which takes back what has not begun
+    while not ran:  # not `wait`, which takes back tasks that have not begun
         os.sched_yield()
     assert ran == [1]
 
@@ -340,7 +344,7 @@ def test_more_threads_than_cpus_never_spin(monkeypatch: pytest.MonkeyPatch) -> N
         workers.close()
 
 
-# What helpers gain.
+# Gains of helpers.
 
 
 @pytest.fixture
@@ -349,7 +353,7 @@ def balance(monkeypatch: pytest.MonkeyPatch) -> Gains:
     return Gains()
 
 
-def test_helpers_pause_in_proportion_to_what_they_lost(balance: Gains) -> None:
+def test_helpers_pause_in_proportion_to_their_losses(balance: Gains) -> None:
     balance.add(-gains.CREDIT / 2, 1.0)
     assert not balance.are_paused(1.0)  # waking them up costs a little
     balance.add(-3e-3, 1.0)
@@ -371,7 +375,7 @@ def test_gains_make_up_for_losses_to_a_limit(balance: Gains) -> None:
 
 def test_trials_that_fail_become_rare_until_one_succeeds(balance: Gains) -> None:
     def pause() -> float:
-        """Seconds after a loss of 1 ms."""
+        """Return the seconds of a pause after a loss of 1 ms."""
         balance.add(-1e-3 - gains.CREDIT, 0.0)
         steps = (i / 1000 for i in range(5000))
         return next(now for now in steps if not balance.are_paused(now))
@@ -393,7 +397,7 @@ def test_trials_that_fail_become_rare_until_one_succeeds(balance: Gains) -> None
 def test_a_gain_is_the_cpu_time_of_all_less_the_time_that_passed(
     wall: float, cpu: float, is_paused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two threads that take ``cpu`` seconds together, while ``wall`` seconds pass."""
+    """Two threads take ``cpu`` seconds together, while ``wall`` seconds pass."""
     monkeypatch.undo()
     monkeypatch.setattr(workers_module, "available_cpus", lambda: 64)
     walls, own_cpu = iter([10.0, 10.0 + wall, 10.0 + wall]), threading.local()
@@ -415,7 +419,7 @@ def test_a_gain_is_the_cpu_time_of_all_less_the_time_that_passed(
 
 
 def exit_code_of_child(action: Callable[[], object]) -> int:
-    """The exit code of a forked child that does ``action``: 0 unless it raises or hangs."""
+    """Return the exit code of a forked child that runs ``action``: 0 unless it raises or hangs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of forks beside threads
         child = os.fork()
@@ -447,7 +451,7 @@ def test_a_forked_child_has_threads_of_its_own(new_workers: Callable[[int], Work
 def test_a_child_forked_while_tasks_run_has_usable_workers(
     new_workers: Callable[[int], Workers],
 ) -> None:
-    """Another thread is inside `run`, as is the helper. Neither exists in the child."""
+    """Another thread is inside `run`, and so is the helper. Neither exists in the child."""
     workers, meeting = new_workers(2), Meeting()
     caller = threading.Thread(target=workers.run, args=(meeting.task,))
     caller.start()
@@ -467,7 +471,7 @@ def test_a_child_forked_while_tasks_run_has_usable_workers(
 def test_an_engine_runs_in_a_forked_child(
     tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "WORTH_SHARING", 0)  # so small a model is one thread's
+    monkeypatch.setattr(attention, "WORTH_SHARING", 0)  # so small a model would take one thread
     num_shared = 0
 
     class CountedWork(workers_module._Work):
@@ -520,7 +524,7 @@ def test_threads_end_with_their_engine(tiny: dict[str, Any]) -> None:
 def test_threads_fit_the_quota(
     quota: str | None, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """tests/unit/test_doctor.py has the files of either version."""
+    """Check one quota. tests/unit/test_doctor.py has the files of either version."""
     files = {"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": quota}
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert cpus.available_cpus(files.get) == wanted

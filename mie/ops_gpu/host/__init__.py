@@ -1,4 +1,4 @@
-"""The same .cu files on a CPU: g++ builds them, one fiber runs each CUDA thread.
+"""Run the same .cu files on a CPU: g++ builds them, and one fiber runs each CUDA thread.
 
-Knows NumPy arrays as memory; the checked build is a small compute-sanitizer.
+This room treats NumPy arrays as memory. The checked build is a small compute-sanitizer.
 """

@@ -1,4 +1,4 @@
-"""Builds the emulator's runtime and the kernels' shared libraries, in the user's cache folder."""
+"""Build the emulator's runtime and the kernels' shared libraries in the user's cache folder."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ _COMMON = (
     "-fPIC",
     "-DMIE_EMULATE",
     "-fvisibility=hidden",
-    "-fno-gnu-unique",  # else two builds of one template share their static shared memory
+    "-fno-gnu-unique",  # otherwise two builds of one template share their static shared memory
     "-fno-extern-tls-init",
     "-U_FORTIFY_SOURCE",  # its longjmp refuses to leave a fiber's stack
     f"-I{HERE}",
@@ -29,10 +29,10 @@ _RUNTIME = (*_COMMON, "-O2", "-g1", "-Wall", "-Wextra")
 _KERNEL = (
     *_COMMON,
     "-g1",
-    "-gdwarf-4",  # of DWARF 5, binutils 2.40 reads some files as others
+    "-gdwarf-4",  # binutils 2.40 misreads some files of DWARF 5
     "-fno-exceptions",
     "-fno-strict-aliasing",  # a kernel reads 16-bit floats through uint4
-    "-ffp-contract=off",  # else a*b+c would be rounded differently from CPU to CPU
+    "-ffp-contract=off",  # otherwise the rounding of a*b+c would vary between CPUs
     "-Wno-attributes",
     "-Wno-unknown-pragmas",
     f"-I{KERNELS}",
@@ -45,11 +45,11 @@ _CHECKED = (
 
 
 class Builder:
-    """The C++ compiler, and the folder of what it has built: $XDG_CACHE_HOME/mie/emulator, by
-    default under ~/.cache.
+    """The C++ compiler and the folder of its builds.
 
-    A build's name is a hash of all that went into it: sources, headers, flags, compiler. Builds
-    are renamed into place when complete, so that processes may race.
+    The folder is $XDG_CACHE_HOME/mie/emulator, by default under ~/.cache. A build is named by a
+    hash of its sources, headers, flags and compiler. Builds are renamed into place when complete,
+    so processes may race.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Builder:
             raise ConfigError(f"the kernel emulator cannot keep its builds: {error}") from None
 
     def runtime(self) -> Path:
-        """The shared library of the emulator itself."""
+        """Return the shared library of the emulator itself."""
         sources = sorted(HERE.glob("*.cpp"))
         path = self._path("runtime", [*sources, *sorted(HERE.glob("*.h"))], _RUNTIME)
         if not is_private_file(path):
@@ -76,7 +76,7 @@ class Builder:
     def kernels(
         self, source: Path, names: Sequence[str], options: Sequence[str], is_checked: bool
     ) -> Path:
-        """The shared library of the kernels ``names`` in the file ``source``."""
+        """Return the shared library of the kernels ``names`` in the file ``source``."""
         runtime = self.runtime()
         flags = [*_KERNEL, f"-I{source.parent}", *(("-O1", *_CHECKED) if is_checked else ("-O2",))]
         flags += options
@@ -88,7 +88,10 @@ class Builder:
         return path
 
     def _compile(self, path: Path, stub: str, flags: Sequence[str], runtime: Path) -> None:
-        """Compile and link apart: the linker must not hear of -fsanitize, whose calls we answer."""
+        """Compile and link separately, because the linker must not see -fsanitize.
+
+        The emulator itself implements the calls that -fsanitize inserts.
+        """
         mine = f"{os.getpid()}-{threading.get_ident()}"
         unit, compiled = path.with_suffix(f".{mine}.cpp"), path.with_suffix(f".{mine}.o")
         try:
@@ -128,7 +131,7 @@ class Builder:
 
 
 def _stub(source: Path, names: Sequence[str]) -> str:
-    """The translation unit: the kernels' file as it is, and two C functions for each kernel."""
+    """Return the translation unit: the kernels' file, and two C functions for each kernel."""
     functions = "".join(
         f"""\
 extern "C" int mie_launch_{index}(const mie_emu::Launch* how, void** arguments) {{

@@ -1,4 +1,4 @@
-"""EmulatedLauncher: kernels on the CPU over NumPy arrays, if wished with every access checked."""
+"""Run kernels on the CPU over NumPy arrays, optionally checking every access."""
 
 import ctypes
 import math
@@ -30,7 +30,7 @@ Order = Literal["forward", "reverse", "random"]
 ORDERS: tuple[Order, ...] = ("forward", "reverse", "random")
 MAX_SHARED_BYTES = 227 * 1024
 
-_RUNNING = threading.Lock()  # the runtime has one set of fibers
+_RUNNING = threading.Lock()  # the runtime has a single set of fibers
 
 
 class _Launch(ctypes.Structure):
@@ -49,14 +49,14 @@ class _Launch(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Garbage:
-    """Memory whose contents began as garbage, and which bytes kernels have written since."""
+    """Uninitialised memory, with a flag for each byte that a kernel has written."""
 
     owner: "weakref.ref[NDArray[Any]]"
     low: int
     written: NDArray[np.uint8]
 
     def flags_of(self, array: NDArray[Any]) -> int | None:
-        """The address of the flags of ``array``, or None if it lies elsewhere."""
+        """Return the address of the flags of ``array``, or None if it is elsewhere."""
         offset = array.ctypes.data - self.low
         is_inside = offset >= 0 and offset + array.nbytes <= self.written.size
         if not is_inside or self.owner() is None:
@@ -65,10 +65,10 @@ class _Garbage:
 
 
 class EmulatedLauncher:
-    """A `Launcher` over NumPy arrays: g++ builds each kernel, fibers play its threads.
+    """A `Launcher` over NumPy arrays. g++ builds each kernel, and fibers emulate its threads.
 
     ``check`` reports accesses out of bounds, uninitialised, misaligned or racing as `KernelFault`.
-    ``order`` is that of threads and blocks; a correct kernel gives the same in each.
+    ``order`` is that of threads and blocks. A correct kernel gives the same result in every order.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class EmulatedLauncher:
         limit_s: float = 120.0,
         submit: Callable[[Callable[[], None]], None] = lambda task: task(),
     ) -> None:
-        """``submit`` does a launch, now or later (`EmulatedQueue.submit`)."""
+        """Set ``submit``, which runs a launch now or later (`EmulatedQueue.submit`)."""
         if order not in ORDERS:
             raise ConfigError(f"order {order!r} is not one of {', '.join(ORDERS)}")
         self.xp: ModuleType = np
@@ -97,16 +97,16 @@ class EmulatedLauncher:
         }
 
     def kernel(self, file: str, name: str, options: tuple[str, ...] = ()) -> "EmulatedKernel":
-        """The kernel ``name``, as a C++ expression, in ``file`` of mie/ops_gpu/kernels."""
+        """Return the kernel ``name``, a C++ expression, in ``file`` of mie/ops_gpu/kernels."""
         key = (file, name, options)
         if key not in self._kernels:
             self._kernels[key] = EmulatedKernel(self, KERNELS / file, name, options)
         return self._kernels[key]
 
     def mark_uninitialised(self, array: NDArray[Any]) -> None:
-        """Fill ``array`` with NaN, and if checking report reads of what no kernel has written.
+        """Fill ``array`` with NaN and, if checking, report reads of bytes that were never written.
 
-        For scratch memory that only kernels write: the host's own writes are not seen.
+        Use it for scratch memory that only kernels write, because the host's writes are not seen.
         """
         array.reshape(-1).view(np.uint8).fill(0xFF)
         owner = array
@@ -147,7 +147,7 @@ class EmulatedLauncher:
             )
 
     def _fault(self) -> str:
-        """The runtime's message, with block, thread and source line."""
+        """Return the runtime's message, with block, thread and source line."""
         runtime = self._runtime
         place = (ctypes.c_uint32 * 6)()
         is_thread_known = runtime.mie_emu_fault_place(place)
@@ -161,7 +161,7 @@ class EmulatedLauncher:
 
 
 class EmulatedKernel:
-    """One kernel, built for the CPU; calling it runs all its blocks."""
+    """One kernel, built for the CPU. Calling it runs all its blocks."""
 
     def __init__(
         self, launcher: EmulatedLauncher, path: Path, name: str, options: tuple[str, ...]
@@ -170,7 +170,7 @@ class EmulatedKernel:
         self._launcher = launcher
         source = flat_source(path)
         declared = read_signature(source, name)
-        plain = plain_kernels(source)  # all in one library: they share the cost of its build
+        plain = plain_kernels(source)  # all in one library, to share the cost of its build
         together = plain if name in plain else [name]
         built = launcher._builder.kernels(path.resolve(), together, options, launcher.check)
         library = ctypes.CDLL(str(built))
@@ -183,7 +183,7 @@ class EmulatedKernel:
             Parameter(name=each.name, letters=one)
             for each, one in zip(declared, letters, strict=True)
         )
-        # On a GPU the text is all there is: the compiler must have read the same in it.
+        # On a GPU the source text is the only signature, so the compiler must agree with it.
         assert [each.unsized for each in declared] == [each.unsized for each in self.parameters]
 
     def __call__(
@@ -207,7 +207,7 @@ class EmulatedKernel:
 
 
 def _value(parameter: Parameter, arg: Any) -> NDArray[Any]:
-    """An array that holds what the kernel gets by value: a pointer, a number, a struct."""
+    """Return an array that holds the kernel's argument by value (pointer, number or struct)."""
     if parameter.is_pointer:
         return np.array(0 if arg is None else arg.ctypes.data, np.uint64)
     return np.array(arg)
@@ -229,7 +229,7 @@ def _load_runtime(path: Path) -> ctypes.CDLL:
 
 
 def source_lines(image: str, offset: int) -> list[str]:
-    """ "file:line" of an instruction, and of the calls it was inlined into; nothing if unknown."""
+    """Return "file:line" of an instruction and of its inlined callers, or nothing if unknown."""
     command = ["addr2line", "-i", "-e", image, hex(offset)]
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)

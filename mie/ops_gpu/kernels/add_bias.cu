@@ -1,7 +1,7 @@
-// A bias for every row of a matrix product, put where the product is then added.
+// Writes a bias to every row of a matrix product's output, before the product is added to it.
 //
 //   bias  [N]     T
-//   out   [T, N]  T    the bias itself, or what was there plus the bias
+//   out   [T, N]  T    the bias, or the previous contents plus the bias
 //
 // grid (T, ceil(N / block)), block (any).
 #include "mie_cuda.cuh"

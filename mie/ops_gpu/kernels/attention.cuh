@@ -1,9 +1,9 @@
-// What the attention kernels share: finding a token in the cache, reading eight elements, the
-// online softmax, the merging of warps. Included after mie_cuda.cuh.
+// Shared code of the attention kernels: finding a token in the cache, reading eight elements, the
+// online softmax, and merging warps. Included after mie_cuda.cuh.
 #pragma once
 #include "quantized.cuh"
 
-// Eight consecutive elements as floats; `from` is aligned to their size, at most 16 bytes.
+// Eight consecutive elements as floats. `from` is aligned to their size, at most 16 bytes.
 __device__ __forceinline__ void load8(float (&to)[8], const float* from) {
   const float4 low = *reinterpret_cast<const float4*>(from);
   const float4 high = *reinterpret_cast<const float4*>(from + 4);
@@ -32,9 +32,9 @@ __device__ __forceinline__ void load8(float (&to)[8], const e4m3* from) {
   for (int i = 0; i < 8; ++i) to[i] = to_float(elements[i]);
 }
 
-// One layer of the paged cache, [N, 2, Hkv, B, Dh]: K and V of a block are neighbours, the B rows
-// of one (block, KV head) are contiguous, so that a block id leads to whole DRAM bursts. A
-// quantised cache has a scale for each row, [N, 2, Hkv, B]; another has null.
+// One layer of the paged cache, [N, 2, Hkv, B, Dh]. K and V of a block are neighbours, and the B
+// rows of one (block, KV head) are contiguous, so a block id leads to whole DRAM bursts. A
+// quantised cache has a scale for each row, [N, 2, Hkv, B]; otherwise `scales` is null.
 template <typename T, typename C, int DH>
 struct PagedKV {
   const C* base;
@@ -47,7 +47,7 @@ struct PagedKV {
     return tile * block_size + offset;
   }
 
-  // Eight numbers of a row, from element `first` on.
+  // Eight numbers of a row, starting at element `first`.
   __device__ __forceinline__ void read8(float (&to)[8], size_t row, int first) const {
     load8(to, base + row * DH + first);
     if constexpr (IS_QUANTIZED<T, C>) {
@@ -58,9 +58,9 @@ struct PagedKV {
   }
 };
 
-// The softmax-weighted sum of values seen so far, kept so that more can be added (Milakov and
-// Gimelshein, 2018, arXiv:1805.02867). Scores are in base 2: the caller folds log2(e) into the
-// scale, and exp2f is the chip's own instruction. `max` begins at -infinity, `sum` and `acc` at 0.
+// The softmax-weighted sum of the values seen so far, in a form that allows adding more (Milakov
+// and Gimelshein, 2018, arXiv:1805.02867). Scores are in base 2: the caller folds log2(e) into the
+// scale, because exp2f is a hardware instruction. `max` starts at -infinity, `sum` and `acc` at 0.
 template <int N>
 struct OnlineSoftmax {
   float max, sum, acc[N];
@@ -71,7 +71,7 @@ struct OnlineSoftmax {
     for (int i = 0; i < N; ++i) acc[i] = 0.0f;
   }
 
-  // One more value, of finite score.
+  // Adds one value with a finite score.
   __device__ __forceinline__ void add(float score, const float (&value)[N]) {
     const float top = fmaxf(max, score);
     const float keep = exp2f(max - top), weight = exp2f(score - top);  // keep is 0 at first
@@ -81,12 +81,12 @@ struct OnlineSoftmax {
     for (int i = 0; i < N; ++i) acc[i] = acc[i] * keep + weight * value[i];
   }
 
-  // Adds what the lane `offset` away has seen; both lanes end with the same. All lanes call.
+  // Adds what the lane `offset` away has seen. Both lanes end with the same result. All lanes call.
   __device__ __forceinline__ void merge_with_lane(int offset) {
     const float other_max = __shfl_xor_sync(MIE_FULL_WARP, max, offset);
     const float other_sum = __shfl_xor_sync(MIE_FULL_WARP, sum, offset);
     const float top = fmaxf(max, other_max);
-    const float reference = top == -MIE_INF ? 0.0f : top;  // -inf - -inf is NaN: nobody saw a key
+    const float reference = top == -MIE_INF ? 0.0f : top;  // -inf - -inf is NaN: no key seen
     const float mine = exp2f(max - reference), theirs = exp2f(other_max - reference);
     max = top;
     sum = sum * mine + other_sum * theirs;
@@ -96,10 +96,10 @@ struct OnlineSoftmax {
   }
 };
 
-// The end of a decode: a block's warps have each attended to some of the tokens, for `group` query
-// heads; their results lie in shared memory (a warp's begin every `rows` rows) and are merged.
-// If these were all the query's tokens the output is written, else a partial result, normalised,
-// and log2 of its sum of weights (-inf: it saw no key).
+// The end of a decode. Each of a block's warps has attended to some of the tokens, for `group`
+// query heads. Their results are in shared memory (a warp's begin every `rows` rows) and are merged
+// here. If these were all tokens of the query, the output is written. Otherwise a normalised
+// partial result is written with log2 of its sum of weights (-inf: it saw no key).
 //
 //   merged  [WARPS, rows, DH]   maxima, sums  [WARPS, rows]   a maximum is -inf without a token
 //   out     the first head's output; head g's partial result is row first_partial + g * stride

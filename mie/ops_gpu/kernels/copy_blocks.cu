@@ -1,16 +1,16 @@
-// Whole blocks of one layer of the cache: from block to block (copy-on-write), to a staging buffer
-// (swapped out) and from it (swapped in). A block is 2 * Hkv * B * Dh contiguous elements, keys and
-// values, so that whatever a block holds is carried without knowing its shape.
+// Copies whole blocks of one layer of the cache: from block to block (copy-on-write), to a staging
+// buffer (swap out), and from it (swap in). A block is 2 * Hkv * B * Dh contiguous elements, keys
+// and values, so it is copied without knowing its shape.
 //
 //   cache    [N, elements] T
 //   staging  [C, elements] T
 //   src, dst, ids  [C] int32
 //
-// grid (C, any), block (any): y blocks share one copy. No destination may be named twice, and in
-// `copy_blocks` none may be a source: the copies of one launch run in no order.
+// grid (C, any), block (any): y blocks share one copy. No destination may be named twice. In
+// `copy_blocks` no destination may be a source, because the copies of one launch run in no order.
 #include "mie_cuda.cuh"
 
-// 16 bytes at a time where a block is a multiple of that, as it is for any head of 8 elements.
+// Copies 16 bytes at a time if a block is a multiple of that, as for any head of 8 elements.
 template <typename T>
 __device__ __forceinline__ void copy_block(const T* source, T* target, int elements) {
   constexpr int VECTOR = 16 / sizeof(T);

@@ -1,31 +1,31 @@
-// Decode attention on tensor cores: one block attends to some tokens of one sequence, for the query
-// heads of one KV head. Shared by paged_decode_mma.cu and paged_decode_stream.cu, which differ in
-// how they share the tokens out. Included after mie_cuda.cuh and attention.cuh.
+// Decode attention on tensor cores. One block attends to some tokens of one sequence, for the query
+// heads of one KV head. paged_decode_mma.cu and paged_decode_stream.cu share this code and differ
+// in how they distribute the tokens. Included after mie_cuda.cuh and attention.cuh.
 //
-// On CUDA cores eight query heads to a KV head cost more instructions and shared-memory reads than
-// the memory leaves time for. So the 16 tokens of a tile stand on the long side of a tensor core's
-// product and the query heads, up to eight of them at one price, on the short side:
+// On CUDA cores, eight query heads to a KV head cost more instructions and shared-memory reads than
+// the memory bandwidth leaves time for. So the 16 tokens of a tile form the long side of a tensor
+// core's product. The query heads, up to eight at the same cost, form the short side:
 //
 //   scores  [16 tokens, 8 heads]  = K [16, Dh] . Q^T [Dh, 8]
 //   output  [Dh, 8 heads]        += V^T [Dh, 16] . weights [16, 8]
 //
-// A warp works for itself until the end: it owns every WARPS-th tile and a ring of STAGES tiles in
-// shared memory, which cp.async fills while older ones are multiplied. Rows of a tile are chunks of
-// 16 bytes, swizzled so that ldmatrix reads eight of them without bank conflicts.
+// A warp works independently until the end. It owns every WARPS-th tile and a ring of STAGES tiles
+// in shared memory, which cp.async fills while older tiles are multiplied. Rows of a tile are
+// chunks of 16 bytes, swizzled so that ldmatrix reads eight of them without bank conflicts.
 //
-// A quantised cache lies in the ring as it is, half as large, and is widened in registers.
-// ldmatrix, made for elements of 16 bits, hands a lane four of 8 bits where it would two:
+// A quantised cache is kept unchanged in the ring, at half the size, and is widened in registers.
+// ldmatrix is made for 16-bit elements, so a lane gets four 8-bit elements instead of two:
 //
-//   keys      elements 4t ... 4t + 3 of 16 of one token. The product sums over them in any order:
-//             they take the places 2t, 2t + 1, 2t + 8, 2t + 9, in the queries too.
+//   keys      elements 4t ... 4t + 3 of 16 of one token. The product sums over them in any order,
+//             so they take the places 2t, 2t + 1, 2t + 8, 2t + 9, in the queries too.
 //   values    (transposed) elements 2g, 2g + 1 of 16 of two tokens. They become rows g and g + 8.
 //
-// A key's scale multiplies its scores after the product, a value's its weights before the next one.
-// There weights are 16-bit floats, which small scales would push out of range: they are divided by
-// the largest scale of a value so far, the output's `unit`.
+// A key's scale multiplies its scores after the product, and a value's scale multiplies its weights
+// before the next product. There the weights are 16-bit floats, which small scales would push out
+// of range. So they are divided by the largest scale of a value so far, the output's `unit`.
 #pragma once
 
-// What a step asks of one layer. Shapes as in paged_decode.cu.
+// The arguments of a step for one layer. Shapes as in paged_decode.cu.
 template <typename T, typename C>
 struct DecodeStep {
   const T* q;
@@ -38,9 +38,9 @@ struct DecodeStep {
   float scale;  // of scores, times log2(e)
 };
 
-// Attends to the tokens begin ... end - 1. Leaves the output if that is_whole of what the query
+// Attends to the tokens begin ... end - 1. Writes the output if that is_whole of what the query
 // sees, else a partial result in the rows first_partial + g * stride. Every thread of the block
-// calls; dynamic shared memory may be reused after a barrier.
+// calls. Dynamic shared memory may be reused after a barrier.
 template <typename T, typename C, int DH, int HEAD_TILES, int WARPS, int STAGES>
 __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int sequence,
                                               int kv_head, int begin, int end, bool is_whole,
@@ -77,8 +77,8 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
     }
   }
 
-  // A tile lies in one block, as blocks are multiples of it. The ids of 32 tiles are read at once,
-  // one a lane, and handed out by shuffles. All lanes call both.
+  // A tile lies in one block, because the block size is a multiple of the tile. The ids of 32 tiles
+  // are read at once, one a lane, and distributed by shuffles. All lanes call both functions.
   int block_ids = 0;
   auto block_of = [&](int i) {
     if (i % 32 == 0) {
@@ -104,14 +104,14 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
 #pragma unroll
         for (int j = 0; j < TOKENS * CHUNKS / 32; ++j) {
           const int row = (j * 32 + lane) / CHUNKS, chunk = (j * 32 + lane) % CHUNKS;
-          // What the query does not see is zero: an unwritten slot may hold NaN.
+          // What the query does not see is set to zero, because an unwritten slot may hold NaN.
           cp_async16_or_zero(stage + plane * TILE + swizzled<ROW>(row, chunk),
                              source + row * DH + chunk * (16 / (int)sizeof(C)),
                              token + row >= begin && token + row < end);
         }
       }
     }
-    cp_async_commit();  // a group for every tile, be it empty: the waits count groups
+    cp_async_commit();  // a group for every tile, even an empty one, because the waits count groups
   };
 
   // Per head tile: a lane holds heads 2t and 2t + 1, for tokens g and g + 8 (scores) and for
@@ -125,8 +125,8 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
   for (int i = 0; i < STAGES - 1; ++i) fetch(i);
   for (int i = 0; i < num_tiles; ++i) {
     cp_async_wait<STAGES - 2>();
-    __syncwarp();  // what the other lanes fetched is there too; and all are done with tile i - 1,
-    fetch(i + STAGES - 1);  // whose stage is filled anew
+    __syncwarp();  // all lanes' fetches are visible, and all are done with tile i - 1,
+    fetch(i + STAGES - 1);  // whose stage is refilled
     const unsigned char* keys = ring + i % STAGES * STAGE;
     const unsigned char* values = keys + TILE;
 
@@ -213,7 +213,7 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
         sum[h][e % 2] += s[e];
         if constexpr (QUANTIZED) s[e] *= value_scale[e / 2] * per_unit;
       }
-      // (token, head) as a product leaves it, to (token, head) as a product wants it.
+      // Converts (token, head) from the product's output layout to its input layout.
       weights[h][0] = movmatrix_trans(pack2<T>(s[0], s[1]));
       weights[h][1] = movmatrix_trans(pack2<T>(s[2], s[3]));
     }
@@ -244,7 +244,7 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
   }
   cp_async_wait<0>();
 
-  // A lane summed the weights of its own tokens only.
+  // A lane has only summed the weights of its own tokens.
 #pragma unroll
   for (int h = 0; h < HEAD_TILES; ++h)
 #pragma unroll
@@ -253,7 +253,7 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
       for (int e = 0; e < 2; ++e)
         sum[h][e] += __shfl_xor_sync(MIE_FULL_WARP, sum[h][e], offset);
 
-  __syncthreads();  // the rings are done with: their memory takes the warps' results
+  __syncthreads();  // the rings are no longer needed, and their memory takes the warps' results
   float* merged = reinterpret_cast<float*>(mie_smem);  // [WARPS][HEADS][DH]
   float* maxima = merged + WARPS * HEADS * DH;         // [WARPS][HEADS]
   float* sums = maxima + WARPS * HEADS;                // [WARPS][HEADS]

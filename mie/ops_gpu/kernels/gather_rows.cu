@@ -1,11 +1,11 @@
-// Rows of a matrix named by an index: the embedding of tokens, the rows whose logits are wanted.
+// Gathers rows of a matrix by index: the embeddings of tokens, or the rows whose logits are wanted.
 //
 //   table  [V, D] T
 //   rows   [R]    int32
 //   out    [R, D] T
 //
-// grid (R), block (any). Nothing is computed, so rows are copied bit for bit, 16 bytes at a time
-// where a row is a multiple of that.
+// grid (R), block (any). Rows are copied bit for bit, 16 bytes at a time if a row is a multiple of
+// that.
 #include "mie_cuda.cuh"
 
 template <typename T>

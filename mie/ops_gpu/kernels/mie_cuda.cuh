@@ -1,10 +1,9 @@
-// The one header that a kernel file includes: the dialect of CUDA C that our kernels are written
-// in.
+// The one header that a kernel file includes. It defines the dialect of CUDA C of our kernels.
 //
 // A .cu file is compiled by NVRTC for the GPU, and by g++ (-DMIE_EMULATE) for the host emulator.
 // Hence:
-//   * no other header, no std:: and no CUDA header: the user's machine needs NVRTC alone;
-//   * asm stands in mie_ptx.cuh only;
+//   * no other header, no std:: and no CUDA header, because the user's machine has NVRTC only;
+//   * asm is in mie_ptx.cuh only;
 //   * a kernel is `__global__ void name(...)` or a template of it, never extern "C";
 //   * dynamic shared memory is called mie_smem; static shared memory has no initialiser;
 //   * a kernel's parameters are scalars, pointers, or small structs of scalars.

@@ -24,7 +24,7 @@ __device__ __forceinline__ void cp_async16(void* shared, const void* global) {
 #endif
 }
 
-// Zeros instead of the global bytes where not `valid`; `global` is then not read.
+// Zeros instead of the global bytes if not `valid`. `global` is then not read.
 __device__ __forceinline__ void cp_async16_or_zero(void* shared, const void* global, bool valid) {
 #ifdef MIE_EMULATE
   mie_emu::cp_async16(shared, global, valid, MIE_SITE);
@@ -44,8 +44,8 @@ __device__ __forceinline__ void cp_async_commit() {
 #endif
 }
 
-// Returns when at most N of this thread's committed groups are still under way. Other threads see
-// the bytes after the next barrier.
+// Returns when at most N of this thread's committed groups are in flight. Other threads see the
+// bytes after the next barrier.
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {
 #ifdef MIE_EMULATE

@@ -1,5 +1,5 @@
-// Paged attention of sequences with one query each, on CUDA cores: the readable reference, and the
-// way for shapes that the tensor-core kernel does not take.
+// Paged attention of sequences with one query each, on CUDA cores. It is the readable reference,
+// and the kernel for shapes that the tensor-core kernel does not support.
 //
 //   q, out       [T, Hq, Dh]           T      row cu_seqlens_q[s] is the query of sequence s
 //   kv           [N, 2, Hkv, B, Dh]    C      one layer of the cache: T, int8 or e4m3
@@ -10,9 +10,9 @@
 //   partial_lse  [grid.y, Hq, splits]      float   log2 of its sum of weights; -inf: it saw no key
 //
 // grid (Hkv, sequences, splits), block (32 * WARPS). A block serves all query heads of a KV head,
-// so that each key and value is read once. Split z does the tokens z * split_tokens and on: where a
-// split begins depends on nothing but the sequence, hence a result does not depend on the batch.
-// Without splits (grid.z is 1) the output is written at once; else `combine_splits` merges.
+// so each key and value is read once. Split z starts at token z * split_tokens. The splits depend
+// only on the sequence, so a result does not depend on the batch. Without splits (grid.z is 1) the
+// output is written directly. Otherwise `combine_splits` merges.
 #include "mie_cuda.cuh"
 #include "attention.cuh"
 
@@ -39,12 +39,13 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
   const int chunk = lane % LANES, first_head = kv_head * GROUP;
   const PagedKV<T, C, DH> cache = {kv, scales, (int)gridDim.x, block_size};
 
-  // The tokens of this split, no more of them than the window lets the query see (0: no window).
+  // The tokens of this split that the window lets the query see (0: no window).
   const int length = seq_lens[sequence];
   const int begin = max(split * split_tokens, window > 0 ? length - window : 0);
   const int end = num_splits == 1 ? length : min(length, (split + 1) * split_tokens);
 
-  // Queries in shared memory: in registers they would crowd out the accumulators of a large group.
+  // Queries are in shared memory. In registers they would displace the accumulators of a large
+  // group.
   float* queries = reinterpret_cast<float*>(mie_smem);  // [GROUP][DH]
   const size_t query_row = (size_t)cu_seqlens_q[sequence] * num_heads + first_head;
   for (int i = threadIdx.x; i < GROUP * DH; i += 32 * WARPS)
@@ -55,7 +56,7 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) state[g].clear();
 
-  // All lanes make the same number of steps: the sum of a score needs the whole warp.
+  // All lanes make the same number of steps, because the sum of a score needs the whole warp.
   for (int step = begin + warp * TOKENS; step < end; step += WARPS * TOKENS) {
     const int token = step + lane / LANES;
     float key[8] = {}, value[8] = {};
@@ -78,7 +79,7 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
     }
   }
 
-  // Merge: the tokens of a warp by shuffles, then the warps through shared memory.
+  // Merges the tokens of a warp by shuffles, then the warps through shared memory.
   float* merged = queries + GROUP * DH;                   // [WARPS][GROUP][DH]
   float* maxima = merged + WARPS * GROUP * DH;            // [WARPS][GROUP]
   float* sums = maxima + WARPS * GROUP;                   // [WARPS][GROUP]
@@ -103,8 +104,8 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
 
 // Merges the splits of `paged_decode`: out = sum of partial * 2^lse / sum of 2^lse.
 //
-// grid (Hq, sequences), block (any). One split with keys comes out bit for bit as it went in, as if
-// there had been no splits.
+// grid (Hq, sequences), block (any). A single split with keys is unchanged bit for bit, as if there
+// had been no splits.
 template <typename T>
 __global__ void combine_splits(const float* __restrict__ partial,
                                const float* __restrict__ partial_lse,
@@ -123,7 +124,7 @@ __global__ void combine_splits(const float* __restrict__ partial,
       sum += weight;
       weighted += weight * partial[(row * num_splits + s) * head_dim + d];
     }
-    // No split of a sequence of length 0, which pads a batch, saw a key: its sum is NaN.
+    // A sequence of length 0, which pads a batch, has no split that saw a key, and its sum is NaN.
     out[((size_t)token * gridDim.x + blockIdx.x) * head_dim + d] =
         from_float<T>(sum > 0.0f ? weighted / sum : 0.0f);
   }

@@ -1,10 +1,11 @@
-// Paged attention of sequences with one query each, on tensor cores: what paged_decode.cu computes,
-// for 16-bit elements, heads of 64 or 128, blocks of a multiple of 16 tokens. How: decode_mma.cuh.
+// Paged attention of sequences with one query each, on tensor cores. It computes what
+// paged_decode.cu does, for 16-bit elements, heads of 64 or 128, and blocks of a multiple of 16
+// tokens. decode_mma.cuh explains how.
 //
-// Arguments, splits and output as in paged_decode.cu; `group` query heads share a KV head, at most
-// 8 * HEAD_TILES. grid (Hkv, sequences, splits), block (32 * WARPS). As there a split begins where
-// the sequence alone says, and a result does not depend on the batch; `combine_splits` merges.
-// split_tokens is a multiple of 16, so that a split before the window has no tile at all.
+// Arguments, splits and output are as in paged_decode.cu. `group` query heads share a KV head, at
+// most 8 * HEAD_TILES. grid (Hkv, sequences, splits), block (32 * WARPS). As there, the splits
+// depend only on the sequence, so a result does not depend on the batch, and `combine_splits`
+// merges. split_tokens is a multiple of 16, so a split before the window has no tiles at all.
 #include "mie_cuda.cuh"
 #include "attention.cuh"
 #include "decode_mma.cuh"

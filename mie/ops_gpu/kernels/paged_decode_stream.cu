@@ -1,31 +1,31 @@
-// Paged attention of sequences with one query each, on tensor cores, the work shared out evenly
-// whatever the sequences' lengths. How a block attends: decode_mma.cuh. No window.
+// Paged attention of sequences with one query each, on tensor cores, with the work distributed
+// evenly for sequences of any lengths. decode_mma.cuh explains how a block attends. No window.
 //
 // A unit of work is a tile of TILE tokens of one sequence for one KV head. All units of the step
-// stand in one line, sequence by sequence and head by head, and block i of C does the units
-// i * U / C ... (i + 1) * U / C - 1 (stream-K: Osama et al., 2023, arXiv:2301.03598). A block thus
-// does a run of tiles of one (sequence, head), then perhaps whole others, then a last run: at most
-// its first and its last are parts, and leave partial results for `combine_stream`. C is as many
-// blocks as the chip holds at once, so that none waits for another to end, or fewer where there is
-// little to do. The lengths decide, and they are known here alone: a captured launch has one grid.
+// are numbered, sequence by sequence and head by head. Block i of C does the units i * U / C ... (i
+// + 1) * U / C - 1 (stream-K: Osama et al., 2023, arXiv:2301.03598). So a block does a run of tiles
+// of one (sequence, head), then perhaps whole others, then a last run. At most its first and its
+// last run are parts, which leave partial results for `combine_stream`. C is the number of blocks
+// that the chip holds at once, so no block waits for another to end, or fewer if there is little
+// work. It is computed here from the lengths, because a captured launch has a fixed grid.
 //
 //   tiles     [sequences + 1]            int32  tiles of the sequences before: 0, ..., U / Hkv
 //   partial   [2 C, 8 * HEAD_TILES, Dh]  float  rows 2i: the first part of block i; 2i + 1: another
 //   the rest as in paged_decode.cu
 //
-// Where a sequence is cut depends on its batch, and so do the last bits of its result.
+// The cuts of a sequence depend on its batch, and so do the last bits of its result.
 #include "mie_cuda.cuh"
 #include "attention.cuh"
 #include "decode_mma.cuh"
 
 constexpr int MIN_UNITS = 2;  // of a block: merging a part costs about as much
 
-// C: of the blocks that were launched those that work, each with a unit at least.
+// C: the number of launched blocks that work, each with a unit at least.
 __device__ __forceinline__ int working_blocks(int num_units, int num_launched) {
   return max(1, min(num_launched, num_units / MIN_UNITS));
 }
 
-// The first unit of block i. 64 bits: a long step has millions of units.
+// The first unit of block i. It has 64 bits, because a long step has millions of units.
 __device__ __forceinline__ int first_unit(int i, int num_units, int num_blocks) {
   return (int)((long long)i * num_units / num_blocks);
 }
@@ -69,10 +69,10 @@ paged_decode_stream(const T* __restrict__ q, const C* __restrict__ kv,
   }
 }
 
-// Merges the parts of each (sequence, KV head) that lies in more than one block.
+// Merges the parts of each (sequence, KV head) that is split over several blocks.
 //
-// grid (Hkv, sequences), block (any). Which blocks those are follows from the numbers alone.
-// A sequence of length 0, which pads a batch, has no parts, and its output stays as it is.
+// grid (Hkv, sequences), block (any). The numbers alone determine which blocks those are. A
+// sequence of length 0, which pads a batch, has no parts, and its output is unchanged.
 template <typename T, int DH, int HEAD_TILES>
 __global__ void combine_stream(const int* __restrict__ cu_seqlens_q,
                                const int* __restrict__ sequences, const int* __restrict__ tiles,
@@ -88,8 +88,8 @@ __global__ void combine_stream(const int* __restrict__ cu_seqlens_q,
   // The block that does unit u: the largest i with first_unit(i) <= u.
   const int first = (int)((((long long)begin + 1) * num_blocks - 1) / num_units);
   const int last = (int)(((long long)end * num_blocks - 1) / num_units);
-  if (first >= last) return;  // one block did it all, or there was nothing to do
-  // In the first of them the run is the block's first only if it begins with the block.
+  if (first >= last) return;  // one block did it all, or there was no work
+  // In the first of them, the run is the block's first only if it begins with the block.
   const int first_slot = 2 * first + (first_unit(first, num_units, num_blocks) == begin ? 0 : 1);
 
   const size_t query_row = (size_t)cu_seqlens_q[sequences[row]] * num_kv_heads * group;

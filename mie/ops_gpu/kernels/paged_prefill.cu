@@ -1,4 +1,5 @@
-// Paged attention of sequences with several queries each (prompts, chunks of them), on CUDA cores.
+// Paged attention of sequences with several queries each (prompts or chunks of them), on CUDA
+// cores.
 //
 //   q, out     [T, Hq, Dh]          T      from row cu_seqlens_q[s] on sequence s
 //   kv         [N, 2, Hkv, B, Dh]   C      one layer of the cache: T, int8 or e4m3
@@ -7,18 +8,18 @@
 //   seq_lens   [S], cu_seqlens_q [S + 1], sequences [grid.y]   int32
 //
 // grid (ceil(most queries * G / ROWS), sequences, Hkv), block (32 * WARPS). The schedule is that of
-// FlashAttention-2 (Dao, 2023, arXiv:2307.08691): a block holds ROWS queries and walks along keys
-// in tiles of 32, which all its queries share. A row is one (token, query head of the KV head's
-// group): a tile of keys serves the whole group. The query at position p sees the keys up to p, and
-// with a window no further back than p - window + 1; prefix hits and chunks need nothing else.
+// FlashAttention-2 (Dao, 2023, arXiv:2307.08691): a block holds ROWS queries and iterates over the
+// keys in tiles of 32, which all its queries share. A row is one (token, query head of the KV
+// head's group), so a tile of keys serves the whole group. The query at position p sees the keys up
+// to p, and with a window back to p - window + 1. Prefix hits and chunks need nothing else.
 //
-// A warp owns ROWS / WARPS rows. For the scores a lane is a key, for the values it is an element of
-// the head; the weights cross between them through shared memory. Tiles begin at multiples of 32,
-// so that a row's result does not depend on how its prompt was cut.
+// A warp owns ROWS / WARPS rows. For the scores a lane is a key, and for the values it is an
+// element of the head. The weights pass between them through shared memory. Tiles begin at
+// multiples of 32, so a row's result does not depend on how its prompt was cut.
 #include "mie_cuda.cuh"
 #include "attention.cuh"
 
-// What shared memory holds of a cache: its own elements, or the numbers that they stand for.
+// What shared memory holds of a cache: its own elements, or the numbers that they represent.
 template <typename T, typename C>
 struct Shared {
   using Number = float;
@@ -38,7 +39,7 @@ paged_prefill(const T* __restrict__ q, const C* __restrict__ kv, const float* __
   using Number = typename Shared<T, C>::Number;
   constexpr int WARPS = 4, ROWS = 16, OWN = ROWS / WARPS, TILE = 32;
   constexpr int COLUMNS = (DH + 31) / 32;           // elements of a head that a lane accumulates
-  constexpr int STRIDE = DH + 4 / (int)sizeof(Number);  // one bank further each key: no conflicts
+  constexpr int STRIDE = DH + 4 / (int)sizeof(Number);  // padded by one bank, to avoid conflicts
   const int sequence = sequences[blockIdx.y], kv_head = blockIdx.z, num_heads = gridDim.z * group;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const PagedKV<T, C, DH> cache = {kv, scales, (int)gridDim.z, block_size};
@@ -46,7 +47,7 @@ paged_prefill(const T* __restrict__ q, const C* __restrict__ kv, const float* __
   const int first_token = cu_seqlens_q[sequence];
   const int num_queries = cu_seqlens_q[sequence + 1] - first_token;
   const int num_rows = num_queries * group, first_row = blockIdx.x * ROWS;
-  if (first_row >= num_rows) return;  // the grid is as wide as the longest sequence needs
+  if (first_row >= num_rows) return;  // the grid is sized for the longest sequence
   const int offset = seq_lens[sequence] - num_queries;  // position of the sequence's first query
   const int last_row = min(first_row + ROWS, num_rows) - 1;
   const int end = offset + last_row / group + 1;  // one past the last key that any row sees
@@ -78,7 +79,7 @@ paged_prefill(const T* __restrict__ q, const C* __restrict__ kv, const float* __
     __syncthreads();  // the warps are done with the last tile (and the queries are written)
     for (int i = threadIdx.x; i < TILE * (DH / 8); i += 32 * WARPS) {
       const int key = i / (DH / 8), chunk = i % (DH / 8) * 8, position = tile + key;
-      float k[8] = {}, v[8] = {};  // zeros where no row looks: an unwritten slot may hold NaN
+      float k[8] = {}, v[8] = {};  // zeros where no row looks: unwritten slots may hold NaN
       if (position >= oldest && position < end) {
         const int block_id = tables[(size_t)sequence * table_width + position / block_size];
         cache.read8(k, cache.row(block_id, position % block_size, kv_head, 0), chunk);

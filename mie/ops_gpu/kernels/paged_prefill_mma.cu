@@ -1,21 +1,22 @@
-// Paged attention of sequences with several queries each, on tensor cores: what paged_prefill.cu
-// computes, for 16-bit elements and heads of 64 or 128. Arguments as there; any group, block size.
+// Paged attention of sequences with several queries each, on tensor cores. It computes what
+// paged_prefill.cu does, for 16-bit elements and heads of 64 or 128. The arguments are the same,
+// with any group and block size.
 //
-// grid (ceil(most queries * G / 64), sequences, Hkv), block (128). Again FlashAttention-2: a block
-// holds 64 rows, each one (token, query head of the group), 16 to a warp, and walks along the keys
-// in tiles of 64. All warps share a tile; the next one is on its way (cp.async) while this one is
-// multiplied. Of the product's two sides rows take the long one:
+// grid (ceil(most queries * G / 64), sequences, Hkv), block (128). The schedule is FlashAttention-2
+// again. A block holds 64 rows, each one (token, query head of the group), 16 to a warp, and
+// iterates over the keys in tiles of 64. All warps share a tile. The next tile is loaded (cp.async)
+// while this one is multiplied. Rows form the long side of the product:
 //
 //   scores [16 rows, 8 keys] = Q [16, Dh] . K^T [Dh, 8]       eight such products along a tile
 //   output [16 rows, 8]     += weights [16, 64] . V [64, 8]   Dh / 8 such
 //
-// The scores of two neighbouring products lie in registers just as the weights' operand wants them.
-// Keys and values are stored swizzled: no bank conflicts. Tiles begin at multiples of 64, so that a
+// The scores of two neighbouring products have the register layout of the weights' operand. Keys
+// and values are stored swizzled, which avoids bank conflicts. Tiles begin at multiples of 64, so a
 // row's result does not depend on how its prompt was cut.
 //
-// A quantised cache is treated as in decode_mma.cuh; here a lane's four elements of values are
-// those of two columns, 2g and 2g + 1, and become column g of two products. Each row has a unit of
-// its own, as it has a largest score. Blocks are then of a multiple of 16 tokens.
+// A quantised cache is handled as in decode_mma.cuh. Here a lane's four elements of values belong
+// to two columns, 2g and 2g + 1, and become column g of two products. Each row has its own unit,
+// because it has its own largest score. Blocks are then a multiple of 16 tokens.
 #include "mie_cuda.cuh"
 #include "attention.cuh"
 
@@ -41,7 +42,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   const int first_token = cu_seqlens_q[sequence];
   const int num_queries = cu_seqlens_q[sequence + 1] - first_token;
   const int num_rows = num_queries * group, first_row = blockIdx.x * ROWS;
-  if (first_row >= num_rows) return;  // the grid is as wide as the longest sequence needs
+  if (first_row >= num_rows) return;  // the grid is sized for the longest sequence
   const int offset = seq_lens[sequence] - num_queries;  // position of the sequence's first query
   const int last_row = min(first_row + ROWS, num_rows) - 1;
   const int end = offset + last_row / group + 1;  // one past the last key that any row sees
@@ -78,7 +79,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
       unsigned char* to = mie_smem + stage * STAGE;
       for (int i = threadIdx.x; i < KEYS * CHUNKS; i += THREADS) {
         const int key = i / CHUNKS, chunk = i % CHUNKS, token = tile + key;
-        // Zeros where no row looks: an unwritten slot may hold NaN.
+        // Zeros where no row looks, because an unwritten slot may hold NaN.
         const bool is_seen = token >= oldest && token < end;
 #pragma unroll
         for (int plane = 0; plane < 2; ++plane)
@@ -95,7 +96,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                              cache.scales + row_of(tile + key, is_seen, plane), is_seen);
       }
     }
-    cp_async_commit();  // a group for every tile, be it empty: the waits count groups
+    cp_async_commit();  // a group for every tile, even an empty one, because the waits count groups
   };
 
   // acc[d] and score[n]: [0], [1] are columns 2t, 2t + 1 of the first row, [2], [3] of the other.
@@ -207,7 +208,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
         }
       }
     }
-    __syncthreads();  // the stage is filled anew in the next round
+    __syncthreads();  // the stage is refilled in the next round
   }
   cp_async_wait<0>();
 

@@ -1,6 +1,6 @@
-// The elements of a quantised cache, defined by mie/ops/kv_cache.py: a number is its element times
-// the scale of its head and token. Elements are int8, or e4m3: a sign, four bits of exponent (bias
-// 7), three of mantissa. Included after mie_cuda.cuh.
+// The elements of a quantised cache, as mie/ops/kv_cache.py defines them. A number is its element
+// times the scale of its head and token. Elements are int8 or e4m3 (a sign, four bits of exponent
+// with bias 7, three bits of mantissa). Included after mie_cuda.cuh.
 //
 // All of it is integer arithmetic and a multiplication by a power of two, the same on every chip.
 #pragma once
@@ -13,7 +13,7 @@ constexpr bool IS_QUANTIZED<T, T> = false;
 
 __device__ __forceinline__ float to_float(int8 x) { return static_cast<float>(x); }
 __device__ __forceinline__ float to_float(e4m3 x) {
-  // As the bits of an f16 of bias 15 it is 2^-8 of its value, subnormals included.
+  // As an f16 with bias 15, these bits are 2^-8 of the value, subnormals included.
   const unsigned short bits = static_cast<unsigned short>((x & 0x80) << 8 | (x & 0x7f) << 7);
   return f16_bits_to_float(bits) * 256.0f;
 }
@@ -30,7 +30,7 @@ struct Quantization<int8> {
 template <>
 struct Quantization<e4m3> {
   static constexpr float LARGEST = 448.0f;
-  // |x| <= 448, to nearest even.
+  // |x| <= 448, rounded to nearest even.
   static __device__ __forceinline__ e4m3 element(float x) {
     const unsigned bits = __float_as_uint(x), size = bits & 0x7fffffffu;
     const unsigned rounded = (size + 0x7ffffu + (size >> 20 & 1u)) >> 20;  // bias 127, three bits
@@ -40,8 +40,8 @@ struct Quantization<e4m3> {
   }
 };
 
-// The scale of a vector, given the bits of its largest magnitude. Bits of magnitudes are ordered as
-// the magnitudes are, and those of infinity and NaN come last: such a vector reads as NaN.
+// The scale of a vector, from the bits of its largest magnitude. Bits of magnitudes sort like the
+// magnitudes, and those of infinity and NaN sort last, so such a vector reads as NaN.
 template <typename C>
 __device__ __forceinline__ float scale_of(unsigned largest) {
   if (largest >= 0x7f800000u) return __uint_as_float(0x7fffffffu);
@@ -53,8 +53,8 @@ __device__ __forceinline__ C quantize(float x, float scale) {
   return scale > 0.0f ? Quantization<C>::element(x / scale) : C(0);  // 0 where the scale is NaN
 }
 
-// Where chunk `chunk` of 16 bytes of row `row` lies in a tile in shared memory, whose rows of ROW
-// bytes (64, 128, 256) are swizzled: the same chunk of eight rows one below another is in different
+// The place of chunk `chunk` of 16 bytes of row `row` in a tile in shared memory. The rows of ROW
+// bytes (64, 128, 256) are swizzled, so the same chunk of eight consecutive rows is in different
 // banks.
 template <int ROW>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
@@ -79,8 +79,8 @@ template <>
 struct Widening<bf16, int8> {
   template <int I, int J>
   static __device__ __forceinline__ unsigned pair(unsigned four) {
-    // The low seven bits of 0x43__ count from 128 on; the sign bit alone, 0x4300 or 0x4380, is 128
-    // or 256: what must be taken away.
+    // The low seven bits of 0x43__ count from 128 on. The sign bit alone, 0x4300 or 0x4380, is 128
+    // or 256, which must be subtracted.
     const unsigned raised = __byte_perm(four, 0x43434343u, I | 4 << 4 | J << 8 | 4 << 12);
     return fma2<bf16>(raised & 0xff7fff7fu, 0x3f803f80u, (raised & 0xff80ff80u) ^ 0x80008000u);
   }

@@ -1,18 +1,19 @@
-// y = x / sqrt(mean(x^2) + eps) * weight, over rows of D elements (Zhang and Sennrich, 2019).
+// Computes y = x / sqrt(mean(x^2) + eps) * weight over rows of D elements (Zhang and Sennrich,
+// 2019).
 //
-// The mean of squares is summed in float32 whatever T is. A row's result depends on that row and on
-// the block size alone, never on its neighbours: the order of summation is fixed.
+// The mean of squares is summed in float32 for every T. The order of summation is fixed, so a row's
+// result depends only on that row and on the block size.
 #include "mie_cuda.cuh"
 
-// The block's sum of `value`, in every thread. Used once a kernel: a second call would overwrite
-// `partial` while slower warps still read it.
+// The block's sum of `value`, in every thread. Use it once a kernel, because a second call would
+// overwrite `partial` while slower warps still read it.
 __device__ __forceinline__ float block_sum(float value) {
   __shared__ float partial[32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   value = warp_sum(value);
   if (lane == 0) partial[warp] = value;
   __syncthreads();
-  // Every warp adds the partial sums up for itself: cheaper than a second barrier.
+  // Every warp adds the partial sums up for itself, which is cheaper than a second barrier.
   value = lane < (int)blockDim.x / 32 ? partial[lane] : 0.0f;
   return warp_sum(value);
 }
@@ -35,12 +36,12 @@ __global__ void rms_norm(const T* __restrict__ x, const T* __restrict__ weight, 
     out[i] = from_float<T>(to_float(row[i]) * scale * to_float(weight[i]));
 }
 
-// The same over single heads, in place (Qwen3): heads first ... first + count - 1 of every token.
+// Normalises single heads in place (Qwen3): heads first ... first + count - 1 of every token.
 //
 //   qkv     [T, H, Dh] T
 //   weight  [Dh]       T
 // grid (ceil(T * count / warps)), block (32 * warps): a warp normalises one head. A lane reads and
-// writes the same elements, so being in place is no hazard.
+// writes the same elements, so working in place is safe.
 template <typename T>
 __global__ void head_norm(T* __restrict__ qkv, const T* __restrict__ weight, int num_tokens,
                           int num_heads, int first, int count, int head_dim, float eps) {

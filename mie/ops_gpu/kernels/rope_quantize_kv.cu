@@ -1,12 +1,12 @@
-// What rope_write_kv.cu does, for a quantised cache: keys and values become elements of one byte
-// and a scale for each head of each token (quantized.cuh).
+// Does the work of rope_write_kv.cu for a quantised cache. Keys and values become elements of one
+// byte, with a scale for each head of each token (quantized.cuh).
 //
 //   kv      [N, 2, Hkv, B, Dh]  C      one layer of the cache
 //   scales  [N, 2, Hkv, B]      float  its scales
 //   the rest as in rope_write_kv.cu
 //
-// grid (T), block (warps): a warp takes a head whole, since a scale needs all of it. What is
-// quantised is the rotation's float result, not rounded to T before.
+// grid (T), block (warps): a warp takes a whole head, because a scale needs all of it. The
+// rotation's float result is quantised directly, without rounding to T first.
 #include "mie_cuda.cuh"
 #include "quantized.cuh"
 
@@ -15,7 +15,7 @@ __global__ void rope_quantize_kv(const T* __restrict__ qkv, const float* __restr
                                  const int* __restrict__ positions, const int* __restrict__ slots,
                                  T* __restrict__ q, C* __restrict__ kv, float* __restrict__ scales,
                                  int num_heads, int num_kv_heads, int head_dim, int block_size) {
-  constexpr int PAIRS = 4;  // that a lane holds at most: heads of up to 256
+  constexpr int PAIRS = 4;  // maximum pairs of a lane: heads of up to 256
   const int token = blockIdx.x, half = head_dim / 2, slot = slots[token];
   const int lane = threadIdx.x % 32, num_all = num_heads + 2 * num_kv_heads;
   const float* cosines = table + (size_t)positions[token] * head_dim;

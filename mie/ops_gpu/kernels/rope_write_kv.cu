@@ -2,13 +2,13 @@
 // token's qkv row once.
 //
 //   qkv    [T, Hq + 2 Hkv, Dh]    T      query heads, key heads, value heads
-//   table  [P, 2, Dh/2]           float  cosines and sines of every position, whatever T is
+//   table  [P, 2, Dh/2]           float  cosines and sines of every position, for every T
 //   positions, slots  [T]         int32  block_id * B + offset; a negative one is not written
 //   q      [T, Hq, Dh]            T      out: the rotated queries
 //   kv     [N, 2, Hkv, B, Dh]     T      one layer of the cache
 //
-// grid (T), block (any). The pair (x[i], x[i + Dh/2]) turns by one angle, as Hugging
-// Face stores q and k. Two tokens never name one slot, so blocks do not meet.
+// grid (T), block (any). The pair (x[i], x[i + Dh/2]) turns by one angle, as Hugging Face stores q
+// and k. Two tokens never share a slot, so blocks do not conflict.
 #include "mie_cuda.cuh"
 
 template <typename T>
@@ -21,7 +21,7 @@ __global__ void rope_write_kv(const T* __restrict__ qkv, const float* __restrict
   const float* cosines = table + (size_t)positions[token] * head_dim;
   const float* sines = cosines + half;
 
-  // Where KV head h of this token lies in the cache, in plane 0 (keys) or 1 (values).
+  // The place of this token's KV head h in the cache, in plane 0 (keys) or 1 (values).
   auto cached = [&](int plane, int h) {
     const size_t tile = ((size_t)(slot / block_size) * 2 + plane) * num_kv_heads + h;
     return kv + (tile * block_size + slot % block_size) * head_dim;

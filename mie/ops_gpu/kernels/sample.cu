@@ -1,4 +1,4 @@
-// From logits to tokens: mie/ops/sampling.py on the device, a block a row.
+// Samples tokens from logits as mie/ops/sampling.py does, with one block for each row.
 //
 //   logits     [R, V] T
 //   rows       [R]         how each row is sampled; null: every row takes its largest logit
@@ -7,11 +7,11 @@
 //   scratch    [., V] double  a row for each row that is not plainly greedy
 //   token_ids  [R]    int32
 //
-// grid (R), block (a multiple of 32, at most 512). The vocabulary is never sorted: the last token
+// grid (R), block (a multiple of 32, at most 512). The vocabulary is never sorted. The last token
 // that top-k or top-p keeps is found digit by digit, first of its logit, then of its id. All
-// arithmetic is in double, operation for operation that of the NumPy operator. Counts and the
-// weights of top-p are integers, whose sums do not depend on their order. The draw alone sums
-// doubles, in an order that V and the size of the block fix.
+// arithmetic is in double and repeats the NumPy operator's operations. Counts and the weights of
+// top-p are integers, whose sums do not depend on their order. Only the draw sums doubles, in an
+// order that V and the block size fix.
 #include "mie_cuda.cuh"
 
 using Key = unsigned long long;
@@ -20,12 +20,12 @@ constexpr int KEY_BITS = 63;  // of a double without sign: as integers they have
 constexpr int DIGIT_BITS = 11;
 constexpr int NUM_BINS = 1 << DIGIT_BITS;
 constexpr int ID_BITS = 33;
-constexpr double MAX_SUM = 4611686018427387904.0;  // 2^62: what the weights of top-p stay below
+constexpr double MAX_SUM = 4611686018427387904.0;  // 2^62: the weights of top-p stay below this
 
 enum Kind { GREEDY = 0, DRAWN = 1, FORCED = 2 };
 
-// One row's controls. Lists lie one after another in `ids`: bias, allowed, banned, seen, output,
-// each up to where the next begins; `values` has, from value_begin, those of bias and of output.
+// One row's controls. The lists are concatenated in `ids`: bias, allowed, banned, seen, output,
+// each up to where the next begins. From value_begin on, `values` has those of bias and of output.
 struct Row {
   double temperature, top_p, log_min_p, uniform, repetition_penalty;
   int kind, top_k, forced_id, scratch_row;
@@ -73,7 +73,7 @@ __device__ __forceinline__ Number block_sum(Number x, Number* shared) {
   return sum;
 }
 
-// As in numpy.argmax a NaN counts as the largest, and the lowest id wins among equals.
+// As in numpy.argmax, a NaN counts as the largest, and the lowest id wins among equals.
 __device__ __forceinline__ Best better(Best a, Best b) {
   const bool a_is_nan = a.value != a.value, b_is_nan = b.value != b.value;
   const bool equal = a.value == b.value || (a_is_nan && b_is_nan);
@@ -128,8 +128,8 @@ __device__ __forceinline__ double number_of(Key key) {
 // The key of a logit <= 0: the largest logit has the smallest key.
 __device__ __forceinline__ Key descending(double logit) { return ascending(0.0 - logit); }
 
-// By one warp: the first bin up to which the bins sum to `missing`, and the sum before it, in
-// shared.prefix and shared.missing. Without such a bin shared.missing stays as it is.
+// Run by one warp. Finds the first bin up to which the bins sum to `missing`, and the sum before
+// it, in shared.prefix and shared.missing. Without such a bin shared.missing is unchanged.
 __device__ __forceinline__ void find_bin(Shared& shared, Key prefix, Key missing) {
   constexpr int BINS = NUM_BINS / 32;
   const int lane = threadIdx.x, first = BINS * lane;
@@ -148,9 +148,10 @@ __device__ __forceinline__ void find_bin(Shared& shared, Key prefix, Key missing
   shared.missing = missing - before;
 }
 
-// Where the masses of all ids, in the order of their keys of BITS bits, sum to `wanted` (at least
-// 1). mass_of takes a key: equal keys have equal masses. A radix select, most significant digit
-// first: the ids whose key begins with the prefix found so far are told apart by their next digit.
+// Finds where the masses of all ids, in the order of their keys of BITS bits, sum to `wanted` (at
+// least 1). mass_of takes a key: equal keys have equal masses. It is a radix select, most
+// significant digit first: ids whose key begins with the prefix found so far are separated by their
+// next digit.
 template <int BITS, typename KeyOf, typename MassOf>
 __device__ __forceinline__ Reached select(KeyOf key_of, MassOf mass_of, Key wanted, int size,
                                           Shared& shared) {
@@ -178,8 +179,8 @@ __device__ __forceinline__ Reached select(KeyOf key_of, MassOf mass_of, Key want
   return reached;
 }
 
-// The logits x [V], all <= 0, become -inf but for the first tokens whose masses sum to `wanted`:
-// logits falling, ids rising among equals. A thread reads only what it wrote.
+// Sets the logits x [V], all <= 0, to -inf except for the first tokens whose masses sum to
+// `wanted`: logits falling, ids rising among equals. A thread reads only what it wrote.
 template <typename MassOf>
 __device__ __forceinline__ void keep_first(MassOf mass_of, Key wanted, double* x, int size,
                                            Shared& shared) {
@@ -188,7 +189,7 @@ __device__ __forceinline__ void keep_first(MassOf mass_of, Key wanted, double* x
   if (last.missing == 0) return;
   Key last_id = size;
   const Key each = mass_of(last.key);
-  if (last.mass - last.missing >= each) {  // of the equal ones, some are too many
+  if (last.mass - last.missing >= each) {  // some of the equal ones are too many
     const auto id_of = [=](int i) { return Key(i); };
     const auto mass_of_id = [=](Key id) { return descending(x[id]) == last.key ? each : Key(0); };
     last_id = select<ID_BITS>(id_of, mass_of_id, last.missing, size, shared).key;
@@ -199,7 +200,7 @@ __device__ __forceinline__ void keep_first(MassOf mass_of, Key wanted, double* x
   }
 }
 
-// ---- the steps of a row, in x [V]; each ends with a barrier where others read what it wrote
+// ---- the steps of a row, in x [V]; each ends with a barrier if others read what it wrote
 
 // edit_logits. Allowed ids come before the bias, which cannot bring a token back from -inf.
 template <typename T>
@@ -226,7 +227,7 @@ __device__ __forceinline__ void edit_logits(const T* logits, const Row& row, con
   __syncthreads();
 }
 
-// The nucleus: the first tokens whose weights exp(x) sum to at least top_p of the sum of all. As
+// The nucleus: the first tokens whose weights exp(x) sum to at least top_p of the total. As
 // integers they are exact in any order.
 __device__ __forceinline__ void keep_nucleus(double top_p, double* x, int size, Shared& shared) {
   double scale = MAX_SUM;
@@ -239,8 +240,8 @@ __device__ __forceinline__ void keep_nucleus(double top_p, double* x, int size, 
   keep_first(mass_of, min(max(wanted, at_least), total), x, size, shared);
 }
 
-// The effective logits x become the weights of the tokens: exp((x - max) / temperature), and 0 for
-// those that min-p, top-k and top-p drop.
+// Turns the effective logits x into the weights of the tokens: exp((x - max) / temperature), and 0
+// for those that min-p, top-k and top-p drop.
 __device__ __forceinline__ void weigh(const Row& row, double max, double* x, int size,
                                       Shared& shared) {
   for (int i = threadIdx.x; i < size; i += blockDim.x) {
@@ -255,9 +256,9 @@ __device__ __forceinline__ void weigh(const Row& row, double max, double* x, int
 }
 
 // The first id whose cumulative weight exceeds uniform * total. Each warp sums a stretch of the
-// vocabulary; the warp in whose stretch the token lies looks for it, 32 ids at a time. A sum of
-// parts can be a rounding off the sum of the whole: where the target is then not reached, it is the
-// last token that adds anything, and a token without weight never.
+// vocabulary. The warp whose stretch contains the token searches it, 32 ids at a time. A sum of
+// parts can differ from the sum of the whole by a rounding. If the target is then not reached, the
+// result is the last token that adds anything, and never a token without weight.
 __device__ __forceinline__ void draw(double uniform, const double* x, int size, int* token_id,
                                      Shared& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, num_warps = blockDim.x / 32;
@@ -319,7 +320,7 @@ __global__ void __launch_bounds__(512, 1)
   const Best best = largest([=](int i) { return x[i]; }, vocab_size, shared);
   const bool is_finite = best.value > -MIE_INF && best.value < MIE_INF;
   if (row.kind == GREEDY || !is_finite) {
-    // Without a largest number every weight is NaN, and NumPy's draw gives the first token.
+    // Without a largest number every weight is NaN, and NumPy's draw returns the first token.
     if (threadIdx.x == 0) *token_id = row.kind == GREEDY ? best.id : 0;
     return;
   }
@@ -327,12 +328,12 @@ __global__ void __launch_bounds__(512, 1)
   draw(row.uniform, x, vocab_size, token_id, shared);
 }
 
-// Log-probabilities of one row of logits [V], as they are before any edit:
+// Log-probabilities of one row of logits [V], before any edit:
 //
 //   result  [2 + 2 n] double  the rank of token_id and its log-probability, then the ids of the n
 //                             most likely tokens, equal ones by rising id, and theirs
 //
-// grid (1), block (a multiple of 32, at most 512). Each of the n costs a walk over the row.
+// grid (1), block (a multiple of 32, at most 512). Each of the n costs a pass over the row.
 template <typename T>
 __global__ void __launch_bounds__(512, 1)
     top_logprobs(const T* __restrict__ logits, double* __restrict__ result, int vocab_size,

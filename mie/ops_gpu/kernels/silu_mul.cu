@@ -1,10 +1,10 @@
-// silu(gate) * up, with silu(z) = z / (1 + exp(-z)) (SwiGLU: Shazeer, 2020).
+// Computes silu(gate) * up, with silu(z) = z / (1 + exp(-z)) (SwiGLU: Shazeer, 2020).
 //
 //   gate_up  [T, 2 F] T      gate, then up
 //   out      [T, F]   T
 //
-// grid (T, ceil(F / block)), block (any). expf, not __expf: the kernel waits for memory, so the
-// exact function costs nothing. Below -88 expf gives infinity and the quotient its limit, -0.
+// grid (T, ceil(F / block)), block (any). It uses expf, not __expf: the kernel is memory-bound, so
+// the exact function costs nothing. Below -88 expf gives infinity and the quotient its limit, -0.
 #include "mie_cuda.cuh"
 
 template <typename T>

@@ -1,7 +1,7 @@
-// The tokens of a step that follows one whose tokens the host does not know yet.
+// Takes a step's tokens from the previous step, whose tokens the host does not know yet.
 //
-//   drawn      [...]  int32  the token ids of the step before, as `sample` left them
-//   rows       [T]    int32  which of them each token is
+//   drawn      [...]  int32  the token ids of the step before, as `sample` wrote them
+//   rows       [T]    int32  the index into drawn of each token
 //   token_ids  [T]    int32  out
 //
 // grid (ceil(T / block)), block (any).

@@ -1,7 +1,7 @@
-"""The book of benchmarks: what each mechanism buys. A module each, and its result is plain data.
+"""Benchmark what each mechanism gains. Each chapter is a module, and its result is plain data.
 
-This room knows the simulator; in `engine` alone the real engine, in `plots` alone matplotlib, in
-`peer` alone torch and transformers.
+This room knows the simulator. Only `engine` knows the real engine, only `plots` knows matplotlib,
+and only `peer` knows torch and transformers.
 """
 
 from collections.abc import Mapping
@@ -18,4 +18,4 @@ TITLES: Mapping[str, str] = MappingProxyType(
         "engine": "The real engine",
     }
 )
-"""The chapters in order, and what each is about."""
+"""The chapters in order, with their titles."""

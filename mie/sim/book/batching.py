@@ -1,4 +1,4 @@
-"""Batching: a seat is filled when it becomes free, or only when the whole batch has ended."""
+"""Compare static and continuous batching."""
 
 from __future__ import annotations
 
@@ -28,16 +28,19 @@ KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "static, reserving": {"batching": "static", "watermark": 1 / 3},
     }
 )
-"""[a]'s static batch reserves each answer to its full length. Here a batch takes blocks for its
-prompts, and preempts if they run out; left free, a third is what the answers need on average."""
+"""The kinds of batching.
+
+[a]'s static batch reserves each answer to its full length. The static batch here takes blocks for
+its prompts, and preempts if they run out. Answers need a third on average, which can be left free.
+"""
 EQUAL = 0.05
-"""Throughputs that differ by less are the same: a tail at another throughput is no comparison."""
+"""Throughputs that differ by less count as equal. Tails at different throughputs do not compare."""
 SATURATED = 30
-"""Requests a second from which both are at their ceilings."""
+"""Requests a second from which both are saturated."""
 
 
 def run(scale: Scale) -> Result:
-    """Rounds to drain a load, throughput as the load rises, and first tokens where it is light."""
+    """Measure the rounds to drain a load, throughput as load rises, and TTFT at light load."""
     is_full = scale == "full"
     return {
         "settings": {"equal_throughput": EQUAL, "saturated_from": SATURATED},
@@ -54,7 +57,7 @@ def run(scale: Scale) -> Result:
 
 
 def _drain(num_requests: int, max_num_seqs: int, seeds: range) -> dict[str, Any]:
-    """Steps until a load is done, with memory and budget for all: what seats alone decide."""
+    """Count the steps until a load is done, with enough memory and budget for all."""
     rows = []
     for seed in seeds:
         row: dict[str, Any] = {"seed": seed}
@@ -95,13 +98,13 @@ def _under_load(request_rate: int, num_requests: int, num_blocks: int) -> dict[s
 
 
 def _ceilings(result: Result) -> dict[str, float]:
-    """The mean throughput of each kind beyond saturation."""
+    """Return the mean throughput of each kind beyond saturation."""
     rows = [row for row in result["ceiling"] if row["request_rate"] >= SATURATED]
     return {kind: sum(row[kind]["output_throughput"] for row in rows) / len(rows) for kind in KINDS}
 
 
 def _tails(result: Result) -> list[tuple[int, float, float]]:
-    """For each rate static's p99 over continuous's, and the share by which it serves less."""
+    """Return (rate, p99 TTFT of static / continuous, static's lost throughput) for each rate."""
     tails = []
     for row in result["first_token"]:
         continuous, static = row["continuous"], row["static"]
@@ -112,7 +115,7 @@ def _tails(result: Result) -> list[tuple[int, float, float]]:
 
 
 def _equal_tails(result: Result) -> list[tuple[int, float, float]]:
-    """Those at which both serve the same."""
+    """Return the rates at which both have equal throughput."""
     return [tail for tail in _tails(result) if abs(tail[2]) <= EQUAL]
 
 
@@ -121,7 +124,7 @@ def _rounds_ratios(result: Result) -> list[float]:
 
 
 def headlines(result: Result) -> list[Headline]:
-    """Continuous batching."""
+    """Return the findings on continuous batching."""
     ceilings, drain, ratios = _ceilings(result), result["drain"], _rounds_ratios(result)
     return [
         Headline(
@@ -157,7 +160,7 @@ def _change(before: float, after: float) -> str:
 
 
 def describe(result: Result) -> str:
-    """The paragraph."""
+    """Return the chapter's text."""
     drain, ceilings, ratios = result["drain"], _ceilings(result), _rounds_ratios(result)
     preempted = [row["static"]["num_preemptions"] for row in result["ceiling"]]
     return f"""\
@@ -189,7 +192,7 @@ def _tail_rows(result: Result) -> Iterator[Sequence[str]]:
 
 
 def panels(result: Result) -> list[Panel]:
-    """Throughput and first tokens by load."""
+    """Plot throughput and TTFT by load."""
     ceiling, first = result["ceiling"], result["first_token"]
     return [
         Panel(

@@ -1,4 +1,4 @@
-"""Capacity: how many sequences a KV cache holds, in blocks or reserved for the longest."""
+"""Count how many sequences fit a KV cache, paged or reserved for the longest context."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONTEXT_OF_RUN = 2048
 
 
 def run(scale: Scale) -> Result:
-    """Both settings, the two sweeps, and a load while it runs."""
+    """Run both settings, the two sweeps, and a live load."""
     lognormal, chat = published.lognormal_lengths(), published.chat_lengths()
     return {
         "settings": {"num_slots": NUM_SLOTS, "block_size": BLOCK_SIZE},
@@ -43,7 +43,7 @@ def run(scale: Scale) -> Result:
 
 
 def _both(lengths: Sequence[int], max_model_len: int) -> dict[str, Any]:
-    """A contiguous cache is one whose block is as long as the context."""
+    """Fill a paged and a contiguous cache. The latter has blocks as long as the context."""
     lengths = [min(length, max_model_len) for length in lengths]
     return {
         "median_length": sorted(lengths)[len(lengths) // 2],
@@ -54,7 +54,7 @@ def _both(lengths: Sequence[int], max_model_len: int) -> dict[str, Any]:
 
 
 def _fill(lengths: Sequence[int], block_size: int) -> dict[str, Any]:
-    """Give each sequence a table in turn, until one finds no room."""
+    """Give each sequence a table in turn until one does not fit."""
     manager = KVCacheManager(NUM_SLOTS // block_size, block_size, enable_prefix_caching=False)
     num_stored = 0
     for row in count():
@@ -73,7 +73,7 @@ def _fill(lengths: Sequence[int], block_size: int) -> dict[str, Any]:
 
 
 def _running(num_requests: int) -> dict[str, Any]:
-    """The most blocks that stand in tables while a load runs, against reserved ones."""
+    """Return the peak number of blocks in tables while a load runs, and the reserved number."""
     load = published.mixed(num_requests, seed=0)
     result = simulate(
         published.COSTS,
@@ -93,7 +93,7 @@ def _running(num_requests: int) -> dict[str, Any]:
 
 
 def headlines(result: Result) -> list[Headline]:
-    """Paging."""
+    """Return the findings on paging."""
     lines = []
     for name, what, theirs in (
         ("lognormal", "sequences at once, context 2,048", "16 → 112 [a]"),
@@ -124,7 +124,7 @@ def headlines(result: Result) -> list[Headline]:
 
 
 def describe(result: Result) -> str:
-    """The paragraph."""
+    """Return the chapter's text."""
     lognormal = result["lognormal"]
     waste = {row["block_size"]: percent(row["wasted"], 1) for row in result["block_sizes"]}
     return f"""\
@@ -151,7 +151,7 @@ def _contexts(result: Result) -> Iterator[Sequence[str]]:
 
 
 def panels(result: Result) -> list[Panel]:
-    """Sequences by context, waste by block size."""
+    """Plot sequences by context, and waste by block size."""
     contexts, sizes = result["contexts"], result["block_sizes"]
     return [
         Panel(

@@ -1,4 +1,4 @@
-"""What a chapter of the book is: functions from plain data to plain data, text and panels."""
+"""Define a chapter of the book: functions between plain data, text and panels."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mie.sim.simulated import simulated
 from mie.sim.workload import Workload
 
 Scale = Literal["full", "small"]
-"""As in the book, or small: the same in seconds, for tests and for a first look."""
+"""Full size as in the book, or small: the same within seconds, for tests and a first look."""
 
 Result = dict[str, Any]
-"""What a chapter found, the same as JSON."""
+"""The result of a chapter, which is the same in JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """A finding in a line, beside what others published for the same conditions."""
+    """A finding in one line, beside figures that others published for the same conditions."""
 
     what: str
     here: str
@@ -30,7 +30,7 @@ class Headline:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Points that belong together; None where nothing was measured."""
+    """Points of one line. None is a missing value."""
 
     label: str
     x: Sequence[float | str]
@@ -40,7 +40,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One plot. Where x are words there are bars instead of lines."""
+    """One plot. If x is text, it has bars instead of lines."""
 
     title: str
     x_label: str
@@ -51,45 +51,45 @@ class Panel:
 
 
 class Chapter(Protocol):
-    """A module of the book. All but ``run`` are made from its result alone."""
+    """A module of the book. Everything but ``run`` depends on its result alone."""
 
     def run(self, scale: Scale) -> Result:
-        """Do the work; the same result on every machine, unless it measures the real engine."""
+        """Run the benchmark. Only measurements of the real engine differ between machines."""
 
     def headlines(self, result: Result) -> list[Headline]:
-        """What to take home, the most important first."""
+        """Return the findings, most important first."""
 
     def describe(self, result: Result) -> str:
-        """What was run, what came out, and what it does not show: Markdown."""
+        """Return Markdown that says what was run, what came out, and what it does not show."""
 
     def panels(self, result: Result) -> list[Panel]:
-        """What to plot."""
+        """Return the plots."""
 
 
 def simulate(
     costs: Costs, workload: Workload, *, num_host_blocks: int = 0, **settings: Any
 ) -> LoadResult:
-    """The load on a simulated engine with these settings of `EngineConfig`."""
+    """Run the load on a simulated engine with these settings of `EngineConfig`."""
     config = EngineConfig(event_log_steps=0, **settings)
     return run_load(simulated(costs, config, num_host_blocks=num_host_blocks), workload)
 
 
 def times(more: float, less: float, digits: int = 2) -> str:
-    """How many times ``less`` goes into ``more``, for people."""
+    """Format ``more / less``."""
     return f"{more / less:.{digits}f} ×"
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """A share of 1, for people."""
+    """Format a fraction as percent."""
     return f"{100 * share:.{digits}f} %"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown."""
+    """Format a Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def by(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    """A column of a table."""
+    """Return a column of a table."""
     return [row[name] for row in rows]

@@ -1,4 +1,4 @@
-"""The engine in a process of its own, so that its peak memory is its own.
+"""Run the engine in a separate process, to measure its own peak memory.
 
 python -m mie.sim.book.child          a `Task` as JSON on stdin, its answer as JSON on stdout
 """
@@ -32,7 +32,7 @@ _TUNING = re.compile("OPENBLAS_|MKL_|OMP_|GOMP_|KMP_|GOTO_|BLIS_")
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Requests of one size, so many at once."""
+    """Requests of one size, with a limit on how many run at once."""
 
     num_requests: int
     max_concurrency: int
@@ -40,7 +40,7 @@ class Load:
     output_len: int
 
     def workload(self) -> Workload:
-        """Prompts without a common beginning."""
+        """Return prompts without a common prefix."""
         return independent(
             num_requests=self.num_requests,
             input_len=Fixed(self.input_len),
@@ -50,8 +50,10 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a child does with a model: loads in turn, each so many times; first, if there is a
-    ``trace``, the one to calibrate with, whose event log goes there."""
+    """The task of a child: loads to run with a model in turn, each a number of times.
+
+    If there is a ``trace``, the calibration load runs first, and its event log goes there.
+    """
 
     directory: str
     num_threads: int
@@ -60,16 +62,16 @@ class Task:
     num_rounds: int = 1
     trace: str | None = None
     calibrate_with: int = 0
-    """Requests at once at most; 0: no calibration."""
+    """Maximum number of requests at once, or 0 for no calibration."""
 
 
 def ask(module: str, task: Task) -> dict[str, Any]:
-    """The answer of a child: ``loads``, with the seconds of each round, and ``peak_bytes``.
+    """Return the answer of a child: ``loads``, with the seconds of each round, and ``peak_bytes``.
 
     Variables that tune linear algebra are removed, so that it computes as a user's would.
 
     Raises:
-        MieError: it ended otherwise.
+        MieError: the child failed.
     """
     kept = {name: value for name, value in os.environ.items() if not _TUNING.match(name)}
     done = subprocess.run(
@@ -87,20 +89,22 @@ def ask(module: str, task: Task) -> dict[str, Any]:
 
 
 def read_task() -> Task:
-    """The task on stdin."""
+    """Read the task from stdin."""
     values = json.load(sys.stdin)
     values["loads"] = [Load(**load) for load in values["loads"]]
     return Task(**values)
 
 
 def answer(loads: list[dict[str, Any]], **about: Any) -> None:
-    """Print what was measured."""
+    """Print the measurements."""
     print(json.dumps({"loads": loads, "peak_bytes": _peak_bytes(), **about}))
 
 
 def _peak_bytes() -> int | None:
-    """The most memory that this process has held, where Linux tells it; `getrusage` would count
-    that of its parent's before the process became another program."""
+    """Return the peak memory of this process, if Linux tells it.
+
+    `getrusage` would include the parent's memory before the process became another program.
+    """
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
@@ -110,7 +114,7 @@ def _peak_bytes() -> int | None:
 
 
 def main() -> None:
-    """Do a task."""
+    """Run a task."""
     import numpy as np
 
     task = read_task()
@@ -120,7 +124,7 @@ def main() -> None:
         engine = load_engine(directory, config, dtype="float32", trace=trace)
         vocab_size = ModelConfig.load(directory).vocab_size
         bench = Bench(engine=engine, clock=WallClock(), vocab_size=vocab_size)
-        run_load(bench, independent(num_requests=1, output_len=Fixed(4)))  # warm
+        run_load(bench, independent(num_requests=1, output_len=Fixed(4)))  # warm-up
         if task.calibrate_with:
             run_load(bench, calibration(max_requests=task.calibrate_with))
         loads = [_measure(bench, load, task.num_rounds) for load in task.loads]

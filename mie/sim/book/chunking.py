@@ -1,4 +1,4 @@
-"""Chunked prefill: how long those who read wait for a word while a long prompt is computed."""
+"""Measure how long running requests wait for a token while a long prompt is computed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUDGET = 8192
 
 
 def run(scale: Scale) -> Result:
-    """The same load with ever larger chunks, and without."""
+    """Run the same load with growing chunks, and without chunking."""
     load = {
         "num_running": 16,
         "input_len": Uniform(32, 128),
@@ -56,7 +56,7 @@ def _numbers(load: dict[str, Any], **settings: Any) -> dict[str, Any]:
         **settings,
     )
     readers = [each for each in result.records if not each.request_id.startswith("long")]
-    first = load["first_ms"] * MILLISECOND  # before, they wait for each other's prompts
+    first = load["first_ms"] * MILLISECOND  # until then they wait for each other's prompts
     tokens = [pair for each in readers for pair in pairwise(each.token_ns[0])]
     gaps = [later - earlier for earlier, later in tokens if later > first]
     long_ones = [each.ttft or 0 for each in result.records if each not in readers]
@@ -70,12 +70,12 @@ def _numbers(load: dict[str, Any], **settings: Any) -> dict[str, Any]:
 
 
 def _row(result: Result, chunk: int) -> dict[str, Any]:
-    """The row of the chunk that is nearest."""
+    """Return the row of the nearest chunk."""
     return min(result["chunks"], key=lambda row: abs(int(row["max_prefill_chunk"]) - chunk))
 
 
 def headlines(result: Result) -> list[Headline]:
-    """Chunking."""
+    """Return the findings on chunking."""
     row, whole = _row(result, 512), result["unchunked"]
     return [
         Headline(
@@ -91,7 +91,7 @@ def headlines(result: Result) -> list[Headline]:
 
 
 def describe(result: Result) -> str:
-    """The paragraph."""
+    """Return the chapter's text."""
     settings, row, whole = result["settings"], _row(result, 512), result["unchunked"]
     return f"""\
 {settings["num_running"]} answers are being written on a simulated {settings["device"]} with
@@ -116,7 +116,7 @@ def _rows(result: Result) -> Iterator[Sequence[str]]:
 
 
 def panels(result: Result) -> list[Panel]:
-    """The wait of either side by chunk."""
+    """Plot the latency of both sides by chunk."""
     rows, whole = result["chunks"], result["unchunked"]
     chunks = by(rows, "max_prefill_chunk")
     ends = [chunks[0], chunks[-1]]

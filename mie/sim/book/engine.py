@@ -1,6 +1,6 @@
-"""The real engine: what many requests at once gain over one after another, and what paging gains.
+"""Measure the real engine: what batching gains over one request at a time, and what paging gains.
 
-Everything else in the book is simulated; this is measured, on the machine where it runs.
+The rest of the book is simulated. This chapter is measured on the machine where it runs.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ LEVELS = (1, 4, 16, 32, 64)
 INPUT_LEN, OUTPUT_LEN = 64, 64
 CONTEXT = 512
 NUM_SLOTS = 4096
-"""Of the paged and of the contiguous cache."""
+"""Number of slots of the paged and of the contiguous cache."""
 
 
 def run(scale: Scale) -> Result:
-    """Each model by the number of requests at once, then with either kind of cache."""
+    """Run each model by the number of concurrent requests, then with either kind of cache."""
     is_full = scale == "full"
     output_len = OUTPUT_LEN if is_full else 8
     with TemporaryDirectory(prefix="mie-book-") as folder:
@@ -77,7 +77,7 @@ def _directory(name: str, folder: Path) -> Path:
 
 
 def _processor() -> str:
-    """Its name, where Linux tells it."""
+    """Return the processor's name, if Linux tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -118,20 +118,20 @@ def _model(directory: Path, folder: Path, is_full: bool) -> dict[str, Any]:
 
 
 def _calibrated(task: Task, trace: Path, most: int) -> Fit:
-    """Costs from a recorded run of another load."""
+    """Return costs from a recorded run of another load."""
     record = {**vars(task), "loads": [], "trace": str(trace), "calibrate_with": most}
     ask("mie.sim.book.child", Task(**record))
     return fit_costs(recording_of(read_log(trace)).steps)
 
 
 def _predicted(fit: Fit, load: Load, settings: dict[str, Any]) -> float:
-    """Seconds that the load takes in the simulator."""
+    """Return the seconds that the load takes in the simulator."""
     seats = {**settings, "max_num_seqs": load.max_concurrency}
     return simulate(fit.costs, load.workload(), **seats).duration_ns / 1e9
 
 
 def _caches(task: Task, is_full: bool) -> dict[str, Any]:
-    """A contiguous cache is one whose block is as long as the context."""
+    """Run a paged and a contiguous cache. The latter has blocks as long as the context."""
     count = 64 if is_full else 12
     load = Load(num_requests=count, max_concurrency=count, input_len=32, output_len=32)
     results: dict[str, Any] = {"num_slots": NUM_SLOTS, **asdict(load)}
@@ -150,7 +150,7 @@ def _caches(task: Task, is_full: bool) -> dict[str, Any]:
 
 
 def _rate(load: dict[str, Any]) -> float:
-    """Tokens a second in the median round."""
+    """Return the tokens a second in the median round."""
     return float(load["num_requests"] * load["output_len"] / percentile(load["seconds"], 50))
 
 
@@ -166,7 +166,7 @@ def _predicted_rates(row: dict[str, Any]) -> list[float]:
 
 
 def headlines(result: Result) -> list[Headline]:
-    """Batching and paging, measured."""
+    """Return the findings on batching and paging."""
     lines = []
     for row in result["models"]:
         rates, most = _rates(row["mie"]), row["mie"]["loads"][-1]["max_concurrency"]
@@ -197,7 +197,7 @@ def headlines(result: Result) -> list[Headline]:
 
 
 def describe(result: Result) -> str:
-    """The paragraph."""
+    """Return the chapter's text."""
     settings, machine = result["settings"], result["machine"]
     parts = [
         f"""\
@@ -250,7 +250,7 @@ def _mebibytes(measured: dict[str, Any]) -> str:
 
 
 def panels(result: Result) -> list[Panel]:
-    """Throughput by requests at once, a panel each model."""
+    """Plot throughput by concurrent requests, with a panel for each model."""
     return [
         Panel(
             title=row["model"],

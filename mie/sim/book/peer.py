@@ -1,9 +1,9 @@
-"""Hugging Face transformers with the same loads, in a process of its own.
+"""Run Hugging Face transformers with the same loads in a separate process.
 
     python -m mie.sim.book.peer           as `mie.sim.book.child`
 
-It generates what is there at once as one batch, prompts being of one length: the best that its
-`generate` can do.
+All concurrent requests form one batch of prompts of one length, which is the best case for its
+`generate`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mie.sim.book.child import Load, answer, read_task
 
 
 def main() -> None:
-    """Do a task, or say why not; its settings are mie's and mean nothing here."""
+    """Run a task, or say why it cannot run. Its settings are mie's and are ignored here."""
     task = read_task()
     try:
         import torch
@@ -32,7 +32,7 @@ def main() -> None:
     torch.set_num_threads(task.num_threads)
     model = transformers.AutoModelForCausalLM.from_pretrained(task.directory, dtype=torch.float32)
     model.eval()
-    _generate(model, Load(num_requests=1, max_concurrency=1, input_len=16, output_len=4))  # warm
+    _generate(model, Load(num_requests=1, max_concurrency=1, input_len=16, output_len=4))  # warm-up
     loads = [
         {**asdict(load), "seconds": [_generate(model, load) for _ in range(task.num_rounds)]}
         for load in task.loads
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _generate(model: Any, load: Load) -> float:
-    """Seconds for all requests."""
+    """Return the seconds for all requests."""
     import torch
 
     vocab_size = model.config.vocab_size

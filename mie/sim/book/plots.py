@@ -1,7 +1,7 @@
-"""Panels as a PNG: the one place that knows matplotlib.
+"""Save panels as a PNG. This is the one module that knows matplotlib.
 
-The background is transparent and every colour has a contrast of about 4 : 1 with white and with
-GitHub's dark page alike.
+The background is transparent, and every colour has a contrast of about 4 : 1 with both white and
+GitHub's dark page.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ INK = "#797979"
 COLOURS = ("#2f81d6", "#cf6a17", "#2c9254")
 MARKERS = ("o", "s", "D")
 WIDTH, HEIGHT = 5.2, 3.7
-"""Inches of a panel."""
+"""Size of a panel in inches."""
 
 
 def require_matplotlib() -> None:
-    """Raise `ConfigError` if there is no matplotlib."""
+    """Raise `ConfigError` if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Policies: who waits when more arrives than can be served at once."""
+"""Compare policies when more requests arrive than can be served at once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ POLICIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 RATE = 14.0
-"""Requests a second: more than is served while they arrive."""
+"""Requests a second, more than are served while they arrive."""
 NUM_SEATS = 32
 URGENT = 0.1
-"""Share of urgent requests, which all policies count and one prefers."""
+"""Fraction of urgent requests. All policies report them, and one prefers them."""
 
 
 def run(scale: Scale) -> Result:
-    """The same requests under each policy."""
+    """Run the same requests under each policy."""
     count = 300 if scale == "full" else 30
     load = independent(
         num_requests=count,
@@ -81,7 +81,7 @@ def _policies(result: Result) -> dict[str, dict[str, Any]]:
 
 
 def headlines(result: Result) -> list[Headline]:
-    """Order."""
+    """Return the findings on scheduling order."""
     rows = _policies(result)
     first, short, urgent = (rows[name] for name in ("fcfs", "sjf", "priority"))
     lines = []
@@ -101,7 +101,7 @@ def headlines(result: Result) -> list[Headline]:
 
 
 def describe(result: Result) -> str:
-    """The paragraph."""
+    """Return the chapter's text."""
     settings = result["settings"]
     return f"""\
 {settings["num_requests"]} requests of very different lengths arrive at
@@ -124,7 +124,7 @@ def _rows(result: Result) -> Iterator[Sequence[str]]:
 
 
 def panels(result: Result) -> list[Panel]:
-    """Mean and tail by policy."""
+    """Plot mean and tail latency by policy."""
     rows = result["policies"]
     labels = [row["policy"].replace(", ", ",\n") for row in rows]
     return [

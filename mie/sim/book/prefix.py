@@ -1,4 +1,4 @@
-"""Prefix sharing: a system prompt is computed once and stored once."""
+"""Measure prefix sharing, where a system prompt is computed once and stored once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEVICE, MODEL = "a10g", "Llama-3.1-8B"
 
 
 def run(scale: Scale) -> Result:
-    """Requests that come one after another, all at once, far apart, and as chats."""
+    """Run requests that come one after another, all at once, far apart, and as chats."""
     is_full = scale == "full"
     stream = _stream(64 if is_full else 8, every_ms=20, num_answer=160)
     lone = _stream(48 if is_full else 6, every_ms=900, num_answer=96)
@@ -64,7 +64,7 @@ def run(scale: Scale) -> Result:
 
 
 def _stream(num_requests: int, *, every_ms: int, num_answer: int) -> Workload:
-    """[a]'s: a system prompt and 8 tokens of one's own, at regular times."""
+    """Return [a]'s load: a system prompt and 8 unique tokens, at regular times."""
     requests = [
         WorkloadRequest(
             request_id=str(number),
@@ -78,7 +78,7 @@ def _stream(num_requests: int, *, every_ms: int, num_answer: int) -> Workload:
 
 
 def _burst(num_requests: int) -> Workload:
-    """Like [c]'s: all at once, with 7 blocks of one's own ((4,987 - 128 · 32) / 128)."""
+    """Return a load like [c]'s: all at once, with 7 unique blocks ((4,987 - 128 · 32) / 128)."""
     return independent(
         num_requests=num_requests,
         prefix_len=SYSTEM_LEN,
@@ -113,7 +113,7 @@ def _saved(pair: dict[str, Any], name: str) -> float:
 
 
 def headlines(result: Result) -> list[Headline]:
-    """Sharing."""
+    """Return the findings on sharing."""
     lines = []
     for load, name, what, theirs in (
         (
@@ -140,7 +140,7 @@ def headlines(result: Result) -> list[Headline]:
 
 
 def describe(result: Result) -> str:
-    """The paragraph."""
+    """Return the chapter's text."""
     stream, burst, chat = result["stream"], result["burst"], result["chats"]
     return f"""\
 Requests that begin with the same text find its blocks in the prefix tree and compute only what
@@ -171,7 +171,7 @@ def _budgets(result: Result) -> Iterator[Sequence[str]]:
 
 
 def panels(result: Result) -> list[Panel]:
-    """What is computed, and the hits by budget."""
+    """Plot the computed tokens, and the hits by budget."""
     budgets = result["budgets"]
     loads = ("stream", "burst", "chats")
     return [

@@ -1,4 +1,4 @@
-"""Memory pressure: what too small a pool costs, and what the guards against thrashing save."""
+"""Measure memory pressure: the cost of a small pool, and the gain of guards against thrashing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARES = (
     *(2.0, 1.5, 1.2, 1.0, 0.85, 0.7, 0.6, 0.5, 0.4),
     *(0.3, 0.25, 0.2, 0.15, 0.12, 0.1, 0.08, 0.06, 0.04),
 )
-"""[c]'s: of the blocks that the load would use at its peak."""
+"""[c]'s shares of the blocks that the load would use at its peak."""
 SWAP_SHARES = (1.0, 0.7, 0.5, 0.3, 0.2, 0.1)
 WATERMARKS = (0.0, 0.01, 0.02, 0.04, 0.08, 0.12, 0.2)
 TIGHT = 0.5
@@ -39,7 +39,7 @@ DEVICE, MODEL = "a10g", "Llama-3.1-8B"
 
 
 def run(scale: Scale) -> Result:
-    """A load in ever smaller pools, and the settings that matter there."""
+    """Run a load in ever smaller pools, and with the settings that matter there."""
     is_full = scale == "full"
     load = published.mixed(256 if is_full else 24, seed=0)
     peak = _serve(load, NUM_SEATS * 1024 // BLOCK_SIZE).peak_blocks
@@ -81,7 +81,7 @@ def run(scale: Scale) -> Result:
 
 
 def _serve(load: Workload, num_blocks: int, **settings: Any) -> LoadResult:
-    """With budget for all prompts in a step, so that a round is what it is in [c]."""
+    """Run a load with budget for all prompts in a step, so that a round is that of [c]."""
     return simulate(
         published.COSTS,
         load,
@@ -116,7 +116,7 @@ def _outcome(load: Workload, num_blocks: int) -> dict[str, Any]:
 
 
 def _total(loads: list[Workload], num_blocks: int, **settings: Any) -> dict[str, Any]:
-    """Of all loads together."""
+    """Sum up the results of all loads."""
     results = [_serve(load, num_blocks, **settings) for load in loads]
     return {
         "num_loads": len(loads),
@@ -131,7 +131,7 @@ _MODES = ("recompute", "recompute without a prefix cache", "swap")
 
 
 def _costs_of(load: Workload, num_blocks: int, mode: str) -> dict[str, Any]:
-    """The same on a device, where recomputing and swapping have their prices."""
+    """Run the same load on a device, where recomputing and swapping have costs."""
     result = simulate(
         costs_on(find_device(DEVICE), find_shape(MODEL)),
         load,
@@ -150,7 +150,7 @@ def _costs_of(load: Workload, num_blocks: int, mode: str) -> dict[str, Any]:
 
 
 def _smallest_without_loss(result: Result) -> float:
-    """The smallest pool, as a share, in which every request ended as it wished."""
+    """Return the smallest pool, as a share, in which every request finished normally."""
     num_requests = result["settings"]["num_requests"]
     shares = (row["share"] for row in result["pools"] if row["num_completed"] == num_requests)
     return min(shares, default=math.inf)
@@ -166,12 +166,12 @@ def _guards(result: Result, watermark: float, admit: bool) -> dict[str, Any]:
 
 
 def _at(rows: list[dict[str, Any]], share: float) -> dict[str, Any]:
-    """The row of the share that is nearest."""
+    """Return the row of the nearest share."""
     return min(rows, key=lambda row: abs(float(row["share"]) - share))
 
 
 def headlines(result: Result) -> list[Headline]:
-    """Preemption."""
+    """Return the findings on preemption."""
     pools = result["pools"]
     served = sum(row["num_completed"] for row in pools), sum(row["num_servable"] for row in pools)
     half, ample = _at(pools, 0.5), pools[0]
@@ -206,7 +206,7 @@ def headlines(result: Result) -> list[Headline]:
 
 
 def describe(result: Result) -> str:
-    """The paragraph."""
+    """Return the chapter's text."""
     settings, ample = result["settings"], result["pools"][0]
     half, tight, least = (_at(result["pools"], share) for share in (0.5, 0.1, 0.0))
     num_loads = result["watermarks"][0]["num_loads"]
@@ -259,7 +259,7 @@ def _mode_rows(result: Result) -> Iterator[Sequence[str]]:
 
 
 def panels(result: Result) -> list[Panel]:
-    """Rounds and preemptions by pool."""
+    """Plot rounds and preemptions by pool."""
     pools, marks = result["pools"], result["watermarks"]
     return [
         Panel(

@@ -1,9 +1,9 @@
-"""Conditions under which others published figures: lengths, arrivals and costs, as inputs.
+"""Reproduce the conditions of published figures: lengths, arrivals and costs.
 
 Sources: [a] github.com/WeishuZ/mini-vllm, [b] github.com/shekkari1999/mini-vllm, [c] the write-up
-of a C++ engine at kobeyoung.net. They draw with `random.Random`, whose methods take the C library's
-logarithm; the lengths are cut to whole tokens and the arrivals to whole microseconds, and
-tests/unit/test_book_loads.py knows their digests.
+of a C++ engine at kobeyoung.net. They draw with `random.Random`, whose methods call the C library's
+logarithm. So the lengths are cut to whole tokens and the arrivals to whole microseconds.
+tests/unit/test_book_loads.py has their digests.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ MILLISECOND_PS = 10**9
 COSTS = Costs(
     step_ps=65 * MILLISECOND_PS // 10, token_ps=MILLISECOND_PS // 10, logits_ps=MILLISECOND_PS // 4
 )
-"""[a]'s: a step 0.5 ms, its decodes 6.0 ms and 0.35 ms each, a prompt's token 0.1 ms. Here a step
-without decodes pays the 6.0 ms, too, and the 0.35 are 0.1 for the token and 0.25 for its logits."""
+"""[a]'s costs: a step 0.5 ms, its decodes 6.0 ms and 0.35 ms each, a prompt token 0.1 ms.
+
+Here a step without decodes also costs the 6.0 ms. The 0.35 ms are 0.1 for the token and 0.25 for
+its logits.
+"""
 
 
 def lognormal_lengths() -> list[int]:
-    """[a]: 4,000 lengths around 240."""
+    """Return [a]'s 4,000 lengths around 240."""
     rng = random.Random(0)
     drawn = [int(rng.lognormvariate(math.log(240), 0.6)) for _ in range(4000)]
     return [max(8, min(2048, length)) for length in drawn]
 
 
 def chat_lengths() -> list[int]:
-    """[b]: 200 short and 100 long ones in random order."""
+    """Return [b]'s 200 short and 100 long lengths in random order."""
     rng = random.Random(42)
     lengths = [rng.randint(8, 80) for _ in range(200)]
     lengths += [rng.randint(150, 512) for _ in range(100)]
@@ -43,7 +46,7 @@ def chat_lengths() -> list[int]:
 
 
 def poisson(num_requests: int, request_rate: float) -> Workload:
-    """[a]: prompts around 256 and answers around 128 tokens, arriving at random."""
+    """Return [a]'s prompts of around 256 and answers of around 128 tokens, arriving at random."""
     rng = random.Random(7)
     lengths, moments, now = [], [], 0.0
     for _ in range(num_requests):
@@ -58,15 +61,15 @@ def _around(rng: random.Random, median: int, least: int) -> int:
 
 
 MIXED_LONG = 0.15
-"""Share of long requests in `mixed`."""
+"""Fraction of long requests in `mixed`."""
 
 
 def mixed_lengths(num_requests: int, seed: int) -> Sequence[tuple[int, int]]:
-    """Like [c]: prompts and answers, of which one in seven is long.
+    """Return lengths of prompts and answers like [c]'s, where one in seven is long.
 
-    The load itself is not published. Its trace shows answers of 32 … 128 tokens and about 15 % of
-    256 … 512; its block counts tell prompts of 103 tokens on average, of 720 and more with the
-    answer in 17 requests.
+    The load itself is not published. Its trace shows answers of 32 … 128 tokens, and about 15 % of
+    256 … 512. Its block counts imply prompts of 103 tokens on average. In 17 requests, prompt and
+    answer together have 720 tokens or more.
     """
     draws = Draws(seed)
     lengths = []
@@ -79,5 +82,5 @@ def mixed_lengths(num_requests: int, seed: int) -> Sequence[tuple[int, int]]:
 
 
 def mixed(num_requests: int, seed: int) -> Workload:
-    """`mixed_lengths`, all at once."""
+    """Return `mixed_lengths` as requests that arrive all at once."""
     return from_lengths(mixed_lengths(num_requests, seed), name=f"mixed {seed}")

@@ -1,4 +1,4 @@
-"""A model of a published shape with random weights: as fast, and as large, as the real one."""
+"""Write a model of a published shape with random weights, as fast and as large as the real one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mie.sim.shapes import SHAPES
 
 
 def write_random_model(shape: str, directory: Path) -> None:
-    """``config.json`` and float16 weights that keep activations finite; a Llama of `SHAPES`."""
+    """Write ``config.json`` and float16 weights of a Llama in `SHAPES`. Activations stay finite."""
     config = {
         **SHAPES[shape],
         "model_type": "llama",

@@ -1,4 +1,4 @@
-"""The book on disk: a JSON file and a plot for each chapter, and a page made from the files."""
+"""Write the book: a JSON file and a plot for each chapter, and a page made from the files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mie.sim.book.table import CHAPTERS
 PAGE = "README.md"
 WIDTH = 110
 BEGIN, END = "<!-- book: begin -->", "<!-- book: end -->"
-"""Between them stands the summary, in a file of whoever wants it."""
+"""The marks around the summary, which can be in any file."""
 
 _SOURCES = """\
 Published: [a] [WeishuZ/mini-vllm](https://github.com/WeishuZ/mini-vllm), [b]
@@ -35,12 +35,12 @@ Words: [glossary](../glossary.md).
 
 
 def run_chapter(name: str, scale: Scale) -> Result:
-    """What a chapter found, with its name."""
+    """Run a chapter and return its result with its name."""
     return {"benchmark": name, "scale": scale, **CHAPTERS[name].run(scale)}
 
 
 def section(result: Result) -> str:
-    """A chapter as Markdown: findings and paragraph."""
+    """Return a chapter as Markdown: findings and text."""
     chapter = CHAPTERS[result["benchmark"]]
     rows = [(each.what, each.here, each.published) for each in chapter.headlines(result)]
     parts = [table(("", "here", "published"), rows), chapter.describe(result)]
@@ -48,7 +48,7 @@ def section(result: Result) -> str:
 
 
 def _wrapped(text: str) -> str:
-    """Paragraphs in lines of one width; tables as they are."""
+    """Wrap paragraphs to one width, and leave tables unchanged."""
     return "\n\n".join(
         part if part.startswith("|") else "\n".join(wrap(part, WIDTH, break_on_hyphens=False))
         for part in text.split("\n\n")
@@ -56,20 +56,20 @@ def _wrapped(text: str) -> str:
 
 
 def write_json(result: Result, directory: Path) -> None:
-    """NAME.json, the same bytes for the same result."""
+    """Write NAME.json, with the same bytes for the same result."""
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
     (directory / f"{result['benchmark']}.json").write_text(text, encoding="utf-8")
 
 
 def write_png(result: Result, directory: Path) -> None:
-    """NAME.png; needs matplotlib."""
+    """Write NAME.png, which needs matplotlib."""
     name = result["benchmark"]
     save_png(CHAPTERS[name].panels(result), directory / f"{name}.png")
 
 
 def read_results(directory: Path) -> dict[str, Result]:
-    """The results that are there, in the order of the book."""
+    """Read the existing results, in the order of the book."""
     paths = {name: directory / f"{name}.json" for name in TITLES}
     return {
         name: json.loads(path.read_text(encoding="utf-8"))
@@ -79,7 +79,7 @@ def read_results(directory: Path) -> dict[str, Result]:
 
 
 def write_page(directory: Path) -> None:
-    """The page, from the results and plots in the directory."""
+    """Write the page from the results and plots in the directory."""
     results = read_results(directory)
     parts = [_wrapped(_HEAD), "", summary(results, ""), ""]
     for name, result in results.items():
@@ -91,7 +91,7 @@ def write_page(directory: Path) -> None:
 
 
 def summary(results: Mapping[str, Result], page: str) -> str:
-    """A line each chapter, linked to its section of ``page``; and whose figures stand beside."""
+    """Return a line for each chapter, linked to its section of ``page``, and a line of sources."""
     rows = []
     for name, result in results.items():
         first: Headline = CHAPTERS[name].headlines(result)[0]
@@ -110,10 +110,10 @@ def update_summary(file: Path, directory: Path) -> None:
 
 
 def check_summary(file: Path, directory: Path) -> tuple[str, str, str]:
-    """What stands before the marks in ``file``, the page as linked from it, and what stands after.
+    """Split ``file`` at the marks: the text before, the link to the page, and the text after.
 
     Raises:
-        ConfigError: it has no such marks, or does not lie above the directory.
+        ConfigError: it has no such marks, or is not above the directory.
     """
     text = file.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)

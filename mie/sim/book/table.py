@@ -1,4 +1,4 @@
-"""The chapters by name."""
+"""List the chapters by name."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ CHAPTERS: Mapping[str, Chapter] = MappingProxyType(
         "engine": engine,
     }
 )
-"""As in `TITLES`; a module is a chapter."""
+"""The modules of the chapters, by the names in `TITLES`."""
