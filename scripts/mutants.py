@@ -14,6 +14,7 @@ SCHEDULER = "mie/sched/scheduler.py"
 SEQUENCE = "mie/sched/sequence.py"
 SEATS = "mie/sched/seats.py"
 AHEAD = "mie/sched/ahead.py"
+OPENING = "mie/sched/opening.py"
 
 
 @dataclass(frozen=True)
@@ -207,8 +208,8 @@ HITS = (
     ),
     Mutant(
         "salt-not-handed-on",
-        SCHEDULER,
-        "                salt=request.cache_salt,\n",
+        OPENING,
+        "                salt=seq.request.cache_salt,\n",
         "",
         "requests of all tenants share one cache",
     ),
@@ -460,15 +461,15 @@ ROOM = (
     Mutant(
         "watermark-ignored",
         SCHEDULER,
-        "num_spare=self._num_spare + self._seats.num_promised if self.running else 0,",
-        "num_spare=self._seats.num_promised if self.running else 0,",
+        "num_spare = self._num_spare + self._seats.num_promised if self.running else 0",
+        "num_spare = self._seats.num_promised if self.running else 0",
         "the watermark setting does nothing",
     ),
     Mutant(
         "blocks-of-forks-given-away",
         SCHEDULER,
-        "num_spare=self._num_spare + self._seats.num_promised if self.running else 0,",
-        "num_spare=self._num_spare if self.running else 0,",
+        "num_spare = self._num_spare + self._seats.num_promised if self.running else 0",
+        "num_spare = self._num_spare if self.running else 0",
         "who is admitted next takes the blocks that were kept for a request's choices",
     ),
     Mutant(
@@ -509,8 +510,8 @@ ROOM = (
     Mutant(
         "alone-and-waiting",
         SCHEDULER,
-        "num_spare=self._num_spare + self._seats.num_promised if self.running else 0,",
-        "num_spare=self._num_spare + self._seats.num_promised,",
+        "num_spare = self._num_spare + self._seats.num_promised if self.running else 0",
+        "num_spare = self._num_spare + self._seats.num_promised",
         "a request that needs nearly all blocks waits for ever in an idle engine",
     ),
     Mutant(
@@ -550,7 +551,7 @@ ROOM = (
     ),
     Mutant(
         "choices-count-as-queries",
-        SCHEDULER,
+        OPENING,
         "if not seq.request.was_admitted:",
         "if True:",
         "choices that wait for a seat raise the hit rate with their own prompt",
@@ -898,16 +899,16 @@ ENDINGS = (
 NUMBERS = (
     Mutant(
         "recomputed-not-counted",
-        SCHEDULER,
-        "            seq.request.metrics.num_recomputed_tokens += recomputed\n",
+        OPENING,
+        "            metrics.num_recomputed_tokens += max(0, seq.num_lost - room.num_computed)\n",
         "",
         "preemption looks free",
     ),
     Mutant(
         "recomputed-counts-hits-too",
-        SCHEDULER,
-        "recomputed = max(0, seq.num_lost - room.num_computed)",
-        "recomputed = seq.num_lost",
+        OPENING,
+        "max(0, seq.num_lost - room.num_computed)",
+        "seq.num_lost",
         "preemption looks dearer than it is: what the cache kept counts as computed again",
     ),
     Mutant(
@@ -919,14 +920,35 @@ NUMBERS = (
     ),
     Mutant(
         "query-counted-at-each-admission",
-        SCHEDULER,
+        OPENING,
         '            self._emit(("resume", *event,',
         '            self._count_query(seq, room)\n            self._emit(("resume", *event,',
         "the hit rate rises with every preemption",
     ),
     Mutant(
+        "kept-blocks-never-go",
+        OPENING,
+        "        for request_id in self._kept:\n            self.drop([request_id])",
+        "        for request_id in ():\n            self.drop([request_id])",
+        "what is kept for beams is not given back when blocks are short",
+    ),
+    Mutant(
+        "branch-of-another-tenant",
+        OPENING,
+        "is_same = parent.request.cache_salt == request.cache_salt",
+        "is_same = True",
+        "a beam forks the blocks of another tenant",
+    ),
+    Mutant(
+        "branch-of-other-tokens",
+        OPENING,
+        "if not is_same or parent.token_ids[:num_stored] != seq.token_ids[:num_stored]:",
+        "if not is_same:",
+        "a request forks the blocks of tokens that are not its own",
+    ),
+    Mutant(
         "full-and-partial-hits-swapped",
-        SCHEDULER,
+        OPENING,
         "stats.add_query(*query)",
         "stats.add_query(query[0], query[2], query[1])",
         "the two kinds of hits are each other's",

@@ -61,6 +61,7 @@ RUNGS = (
         (
             "tests/unit/test_allocator_rules.py",
             "tests/unit/test_choices.py",
+            "tests/unit/test_kept_beams.py",
             "tests/unit/test_scheduler_rules.py",
             "tests/unit/test_memory.py",
             "tests/unit/test_scheduler.py",

@@ -1,0 +1,81 @@
+"""What the scheduler keeps for beams, and who may fork it."""
+
+import pytest
+from test_scheduler import EOS, Driver
+
+from mie.sched.params import SamplingParams
+from mie.sched.sequence import Beam, Request
+
+
+def add_beam(driver, prompt, parent=None, salt=None):
+    number = len(driver.requests)
+    beam = Beam(parent_id=parent and parent.request_id)
+    params = SamplingParams(max_tokens=1)
+    request = Request(str(number), number, list(prompt), params, [EOS], beam=beam, cache_salt=salt)
+    driver.scheduler.add(request)
+    driver.requests.append(request)
+    return request
+
+
+@pytest.fixture
+def driver():
+    return Driver(num_blocks=8)
+
+
+def test_a_beam_keeps_its_blocks_until_it_is_released(driver):
+    parent = add_beam(driver, range(10, 16))
+    driver.run()
+    assert driver.manager.num_used == 2
+    driver.scheduler.release(["unknown", parent.request_id])
+    assert driver.manager.num_used == 0
+    driver.scheduler.check_invariants()
+
+
+def test_children_fork_all_blocks_and_copy_the_one_that_is_partly_filled(driver):
+    parent = add_beam(driver, range(10, 16))
+    driver.run()
+    for token in (40, 41):
+        add_beam(driver, [*range(10, 16), token], parent)
+    plan = driver.step()
+    assert [chunk.token_ids for chunk in plan.chunks] == [(40,), (41,)]
+    assert len(plan.moves.copies) == 2
+    assert driver.manager.num_used == 1 + 3, "one shared block, and a last one for each"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "salt"),
+    [
+        ([*range(10, 16), 40], "tenant"),
+        ([9, *range(11, 16), 40], None),
+        (range(10, 16), None),
+    ],
+    ids=["another tenant", "other tokens", "no new token"],
+)
+def test_a_request_that_does_not_continue_the_beam_computes_its_prompt(driver, prompt, salt):
+    parent = add_beam(driver, range(10, 16))
+    driver.run()
+    child = add_beam(driver, prompt, parent, salt)
+    plan = driver.step()
+    assert [chunk.token_ids for chunk in plan.chunks] == [tuple(prompt)]
+    assert child.metrics.num_cached_tokens == 0
+
+
+def test_what_is_kept_goes_before_anybody_is_preempted(driver):
+    first = add_beam(driver, range(10, 26))
+    second = add_beam(driver, range(30, 36))
+    driver.step()
+    assert driver.manager.num_used == 6
+    request = driver.add(8, max_tokens=8)
+    driver.run()
+    assert request.metrics.num_preemptions == 0
+    assert not any(seq.request is first for seq in driver.scheduler._opener.kept)
+    assert [seq.request for seq in driver.scheduler._opener.kept] == [second]
+
+
+def test_what_is_kept_keeps_nobody_out(driver):
+    add_beam(driver, range(10, 26))
+    driver.step()
+    request = driver.add(28, max_tokens=2)
+    driver.run()
+    assert request.is_finished
+    assert driver.manager.num_used == 0
