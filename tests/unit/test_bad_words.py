@@ -145,7 +145,7 @@ def test_bad_words_that_leave_no_token_are_refused(tiny):
         {"bad_words_token_ids": [[i] for i in range(40)]},
         {"bad_words_token_ids": [[i] for i in range(40) if i != 3], "min_tokens": 1},
     ):
-        with pytest.raises(RequestError, match="bad words may ban all tokens that are allowed"):
+        with pytest.raises(RequestError, match="bad words may ban every allowed token"):
             engine.add_request([1], SamplingParams(**params))
     with pytest.raises(RequestError, match="bad_words_token_ids has token id 40"):
         engine.add_request([1], SamplingParams(bad_words_token_ids=[[1, 40]]))

@@ -164,25 +164,25 @@ def describe(result: Result) -> str:
     drain, ceilings, ratios = result["drain"], _ceilings(result), _rounds_ratios(result)
     preempted = [row["static"]["num_preemptions"] for row in result["ceiling"]]
     return f"""\
-A static batch ends with its longest answer, and until then the seats of the others stay empty; with
-continuous batching the next request takes a seat in the step after it became free. *Rounds*:
-{len(drain["rounds"])} loads of {drain["num_requests"]} requests, of which
+A static batch ends with its longest answer, and until then the seats of finished answers stay
+empty. With continuous batching the next request takes a seat in the step after it becomes free.
+*Rounds*: {len(drain["rounds"])} loads of {drain["num_requests"]} requests, of which
 {percent(published.MIXED_LONG)} are long, drain at {drain["max_num_seqs"]} seats in
 {percentile(ratios, 50):.2f} times fewer steps in the median. *Throughput*: from {SATURATED}
-requests/s on, neither keeps up: continuous batching gives {ceilings["continuous"]:,.0f} tokens/s,
-static {ceilings["static"]:,.0f}. The published static batch reserves every answer in full; where
-ours leaves a third of the blocks for answers, which is their share, it gives
-{ceilings["static, reserving"]:,.0f}, else it admits more and preempts {min(preempted)} …
-{max(preempted)} times, which pays.
+requests/s on, both are saturated. Continuous batching reaches {ceilings["continuous"]:,.0f}
+tokens/s, and static batching {ceilings["static"]:,.0f}. The published static batch reserves every
+answer in full. If ours leaves a third of the blocks for answers, which is their average share, it
+reaches {ceilings["static, reserving"]:,.0f}. Otherwise it admits more and preempts {min(preempted)}
+… {max(preempted)} times, which pays.
 
-*First token* of the slowest hundredth, where the load is light. It is a comparison of latencies
-only while both serve the same, here within {percent(EQUAL)}; beyond, static is overloaded, and its
-tail is as long as the load lasts. The published 54 × at 6 requests/s is of that kind.
+*p99 TTFT* under light load. This compares latencies only while both have the same throughput, here
+within {percent(EQUAL)}. Beyond that, static batching is overloaded, and its tail grows with the
+length of the load. The published 54 × at 6 requests/s is such a case.
 
 {table(("requests/s", "static waits longer by", "it serves less by", "same"), _tail_rows(result))}
 
 Not shown: costs are the published ones (a step 6.5 ms, a prompt token 0.1 ms, a decode 0.35 ms),
-not a device's. What static loses hangs on how much lengths differ."""
+not those of a device. The loss of static batching depends on how much the lengths differ."""
 
 
 def _tail_rows(result: Result) -> Iterator[Sequence[str]]:

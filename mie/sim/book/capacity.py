@@ -128,20 +128,20 @@ def describe(result: Result) -> str:
     lognormal = result["lognormal"]
     waste = {row["block_size"]: percent(row["wasted"], 1) for row in result["block_sizes"]}
     return f"""\
-A contiguous cache reserves the longest context for everyone, for nobody knows how long an answer
-will be; a paged one takes a block of {BLOCK_SIZE} tokens when it is needed. Both get
-{NUM_SLOTS:,} slots from the engine's own allocator, the contiguous one in blocks as long as the
-context, and sequences in turn until one finds no room: lengths of {lognormal["median_length"]}
-tokens in the median and {lognormal["mean_length"]:.0f} in the mean, or short and long chats. A
-longer context costs a contiguous cache half its sequences with every doubling; the paged one pays
-for tokens that exist, and for the rest of each last block: {waste[4]} of the slots in blocks of 4
-tokens, {waste[16]} of 16, {waste[64]} of 64.
+A contiguous cache reserves the longest context for every sequence, because the length of an answer
+is not known in advance. A paged cache allocates a block of {BLOCK_SIZE} tokens when it is needed.
+Both get {NUM_SLOTS:,} slots from the engine's own allocator, the contiguous one in blocks as long
+as the context. Sequences are added until one does not fit. Their lengths have a median of
+{lognormal["median_length"]} tokens and a mean of {lognormal["mean_length"]:.0f}, or they are short
+and long chats. Each doubling of the context halves the sequences of a contiguous cache. A paged
+cache costs only the tokens that exist and the rest of each last block: {waste[4]} of the slots with
+blocks of 4 tokens, {waste[16]} with 16, {waste[64]} with 64.
 
 {table(("longest context", "contiguous", "paged"), _contexts(result))}
 
 Not shown: lengths are final ones, so nothing grows or is preempted, and a table's indirection costs
-nothing (see *{TITLES["pressure"]}* and *{TITLES["engine"]}*). The load that runs is like the
-published one, not the same: that one is not published."""
+nothing (see *{TITLES["pressure"]}* and *{TITLES["engine"]}*). The load is similar to that of the
+published figures, because their own load is not published."""
 
 
 def _contexts(result: Result) -> Iterator[Sequence[str]]:

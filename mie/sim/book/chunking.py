@@ -94,18 +94,19 @@ def describe(result: Result) -> str:
     """Return the chapter's text."""
     settings, row, whole = result["settings"], _row(result, 512), result["unchunked"]
     return f"""\
-{settings["num_running"]} answers are being written on a simulated {settings["device"]} with
-{settings["model"]}, a token every {whole["median_itl_ms"]:,.0f} ms, while {settings["num_long"]}
-prompts of {settings["long_len"]:,} tokens arrive, one every {settings["every_ms"] / 1000:g} s.
-Computed in one step, such a prompt makes everyone wait {whole["worst_itl_ms"]:,.0f} ms for the next
-token; in chunks of {row["max_prefill_chunk"]} (`max_prefill_chunk`) nobody waits longer than
-{row["worst_itl_ms"]:,.0f} ms, and the long prompt's own first token comes after
-{row["long_ttft_ms"]:,.0f} ms instead of {whole["long_ttft_ms"]:,.0f}. Each chunk reads the weights
-and all keys before it again, so very small ones cost the long prompt more than they give others.
+{settings["num_running"]} answers are generated on a simulated {settings["device"]} with
+{settings["model"]}, a token every {whole["median_itl_ms"]:,.0f} ms. Meanwhile
+{settings["num_long"]} prompts of {settings["long_len"]:,} tokens arrive, one every
+{settings["every_ms"] / 1000:g} s. If such a prompt is computed in one step, the others wait
+{whole["worst_itl_ms"]:,.0f} ms for their next token. In chunks of {row["max_prefill_chunk"]}
+(`max_prefill_chunk`) they wait {row["worst_itl_ms"]:,.0f} ms at most, and the TTFT of the long
+prompt is {row["long_ttft_ms"]:,.0f} ms instead of {whole["long_ttft_ms"]:,.0f}. Each chunk reads
+the weights and all earlier keys again, so very small chunks cost the long prompt more than they
+give the others.
 
 {table(("chunk", "longest wait for a token, ms", "long prompt's first token, ms"), _rows(result))}
 
-Not shown: the device is a table of costs, and one long prompt comes at a time."""
+Not shown: the device is a table of costs, and long prompts arrive one at a time."""
 
 
 def _rows(result: Result) -> Iterator[Sequence[str]]:

@@ -203,15 +203,16 @@ def describe(result: Result) -> str:
         f"""\
 Measured, not simulated: {machine["date"]}, {machine["processor"]}, {settings["num_threads"]}
 threads, Python {machine["python"]}, {result["models"][0]["mie"]["version"]}, float32. Prompts have
-{settings["input_len"]} tokens, answers {settings["output_len"]}, greedy; so many requests are there
-at once, and "1" is one after another. Each engine has a process of its own; tokens/s are medians
-(least–most) of the rounds. *Predicted* is the simulator, with costs calibrated on another load."""
+{settings["input_len"]} tokens and answers {settings["output_len"]}, greedy. The table shows the
+number of concurrent requests, where "1" is one after another. Each engine runs in a separate
+process. Tokens/s are medians (least–most) of the rounds. *Predicted* is the simulator, with costs
+calibrated on another load."""
     ]
     parts += [_describe_model(row) for row in result["models"]]
     parts.append("""\
-Not shown: weights of SmolLM2-135M's shape are random, which changes no speed. transformers
-generates what is there at once as one batch of equal lengths, its best case; requests that come and
-go would wait for each other there.""")
+Not shown: weights of SmolLM2-135M's shape are random, which does not change the speed. transformers
+generates concurrent requests as one batch of equal lengths, which is its best case. Requests that
+come and go would wait for each other there.""")
     return "\n\n".join(parts)
 
 
@@ -226,8 +227,9 @@ def _describe_model(row: dict[str, Any]) -> str:
 Peak memory: mie {_mebibytes(mie)}; transformers {other}{version}. The costs miss a step of their
 own run by {percent(row["fit"]["median_error"], 1)} in the median. *Contiguous and paged* in the
 same memory, {caches["num_slots"]:,} slots, context {CONTEXT}: of {caches["num_requests"]} requests
-of {caches["input_len"]} + {caches["output_len"]} tokens run {contiguous["peak_running"]} and
-{paged["peak_running"]} at once; {_rate(contiguous):,.1f} and {_rate(paged):,.1f} tokens/s."""
+of {caches["input_len"]} + {caches["output_len"]} tokens, {contiguous["peak_running"]} and
+{paged["peak_running"]} run at once, at {_rate(contiguous):,.1f} and {_rate(paged):,.1f}
+tokens/s."""
 
 
 def _rows(row: dict[str, Any]) -> Iterator[Sequence[str]]:

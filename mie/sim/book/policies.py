@@ -105,15 +105,15 @@ def describe(result: Result) -> str:
     settings = result["settings"]
     return f"""\
 {settings["num_requests"]} requests of very different lengths arrive at
-{settings["request_rate"]:g} a second, faster than {NUM_SEATS} seats serve them;
-{settings["num_urgent"]} of them are urgent, which only *priority* heeds. With the shortest job
-first many short ones pass one long one, so the mean falls and the tail grows; ageing gives the long
-ones their turn, and the more of it, the nearer to *fcfs*.
+{settings["request_rate"]:g} a second, faster than {NUM_SEATS} seats serve them.
+{settings["num_urgent"]} of them are urgent, which only *priority* respects. With *sjf* (shortest
+job first) many short jobs overtake a long one, so the mean falls and the tail grows. Ageing lets
+long jobs run eventually, and more ageing comes closer to *fcfs*.
 
 {table(("from arrival to last token, s", "mean", "p99", "mean of urgent ones"), _rows(result))}
 
-Not shown: `max_tokens` is the length of the answer here, so *sjf* knows what it seldom knows in
-life. Costs are the published model's, as in *{TITLES["batching"]}*."""
+Not shown: `max_tokens` is the length of the answer here, so *sjf* knows what it
+rarely knows in practice. Costs are the published model's, as in *{TITLES["batching"]}*."""
 
 
 def _rows(result: Result) -> Iterator[Sequence[str]]:

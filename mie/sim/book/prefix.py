@@ -143,26 +143,26 @@ def describe(result: Result) -> str:
     """Return the chapter's text."""
     stream, burst, chat = result["stream"], result["burst"], result["chats"]
     return f"""\
-Requests that begin with the same text find its blocks in the prefix tree and compute only what
+Requests that begin with the same text find its blocks in the prefix cache and compute only what
 follows. *A system prompt of {SYSTEM_LEN} tokens*: {stream["num_requests"]} requests, one every
 20 ms at 24 seats, compute {percent(_saved(stream, "num_prefill_tokens"), 1)} fewer prompt tokens;
-the median first token, which is mostly a wait for a seat, comes
-{percent(_saved(stream, "median_ttft_ms"))} earlier. (Both medians are below the published ones: a
-first token comes with its prompt's last step here, one step later there; so the ratio is a little
-smaller.) {burst["num_requests"]} at once have {burst["on"]["peak_blocks"]:,} blocks in their tables
-at the peak instead of {burst["off"]["peak_blocks"]:,}. *Chats*: {chat["num_requests"]} turns, each
-of which quotes all before it, on a simulated {DEVICE} with {MODEL};
-{percent(chat["on"]["hit_rate"])} of their prompt tokens are in the cache,
-and the median first token comes after {chat["on"]["median_ttft_ms"]:,.0f} ms instead of
-{chat["off"]["median_ttft_ms"]:,.0f}.
+the median TTFT, which is mostly a wait for a seat, falls by
+{percent(_saved(stream, "median_ttft_ms"))}. (Both medians are below the published ones, because a
+first token comes with its prompt's last step here and one step later there. So the ratio is a
+little smaller.) {burst["num_requests"]} requests at once have {burst["on"]["peak_blocks"]:,} blocks
+in their tables at the peak instead of {burst["off"]["peak_blocks"]:,}. *Chats*:
+{chat["num_requests"]} turns, each of which quotes all earlier ones, on a simulated {DEVICE} with
+{MODEL}. {percent(chat["on"]["hit_rate"])} of their prompt tokens are in the cache, and the median
+TTFT is {chat["on"]["median_ttft_ms"]:,.0f} ms instead of {chat["off"]["median_ttft_ms"]:,.0f}.
 
-*A budget* (`max_cached_blocks`) for blocks that nobody uses, and requests that come one by one:
-leaves are evicted first, so a budget for half of the prompt saves half of it. An engine that evicts
-the beginning first saves nothing until all of it fits [a].
+*A budget* (`max_cached_blocks`) limits the unreferenced blocks in the cache, with requests that
+come one by one. Leaves are evicted first, so a budget for half of the prompt saves half of it. An
+engine that evicts the beginning first saves nothing until all of it fits [a].
 
 {table(("blocks kept", "prompt tokens found"), _budgets(result))}
 
-Not shown: one prompt for all flatters the share; with many, it is a matter of the budget."""
+Not shown: a single shared prompt makes the savings large. With many prompts they depend on the
+budget."""
 
 
 def _budgets(result: Result) -> Iterator[Sequence[str]]:

@@ -213,26 +213,26 @@ def describe(result: Result) -> str:
     return f"""\
 {settings["num_requests"]} requests, of which {percent(published.MIXED_LONG)} are long, at
 {settings["max_num_seqs"]} seats need {settings["peak_blocks"]:,} blocks at the peak. In a smaller
-pool a decode that finds no block takes those of the last to arrive, who is computed again later.
+pool, a decode without a free block preempts the last request to arrive, which is recomputed later.
 Half of the peak costs {half["num_preemptions"]:,} preemptions and
 {times(half["rounds"], ample["rounds"])} the rounds, a tenth {tight["num_preemptions"]:,} and
 {times(tight["rounds"], ample["rounds"], 1)}, mostly because fewer run at once. Every request that
-fits the pool completes in every pool; in the smallest, of {least["num_blocks"]} blocks,
-{least["num_cut"]} outgrow it and end with "length", {least["num_refused"]} are refused.
+fits the pool completes in every pool. In the smallest, of {least["num_blocks"]} blocks,
+{least["num_cut"]} outgrow it and end with "length", and {least["num_refused"]} are refused.
 
 *Guards*, in half of the peak, {num_loads} loads: blocks that an admission leaves free (the
-watermark) save preemptions, until they stand empty. Not admitting in a step that preempted
+watermark) save preemptions, until they are left unused. Not admitting in a step that preempted
 {_verdict(result)}.
 
 {table(("watermark", "preemptions", "rounds", "tokens computed again", "s"), _marks(result))}
 
 *Recompute or swap*, seconds on a simulated {settings["device"]} with {settings["model"]}. The
-prefix tree keeps some of what a victim had computed; swapping keeps all, at the price of the link
+prefix cache keeps some of a victim's blocks. Swapping keeps all of them, at the cost of transfers
 to the host and of its memory.
 
 {table(("pool / peak", *_MODES), _mode_rows(result))}
 
-Not shown: all requests are there from the start, so no first token waits for the preempted."""
+Not shown: all requests arrive at the start, so preempted requests delay no first token."""
 
 
 def _verdict(result: Result) -> str:
