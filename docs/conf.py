@@ -10,15 +10,15 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import mie
+
+sys.path.insert(0, str(Path(__file__).parent))  # for source_pages
 
 project = "mie"
 author = copyright = "mie contributors"
 release = version = mie.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "source_pages"]
 html_theme = "furo"
 html_title = f"mie {release}"
 myst_heading_anchors = 6  # links to headings, with GitHub's names
