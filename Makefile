@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-all check clean
+.PHONY: demo test test-all check docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/mie generate --temperature 0.7 --seed 5 \
@@ -25,6 +25,11 @@ check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/check_types.py
 
+# The documentation, in build/docs. Everything is read again, so that no warning is missed.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -E -W --keep-going -q docs build/docs
+	@echo "open build/docs/index.html"
+
 # The demo needs the package alone. The install is editable, so that changes show at once, and its build
 # backend is installed first: constraints.txt has no effect inside pip's build isolation.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -35,6 +40,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) --no-build-isolation --editable ".[test,check]"
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) --no-build-isolation --editable ".[docs]"
 	touch $@
 
 clean:

@@ -1,0 +1,229 @@
+"""The tutorial: all steps give the same tokens, and its pages show the code that runs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import random
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import naive
+import pytest
+
+from mie import LLM, SamplingParams
+
+FOLDER = Path(__file__).parents[2] / "docs" / "tutorial"
+NUMBERS = range(1, 7)
+PROMPTS = [[5, 6, 7, 8, 9, 1, 2], [5, 6, 7, 8, 4], [11], [5, 6, 7, 8, 9, 1, 2, 3, 30, 31]]
+COUNT = 9
+
+
+class Steps:
+    """The modules of the tutorial, a tiny model, and what an oracle answers for it."""
+
+    def __init__(self, modules: dict[int, ModuleType], tiny) -> None:
+        self.modules = modules
+        self.tiny = tiny
+        self.model = modules[1].Model(tiny.config, tiny.weights)
+
+    def expected(self, prompt: list[int], count: int = COUNT) -> list[int]:
+        greedy = {"temperature": 0, "max_tokens": count}
+        output, _, _ = naive.generate(self.tiny.config, self.tiny.weights, prompt, greedy)
+        return prompt + output
+
+    def sequences(self) -> list:
+        return [self.modules[3].Sequence(str(i), p, COUNT) for i, p in enumerate(PROMPTS)]
+
+    def complete(self, engine, arrivals: list) -> None:
+        """Run an engine until all of the sequences are done, which arrive one a step."""
+        while arrivals or engine.waiting or engine.running:
+            if arrivals:
+                engine.add(arrivals.pop(0))
+            batch = engine.step()
+            assert sum(count for _, count in batch) <= engine.budget
+            assert batch, "a step without work"
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch, tiny) -> Steps:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    modules = {n: importlib.import_module(f"step_{n}") for n in NUMBERS}
+    for name in [f"step_{n}" for n in NUMBERS]:
+        monkeypatch.delitem(sys.modules, name)
+    return Steps(modules, tiny["llama"])
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_steps_1_to_3_give_the_oracles_tokens(steps: Steps, prompt: list[int]):
+    expected = steps.expected(prompt)
+    assert steps.modules[1].generate(steps.model, prompt, COUNT) == expected
+    assert steps.modules[2].generate(steps.model, prompt, COUNT) == expected
+    pool = steps.modules[3].Pool(steps.model, num_blocks=10, block_size=2)
+    random.Random(0).shuffle(pool.free)
+    seq = steps.modules[3].Sequence("A", prompt, COUNT)
+    assert steps.modules[3].generate(steps.model, pool, seq) == expected
+
+
+def test_step_2_computes_each_token_once(steps: Steps):
+    computed = []
+    forward = steps.model.forward
+    steps.model.forward = lambda tokens, *rest: (
+        computed.append(len(tokens)) or forward(tokens, *rest)
+    )
+    steps.modules[2].generate(steps.model, PROMPTS[0], COUNT)
+    assert computed == [len(PROMPTS[0])] + [1] * (COUNT - 1)
+
+
+def test_step_3_needs_room_for_the_whole_text(steps: Steps):
+    pool = steps.modules[3].Pool(steps.model, num_blocks=2, block_size=4)
+    with pytest.raises(MemoryError, match="9 tokens do not fit"):
+        steps.modules[3].generate(steps.model, pool, steps.modules[3].Sequence("A", [1, 2], COUNT))
+
+
+def test_step_4_gives_each_sequence_the_tokens_that_it_gets_alone(steps: Steps):
+    pool = steps.modules[3].Pool(steps.model, num_blocks=40, block_size=3)
+    seqs, rng = steps.sequences(), random.Random(0)
+    while unfinished := [seq for seq in seqs if len(seq.tokens) < seq.max_tokens]:
+        chosen = rng.sample(unfinished, rng.randint(1, len(unfinished)))
+        batch = [(seq, rng.randint(1, len(seq.tokens) - seq.num_computed)) for seq in chosen]
+        assert all(pool.grow(seq, seq.num_computed + count) for seq, count in batch)
+        steps.modules[4].run(steps.model, pool, batch)
+    assert [seq.tokens for seq in seqs] == [steps.expected(prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("budget", [1, 3, 40])
+@pytest.mark.parametrize("num_blocks", [9, 12, 40])
+@pytest.mark.parametrize("number", [5, 6])
+def test_steps_5_and_6_give_the_same_tokens_however_little_memory_there_is(
+    steps: Steps, number: int, num_blocks: int, budget: int
+):
+    pools = {5: steps.modules[3].Pool, 6: steps.modules[6].SharingPool}
+    engines = {5: steps.modules[5].Engine, 6: steps.modules[6].SharingEngine}
+    pool = pools[number](steps.model, num_blocks, block_size=2)
+    seqs = steps.sequences()
+    steps.complete(engines[number](steps.model, pool, budget), list(seqs))
+    assert [seq.tokens for seq in seqs] == [steps.expected(prompt) for prompt in PROMPTS]
+    assert sorted(pool.free) == list(range(num_blocks))
+
+
+def test_step_5_preempts_and_refuses_what_can_never_fit(steps: Steps):
+    pool = steps.modules[3].Pool(steps.model, num_blocks=9, block_size=2)
+    engine = steps.modules[5].Engine(steps.model, pool)
+    with pytest.raises(ValueError, match="A needs more blocks than there are"):
+        engine.add(steps.modules[3].Sequence("A", [1, 2], 18))
+    engine.add(steps.modules[3].Sequence("A", [1, 2], 17))  # its last token needs no slot
+    engine.add(steps.modules[3].Sequence("B", [5, 6], 9))
+    num_running = []
+    while engine.running or engine.waiting:
+        engine.step()
+        num_running.append(len(engine.running))
+    assert num_running[0] == 2
+    assert 1 in num_running
+
+
+def test_step_6_computes_a_shared_prefix_once_and_keeps_no_block(steps: Steps):
+    pool = steps.modules[6].SharingPool(steps.model, num_blocks=20, block_size=2)
+    engine = steps.modules[6].SharingEngine(steps.model, pool)
+    first, second = (steps.modules[3].Sequence(name, PROMPTS[3], COUNT) for name in "AB")
+    engine.add(first)
+    engine.step()
+    engine.add(second)
+    assert engine.step() == [(first, 1), (second, 2)]  # four of its five blocks are shared
+    assert second.table[:4] == first.table[:4]
+    assert second.table[4] != first.table[4]
+    steps.complete(engine, [])
+    assert first.tokens == second.tokens == steps.expected(PROMPTS[3])
+    assert pool.known == {}
+    assert pool.holders == [0] * 20
+
+
+@pytest.mark.parametrize("num_blocks", [8, 20])
+def test_a_fork_of_step_6_gives_the_tokens_that_it_gives_alone(steps: Steps, num_blocks: int):
+    pool = steps.modules[6].SharingPool(steps.model, num_blocks, block_size=2)
+    engine = steps.modules[6].SharingEngine(steps.model, pool)
+    parent = steps.modules[3].Sequence("A", PROMPTS[0], COUNT)
+    engine.add(parent)
+    engine.step()
+    child = engine.fork(parent, "B", 33)
+    table = list(parent.table)
+    assert child.table == table
+    engine.step()
+    # The last block is partly filled: one of the two writes to a copy.
+    assert (parent.table[:3], child.table[:3]) == (table[:3], table[:3])
+    assert parent.table[3] != child.table[3]
+    steps.complete(engine, [])
+    assert parent.tokens == steps.expected(PROMPTS[0])
+    assert child.tokens == steps.expected([*PROMPTS[0], 33], COUNT - 1)
+    assert pool.holders == [0] * num_blocks
+
+
+def test_the_engine_writes_the_text_of_the_first_page(steps: Steps):
+    step = steps.modules[1]
+    prompt = step.encode("Once there was a fox named Ruby")
+    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    llm = LLM("bundled", dtype="float64", num_blocks=8)
+    [output] = llm.generate([prompt], greedy, use_tqdm=False)
+    assert (
+        list(output.outputs[0].token_ids) == step.generate(step.load(), prompt, 24)[len(prompt) :]
+    )
+    assert step.decode(prompt) + output.outputs[0].text in page(1)
+
+
+# The pages.
+
+
+def page(number: int) -> str:
+    return (FOLDER / f"step_{number}.md").read_text()
+
+
+def blocks(number: int, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page(number), re.DOTALL | re.MULTILINE)
+
+
+def code_lines(text: str) -> list[str]:
+    """Lines without their indentation: pages show methods by themselves, outside their class."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_pages_code_is_its_file_from_top_to_bottom(number: int):
+    source = (FOLDER / f"step_{number}.py").read_text()
+    assert code_lines("".join(blocks(number, "python"))) == code_lines(source)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_page_shows_what_its_file_prints(
+    number: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    path = FOLDER / f"step_{number}.py"
+    before = set(sys.modules)
+    runpy.run_path(str(path), run_name="__main__")
+    for name in set(sys.modules) - before:
+        if name.startswith("step_"):
+            monkeypatch.delitem(sys.modules, name)
+    [shown] = blocks(number, "console")
+    assert shown == f"$ python docs/tutorial/step_{number}.py\n" + capsys.readouterr().out
+
+
+def test_the_tutorial_needs_numpy_and_safetensors_only():
+    own = {f"step_{n}" for n in NUMBERS}
+    for number in NUMBERS:
+        for node in ast.walk(ast.parse((FOLDER / f"step_{number}.py").read_text())):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [node.module] if isinstance(node, ast.ImportFrom) else [node.names[0].name]
+                for name in names:
+                    top = name.split(".")[0]
+                    is_allowed = top in sys.stdlib_module_names or top in own
+                    assert is_allowed or top in {"numpy", "safetensors"}, f"step_{number}: {name}"
+
+
+def test_the_model_has_the_sizes_that_step_2_mentions():
+    config = json.loads((FOLDER.parents[1] / "mie/assets/tiny/config.json").read_text())
+    numbers = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    assert f"{numbers:,} numbers for every token" in page(2)
