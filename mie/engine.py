@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Literal, Protocol
 
 from mie.config import EngineConfig
+from mie.errors import RequestError
 from mie.events import EventLog
 from mie.interrupts import is_of_the_request
 from mie.runner import RowFault
@@ -15,7 +16,6 @@ from mie.sched.checks import (
     automatic_id,
     check_labels,
     check_logprobs,
-    check_request_id,
     check_token_ids,
 )
 from mie.sched.params import SamplingParams
@@ -135,10 +135,11 @@ class Engine:
             ConfigError: a field of ``params`` was assigned a value that is not allowed.
             RequestError: the request could never be served; nothing was added.
         """
-        check_request_id(request_id, self._requests)
+        check_labels(request_id, priority, cache_salt)
+        if request_id in self._requests:
+            raise RequestError(f"request id {request_id!r} is in use; choose another")
         params = params.verified()
         check_token_ids(token_ids, params, self._vocab_size)
-        check_labels(priority, cache_salt)
         check_logprobs(params, self.config.max_logprobs)
         number = self._num_requests
         request = Request(

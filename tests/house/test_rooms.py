@@ -40,10 +40,10 @@ ROOMS = {
     "settings": Room(),
     "sizes": Room(mie={"errors"}),
     "config": Room(mie={"errors", "reprs", "settings"}),
-    "limits": Room(mie={"config"}),
+    "limits": Room(mie={"config", "errors", "reprs", "settings"}),
     "vllm_names": Room(mie={"errors", "settings"}),
     "arguments": Room(mie={"settings", "sizes", "vllm_names"}),
-    "engine_args": Room(mie={"arguments", "config", "errors", "settings", "vllm_names"}),
+    "engine_args": Room(mie={"arguments", "config", "errors", "limits", "settings", "vllm_names"}),
     "events": Room(mie={"errors", "files"}),
     "host": Room(),
     "interrupts": Room(),
@@ -106,8 +106,9 @@ ROOMS = {
     ),
     "request_state": Room(mie={"outputs", "runner", "sched", "text"}),
     "processor": Room(
-        mie={"engine", "errors", "interrupts", "request_state", "sched.params", "step", "text"}
+        mie={"engine", "errors", "interrupts", "request_state", "step", "text.tokenizer"}
     ),
+    "prepare": Room(mie={"errors", "limits", "request_state", "sched", "text"}),
     "loop": Room(mie={"engine", "errors", "interrupts", "processor", "text.tokenizer"}),
     "driver": Room(mie={"errors", "loop", "outputs", "request_state"}),
     "build": Room(  # a model's engine and its text, for `LLM` and whatever else serves one
@@ -132,9 +133,10 @@ ROOMS = {
             "errors",
             "loop",
             "outputs",
-            "processor",
+            "prepare",
             "request_state",
             "progress",
+            "sched.checks",
             "sched.params",
             "text",
         },
@@ -146,7 +148,9 @@ ROOMS = {
             "llm",
             "loop",
             "outputs",
+            "prepare",
             "request_state",
+            "sched.checks",
             "sched.params",
             "text.pretrained",
         }
