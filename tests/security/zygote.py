@@ -8,6 +8,7 @@ its standard output says what became of it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -34,6 +35,7 @@ from mie.errors import MieError
 from mie.model.config import ModelConfig
 from mie.model.tensors import expected_tensors
 from mie.model.weights import Checkpoint
+from mie.text.chat import ChatTemplate
 from mie.text.tokenizer import Tokenizer
 
 MAX_CPU_SECONDS = 20
@@ -80,6 +82,22 @@ def tokenizer(directory: str) -> dict[str, Any]:
     return {"stdout": loaded.decode(loaded.encode("Hello"))}
 
 
+def encode(directory: str, text: str) -> dict[str, Any]:
+    """Loads a tokenizer, and counts the tokens of a text."""
+    return {"stdout": str(len(Tokenizer.load(Path(directory), None).encode(text)))}
+
+
+def render(template: str) -> dict[str, Any]:
+    """Renders a chat template, of whose text 80 characters are enough."""
+    text = ChatTemplate(template).render([{"role": "user", "content": "hello"}])
+    return {"stdout": text[:80]}
+
+
+def content_format(template: str) -> dict[str, Any]:
+    """Finds out what a template takes as content."""
+    return {"stdout": ChatTemplate(template).content_format}
+
+
 def call(name: str, *arguments: Any) -> dict[str, Any]:
     """Calls ``module:function``; the module lies beside this file, or can be imported."""
     module, _, function = name.partition(":")
@@ -87,7 +105,10 @@ def call(name: str, *arguments: Any) -> dict[str, Any]:
 
 
 ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
-    function.__name__: function for function in (cli, config, weights, generate, tokenizer, call)
+    function.__name__: function
+    for function in (
+        *(cli, config, weights, generate, tokenizer, encode, render, content_format, call),
+    )
 }
 
 
@@ -115,6 +136,9 @@ def measured(case: list[Any], idle: int) -> dict[str, Any]:
         os.close(reader)
         try:
             outcome = attempted(case)
+            gc.collect()  # which ends the process of the templates, so that its cost is counted
+            own, others = peak_bytes(resource.RUSAGE_SELF), peak_bytes(resource.RUSAGE_CHILDREN)
+            outcome["peak_bytes"] = max(0, own - idle) + others
             with os.fdopen(writer, "w") as file:
                 json.dump(outcome, file)
         finally:
@@ -128,8 +152,13 @@ def measured(case: list[Any], idle: int) -> dict[str, Any]:
     if is_hung:
         outcome = {"error": "hung", "message": f"no end after {MAX_WALL_SECONDS} s"}
     outcome["cpu_seconds"] = usage.ru_utime + usage.ru_stime
-    outcome["peak_bytes"] = max(0, 1024 * usage.ru_maxrss - idle)
+    outcome.setdefault("peak_bytes", 1024 * usage.ru_maxrss)
     return outcome
+
+
+def peak_bytes(who: int) -> int:
+    """The peak memory of this process, or of the largest one that it has waited for."""
+    return 1024 * resource.getrusage(who).ru_maxrss
 
 
 def everything(reader: int) -> tuple[str, bool]:
