@@ -56,7 +56,7 @@ ROOMS = {
     ),
     "memory": Room(),
     "replay": Room(mie={"errors", "events"}),
-    "text": Room(mie={"errors"}, packages={"tokenizers", "jinja2"}),
+    "text": Room(mie={"errors", "files"}, packages={"tokenizers", "jinja2"}),
     # level 2
     "backend": Room(mie={"config", "errors", "ops", "ops_cpu", "ops_gpu", "settings"}),
     "model": Room(
