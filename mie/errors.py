@@ -86,6 +86,7 @@ def shown(value: object) -> str:
         text = _BRIEF.repr(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits
         return f"an object of type {type(value).__name__} that cannot be printed"
+    text = " ".join(text.split())  # arrays are written in lines
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 

@@ -47,7 +47,7 @@ class RequestLimits:
         256, "stop strings, each of which is searched for in every new piece of text"
     )
     max_stop_chars: int = _limit(
-        4096, "characters of a stop string; a stream holds back that much text"
+        1024, "characters of a stop string; a stream holds back that much text"
     )
     max_stop_token_ids: int = _limit(4096, "ids of `stop_token_ids`")
     max_allowed_token_ids: int = _limit(2**20, "ids of `allowed_token_ids`")

@@ -77,7 +77,7 @@ class SamplingParams:
     frequency_penalty: Is subtracted from the logit of a token once for each time that the output
         contains it; -2 to 2 (OpenAI). Default: 0.0.
     stop: Ends the output before the first of these strings to appear in its text; one string, or
-        a list of up to 256 strings of up to 4096 characters (OpenAI). Default: None.
+        a list of up to 256 strings of up to 1024 characters (OpenAI). Default: None.
     stop_token_ids: Ends the output after any of these tokens, whose text is left out; a list of up
         to 4096 ids (vLLM). Default: None.
     bad_words: Bans every token that would complete one of these words in the output, with or

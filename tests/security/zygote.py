@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hostile_requests
+
 import mie.cli.inspect
 import mie.cli.sim
 import mie.cli.trace
@@ -116,9 +118,10 @@ ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    idle = status_bytes("VmRSS")
+    hostile_requests.llm()  # which every child has then
+    gc.freeze()  # so that a child collects its own garbage only
     for line in sys.stdin:
-        print(json.dumps(measured(json.loads(line), idle)), flush=True)
+        print(json.dumps(measured(json.loads(line))), flush=True)
 
 
 def status_bytes(name: str) -> int:
@@ -128,12 +131,13 @@ def status_bytes(name: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def measured(case: list[Any], idle: int) -> dict[str, Any]:
-    """What a case did in a child, its CPU seconds, and its peak memory above this process's."""
+def measured(case: list[Any]) -> dict[str, Any]:
+    """What a case did in a child, its CPU seconds, and its peak memory above the idle child's."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
+        idle = status_bytes("VmRSS")  # without pages of files that only the parent has mapped
         try:
             outcome = attempted(case)
             gc.collect()  # which ends the process of the templates, so that its cost is counted

@@ -458,7 +458,7 @@ def test_long_ranges_and_maps_are_refused():
 
 
 def test_long_strings_are_refused_by_their_length():
-    refuses("each of stop may have at most 4096 characters; got 4097", stop="x" * 4097)
+    refuses("each of stop may have at most 1024 characters; got 1025", stop="x" * 1025)
     refuses("each of bad_words may have at most 256 characters", bad_words=["x" * 257])
     refuses("each of bad_words_token_ids may have at most", bad_words_token_ids=[range(1029)])
 
