@@ -13,6 +13,7 @@ from measured import Zygote
 
 from mie import LLM, EngineArgs, RequestLimits, SamplingParams
 from mie.errors import ConfigError, RequestError
+from mie.prepare import Preparer
 
 CASES = [(group, name) for group, cases in GROUPS.items() for name in cases]
 
@@ -71,11 +72,30 @@ def test_each_limit_is_a_setting(
 ) -> None:
     sampling = SamplingParams(max_tokens=2, **params)
     own.prepare(prompt, sampling)
-    strict = own._preparer.__class__(
+    strict = Preparer(
         tokenizer=own.tokenizer, limits=EngineArgs(request_limits=limits).limits, max_model_len=64
     )
     with pytest.raises((ConfigError, RequestError), match=re.escape(message)):
         strict.prepare(prompt, sampling)
+
+
+class NeverEncodes:
+    """A tokenizer that must not be asked."""
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        raise AssertionError(f"{len(text)} characters were encoded")
+
+
+def test_a_long_prompt_is_never_encoded() -> None:
+    tokenizer: Any = NeverEncodes()
+    preparer = Preparer(tokenizer=tokenizer, limits=RequestLimits(), max_model_len=64)
+    for params in (SamplingParams(), SamplingParams(truncate_prompt_tokens=3)):
+        with pytest.raises(RequestError, match="65537 characters; the limit is 65536"):
+            preparer.prepare("a" * 65_537, params)
+    with pytest.raises(RequestError, match="65537 characters; the limit is 65536"):
+        preparer.encode("a" * 65_537, add_special_tokens=False)  # a rendered conversation
+    with pytest.raises(AssertionError, match="65536 characters were encoded"):
+        preparer.prepare("a" * 65_536, SamplingParams())
 
 
 @pytest.fixture(scope="module")
