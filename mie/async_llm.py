@@ -7,18 +7,20 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from mie.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
-from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError
-from mie.llm import LLM, Prompt
+from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError, shown
+from mie.llm import LLM
 from mie.loop import Command, EngineLoop
 from mie.metrics import Metric
 from mie.outputs import RequestOutput
+from mie.prepare import Prompt
 from mie.request_state import Collector, CollectorRef
+from mie.sched.checks import check_request_id
 from mie.sched.params import SamplingParams
 from mie.text.pretrained import PretrainedTokenizer
 
@@ -99,9 +101,8 @@ class AsyncLLM:
             data_parallel_rank=data_parallel_rank,
         )
         self._thread.check_alive()
-        params = sampling_params or self._llm.get_default_sampling_params()
         prepared = await asyncio.to_thread(
-            self._llm.prepare, prompt, params, params.output_kind, request_id, priority=priority
+            self._llm.prepare, prompt, sampling_params, None, request_id, priority=priority
         )
         processor = self._loop.processor
         collector = processor.new_collector()
@@ -133,10 +134,14 @@ class AsyncLLM:
             "AsyncLLM.encode needs an embedding model, and mie runs generative ones (call generate)"
         )
 
-    async def abort(self, request_id: str | Iterable[str]) -> None:
+    async def abort(self, request_id: str | Collection[str]) -> None:
         """End requests before the next step; each generator yields a final output."""
-        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
-        await self._thread.call(lambda: [*map(self._loop.processor.abort, request_ids)])
+        request_ids = [request_id] if isinstance(request_id, str) else request_id
+        if not isinstance(request_ids, Collection):
+            raise RequestError(f"request_id must be a string or a list; got {shown(request_id)}")
+        for each in request_ids:
+            check_request_id(each)
+        await self._thread.call(lambda: [*map(self._loop.processor.abort, list(request_ids))])
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; return False, and do nothing, if a request holds blocks."""

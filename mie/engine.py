@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Literal, Protocol
 
 from mie.config import EngineConfig
+from mie.errors import RequestError
 from mie.events import EventLog
 from mie.interrupts import is_of_the_request
 from mie.meter import StepMeter
@@ -17,7 +18,6 @@ from mie.sched.checks import (
     automatic_id,
     check_labels,
     check_logprobs,
-    check_request_id,
     check_token_ids,
 )
 from mie.sched.params import SamplingParams
@@ -139,10 +139,11 @@ class Engine:
             ConfigError: a field of ``params`` has a value that is not allowed.
             RequestError: the request can never be served. Nothing was added.
         """
-        check_request_id(request_id, self._requests)
+        check_labels(request_id, priority, cache_salt)
+        if request_id in self._requests:
+            raise RequestError(f"request id {request_id!r} is in use; choose another")
         params = params.verified()
         check_token_ids(token_ids, params, self._vocab_size)
-        check_labels(priority, cache_salt)
         if beam is None:  # the candidates of a beam are not for the caller
             check_logprobs(params, self.config.max_logprobs)
         else:

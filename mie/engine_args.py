@@ -19,6 +19,7 @@ from mie.config import (
     refuse_unknown,
 )
 from mie.errors import ConfigError
+from mie.limits import RequestLimits, limits_of
 from mie.settings import BACKENDS, setting, settings_of
 from mie.vllm_names import VllmNames, refuse_what_vllm_has
 
@@ -108,6 +109,13 @@ class ModelSettings:
         "text file that gets the event log as JSON lines; the caller closes it",
         "engine",
     )
+    request_limits: RequestLimits | Mapping[str, Any] | None = setting(
+        None,
+        "mapping",
+        "lower limits of what one request may ask for, by their names in RequestLimits",
+        "engine",
+        default_text="those of RequestLimits",
+    )
 
 
 @keyword_checked
@@ -136,6 +144,7 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
             if value is not None and not isinstance(value, Mapping):
                 raise ConfigError(f"{name} must be a dictionary; got {value!r}")
         self.engine_config()
+        _ = self.limits  # which checks them
 
     def __repr__(self) -> str:
         """The model, and what differs from the defaults."""
@@ -157,6 +166,11 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
                     check_setting(name, values[name], declared)
                 values[name] = default
         return EngineConfig(**values)
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What one request may ask for."""
+        return limits_of(self.request_limits)
 
     @property
     def dtype_name(self) -> str:

@@ -82,7 +82,11 @@ class MissingExtraError(MieError, ImportError):
 
 def shown(value: object) -> str:
     """The value as messages show it: escaped like a Python literal, and not longer than a line."""
-    text = _BRIEF.repr(value)
+    try:
+        text = _BRIEF.repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"an object of type {type(value).__name__} that cannot be printed"
+    text = " ".join(text.split())  # arrays are written in lines
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 

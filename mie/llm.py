@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from mie.beam_search import BeamSearcher, BeamSearchOutput
 from mie.build import build
 from mie.driver import Driver
 from mie.engine_args import EngineArgs, with_arguments_of
-from mie.errors import ConfigError, RequestError
+from mie.errors import ConfigError
 from mie.loop import EngineLoop
 from mie.metrics import Metric
 from mie.outputs import RequestOutput, raise_failed
-from mie.processor import without_text
+from mie.prepare import Preparer, Prompt, each_prompt
 from mie.progress import ProgressBar
 from mie.request_state import Collector, PreparedRequest
 from mie.sched.beam_params import BeamSearchParams
-from mie.sched.params import RequestOutputKind, SamplingParams, truncated
+from mie.sched.checks import check_request_id
+from mie.sched.params import RequestOutputKind, SamplingParams
 from mie.text.chat import refuse_unknown_options
 from mie.text.messages import Message, is_batch
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.template_files import TemplateFiles
-from mie.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; a mapping may have a
-``"cache_salt"`` too: only prompts with the same one share cached blocks."""
 
 
 class LLM:
@@ -64,6 +61,11 @@ class LLM:
         self.engine = parts.engine
         self._text_directory = parts.text_directory
         self.generation_config = parts.generation
+        self._preparer = Preparer(
+            tokenizer=self.tokenizer,
+            limits=self.engine_args.limits,
+            max_model_len=self.engine.max_model_len,
+        )
         self._pretrained: PretrainedTokenizer | None = None
         self.loop = EngineLoop(self.engine, self.tokenizer)
         self._driver = Driver(self.loop)
@@ -88,9 +90,8 @@ class LLM:
         for each, the lowest first, under the policy of that name. A bad prompt raises
         `RequestError` before anything runs; Ctrl-C ends all of them and gives every block back.
         """
-        each: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
-        default = self.get_default_sampling_params()
-        params = _one_for_each("sampling_params", sampling_params, len(each), default)
+        each = each_prompt(prompts)
+        params = _one_for_each("sampling_params", sampling_params, len(each), None)
         priorities = _one_for_each("priorities", priority, len(each), 0)
         prepared = [
             self.prepare(prompt, own, RequestOutputKind.FINAL_ONLY, priority=rank)
@@ -146,9 +147,7 @@ class LLM:
         """
         collector = self._driver.new_collector()
         try:
-            params = sampling_params or self.get_default_sampling_params()
-            prepared = self.prepare(prompt, params, params.output_kind)
-            self._driver.add([prepared], collector)
+            self._driver.add([self.prepare(prompt, sampling_params)], collector)
             finished = False
             while not finished:
                 for output in self._driver.wait(collector):
@@ -177,7 +176,7 @@ class LLM:
             RequestFailedError: a beam failed because of an error of its own.
         """
         refuse_unknown_options(LLM.generate, {"lora_request": lora_request})
-        each: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
+        each = each_prompt(prompts)
         kind, neutral = RequestOutputKind.FINAL_ONLY, SamplingParams()
         prepared = [self.prepare(prompt, neutral, kind) for prompt in each]
         searcher = BeamSearcher(self.loop, self._driver, self.tokenizer, params)
@@ -231,15 +230,16 @@ class LLM:
         The template writes BOS itself.
         """
         text = self.apply_chat_template(messages, **options)
-        token_ids = self._require_tokenizer().encode(text, add_special_tokens=False)
+        token_ids = self._preparer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}
 
     def get_tokenizer(self) -> PretrainedTokenizer:
         """The model's tokenizer, with the names and meanings of transformers."""
         if self._pretrained is None:
+            tokenizer = self._preparer.required_tokenizer()
             files = TemplateFiles(self._text_directory)
             name = str(self._text_directory)
-            self._pretrained = PretrainedTokenizer(self._require_tokenizer(), files, name)
+            self._pretrained = PretrainedTokenizer(tokenizer, files, name)
         return self._pretrained
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -271,8 +271,7 @@ class LLM:
         Raises:
             RequestError: it could never be served; nothing was added.
         """
-        kind = sampling_params.output_kind
-        prepared = self.prepare(prompt, sampling_params, kind, request_id, priority=priority)
+        prepared = self.prepare(prompt, sampling_params, None, request_id, priority=priority)
         [added] = self._driver.add([prepared], self._own_collector())
         return added
 
@@ -292,6 +291,7 @@ class LLM:
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step and free its blocks; ignore an unknown id."""
+        check_request_id(request_id)
         self._driver.abort(request_id)
 
     def reset_prefix_cache(self) -> bool:
@@ -330,58 +330,20 @@ class LLM:
     def prepare(
         self,
         prompt: Prompt,
-        params: SamplingParams,
-        output_kind: RequestOutputKind,
+        params: SamplingParams | None,
+        output_kind: RequestOutputKind | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,
     ) -> PreparedRequest:
-        """Check and tokenize a request, in the caller's thread."""
-        params = without_text(params, self.tokenizer)
-        text, token_ids = self._tokenize(prompt)
-        token_ids = list(truncated(token_ids, params, self.engine.max_model_len))
-        return PreparedRequest(
-            prompt=text,
-            token_ids=token_ids,
-            params=params,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=_cache_salt(prompt),
-            output_kind=output_kind,
-        )
+        """Check and tokenize a request, in the caller's thread.
 
-    def _tokenize(self, prompt: Any) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, str):
-            return prompt, self._require_tokenizer().encode(prompt)
-        if isinstance(prompt, Mapping):
-            text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-            if token_ids is not None:
-                return text, list(token_ids)
-            if isinstance(text, str):
-                return self._tokenize(text)
-            got = ", ".join(map(repr, prompt)) or "neither"
-            raise RequestError(f"a prompt needs 'prompt' or 'prompt_token_ids'; got {got}")
-        if isinstance(prompt, Sequence):
-            return None, list(prompt)
-        raise RequestError(f"a prompt is a text or a list of token ids; got {prompt!r}")
-
-    def _require_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise RequestError(
-                "this LLM has no tokenizer (skip_tokenizer_init=True); pass token ids"
-            )
-        return self.tokenizer
-
-
-def _is_single(prompts: object) -> bool:
-    """Whether it is one prompt: a text, a mapping, or a list of token ids."""
-    if isinstance(prompts, (str, Mapping)):
-        return True
-    return isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int)
-
-
-def _cache_salt(prompt: Any) -> Any:
-    return prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+        Raises:
+            ConfigError: a parameter is not allowed.
+            RequestError: the prompt or a label is malformed, or exceeds a limit.
+        """
+        given = self.get_default_sampling_params() if params is None else params
+        return self._preparer.prepare(prompt, given, output_kind, request_id, priority)
 
 
 def _one_for_each(name: str, given: Any, count: int, default: T) -> list[T]:

@@ -9,28 +9,8 @@ from mie.engine import Engine
 from mie.errors import RequestError
 from mie.interrupts import is_of_the_request
 from mie.request_state import Collector, CollectorRef, PreparedRequest, RequestState
-from mie.sched.params import SamplingParams
 from mie.step import StepOutput
-from mie.text.bad_words import encode_bad_words
 from mie.text.tokenizer import Tokenizer
-
-
-def without_text(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-    """Return a checked copy of parameters with their bad words in tokens: the engine knows no text.
-
-    Raises:
-        ConfigError: a field was assigned a value that is not allowed.
-        RequestError: stop strings or bad words are given, and there is no tokenizer.
-    """
-    params = params.verified()
-    for name, what in (("stop", "stop strings"), ("bad_words", "bad words")):
-        if getattr(params, name) and tokenizer is None:
-            raise RequestError(f"{what} need a tokenizer; load the model with its tokenizer")
-    if params.bad_words and tokenizer is not None:
-        encoded = encode_bad_words(tokenizer, params.bad_words)
-        params.bad_words_token_ids = (*(params.bad_words_token_ids or ()), *encoded)
-        params.bad_words = None
-    return params
 
 
 class OutputProcessor:

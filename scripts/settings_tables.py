@@ -14,11 +14,13 @@ from dataclasses import fields
 from pathlib import Path
 
 from mie.engine_args import EngineArgs
+from mie.limits import RequestLimits
 from mie.settings import BACKENDS, Setting, settings_of
 from mie.vllm_names import VllmNames
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-SECTIONS = tuple(dict.fromkeys(declared.section for _, _, declared in settings_of(EngineArgs)))
+ALL = (*settings_of(EngineArgs), *settings_of(RequestLimits))
+SECTIONS = tuple(dict.fromkeys(declared.section for _, _, declared in ALL))
 TABLE = re.compile(r"(<!-- settings: (.+?) -->\n).*?(<!-- end of settings -->)", re.DOTALL)
 
 
@@ -37,7 +39,7 @@ def table(section: str) -> str:
 
 def _of_mie(section: str) -> Iterator[str]:
     yield "| setting | default | meaning |\n|---|---|---|\n"
-    for name, default, declared in settings_of(EngineArgs):
+    for name, default, declared in ALL:
         if declared.section == section and not declared.alias_of:
             yield f"| `{name}` | {_default(default, declared)} | {_meaning(name, declared)} |\n"
 

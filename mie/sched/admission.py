@@ -19,17 +19,22 @@ def check_budget(config: EngineConfig, max_model_len: int) -> None:
         )
 
 
-def check_fits(
-    request: Request, config: EngineConfig, manager: KVCacheManager, max_model_len: int
-) -> None:
-    """Raise `RequestError` if even an idle engine could not serve the request."""
-    num_prompt = request.num_prompt
+def check_length(num_prompt: int, max_model_len: int) -> None:
+    """Raise `RequestError` if a prompt of that many tokens leaves no room for an answer."""
     if num_prompt >= max_model_len:
         raise RequestError(
             f"prompt has {num_prompt} tokens; the context holds {max_model_len}, the answer "
             "included (shorten the prompt, or raise max_model_len to at least "
             f"{num_prompt + 1} if the model allows it)"
         )
+
+
+def check_fits(
+    request: Request, config: EngineConfig, manager: KVCacheManager, max_model_len: int
+) -> None:
+    """Raise `RequestError` if even an idle engine could not serve the request."""
+    num_prompt = request.num_prompt
+    check_length(num_prompt, max_model_len)
     if manager.blocks_for(num_prompt) > manager.num_blocks:
         raise RequestError(
             f"prompt has {num_prompt} tokens; the KV cache holds "

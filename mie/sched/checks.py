@@ -1,11 +1,13 @@
 """Check a request on its own, independent of the engine's settings."""
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from numbers import Integral
 
 from mie.errors import RequestError
+from mie.limits import DEFAULT_LIMITS, RequestLimits
 from mie.sched.params import SamplingParams
+from mie.sched.values import shown
 
 _AUTOMATIC_ID = re.compile(r"auto-\d+")
 
@@ -15,18 +17,9 @@ def automatic_id(number: int) -> str:
     return f"auto-{number}"
 
 
-def check_request_id(request_id: object, in_use: Container[object]) -> None:
-    """Raise `RequestError` unless this id is valid for a caller to choose. None chooses no id."""
-    if request_id is None:
-        return
-    if not isinstance(request_id, str) or not request_id:
-        raise RequestError(f"request_id must be a non-empty string; got {request_id!r}")
-    if _AUTOMATIC_ID.fullmatch(request_id):
-        raise RequestError(
-            f"request id {request_id!r} has the form of an automatic id; choose another"
-        )
-    if request_id in in_use:
-        raise RequestError(f"request id {request_id!r} is in use; choose another")
+def check_request_id(request_id: object, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+    """Raise `RequestError` unless it is text that may be the id of a request."""
+    _check_text("request_id", request_id, limits.max_request_id_chars)
 
 
 def check_token_ids(token_ids: Sequence[int], params: SamplingParams, vocab_size: int) -> None:
@@ -40,16 +33,36 @@ def check_token_ids(token_ids: Sequence[int], params: SamplingParams, vocab_size
         for token_id in ids:
             if not _is_integer(token_id) or not 0 <= token_id <= last:
                 raise RequestError(
-                    f"{what} has token id {token_id!r}; the vocabulary has ids 0 … {last}"
+                    f"{what} has token id {shown(token_id)}; the vocabulary has ids 0 … {last}"
                 )
 
 
-def check_labels(priority: object, cache_salt: object) -> None:
-    """Raise `RequestError` unless both have the right type."""
+def check_labels(
+    request_id: object,
+    priority: object,
+    cache_salt: object,
+    limits: RequestLimits = DEFAULT_LIMITS,
+) -> None:
+    """Raise `RequestError` unless a caller may choose these. An id of None chooses no id."""
+    if request_id is not None:
+        check_request_id(request_id, limits)
+        if _AUTOMATIC_ID.fullmatch(str(request_id)):
+            raise RequestError(
+                f"request id {request_id!r} has the form of an automatic id; choose another"
+            )
     if not _is_integer(priority):
-        raise RequestError(f"priority must be an integer; got {priority!r}")
-    if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
-        raise RequestError(f"cache_salt must be a non-empty string; got {cache_salt!r}")
+        raise RequestError(f"priority must be an integer; got {shown(priority)}")
+    if not -(2**63) <= priority < 2**63:  # type: ignore[operator]  # it is an integer
+        raise RequestError(f"priority must be in -2**63 … 2**63 - 1; got {shown(priority)}")
+    if cache_salt is not None:
+        _check_text("cache_salt", cache_salt, limits.max_cache_salt_chars)
+
+
+def _check_text(name: str, value: object, max_chars: int) -> None:
+    if not isinstance(value, str) or not value:
+        raise RequestError(f"{name} must be a non-empty string; got {shown(value)}")
+    if len(value) > max_chars:
+        raise RequestError(f"{name} may have at most {max_chars} characters; got {len(value)}")
 
 
 def check_logprobs(params: SamplingParams, limit: int) -> None:

@@ -77,11 +77,11 @@ class SamplingParams:
     frequency_penalty: Is subtracted from the logit of a token once for each time that the output
         contains it; -2 to 2 (OpenAI). Default: 0.0.
     stop: Ends the output before the first of these strings to appear in its text; one string, or
-        a list of up to 256 strings of up to 4096 characters (OpenAI). Default: None.
+        a list of up to 256 strings of up to 1024 characters (OpenAI). Default: None.
     stop_token_ids: Ends the output after any of these tokens, whose text is left out; a list of up
         to 4096 ids (vLLM). Default: None.
     bad_words: Bans every token that would complete one of these words in the output, with or
-        without a space before it; a list of up to 1024 words of up to 1024 characters, which
+        without a space before it; a list of up to 1024 words of up to 256 characters, which
         needs a tokenizer (vLLM). Default: None.
     bad_words_token_ids: Bans the last token of each of these lists of token ids where the output
         ends with the others; up to 2048 lists, to which `LLM` adds the spellings of ``bad_words``
@@ -115,8 +115,8 @@ class SamplingParams:
         None.
     trace_decode_token_ids: Generates these tokens first, with their true log-probabilities, and
         does not end at the stop tokens among them; up to 2**20 ids. Default: None.
-    extra_args: Is kept and handed back, and has no effect; a mapping for programs that attach data
-        of their own to a request (vLLM). Default: None.
+    extra_args: Is kept and handed back, and has no effect; a mapping of up to 1024 entries for
+        programs that attach data of their own to a request (vLLM). Default: None.
     """
 
     n: int = 1
@@ -185,6 +185,9 @@ class SamplingParams:
         if extra is not None:
             if not isinstance(extra, Mapping):
                 raise ConfigError(f"extra_args must be a mapping; got {values.shown(extra)}")
+            if len(extra) > limits.max_extra_args:
+                limit = limits.max_extra_args
+                raise ConfigError(f"extra_args may have at most {limit} entries; got {len(extra)}")
             self.extra_args = dict(extra)
         self._refuse_contradictions()
 
@@ -250,7 +253,8 @@ class SamplingParams:
             lists = values.items(
                 name, self.bad_words_token_ids, "a list of lists of token ids", limit
             )
-            spelled = tuple(values.token_ids(f"each of {name}", ids, length) for ids in lists)
+            most = 4 * (length + 1)  # a token for each byte, and for those of a space
+            spelled = tuple(values.token_ids(f"each of {name}", ids, most) for ids in lists)
             self.bad_words_token_ids = spelled or None
 
     def _refuse_contradictions(self) -> None:

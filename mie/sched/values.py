@@ -75,6 +75,8 @@ def token_ids(name: str, value: Any, limit: int, *, may_be_empty: bool = False) 
     ids = items(name, value, "a list of token ids", limit)
     if not ids and not may_be_empty:
         raise ConfigError(f"{name} must name at least one token, or be None; got an empty list")
+    if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0:
+        return ids  # a short cut: they may be a million
     each = f"each of {name}"
     return tuple([integer(each, token_id, 0) for token_id in ids])
 
@@ -102,8 +104,13 @@ def biases(name: str, value: Any, limit: int, most: float) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name} must map token ids to numbers; got {shown(value)}")
     bias: dict[int, float] = {}
-    for key in items(name, iter(value), "a mapping", limit):
+    keys = items(name, iter(value), "a mapping", limit)
+    numbers = list(map(value.__getitem__, keys))
+    is_plain = set(map(type, keys)) <= {int} and set(map(type, numbers)) <= {float}
+    if is_plain and min(keys, default=0) >= 0 and all(-most <= x <= most for x in numbers):
+        return dict(zip(keys, numbers, strict=True))  # a short cut: they may be a million
+    for key, number in zip(keys, numbers, strict=True):
         is_number = isinstance(key, str) and key.isdecimal() and len(key) < 20
         token_id = integer(f"each key of {name}", int(key) if is_number else key, 0)
-        bias[token_id] = real(f"{name} of token {token_id}", value[key], -most, most)
+        bias[token_id] = real(f"{name} of token {token_id}", number, -most, most)
     return bias

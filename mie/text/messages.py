@@ -6,10 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from mie.errors import RequestError
+from mie.errors import RequestError, shown
 
 Message: TypeAlias = Mapping[str, Any]
 """``{"role": "user", "content": "Hello"}``."""
+
+MOST_MESSAGES = 2**16
+"""Each of them is a few tokens at least."""
 
 _OF_PEOPLE = ("system", "developer", "user", "assistant")  # others are tools, with any content
 _TEXT_PARTS = {
@@ -56,12 +59,16 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         )
     if not messages:
         raise RequestError("messages is empty; give at least one message")
+    if len(messages) > MOST_MESSAGES:
+        raise RequestError(f"messages has {len(messages)} entries; the limit is {MOST_MESSAGES}")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise RequestError(f"messages[{index}] must be an object, got {type(message).__name__}")
         role = message.get("role")
         if not isinstance(role, str) or not role:
-            raise RequestError(f"messages[{index}] must have a role such as 'user', got {role!r}")
+            raise RequestError(
+                f"messages[{index}] must have a role such as 'user', got {shown(role)}"
+            )
     return [dict(message) for message in messages]
 
 
@@ -113,7 +120,7 @@ def _part(part: Any, where: str) -> str:
     if isinstance(text, str):
         return text
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise RequestError(f"{where}: only parts of type 'text' are supported, got {kind!r}")
+    raise RequestError(f"{where}: only parts of type 'text' are supported, got {shown(kind)}")
 
 
 def _call(call: Any, where: str) -> Any:

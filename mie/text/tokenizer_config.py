@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mie.errors import TokenizerError
+from mie.files import read_file
 from mie.text.printable import printable
 
 FILE_NAME = "tokenizer_config.json"
@@ -66,24 +65,11 @@ def read_text(path: Path, largest: int) -> str:
         TokenizerError: the file cannot be read, is too large or not UTF-8; the message names it.
     """
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise TokenizerError(f"cannot read {path}: it is not a regular file")
-            data = file.read(largest + 1)
+        return read_file(path, largest).decode("utf-8")
     except OSError as error:
         raise TokenizerError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(data) > largest:
-        size = f"{status.st_size:,}"
-        raise TokenizerError(f"{path} has {size} bytes; the limit is {largest:,}")
-    try:
-        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path} is not UTF-8 text: {error}") from error
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its writer
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -40,10 +40,10 @@ ROOMS = {
     "settings": Room(),
     "sizes": Room(mie={"errors"}),
     "config": Room(mie={"errors", "reprs", "settings"}),
-    "limits": Room(mie={"config"}),
+    "limits": Room(mie={"config", "errors", "reprs", "settings"}),
     "vllm_names": Room(mie={"errors", "settings"}),
     "arguments": Room(mie={"settings", "sizes", "vllm_names"}),
-    "engine_args": Room(mie={"arguments", "config", "errors", "settings", "vllm_names"}),
+    "engine_args": Room(mie={"arguments", "config", "errors", "limits", "settings", "vllm_names"}),
     "events": Room(mie={"errors", "files"}),
     "host": Room(),
     "interrupts": Room(),
@@ -56,7 +56,7 @@ ROOMS = {
     ),
     "memory": Room(),
     "replay": Room(mie={"errors", "events"}),
-    "text": Room(mie={"interrupts", "errors"}, packages={"tokenizers", "jinja2"}),
+    "text": Room(mie={"interrupts", "errors", "files"}, packages={"tokenizers", "jinja2"}),
     # level 2
     "backend": Room(mie={"config", "errors", "ops", "ops_cpu", "ops_gpu", "settings"}),
     "model": Room(
@@ -120,8 +120,9 @@ ROOMS = {
     ),
     "request_state": Room(mie={"outputs", "runner", "sched", "text"}),
     "processor": Room(
-        mie={"engine", "errors", "interrupts", "request_state", "sched.params", "step", "text"}
+        mie={"engine", "errors", "interrupts", "request_state", "step", "text.tokenizer"}
     ),
+    "prepare": Room(mie={"errors", "limits", "request_state", "sched", "text"}),
     "loop": Room(mie={"engine", "errors", "interrupts", "processor", "text.tokenizer"}),
     "driver": Room(mie={"errors", "loop", "outputs", "request_state"}),
     "build": Room(  # a model's engine and its text, for `LLM` and whatever else serves one
@@ -160,10 +161,11 @@ ROOMS = {
             "loop",
             "metrics",
             "outputs",
-            "processor",
+            "prepare",
             "request_state",
             "progress",
             "sched.beam_params",
+            "sched.checks",
             "sched.params",
             "text",
         },
@@ -176,7 +178,9 @@ ROOMS = {
             "loop",
             "metrics",
             "outputs",
+            "prepare",
             "request_state",
+            "sched.checks",
             "sched.params",
             "text.pretrained",
         }

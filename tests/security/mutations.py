@@ -18,7 +18,7 @@ TEXTS = [
     *("..", "/", "../../etc/passwd", "/dev/zero", "null", "NaN", "True", "-1", "1e999"),
     *("F32", "BF16", "F64", "yarn", "linear", "llama3", "full_attention", "sliding_attention"),
     *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM", "LlamaForCausalLM"),
-    *("</s>", "{{ 1 }}", "%s", "{0}", "a.safetensors"),
+    *("\ud800", "</s>", "{{ 1 }}", "%s", "{0}", "a.safetensors"),
 ]
 
 
@@ -108,6 +108,8 @@ def change(place: Any, draw: random.Random, whole: Any) -> None:
 def text_of(value: Any, draw: random.Random) -> str:
     """The value as JSON; now and then with a key twice, which JSON allows."""
     text = json.dumps(value, ensure_ascii=draw.random() < 0.5)
+    if any("\ud800" <= character < "\ue000" for character in text):
+        text = json.dumps(value)  # UTF-8 has no half of a surrogate pair, but JSON's escapes have
     if draw.random() < 0.05 and isinstance(value, dict) and value:
         key = json.dumps(draw.choice(list(value)))
         text = f"{text[:-1]}, {key}: {json.dumps(hostile(draw))}}}"

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from text_cases import HELLO, check_cost, check_refused, measured
+from measured import Zygote
 
 from mie.errors import ChatTemplateError
 from mie.text import renderer
 from mie.text.chat import ChatTemplate
 from mie.text.renderer import TemplateRenderer
 
+HELLO = [{"role": "user", "content": "hello"}]
 MEGABYTE = "{% set s = 'a' * 1000000 %}"
 NAMESPACES = "{% set ns = namespace(x='a' * 1000000) %}"
 RUNAWAYS = {
@@ -68,20 +69,11 @@ RUNAWAYS = {
 STOPPED = ("was stopped", "did not end", "wrote too long a prompt")
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[str, dict[str, Any]]:
-    """What each template came to, and its cost."""
-    cases = [*RUNAWAYS.items(), *COMPILED.items(), *ESCAPES.items()]
-    results = measured([("render", template) for _, template in cases])
-    return dict(zip([name for name, _ in cases], results, strict=True))
-
-
 @pytest.mark.parametrize("name", RUNAWAYS)
-def test_a_template_that_runs_away_is_stopped(
-    name: str, outcomes: dict[str, dict[str, Any]]
-) -> None:
-    check_refused(outcomes[name], "the chat template")
-    assert any(word in outcomes[name]["outcome"] for word in STOPPED), outcomes[name]
+def test_a_template_that_runs_away_is_stopped(name: str, zygote: Zygote) -> None:
+    result = zygote.run("render", RUNAWAYS[name])
+    result.check_refused("the chat template")
+    assert any(word in result.message for word in STOPPED), result
 
 
 COMPILED = {
@@ -100,13 +92,12 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_a_template_that_is_hard_to_compile_costs_little(
-    name: str, outcomes: dict[str, dict[str, Any]]
-) -> None:
-    check_cost(outcomes[name])
+def test_a_template_that_is_hard_to_compile_costs_little(name: str, zygote: Zygote) -> None:
+    result = zygote.run("render", COMPILED[name])
+    result.check_cost()
     harmless = {"many expressions", "many additions", "a chain of filters", "many blocks"}
-    if name not in harmless or outcomes[name]["is_ours"]:  # a fast machine compiles some in time
-        check_refused(outcomes[name], "the chat template")
+    if name not in harmless or result.error:  # a fast machine compiles some in time
+        result.check_refused("the chat template")
 
 
 ESCAPES = {
@@ -124,26 +115,22 @@ ESCAPES = {
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-def test_a_template_sees_nothing_and_says_nothing_of_python(
-    name: str, outcomes: dict[str, dict[str, Any]]
-) -> None:
-    outcome = outcomes[name]["outcome"]
-    check_cost(outcomes[name])
+def test_a_template_sees_nothing_and_says_nothing_of_python(name: str, zygote: Zygote) -> None:
+    result = zygote.run("render", ESCAPES[name])
+    result.check_cost()
     for secret in ("TemplateError'", "builtin", "/usr", "root:", "<class"):
-        assert secret not in outcome
-    if outcome:  # what is not there is written as nothing
-        check_refused(outcomes[name])
+        assert secret not in result.message + result.stdout
+    if result.stdout or result.error:  # what is not there is written as nothing
+        result.check_refused()
 
 
-def test_finding_the_content_format_is_limited_too() -> None:
-    [hard, deep] = measured(
-        [
-            ("content_format", "{{ " + "(" * 60_000),
-            ("content_format", "{% for m in messages %}" * 4000 + "{% endfor %}" * 4000),
-        ]
-    )
-    check_refused(hard, "the chat template")
-    check_refused(deep, "the chat template")
+@pytest.mark.parametrize(
+    "template",
+    ["{{ " + "(" * 60_000, "{% for m in messages %}" * 4000 + "{% endfor %}" * 4000],
+    ids=["hard", "deep"],
+)
+def test_finding_the_content_format_is_limited_too(template: str, zygote: Zygote) -> None:
+    zygote.run("content_format", template).check_refused("the chat template")
 
 
 # The worker

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from measured import Zygote
 from small_tokenizers import KINDS
-from text_cases import check_cost, check_refused, measured
 
 from mie.errors import RequestError, TokenizerError
 from mie.text.detokenizer import Detokenizer
@@ -137,17 +137,6 @@ AT_REQUEST = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What each tokenizer came to, and its cost."""
-    cases: list[tuple[str, Any]] = []
-    for number, (text, _) in enumerate(AT_LOAD.values()):
-        cases.append(("load_tokenizer", save(tmp_path_factory.mktemp(str(number)), text)))
-    for number, (text, prompt, _) in enumerate(AT_REQUEST.values()):
-        cases.append(("encode", [save(tmp_path_factory.mktemp(f"r{number}"), text), prompt]))
-    return dict(zip([*AT_LOAD, *AT_REQUEST], measured(cases), strict=True))
-
-
 def save(directory: Path, text: str) -> str:
     (directory / "tokenizer.json").write_text(text)
     return str(directory)
@@ -155,24 +144,26 @@ def save(directory: Path, text: str) -> str:
 
 @pytest.mark.parametrize("name", AT_LOAD)
 def test_a_tokenizer_that_asks_for_too_much_is_refused_at_load(
-    name: str, outcomes: dict[str, dict[str, Any]]
+    name: str, tmp_path: Path, zygote: Zygote
 ) -> None:
-    check_refused(outcomes[name], "tokenizer.json", AT_LOAD[name][1])
+    text, words = AT_LOAD[name]
+    zygote.run("tokenizer", save(tmp_path, text)).check_refused("tokenizer.json", words)
 
 
 @pytest.mark.parametrize("name", AT_REQUEST)
 def test_a_tokenizer_that_fails_at_a_prompt_refuses_the_prompt(
-    name: str, outcomes: dict[str, dict[str, Any]]
+    name: str, tmp_path: Path, zygote: Zygote
 ) -> None:
-    check_refused(outcomes[name], AT_REQUEST[name][2])
+    text, prompt, words = AT_REQUEST[name]
+    zygote.run("encode", save(tmp_path, text), prompt).check_refused(words)
 
 
-def test_a_part_cannot_hide_behind_another_spelling(tmp_path: Path) -> None:
+def test_a_part_cannot_hide_behind_another_spelling(tmp_path: Path, zygote: Zygote) -> None:
     tokenizer = Tokenizer.load(Path(save(tmp_path, ESCAPED)), None)
     assert tokenizer.encode("a") == [0]
-    [result] = measured([("encode", [str(tmp_path), "a" * 40])])
-    check_cost(result)
-    assert result["outcome"] == "1"
+    result = zygote.run("encode", tmp_path, "a" * 40)
+    result.check_cost()
+    assert result.stdout == "1"
 
 
 def test_a_panic_while_decoding_is_a_request_error(tmp_path: Path) -> None:
@@ -225,7 +216,7 @@ def test_pipes_devices_and_endless_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").unlink()
     with open(tmp_path / "tokenizer_config.json", "wb") as file:
         file.truncate(20 << 20)
-    with pytest.raises(TokenizerError, match=r"has 20,971,520 bytes; the limit is 16,777,216"):
+    with pytest.raises(TokenizerError, match=r"has more than 16,777,216 bytes, which is the limit"):
         Tokenizer.load(tmp_path, None)
 
 

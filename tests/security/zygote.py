@@ -8,6 +8,7 @@ its standard output says what became of it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -20,6 +21,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import hostile_requests
 
 import mie.cli.inspect
 import mie.cli.sim
@@ -34,6 +37,7 @@ from mie.errors import MieError
 from mie.model.config import ModelConfig
 from mie.model.tensors import expected_tensors
 from mie.model.weights import Checkpoint
+from mie.text.chat import ChatTemplate
 from mie.text.tokenizer import Tokenizer
 
 MAX_CPU_SECONDS = 20
@@ -80,6 +84,22 @@ def tokenizer(directory: str) -> dict[str, Any]:
     return {"stdout": loaded.decode(loaded.encode("Hello"))}
 
 
+def encode(directory: str, text: str) -> dict[str, Any]:
+    """Loads a tokenizer, and counts the tokens of a text."""
+    return {"stdout": str(len(Tokenizer.load(Path(directory), None).encode(text)))}
+
+
+def render(template: str) -> dict[str, Any]:
+    """Renders a chat template, of whose text 80 characters are enough."""
+    text = ChatTemplate(template).render([{"role": "user", "content": "hello"}])
+    return {"stdout": text[:80]}
+
+
+def content_format(template: str) -> dict[str, Any]:
+    """Finds out what a template takes as content."""
+    return {"stdout": ChatTemplate(template).content_format}
+
+
 def call(name: str, *arguments: Any) -> dict[str, Any]:
     """Calls ``module:function``; the module lies beside this file, or can be imported."""
     module, _, function = name.partition(":")
@@ -87,7 +107,10 @@ def call(name: str, *arguments: Any) -> dict[str, Any]:
 
 
 ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
-    function.__name__: function for function in (cli, config, weights, generate, tokenizer, call)
+    function.__name__: function
+    for function in (
+        *(cli, config, weights, generate, tokenizer, encode, render, content_format, call),
+    )
 }
 
 
@@ -95,9 +118,10 @@ ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    idle = status_bytes("VmRSS")
+    hostile_requests.llm()  # which every child has then
+    gc.freeze()  # so that a child collects its own garbage only
     for line in sys.stdin:
-        print(json.dumps(measured(json.loads(line), idle)), flush=True)
+        print(json.dumps(measured(json.loads(line))), flush=True)
 
 
 def status_bytes(name: str) -> int:
@@ -107,14 +131,18 @@ def status_bytes(name: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def measured(case: list[Any], idle: int) -> dict[str, Any]:
-    """What a case did in a child, its CPU seconds, and its peak memory above this process's."""
+def measured(case: list[Any]) -> dict[str, Any]:
+    """What a case did in a child, its CPU seconds, and its peak memory above the idle child's."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
+        idle = status_bytes("VmRSS")  # without pages of files that only the parent has mapped
         try:
             outcome = attempted(case)
+            gc.collect()  # which ends the process of the templates, so that its cost is counted
+            own, others = peak_bytes(resource.RUSAGE_SELF), peak_bytes(resource.RUSAGE_CHILDREN)
+            outcome["peak_bytes"] = max(0, own - idle) + others
             with os.fdopen(writer, "w") as file:
                 json.dump(outcome, file)
         finally:
@@ -128,8 +156,13 @@ def measured(case: list[Any], idle: int) -> dict[str, Any]:
     if is_hung:
         outcome = {"error": "hung", "message": f"no end after {MAX_WALL_SECONDS} s"}
     outcome["cpu_seconds"] = usage.ru_utime + usage.ru_stime
-    outcome["peak_bytes"] = max(0, 1024 * usage.ru_maxrss - idle)
+    outcome.setdefault("peak_bytes", 1024 * usage.ru_maxrss)
     return outcome
+
+
+def peak_bytes(who: int) -> int:
+    """The peak memory of this process, or of the largest one that it has waited for."""
+    return 1024 * resource.getrusage(who).ru_maxrss
 
 
 def everything(reader: int) -> tuple[str, bool]:

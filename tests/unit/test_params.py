@@ -458,9 +458,9 @@ def test_long_ranges_and_maps_are_refused():
 
 
 def test_long_strings_are_refused_by_their_length():
-    refuses("each of stop may have at most 4096 characters; got 4097", stop="x" * 4097)
-    refuses("each of bad_words may have at most 1024 characters", bad_words=["x" * 1025])
-    refuses("each of bad_words_token_ids may have at most", bad_words_token_ids=[range(1025)])
+    refuses("each of stop may have at most 1024 characters; got 1025", stop="x" * 1025)
+    refuses("each of bad_words may have at most 256 characters", bad_words=["x" * 257])
+    refuses("each of bad_words_token_ids may have at most", bad_words_token_ids=[range(1029)])
 
 
 def test_a_server_may_set_lower_limits():
@@ -470,7 +470,7 @@ def test_a_server_may_set_lower_limits():
         SamplingParams(n=3).verified(limits)
     with pytest.raises(ConfigError, match="stop may have at most 1 entries"):
         SamplingParams(stop=["a", "b"]).verified(limits)
-    with pytest.raises(ConfigError, match="max_n must be an integer at least 1; got 0"):
+    with pytest.raises(ConfigError, match="max_n must be an integer in 1 … 1024; got 0"):
         RequestLimits(max_n=0)
 
 
