@@ -14,14 +14,14 @@ class BeamSearchParams:
 
     The names and their meaning are vLLM's. A bad value or an unknown name raises `ConfigError`.
 
-        beam_width: Number of beams that are kept after every token and returned; 1 to 1024.
-        max_tokens: Maximum number of new tokens of a beam; at least 1.
-        ignore_eos: Continue after the model's end-of-text token. Default: False.
-        temperature: Divide the logits by this before computing log-probabilities; 0 to 1000. 0
-            leaves the logits as they are. Default: 0.0.
-        length_penalty: Divide a beam's log-probability by its length to this power; -10 to 10.
-            Values above 1 favour long beams (Wu et al., 2016, arXiv:1609.08144). Default: 1.0.
-        include_stop_str_in_output: Keep the end-of-text token in the text. Default: False.
+    beam_width: Number of beams that are kept after every token and returned; 1 to 1024.
+    max_tokens: Maximum number of new tokens of a beam; at least 1.
+    ignore_eos: Continue after the model's end-of-text token. Default: False.
+    temperature: Divide the logits by this before computing log-probabilities; 0 to 1000. 0
+        leaves the logits as they are. Default: 0.0.
+    length_penalty: Divide a beam's log-probability by its length to this power; -10 to 10.
+        Values above 1 favour long beams (Wu et al., 2016, arXiv:1609.08144). Default: 1.0.
+    include_stop_str_in_output: Keep the end-of-text token in the text. Default: False.
     """
 
     beam_width: int

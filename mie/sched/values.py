@@ -88,9 +88,7 @@ def strings(
     found = items(name, value, kind, limit)
     for string in found:
         if not isinstance(string, str) or not string:
-            raise ConfigError(
-                f"each of {name} must be a string that is not empty; got {shown(string)}"
-            )
+            raise ConfigError(f"each of {name} must be a non-empty string; got {shown(string)}")
         if len(string) > max_chars:
             raise ConfigError(
                 f"each of {name} may have at most {max_chars} characters; got {len(string)}"

@@ -63,7 +63,7 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path):
     assert "dtype 'float8'" in error_line(mie("diff", "--b", "numpy", "--dtype-b", "float8"))
     assert "no parameter 'block_size'" in error_line(mie("diff", "--set-b", "block_size=8"))
     assert "--inject takes OP" in error_line(mie("diff", "--inject", "softmax"))
-    assert "write over the directory" in error_line(mie("diff", "--html", tmp_path))
+    assert "overwrite the directory" in error_line(mie("diff", "--html", tmp_path))
     assert "nowhere" in error_line(mie("diff", *NUMPY, "--model", "./nowhere"))
     assert "block_size" in error_line(mie("diff", *NUMPY, "--block-size", "0"))
 
@@ -72,7 +72,7 @@ def test_a_fault_that_meets_no_call_is_known_after_a_has_run():
     process = mie("diff", *NUMPY, "--inject", "q_norm")
     assert process.returncode == 2
     assert process.stdout == b""
-    assert "mie: error: --inject q_norm meets no call" in process.stderr.decode()
+    assert "mie: error: --inject q_norm matches no call" in process.stderr.decode()
 
 
 def test_help_says_what_the_columns_mean():

@@ -98,9 +98,9 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
     "a stop string of 10 MB": (lambda: SamplingParams(stop="a" * MEGABYTES_10),
                                "at most 1024 characters; got 10000000"),
     "a stop string of bytes": (sampled(stop=b"a"), "stop must be a string"),
-    "stop strings that are ids": (sampled(stop=[1]), "each of stop must be a string"),
+    "stop strings that are ids": (sampled(stop=[1]), "each of stop must be a non-empty"),
     "a number as stop": (sampled(stop=5), "stop must be a string or a list"),
-    "deep stop": (sampled(stop=nested(10_000)), "each of stop must be a string"),
+    "deep stop": (sampled(stop=nested(10_000)), "each of stop must be a non-empty"),
     "a range of stop ids": (sampled(stop_token_ids=range(BIG)), "at most 4096 entries"),
     "endless stop ids": (lambda: SamplingParams(stop_token_ids=forever(1)), "at most 4096"),
     "True as a stop id": (sampled(stop_token_ids=[True]), "each of stop_token_ids"),
@@ -209,9 +209,9 @@ PROMPTS: dict[str, tuple[Callable[[], object], str]] = {
 
 LABELS: dict[str, tuple[Callable[[], object], str]] = {
     "a long request id": (queued(request_id="a" * MEGABYTES_10), "at most 1024 characters"),
-    "an empty request id": (queued(request_id=""), "request_id must be a string"),
+    "an empty request id": (queued(request_id=""), "request_id must be a non-empty"),
     "a request id that is a list": (queued(request_id=["a"] * 10**6), "request_id must be"),
-    "a request id that is a number": (queued(request_id=LONG), "request_id must be a string"),
+    "a request id that is a number": (queued(request_id=LONG), "request_id must be a non-empty"),
     "an id of mie's own": (queued(request_id="auto-1"), "choose another"),
     "priority True": (queued(priority=True), "priority must be an integer"),
     "priority that cannot be printed": (queued(priority=LONG), "priority must be in -2**63"),
@@ -221,10 +221,10 @@ LABELS: dict[str, tuple[Callable[[], object], str]] = {
     "the wrong number of priorities": (prompted(lambda: "a", priority=[1, 2]), "as many"),
     "a long salt": (queued({"prompt": "a", "cache_salt": "a" * MEGABYTES_10}),
                     "cache_salt may have at most 1024 characters"),
-    "an empty salt": (queued({"prompt": "a", "cache_salt": ""}), "cache_salt must be a string"),
+    "an empty salt": (queued({"prompt": "a", "cache_salt": ""}), "cache_salt must be a non-empty"),
     "a salt that is a list": (queued({"prompt": "a", "cache_salt": []}), "cache_salt must be"),
-    "aborting a list": (lambda: llm().abort(["a"]), "request_id must be a string"),
-    "aborting None": (lambda: llm().abort(None), "request_id must be a string"),
+    "aborting a list": (lambda: llm().abort(["a"]), "request_id must be a non-empty"),
+    "aborting None": (lambda: llm().abort(None), "request_id must be a non-empty"),
 }  # fmt: skip
 
 CHATS: dict[str, tuple[Callable[[], object], str]] = {

@@ -163,7 +163,7 @@ def test_bad_requests_are_refused_one_by_one(llm, alone):
     async def main():
         with pytest.raises(RequestError, match="vocabulary has ids"):
             await anext(llm.generate([10**6], params()))
-        with pytest.raises(RequestError, match="request_id must be a string"):
+        with pytest.raises(RequestError, match="request_id must be a non-empty string"):
             await anext(llm.generate("x", params(), 7))
         running = llm.generate(PROMPTS[0], params(), "mine")
         await anext(running)

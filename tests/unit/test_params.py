@@ -243,9 +243,9 @@ def test_stop_strings_become_a_tuple():
 def test_stop_strings_are_strings_that_are_not_empty():
     refuses("stop must be a string or a list of strings; got 5", stop=5)
     for wrong in ("", 5, None, b"x"):
-        message = f"each of stop must be a string that is not empty; got {wrong!r}"
+        message = f"each of stop must be a non-empty string; got {wrong!r}"
         refuses(message, stop=["a", wrong])
-    refuses("each of stop must be a string that is not empty; got ''", stop="")
+    refuses("each of stop must be a non-empty string; got ''", stop="")
 
 
 def test_stop_strings_need_text():
@@ -324,7 +324,7 @@ def test_fields_can_be_assigned_but_no_new_name():
     [
         ("temperature", -1, "temperature must be a number in [0, 1000]; got -1"),
         ("n", True, "n must be an integer in 1 … 1024; got True"),
-        ("stop", [""], "each of stop must be a string that is not empty"),
+        ("stop", [""], "each of stop must be a non-empty string"),
         ("stop_token_ids", iter([1]), "stop_token_ids is an iterator"),
         ("bad_words", ["a", " "], "each of bad_words must have more than spaces"),
         ("min_tokens", 17, "min_tokens must be at most max_tokens (16); got 17"),
@@ -531,7 +531,7 @@ def test_bad_words_are_words():
     assert SamplingParams(bad_words=[]).bad_words is None
     assert SamplingParams(bad_words_token_ids=[(1, 2), [3]]).bad_words_token_ids == ((1, 2), (3,))
     refuses("bad_words must be a list of strings; got 'word'", bad_words="word")
-    refuses("each of bad_words must be a string that is not empty; got ''", bad_words=[""])
+    refuses("each of bad_words must be a non-empty string; got ''", bad_words=[""])
     refuses("each of bad_words_token_ids must name at least one token", bad_words_token_ids=[[]])
 
 
