@@ -111,7 +111,8 @@ class AsyncLLM:
             try:
                 await self._thread.call(lambda: processor.add_all([prepared], collector))
                 while not is_over:
-                    await news.wait()
+                    await news.arrival
+                    news.expect_more()
                     for output in collector.take():
                         is_over = output.finished
                         if output.error is not None:
@@ -226,22 +227,22 @@ def refuse_unless_none(**arguments: object) -> None:
 class _News:
     """Tells the one task that listens to a collector that there is something to take.
 
-    It does what an `asyncio.Event` does that is cleared after every wait, at half the price.
+    It does what an `asyncio.Event` does that is cleared after every wait, at half the price: the
+    task awaits ``arrival``, and calls `expect_more` afterwards.
     """
 
     def __init__(self) -> None:
         self.event_loop = asyncio.get_running_loop()
-        self._future = self.event_loop.create_future()
+        self.arrival: asyncio.Future[None] = self.event_loop.create_future()
 
-    async def wait(self) -> None:
-        """Wait until `set` was called since the last wait."""
-        await self._future
-        self._future = self.event_loop.create_future()
+    def expect_more(self) -> None:
+        """Begin to wait for what arrives from now on."""
+        self.arrival = self.event_loop.create_future()
 
     def set(self) -> None:
         """End the wait, in the event loop's own thread."""
-        if not self._future.done():
-            self._future.set_result(None)
+        if not self.arrival.done():
+            self.arrival.set_result(None)
 
 
 class _Listening:
@@ -287,7 +288,7 @@ class EngineThread:
         done = _News()
         command = Command(function, lambda: _set_all(done.event_loop, [done]))
         self.post(command)
-        await done.wait()
+        await done.arrival
         return command.result()
 
     def check_alive(self) -> None:

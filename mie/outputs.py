@@ -28,7 +28,7 @@ LogprobRow = dict[int, Logprob]
 """token id -> Logprob: the chosen token first, then the most likely ones."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class CompletionOutput:
     """One of a request's n choices."""
 
@@ -55,7 +55,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class RequestOutput:
     """A request and its choices at one moment."""
 
