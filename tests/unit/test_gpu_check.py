@@ -36,7 +36,7 @@ def results(directory: Path) -> tuple[dict[str, Any], str]:
 
 
 @needs_compiler
-@pytest.mark.timeout(1800)
+@pytest.mark.slow
 def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ample = {name: (part, 1000) for name, (part, _) in parts.PARTS.items()}  # on a slow machine too
     monkeypatch.setattr(gpu_check, "PARTS", ample)
