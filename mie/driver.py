@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from mie.errors import MieError, RequestError
+from mie.errors import EngineDeadError, MieError, RequestError
 from mie.loop import Command, EngineLoop
 from mie.outputs import RequestOutput
 from mie.request_state import Collector, PreparedRequest
@@ -48,8 +48,10 @@ class _Sleeper:
 class Driver:
     """Turns an engine's loop in whichever thread waits for it."""
 
-    def __init__(self, loop: EngineLoop) -> None:
+    def __init__(self, loop: EngineLoop, *, survives_fork: bool = True) -> None:
+        """Drive a loop; one whose engine does not survive a fork is refused in the child."""
         self._loop = loop
+        self._survives_fork = survives_fork
         self._begin()
 
     def _begin(self) -> None:
@@ -200,6 +202,11 @@ class Driver:
     def _check_process(self) -> None:
         """Begin anew in a forked child: other threads' locks and requests are the parent's."""
         if self._process_id != os.getpid():
+            if not self._survives_fork:
+                raise EngineDeadError(
+                    "this process was forked from the one that loaded the model on a GPU, and CUDA "
+                    "does not survive a fork (load the model here)"
+                )
             self._loop.forget()
             self._begin()
 

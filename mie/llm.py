@@ -68,7 +68,7 @@ class LLM:
         )
         self._pretrained: PretrainedTokenizer | None = None
         self.loop = EngineLoop(self.engine, self.tokenizer)
-        self._driver = Driver(self.loop)
+        self._driver = Driver(self.loop, survives_fork=self.engine_args.backend != "cupy")
         self._collector = self._driver.new_collector()  # of the requests that `step` reports
 
     @classmethod

@@ -373,6 +373,20 @@ def test_a_forked_child_serves_its_own_requests(llm, alone):
     assert outputs[-1].outputs[0].text == alone[2]
 
 
+def test_a_forked_child_is_refused_the_gpu_at_once(llm, monkeypatch):
+    monkeypatch.setattr(llm._driver, "_survives_fork", False)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            llm.generate(PROMPTS[0], params(), use_tqdm=False)
+        except EngineDeadError as error:
+            code = 0 if "CUDA does not survive a fork" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_child_forked_in_the_middle_of_another_threads_step_serves(llm, alone):
     """The lock of the driving thread, and whatever it was changing, are copied as they are."""
     runner, inside, go_on = llm.engine._runner, threading.Event(), threading.Event()
