@@ -130,9 +130,8 @@ def test_the_bug_is_reported_where_it_is(launcher: EmulatedLauncher, name: str):
     assert re.search(EXPECTED[name], message)
     thread = "" if "deadlock" in message else r", thread \(\d+,0,0\)"
     assert re.search(r"\[block \(\d,0,0\)" + thread, message)
-    # The watchdog strikes at some moment, perhaps inside a function that the marked line calls.
-    lines = [] if EXPECTED[name] == "watchdog" else marked_lines(name)
-    assert any(f"zoo.cu:{line}" in message for line in lines) or not lines
+    lines = marked_lines(name)
+    assert any(f"zoo.cu:{line}" in message for line in lines) or not lines, message
 
 
 @pytest.mark.parametrize("name", EXPECTED)
