@@ -34,6 +34,8 @@ class Job:
     params: SamplingParams
     cache_salt: str | None = None
     priority: int = 0
+    client: str | None = None
+    """The name of the client's key; only the same client may cancel the request."""
     is_max_tokens_given: bool = False
     """Whether ``params.max_tokens`` is the client's own, which must fit the context."""
 
@@ -117,11 +119,13 @@ class Serving:
         config: ServeConfig,
         facts: ModelFacts,
         tokenizer: PretrainedTokenizer | None,
+        default_params: SamplingParams,
     ) -> None:
         self.engine = engine
         self.config = config
         self.facts = facts
         self.tokenizer = tokenizer
+        self.default_params = default_params
         self.created = int(time.time())
         self.chat_template = _chat_template(config.chat_template)
         self.names = tuple(config.served_model_name or _names(facts.model))
@@ -135,7 +139,8 @@ class Serving:
     async def of(cls, engine: AsyncLLM, config: ServeConfig) -> Serving:
         """Return what the routes share for an engine."""
         tokenizer = await engine.get_tokenizer() if engine.has_tokenizer else None
-        return cls(engine, config, await engine.get_model_config(), tokenizer)
+        defaults = await engine.get_default_sampling_params()
+        return cls(engine, config, await engine.get_model_config(), tokenizer, defaults)
 
     def check_model(self, name: object) -> str:
         """Return the model's name for the answer, or raise the 404 of a model that is not here."""
