@@ -77,6 +77,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        client: str | None = None,
         lora_request: None = None,
         tokenization_kwargs: None = None,
         trace_headers: None = None,
@@ -86,7 +87,8 @@ class AsyncLLM:
 
         ``sampling_params.output_kind`` chooses what each output holds. A consumer that is slower
         than the engine gets merged outputs. Cancelling the task, or closing the generator, aborts
-        the request before the next step. The last four arguments are vLLM's and change nothing.
+        the request before the next step. Under the fair policy, each ``client`` gets an equal
+        share of tokens. The last four arguments are vLLM's and change nothing.
 
         Raises:
             ConfigError: one of the last four is not None.
@@ -102,7 +104,13 @@ class AsyncLLM:
         )
         self._thread.check_alive()
         prepared = await asyncio.to_thread(
-            self._llm.prepare, prompt, sampling_params, None, request_id, priority=priority
+            self._llm.prepare,
+            prompt,
+            sampling_params,
+            None,
+            request_id,
+            priority=priority,
+            client=client,
         )
         processor = self._loop.processor
         collector = processor.new_collector()

@@ -127,19 +127,21 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: str | None = None,
         beam: Beam | None = None,
     ) -> str:
         """Queue a prompt of token ids and return its request id.
 
-        Under the priority policy a lower ``priority`` goes first. Only requests with the same
-        ``cache_salt`` share cached blocks. Ids such as "auto-7" are reserved for the engine. The
+        Under the priority policy a lower ``priority`` goes first. Under the fair policy each
+        ``client`` gets an equal share. Only requests with the same ``cache_salt`` share cached
+        blocks. Ids such as "auto-7" are reserved for the engine. The
         blocks of a ``beam`` are kept when it ends, until `release`.
 
         Raises:
             ConfigError: a field of ``params`` has a value that is not allowed.
             RequestError: the request can never be served. Nothing was added.
         """
-        check_labels(request_id, priority, cache_salt)
+        check_labels(request_id, priority, cache_salt, client)
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use; choose another")
         params = params.verified()
@@ -158,6 +160,7 @@ class Engine:
             self.config.seed,
             priority=int(priority),
             cache_salt=cache_salt,
+            client=client,
             beam=beam,
         )
         check_something_allowed(params, request.end_token_ids, self._vocab_size)
