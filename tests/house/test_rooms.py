@@ -170,19 +170,20 @@ ROOMS = {
             "text",
         },
     ),
+    "engine_thread": Room(mie={"errors", "loop", "outputs", "request_state"}),
     "async_llm": Room(
         mie={
             "engine_args",
+            "engine_thread",
             "errors",
             "llm",
-            "loop",
             "metrics",
             "outputs",
             "prepare",
             "request_state",
             "sched.checks",
             "sched.params",
-            "text.pretrained",
+            "text",
         }
     ),
     # level 5: the edges
