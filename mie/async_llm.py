@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 from mie.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
 from mie.engine_thread import EngineThread, OutputStream
 from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError, shown
+from mie.limits import RequestLimits
 from mie.llm import LLM
 from mie.metrics import Metric
+from mie.model.generation import GenerationConfig
 from mie.outputs import RequestOutput
 from mie.prepare import Prompt
 from mie.request_state import PreparedRequest
@@ -31,6 +33,8 @@ class ModelFacts:
     """The name or directory under which it was loaded."""
     max_model_len: int
     """Maximum number of tokens of a prompt and its answer together."""
+    max_num_seqs: int
+    """Maximum number of sequences that run at once."""
     vocab_size: int
     backend: str
     dtype: str
@@ -196,10 +200,26 @@ class AsyncLLM:
         return ModelFacts(
             model=os.fspath(args.model),
             max_model_len=engine.max_model_len,
+            max_num_seqs=engine.config.max_num_seqs,
             vocab_size=engine.vocab_size,
             backend=args.backend,
             dtype=args.dtype_name,
         )
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        """The default sampling parameters, and where they come from."""
+        return self._llm.generation_config
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What one request may ask for."""
+        return self._llm.engine_args.limits
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts may be text."""
+        return self._llm.tokenizer is not None
 
     async def get_default_sampling_params(self) -> SamplingParams:
         """Return what is used where no sampling parameters are given; see `LLM`."""
