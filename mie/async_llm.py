@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from mie.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
 from mie.engine_thread import EngineThread, OutputStream
 from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError, shown
 from mie.limits import RequestLimits
 from mie.llm import LLM
-from mie.metrics import Metric
+from mie.metrics import Metric, Snapshot
 from mie.model.generation import GenerationConfig
 from mie.outputs import RequestOutput
 from mie.prepare import Prompt
 from mie.request_state import PreparedRequest
 from mie.sched.checks import check_request_id
 from mie.sched.params import SamplingParams
+from mie.step import QueueState
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
 
@@ -38,6 +39,16 @@ class ModelFacts:
     vocab_size: int
     backend: str
     dtype: str
+
+
+class Pulse(NamedTuple):
+    """What can be seen of an engine from outside of its thread."""
+
+    num_turns: int
+    """Steps, and other turns of the engine's loop. It stands still while the engine idles."""
+    has_work: bool
+    num_running: int
+    num_waiting: int
 
 
 class AsyncLLM:
@@ -144,10 +155,15 @@ class AsyncLLM:
             client=client,
         )
 
-    async def add(self, prepared: Sequence[PreparedRequest]) -> OutputStream:
+    async def add(
+        self,
+        prepared: Sequence[PreparedRequest],
+        check: Callable[[QueueState], object] = lambda queue: None,
+    ) -> OutputStream:
         """Queue requests, all or none, and return the stream of their outputs.
 
-        Cancelling the task aborts them.
+        Cancelling the task aborts them. ``check`` is called in the engine's thread, and may raise
+        a `MieError` to refuse them.
 
         Raises:
             RequestError: one of them could never be served; nothing was added.
@@ -156,8 +172,13 @@ class AsyncLLM:
         processor = self._loop.processor
         collector = processor.new_collector()
         stream = OutputStream(self._thread, self._loop, collector, len(prepared))
+
+        def add_if_allowed() -> None:
+            check(self._loop.engine.queue())
+            processor.add_all(prepared, collector)
+
         try:
-            await self._thread.call(lambda: processor.add_all(prepared, collector))
+            await self._thread.call(add_if_allowed)
         except BaseException:
             stream.close()
             raise
@@ -238,7 +259,22 @@ class AsyncLLM:
         if self._loop.dead_error is not None:  # nobody steps
             return self._llm.get_metrics()
         name = os.fspath(self._llm.engine_args.model)
-        return await self._thread.call(lambda: self._loop.engine.get_metrics(name))
+        return await asyncio.to_thread((await self.metrics_snapshot()).read, name)
+
+    async def metrics_snapshot(self) -> Snapshot:
+        """Return what `get_metrics` reads; the engine does not wait while it is read."""
+        return await self._thread.call(self._loop.engine.metrics_snapshot)
+
+    @property
+    def pulse(self) -> Pulse:
+        """What can be seen of the engine from outside of its thread."""
+        loop, scheduler = self._loop, self._loop.engine.scheduler
+        return Pulse(
+            num_turns=loop.num_turns,
+            has_work=loop.has_work,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+        )
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine is dead."""

@@ -89,6 +89,11 @@ class WaitingQueue:
         return iter(sorted(self._members, key=lambda seq: seq.key))
 
     @property
+    def members(self) -> frozenset[Sequence]:
+        """The sequences in no order."""
+        return frozenset(self._members)
+
+    @property
     def first(self) -> Sequence:
         """The first sequence. The queue must not be empty."""
         while self._heap[0][1] not in self._members:
