@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mie.serve.auth import Keys
+from mie.serve.keys import Keys
 from mie.settings import setting
 
 

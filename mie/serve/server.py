@@ -8,7 +8,10 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
@@ -16,15 +19,17 @@ from starlette.applications import Starlette
 
 from mie.async_llm import AsyncLLM
 from mie.errors import ConfigError
+from mie.sched.params import SamplingParams
 from mie.serve.access_log import logging_as
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
-from mie.serve.edge import Edge
+from mie.serve.edge import FLUSH_SECONDS, Edge
 
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-BACKLOG = 2048
+EXIT_AT_ONCE = 130
+"""The exit code after a second signal."""
 
 
 def serve(
@@ -74,12 +79,15 @@ class Server:
 
     async def _run(self, listener: socket.socket, on_ready: Callable[[str], object]) -> int:
         assert self._is_ending is not None
+        for line in await summary(self._engine, self._config):
+            self._say(line)
         serving = asyncio.ensure_future(self._uvicorn.serve([listener]))
-        await asyncio.wait((serving, asyncio.ensure_future(self._uvicorn.is_started.wait())),
-                           return_when=asyncio.FIRST_COMPLETED)
+        started = asyncio.ensure_future(self._uvicorn.is_started.wait())
+        await asyncio.wait((serving, started), return_when=asyncio.FIRST_COMPLETED)
+        started.cancel()
         if not serving.done():
             url = _url(listener, self._config)
-            logger.info("ready at %s", url)
+            self._say(f"listening on {url}")
             on_ready(url)
         ending = asyncio.ensure_future(self._is_ending.wait())
         watching = asyncio.ensure_future(self._edge.watch())
@@ -110,7 +118,14 @@ class Server:
             self._is_ending.set()
             return
         logger.warning("%s again: the server ends at once", why)
-        os._exit(0)
+        os._exit(EXIT_AT_ONCE)
+
+    def _say(self, line: str) -> None:
+        """Tell the person, or the machine, that started the server."""
+        if self._config.log_format == "json":
+            logger.info("%s", line)
+        else:
+            print(f"[{line}]", file=sys.stderr, flush=True)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -120,9 +135,117 @@ class _Uvicorn(uvicorn.Server):
         super().__init__(config)
         self.is_started = asyncio.Event()
 
-    def capture_signals(self) -> _Nothing:  # type: ignore[override]  # a context manager as well
-        return _Nothing()
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to `Server`."""
+        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self.is_started.set()
+
+
+def check_sockets(config: ServeConfig) -> None:
+    """Raise `ConfigError` unless the options of sockets fit together and certificates load."""
+    if (config.ssl_keyfile is None) != (config.ssl_certfile is None):
+        raise ConfigError("ssl_keyfile and ssl_certfile belong together; give both, or none")
+    if config.ssl_certfile is None:
+        if config.ssl_ca_certs is not None:
+            raise ConfigError("ssl_ca_certs needs ssl_certfile and ssl_keyfile")
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+        if config.ssl_ca_certs is not None:
+            context.load_verify_locations(config.ssl_ca_certs)
+    except (OSError, ssl.SSLError) as error:
+        files = (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs)
+        raise ConfigError(
+            f"TLS cannot use {', '.join(filter(None, files))}: {error} (give PEM files)"
+        ) from error
+
+
+def _options(app: Starlette, config: ServeConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        root_path=config.root_path,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_NONE if config.ssl_ca_certs is None else ssl.CERT_REQUIRED,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        timeout_keep_alive=65,
+        timeout_graceful_shutdown=int(FLUSH_SECONDS),
+    )
+
+
+def _listen(config: ServeConfig) -> socket.socket:
+    """Return a socket that listens, or raise `ConfigError`."""
+    if config.uds is not None:
+        return _listen_at_path(config.uds)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(address, family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error} (choose "
+            "another --host or --port)"
+        ) from error
+
+
+def _listen_at_path(path: str) -> socket.socket:
+    """Listen on a Unix socket for this user and group. A socket without a server is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.stat(path).st_mode) and not _is_served(path):
+                os.unlink(path)
+        listener.bind(path)
+        os.chmod(path, 0o660)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on the Unix socket {path}: {error.strerror or error} (choose another "
+            "--uds)"
+        ) from error
+    return listener
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _url(listener: socket.socket, config: ServeConfig) -> str:
+    """Return where clients find the server."""
+    scheme = "http" if config.ssl_certfile is None else "https"
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{config.root_path}"
+
+
+async def summary(engine: AsyncLLM, config: ServeConfig) -> list[str]:
+    """Return what the server says when it starts: the model, its cache, and what is in force."""
+    facts = await engine.get_model_config()
+    neutral, defaults = SamplingParams(), await engine.get_default_sampling_params()
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    values = ", ".join(f"{name}={getattr(defaults, name):g}" for name in names)
+    source = "neutral" if defaults == neutral else engine.generation_config.source
+    return [
+        f"{facts.model} · {facts.backend} · {facts.dtype} · context of "
+        f"{facts.max_model_len:,} tokens · {facts.num_blocks:,} blocks of {facts.block_size} "
+        f"tokens · at most {facts.max_num_seqs} sequences at once",
+        f"sampling defaults ({source}): {values}, max_tokens=16 (chat: the rest of the context)",
+    ]
