@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
+from mie.config import EngineConfig
 from mie.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
 from mie.engine_thread import EngineThread, OutputStream
 from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError, shown
@@ -270,6 +271,16 @@ class AsyncLLM:
     async def metrics_snapshot(self) -> Snapshot:
         """Return what `get_metrics` reads; the engine does not wait while it is read."""
         return await self._thread.call(self._loop.engine.metrics_snapshot)
+
+    @property
+    def model(self) -> str:
+        """The name or directory under which the model was loaded."""
+        return os.fspath(self._llm.engine_args.model)
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The settings of the engine."""
+        return self._loop.engine.config
 
     @property
     def pulse(self) -> Pulse:

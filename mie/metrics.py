@@ -39,7 +39,8 @@ TOKEN_TIMES = (
 STEP_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
 CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
-FINE_TIMES = tuple(float(f"{digit}e{power}") for power in range(-6, 1) for digit in (1, 2, 5)) + (
+FINE_TIMES = (
+    *(float(f"{digit}e{power}") for power in range(-6, 1) for digit in (1, 2, 5)),
     10.0,
 )
 """vLLM's lowest limit of a request's latency is 0.3 s, where small models are done."""

@@ -19,6 +19,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mie.errors import shown_text
+from mie.sched.metrics import RequestMetrics
 from mie.serve.asgi import facts_of, header, route_of
 from mie.serve.metrics import ServerMetrics
 from mie.serve.sse import CLIENT_LEFT
@@ -92,6 +93,29 @@ class AccessLog:
         logger.log(level, "request", extra={"facts": facts})
 
 
+def work_of(num_prompt: int, num_output: int, parts: Collection[RequestMetrics]) -> dict[str, Any]:
+    """Return what serving a request took, in tokens, seconds and counts, for its log line.
+
+    ``parts`` are the metrics of its prompts that gave any output.
+    """
+
+    def longest(name: str) -> float | None:
+        times = [time for time in (getattr(part, name) for part in parts) if time is not None]
+        return round(max(times), 4) if times else None
+
+    counts = ("num_cached_tokens", "num_preemptions", "num_swaps", "num_recomputed_tokens")
+    return {
+        "num_prompt_tokens": num_prompt,
+        "num_output_tokens": num_output,
+        "queue_seconds": longest("queue_time"),
+        "first_token_seconds": longest("time_to_first_token"),
+        **{
+            name: sum(getattr(part, name) for part in parts)
+            for name in (*counts, "num_copied_blocks")
+        },
+    }
+
+
 def escaped(text: str) -> str:
     """Return a text on one line: unprintable characters are written as in Python's literals."""
     if text.isprintable():
@@ -100,20 +124,19 @@ def escaped(text: str) -> str:
 
 
 class TextFormat(logging.Formatter):
-    """Lines for people. The lines of a traceback are indented, so that they look like no other."""
+    """Lines for people. What has more than one line is indented, so that it looks like no other."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line, and those of its traceback."""
+        """Return the record's line or lines."""
         facts = getattr(record, "facts", None)
         if facts:
             message = " ".join(f"{name}={_value(value)}" for name, value in facts.items())
         else:
-            message = escaped(record.getMessage())
-        line = f"mie: {record.levelname.lower()}: {message}"
+            message = record.getMessage()
         if record.exc_info:
-            trace = self.formatException(record.exc_info)
-            line = "\n    ".join([line, *map(escaped, trace.splitlines())])
-        return line
+            message += "\n" + self.formatException(record.exc_info)
+        text = f"mie: {record.levelname.lower()}: {message}"
+        return "\n    ".join(map(escaped, text.splitlines()))
 
 
 class JsonFormat(logging.Formatter):
@@ -151,7 +174,6 @@ def logging_as(format: str) -> Iterator[None]:
         each.addHandler(handler)
         if each.level == logging.NOTSET:
             each.setLevel(logging.INFO)
-    # Two lines for each connection say nothing that the access log does not say.
     try:
         yield
     finally:

@@ -17,6 +17,7 @@ from mie.async_llm import AsyncLLM
 from mie.errors import MieError
 from mie.sched.params import SamplingParams
 from mie.serve.config import ServeConfig
+from mie.serve.edge import Edge
 from mie.serve.errors import ApiError, api_error
 from mie.serve.openai.chat import chat_completions
 from mie.serve.openai.completions import completions
@@ -35,12 +36,17 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.serving = await Serving.of(engine, config)
+        app.state.serving = await Serving.of(engine, config, edge.queue_limit)
         yield
 
-    return Starlette(
-        routes=routes(),
-        middleware=[Middleware(DisconnectMiddleware)],
+    edge = Edge(engine, config)
+    all_routes = [*routes(), *edge.routes()]
+    app = Starlette(
+        routes=all_routes,
+        middleware=[
+            *edge.middleware([route.path for route in all_routes]),
+            Middleware(DisconnectMiddleware),
+        ],
         exception_handlers={
             ApiError: _refuse,
             MieError: _refuse,
@@ -49,6 +55,8 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
         },
         lifespan=lifespan,
     )
+    app.state.edge = edge
+    return app
 
 
 def routes() -> list[Route]:

@@ -33,7 +33,7 @@ async def answer(error: ApiError, scope: Scope, receive: Receive, send: Send) ->
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
-    await error.response_for(route_of(scope))(scope, receive, send)
+    await error.response(route_of(scope))(scope, receive, send)
 
 
 def facts_of(scope: Scope) -> dict[str, Any]:

@@ -26,7 +26,8 @@ FLUSH_SECONDS = 5.0
 class Edge:
     """One app's middlewares, the routes that belong to them, and their state."""
 
-    def __init__(self, engine: AsyncLLM, config: ServeConfig, model_name: str) -> None:
+    def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
+        model_name = (config.served_model_name or [engine.model])[0]
         settings = engine.engine_config
         self.config = config
         self.health = Health(engine, config.watchdog_timeout)

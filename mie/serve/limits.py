@@ -137,7 +137,8 @@ class QueueLimit:
     def _check(self, limit: str, got: int, most: int, wait: float) -> None:
         if got > most:
             what = "requests" if limit.endswith("reqs") else "prompt tokens"
-            message = f"the queue is full: {got} {what} would wait, and --{_option(limit)} is {most}"
+            option = limit.replace("_", "-")
+            message = f"the queue is full: {got} {what} would wait, and --{option} is {most}"
             raise QueueFull(limit, message, wait)
 
     def _check_early(self) -> None:
@@ -155,7 +156,3 @@ class QueueLimit:
                 f"{self._max_num_seqs} that run (send fewer at once)",
                 "prompt",
             )
-
-
-def _option(name: str) -> str:
-    return name.replace("_", "-")

@@ -99,10 +99,8 @@ class ServerMetrics:
         both = {**labels, "engine": "0"}
         return [
             *(
-                Counter(
-                    name="vllm:admission_rejections", labels={**labels, "reason": limit}, value=count
-                )
-                for limit, count in self._rejections.items()
+                Counter(name="vllm:admission_rejections", labels={**labels, "reason": r}, value=n)
+                for r, n in self._rejections.items()
             ),
             *(
                 Gauge(
