@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -17,6 +16,7 @@ from mie.async_llm import AsyncLLM
 from mie.errors import MieError
 from mie.sched.params import SamplingParams
 from mie.serve.config import ServeConfig
+from mie.serve.edge import Edge
 from mie.serve.errors import ApiError, api_error
 from mie.serve.openai.chat import chat_completions
 from mie.serve.openai.completions import completions
@@ -27,12 +27,8 @@ from mie.serve.serving import Serving
 from mie.serve.sse import DisconnectMiddleware
 from mie.version import __version__
 
-logger = logging.getLogger(__name__)
-
 _NAMES = {*SamplingParams.__dataclass_fields__, "cache_salt", "messages", "priority", "prompt"}
 """The parameters that messages of mie may begin with."""
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette:
@@ -41,12 +37,17 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.serving = await Serving.of(engine, config)
+        app.state.serving = await Serving.of(engine, config, edge.queue_limit)
         yield
 
-    return Starlette(
-        routes=routes(),
-        middleware=[Middleware(DisconnectMiddleware)],
+    edge = Edge(engine, config)
+    all_routes = [*routes(), *edge.routes()]
+    app = Starlette(
+        routes=all_routes,
+        middleware=[
+            *edge.middleware([route.path for route in all_routes]),
+            Middleware(DisconnectMiddleware),
+        ],
         exception_handlers={
             ApiError: _refuse,
             MieError: _refuse,
@@ -55,6 +56,8 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
         },
         lifespan=lifespan,
     )
+    app.state.edge = edge
+    return app
 
 
 def routes() -> list[Route]:
