@@ -221,8 +221,9 @@ ROOMS = {
             "sched",
             "sizing",
         },
-        # numpy in calibrate; the others in the book, where it measures the real engine and plots
-        packages={"numpy", "safetensors", "torch", "transformers", "matplotlib"},
+        # numpy in calibrate; httpx2 in remote; the others in the book, where it measures the real
+        # engine and plots
+        packages={"httpx2", "numpy", "safetensors", "torch", "transformers", "matplotlib"},
     ),
     "cli": Room(
         mie={
@@ -268,6 +269,7 @@ ROOMS = {
 
 LAZY = {
     "cupy",
+    "httpx2",
     "huggingface_hub",
     "matplotlib",
     "prompt_toolkit",
