@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
-import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from mie.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
+from mie.engine_thread import EngineThread, OutputStream
 from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError, shown
+from mie.limits import RequestLimits
 from mie.llm import LLM
-from mie.loop import Command, EngineLoop
 from mie.metrics import Metric
+from mie.model.generation import GenerationConfig
 from mie.outputs import RequestOutput
 from mie.prepare import Prompt
-from mie.request_state import Collector, CollectorRef
+from mie.request_state import PreparedRequest
 from mie.sched.checks import check_request_id
 from mie.sched.params import SamplingParams
+from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +33,8 @@ class ModelFacts:
     """The name or directory under which it was loaded."""
     max_model_len: int
     """Maximum number of tokens of a prompt and its answer together."""
+    max_num_seqs: int
+    """Maximum number of sequences that run at once."""
     vocab_size: int
     backend: str
     dtype: str
@@ -100,30 +100,61 @@ class AsyncLLM:
             trace_headers=trace_headers,
             data_parallel_rank=data_parallel_rank,
         )
+        prepared = await self.prepare(prompt, sampling_params, request_id, priority=priority)
+        stream = await self.add([prepared])
+        try:
+            while stream.num_unfinished:
+                await stream.arrival
+                for output in stream.take():
+                    if output.error is not None:
+                        message = f"request {output.request_id} failed: {output.error}"
+                        raise RequestFailedError(message, [output])
+                    yield output
+        finally:
+            stream.close()
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> PreparedRequest:
+        """Check and tokenize a request in a worker thread, for `add`.
+
+        Raises:
+            ConfigError: a parameter is not allowed.
+            RequestError: the prompt or a label is malformed, or exceeds a limit.
+            EngineDeadError: the engine cannot go on.
+        """
         self._thread.check_alive()
-        prepared = await asyncio.to_thread(
+        return await asyncio.to_thread(
             self._llm.prepare, prompt, sampling_params, None, request_id, priority=priority
         )
+
+    async def add(self, prepared: Sequence[PreparedRequest]) -> OutputStream:
+        """Queue requests, all or none, and return the stream of their outputs.
+
+        Cancelling the task aborts them.
+
+        Raises:
+            RequestError: one of them could never be served; nothing was added.
+            EngineDeadError: the engine cannot go on.
+        """
         processor = self._loop.processor
         collector = processor.new_collector()
-        is_over = False
-        with self._thread.listening(collector) as news:
-            try:
-                await self._thread.call(lambda: processor.add_all([prepared], collector))
-                while not is_over:
-                    await news.arrival
-                    news.expect_more()
-                    for output in collector.take():
-                        is_over = output.finished
-                        if output.error is not None:
-                            message = f"request {output.request_id} failed: {output.error}"
-                            raise RequestFailedError(message, [output])
-                        yield output
-                    if not is_over:
-                        self._loop.check_alive()
-            finally:
-                if not is_over:
-                    self._thread.post(Command(lambda: processor.drop(collector.ref)))
+        stream = OutputStream(self._thread, self._loop, collector, len(prepared))
+        try:
+            await self._thread.call(lambda: processor.add_all(prepared, collector))
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
+        """Render a conversation as a prompt in a worker thread; see `LLM.chat_prompt`."""
+        return await asyncio.to_thread(self._llm.chat_prompt, messages, **options)
 
     def encode(self, *args: Any, **options: Any) -> NoReturn:
         """Refuse to pool: vLLM has this method for embedding models.
@@ -158,10 +189,26 @@ class AsyncLLM:
         return ModelFacts(
             model=os.fspath(args.model),
             max_model_len=engine.max_model_len,
+            max_num_seqs=engine.config.max_num_seqs,
             vocab_size=engine.vocab_size,
             backend=args.backend,
             dtype=args.dtype_name,
         )
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        """The default sampling parameters, and where they come from."""
+        return self._llm.generation_config
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What one request may ask for."""
+        return self._llm.engine_args.limits
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts may be text."""
+        return self._llm.tokenizer is not None
 
     async def get_default_sampling_params(self) -> SamplingParams:
         """Return what is used where no sampling parameters are given; see `LLM`."""
@@ -222,135 +269,3 @@ def refuse_unless_none(**arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise ConfigError(f"{name} is not supported; got {value!r} (leave it out)")
-
-
-class _News:
-    """Tells the one task that listens to a collector that there is something to take.
-
-    It does what an `asyncio.Event` does that is cleared after every wait, at half the price: the
-    task awaits ``arrival``, and calls `expect_more` afterwards.
-    """
-
-    def __init__(self) -> None:
-        self.event_loop = asyncio.get_running_loop()
-        self.arrival: asyncio.Future[None] = self.event_loop.create_future()
-
-    def expect_more(self) -> None:
-        """Begin to wait for what arrives from now on."""
-        self.arrival = self.event_loop.create_future()
-
-    def set(self) -> None:
-        """End the wait, in the event loop's own thread."""
-        if not self.arrival.done():
-            self.arrival.set_result(None)
-
-
-class _Listening:
-    """While a caller listens to its collector, it is told when there is news."""
-
-    def __init__(self, listeners: dict[CollectorRef, _News], collector: Collector) -> None:
-        self._listeners = listeners
-        self._collector = collector
-
-    def __enter__(self) -> _News:
-        news = self._listeners[self._collector.ref] = _News()
-        return news
-
-    def __exit__(self, *error: object) -> None:
-        self._listeners.pop(self._collector.ref, None)
-
-
-class EngineThread:
-    """Turns an `EngineLoop` in a thread of its own."""
-
-    def __init__(self, loop: EngineLoop) -> None:
-        self._loop = loop
-        self._process_id = os.getpid()
-        self._listeners: dict[CollectorRef, _News] = {}
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="mie-engine", daemon=True)
-        self._thread.start()
-
-    def listening(self, collector: Collector) -> _Listening:
-        """Return a context in which a caller is told whenever its collector gets news."""
-        return _Listening(self._listeners, collector)
-
-    def post(self, command: Command[Any]) -> None:
-        """Have a command run before the next step."""
-        self._loop.inbox.append(command)
-        self._wake.put(None)
-        self._refuse_if_dead()
-
-    async def call(self, function: Callable[[], T]) -> T:
-        """Call a function between two steps, and return what it returns."""
-        self.check_alive()
-        done = _News()
-        command = Command(function, lambda: _set_all(done.event_loop, [done]))
-        self.post(command)
-        await done.arrival
-        return command.result()
-
-    def check_alive(self) -> None:
-        """Raise `EngineDeadError` if the engine is dead, or lives in another process."""
-        if self._process_id != os.getpid():
-            raise EngineDeadError(
-                "the engine's thread belongs to the process that was forked; load an AsyncLLM here"
-            )
-        self._loop.check_alive()
-
-    def stop(self) -> None:
-        """End the thread after the step that it computes."""
-        self._is_stopping = True
-        self._wake.put(None)
-        if self._process_id == os.getpid() and threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _run(self) -> None:
-        changed = self._loop.processor.changed
-        try:
-            while not self._is_stopping:
-                if not self._loop.has_work:
-                    self._sleep()
-                self._loop.turn()
-                self._tell(changed)
-                changed.clear()
-        except EngineDeadError:
-            pass  # the callers are told below
-        finally:
-            if self._loop.dead_error is None:
-                self._loop.die("the engine was shut down")
-            self._refuse_if_dead()
-            self._tell(list(self._listeners))
-
-    def _sleep(self) -> None:
-        self._wake.get()
-        while not self._wake.empty():
-            self._wake.get()
-
-    def _refuse_if_dead(self) -> None:
-        """Let the callers of commands know that a dead engine runs none."""
-        while self._loop.dead_error is not None and self._loop.inbox:
-            with suppress(IndexError):  # another thread was quicker
-                self._loop.inbox.popleft().refuse(self._loop.dead_error)
-
-    def _tell(self, collectors: Iterable[CollectorRef]) -> None:
-        """Wake the tasks that listen to collectors with news, once for each event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[_News]] = {}
-        for ref in collectors:
-            news = self._listeners.get(ref)
-            if news is not None:
-                by_loop.setdefault(news.event_loop, []).append(news)
-        for event_loop, all_news in by_loop.items():
-            _set_all(event_loop, all_news)
-
-
-def _set_all(event_loop: asyncio.AbstractEventLoop, all_news: list[_News]) -> None:
-    """Tell tasks from another thread, unless their loop is closed, so that nothing waits there."""
-
-    def set_here() -> None:
-        for news in all_news:
-            news.set()
-
-    with suppress(RuntimeError):
-        event_loop.call_soon_threadsafe(set_here)

@@ -1,0 +1,268 @@
+"""From the JSON body of a request to what the engine runs; nothing in it is silently ignored.
+
+A field is one of four kinds:
+
+* declared in `mie.serve.openai.protocol`: it has an effect;
+* in `UNSUPPORTED`: accepted at the values that change nothing, and else refused by name;
+* in `WITHOUT_EFFECT`: clients send it for their own or their provider's records;
+* unknown: named in the header ``x-mie-ignored`` and in the log, or refused with ``--strict``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+from starlette.requests import Request
+
+from mie.errors import shown
+from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.serve.errors import ApiError, invalid, unsupported
+from mie.serve.openai.protocol import Body, ChatCompletionRequest, CompletionRequest, GenerationBody
+from mie.serve.serving import Job, Serving
+
+logger = logging.getLogger(__name__)
+
+B = TypeVar("B", bound=Body)
+
+OFF: tuple[Any, ...] = (None, False)
+EMPTY: tuple[Any, ...] = (None, [], {}, "")
+
+_NO_GRAMMAR = "tokens cannot be constrained by a grammar yet"
+_NO_TOOLS = "tools cannot be called yet"
+_NO_STORE = "nothing is stored between requests"
+
+UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "suffix": (EMPTY, "text is generated after the prompt only"),
+    "best_of": ((None, 1), "ask for n choices and choose among them"),
+    "use_beam_search": (OFF, "beam search runs offline only (LLM.beam_search)"),
+    "length_penalty": ((None, 1, 1.0), "it belongs to beam search"),
+    "early_stopping": (OFF, "it belongs to beam search"),
+    "response_format": ((None, {"type": "text"}), _NO_GRAMMAR),
+    "structured_outputs": (EMPTY, _NO_GRAMMAR),
+    "guided_json": (EMPTY, _NO_GRAMMAR),
+    "guided_regex": (EMPTY, _NO_GRAMMAR),
+    "guided_choice": (EMPTY, _NO_GRAMMAR),
+    "guided_grammar": (EMPTY, _NO_GRAMMAR),
+    "guided_decoding_backend": (EMPTY, _NO_GRAMMAR),
+    "guided_whitespace_pattern": (EMPTY, _NO_GRAMMAR),
+    "grammar": (EMPTY, _NO_GRAMMAR),
+    "json_schema": (EMPTY, _NO_GRAMMAR),
+    "structural_tag": (EMPTY, _NO_GRAMMAR),
+    "tools": ((None,), _NO_TOOLS),
+    "tool_choice": ((None, "none"), _NO_TOOLS),
+    "functions": ((None,), _NO_TOOLS),
+    "function_call": ((None, "none"), _NO_TOOLS),
+    "web_search_options": ((None,), "the server does not search the web"),
+    "modalities": ((None, ["text"]), "the model reads and writes text only"),
+    "audio": ((None,), "the model reads and writes text only"),
+    "prediction": ((None,), "predicted outputs are not used"),
+    "reasoning_effort": ((None, "none"), "reasoning is not told from the answer"),
+    "include_reasoning": ((None, True), "reasoning is not told from the answer"),
+    "thinking_token_budget": ((None,), "reasoning is not told from the answer"),
+    "verbosity": ((None, "medium"), "the model has no such setting"),
+    "moderation": (EMPTY, "nothing is moderated"),
+    "store": (OFF, _NO_STORE),
+    "previous_response_id": ((None,), _NO_STORE),
+    "documents": (EMPTY, "put them into a message"),
+    "mm_processor_kwargs": (EMPTY, "the model reads text only"),
+    "logits_processors": (EMPTY, "callbacks in a step are not supported"),
+    "logprob_token_ids": (EMPTY, "logprobs names the most likely tokens only"),
+    "prompt_logprob_token_ids": (EMPTY, "prompt_logprobs names the most likely tokens only"),
+    "prompt_logprob_start": ((None, 0), "prompt_logprobs covers the whole prompt"),
+    "repetition_detection": (EMPTY, "loops are not detected; use repetition_penalty"),
+    "watermarking": (EMPTY, "tokens are not watermarked"),
+    "kv_transfer_params": (EMPTY, "the KV cache is not shared between servers"),
+    "vllm_xargs": (EMPTY, "there are no plug-ins"),
+    "prompt_embeds": (EMPTY, "prompts are text or token ids"),
+    "request_id": ((None,), "the server chooses ids; it logs the header x-request-id"),
+    "timings_per_token": (OFF, "ask for stream_options.include_usage"),
+    "mirostat": ((None, 0), "use top_p or min_p"),
+    "typical_p": ((None, 1, 1.0), "use top_p or min_p"),
+    "xtc_probability": ((None, 0, 0.0), "use top_p or min_p"),
+    "dry_multiplier": ((None, 0, 0.0), "use repetition_penalty"),
+    "dynatemp_range": ((None, 0, 0.0), "use temperature"),
+    "n_probs": ((None, 0), "ask for logprobs"),
+    "lora": (EMPTY, "there are no adapters"),
+}
+"""name -> (values that change nothing, the reason for refusing any other)."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "user",
+        "metadata",
+        "safety_identifier",
+        "prompt_cache_key",  # equal prefixes are cached anyway
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "parallel_tool_calls",  # says nothing without tools
+        "cache_prompt",  # llama.cpp's default
+    }
+)
+"""Fields that may have any value, since none could change an answer."""
+
+_CHOICES: Mapping[str, tuple[Any, ...]] = {"service_tier": (None, "auto", "default")}
+
+ENGINE_PARAMS = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
+    "skip_reading_prefix_cache",
+)
+"""Fields that are sampling parameters of the same name and meaning."""
+
+
+def parse(body: bytes, cls: type[B]) -> B:
+    """Return the body of a request, checked.
+
+    Raises:
+        ApiError: it is not a JSON object, or a field is missing or wrong.
+    """
+    try:
+        values = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(values, dict):
+        kind = type(values).__name__
+        raise invalid(f"the body must be a JSON object; got {kind}", code="invalid_json")
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        raise _validation_error(error) from error
+
+
+def ignored_fields(body: Body, serving: Serving, path: str) -> dict[str, str]:
+    """Judge the fields that are not declared, and return headers that name the ignored ones.
+
+    Raises:
+        ApiError: a field is not supported, or is unknown under ``--strict``.
+    """
+    unknown = []
+    for name, value in (body.model_extra or {}).items():
+        if name in UNSUPPORTED:
+            neutral, why = UNSUPPORTED[name]
+            if not any(type(value) is type(each) and value == each for each in neutral):
+                raise unsupported(name, f"{why} (leave it out); got {shown(value)}")
+        elif name in _CHOICES:
+            if value not in _CHOICES[name]:
+                raise unsupported(name, f"leave it out; got {shown(value)}")
+        elif name not in WITHOUT_EFFECT:
+            unknown.append(name)
+    if not unknown:
+        return {}
+    names = ",".join(map(_header_safe, unknown[:20]))
+    if serving.config.strict:
+        message = f"unknown fields: {names} (the server runs with --strict)"
+        raise ApiError(400, message, code="unknown_parameter", param=unknown[0])
+    logger.warning("POST %s: ignored unknown fields: %s", path, names)
+    return {"x-mie-ignored": names}
+
+
+def sampling_params(body: GenerationBody, serving: Serving, **more: Any) -> SamplingParams:
+    """Return the sampling parameters of a request over the server's defaults.
+
+    Raises:
+        ApiError: a value is out of range.
+        ConfigError: values contradict each other.
+    """
+    values = {**serving.defaults}
+    for name in ENGINE_PARAMS:
+        value = getattr(body, name)
+        if value is not None:
+            values[name] = value
+    if body.logit_bias is not None:
+        values["logit_bias"] = _biases(body.logit_bias)
+    values |= {name: value for name, value in more.items() if value is not None}
+    limit = serving.facts.max_num_seqs
+    if values.get("n", 1) > limit:
+        raise invalid(f"n is {values['n']}; the server runs at most {limit} (--max-num-seqs)", "n")
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid("prompt_logprobs are not available with stream", "prompt_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options needs stream=true", "stream_options")
+    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    return SamplingParams(**values, output_kind=kind)
+
+
+def job_of(
+    body: GenerationBody,
+    response_id: str,
+    prompts: list[Any],
+    params: SamplingParams,
+    *,
+    is_max_tokens_given: bool,
+) -> Job:
+    """Return what the engine is asked for."""
+    return Job(
+        response_id=response_id,
+        prompts=prompts,
+        params=params,
+        cache_salt=body.cache_salt,
+        priority=body.priority or 0,
+        is_max_tokens_given=is_max_tokens_given,
+    )
+
+
+def wants_usage(body: GenerationBody) -> tuple[bool, bool]:
+    """Return whether a stream ends with the usage, and whether every chunk has it."""
+    options = body.stream_options
+    if options is None:
+        return False, False
+    return bool(options.include_usage), bool(
+        options.include_usage and options.continuous_usage_stats
+    )
+
+
+def _biases(given: Mapping[str, float]) -> dict[int, float]:
+    biases = {}
+    for key, value in given.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 18:
+            raise invalid(f"logit_bias must have token ids as keys; got {shown(key)}", "logit_bias")
+        biases[int(key)] = value
+    return biases
+
+
+def _validation_error(error: ValidationError) -> ApiError:
+    """Return the 400 for the first thing that is wrong."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = [str(each) for each in first["loc"]]
+    # The parts of a union's places are names of types, which no client knows.
+    path = ".".join(each for each in place if each.isidentifier() or each.isdigit())
+    if first["type"] == "missing":
+        return ApiError(400, f"{path} is missing", code="missing_required_parameter", param=path)
+    message = f"{path}: {first['msg']}; got {shown(first['input'])}"
+    return invalid(message, place[0] if place else None)
+
+
+def _header_safe(name: str) -> str:
+    plain = name if name.isascii() and name.isprintable() else ascii(name)
+    return plain.replace(",", "_")[:64]
+
+
+async def read(
+    request: Request, serving: Serving, cls: type[CompletionRequest] | type[ChatCompletionRequest]
+) -> tuple[Any, str, dict[str, str]]:
+    """Return a request's body, the name of the model that it asks, and headers for the answer."""
+    body = parse(await request.body(), cls)
+    model = serving.check_model(body.model)
+    return body, model, ignored_fields(body, serving, request.url.path)
