@@ -81,9 +81,7 @@ def serving(log: Path, options: Sequence[str] = (), *, key: str = KEY) -> Iterat
         process = subprocess.Popen(
             command, stdout=file, stderr=file, env={**os.environ, "MIE_API_KEY": key}
         )
-    server = RunningServer(
-        url=f"http://127.0.0.1:{port}", key=key, process_id=process.pid, log=log
-    )
+    server = RunningServer(url=f"http://127.0.0.1:{port}", key=key, process_id=process.pid, log=log)
     try:
         _wait_until_it_answers(server, process)
         yield server

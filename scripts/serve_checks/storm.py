@@ -16,7 +16,26 @@ from typing import Any
 
 import httpx2
 
-WORDS = "Mia the otter found a bell near the old mill and rang it until Tom the owl came".split()
+WORDS = [
+    "Mia",
+    "the",
+    "otter",
+    "found",
+    "a",
+    "bell",
+    "near",
+    "the",
+    "old",
+    "mill",
+    "and",
+    "rang",
+    "it",
+    "until",
+    "Tom",
+    "the",
+    "owl",
+    "came",
+]
 CLOSED, MALFORMED, WRONG_KEY = 0.30, 0.05, 0.05
 """The share of the requests that are closed early, are nonsense, or have a wrong key."""
 
@@ -124,7 +143,9 @@ class Storm:
             async def one_client() -> None:
                 for number in numbers:
                     at_request(number)
-                    await self._send(client, random.Random(f"{self.seed}.{number}"), good, malformed)
+                    await self._send(
+                        client, random.Random(f"{self.seed}.{number}"), good, malformed
+                    )
 
             await asyncio.gather(*(one_client() for _ in range(self.num_clients)))
             is_over.set()
@@ -159,9 +180,7 @@ class Storm:
         if not is_right:
             self.wrong.append(message)
 
-    async def _status(
-        self, client: httpx2.AsyncClient, path: str, payload: bytes, key: str
-    ) -> int:
+    async def _status(self, client: httpx2.AsyncClient, path: str, payload: bytes, key: str) -> int:
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         response = await client.post(path, content=payload, headers=headers)
         body = response.json()

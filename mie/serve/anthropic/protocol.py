@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mie.errors import shown
 from mie.serve.errors import invalid, unsupported
-from mie.serve.openai.params import OFF, Fields
+from mie.serve.openai.fields import OFF, Fields
 from mie.serve.openai.protocol import Body, Stop
 
 _NO_TOOLS = "tools cannot be called yet"
@@ -29,9 +29,9 @@ FIELDS = Fields(
         "speed": ((None, "standard"), "there is one speed"),
         "fallbacks": ((None, []), "there is one model"),
         "store": (OFF, "nothing is stored between requests"),
+        "service_tier": ((None, "auto", "standard_only"), "there is one tier"),
     },
     without_effect=frozenset({"metadata", "cache_control"}),  # equal prefixes are cached anyway
-    choices={"service_tier": (None, "auto", "standard_only")},
 )
 """The fields of Anthropic's API that have no effect here."""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from mie.outputs import CompletionOutput, RequestOutput, raise_failed
-from mie.serve.errors import anthropic_body, api_error, log_if_bug
+from mie.serve.errors import ApiError, anthropic_body, api_error
 from mie.serve.serving import Generation
 from mie.serve.sse import json_string
+
+logger = logging.getLogger(__name__)
 
 _STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 
@@ -36,8 +39,9 @@ class MessageWriter:
                 outputs = await generation.next()
         except Exception as error:
             found = api_error(error)
-            log_if_bug(found, error)
-            yield b"event: error\ndata: " + anthropic_body(found) + b"\n\n"
+            if found.status >= 500 and not isinstance(error, ApiError):
+                logger.error("a stream failed: %r", error, exc_info=error)
+            yield f"event: error\ndata: {json.dumps(anthropic_body(found))}\n\n".encode()
 
     def _render(self, outputs: list[RequestOutput]) -> str:
         raise_failed(outputs)
