@@ -35,6 +35,10 @@ class ModelFacts:
     """Maximum number of tokens of a prompt and its answer together."""
     max_num_seqs: int
     """Maximum number of sequences that run at once."""
+    num_blocks: int
+    """Blocks of the KV cache."""
+    block_size: int
+    """Tokens of a block."""
     vocab_size: int
     backend: str
     dtype: str
@@ -190,6 +194,8 @@ class AsyncLLM:
             model=os.fspath(args.model),
             max_model_len=engine.max_model_len,
             max_num_seqs=engine.config.max_num_seqs,
+            num_blocks=engine.scheduler.manager.num_blocks,
+            block_size=engine.scheduler.manager.block_size,
             vocab_size=engine.vocab_size,
             backend=args.backend,
             dtype=args.dtype_name,

@@ -60,12 +60,18 @@ def routes() -> list[Route]:
     ]
 
 
+def path_of(request: Request) -> str:
+    """Return the path of a request below the root path."""
+    path: str = request.scope["path"]
+    return path.removeprefix(request.scope.get("root_path", ""))
+
+
 async def _version(request: Request) -> Response:
     return JSONResponse({"version": __version__})
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    return api_error(error, SamplingParams.__dataclass_fields__).response()
+    return api_error(error, SamplingParams.__dataclass_fields__).response(path_of(request))
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
@@ -84,8 +90,8 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
         code="not_found" if error.status_code == 404 else "method_not_allowed",
         headers=error.headers,
     )
-    return refused.response()
+    return refused.response(path_of(request))
 
 
 async def _fail(request: Request, error: Exception) -> Response:
-    return api_error(error).response()
+    return api_error(error).response(path_of(request))

@@ -27,7 +27,11 @@ class ServeConfig:
         default_text="the model as given",
     )
     root_path: str = setting(
-        "", "text", "path under which a proxy serves this server, such as /llm", "server"
+        "",
+        "text",
+        "path under which a proxy serves this server, such as /llm",
+        "server",
+        default_text="none",
     )
     strict: bool = setting(
         False, "switch", "refuse request fields that the server does not know", "requests"

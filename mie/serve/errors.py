@@ -56,10 +56,33 @@ class ApiError(Exception):
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": {**error, **self.more}}
 
-    def response(self) -> Response:
-        """The error as a response."""
-        content = json.dumps(self.body(), ensure_ascii=False).encode("utf-8", "replace")
+    def response(self, path: str = "") -> Response:
+        """The error as a response, in the dialect of the route ``path``."""
+        content = body_of(self, path)
         return Response(content, self.status, self.headers, media_type="application/json")
+
+
+def body_of(error: ApiError, path: str) -> bytes:
+    """Return the JSON that tells a client of an error, in the dialect of the route ``path``."""
+    body = anthropic_body(error) if f"{path}/".startswith("/v1/messages/") else error.body()
+    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """Return an error in Anthropic's shape."""
+    default = "api_error" if error.status >= 500 else INVALID
+    kind = _ANTHROPIC_TYPES.get(error.status, default)
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:

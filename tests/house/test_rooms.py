@@ -256,6 +256,7 @@ ROOMS = {
     "cli": Room(
         mie={
             "arguments",
+            "async_llm",  # serve
             "config",
             "diff",
             "doctor",

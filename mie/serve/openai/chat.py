@@ -57,7 +57,7 @@ async def chat_prompt(body: Any, serving: Serving) -> dict[str, Any]:
     elif not serving.config.trust_request_chat_template:
         raise unsupported(
             "chat_template",
-            "requests may not bring their own (start the server with --trust-request-chat-template)",
+            "requests may not bring their own (--trust-request-chat-template lets them)",
         )
     if body.add_generation_prompt and body.continue_final_message:
         raise invalid(

@@ -3,8 +3,9 @@
 A field is one of four kinds:
 
 * declared in `mie.serve.openai.protocol`: it has an effect;
-* in `UNSUPPORTED`: accepted at the values that change nothing, and else refused by name;
-* in `WITHOUT_EFFECT`: clients send it for their own or their provider's records;
+* unsupported, in `mie.serve.openai.fields`: accepted at the values that change nothing, and else
+  refused by name;
+* without effect, in the same table: clients send it for their own or their provider's records;
 * unknown: named in the header ``x-mie-ignored`` and in the log, or refused with ``--strict``.
 """
 
@@ -21,90 +22,13 @@ from starlette.requests import Request
 from mie.errors import shown
 from mie.sched.params import RequestOutputKind, SamplingParams
 from mie.serve.errors import ApiError, invalid, unsupported
+from mie.serve.openai.fields import OPENAI, Fields
 from mie.serve.openai.protocol import Body, ChatCompletionRequest, CompletionRequest, GenerationBody
 from mie.serve.serving import Job, Serving
 
 logger = logging.getLogger(__name__)
 
 B = TypeVar("B", bound=Body)
-
-OFF: tuple[Any, ...] = (None, False)
-EMPTY: tuple[Any, ...] = (None, [], {}, "")
-
-_NO_GRAMMAR = "tokens cannot be constrained by a grammar yet"
-_NO_TOOLS = "tools cannot be called yet"
-_NO_STORE = "nothing is stored between requests"
-
-UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "suffix": (EMPTY, "text is generated after the prompt only"),
-    "best_of": ((None, 1), "ask for n choices and choose among them"),
-    "use_beam_search": (OFF, "beam search runs offline only (LLM.beam_search)"),
-    "length_penalty": ((None, 1, 1.0), "it belongs to beam search"),
-    "early_stopping": (OFF, "it belongs to beam search"),
-    "response_format": ((None, {"type": "text"}), _NO_GRAMMAR),
-    "structured_outputs": (EMPTY, _NO_GRAMMAR),
-    "guided_json": (EMPTY, _NO_GRAMMAR),
-    "guided_regex": (EMPTY, _NO_GRAMMAR),
-    "guided_choice": (EMPTY, _NO_GRAMMAR),
-    "guided_grammar": (EMPTY, _NO_GRAMMAR),
-    "guided_decoding_backend": (EMPTY, _NO_GRAMMAR),
-    "guided_whitespace_pattern": (EMPTY, _NO_GRAMMAR),
-    "grammar": (EMPTY, _NO_GRAMMAR),
-    "json_schema": (EMPTY, _NO_GRAMMAR),
-    "structural_tag": (EMPTY, _NO_GRAMMAR),
-    "tools": ((None,), _NO_TOOLS),
-    "tool_choice": ((None, "none"), _NO_TOOLS),
-    "functions": ((None,), _NO_TOOLS),
-    "function_call": ((None, "none"), _NO_TOOLS),
-    "web_search_options": ((None,), "the server does not search the web"),
-    "modalities": ((None, ["text"]), "the model reads and writes text only"),
-    "audio": ((None,), "the model reads and writes text only"),
-    "prediction": ((None,), "predicted outputs are not used"),
-    "reasoning_effort": ((None, "none"), "reasoning is not told from the answer"),
-    "include_reasoning": ((None, True), "reasoning is not told from the answer"),
-    "thinking_token_budget": ((None,), "reasoning is not told from the answer"),
-    "verbosity": ((None, "medium"), "the model has no such setting"),
-    "moderation": (EMPTY, "nothing is moderated"),
-    "store": (OFF, _NO_STORE),
-    "previous_response_id": ((None,), _NO_STORE),
-    "documents": (EMPTY, "put them into a message"),
-    "mm_processor_kwargs": (EMPTY, "the model reads text only"),
-    "logits_processors": (EMPTY, "callbacks in a step are not supported"),
-    "logprob_token_ids": (EMPTY, "logprobs names the most likely tokens only"),
-    "prompt_logprob_token_ids": (EMPTY, "prompt_logprobs names the most likely tokens only"),
-    "prompt_logprob_start": ((None, 0), "prompt_logprobs covers the whole prompt"),
-    "repetition_detection": (EMPTY, "loops are not detected; use repetition_penalty"),
-    "watermarking": (EMPTY, "tokens are not watermarked"),
-    "kv_transfer_params": (EMPTY, "the KV cache is not shared between servers"),
-    "vllm_xargs": (EMPTY, "there are no plug-ins"),
-    "prompt_embeds": (EMPTY, "prompts are text or token ids"),
-    "request_id": ((None,), "the server chooses ids; it logs the header x-request-id"),
-    "timings_per_token": (OFF, "ask for stream_options.include_usage"),
-    "mirostat": ((None, 0), "use top_p or min_p"),
-    "typical_p": ((None, 1, 1.0), "use top_p or min_p"),
-    "xtc_probability": ((None, 0, 0.0), "use top_p or min_p"),
-    "dry_multiplier": ((None, 0, 0.0), "use repetition_penalty"),
-    "dynatemp_range": ((None, 0, 0.0), "use temperature"),
-    "n_probs": ((None, 0), "ask for logprobs"),
-    "lora": (EMPTY, "there are no adapters"),
-}
-"""name -> (values that change nothing, the reason for refusing any other)."""
-
-WITHOUT_EFFECT = frozenset(
-    {
-        "user",
-        "metadata",
-        "safety_identifier",
-        "prompt_cache_key",  # equal prefixes are cached anyway
-        "prompt_cache_retention",
-        "prompt_cache_options",
-        "parallel_tool_calls",  # says nothing without tools
-        "cache_prompt",  # llama.cpp's default
-    }
-)
-"""Fields that may have any value, since none could change an answer."""
-
-_CHOICES: Mapping[str, tuple[Any, ...]] = {"service_tier": (None, "auto", "default")}
 
 ENGINE_PARAMS = (
     "n",
@@ -151,7 +75,9 @@ def parse(body: bytes, cls: type[B]) -> B:
         raise _validation_error(error) from error
 
 
-def ignored_fields(body: Body, serving: Serving, path: str) -> dict[str, str]:
+def ignored_fields(
+    body: Body, serving: Serving, path: str, fields: Fields = OPENAI
+) -> dict[str, str]:
     """Judge the fields that are not declared, and return headers that name the ignored ones.
 
     Raises:
@@ -159,21 +85,18 @@ def ignored_fields(body: Body, serving: Serving, path: str) -> dict[str, str]:
     """
     unknown = []
     for name, value in (body.model_extra or {}).items():
-        if name in UNSUPPORTED:
-            neutral, why = UNSUPPORTED[name]
+        if name in fields.unsupported:
+            neutral, why = fields.unsupported[name]
             if not any(type(value) is type(each) and value == each for each in neutral):
                 raise unsupported(name, f"{why} (leave it out); got {shown(value)}")
-        elif name in _CHOICES:
-            if value not in _CHOICES[name]:
-                raise unsupported(name, f"leave it out; got {shown(value)}")
-        elif name not in WITHOUT_EFFECT:
+        elif name not in fields.without_effect:
             unknown.append(name)
     if not unknown:
         return {}
     names = ",".join(map(_header_safe, unknown[:20]))
     if serving.config.strict:
         message = f"unknown fields: {names} (the server runs with --strict)"
-        raise ApiError(400, message, code="unknown_parameter", param=unknown[0])
+        raise ApiError(400, message, code="unknown_parameter", param=_header_safe(unknown[0]))
     logger.warning("POST %s: ignored unknown fields: %s", path, names)
     return {"x-mie-ignored": names}
 

@@ -1,0 +1,119 @@
+"""``mie serve``: the model behind OpenAI's HTTP interface."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from mie.arguments import add_settings, given
+from mie.cli.options import DEFAULT_MODEL, add_trace_option, closing_quietly, open_trace
+from mie.engine_args import EngineArgs
+from mie.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from mie.serve.config import ServeConfig
+
+_NOT_OPTIONS = ("model", "device", "max_logprobs", "served_model_name")
+"""Arguments of the engine that have no option here, or whose option is the server's own."""
+
+_EPILOG = """\
+The server speaks OpenAI's interface: /v1/completions, /v1/chat/completions and /v1/models. It adds
+/tokenize, /detokenize, /apply-template and others. It listens on this machine only unless --host
+says otherwise.
+
+Sampling parameters that a request leaves out are neutral, as in OpenAI's interface.
+--generation-config auto takes the model's recommendations instead.
+
+examples:
+  mie serve                                     the model that ships with mie, on port 8000
+  mie serve ./Qwen3-0.6B --port 9000 --max-num-seqs 32
+  curl localhost:8000/v1/completions -H 'content-type: application/json' \\
+    -d '{"prompt": "Once upon a time", "max_tokens": 40, "stream": true}'
+
+exit codes:
+  0  a signal ended the server
+  2  it did not start: an option, the model or the port is wrong
+"""
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Adds ``mie serve`` to the command line; its arguments carry ``run``."""
+    from mie.serve.config import ServeConfig  # its packages are not imported with it
+
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model over HTTP, in OpenAI's interface",
+        description="Serves a model over HTTP to any number of clients of OpenAI's interface.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "served_model",
+        nargs="?",
+        metavar="MODEL",
+        help="'bundled' (the default), a directory in Hugging Face format, or a hub id",
+    )
+    parser.add_argument("--model", metavar="MODEL", help="the same as MODEL")
+    add_settings(parser, ServeConfig)
+    parser.add_argument(
+        "--served-model-name",
+        nargs="+",
+        metavar="NAME",
+        help="names that clients may use for the model; answers carry the first (default: MODEL)",
+    )
+    add_trace_option(parser)
+    EngineArgs.add_cli_args(parser, omit=_NOT_OPTIONS)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal ends the server: its exit code.
+
+    Raises:
+        ConfigError: an option is out of range, or contradicts another.
+        MissingExtraError: the extra ``serve`` is not installed.
+        ModelError: the model cannot be used.
+    """
+    from mie.serve.config import ServeConfig
+
+    config = ServeConfig(**given(args, ServeConfig), served_model_name=args.served_model_name)
+    settings = engine_settings(args)
+    EngineArgs(**settings)  # refuses bad values before anything is opened
+    if args.trace is None:
+        return _serve(config, settings, None)
+    file = open_trace(args.trace)
+    with closing_quietly(file):
+        return _serve(config, settings, file)
+
+
+def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the engine, with the server's defaults."""
+    if args.model is not None and args.served_model not in (None, args.model):
+        raise ConfigError(
+            f"MODEL is {args.served_model} and --model is {args.model}; give one of them"
+        )
+    model = args.served_model or args.model or DEFAULT_MODEL
+    settings = given(args, EngineArgs, omit=_NOT_OPTIONS)
+    return {"generation_config": "vllm", **settings, "model": model}
+
+
+def import_serve() -> Callable[..., int]:
+    """Return the function that serves, or raise `MissingExtraError` without its packages."""
+    try:
+        from mie.serve.server import serve
+    except ImportError as error:
+        raise MissingExtraError(
+            f"mie serve needs the package {error.name} (install it with: pip install 'mie[serve]')"
+        ) from error
+    return serve
+
+
+def _serve(config: ServeConfig, settings: dict[str, Any], trace: TextIO | None) -> int:
+    serve = import_serve()
+    from mie.async_llm import AsyncLLM
+
+    return serve(AsyncLLM(**settings, trace=trace), config)
