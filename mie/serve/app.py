@@ -16,10 +16,12 @@ from starlette.routing import Route
 from mie.async_llm import AsyncLLM
 from mie.errors import MieError
 from mie.sched.params import SamplingParams
+from mie.serve.anthropic.messages import ROUTES as MESSAGES_ROUTES
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, api_error
 from mie.serve.openai.chat import chat_completions
 from mie.serve.openai.completions import completions
+from mie.serve.openai.responses import ROUTES as RESPONSES_ROUTES
 from mie.serve.serving import Serving
 from mie.serve.sse import DisconnectMiddleware
 from mie.version import __version__
@@ -56,6 +58,8 @@ def routes() -> list[Route]:
     return [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        *RESPONSES_ROUTES,
+        *MESSAGES_ROUTES,
         Route("/version", _version),
     ]
 

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -28,3 +29,14 @@ def live(engine: AsyncLLM, config: ServeConfig | None = None) -> Iterator[str]:
         server.should_exit = True
         thread.join()
         listening.close()
+
+
+@contextmanager
+def live_bundled(config: ServeConfig | None = None, **settings: Any) -> Iterator[str]:
+    """Serve the bundled model, and return the address."""
+    engine = AsyncLLM("bundled", **settings)
+    try:
+        with live(engine, config) as url:
+            yield url
+    finally:
+        engine.shutdown()

@@ -29,7 +29,7 @@ async def messages(request: Request) -> Response:
     model = serving.check_model(body.model)
     headers = ignored_fields(body, serving, request.url.path, FIELDS)
     job = Job(
-        response_id=new_id("msg"),
+        response_id=new_id("msg").replace("-", "_"),
         prompts=[await _prompt(body, serving)],
         params=_sampling_params(body, serving),
         cache_salt=body.cache_salt,

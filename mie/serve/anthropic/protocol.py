@@ -27,11 +27,19 @@ FIELDS = Fields(
         "context_management": ((None, {}), "the server does not shorten conversations"),
         "inference_geo": ((None,), "there is one place"),
         "speed": ((None, "standard"), "there is one speed"),
+        "diagnostics": ((None,), "usage and the response's metrics tell what there is"),
         "fallbacks": ((None, []), "there is one model"),
         "store": (OFF, "nothing is stored between requests"),
         "service_tier": ((None, "auto", "standard_only"), "there is one tier"),
     },
-    without_effect=frozenset({"metadata", "cache_control"}),  # equal prefixes are cached anyway
+    without_effect=frozenset(
+        {
+            "cache_control",  # equal prefixes are cached anyway
+            "metadata",
+            "user_profile_id",
+            "workspace_id",
+        }
+    ),
 )
 """The fields of Anthropic's API that have no effect here."""
 

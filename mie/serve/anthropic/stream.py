@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from mie.outputs import CompletionOutput, RequestOutput, raise_failed
-from mie.serve.errors import ApiError, anthropic_body, api_error
+from mie.serve.errors import ApiError, anthropic_body, api_error, refuse_unfinished
 from mie.serve.serving import Generation
 from mie.serve.sse import json_string
 
@@ -93,7 +93,12 @@ def message_of(response_id: str, model: str) -> dict[str, Any]:
 
 
 def stop_of(choice: CompletionOutput) -> dict[str, Any]:
-    """Return why a message ended."""
+    """Return why a message ended.
+
+    Raises:
+        ApiError: it was aborted.
+    """
+    refuse_unfinished(choice)
     if isinstance(choice.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}
     reason = _STOP_REASONS.get(choice.finish_reason or "", choice.finish_reason)

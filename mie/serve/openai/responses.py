@@ -36,15 +36,19 @@ async def responses(request: Request) -> Response:
         conversation(body), chat_template=serving.chat_template
     )
     job = Job(
-        response_id=new_id("resp"),
+        response_id=new_id("resp").replace("-", "_"),
         prompts=[prompt],
         params=params,
         cache_salt=body.cache_salt,
         priority=body.priority or 0,
         is_max_tokens_given=body.max_output_tokens is not None,
     )
+    logprobs = None
+    if body.has_logprobs:
+        tokenizer = serving.required_tokenizer().tokenizer
+        logprobs = LogprobWriter(tokenizer, num_top=body.top_logprobs or 0)
     generation = await serving.start(request, job)
-    writer = ResponseWriter(generation, body, model, serving)
+    writer = ResponseWriter(generation, body, model, logprobs)
     if body.stream:
         return await stream_of(generation, writer, serving.config.keepalive_interval, headers)
     try:
@@ -81,18 +85,19 @@ class ResponseWriter:
     """The answer of ``/v1/responses``, whole or as events."""
 
     def __init__(
-        self, generation: Generation, body: ResponsesRequest, model: str, serving: Serving
+        self,
+        generation: Generation,
+        body: ResponsesRequest,
+        model: str,
+        logprobs: LogprobWriter | None,
     ) -> None:
         params = generation.job.params
         self._generation = generation
-        self._item_id = new_id("msg")
+        self._item_id = f"msg_{generation.job.response_id[5:]}"
         self._text = ""
         self._num_tokens = 0
         self._logprobs: list[dict[str, Any]] = []
-        self._writer: LogprobWriter | None = None
-        if body.has_logprobs:
-            tokenizer = serving.required_tokenizer()
-            self._writer = LogprobWriter(tokenizer, num_top=body.top_logprobs or 0)
+        self._writer = logprobs
         self._number = 0
         self._has_begun = False
         self._fields = {
@@ -212,9 +217,7 @@ class ResponseWriter:
         if found.status >= 500 and not isinstance(error, ApiError):
             logger.error("a stream failed: %r", error, exc_info=error)
         failed = {"code": "server_error", "message": found.message}
-        return self._event(
-            "response.failed", response=self._unfinished("failed", failed)
-        ).encode()
+        return self._event("response.failed", response=self._unfinished("failed", failed)).encode()
 
     def _unfinished(self, status: str, error: dict[str, Any] | None) -> dict[str, Any]:
         return {

@@ -23,7 +23,10 @@ FIELDS = Fields(
         "previous_response_id": ((None,), f"{_NO_STORE}; send the whole conversation as input"),
         "conversation": ((None,), f"{_NO_STORE}; send the whole conversation as input"),
         "background": (OFF, _NO_STORE),
+        "background_options": (EMPTY, _NO_STORE),
         "prompt": ((None,), _NO_STORE),
+        "access_programs": (EMPTY, "there are none"),
+        "image": (EMPTY, "the model reads and writes text only"),
         "tools": ((None, []), _NO_TOOLS),
         "tool_choice": ((None, "none", "auto"), _NO_TOOLS),
         "max_tool_calls": ((None,), _NO_TOOLS),
@@ -61,9 +64,9 @@ class ResponsesRequest(Body):
     """The body of ``POST /v1/responses``; the last fields, from ``seed``, are mie's."""
 
     model: str | None = None
-    input: Annotated[str, Field(min_length=1)] | Annotated[
-        list[dict[str, Any]], Field(min_length=1)
-    ]
+    input: (
+        Annotated[str, Field(min_length=1)] | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    )
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1000)] | None = None
