@@ -15,6 +15,7 @@ from starlette.routing import Route
 from mie.async_llm import AsyncLLM
 from mie.errors import MieError
 from mie.sched.params import SamplingParams
+from mie.serve.anthropic.messages import ROUTES as MESSAGES_ROUTES
 from mie.serve.config import ServeConfig
 from mie.serve.edge import Edge
 from mie.serve.errors import ApiError, api_error
@@ -22,6 +23,7 @@ from mie.serve.openai.chat import chat_completions
 from mie.serve.openai.completions import completions
 from mie.serve.openai.control import cancel, refused_routes, reset_prefix_cache
 from mie.serve.openai.models import list_models, retrieve_model
+from mie.serve.openai.responses import ROUTES as RESPONSES_ROUTES
 from mie.serve.openai.tokenize import apply_template, detokenize, tokenize, tokenizer_info
 from mie.serve.serving import Serving
 from mie.serve.sse import DisconnectMiddleware
@@ -73,6 +75,8 @@ def routes() -> list[Route]:
         Route("/tokenizer_info", tokenizer_info),
         Route("/apply-template", apply_template, methods=["POST"]),
         Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+        *RESPONSES_ROUTES,
+        *MESSAGES_ROUTES,
         Route("/version", _version),
         *refused_routes(),
     ]

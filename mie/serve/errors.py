@@ -21,6 +21,7 @@ from mie.errors import (
     RequestError,
     RequestFailedError,
 )
+from mie.outputs import CompletionOutput
 
 INVALID = "invalid_request_error"
 MAX_RETRY_AFTER = 60
@@ -105,6 +106,12 @@ def unavailable(message: str, retry_after: int) -> ApiError:
         code="service_unavailable",
         headers={"retry-after": str(min(retry_after, MAX_RETRY_AFTER))},
     )
+
+
+def refuse_unfinished(choice: CompletionOutput) -> None:
+    """Raise the 503 for a choice that was aborted, so that no client takes it for an answer."""
+    if choice.finish_reason == "abort":
+        raise unavailable("the server ended the request before its answer was complete", 1)
 
 
 def too_long(num_prompt: int | None, num_new: int | None, max_model_len: int) -> ApiError:

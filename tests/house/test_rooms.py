@@ -173,6 +173,7 @@ ROOMS = {
     "engine_thread": Room(mie={"errors", "loop", "outputs", "request_state"}),
     "async_llm": Room(
         mie={
+            "config",
             "engine_args",
             "engine_thread",
             "errors",
@@ -224,8 +225,9 @@ ROOMS = {
             "sched",
             "sizing",
         },
-        # numpy in calibrate; the others in the book, where it measures the real engine and plots
-        packages={"numpy", "safetensors", "torch", "transformers", "matplotlib"},
+        # numpy in calibrate; httpx2 in remote; the others in the book, where it measures the real
+        # engine and plots
+        packages={"httpx2", "numpy", "safetensors", "torch", "transformers", "matplotlib"},
     ),
     "serve": Room(  # HTTP and text, never arrays
         mie={
@@ -300,6 +302,7 @@ ROOMS = {
 
 LAZY = {
     "cupy",
+    "httpx2",
     "huggingface_hub",
     "matplotlib",
     "prometheus_client",
