@@ -100,7 +100,11 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
     from mie.serve.config import ServeConfig
 
     settings = given(args, EngineArgs, omit=_omitted(ServeConfig))
-    return {"generation_config": "vllm", **settings, "model": model}
+    defaults: dict[str, Any] = {"generation_config": "vllm"}
+    keeps_bits = settings.get("linear_plan") != "plain" and "kv_cache_dtype" not in settings
+    if settings.get("backend", "numpy") == "numpy" and keeps_bits:
+        defaults["batch_invariant"] = True  # so that equal seeds give equal answers under any load
+    return {**defaults, **settings, "model": model}
 
 
 def _omitted(config: type[ServeConfig]) -> tuple[str, ...]:
