@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mie.serve.config import ServeConfig
     from mie.serve.keys import Keys
 
-_NOT_OPTIONS = ("model", "device", "max_logprobs", "served_model_name")
+_NOT_OPTIONS = ("model", "device", "max_logprobs", "otlp_traces_endpoint", "served_model_name")
 """Arguments of the engine that have no option here, or whose option is the server's own."""
 
 _EPILOG = """\

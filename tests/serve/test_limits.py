@@ -137,7 +137,7 @@ def rejections(text):
 def test_a_burst_does_not_slip_through_between_counting_and_adding():
     async def ask():
         async with server_of(engine_of_its_own(), max_num_queued_reqs=5) as running:
-            events, waiting = await fill(running, 0)
+            events, _ = await fill(running, 0)
             answers = [
                 asyncio.ensure_future(running.client.post("/v1/completions", json=completion()))
                 for _ in range(40)
