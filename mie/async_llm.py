@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from mie.config import EngineConfig
 from mie.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
 from mie.engine_thread import EngineThread, OutputStream
 from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError, shown
 from mie.limits import RequestLimits
 from mie.llm import LLM
-from mie.metrics import Metric
+from mie.metrics import Metric, Snapshot
 from mie.model.generation import GenerationConfig
 from mie.outputs import RequestOutput
 from mie.prepare import Prompt
 from mie.request_state import PreparedRequest
 from mie.sched.checks import check_request_id
 from mie.sched.params import SamplingParams
+from mie.step import QueueState
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
 
@@ -42,6 +44,16 @@ class ModelFacts:
     vocab_size: int
     backend: str
     dtype: str
+
+
+class Pulse(NamedTuple):
+    """What can be seen of an engine from outside of its thread."""
+
+    num_turns: int
+    """Steps, and other turns of the engine's loop. It stands still while the engine idles."""
+    has_work: bool
+    num_running: int
+    num_waiting: int
 
 
 class AsyncLLM:
@@ -81,6 +93,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        client: str | None = None,
         lora_request: None = None,
         tokenization_kwargs: None = None,
         trace_headers: None = None,
@@ -90,7 +103,8 @@ class AsyncLLM:
 
         ``sampling_params.output_kind`` chooses what each output holds. A consumer that is slower
         than the engine gets merged outputs. Cancelling the task, or closing the generator, aborts
-        the request before the next step. The last four arguments are vLLM's and change nothing.
+        the request before the next step. Under the fair policy, each ``client`` gets an equal
+        share of tokens. The last four arguments are vLLM's and change nothing.
 
         Raises:
             ConfigError: one of the last four is not None.
@@ -104,7 +118,9 @@ class AsyncLLM:
             trace_headers=trace_headers,
             data_parallel_rank=data_parallel_rank,
         )
-        prepared = await self.prepare(prompt, sampling_params, request_id, priority=priority)
+        prepared = await self.prepare(
+            prompt, sampling_params, request_id, priority=priority, client=client
+        )
         stream = await self.add([prepared])
         try:
             while stream.num_unfinished:
@@ -124,6 +140,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        client: str | None = None,
     ) -> PreparedRequest:
         """Check and tokenize a request in a worker thread, for `add`.
 
@@ -134,13 +151,24 @@ class AsyncLLM:
         """
         self._thread.check_alive()
         return await asyncio.to_thread(
-            self._llm.prepare, prompt, sampling_params, None, request_id, priority=priority
+            self._llm.prepare,
+            prompt,
+            sampling_params,
+            None,
+            request_id,
+            priority=priority,
+            client=client,
         )
 
-    async def add(self, prepared: Sequence[PreparedRequest]) -> OutputStream:
+    async def add(
+        self,
+        prepared: Sequence[PreparedRequest],
+        check: Callable[[QueueState], object] = lambda queue: None,
+    ) -> OutputStream:
         """Queue requests, all or none, and return the stream of their outputs.
 
-        Cancelling the task aborts them.
+        Cancelling the task aborts them. ``check`` is called in the engine's thread, and may raise
+        a `MieError` to refuse them.
 
         Raises:
             RequestError: one of them could never be served; nothing was added.
@@ -149,8 +177,13 @@ class AsyncLLM:
         processor = self._loop.processor
         collector = processor.new_collector()
         stream = OutputStream(self._thread, self._loop, collector, len(prepared))
+
+        def add_if_allowed() -> None:
+            check(self._loop.engine.queue())
+            processor.add_all(prepared, collector)
+
         try:
-            await self._thread.call(lambda: processor.add_all(prepared, collector))
+            await self._thread.call(add_if_allowed)
         except BaseException:
             stream.close()
             raise
@@ -233,7 +266,32 @@ class AsyncLLM:
         if self._loop.dead_error is not None:  # nobody steps
             return self._llm.get_metrics()
         name = os.fspath(self._llm.engine_args.model)
-        return await self._thread.call(lambda: self._loop.engine.get_metrics(name))
+        return await asyncio.to_thread((await self.metrics_snapshot()).read, name)
+
+    async def metrics_snapshot(self) -> Snapshot:
+        """Return what `get_metrics` reads; the engine does not wait while it is read."""
+        return await self._thread.call(self._loop.engine.metrics_snapshot)
+
+    @property
+    def model(self) -> str:
+        """The name or directory under which the model was loaded."""
+        return os.fspath(self._llm.engine_args.model)
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The settings of the engine."""
+        return self._loop.engine.config
+
+    @property
+    def pulse(self) -> Pulse:
+        """What can be seen of the engine from outside of its thread."""
+        loop, scheduler = self._loop, self._loop.engine.scheduler
+        return Pulse(
+            num_turns=loop.num_turns,
+            has_work=loop.has_work,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+        )
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine is dead."""

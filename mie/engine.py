@@ -11,7 +11,7 @@ from mie.errors import RequestError
 from mie.events import EventLog
 from mie.interrupts import is_of_the_request
 from mie.meter import StepMeter
-from mie.metrics import EngineMetrics, Metric
+from mie.metrics import EngineMetrics, Metric, Snapshot
 from mie.runner import RowFault
 from mie.sched.admission import check_fits, check_something_allowed
 from mie.sched.checks import (
@@ -26,7 +26,7 @@ from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Beam, FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
-from mie.step import EngineStats, SequenceOutput, StepOutput, StepStats
+from mie.step import EngineStats, QueueState, SequenceOutput, StepOutput, StepStats
 
 logger = logging.getLogger(__name__)
 
@@ -127,19 +127,21 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: str | None = None,
         beam: Beam | None = None,
     ) -> str:
         """Queue a prompt of token ids and return its request id.
 
-        Under the priority policy a lower ``priority`` goes first. Only requests with the same
-        ``cache_salt`` share cached blocks. Ids such as "auto-7" are reserved for the engine. The
+        Under the priority policy a lower ``priority`` goes first. Under the fair policy each
+        ``client`` gets an equal share. Only requests with the same ``cache_salt`` share cached
+        blocks. Ids such as "auto-7" are reserved for the engine. The
         blocks of a ``beam`` are kept when it ends, until `release`.
 
         Raises:
             ConfigError: a field of ``params`` has a value that is not allowed.
             RequestError: the request can never be served. Nothing was added.
         """
-        check_labels(request_id, priority, cache_salt)
+        check_labels(request_id, priority, cache_salt, client)
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use; choose another")
         params = params.verified()
@@ -158,6 +160,7 @@ class Engine:
             self.config.seed,
             priority=int(priority),
             cache_salt=cache_salt,
+            client=client,
             beam=beam,
         )
         check_something_allowed(params, request.end_token_ids, self._vocab_size)
@@ -224,8 +227,24 @@ class Engine:
 
     def get_metrics(self, model_name: str) -> list[Metric]:
         """Return the counters, gauges and histograms under vLLM's names."""
+        return self.metrics_snapshot().read(model_name)
+
+    def metrics_snapshot(self) -> Snapshot:
+        """Return what `get_metrics` reads, for another thread to read."""
         self.recover()
-        return self.metrics.read(model_name, self.config, self.scheduler, self.stats, self.requests)
+        requests = self._requests.values()
+        return self.metrics.snapshot(self.config, self.scheduler, self.stats, requests)
+
+    def queue(self) -> QueueState:
+        """Return how full the queue is."""
+        waiting = self.scheduler.waiting.members
+        arrivals = [seq.request.metrics.arrival_time for seq in waiting]
+        return QueueState(
+            num_requests=len(waiting),
+            num_tokens=sum(seq.num_tokens for seq in waiting),
+            num_free_seats=self.config.max_num_seqs - len(self.scheduler.running),
+            longest_wait=self._clock() - min(arrivals) if arrivals else 0.0,
+        )
 
     def step(self) -> StepOutput:
         """Compute one step.
@@ -274,6 +293,7 @@ class Engine:
         )
         self._state = "sound"
         self.stats.add(output.stats, len(sampled))
+        self.metrics.add_stats(output.stats)
         self._report(output.stats)
         return output
 

@@ -65,6 +65,7 @@ class OutputProcessor:
             prepared.request_id,
             priority=prepared.priority,
             cache_salt=prepared.cache_salt,
+            client=prepared.client,
             beam=prepared.beam,
         )
         request = self._engine.request(request_id)

@@ -67,6 +67,20 @@ class StepOutput:
     stats: StepStats
 
 
+@dataclass(frozen=True, kw_only=True)
+class QueueState:
+    """How full the queue of waiting sequences is."""
+
+    num_requests: int
+    """Sequences that wait. A request that has not forked counts as one."""
+    num_tokens: int
+    """Their tokens."""
+    num_free_seats: int
+    """Sequences that could be admitted in addition to those that run."""
+    longest_wait: float
+    """Seconds since the first of them arrived; 0 if none waits."""
+
+
 class EngineStats:
     """Running totals of an engine."""
 

@@ -14,8 +14,8 @@ from mie.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     from mie.serve.config import ServeConfig
 
-_NOT_OPTIONS = ("model", "device", "max_logprobs", "served_model_name")
-"""Arguments of the engine that have no option here, or whose option is the server's own."""
+_NOT_OPTIONS = ("model", "device")
+"""Arguments of the engine that have no option here."""
 
 _EPILOG = """\
 The server speaks OpenAI's interface: /v1/completions, /v1/chat/completions and /v1/models. It adds
@@ -65,7 +65,7 @@ def add_parser(
         help="names that clients may use for the model; answers carry the first (default: MODEL)",
     )
     add_trace_option(parser)
-    EngineArgs.add_cli_args(parser, omit=_NOT_OPTIONS)
+    EngineArgs.add_cli_args(parser, omit=_omitted(ServeConfig))
     parser.set_defaults(run=run)
     return parser
 
@@ -97,8 +97,15 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
             f"MODEL is {args.served_model} and --model is {args.model}; give one of them"
         )
     model = args.served_model or args.model or DEFAULT_MODEL
-    settings = given(args, EngineArgs, omit=_NOT_OPTIONS)
+    from mie.serve.config import ServeConfig
+
+    settings = given(args, EngineArgs, omit=_omitted(ServeConfig))
     return {"generation_config": "vllm", **settings, "model": model}
+
+
+def _omitted(config: type[ServeConfig]) -> tuple[str, ...]:
+    """Return the arguments of the engine whose options are the server's own, or nobody's."""
+    return (*_NOT_OPTIONS, *config.__dataclass_fields__)
 
 
 def import_serve() -> Callable[..., int]:

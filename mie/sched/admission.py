@@ -3,7 +3,7 @@
 from collections.abc import Set
 
 from mie.config import EngineConfig
-from mie.errors import ConfigError, RequestError
+from mie.errors import ConfigError, RequestError, shown
 from mie.memory.manager import KVCacheManager
 from mie.sched.params import SamplingParams
 from mie.sched.sequence import Request
@@ -45,6 +45,11 @@ def check_fits(
         raise RequestError(
             f"priority is {request.priority}; the engine schedules by {config.scheduling_policy} "
             "(set scheduling_policy='priority')"
+        )
+    if request.client is not None and config.scheduling_policy != "fair":
+        raise RequestError(
+            f"client is {shown(request.client)}; the engine schedules by "
+            f"{config.scheduling_policy} (set scheduling_policy='fair')"
         )
 
 

@@ -1,21 +1,24 @@
 """Order the queues.
 
-Every sequence has one key, fixed when its request arrives, that orders both queues. The smallest
-key is admitted first and the largest is preempted first.
+Every sequence has one key that orders both queues. The smallest key is admitted first and the
+largest is preempted first. The key is fixed when its request arrives, and under the fair policy
+(`mie.sched.fair`) when it is admitted.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from mie.config import EngineConfig
+from mie.memory.moves import Emit
 from mie.sched.sequence import Request, Sequence
 
 VICTIM_RULES = {
     "fcfs": "last arrived",
     "priority": "lowest priority, then last arrived",
     "sjf": "longest job",
+    "fair": "last admitted",
 }
 """Which sequence each policy preempts, in words."""
 
@@ -35,6 +38,33 @@ def rank_of(config: EngineConfig, request: Request, step: int, longest: int) -> 
         job = longest if max_tokens is None else min(request.num_prompt + max_tokens, longest)
         return job + (config.sjf_ageing or 1) * step
     return 0
+
+
+class Policy:
+    """The order of requests whose rank is fixed when they arrive."""
+
+    def __init__(self, config: EngineConfig, longest: int, emit: Emit) -> None:
+        self.victim_rule = VICTIM_RULES[config.scheduling_policy]
+        self._config = config
+        self._longest = longest
+        self._emit = emit
+
+    def new_queue(self) -> WaitingQueue:
+        """Return an empty queue for waiting sequences."""
+        return WaitingQueue()
+
+    def rank(self, request: Request, step: int, running: Iterable[Sequence]) -> int:
+        """Return the rank of a request that arrives now."""
+        return rank_of(self._config, request, step, self._longest)
+
+    def settle(self, running: Iterable[Sequence]) -> None:
+        """Take in what the running sequences got, before sequences are admitted."""
+
+    def admit(self, seq: Sequence) -> None:
+        """Take in that a sequence's blocks were opened. It is in no queue."""
+
+    def leave(self, request: Request) -> None:
+        """Take in that a choice of a request has ended."""
 
 
 class WaitingQueue:
@@ -57,6 +87,11 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate in order, for tests and the event log."""
         return iter(sorted(self._members, key=lambda seq: seq.key))
+
+    @property
+    def members(self) -> frozenset[Sequence]:
+        """The sequences in no order."""
+        return frozenset(self._members)
 
     @property
     def first(self) -> Sequence:

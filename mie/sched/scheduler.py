@@ -21,9 +21,10 @@ from mie.memory.table import BlockTable
 from mie.sched.admission import check_budget, check_fits
 from mie.sched.ahead import reserve_ahead, rows_ahead
 from mie.sched.audit import check_queues, queues
+from mie.sched.fair import FairPolicy
 from mie.sched.opening import Opener
 from mie.sched.plan import Chunk, SeqId, StepPlan
-from mie.sched.policy import VICTIM_RULES, WaitingQueue, rank_of
+from mie.sched.policy import Policy
 from mie.sched.result import ChunkResult, StepResult
 from mie.sched.seats import Seats
 from mie.sched.sequence import FinishReason, Request, Sequence
@@ -47,12 +48,14 @@ class Scheduler:
         self._max_chunk = config.max_prefill_chunk or config.max_num_batched_tokens
         # The last token's keys and values are never stored.
         self._longest = min(max_model_len, manager.num_blocks * manager.block_size + 1)
+        policy = FairPolicy if config.scheduling_policy == "fair" else Policy
+        self._policy = policy(config, self._longest, emit)
         self._num_spare = math.ceil(config.watermark * manager.num_blocks)
         self._step = 0
         self._clear()
 
     def _clear(self) -> None:
-        self.waiting = WaitingQueue()
+        self.waiting = self._policy.new_queue()
         self._seats = Seats(self._config.max_num_seqs)
         self._opener = Opener(self._config, self.manager, self._emit)
         self._exported: list[Sequence] = []  # swapped out in this step
@@ -73,7 +76,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request, or raise `RequestError` if it could never run."""
         check_fits(request, self._config, self.manager, self.max_model_len)
-        rank = rank_of(self._config, request, self._step, self._longest)
+        rank = self._policy.rank(request, self._step, self.running)
         request.enter(rank, self._longest)
         event = (request.request_id, request.number, rank, request.num_prompt)
         self._emit(("add", *event, request.params.n, request.params.max_tokens))
@@ -186,6 +189,7 @@ class Scheduler:
         A static batch is filled regardless of the budget, and its prompts take turns.
         """
         is_static = self._config.batching == "static"
+        self._policy.settle(self.running)
         while self.waiting and (budget or is_static):
             seq = self.waiting.first
             if not self._seats.num_free:
@@ -208,6 +212,7 @@ class Scheduler:
     def _open(self, seq: Sequence, room: Room) -> None:
         self.waiting.remove(seq)
         table = self._opener.open(seq, room, self._seats.next_row)
+        self._policy.admit(seq)
         self._seats.take(seq, table, is_prefilling=True)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
@@ -284,6 +289,7 @@ class Scheduler:
             return
         seq.stop_reason = stop_reason
         seq.finish_reason = reason
+        self._policy.leave(seq.request)
         if seq.table is not None and seq.request.beam and reason in ("stop", "length"):
             self._keep(seq, seq.table)
             return
@@ -328,7 +334,7 @@ class Scheduler:
         seq.num_lost = 0 if seq.host else num_computed
         self._leave(seq)
         self.waiting.add(seq)
-        rule = VICTIM_RULES[self._config.scheduling_policy] if by else "all: the step was abandoned"
+        rule = self._policy.victim_rule if by else "all: the step was abandoned"
         self._emit(("preempt", seq.seq_id, by and by.seq_id, mode, rule, seq.num_lost))
 
     def preempt_all(self) -> None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from mie.config import check_settings, keyword_checked
 from mie.errors import ConfigError
+from mie.serve.edge_config import EdgeSettings
 from mie.settings import setting
 
 
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig:
+class ServeConfig(EdgeSettings):
     """How the server listens, what it accepts, and how much of it."""
 
     host: str = setting("127.0.0.1", "text", "address to listen on", "server")

@@ -1,51 +1,239 @@
-"""Runs the application under uvicorn."""
+"""Runs the application under uvicorn, until a signal or the end of the engine ends it."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+import stat
 import sys
-from socket import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import uvicorn
+from starlette.applications import Starlette
 
 from mie.async_llm import AsyncLLM
+from mie.errors import ConfigError
 from mie.sched.params import SamplingParams
+from mie.serve.access_log import logging_as
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
+from mie.serve.edge import FLUSH_SECONDS, Edge
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+EXIT_AT_ONCE = 130
+"""The exit code after a second signal."""
 
 
-def serve(engine: AsyncLLM, config: ServeConfig) -> int:
-    """Serve until a signal ends it, and return the exit code."""
+def serve(
+    engine: AsyncLLM, config: ServeConfig, on_ready: Callable[[str], object] = lambda url: None
+) -> int:
+    """Serve until a signal ends it, and return the exit code: 1 if the engine died.
+
+    Call it in the main thread, which takes the signals. ``on_ready`` gets the server's URL when
+    connections are accepted. The engine is shut down in the end.
+
+    Raises:
+        ConfigError: the server cannot listen there, or a certificate is unusable.
+    """
+    with logging_as(config.log_format):
+        try:
+            return asyncio.run(Server(engine, config).run(on_ready))
+        finally:
+            engine.shutdown()
+
+
+class Server:
+    """A server in an event loop, which may be that of a test."""
+
+    def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
+        check_sockets(config)
+        self.app: Starlette = create_app(engine, config)
+        self._engine = engine
+        self._config = config
+        self._edge: Edge = self.app.state.edge
+        self._is_ending: asyncio.Event | None = None
+        self._uvicorn = _Uvicorn(_options(self.app, config))
+
+    async def run(self, on_ready: Callable[[str], object] = lambda url: None) -> int:
+        """Serve until `stop` is called or the engine dies, and return the exit code."""
+        loop = asyncio.get_running_loop()
+        self._is_ending = asyncio.Event()
+        with _listen(self._config) as listener:
+            for number in SIGNALS:
+                loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
+            try:
+                return await self._run(listener, on_ready)
+            finally:
+                for number in SIGNALS:
+                    loop.remove_signal_handler(number)
+                if self._config.uds is not None:
+                    Path(self._config.uds).unlink(missing_ok=True)
+
+    async def _run(self, listener: socket.socket, on_ready: Callable[[str], object]) -> int:
+        assert self._is_ending is not None
+        for line in await summary(self._engine, self._config):
+            self._say(line)
+        serving = asyncio.ensure_future(self._uvicorn.serve([listener]))
+        started = asyncio.ensure_future(self._uvicorn.is_started.wait())
+        await asyncio.wait((serving, started), return_when=asyncio.FIRST_COMPLETED)
+        started.cancel()
+        if not serving.done():
+            url = _url(listener, self._config)
+            self._say(f"listening on {url}")
+            on_ready(url)
+        ending = asyncio.ensure_future(self._is_ending.wait())
+        watching = asyncio.ensure_future(self._edge.watch())
+        await asyncio.wait((serving, ending, watching), return_when=asyncio.FIRST_COMPLETED)
+        is_dead = watching.done() and not ending.done()
+        if is_dead:
+            logger.critical("the server ends: %s", self._engine.dead_error)
+            await self._edge.flush()
+        elif ending.done():
+            await self._edge.drain()
+        ending.cancel()
+        watching.cancel()
+        self._uvicorn.should_exit = True
+        await serving
+        return int(is_dead)
+
+    def stop(self, why: str = "stop") -> None:
+        """End the server: running requests first get their time. The second call ends at once."""
+        assert self._is_ending is not None, "it does not run"
+        if not self._is_ending.is_set():
+            seconds = self._config.shutdown_timeout
+            logger.info(
+                "%s: no new requests; %d that run have %g s to end (again: end at once)",
+                why,
+                self._edge.health.num_requests,
+                seconds,
+            )
+            self._is_ending.set()
+            return
+        logger.warning("%s again: the server ends at once", why)
+        os._exit(EXIT_AT_ONCE)
+
+    def _say(self, line: str) -> None:
+        """Tell the person, or the machine, that started the server."""
+        if self._config.log_format == "json":
+            logger.info("%s", line)
+        else:
+            print(f"[{line}]", file=sys.stderr, flush=True)
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn without its signal handlers, and with an event that tells that it has started."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_started = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to `Server`."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.is_started.set()
+
+
+def check_sockets(config: ServeConfig) -> None:
+    """Raise `ConfigError` unless the options of sockets fit together and certificates load."""
+    if (config.ssl_keyfile is None) != (config.ssl_certfile is None):
+        raise ConfigError("ssl_keyfile and ssl_certfile belong together; give both, or none")
+    if config.ssl_certfile is None:
+        if config.ssl_ca_certs is not None:
+            raise ConfigError("ssl_ca_certs needs ssl_certfile and ssl_keyfile")
+        return
     try:
-        return asyncio.run(_serve(engine, config))
-    finally:
-        engine.shutdown()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+        if config.ssl_ca_certs is not None:
+            context.load_verify_locations(config.ssl_ca_certs)
+    except (OSError, ssl.SSLError) as error:
+        files = (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs)
+        raise ConfigError(
+            f"TLS cannot use {', '.join(filter(None, files))}: {error} (give PEM files)"
+        ) from error
 
 
-async def _serve(engine: AsyncLLM, config: ServeConfig) -> int:
-    options = uvicorn.Config(
-        create_app(engine, config),
-        host=config.host,
-        port=config.port,
+def _options(app: Starlette, config: ServeConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
         root_path=config.root_path,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_NONE if config.ssl_ca_certs is None else ssl.CERT_REQUIRED,
+        log_config=None,
         log_level="warning",
         access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="on",
         timeout_keep_alive=65,
+        timeout_graceful_shutdown=int(FLUSH_SECONDS),
     )
-    for line in await summary(engine, config):
-        print(f"[{line}]", file=sys.stderr, flush=True)
-    await _Server(options).serve()
-    return 0
 
 
-class _Server(uvicorn.Server):
-    """Says where it listens as soon as it does: with port 0 nothing else knows."""
+def _listen(config: ServeConfig) -> socket.socket:
+    """Return a socket that listens, or raise `ConfigError`."""
+    if config.uds is not None:
+        return _listen_at_path(config.uds)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(address, family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error} (choose "
+            "another --host or --port)"
+        ) from error
 
-    async def startup(self, sockets: list[socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            print(f"[listening on http://{host}:{port}]", file=sys.stderr, flush=True)
+
+def _listen_at_path(path: str) -> socket.socket:
+    """Listen on a Unix socket for this user and group. A socket without a server is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.stat(path).st_mode) and not _is_served(path):
+                os.unlink(path)
+        listener.bind(path)
+        os.chmod(path, 0o660)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on the Unix socket {path}: {error.strerror or error} (choose another "
+            "--uds)"
+        ) from error
+    return listener
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _url(listener: socket.socket, config: ServeConfig) -> str:
+    """Return where clients find the server."""
+    scheme = "http" if config.ssl_certfile is None else "https"
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{config.root_path}"
 
 
 async def summary(engine: AsyncLLM, config: ServeConfig) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,13 @@ from mie.async_llm import AsyncLLM, ModelFacts
 from mie.engine_thread import OutputStream
 from mie.outputs import RequestOutput
 from mie.request_state import PreparedRequest
-from mie.sched.params import SamplingParams
+from mie.sched.metrics import RequestMetrics
+from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.serve.access_log import work_of
+from mie.serve.asgi import facts_of
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid, too_long
+from mie.serve.limits import QueueLimit
 from mie.text.pretrained import PretrainedTokenizer
 from mie.version import __version__
 
@@ -34,6 +39,8 @@ class Job:
     params: SamplingParams
     cache_salt: str | None = None
     priority: int = 0
+    client: str | None = None
+    """The name of the client's key; only the same client may cancel the request."""
     is_max_tokens_given: bool = False
     """Whether ``params.max_tokens`` is the client's own, which must fit the context."""
 
@@ -42,8 +49,17 @@ class Generation:
     """The prompts of one HTTP request while they run. Close it, however the request ends."""
 
     def __init__(
-        self, job: Job, prepared: Sequence[PreparedRequest], stream: OutputStream, serving: Serving
+        self,
+        job: Job,
+        prepared: Sequence[PreparedRequest],
+        stream: OutputStream,
+        serving: Serving,
+        facts: dict[str, Any],
     ) -> None:
+        """``facts`` are what the log line of the request says."""
+        self._facts = facts
+        self._work: dict[str, RequestMetrics] = {}  # by the ids of the engine's requests
+        self._num_tokens: dict[tuple[str, int], int] = {}  # of each choice
         self.job = job
         self.prepared = prepared
         self.finished: list[RequestOutput] = []
@@ -75,9 +91,20 @@ class Generation:
         outputs = self._stream.take()
         self._is_quiet = False
         for output in outputs:
+            self._count(output)
             if output.finished:
                 self.finished.append(output)
         return outputs
+
+    def _count(self, output: RequestOutput) -> None:
+        """Note what a request has cost so far, for its log line."""
+        if output.metrics is not None:
+            self._work[output.request_id] = output.metrics
+        is_delta = self.job.params.output_kind is RequestOutputKind.DELTA
+        for choice in output.outputs:
+            key = (output.request_id, choice.index)
+            before = self._num_tokens.get(key, 0) if is_delta else 0
+            self._num_tokens[key] = before + len(choice.token_ids)
 
     async def all(self) -> list[RequestOutput]:
         """Wait for the end, and return the final outputs in the order of the prompts."""
@@ -100,6 +127,9 @@ class Generation:
         if self._timer is not None:
             self._timer.cancel()
         self._stream.close()
+        num_prompt = sum(len(each.token_ids) for each in self.prepared)
+        num_output = sum(self._num_tokens.values())
+        self._facts.update(work_of(num_prompt, num_output, self._work.values()))
         self._serving.running.pop(self.job.response_id, None)
 
     def _tick(self, interval: float) -> None:
@@ -117,11 +147,15 @@ class Serving:
         config: ServeConfig,
         facts: ModelFacts,
         tokenizer: PretrainedTokenizer | None,
+        default_params: SamplingParams,
+        queue_limit: QueueLimit,
     ) -> None:
         self.engine = engine
+        self.queue_limit = queue_limit
         self.config = config
         self.facts = facts
         self.tokenizer = tokenizer
+        self.default_params = default_params
         self.created = int(time.time())
         self.chat_template = _chat_template(config.chat_template)
         self.names = tuple(config.served_model_name or _names(facts.model))
@@ -132,10 +166,12 @@ class Serving:
         """The generations that run, by the ids of their responses."""
 
     @classmethod
-    async def of(cls, engine: AsyncLLM, config: ServeConfig) -> Serving:
+    async def of(cls, engine: AsyncLLM, config: ServeConfig, queue_limit: QueueLimit) -> Serving:
         """Return what the routes share for an engine."""
         tokenizer = await engine.get_tokenizer() if engine.has_tokenizer else None
-        return cls(engine, config, await engine.get_model_config(), tokenizer)
+        defaults = await engine.get_default_sampling_params()
+        facts = await engine.get_model_config()
+        return cls(engine, config, facts, tokenizer, defaults, queue_limit)
 
     def check_model(self, name: object) -> str:
         """Return the model's name for the answer, or raise the 404 of a model that is not here."""
@@ -168,12 +204,17 @@ class Serving:
         """
         if self.config.max_logprobs >= 0:
             check_logprobs(job.params, self.config.max_logprobs)
-        prepared = [
-            await self._prepare(request, job, place, prompt)
-            for place, prompt in enumerate(job.prompts)
-        ]
-        stream = await self.engine.add(prepared)
-        generation = Generation(job, prepared, stream, self)
+        with self.queue_limit.entering(len(job.prompts)):
+            prepared = [
+                await self._prepare(request, job, place, prompt)
+                for place, prompt in enumerate(job.prompts)
+            ]
+            stream = await self.engine.add(prepared, self.queue_limit.check(prepared))
+        facts = facts_of(request.scope)
+        if self.config.log_prompts:
+            texts = [each.prompt or each.token_ids for each in prepared]
+            facts["prompts"] = json.dumps(texts, ensure_ascii=True)
+        generation = Generation(job, prepared, stream, self, facts)
         self.running[job.response_id] = generation
         return generation
 
@@ -193,6 +234,7 @@ class Serving:
             {**prompt, "cache_salt": salt_of(request, job.cache_salt)},
             job.params,
             job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
+            client=request.scope.get("mie.client"),
             priority=max(job.priority, self.config.highest_priority) if job.priority else 0,
         )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0

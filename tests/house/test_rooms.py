@@ -173,6 +173,7 @@ ROOMS = {
     "engine_thread": Room(mie={"errors", "loop", "outputs", "request_state"}),
     "async_llm": Room(
         mie={
+            "config",
             "engine_args",
             "engine_thread",
             "errors",
@@ -239,8 +240,10 @@ ROOMS = {
             "metrics",
             "outputs",
             "request_state",
+            "sched.metrics",
             "sched.params",
             "settings",
+            "step",
             "text",
             "version",
         },

@@ -37,7 +37,7 @@ def configs(draw):
         enable_prefix_caching=caches,
         partial_block_sharing=draw(st.booleans()),
         max_cached_blocks=draw(st.sampled_from([None, 1, 4])) if caches else None,
-        scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "sjf"])),
+        scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "sjf", "fair"])),
         batching=draw(st.sampled_from(["continuous", "continuous", "static"])),
         watermark=draw(st.sampled_from([0.0, 0.1])),
         preemption_mode="swap" if swaps else "recompute",
@@ -79,7 +79,8 @@ class Run:
         params = SamplingParams(max_tokens=max_tokens, n=n)
         if self.config.scheduling_policy != "priority":
             priority = 0
-        labels = {"priority": priority, "cache_salt": salt}
+        client = salt if self.config.scheduling_policy == "fair" else None
+        labels = {"priority": priority, "cache_salt": salt, "client": client}
         self.requests.append(Request(str(number), number, prompt, params, [EOS], **labels))
         self.scheduler.add(self.requests[-1])
 

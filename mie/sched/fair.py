@@ -1,0 +1,147 @@
+"""Share the engine fairly between clients: each backlogged client is served as many tokens.
+
+This is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models"
+(OSDI 2024). Each client has a counter of the tokens that it was served, and the client with the
+smallest counter is admitted next. A client that begins to wait is lifted to the smallest counter
+among those that wait, so that it cannot save up service while it is idle. No length of an answer
+has to be known in advance.
+
+A request is ranked when it is admitted, behind all that were admitted before it. From then on its
+key is fixed, as under every policy: the request that was admitted last is preempted first, and
+preempted sequences come back before new requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from mie.config import EngineConfig
+from mie.memory.moves import Emit
+from mie.sched.policy import Policy, WaitingQueue
+from mie.sched.sequence import Request, Sequence
+
+PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
+"""What a token costs. A prompt's tokens are computed together, and each token of an answer takes a
+step, so the paper counts it twice."""
+
+NOT_RANKED = 2**53
+"""The rank of requests that were never admitted: behind all that were."""
+
+MOST_IDLE = 1024
+"""Accounts of clients without requests that are kept before superfluous ones are dropped."""
+
+
+def cost(request: Request) -> int:
+    """Return the weighted number of tokens that a request was served so far.
+
+    Prompt tokens from the prefix cache cost nothing, and neither does what a preemption lost.
+    """
+    if request.rank == NOT_RANKED:
+        return 0
+    num_computed = request.num_prompt - request.metrics.num_cached_tokens
+    num_generated = sum(seq.num_generated for seq in request.sequences)
+    return PROMPT_WEIGHT * num_computed + OUTPUT_WEIGHT * num_generated
+
+
+class FairPolicy(Policy):
+    """Admits the client that was served least. Counters outlast a rebuild of the queues."""
+
+    def __init__(self, config: EngineConfig, longest: int, emit: Emit) -> None:
+        super().__init__(config, longest, emit)
+        self._served: dict[str | None, int] = {}
+        self._last: str | None = None
+        """The client whose request was admitted last."""
+        self._num_admitted = 0
+        self._queue = FairQueue(self)
+
+    def new_queue(self) -> FairQueue:
+        """Return an empty queue, which replaces the one before."""
+        self._queue = FairQueue(self)
+        return self._queue
+
+    def rank(self, request: Request, step: int, running: Iterable[Sequence]) -> int:
+        """Lift the counter of a client that begins to wait. Its request is ranked later."""
+        client = request.client
+        if client not in self._queue.clients:
+            self._charge(running)
+            others = self._queue.clients or (self._last,)
+            floor = min(map(self.served, others))
+            self._served[client] = max(self.served(client), floor)
+            if len(self._served) > 2 * len(self._queue.clients) + MOST_IDLE:
+                self._drop_superfluous(floor)
+        return NOT_RANKED
+
+    def served(self, client: str | None) -> int:
+        """Return a client's counter: the weighted tokens that it was served."""
+        return self._served.get(client, 0)
+
+    def settle(self, running: Iterable[Sequence]) -> None:
+        """Charge what the running requests were served since they were last charged."""
+        if self._queue.clients:
+            self._charge(running)
+
+    def _charge(self, running: Iterable[Sequence]) -> None:
+        for seq in running:
+            self.leave(seq.request)
+
+    def admit(self, seq: Sequence) -> None:
+        """Rank a request that is admitted for the first time, and charge its prompt."""
+        request = seq.request
+        if request.rank == NOT_RANKED:
+            self._num_admitted += 1
+            request.set_rank(self._num_admitted)
+            self._emit(("rank", seq.seq_id, request.rank))
+            self._last = request.client
+            self.leave(request)
+
+    def leave(self, request: Request) -> None:
+        """Charge what a request was served since it was last charged."""
+        due = cost(request) - request.num_charged
+        if due:
+            request.num_charged += due
+            self._served[request.client] = self.served(request.client) + due
+
+    def _drop_superfluous(self, floor: int) -> None:
+        """Forget counters that do not exceed ``floor``: their clients would be lifted to it."""
+        kept = {*self._queue.clients, self._last}
+        self._served = {
+            client: served
+            for client, served in self._served.items()
+            if served > floor or client in kept
+        }
+
+
+class FairQueue(WaitingQueue):
+    """A queue in which sequences that come back go first, and then clients take turns."""
+
+    def __init__(self, policy: FairPolicy) -> None:
+        super().__init__()
+        self._policy = policy
+        self._new: dict[str | None, WaitingQueue] = {}  # requests that were never admitted
+
+    @property
+    def clients(self) -> Collection[str | None]:
+        """The clients with requests that were never admitted."""
+        return self._new.keys()
+
+    @property
+    def first(self) -> Sequence:
+        """The sequence that is admitted next. The queue must not be empty."""
+        first = super().first
+        if first.request.rank != NOT_RANKED:
+            return first
+        heads = [(client, queue.first) for client, queue in self._new.items()]
+        return min(heads, key=lambda head: (self._policy.served(head[0]), head[1].key))[1]
+
+    def add(self, seq: Sequence) -> None:
+        super().add(seq)
+        if seq.request.rank == NOT_RANKED:
+            self._new.setdefault(seq.request.client, WaitingQueue()).add(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        super().remove(seq)
+        client = seq.request.client
+        if seq.request.rank == NOT_RANKED:
+            self._new[client].remove(seq)
+            if not self._new[client]:
+                del self._new[client]
