@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from live_server import live
+from live_server import INVARIANT, live
 from openai.types import CompletionUsage
 
 from mie import LLM, AsyncLLM, SamplingParams
@@ -24,7 +24,7 @@ GREEDY: dict[str, Any] = {"model": "bundled", "temperature": 0}
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[AsyncLLM]:
-    engine = AsyncLLM("bundled")
+    engine = AsyncLLM("bundled", **INVARIANT)
     yield engine
     engine.shutdown()
 
@@ -44,7 +44,7 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="module")
 def offline() -> LLM:
     """The same model without a server."""
-    return LLM("bundled")
+    return LLM("bundled", **INVARIANT)
 
 
 # Completions
