@@ -13,7 +13,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.serve.errors import invalid, too_long
+from mie.serve.errors import invalid, too_long, unsupported
 from mie.serve.openai.chat import chat_prompt
 from mie.serve.openai.fields import OPENAI, Fields
 from mie.serve.openai.params import ignored_fields, parse
@@ -137,6 +137,8 @@ async def _tokens(
         got = " and ".join(given) or "none of them"
         raise invalid(f"the body needs one of prompt, content and messages; got {got}", "prompt")
     if body.messages is not None:
+        if body.add_special_tokens or body.add_special:
+            raise unsupported("add_special_tokens", "the chat template writes them")
         tokens: list[int] = (await chat_prompt(body, serving))["prompt_token_ids"]
         return tokens
     text, adds = (
