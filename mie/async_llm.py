@@ -180,7 +180,7 @@ class AsyncLLM:
 
         def add_if_allowed() -> None:
             check(self._loop.engine.queue())
-            processor.add_all(prepared, collector)
+            stream.requests = processor.requests(processor.add_all(prepared, collector))
 
         try:
             await self._thread.call(add_if_allowed)

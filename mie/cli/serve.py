@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from mie.serve.config import ServeConfig
     from mie.serve.keys import Keys
 
-_NOT_OPTIONS = ("model", "device", "max_logprobs", "otlp_traces_endpoint", "served_model_name")
-"""Arguments of the engine that have no option here, or whose option is the server's own."""
+_NOT_OPTIONS = ("model", "device")
+"""Arguments of the engine that have no option here."""
 
 _EPILOG = """\
 The server speaks OpenAI's interface: /v1/completions, /v1/chat/completions and /v1/models. It adds
@@ -91,7 +91,7 @@ def add_parser(
         help="YAML file with options, such as 'port: 9000'; the command line overrides it",
     )
     add_trace_option(parser)
-    EngineArgs.add_cli_args(parser, omit=_NOT_OPTIONS)
+    EngineArgs.add_cli_args(parser, omit=_omitted(ServeConfig))
     parser.set_defaults(run=lambda args: run(with_config_file(args, parser)))
     return parser
 
@@ -128,7 +128,9 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
             f"MODEL is {args.served_model} and --model is {args.model}; give one of them"
         )
     model = args.served_model or args.model or DEFAULT_MODEL
-    settings = given(args, EngineArgs, omit=_NOT_OPTIONS)
+    from mie.serve.config import ServeConfig
+
+    settings = given(args, EngineArgs, omit=_omitted(ServeConfig))
     # One client alone is served first come first served under "fair", too.
     defaults = {"generation_config": "vllm", "scheduling_policy": "fair"}
     return {**defaults, **settings, "model": model}
@@ -160,7 +162,14 @@ def with_config_file(
     known = {text for action in parser._actions for text in action.option_strings}
     of_file = vars(parser.parse_args(arguments_of(args.config, known)))
     given_here = {name: value for name, value in vars(args).items() if value is not None}
+    if "served_model" in given_here:
+        of_file["model"] = None
     return argparse.Namespace(**{**of_file, **given_here})
+
+
+def _omitted(config: type[ServeConfig]) -> tuple[str, ...]:
+    """Return the arguments of the engine whose options are the server's own, or nobody's."""
+    return (*_NOT_OPTIONS, *config.__dataclass_fields__)
 
 
 def import_serve() -> Callable[..., int]:

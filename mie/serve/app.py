@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -16,18 +15,22 @@ from starlette.routing import Route
 from mie.async_llm import AsyncLLM
 from mie.errors import MieError
 from mie.sched.params import SamplingParams
+from mie.serve.anthropic.messages import ROUTES as MESSAGES_ROUTES
 from mie.serve.config import ServeConfig
 from mie.serve.edge import Edge
 from mie.serve.errors import ApiError, api_error
 from mie.serve.openai.chat import chat_completions
 from mie.serve.openai.completions import completions
+from mie.serve.openai.control import cancel, refused_routes, reset_prefix_cache
+from mie.serve.openai.models import list_models, retrieve_model
+from mie.serve.openai.responses import ROUTES as RESPONSES_ROUTES
+from mie.serve.openai.tokenize import apply_template, detokenize, tokenize, tokenizer_info
 from mie.serve.serving import Serving
 from mie.serve.sse import DisconnectMiddleware
 from mie.version import __version__
 
-logger = logging.getLogger(__name__)
-
-Handler = Callable[[Request], Awaitable[Response]]
+_NAMES = {*SamplingParams.__dataclass_fields__, "cache_salt", "messages", "priority", "prompt"}
+"""The parameters that messages of mie may begin with."""
 
 
 def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette:
@@ -64,7 +67,18 @@ def routes() -> list[Route]:
     return [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/models", list_models),
+        Route("/v1/models/{id:path}", retrieve_model),
+        Route("/v1/requests/{id}/cancel", cancel, methods=["POST"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokenizer_info),
+        Route("/apply-template", apply_template, methods=["POST"]),
+        Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+        *RESPONSES_ROUTES,
+        *MESSAGES_ROUTES,
         Route("/version", _version),
+        *refused_routes(),
     ]
 
 
@@ -79,7 +93,7 @@ async def _version(request: Request) -> Response:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    return api_error(error, SamplingParams.__dataclass_fields__).response(path_of(request))
+    return api_error(error, _NAMES).response(path_of(request))
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:

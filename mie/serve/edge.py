@@ -41,7 +41,6 @@ class Edge:
             max_tokens=config.max_num_queued_tokens,
             on_rejection=self.metrics.reject,
         )
-        self._is_fair = settings.scheduling_policy == "fair"
         self._engine = engine
 
     def routes(self) -> list[Route]:
@@ -73,7 +72,6 @@ class Edge:
                     Authentication,
                     keys=config.keys,
                     share_prefix_cache=config.share_prefix_cache,
-                    is_fair=self._is_fair,
                 )
             )
         layers.append(Middleware(Gate, health=self.health))

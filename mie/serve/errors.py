@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from starlette.responses import Response
@@ -21,6 +21,7 @@ from mie.errors import (
     RequestError,
     RequestFailedError,
 )
+from mie.outputs import CompletionOutput
 
 INVALID = "invalid_request_error"
 MAX_RETRY_AFTER = 60
@@ -107,6 +108,12 @@ def unavailable(message: str, retry_after: int) -> ApiError:
     )
 
 
+def refuse_unfinished(choice: CompletionOutput) -> None:
+    """Raise the 503 for a choice that was aborted, so that no client takes it for an answer."""
+    if choice.finish_reason == "abort":
+        raise unavailable("the server ended the request before its answer was complete", 1)
+
+
 def too_long(num_prompt: int | None, num_new: int | None, max_model_len: int) -> ApiError:
     """The 400 for a prompt that leaves no room for its answer in the context."""
     prompt = "the prompt is longer" if num_prompt is None else f"the prompt has {num_prompt} tokens"
@@ -125,7 +132,7 @@ def too_long(num_prompt: int | None, num_new: int | None, max_model_len: int) ->
 _FIRST_WORD = re.compile(r"(?:each of )?([a-z][a-z_]+)\b")
 
 
-def api_error(error: Exception, known_params: Mapping[str, Any] | None = None) -> ApiError:
+def api_error(error: Exception, known_params: Set[str] = frozenset()) -> ApiError:
     """The error that a client sees for any exception.
 
     A message of mie begins with the parameter that it is about; ``known_params`` has their names.
@@ -143,7 +150,7 @@ def api_error(error: Exception, known_params: Mapping[str, Any] | None = None) -
         message = str(error)
         found = _FIRST_WORD.match(message)
         param = found.group(1) if found else None
-        return invalid(message, param if param in (known_params or {}) else None)
+        return invalid(message, param if param in known_params else None)
     if isinstance(error, MieError):
         return ApiError(500, str(error), type="server_error", code="internal_error")
     return ApiError(

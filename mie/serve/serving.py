@@ -18,8 +18,7 @@ from mie.async_llm import AsyncLLM, ModelFacts
 from mie.engine_thread import OutputStream
 from mie.outputs import RequestOutput
 from mie.request_state import PreparedRequest
-from mie.sched.metrics import RequestMetrics
-from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.sched.params import SamplingParams
 from mie.serve.access_log import work_of
 from mie.serve.asgi import facts_of
 from mie.serve.config import ServeConfig
@@ -39,6 +38,8 @@ class Job:
     params: SamplingParams
     cache_salt: str | None = None
     priority: int = 0
+    client: str | None = None
+    """The name of the client's key; only the same client may cancel the request."""
     is_max_tokens_given: bool = False
     """Whether ``params.max_tokens`` is the client's own, which must fit the context."""
 
@@ -56,8 +57,6 @@ class Generation:
     ) -> None:
         """``facts`` are what the log line of the request says."""
         self._facts = facts
-        self._work: dict[str, RequestMetrics] = {}  # by the ids of the engine's requests
-        self._num_tokens: dict[tuple[str, int], int] = {}  # of each choice
         self.job = job
         self.prepared = prepared
         self.finished: list[RequestOutput] = []
@@ -89,20 +88,9 @@ class Generation:
         outputs = self._stream.take()
         self._is_quiet = False
         for output in outputs:
-            self._count(output)
             if output.finished:
                 self.finished.append(output)
         return outputs
-
-    def _count(self, output: RequestOutput) -> None:
-        """Note what a request has cost so far, for its log line."""
-        if output.metrics is not None:
-            self._work[output.request_id] = output.metrics
-        is_delta = self.job.params.output_kind is RequestOutputKind.DELTA
-        for choice in output.outputs:
-            key = (output.request_id, choice.index)
-            before = self._num_tokens.get(key, 0) if is_delta else 0
-            self._num_tokens[key] = before + len(choice.token_ids)
 
     async def all(self) -> list[RequestOutput]:
         """Wait for the end, and return the final outputs in the order of the prompts."""
@@ -126,8 +114,7 @@ class Generation:
             self._timer.cancel()
         self._stream.close()
         num_prompt = sum(len(each.token_ids) for each in self.prepared)
-        num_output = sum(self._num_tokens.values())
-        self._facts.update(work_of(num_prompt, num_output, self._work.values()))
+        self._facts.update(work_of(num_prompt, self._stream.num_generated, self._stream.metrics))
         self._serving.running.pop(self.job.response_id, None)
 
     def _tick(self, interval: float) -> None:
@@ -145,13 +132,16 @@ class Serving:
         config: ServeConfig,
         facts: ModelFacts,
         tokenizer: PretrainedTokenizer | None,
+        default_params: SamplingParams,
         queue_limit: QueueLimit,
     ) -> None:
         self.engine = engine
         self.queue_limit = queue_limit
+        self.is_fair = engine.engine_config.scheduling_policy == "fair"
         self.config = config
         self.facts = facts
         self.tokenizer = tokenizer
+        self.default_params = default_params
         self.created = int(time.time())
         self.chat_template = _chat_template(config.chat_template)
         self.names = tuple(config.served_model_name or _names(facts.model))
@@ -165,7 +155,9 @@ class Serving:
     async def of(cls, engine: AsyncLLM, config: ServeConfig, queue_limit: QueueLimit) -> Serving:
         """Return what the routes share for an engine."""
         tokenizer = await engine.get_tokenizer() if engine.has_tokenizer else None
-        return cls(engine, config, await engine.get_model_config(), tokenizer, queue_limit)
+        defaults = await engine.get_default_sampling_params()
+        facts = await engine.get_model_config()
+        return cls(engine, config, facts, tokenizer, defaults, queue_limit)
 
     def check_model(self, name: object) -> str:
         """Return the model's name for the answer, or raise the 404 of a model that is not here."""
@@ -228,7 +220,7 @@ class Serving:
             {**prompt, "cache_salt": salt_of(request, job.cache_salt)},
             job.params,
             job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
-            client=request.scope.get("mie.client"),
+            client=request.scope.get("mie.client") if self.is_fair else None,
             priority=max(job.priority, self.config.highest_priority) if job.priority else 0,
         )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0

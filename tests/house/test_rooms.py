@@ -120,7 +120,15 @@ ROOMS = {
     ),
     "request_state": Room(mie={"outputs", "runner", "sched", "text"}),
     "processor": Room(
-        mie={"engine", "errors", "interrupts", "request_state", "step", "text.tokenizer"}
+        mie={
+            "engine",
+            "errors",
+            "interrupts",
+            "request_state",
+            "sched.sequence",
+            "step",
+            "text.tokenizer",
+        }
     ),
     "prepare": Room(mie={"errors", "limits", "request_state", "sched", "text"}),
     "loop": Room(mie={"engine", "errors", "interrupts", "processor", "text.tokenizer"}),
@@ -170,9 +178,12 @@ ROOMS = {
             "text",
         },
     ),
-    "engine_thread": Room(mie={"errors", "loop", "outputs", "request_state"}),
+    "engine_thread": Room(
+        mie={"errors", "loop", "outputs", "request_state", "sched.metrics", "sched.sequence"}
+    ),
     "async_llm": Room(
         mie={
+            "config",
             "engine_args",
             "engine_thread",
             "errors",
@@ -185,6 +196,7 @@ ROOMS = {
             "request_state",
             "sched.checks",
             "sched.params",
+            "step",
             "text",
         }
     ),
@@ -224,8 +236,9 @@ ROOMS = {
             "sched",
             "sizing",
         },
-        # numpy in calibrate; the others in the book, where it measures the real engine and plots
-        packages={"numpy", "safetensors", "torch", "transformers", "matplotlib"},
+        # numpy in calibrate; httpx2 in remote; the others in the book, where it measures the real
+        # engine and plots
+        packages={"httpx2", "numpy", "safetensors", "torch", "transformers", "matplotlib"},
     ),
     "serve": Room(  # HTTP and text, never arrays
         mie={
@@ -300,6 +313,7 @@ ROOMS = {
 
 LAZY = {
     "cupy",
+    "httpx2",
     "huggingface_hub",
     "matplotlib",
     "prometheus_client",

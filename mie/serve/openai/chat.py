@@ -31,16 +31,19 @@ async def chat_completions(request: Request) -> Response:
         params.max_tokens = None  # the rest of the context
     prompt = await chat_prompt(body, serving)
     is_given = max_tokens is not None
-    job = job_of(body, new_id("chatcmpl"), [prompt], params, is_max_tokens_given=is_given)
+    response_id = new_id("chatcmpl")
+    job = job_of(request, body, response_id, [prompt], params, is_max_tokens_given=is_given)
     generation = await serving.start(request, job)
-    writer = ChatWriter(generation, body, model, serving)
-    if body.stream:
-        return await stream_of(generation, writer, serving.config.keepalive_interval, headers)
     try:
-        outputs = await generation.all()
-    finally:
+        writer = ChatWriter(generation, body, model, serving)
+        if body.stream:
+            return await stream_of(generation, writer, serving.config.keepalive_interval, headers)
+        answer = writer.answer(await generation.all())
+    except BaseException:
         generation.close()
-    return json_response(writer.answer(outputs), headers)
+        raise
+    generation.close()
+    return json_response(answer, headers)
 
 
 async def chat_prompt(body: Any, serving: Serving) -> dict[str, Any]:

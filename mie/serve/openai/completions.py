@@ -34,16 +34,18 @@ async def completions(request: Request) -> Response:
         prompt_logprobs=_prompt_logprobs(body),
     )
     is_given = bool(body.max_tokens)
-    job = job_of(body, new_id("cmpl"), prompts, params, is_max_tokens_given=is_given)
+    job = job_of(request, body, new_id("cmpl"), prompts, params, is_max_tokens_given=is_given)
     generation = await serving.start(request, job)
-    writer = CompletionWriter(generation, body, model, serving)
-    if body.stream:
-        return await stream_of(generation, writer, serving.config.keepalive_interval, headers)
     try:
-        outputs = await generation.all()
-    finally:
+        writer = CompletionWriter(generation, body, model, serving)
+        if body.stream:
+            return await stream_of(generation, writer, serving.config.keepalive_interval, headers)
+        answer = writer.answer(await generation.all())
+    except BaseException:
         generation.close()
-    return json_response(writer.answer(outputs), headers)
+        raise
+    generation.close()
+    return json_response(answer, headers)
 
 
 def prompts_of(prompt: Any) -> list[Any]:
@@ -156,7 +158,8 @@ class CompletionWriter(ChunkWriter):
         return self.whole(outputs, choices)
 
     def _whole(self, first: int, output: RequestOutput, each: CompletionOutput) -> dict[str, Any]:
-        text, ids, rows = each.text, each.token_ids, list(each.logprobs or ())
+        text, ids = each.text, each.token_ids
+        rows: list[LogprobRow | None] = [*(each.logprobs or ())]
         if not self.has_new_tokens:
             text, ids, rows = "", [], []
         num_new = len(ids)

@@ -113,7 +113,9 @@ class TextOffsets:
     def __init__(
         self, tokenizer: Tokenizer | None, prompt_token_ids: Sequence[int], skips_special: bool
     ) -> None:
-        self._stream = tokenizer and Detokenizer(tokenizer, prompt_token_ids, skips_special)
+        self._stream = None
+        if tokenizer is not None:
+            self._stream = Detokenizer(tokenizer, prompt_token_ids, skips_special)
         self._length = 0
 
     def add(self, token_ids: Sequence[int]) -> list[int]:

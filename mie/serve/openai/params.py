@@ -128,6 +128,7 @@ def sampling_params(body: GenerationBody, serving: Serving, **more: Any) -> Samp
 
 
 def job_of(
+    request: Request,
     body: GenerationBody,
     response_id: str,
     prompts: list[Any],
@@ -142,6 +143,7 @@ def job_of(
         params=params,
         cache_salt=body.cache_salt,
         priority=body.priority or 0,
+        client=request.scope.get("mie.client"),
         is_max_tokens_given=is_max_tokens_given,
     )
 
@@ -166,8 +168,10 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
 
 
 def _validation_error(error: ValidationError) -> ApiError:
-    """Return the 400 for the first thing that is wrong."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    """Return the 400 for one wrong field; of a union, the alternative that came furthest."""
+    all_errors = error.errors(include_url=False, include_context=False)
+    of_field = [each for each in all_errors if each["loc"][:1] == all_errors[0]["loc"][:1]]
+    first = max(of_field, key=lambda each: len(each["loc"]))
     place = [str(each) for each in first["loc"]]
     # The parts of a union's places are names of types, which no client knows.
     path = ".".join(each for each in place if each.isidentifier() or each.isdigit())

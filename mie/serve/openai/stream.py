@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 
@@ -71,7 +71,7 @@ class ChunkWriter:
         """Return what writes this request's log-probabilities."""
         tokenizer = self._serving.tokenizer
         return LogprobWriter(
-            tokenizer and tokenizer.tokenizer,
+            None if tokenizer is None else tokenizer.tokenizer,
             num_top=self.generation.job.params.logprobs or 0,
             as_ids=self._as_ids,
             skips_special=self.skips_special,
@@ -239,8 +239,15 @@ def reason(output: CompletionOutput) -> str:
     )
 
 
+class EventWriter(Protocol):
+    """Something that turns outputs into the events of a stream."""
+
+    def events(self, outputs: list[RequestOutput]) -> AsyncGenerator[bytes, None]:
+        """Yield the events of the stream; ``outputs`` came already, and may be empty."""
+
+
 async def stream_of(
-    generation: Generation, writer: ChunkWriter, interval: float, headers: Mapping[str, str]
+    generation: Generation, writer: EventWriter, interval: float, headers: Mapping[str, str]
 ) -> EventStream:
     """Return the stream of a generation, once its first output is here or overdue.
 
