@@ -165,10 +165,10 @@ def _value(value: object) -> str:
 
 @contextmanager
 def logging_as(format: str) -> Iterator[None]:
-    """Write the records of mie, uvicorn and asyncio to standard error, as ``text`` or ``json``."""
+    """Write the records of mie and of its libraries to standard error, as ``text`` or ``json``."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormat() if format == "json" else TextFormat())
-    loggers = [logging.getLogger(name) for name in ("mie", "uvicorn", "asyncio")]
+    loggers = [logging.getLogger(name) for name in ("mie", "uvicorn", "asyncio", "opentelemetry")]
     levels = [each.level for each in loggers]
     for each in loggers:
         each.addHandler(handler)

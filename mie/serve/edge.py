@@ -17,6 +17,7 @@ from mie.serve.config import ServeConfig
 from mie.serve.health import Gate, Health
 from mie.serve.limits import BodyLimit, QueueLimit
 from mie.serve.metrics import ServerMetrics
+from mie.serve.tracing import Tracing, flush, new_provider
 
 SAMPLE_SECONDS = 0.25
 """Time between two looks at the engine."""
@@ -29,6 +30,9 @@ class Edge:
 
     def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
         model_name = (config.served_model_name or [engine.model])[0]
+        self._model_name = model_name
+        endpoint = config.otlp_traces_endpoint
+        self._spans = None if endpoint is None else new_provider(endpoint)
         settings = engine.engine_config
         self.config = config
         self.health = Health(engine, config.watchdog_timeout)
@@ -66,6 +70,9 @@ class Edge:
                     expose_headers=["x-request-id", "retry-after"],
                 )
             )
+        if self._spans is not None:
+            spans, name = self._spans, self._model_name
+            layers.append(Middleware(Tracing, provider=spans, model_name=name, paths=paths))
         if config.keys is not None:
             layers.append(
                 Middleware(
@@ -95,8 +102,11 @@ class Edge:
         await self.flush()
 
     async def flush(self) -> None:
-        """Wait, but not long, until clients have read what the end of the engine means to them."""
+        """Wait, but not long, until clients have read what the end of the engine means to them,
+        and the last spans are sent."""
         await self._wait_idle(FLUSH_SECONDS)
+        if self._spans is not None:
+            await flush(self._spans, FLUSH_SECONDS)
 
     async def _wait_idle(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()

@@ -259,6 +259,7 @@ ROOMS = {
             "version",
         },
         packages={
+            "opentelemetry",
             "prometheus_client",
             "pydantic",
             "pydantic_core",
