@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -17,8 +18,10 @@ from mie.serve.config import ServeConfig
 from mie.serve.health import Gate, Health
 from mie.serve.limits import BodyLimit, QueueLimit
 from mie.serve.metrics import ServerMetrics
-from mie.serve.tracing import Tracing, flush, new_provider
+from mie.serve.tracing import Tracing, new_provider
 
+STEP_SECONDS = 60.0
+"""Time that the engine gets to end the step that it computes."""
 SAMPLE_SECONDS = 0.25
 """Time between two looks at the engine."""
 FLUSH_SECONDS = 5.0
@@ -91,25 +94,32 @@ class Edge:
             self.health.sample()
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    async def drain(self) -> None:
+    async def drain(self) -> bool:
         """Refuse new requests, and wait until those that run have ended or ran out of time.
 
-        Those that are left get a final error when the engine ends.
+        Those that are left get a final error when the engine ends. Return whether it ended: it may
+        hang in a step.
         """
         self.health.is_draining = True
         await self._wait_idle(self.config.shutdown_timeout)
-        await asyncio.to_thread(self._engine.shutdown)
+        ending = threading.Thread(target=self._engine.shutdown, daemon=True)
+        ending.start()
+        await self._wait(lambda: not ending.is_alive(), STEP_SECONDS)
         await self.flush()
+        return not ending.is_alive()
 
     async def flush(self) -> None:
         """Wait, but not long, until clients have read what the end of the engine means to them,
         and the last spans are sent."""
         await self._wait_idle(FLUSH_SECONDS)
         if self._spans is not None:
-            await flush(self._spans, FLUSH_SECONDS)
+            await asyncio.to_thread(self._spans.shutdown)
 
     async def _wait_idle(self, seconds: float) -> None:
+        await self._wait(lambda: not self.health.num_requests, seconds)
+
+    async def _wait(self, is_over: Callable[[], bool], seconds: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while self.health.num_requests and loop.time() < deadline:
+        while not is_over() and loop.time() < deadline:
             await asyncio.sleep(0.02)

@@ -96,8 +96,9 @@ class Server:
         if is_dead:
             logger.critical("the server ends: %s", self._engine.dead_error)
             await self._edge.flush()
-        elif ending.done():
-            await self._edge.drain()
+        elif ending.done() and not await self._edge.drain():
+            logger.critical("the engine hangs in a step: the server ends without it")
+            os._exit(1)
         ending.cancel()
         watching.cancel()
         self._uvicorn.should_exit = True

@@ -6,7 +6,6 @@ its client's trace. No span contains text that a client sent.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,9 @@ from mie.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+
+SECONDS = 5.0
+"""Time after which spans are given up that the endpoint does not take."""
 
 ATTRIBUTES = {
     "num_prompt_tokens": "gen_ai.usage.prompt_tokens",
@@ -52,14 +54,10 @@ def new_provider(endpoint: str) -> TracerProvider:
         ) from error
     resource = Resource.create({"service.name": "mie", "service.version": __version__})
     provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    provider.add_span_processor(
+        BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=SECONDS))
+    )
     return provider
-
-
-async def flush(provider: TracerProvider, seconds: float) -> None:
-    """Send the spans that are left, but not for long."""
-    await asyncio.to_thread(provider.force_flush, int(seconds * 1000))
-    await asyncio.to_thread(provider.shutdown)
 
 
 class Tracing:

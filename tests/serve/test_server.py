@@ -140,6 +140,33 @@ def test_the_death_of_the_engine_answers_everybody_and_is_the_exit_code(caplog):
     asks(ask())
 
 
+def test_an_engine_that_hangs_does_not_keep_the_server(monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL + 1)
+
+    class Exited(BaseException):
+        pass
+
+    def leave(code):
+        raise Exited(code)
+
+    monkeypatch.setattr("mie.serve.server.os._exit", leave)
+    for name in ("STEP_SECONDS", "FLUSH_SECONDS"):
+        monkeypatch.setattr(f"mie.serve.edge.{name}", 0.1)
+
+    async def ask():
+        engine = load()
+        with held(engine) as release:
+            with pytest.raises(Exited, match="1"):
+                async with server_of(engine, shutdown_timeout=0.0) as running:
+                    await two_requests(running)
+                    running.server.stop("SIGTERM")
+                    await running.task
+            release()
+        engine.shutdown()
+
+    asks(ask())
+
+
 @pytest.fixture
 def process():
     """Starts ``mie serve`` processes, and ends those that a test leaves behind."""
