@@ -132,8 +132,16 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
 
     settings = given(args, EngineArgs, omit=_omitted(ServeConfig))
     # One client alone is served first come first served under "fair", too.
-    defaults = {"generation_config": "vllm", "scheduling_policy": "fair"}
+    defaults: dict[str, Any] = {"generation_config": "vllm", "scheduling_policy": "fair"}
+    keeps_bits = settings.get("linear_plan") != "plain" and "kv_cache_dtype" not in settings
+    if settings.get("backend", "numpy") == "numpy" and keeps_bits:
+        defaults["batch_invariant"] = True  # so that equal seeds give equal answers under any load
     return {**defaults, **settings, "model": model}
+
+
+def _omitted(config: type[ServeConfig]) -> tuple[str, ...]:
+    """Return the arguments of the engine whose options are the server's own, or nobody's."""
+    return (*_NOT_OPTIONS, *config.__dataclass_fields__)
 
 
 def keys_of(args: argparse.Namespace) -> Keys | None:
@@ -165,11 +173,6 @@ def with_config_file(
     if "served_model" in given_here:
         of_file["model"] = None
     return argparse.Namespace(**{**of_file, **given_here})
-
-
-def _omitted(config: type[ServeConfig]) -> tuple[str, ...]:
-    """Return the arguments of the engine whose options are the server's own, or nobody's."""
-    return (*_NOT_OPTIONS, *config.__dataclass_fields__)
 
 
 def import_serve() -> Callable[..., int]:

@@ -16,26 +16,10 @@ from typing import Any
 
 import httpx2
 
-WORDS = [
-    "Mia",
-    "the",
-    "otter",
-    "found",
-    "a",
-    "bell",
-    "near",
-    "the",
-    "old",
-    "mill",
-    "and",
-    "rang",
-    "it",
-    "until",
-    "Tom",
-    "the",
-    "owl",
-    "came",
-]
+WORDS = (
+    *("Mia", "the", "otter", "found", "a", "bell", "near", "old", "mill", "and", "rang", "it"),
+    *("until", "Tom", "owl", "came"),
+)
 CLOSED, MALFORMED, WRONG_KEY = 0.30, 0.05, 0.05
 """The share of the requests that are closed early, are nonsense, or have a wrong key."""
 

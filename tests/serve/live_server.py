@@ -14,6 +14,9 @@ from mie import AsyncLLM
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
 
+INVARIANT: dict[str, Any] = {"batch_invariant": True, "linear_plan": "tiled"}
+"""The settings under which two engines give the same bits, whatever else they run."""
+
 
 @contextmanager
 def live(engine: AsyncLLM, config: ServeConfig | None = None) -> Iterator[str]:
@@ -34,7 +37,7 @@ def live(engine: AsyncLLM, config: ServeConfig | None = None) -> Iterator[str]:
 @contextmanager
 def live_bundled(config: ServeConfig | None = None, **settings: Any) -> Iterator[str]:
     """Serve the bundled model, and return the address."""
-    engine = AsyncLLM("bundled", **settings)
+    engine = AsyncLLM("bundled", **{**INVARIANT, **settings})
     try:
         with live(engine, config) as url:
             yield url

@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 import httpx2
 import pytest
-from live_server import live_bundled
+from live_server import INVARIANT, live_bundled
 
 from mie import LLM, SamplingParams
 
@@ -32,7 +32,7 @@ def client(url: str) -> Iterator[anthropic.Anthropic]:
 @pytest.fixture(scope="module")
 def offline() -> LLM:
     """The same model without a server."""
-    return LLM("bundled")
+    return LLM("bundled", **INVARIANT)
 
 
 def create(client: anthropic.Anthropic, **more: Any) -> anthropic.types.Message:

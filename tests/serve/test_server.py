@@ -153,18 +153,19 @@ def test_an_engine_that_hangs_does_not_keep_the_server(monkeypatch, caplog):
     for name in ("STEP_SECONDS", "FLUSH_SECONDS"):
         monkeypatch.setattr(f"mie.serve.edge.{name}", 0.1)
 
-    async def ask():
-        engine = load()
-        with held(engine) as release:
-            with pytest.raises(Exited, match="1"):
-                async with server_of(engine, shutdown_timeout=0.0) as running:
-                    await two_requests(running)
-                    running.server.stop("SIGTERM")
-                    await running.task
-            release()
-        engine.shutdown()
+    engine = load()
 
-    asks(ask())
+    async def ask():
+        async with server_of(engine, shutdown_timeout=0.0) as running:
+            await two_requests(running)
+            running.server.stop("SIGTERM")
+            await running.task
+
+    with held(engine) as release:
+        with pytest.raises(Exited, match="1"):
+            asks(ask())
+        release()
+    engine.shutdown()
 
 
 @pytest.fixture
