@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
@@ -19,6 +20,8 @@ from mie.serve.health import Gate, Health
 from mie.serve.limits import BodyLimit, QueueLimit
 from mie.serve.metrics import ServerMetrics
 from mie.serve.tracing import Tracing, new_provider
+
+logger = logging.getLogger(__name__)
 
 STEP_SECONDS = 60.0
 """Time that the engine gets to end the step that it computes."""
@@ -43,7 +46,6 @@ class Edge:
         max_reqs = config.max_num_queued_reqs
         self.queue_limit = QueueLimit(
             engine,
-            max_num_seqs=settings.max_num_seqs,
             max_reqs=4 * settings.max_num_seqs if max_reqs is None else max_reqs,
             max_tokens=config.max_num_queued_tokens,
             on_rejection=self.metrics.reject,
@@ -89,9 +91,14 @@ class Edge:
         return layers
 
     async def watch(self) -> None:
-        """Look at the engine until it is dead."""
+        """Look at the engine until it is dead, and log when it stops or starts to step."""
+        was_stalled = False
         while self._engine.dead_error is None:
-            self.health.sample()
+            is_stalled = self.health.status == "stalled"
+            if is_stalled != was_stalled:
+                what = "has work and computes no step" if is_stalled else "computes steps again"
+                logger.critical("the engine %s", what)
+                was_stalled = is_stalled
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async def drain(self) -> bool:

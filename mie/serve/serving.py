@@ -137,7 +137,6 @@ class Serving:
     ) -> None:
         self.engine = engine
         self.queue_limit = queue_limit
-        self.is_fair = engine.engine_config.scheduling_policy == "fair"
         self.config = config
         self.facts = facts
         self.tokenizer = tokenizer
@@ -190,7 +189,8 @@ class Serving:
         """
         if self.config.max_logprobs >= 0:
             check_logprobs(job.params, self.config.max_logprobs)
-        with self.queue_limit.entering(len(job.prompts)):
+        client = self.queue_limit.client_of(request.scope)
+        with self.queue_limit.entering(client, len(job.prompts)):
             prepared = [
                 await self._prepare(request, job, place, prompt)
                 for place, prompt in enumerate(job.prompts)
@@ -220,7 +220,7 @@ class Serving:
             {**prompt, "cache_salt": salt_of(request, job.cache_salt)},
             job.params,
             job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
-            client=request.scope.get("mie.client") if self.is_fair else None,
+            client=self.queue_limit.client_of(request.scope),
             priority=max(job.priority, self.config.highest_priority) if job.priority else 0,
         )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
