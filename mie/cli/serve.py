@@ -106,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from mie.serve.config import ServeConfig
 
+    if args.uds is not None and (args.host, args.port) != (None, None):
+        raise ConfigError("--uds is given with --host or --port; give one of them")
     config = ServeConfig(
         **given(args, ServeConfig),
         served_model_name=args.served_model_name,
