@@ -165,10 +165,10 @@ class AsyncLLM:
         prepared: Sequence[PreparedRequest],
         check: Callable[[QueueState], object] = lambda queue: None,
     ) -> OutputStream:
-        """Queue requests, all or none, and return the stream of their outputs.
+        """Queue one client's requests, all or none, and return the stream of their outputs.
 
-        Cancelling the task aborts them. ``check`` is called in the engine's thread, and may raise
-        a `MieError` to refuse them.
+        Cancelling the task aborts them. ``check`` is called in the engine's thread with what waits
+        of that client, and may raise a `MieError` to refuse them.
 
         Raises:
             RequestError: one of them could never be served; nothing was added.
@@ -179,8 +179,8 @@ class AsyncLLM:
         stream = OutputStream(self._thread, self._loop, collector, len(prepared))
 
         def add_if_allowed() -> None:
-            check(self._loop.engine.queue())
-            processor.add_all(prepared, collector)
+            check(self._loop.engine.queue(prepared[0].client))
+            stream.requests = processor.requests(processor.add_all(prepared, collector))
 
         try:
             await self._thread.call(add_if_allowed)
@@ -188,6 +188,10 @@ class AsyncLLM:
             stream.close()
             raise
         return stream
+
+    def queue(self, client: str | None = None) -> QueueState:
+        """Return what waits of a client's requests; under other policies than fair, of all."""
+        return self._loop.engine.queue(client)
 
     async def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
         """Render a conversation as a prompt in a worker thread; see `LLM.chat_prompt`."""

@@ -235,9 +235,13 @@ class Engine:
         requests = self._requests.values()
         return self.metrics.snapshot(self.config, self.scheduler, self.stats, requests)
 
-    def queue(self) -> QueueState:
-        """Return how full the queue is."""
-        waiting = self.scheduler.waiting.members
+    def queue(self, client: str | None = None) -> QueueState:
+        """Return how many requests of a client wait. Any thread may call it.
+
+        Clients differ under the fair policy only; under others, all requests have the client None.
+        """
+        members = self.scheduler.waiting.members
+        waiting = [seq for seq in members if seq.request.client == client]
         arrivals = [seq.request.metrics.arrival_time for seq in waiting]
         return QueueState(
             num_requests=len(waiting),

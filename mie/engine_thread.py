@@ -14,6 +14,8 @@ from mie.errors import EngineDeadError
 from mie.loop import Command, EngineLoop
 from mie.outputs import RequestOutput
 from mie.request_state import Collector, CollectorRef
+from mie.sched.metrics import RequestMetrics
+from mie.sched.sequence import Request
 
 T = TypeVar("T")
 
@@ -53,6 +55,8 @@ class OutputStream:
     ) -> None:
         self.num_unfinished = num_requests
         """Requests whose final output was not taken yet."""
+        self.requests: tuple[Request, ...] = ()
+        """The requests, once they are added."""
         self._thread = thread
         self._loop = loop
         self._collector = collector
@@ -68,6 +72,16 @@ class OutputStream:
         if not self._collector.has_news:
             self._loop.check_alive()
         return self._news.arrival
+
+    @property
+    def num_generated(self) -> int:
+        """The number of tokens that the requests got so far."""
+        return sum(seq.num_generated for request in self.requests for seq in request.sequences)
+
+    @property
+    def metrics(self) -> list[RequestMetrics]:
+        """The times and counts of each request so far."""
+        return [request.metrics for request in self.requests]
 
     def take(self) -> list[RequestOutput]:
         """Return one output for each request with news, merged since it was last taken."""

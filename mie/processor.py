@@ -9,6 +9,7 @@ from mie.engine import Engine
 from mie.errors import RequestError
 from mie.interrupts import is_of_the_request
 from mie.request_state import Collector, CollectorRef, PreparedRequest, RequestState
+from mie.sched.sequence import Request
 from mie.step import StepOutput
 from mie.text.tokenizer import Tokenizer
 
@@ -47,6 +48,10 @@ class OutputProcessor:
         except RequestError:
             self.retract(prepared)
             raise
+
+    def requests(self, request_ids: Sequence[str]) -> tuple[Request, ...]:
+        """Return requests that were added."""
+        return tuple(self._states[request_id].request for request_id in request_ids)
 
     def retract(self, prepared: Sequence[PreparedRequest]) -> None:
         """End those of the requests that were added, without an output."""

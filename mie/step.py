@@ -69,7 +69,7 @@ class StepOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueState:
-    """How full the queue of waiting sequences is."""
+    """What waits of one client's requests."""
 
     num_requests: int
     """Sequences that wait. A request that has not forked counts as one."""

@@ -106,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from mie.serve.config import ServeConfig
 
+    if args.uds is not None and (args.host, args.port) != (None, None):
+        raise ConfigError("--uds is given with --host or --port; give one of them")
     config = ServeConfig(
         **given(args, ServeConfig),
         served_model_name=args.served_model_name,
@@ -170,6 +172,8 @@ def with_config_file(
     known = {text for action in parser._actions for text in action.option_strings}
     of_file = vars(parser.parse_args(arguments_of(args.config, known)))
     given_here = {name: value for name, value in vars(args).items() if value is not None}
+    if "served_model" in given_here:
+        of_file["model"] = None
     return argparse.Namespace(**{**of_file, **given_here})
 
 

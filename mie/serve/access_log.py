@@ -85,7 +85,7 @@ class AccessLog:
             "seconds": round(seconds, 4),
             "request_id": scope["mie.request_id"],
             "client": client[0] if client else None,
-            "key": scope.get("mie.key"),
+            "key": scope.get("mie.client"),
             "client_request_id": header(scope, b"x-request-id"),
             **scope["mie.facts"],
         }
@@ -165,10 +165,10 @@ def _value(value: object) -> str:
 
 @contextmanager
 def logging_as(format: str) -> Iterator[None]:
-    """Write the records of mie and of uvicorn to standard error, as ``text`` or ``json``."""
+    """Write the records of mie and of its libraries to standard error, as ``text`` or ``json``."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormat() if format == "json" else TextFormat())
-    loggers = [logging.getLogger(name) for name in ("mie", "uvicorn")]
+    loggers = [logging.getLogger(name) for name in ("mie", "uvicorn", "asyncio", "opentelemetry")]
     levels = [each.level for each in loggers]
     for each in loggers:
         each.addHandler(handler)

@@ -12,14 +12,10 @@ from mie.serve.keys import Keys
 class Authentication:
     """Middleware that lets only known keys in, and notes whose request it is."""
 
-    def __init__(
-        self, app: ASGIApp, keys: Keys, *, share_prefix_cache: bool, is_fair: bool
-    ) -> None:
-        """With ``is_fair``, the engine shares its tokens between the keys."""
+    def __init__(self, app: ASGIApp, keys: Keys, *, share_prefix_cache: bool) -> None:
         self._app = app
         self._keys = keys
         self._share_prefix_cache = share_prefix_cache
-        self._is_fair = is_fair
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -27,9 +23,7 @@ class Authentication:
         key = _key_of(scope)
         name = None if key is None else self._keys.find(key)
         if name is not None:
-            scope["mie.key"] = name
-            if self._is_fair:
-                scope["mie.client"] = name
+            scope["mie.client"] = name
             if not self._share_prefix_cache:
                 scope["mie.cache_salt"] = self._keys.salt(name)
         elif route_of(scope) not in OPEN_ROUTES:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import Callable, Sequence
 
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -17,7 +19,12 @@ from mie.serve.config import ServeConfig
 from mie.serve.health import Gate, Health
 from mie.serve.limits import BodyLimit, QueueLimit
 from mie.serve.metrics import ServerMetrics
+from mie.serve.tracing import Tracing, new_provider
 
+logger = logging.getLogger(__name__)
+
+STEP_SECONDS = 60.0
+"""Time that the engine gets to end the step that it computes."""
 SAMPLE_SECONDS = 0.25
 """Time between two looks at the engine."""
 FLUSH_SECONDS = 5.0
@@ -29,6 +36,9 @@ class Edge:
 
     def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
         model_name = (config.served_model_name or [engine.model])[0]
+        self._model_name = model_name
+        endpoint = config.otlp_traces_endpoint
+        self._spans = None if endpoint is None else new_provider(endpoint)
         settings = engine.engine_config
         self.config = config
         self.health = Health(engine, config.watchdog_timeout)
@@ -36,12 +46,10 @@ class Edge:
         max_reqs = config.max_num_queued_reqs
         self.queue_limit = QueueLimit(
             engine,
-            max_num_seqs=settings.max_num_seqs,
             max_reqs=4 * settings.max_num_seqs if max_reqs is None else max_reqs,
             max_tokens=config.max_num_queued_tokens,
             on_rejection=self.metrics.reject,
         )
-        self._is_fair = settings.scheduling_policy == "fair"
         self._engine = engine
 
     def routes(self) -> list[Route]:
@@ -67,13 +75,15 @@ class Edge:
                     expose_headers=["x-request-id", "retry-after"],
                 )
             )
+        if self._spans is not None:
+            spans, name = self._spans, self._model_name
+            layers.append(Middleware(Tracing, provider=spans, model_name=name, paths=paths))
         if config.keys is not None:
             layers.append(
                 Middleware(
                     Authentication,
                     keys=config.keys,
                     share_prefix_cache=config.share_prefix_cache,
-                    is_fair=self._is_fair,
                 )
             )
         layers.append(Middleware(Gate, health=self.health))
@@ -81,27 +91,42 @@ class Edge:
         return layers
 
     async def watch(self) -> None:
-        """Look at the engine until it is dead."""
+        """Look at the engine until it is dead, and log when it stops or starts to step."""
+        was_stalled = False
         while self._engine.dead_error is None:
-            self.health.sample()
+            is_stalled = self.health.status == "stalled"
+            if is_stalled != was_stalled:
+                what = "has work and computes no step" if is_stalled else "computes steps again"
+                logger.critical("the engine %s", what)
+                was_stalled = is_stalled
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    async def drain(self) -> None:
+    async def drain(self) -> bool:
         """Refuse new requests, and wait until those that run have ended or ran out of time.
 
-        Those that are left get a final error when the engine ends.
+        Those that are left get a final error when the engine ends. Return whether it ended: it may
+        hang in a step.
         """
         self.health.is_draining = True
         await self._wait_idle(self.config.shutdown_timeout)
-        await asyncio.to_thread(self._engine.shutdown)
+        ending = threading.Thread(target=self._engine.shutdown, daemon=True)
+        ending.start()
+        await self._wait(lambda: not ending.is_alive(), STEP_SECONDS)
         await self.flush()
+        return not ending.is_alive()
 
     async def flush(self) -> None:
-        """Wait, but not long, until clients have read what the end of the engine means to them."""
+        """Wait, but not long, until clients have read what the end of the engine means to them,
+        and the last spans are sent."""
         await self._wait_idle(FLUSH_SECONDS)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.shutdown)
 
     async def _wait_idle(self, seconds: float) -> None:
+        await self._wait(lambda: not self.health.num_requests, seconds)
+
+    async def _wait(self, is_over: Callable[[], bool], seconds: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while self.health.num_requests and loop.time() < deadline:
+        while not is_over() and loop.time() < deadline:
             await asyncio.sleep(0.02)

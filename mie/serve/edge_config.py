@@ -56,14 +56,14 @@ class EdgeSettings:
     max_num_queued_reqs: int | None = setting(
         None,
         "integer",
-        "maximum number of requests that wait; more are answered with 429",
+        "maximum number of requests of one key that wait; more are answered with 429",
         "requests",
         default_text="4 times max_num_seqs",
     )
     max_num_queued_tokens: int | None = setting(
         None,
         "integer",
-        "maximum number of tokens of requests that wait; more are answered with 429",
+        "maximum number of tokens of one key's requests that wait; more are answered with 429",
         "requests",
         default_text="no limit",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -70,42 +71,47 @@ class QueueFull(RequestError):
 
 
 class QueueLimit:
-    """Refuses requests while too many wait.
+    """Refuses requests while too many of the same client wait.
 
     What waits is counted in the engine's thread when requests are added, so that no burst passes
     between counting and adding. A request for which there is a seat does not count, since it does
-    not wait.
+    not wait. Under the fair policy each key has a queue of its own, so that a client that floods
+    the server does not keep others out.
     """
 
     def __init__(
         self,
         engine: AsyncLLM,
         *,
-        max_num_seqs: int,
         max_reqs: int | None,
         max_tokens: int | None,
         on_rejection: Callable[[str], object] = lambda limit: None,
     ) -> None:
         """None is no limit. ``on_rejection`` gets the name of a limit that refused a request."""
         self._engine = engine
-        self._max_num_seqs = max_num_seqs
+        self._max_num_seqs = engine.engine_config.max_num_seqs
+        self._is_fair = engine.engine_config.scheduling_policy == "fair"
         self._max_reqs = max_reqs
         self._max_tokens = max_tokens
         self._on_rejection = on_rejection
-        self._num_entering = 0
+        self._num_entering: Counter[str | None] = Counter()
+
+    def client_of(self, scope: Scope) -> str | None:
+        """Return the client for which the engine counts a request."""
+        return scope.get("mie.client") if self._is_fair else None
 
     @contextmanager
-    def entering(self, num_reqs: int) -> Iterator[None]:
-        """Return a context in which requests are prepared and added.
+    def entering(self, client: str | None, num_reqs: int) -> Iterator[None]:
+        """Return a context in which a client's requests are prepared and added.
 
         Raises:
             ApiError: the queue is full, already before the requests are prepared or when they are
                 added; or it could never take so many at once.
         """
         self._check_count(num_reqs)
-        self._num_entering += num_reqs
+        self._num_entering[client] += num_reqs
         try:
-            self._check_early()
+            self._check_early(client, num_reqs)
             yield
         except QueueFull as full:
             self._on_rejection(full.limit)
@@ -117,37 +123,39 @@ class QueueLimit:
                 headers={"retry-after": str(full.retry_after)},
             ) from None
         finally:
-            self._num_entering -= num_reqs
+            self._num_entering[client] -= num_reqs
 
     def check(self, prepared: Sequence[PreparedRequest]) -> Callable[[QueueState], None]:
         """Return what raises `QueueFull` in the engine's thread if there is no room for these."""
         num_new = sum(len(each.token_ids) for each in prepared)
 
         def check(queue: QueueState) -> None:
-            wait = queue.longest_wait
-            if self._max_reqs is not None:
-                num_queued = queue.num_requests + len(prepared) - queue.num_free_seats
-                self._check("max_num_queued_reqs", num_queued, self._max_reqs, wait)
+            self._check_reqs(queue, len(prepared))
             if self._max_tokens is not None and queue.num_requests:
                 num_tokens = queue.num_tokens + num_new
-                self._check("max_num_queued_tokens", num_tokens, self._max_tokens, wait)
+                self._check("max_num_queued_tokens", num_tokens, self._max_tokens, queue)
 
         return check
 
-    def _check(self, limit: str, got: int, most: int, wait: float) -> None:
+    def _check_early(self, client: str | None, num_reqs: int) -> None:
+        """Refuse a flood before its prompts are tokenized."""
+        queue = self._engine.queue(client)
+        self._check_reqs(queue, num_reqs)
+        if self._max_reqs is not None:
+            num_entering = self._num_entering[client] - self._max_num_seqs
+            self._check("max_num_queued_reqs", num_entering, self._max_reqs, queue)
+
+    def _check_reqs(self, queue: QueueState, num_new: int) -> None:
+        if self._max_reqs is not None:
+            num_queued = queue.num_requests + num_new - queue.num_free_seats
+            self._check("max_num_queued_reqs", num_queued, self._max_reqs, queue)
+
+    def _check(self, limit: str, got: int, most: int, queue: QueueState) -> None:
         if got > most:
             what = "requests" if limit.endswith("reqs") else "prompt tokens"
             option = limit.replace("_", "-")
             message = f"the queue is full: {got} {what} would wait, and --{option} is {most}"
-            raise QueueFull(limit, message, wait)
-
-    def _check_early(self) -> None:
-        """Refuse a flood before its prompts are tokenized."""
-        if self._max_reqs is not None:
-            pulse = self._engine.pulse
-            num_free = self._max_num_seqs - pulse.num_running
-            num_queued = pulse.num_waiting + self._num_entering - num_free
-            self._check("max_num_queued_reqs", num_queued, self._max_reqs, 1.0)
+            raise QueueFull(limit, message, queue.longest_wait)
 
     def _check_count(self, num_reqs: int) -> None:
         if self._max_reqs is not None and num_reqs > self._max_reqs + self._max_num_seqs:

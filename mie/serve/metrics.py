@@ -20,9 +20,11 @@ from starlette.routing import Route
 
 from mie.async_llm import AsyncLLM
 from mie.errors import EngineDeadError
-from mie.metrics import Counter, Gauge, Histogram, Metric, Tally
+from mie.metrics import Counter, Gauge, Histogram, Metric, Snapshot, Tally
 
 LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
+SNAPSHOT_SECONDS = 5.0
+"""Time after which a scrape gets the engine's numbers of the scrape before."""
 REQUEST_TIMES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Seconds; the limits of HTTP requests' durations."""
 
@@ -54,6 +56,7 @@ class ServerMetrics:
         self._requests: dict[tuple[str, str, str], int] = {}
         self._times: dict[str, Tally] = {}
         self._num_left = 0
+        self._snapshot: Snapshot | None = None
 
     def reject(self, limit: str) -> None:
         """Count requests that were refused because of a limit."""
@@ -78,10 +81,13 @@ class ServerMetrics:
     async def _scrape(self, request: Request) -> Response:
         """Answer a scrape. The engine's thread takes a snapshot, and does not wait for the rest."""
         try:
-            snapshot = await self._engine.metrics_snapshot()
+            asked = self._engine.metrics_snapshot()
+            self._snapshot = await asyncio.wait_for(asked, SNAPSHOT_SECONDS)
         except EngineDeadError:
-            snapshot = None
-        own = self._own()
+            self._snapshot = None
+        except asyncio.TimeoutError:
+            pass  # the step is long, or hangs, and the last snapshot still holds
+        snapshot, own = self._snapshot, self._own()
 
         def write() -> bytes:
             metrics = [] if snapshot is None else snapshot.read(self._model_name)

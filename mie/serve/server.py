@@ -24,6 +24,8 @@ from mie.serve.access_log import logging_as
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
 from mie.serve.edge import FLUSH_SECONDS, Edge
+from mie.serve.http_protocol import LimitedProtocol
+from mie.serve.keys import Keys
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +98,9 @@ class Server:
         if is_dead:
             logger.critical("the server ends: %s", self._engine.dead_error)
             await self._edge.flush()
-        elif ending.done():
-            await self._edge.drain()
+        elif ending.done() and not await self._edge.drain():
+            logger.critical("the engine hangs in a step: the server ends without it")
+            os._exit(1)
         ending.cancel()
         watching.cancel()
         self._uvicorn.should_exit = True
@@ -147,6 +150,8 @@ class _Uvicorn(uvicorn.Server):
 
 def check_sockets(config: ServeConfig) -> None:
     """Raise `ConfigError` unless the options of sockets fit together and certificates load."""
+    if config.keys is not None and not isinstance(config.keys, Keys):
+        raise ConfigError("keys must be a Keys (Keys.of(['KEY', …]) makes one)")
     root = config.root_path
     if root and (not root.startswith("/") or root.endswith("/")):
         raise ConfigError(f"root_path must be like '/llm', with no slash at its end; got {root!r}")
@@ -175,6 +180,7 @@ def _options(app: Starlette, config: ServeConfig) -> uvicorn.Config:
         ssl_certfile=config.ssl_certfile,
         ssl_ca_certs=config.ssl_ca_certs,
         ssl_cert_reqs=ssl.CERT_NONE if config.ssl_ca_certs is None else ssl.CERT_REQUIRED,
+        http=LimitedProtocol,
         log_config=None,
         log_level="warning",
         access_log=False,

@@ -21,8 +21,7 @@ from mie.async_llm import AsyncLLM, ModelFacts
 from mie.engine_thread import OutputStream
 from mie.outputs import RequestOutput
 from mie.request_state import PreparedRequest
-from mie.sched.metrics import RequestMetrics
-from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.sched.params import SamplingParams
 from mie.serve.access_log import work_of
 from mie.serve.asgi import facts_of
 from mie.serve.config import ServeConfig
@@ -61,8 +60,6 @@ class Generation:
     ) -> None:
         """``facts`` are what the log line of the request says."""
         self._facts = facts
-        self._work: dict[str, RequestMetrics] = {}  # by the ids of the engine's requests
-        self._num_tokens: dict[tuple[str, int], int] = {}  # of each choice
         self.job = job
         self.prepared = prepared
         self.finished: list[RequestOutput] = []
@@ -99,20 +96,9 @@ class Generation:
         self._taken_at = monotonic()
         self._is_quiet = False
         for output in outputs:
-            self._count(output)
             if output.finished:
                 self.finished.append(output)
         return outputs
-
-    def _count(self, output: RequestOutput) -> None:
-        """Note what a request has cost so far, for its log line."""
-        if output.metrics is not None:
-            self._work[output.request_id] = output.metrics
-        is_delta = self.job.params.output_kind is RequestOutputKind.DELTA
-        for choice in output.outputs:
-            key = (output.request_id, choice.index)
-            before = self._num_tokens.get(key, 0) if is_delta else 0
-            self._num_tokens[key] = before + len(choice.token_ids)
 
     async def all(self) -> list[RequestOutput]:
         """Wait for the end, and return the final outputs in the order of the prompts."""
@@ -136,8 +122,7 @@ class Generation:
             self._timer.cancel()
         self._stream.close()
         num_prompt = sum(len(each.token_ids) for each in self.prepared)
-        num_output = sum(self._num_tokens.values())
-        self._facts.update(work_of(num_prompt, num_output, self._work.values()))
+        self._facts.update(work_of(num_prompt, self._stream.num_generated, self._stream.metrics))
         self._serving.running.pop(self.job.response_id, None)
 
     def _tick(self, interval: float) -> None:
@@ -219,7 +204,8 @@ class Serving:
         """
         if self.config.max_logprobs >= 0:
             check_logprobs(job.params, self.config.max_logprobs)
-        with self.queue_limit.entering(len(job.prompts)):
+        client = self.queue_limit.client_of(request.scope)
+        with self.queue_limit.entering(client, len(job.prompts)):
             prepared = [
                 await self._prepare(request, job, place, prompt)
                 for place, prompt in enumerate(job.prompts)
@@ -249,7 +235,7 @@ class Serving:
             {**prompt, "cache_salt": salt_of(request, job.cache_salt)},
             job.params,
             job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
-            client=request.scope.get("mie.client"),
+            client=self.queue_limit.client_of(request.scope),
             priority=max(job.priority, self.config.highest_priority) if job.priority else 0,
         )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0

@@ -120,7 +120,15 @@ ROOMS = {
     ),
     "request_state": Room(mie={"outputs", "runner", "sched", "text"}),
     "processor": Room(
-        mie={"engine", "errors", "interrupts", "request_state", "step", "text.tokenizer"}
+        mie={
+            "engine",
+            "errors",
+            "interrupts",
+            "request_state",
+            "sched.sequence",
+            "step",
+            "text.tokenizer",
+        }
     ),
     "prepare": Room(mie={"errors", "limits", "request_state", "sched", "text"}),
     "loop": Room(mie={"engine", "errors", "interrupts", "processor", "text.tokenizer"}),
@@ -170,7 +178,9 @@ ROOMS = {
             "text",
         },
     ),
-    "engine_thread": Room(mie={"errors", "loop", "outputs", "request_state"}),
+    "engine_thread": Room(
+        mie={"errors", "loop", "outputs", "request_state", "sched.metrics", "sched.sequence"}
+    ),
     "async_llm": Room(
         mie={
             "config",
@@ -249,6 +259,7 @@ ROOMS = {
             "version",
         },
         packages={
+            "opentelemetry",
             "prometheus_client",
             "pydantic",
             "pydantic_core",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from contextlib import asynccontextmanager
+import threading
+from contextlib import asynccontextmanager, contextmanager
 
 import httpx2
 
@@ -91,3 +93,37 @@ async def server_of(engine, **options):
             config.__dict__["shutdown_timeout"] = 0.0
             server.stop("the test is over")
         await asyncio.wait_for(task, PATIENCE)
+
+
+class Hold:
+    """An engine that computes three steps, and then waits for `release`."""
+
+    def __init__(self, engine, then):
+        self.is_reached, self._event = threading.Event(), threading.Event()
+        self._steps, self._step = itertools.count(), engine._loop.engine.step
+        self._then = then or self._step
+        engine._loop.engine.step = self.step
+
+    def step(self):
+        if next(self._steps) < 3:
+            return self._step()
+        self.is_reached.set()
+        assert self._event.wait(PATIENCE)
+        return self._then()
+
+    def release(self):
+        self._event.set()
+
+    async def reached(self):
+        while not self.is_reached.is_set():
+            await asyncio.sleep(0.01)
+
+
+@contextmanager
+def held(engine, then=None):
+    """Hold an engine after three steps. Released, it goes on, or calls ``then`` for each step."""
+    hold = Hold(engine, then)
+    try:
+        yield hold
+    finally:
+        hold.release()

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 
 import pytest
 from edge_helpers import asks, client_of, load
@@ -38,7 +39,7 @@ def test_every_route_but_a_few_needs_a_key(engine):
             routes = [route for route in client.app.routes if isinstance(route, Route)]
             found = {}
             for route in routes:
-                path = route.path.format(model_id="m", response_id="r")
+                path = re.sub(r"{\w+}", "x", route.path)
                 for method in route.methods - {"HEAD"}:
                     response = await client.request(method, path)
                     found[route.path] = response.status_code
@@ -86,7 +87,7 @@ def test_a_websocket_is_closed(engine):
         async def send(message):
             sent.append(message)
 
-        app = Authentication(None, Keys.of([KEY]), share_prefix_cache=False, is_fair=False)
+        app = Authentication(None, Keys.of([KEY]), share_prefix_cache=False)
         scope = {"type": "websocket", "path": "/", "headers": []}
         await app(scope, None, send)
 

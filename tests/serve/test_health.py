@@ -1,9 +1,11 @@
 """Health: a watchdog on the engine, draining, and the routes that tell."""
 
+import asyncio
+import logging
 from types import SimpleNamespace
 
 import pytest
-from edge_helpers import asks, client_of, load
+from edge_helpers import asks, client_of, held, load, server_of
 
 from mie.async_llm import Pulse
 from mie.errors import EngineDeadError
@@ -98,6 +100,34 @@ def test_the_routes_answer_503_unless_all_is_well(engine, state):
                 assert response.json() == {"status": state}
 
     asks(ask())
+
+
+def test_a_hanging_engine_is_seen_from_outside_and_so_is_its_return(caplog):
+    caplog.set_level(logging.CRITICAL + 1)
+    engine = load()
+
+    async def status(client, wanted):
+        while True:
+            found = (await client.get("/health")).json()["status"]
+            if found == wanted:
+                return
+            await asyncio.sleep(0.01)
+
+    async def ask(hold):
+        async with server_of(engine, watchdog_timeout=0.1) as running:
+            await status(running.client, "ok")
+            events = await running.stream(max_tokens=50)
+            await anext(events)
+            await status(running.client, "stalled")
+            first = (await running.client.get("/metrics")).text
+            assert "vllm:admission_rejections_total" in first
+            hold.release()
+            assert [event async for event in events][-1] == "[DONE]"
+            await status(running.client, "ok")
+
+    with pytest.MonkeyPatch.context() as patch, held(engine) as hold:
+        patch.setattr("mie.serve.metrics.SNAPSHOT_SECONDS", 0.1)
+        asks(ask(hold))
 
 
 def test_a_server_that_drains_refuses_new_requests_only(engine):

@@ -156,6 +156,44 @@ def test_a_burst_does_not_slip_through_between_counting_and_adding():
     asks(ask())
 
 
+def test_a_key_that_floods_the_queue_does_not_keep_others_out():
+    async def ask():
+        engine = engine_of_its_own()
+        admitted = admissions(engine)
+        options = {"max_num_queued_reqs": 3, "keys": Keys.of(["sk-flood", "sk-other"])}
+        async with server_of(engine, **options) as running:
+            running.client.headers["authorization"] = "Bearer sk-flood"
+            events, waiting = await fill(running, 3)
+            response = await running.client.post("/v1/completions", json=completion())
+            assert response.status_code == 429
+            headers = {"authorization": "Bearer sk-other"}
+            other = asyncio.ensure_future(
+                running.client.post("/v1/completions", json=completion(), headers=headers)
+            )
+            while engine.pulse.num_waiting < 4:
+                await asyncio.sleep(0.01)
+            await events.aclose()
+            answers = await asyncio.gather(other, *waiting)
+            assert [answer.status_code for answer in answers] == [200] * 4
+        assert sorted(admitted) == ["key-1"] * 4 + ["key-2"]
+        assert admitted.index("key-2") <= 2, "at a tie, one request of the flood goes first"
+
+    asks(ask())
+
+
+def admissions(engine):
+    """The keys whose requests were admitted, in order."""
+    policy, admitted = engine._loop.engine.scheduler._policy, []
+    original = policy.admit
+
+    def admit(seq):
+        admitted.append(seq.request.client)
+        original(seq)
+
+    policy.admit = admit
+    return admitted
+
+
 def test_tokens_that_wait_are_limited_too():
     async def ask():
         async with server_of(engine_of_its_own(), max_num_queued_tokens=20) as running:

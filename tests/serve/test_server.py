@@ -1,20 +1,17 @@
 """The server as a whole: draining, crashes, sockets, TLS, proxies, web pages."""
 
 import asyncio
-import itertools
 import logging
 import os
 import shutil
 import signal
 import ssl
 import subprocess
-import threading
-from contextlib import contextmanager
 
 import httpx2
 import pytest
 from command_line import PATIENCE, mie, start
-from edge_helpers import asks, client_of, load, server_of
+from edge_helpers import asks, client_of, held, load, server_of
 
 from mie.errors import ConfigError
 from mie.serve.config import ServeConfig
@@ -34,27 +31,6 @@ async def rest_of(events):
     return [event async for event in events]
 
 
-@contextmanager
-def held(engine, then=None):
-    """Let an engine compute three steps, and hold it until the yielded function is called.
-
-    Afterwards it goes on, or calls ``then`` instead of each step.
-    """
-    step, event, steps = engine._loop.engine.step, threading.Event(), itertools.count()
-
-    def wait_and_step():
-        if next(steps) < 3:
-            return step()
-        assert event.wait(PATIENCE)
-        return (then or step)()
-
-    engine._loop.engine.step = wait_and_step
-    try:
-        yield event.set
-    finally:
-        event.set()
-
-
 async def two_requests(running):
     """The events of a request that streams, and the answer to one that does not."""
     events = await running.stream(max_tokens=200)
@@ -72,7 +48,7 @@ async def two_requests(running):
 def test_a_server_that_is_told_to_end_lets_running_requests_finish():
     async def ask():
         engine = load()
-        with held(engine) as release:
+        with held(engine) as hold:
             async with server_of(engine) as running:
                 events, whole = await two_requests(running)
                 running.server.stop("SIGTERM")
@@ -80,7 +56,7 @@ def test_a_server_that_is_told_to_end_lets_running_requests_finish():
                 assert response.status_code == 503
                 assert int(response.headers["retry-after"]) <= 60
                 assert (await running.client.get("/health")).json() == {"status": "draining"}
-                release()
+                hold.release()
                 *_, last, done = await rest_of(events)
                 assert done == "[DONE]"
                 assert last["choices"][0]["finish_reason"] == "length"
@@ -93,13 +69,13 @@ def test_a_server_that_is_told_to_end_lets_running_requests_finish():
 def test_what_does_not_finish_in_time_is_told_so():
     async def ask():
         engine = load()
-        with held(engine) as release:
+        with held(engine) as hold:
             async with server_of(engine, shutdown_timeout=0.0) as running:
                 events, whole = await two_requests(running)
                 running.server.stop("SIGTERM")
                 while not engine._thread._is_stopping:
                     await asyncio.sleep(0.01)
-                release()
+                hold.release()
                 *_, last, done = await rest_of(events)
                 assert done == "[DONE]"
                 assert last["error"]["type"] == "service_unavailable"
@@ -127,10 +103,10 @@ def test_the_death_of_the_engine_answers_everybody_and_is_the_exit_code(caplog):
 
     async def ask():
         engine = load()
-        with held(engine, then=fail) as release:
+        with held(engine, then=fail) as hold:
             async with server_of(engine) as running:
                 events, whole = await two_requests(running)
-                release()
+                hold.release()
                 *_, last, done = await rest_of(events)
                 assert done == "[DONE]"
                 assert "the chip is on fire" in last["error"]["message"]
@@ -138,6 +114,35 @@ def test_the_death_of_the_engine_answers_everybody_and_is_the_exit_code(caplog):
                 assert await running.task == 1
 
     asks(ask())
+
+
+def test_an_engine_that_hangs_does_not_keep_the_server(monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL + 1)
+
+    class Exited(BaseException):
+        pass
+
+    def leave(code):
+        raise Exited(code)
+
+    monkeypatch.setattr("mie.serve.server.os._exit", leave)
+    for name in ("STEP_SECONDS", "FLUSH_SECONDS"):
+        monkeypatch.setattr(f"mie.serve.edge.{name}", 0.1)
+
+    engine = load()
+
+    async def ask():
+        async with server_of(engine, shutdown_timeout=0.0) as running:
+            await two_requests(running)
+            await hold.reached()
+            running.server.stop("SIGTERM")
+            await running.task
+
+    with held(engine) as hold:
+        with pytest.raises(Exited, match="1"):
+            asks(ask())
+        hold.release()
+    engine.shutdown()
 
 
 @pytest.fixture
@@ -295,12 +300,54 @@ def test_tls_may_ask_clients_for_a_certificate(certificate):
         ({"root_path": "llm"}, "root_path must be like '/llm'"),
         ({"root_path": "/llm/"}, "root_path must be like '/llm'"),
         ({"watchdog_timeout": -1}, "watchdog_timeout must be a number"),
+        ({"keys": ["sk-one"]}, r"keys must be a Keys \(Keys.of"),
         ({"log_format": "xml"}, "log_format must be one of text, json"),
     ],
 )
 def test_options_that_cannot_work_are_refused(engine, options, message):
     with pytest.raises(ConfigError, match=message):
         Server(engine, ServeConfig(**options))
+
+
+async def answer_to(url, *pieces):
+    """What a server writes until it closes the connection."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for piece in pieces:
+        writer.write(piece)
+        try:
+            await writer.drain()
+        except ConnectionError:  # it closed the connection
+            break
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def test_headers_are_limited_in_size_and_in_time(monkeypatch, caplog):
+    start = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+
+    async def ask():
+        async with server_of(load()) as running:
+            ordinary = start + b"x: " + b"y" * 30_000 + b"\r\n\r\n"
+            assert b"200 OK" in await answer_to(running.url, ordinary)
+            long = [start, b"x: ", *([b"y" * 50_000] * 40)]
+            assert b"200 OK" not in await answer_to(running.url, *long)
+            many = [start, *([b"x: y\r\n" * 5_000] * 40)]
+            assert b"200 OK" not in await answer_to(running.url, *many)
+            body = b"z" * 300_000
+            large = b"POST /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: "
+            large += str(len(body)).encode() + b"\r\n\r\n" + body
+            assert b"405 Method" in await answer_to(running.url, large), "a body is no header"
+            monkeypatch.setattr("mie.serve.http_protocol.HEAD_SECONDS", 0.05)
+            assert await answer_to(running.url) == b""
+            assert await answer_to(running.url, start) == b""
+            assert (await running.client.get("/health")).status_code == 200
+
+    asks(ask())
 
 
 # Behind a proxy, and from web pages.
@@ -380,6 +427,12 @@ def test_a_bad_yaml_file_is_refused(tmp_path, text, message):
     ended = mie("serve", "--config", str(file))
     assert ended.returncode == 2
     assert message in ended.stderr.decode()
+
+
+def test_a_socket_and_a_port_are_not_both_taken():
+    ended = mie("serve", "--uds", "mie.sock", "--port", "0")
+    assert ended.returncode == 2
+    assert b"--uds is given with --host or --port" in ended.stderr
 
 
 def test_random_weights_and_a_trace(tmp_path, process):
