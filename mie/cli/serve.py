@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,6 +14,7 @@ from mie.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from mie.serve.config import ServeConfig
+    from mie.serve.keys import Keys
 
 _NOT_OPTIONS = ("model", "device")
 """Arguments of the engine that have no option here."""
@@ -32,7 +34,8 @@ examples:
     -d '{"prompt": "Once upon a time", "max_tokens": 40, "stream": true}'
 
 exit codes:
-  0  a signal ended the server
+  0  a signal ended the server, and what ran could end or was told so
+  1  the engine died
   2  it did not start: an option, the model or the port is wrong
 """
 
@@ -64,9 +67,32 @@ def add_parser(
         metavar="NAME",
         help="names that clients may use for the model; answers carry the first (default: MODEL)",
     )
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="a key that requests may use; may be given several times, and MIE_API_KEY in the "
+        "environment is one more (default: no key is needed)",
+    )
+    parser.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="file with a key on each line: NAME KEY, or NAME sha256:HEX",
+    )
+    parser.add_argument(
+        "--allowed-origins",
+        nargs="+",
+        metavar="ORIGIN",
+        help="origins of web pages that may use the server; '*' is any (default: none)",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML file with options, such as 'port: 9000'; the command line overrides it",
+    )
     add_trace_option(parser)
     EngineArgs.add_cli_args(parser, omit=_omitted(ServeConfig))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=lambda args: run(with_config_file(args, parser)))
     return parser
 
 
@@ -80,7 +106,12 @@ def run(args: argparse.Namespace) -> int:
     """
     from mie.serve.config import ServeConfig
 
-    config = ServeConfig(**given(args, ServeConfig), served_model_name=args.served_model_name)
+    config = ServeConfig(
+        **given(args, ServeConfig),
+        served_model_name=args.served_model_name,
+        allowed_origins=args.allowed_origins,
+        keys=keys_of(args),
+    )
     settings = engine_settings(args)
     EngineArgs(**settings)  # refuses bad values before anything is opened
     if args.trace is None:
@@ -100,7 +131,12 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
     from mie.serve.config import ServeConfig
 
     settings = given(args, EngineArgs, omit=_omitted(ServeConfig))
-    return {"generation_config": "vllm", **settings, "model": model}
+    # One client alone is served first come first served under "fair", too.
+    defaults: dict[str, Any] = {"generation_config": "vllm", "scheduling_policy": "fair"}
+    keeps_bits = settings.get("linear_plan") != "plain" and "kv_cache_dtype" not in settings
+    if settings.get("backend", "numpy") == "numpy" and keeps_bits:
+        defaults["batch_invariant"] = True  # so that equal seeds give equal answers under any load
+    return {**defaults, **settings, "model": model}
 
 
 def _omitted(config: type[ServeConfig]) -> tuple[str, ...]:
@@ -108,15 +144,48 @@ def _omitted(config: type[ServeConfig]) -> tuple[str, ...]:
     return (*_NOT_OPTIONS, *config.__dataclass_fields__)
 
 
+def keys_of(args: argparse.Namespace) -> Keys | None:
+    """Return the keys of the command line, the environment and a file; None if there are none."""
+    from mie.serve.keys import Keys
+
+    of_environment = os.environ.get("MIE_API_KEY")
+    keys = [*(args.api_key or ()), *([of_environment] if of_environment else ())]
+    return Keys.of(keys, args.api_key_file)
+
+
+def with_config_file(
+    args: argparse.Namespace, parser: argparse.ArgumentParser
+) -> argparse.Namespace:
+    """Return the arguments with the options of ``--config`` that the command line does not give.
+
+    Raises:
+        ConfigError: the file cannot be read, or has an option that is unknown or out of place.
+    """
+    if args.config is None:
+        return args
+    try:
+        from mie.serve.config_file import arguments_of
+    except ImportError as error:
+        raise _missing(error) from error
+    known = {text for action in parser._actions for text in action.option_strings}
+    of_file = vars(parser.parse_args(arguments_of(args.config, known)))
+    given_here = {name: value for name, value in vars(args).items() if value is not None}
+    return argparse.Namespace(**{**of_file, **given_here})
+
+
 def import_serve() -> Callable[..., int]:
     """Return the function that serves, or raise `MissingExtraError` without its packages."""
     try:
         from mie.serve.server import serve
     except ImportError as error:
-        raise MissingExtraError(
-            f"mie serve needs the package {error.name} (install it with: pip install 'mie[serve]')"
-        ) from error
+        raise _missing(error) from error
     return serve
+
+
+def _missing(error: ImportError) -> MissingExtraError:
+    return MissingExtraError(
+        f"mie serve needs the package {error.name} (install it with: pip install 'mie[serve]')"
+    )
 
 
 def _serve(config: ServeConfig, settings: dict[str, Any], trace: TextIO | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mie.serve.errors import ApiError
 
@@ -18,6 +18,23 @@ def route_of(scope: Scope) -> str:
     root = scope.get("root_path", "")
     is_below = bool(root) and path.startswith(f"{root}/")
     return path[len(root) :] if is_below else path
+
+
+class RootPath:
+    """Middleware that tells the router under which path a proxy serves.
+
+    Requests are found with that path and without it, since some proxies remove it.
+    """
+
+    def __init__(self, app: ASGIApp, path: str) -> None:
+        """``path`` begins with a slash and does not end with one."""
+        self._app = app
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            scope["root_path"] = self._path
+        await self._app(scope, receive, send)
 
 
 def header(scope: Scope, name: bytes) -> str | None:

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from mie.async_llm import AsyncLLM
 from mie.serve.access_log import AccessLog
+from mie.serve.asgi import RootPath
 from mie.serve.auth import Authentication
 from mie.serve.config import ServeConfig
 from mie.serve.health import Gate, Health
@@ -54,6 +55,8 @@ class Edge:
         """
         config = self.config
         layers = [Middleware(AccessLog, metrics=self.metrics, paths=paths)]
+        if config.root_path:
+            layers.insert(0, Middleware(RootPath, path=config.root_path))
         if config.allowed_origins:
             layers.append(
                 Middleware(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -14,7 +14,6 @@ from prometheus_client.core import (
 from prometheus_client.core import (
     Metric as Family,
 )
-from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -84,15 +83,17 @@ class ServerMetrics:
             snapshot = None
         own = self._own()
 
-        def write() -> tuple[bytes, str]:
+        def write() -> bytes:
             metrics = [] if snapshot is None else snapshot.read(self._model_name)
             registry = CollectorRegistry(auto_describe=False)
             registry.register(_Fixed(families([*metrics, *own])))
-            encode, content_type = choose_encoder(request.headers.get("accept", ""))
-            return encode(registry), content_type
+            return generate_latest(registry)
 
-        content, content_type = await asyncio.to_thread(write)
-        return Response(content, headers={"content-type": content_type})
+        # OpenMetrics, which a client may prefer, would spell "vllm:" as "vllm_".
+        content = await asyncio.to_thread(write)
+        return Response(
+            content, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
+        )
 
     def _own(self) -> list[Metric]:
         labels = {"model_name": self._model_name}

@@ -147,6 +147,9 @@ class _Uvicorn(uvicorn.Server):
 
 def check_sockets(config: ServeConfig) -> None:
     """Raise `ConfigError` unless the options of sockets fit together and certificates load."""
+    root = config.root_path
+    if root and (not root.startswith("/") or root.endswith("/")):
+        raise ConfigError(f"root_path must be like '/llm', with no slash at its end; got {root!r}")
     if (config.ssl_keyfile is None) != (config.ssl_certfile is None):
         raise ConfigError("ssl_keyfile and ssl_certfile belong together; give both, or none")
     if config.ssl_certfile is None:
@@ -168,7 +171,6 @@ def check_sockets(config: ServeConfig) -> None:
 def _options(app: Starlette, config: ServeConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        root_path=config.root_path,
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
         ssl_ca_certs=config.ssl_ca_certs,

@@ -186,6 +186,7 @@ ROOMS = {
             "request_state",
             "sched.checks",
             "sched.params",
+            "step",
             "text",
         }
     ),
