@@ -23,7 +23,7 @@ from mie.serve.serving import Serving
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.token_bytes import TokenBytes
 
-_FIELDS = Fields(
+FIELDS = Fields(
     unsupported={
         **OPENAI.unsupported,
         "parse_special": ((None, True), "special tokens in a text are always parsed"),
@@ -126,7 +126,7 @@ async def apply_template(request: Request) -> Response:
 
 def _check(request: Request, serving: Serving, body: Any) -> dict[str, str]:
     serving.check_model(body.model or serving.names[0])
-    return ignored_fields(body, serving, request.url.path, _FIELDS)
+    return ignored_fields(body, serving, request.url.path, FIELDS)
 
 
 async def _tokens(
