@@ -68,6 +68,7 @@ _UNSUPPORTED: Unsupported = {
     "logprob_token_ids": (EMPTY, "logprobs names the most likely tokens only"),
     "prompt_logprob_token_ids": (EMPTY, "prompt_logprobs names the most likely tokens only"),
     "prompt_logprob_start": ((None, 0), "prompt_logprobs covers the whole prompt"),
+    "truncation_side": ((None, "left"), "prompts keep their last tokens"),
     "repetition_detection": (EMPTY, "loops are not detected; use repetition_penalty"),
     "watermarking": (EMPTY, "tokens are not watermarked"),
     "kv_transfer_params": (EMPTY, "the KV cache is not shared between servers"),
