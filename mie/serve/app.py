@@ -25,6 +25,7 @@ from mie.serve.openai.control import cancel, refused_routes, reset_prefix_cache
 from mie.serve.openai.models import list_models, retrieve_model
 from mie.serve.openai.responses import ROUTES as RESPONSES_ROUTES
 from mie.serve.openai.tokenize import apply_template, detokenize, tokenize, tokenizer_info
+from mie.serve.openapi import ROUTES as OPENAPI_ROUTES
 from mie.serve.serving import Serving
 from mie.serve.sse import DisconnectMiddleware
 from mie.version import __version__
@@ -77,6 +78,7 @@ def routes() -> list[Route]:
         Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
         *RESPONSES_ROUTES,
         *MESSAGES_ROUTES,
+        *OPENAPI_ROUTES,
         Route("/version", _version),
         *refused_routes(),
     ]

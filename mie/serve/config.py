@@ -73,6 +73,14 @@ class ServeConfig(EdgeSettings):
         "requests",
     )
 
+    max_chunks_per_second: float = setting(
+        4000.0,
+        "number",
+        "maximum number of chunks that all streams together get in a second; tokens that come "
+        "faster are merged; 0 sets no limit",
+        "requests",
+    )
+
     def __post_init__(self) -> None:
         check_settings(self)
         names: object = self.served_model_name

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import time
 import uuid
+from asyncio import sleep
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from starlette.requests import Request
@@ -66,6 +69,8 @@ class Generation:
         self._places = {each.request_id: place for place, each in enumerate(prepared)}
         self._timer: asyncio.TimerHandle | None = None
         self._is_quiet = False
+        self._is_streamed = job.params.output_kind is RequestOutputKind.DELTA
+        self._taken_at = -math.inf
 
     @property
     def is_finished(self) -> bool:
@@ -85,7 +90,10 @@ class Generation:
             EngineDeadError: the engine cannot go on.
         """
         await self._stream.arrival
+        if self._is_streamed and (wait := self._taken_at + self._serving.gap - monotonic()) > 0:
+            await sleep(wait)  # what comes meanwhile is merged
         outputs = self._stream.take()
+        self._taken_at = monotonic()
         self._is_quiet = False
         for output in outputs:
             if output.finished:
@@ -173,6 +181,13 @@ class Serving:
                 param="model",
             )
         return str(name)
+
+    @property
+    def gap(self) -> float:
+        """Seconds between two chunks of a stream at least: writing them must not slow the engine,
+        which computes in the same process."""
+        rate = self.config.max_chunks_per_second
+        return len(self.running) / rate if rate else 0.0
 
     def required_tokenizer(self) -> PretrainedTokenizer:
         """Return the tokenizer, or raise the 400 of a server that has none."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from live_server import live
 
 from mie.serve.config import ServeConfig
 from mie.serve.openai import params
 from mie.serve.openai.fields import OPENAI
+from mie.serve.openai.params import parse
 from mie.serve.openai.protocol import ChatCompletionRequest, CompletionRequest
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -17,11 +16,13 @@ BODY = {
     COMPLETIONS: {"prompt": "The mill", "max_tokens": 2},
     CHAT: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
 }
+INSIDE = ("echo", "add_special_tokens", "include_obfuscation")
+"""Fields of one route only, or inside another field."""
 BOTH = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 
 
 @BOTH
-@pytest.mark.parametrize("name", OPENAI.unsupported)
+@pytest.mark.parametrize("name", [n for n in OPENAI.unsupported if n not in INSIDE])
 def test_an_unsupported_field_is_refused_by_name(server, path, name):
     error = server.refused(path, **BODY[path], **{name: "something else"})
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
@@ -31,6 +32,7 @@ def test_an_unsupported_field_is_refused_by_name(server, path, name):
 @BOTH
 def test_an_unsupported_field_is_accepted_where_it_changes_nothing(server, path):
     neutral = {name: values[-1] for name, (values, _) in OPENAI.unsupported.items()}
+    del neutral["include_obfuscation"]  # which is inside stream_options
     answer = server.post(path, **BODY[path], **neutral)
     assert answer.status_code == 200, answer.text
     assert "x-mie-ignored" not in answer.headers
@@ -177,9 +179,32 @@ def test_null_stands_for_the_default(server, path):
 
 
 @BOTH
-def test_every_declared_field_is_read(path):
-    """A field of the protocol that no code reads would be silently ignored."""
-    sources = "".join(p.read_text() for p in Path(params.__file__).parent.glob("*.py"))
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_declared_field_is_read(server, monkeypatch, path, stream):
+    """A field that no code reads would be silently ignored."""
     cls = CompletionRequest if path == COMPLETIONS else ChatCompletionRequest
-    for name in cls.model_fields:
-        assert name in params.ENGINE_PARAMS or f"body.{name}" in sources, name
+    read = set()
+
+    class Recorded(cls):
+        def __getattribute__(self, name):
+            read.add(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(params, "parse", lambda body, _: parse(body, Recorded))
+    body = {**BODY[path], "stream": stream, "logprobs": 1 if path == COMPLETIONS else True}
+    server.post(path, **body).raise_for_status()
+    unread = cls.model_fields.keys() - read
+    assert unread <= (set() if stream else {"stream_options"})
+
+
+def test_fields_inside_stream_options_are_judged(server):
+    body = {**BODY[COMPLETIONS], "stream": True}
+    answer = server.post(COMPLETIONS, **body, stream_options={"include_usge": True})
+    assert answer.headers["x-mie-ignored"] == "include_usge"
+    error = server.refused(COMPLETIONS, **body, stream_options={"include_obfuscation": True})
+    assert error["param"] == "include_obfuscation"
+
+
+def test_fields_of_the_other_route_are_refused(server):
+    for name in ("echo", "add_special_tokens"):
+        assert server.refused(CHAT, **BODY[CHAT], **{name: True})["param"] == name

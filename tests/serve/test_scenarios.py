@@ -456,8 +456,8 @@ ANSWERED: dict[str, Answered] = {
         COMPLETIONS,
         {"prompt": [PROMPT, "Hello"], "echo": True},
         lambda a: (
-            [c["text"].startswith(p) for c, p in zip(a["choices"], (PROMPT, "Hello"))]
-            == [True, True]
+            a["choices"][0]["text"].startswith(PROMPT)
+            and a["choices"][1]["text"].startswith("Hello")
         ),
     ),
     "v: no new tokens": (

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from stepped import PATIENCE, Stepped, eventually
 
+import mie.serve.serving as serving_module
 from mie import AsyncLLM
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
@@ -125,6 +126,34 @@ def test_a_slow_reader_gets_merged_chunks(stepped):
     assert len(text_chunks) <= 4  # of 40 tokens
     assert events_of(rest)[-1] == b"data: [DONE]"
     assert text_of([first, *rest]) == answer["choices"][0]["text"]
+
+
+def test_chunks_that_come_too_fast_are_merged(stepped, monkeypatch):
+    """With 1 chunk in 1,000 s a stream is put to sleep after its first chunk, and not before."""
+    body = {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, "seed": 3, "stream": True}
+    slept: list[float] = []
+    is_over = asyncio.Event()
+
+    async def sleep(seconds):
+        slept.append(seconds)
+        await is_over.wait()
+
+    monkeypatch.setattr(serving_module, "sleep", sleep)
+
+    async def main():
+        async with serving(stepped, max_chunks_per_second=0.001) as app:
+            stream = Exchange(app, "/v1/completions", body)
+            await asyncio.to_thread(stepped.hold)
+            stepped.free()
+            first = await stream.read()
+            await asyncio.to_thread(eventually, lambda: not stepped.engine.has_work)
+            is_over.set()
+            return first, await stream.rest()
+
+    first, rest = asyncio.run(main())
+    assert all(900 < seconds <= 1000 for seconds in slept)
+    assert len([e for e in events_of([first, *rest]) if e.startswith(b"data: {")]) <= 3
+    assert events_of(rest)[-1] == b"data: [DONE]"
 
 
 def num_generated(stepped: Stepped) -> int:

@@ -92,9 +92,9 @@ def _with_special_tokens(prompts: list[Any], body: CompletionRequest, serving: S
 
 def _prompt_logprobs(body: CompletionRequest) -> int | None:
     """Return how many log-probabilities of the prompt the answer needs."""
-    if body.prompt_logprobs is not None or not body.echo:
-        return body.prompt_logprobs
-    return body.logprobs
+    asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    counts = [each for each in asked if each is not None]
+    return -1 if -1 in counts else max(counts, default=None)
 
 
 class CompletionWriter(ChunkWriter):

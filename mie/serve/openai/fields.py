@@ -28,6 +28,9 @@ class Fields:
 
 
 _UNSUPPORTED: Unsupported = {
+    "echo": (OFF, "it belongs to /v1/completions"),
+    "add_special_tokens": (OFF, "the chat template writes them"),
+    "include_obfuscation": (OFF, "chunks are not padded"),
     "suffix": (EMPTY, "text is generated after the prompt only"),
     "best_of": ((None, 1), "ask for n choices and choose among them"),
     "use_beam_search": (OFF, "beam search runs offline only (LLM.beam_search)"),

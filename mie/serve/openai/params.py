@@ -84,7 +84,9 @@ def ignored_fields(
         ApiError: a field is not supported, or is unknown under ``--strict``.
     """
     unknown = []
-    for name, value in (body.model_extra or {}).items():
+    options = getattr(body, "stream_options", None)
+    nested = {} if options is None else options.model_extra
+    for name, value in {**(body.model_extra or {}), **nested}.items():
         if name in fields.unsupported:
             neutral, why = fields.unsupported[name]
             if not any(type(value) is type(each) and value == each for each in neutral):

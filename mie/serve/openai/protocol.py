@@ -114,10 +114,8 @@ class ChatCompletionRequest(GenerationBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=-1)] | None = None
-    echo: Literal[False] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template_content_format: Literal["auto", "string", "openai"] | None = None

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from starlette.responses import Response
 
+from mie.errors import MieError
 from mie.outputs import CompletionOutput, LogprobRow, RequestOutput, raise_failed
 from mie.serve.errors import ApiError, api_error
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
@@ -226,7 +227,7 @@ class ChunkWriter:
 def failure(error: Exception) -> bytes:
     """Return the last events of a stream that fails. No choice has a finish_reason."""
     found = api_error(error)
-    if not isinstance(error, ApiError) and found.status >= 500:
+    if not isinstance(error, (ApiError, MieError)):
         logger.error("a stream failed: %r", error, exc_info=error)
     return b"data: " + json.dumps(found.body()).encode() + b"\n\n" + DONE
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.serve.errors import invalid, too_long
+from mie.serve.errors import invalid, too_long, unsupported
 from mie.serve.openai.chat import chat_prompt
 from mie.serve.openai.fields import OPENAI, Fields
 from mie.serve.openai.params import ignored_fields, parse
@@ -23,7 +23,7 @@ from mie.serve.serving import Serving
 from mie.text.pretrained import PretrainedTokenizer
 from mie.text.token_bytes import TokenBytes
 
-_FIELDS = Fields(
+FIELDS = Fields(
     unsupported={
         **OPENAI.unsupported,
         "parse_special": ((None, True), "special tokens in a text are always parsed"),
@@ -126,7 +126,7 @@ async def apply_template(request: Request) -> Response:
 
 def _check(request: Request, serving: Serving, body: Any) -> dict[str, str]:
     serving.check_model(body.model or serving.names[0])
-    return ignored_fields(body, serving, request.url.path, _FIELDS)
+    return ignored_fields(body, serving, request.url.path, FIELDS)
 
 
 async def _tokens(
@@ -137,6 +137,8 @@ async def _tokens(
         got = " and ".join(given) or "none of them"
         raise invalid(f"the body needs one of prompt, content and messages; got {got}", "prompt")
     if body.messages is not None:
+        if body.add_special_tokens or body.add_special:
+            raise unsupported("add_special_tokens", "the chat template writes them")
         tokens: list[int] = (await chat_prompt(body, serving))["prompt_token_ids"]
         return tokens
     text, adds = (
