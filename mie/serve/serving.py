@@ -21,7 +21,7 @@ from mie.async_llm import AsyncLLM, ModelFacts
 from mie.engine_thread import OutputStream
 from mie.outputs import RequestOutput
 from mie.request_state import PreparedRequest
-from mie.sched.params import SamplingParams
+from mie.sched.params import RequestOutputKind, SamplingParams
 from mie.serve.access_log import work_of
 from mie.serve.asgi import facts_of
 from mie.serve.config import ServeConfig
