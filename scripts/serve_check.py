@@ -1,7 +1,7 @@
 """Check a server as a whole: ``storm``, ``soak``, and ``clients`` that others wrote.
 
     python scripts/serve_check.py storm [--requests 10000] [--clients 64] [OPTION OF mie serve ...]
-    python scripts/serve_check.py storm --num-blocks 48 --max-num-seqs 16
+    python scripts/serve_check.py storm --num-blocks 40 --max-num-seqs 32   # preempts all the time
     python scripts/serve_check.py soak [--requests 100000]
     python scripts/serve_check.py clients [--python lm-eval=VENV/bin/python ...]
 
@@ -113,18 +113,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("check", choices=("storm", "soak", "clients"))
     parser.add_argument("--requests", type=int, metavar="N")
     parser.add_argument("--clients", type=int, default=64, metavar="N")
+    parser.add_argument("--max-examples", type=int, default=50, metavar="N", help="of schemathesis")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH")
     args, options = parser.parse_known_args(argv)
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory, "server.log")
-        with serving(log, ["--batch-invariant", *options]) as server:
+        # The last --num-blocks wins. A pool is memory that grows until every block was used once, so
+        # this one is small enough for the warm-up.
+        with serving(log, ["--batch-invariant", "--num-blocks", "640", *options]) as server:
             if args.check == "storm":
                 wrong = asyncio.run(storm(server, args.requests or 10_000, args.clients))
             elif args.check == "soak":
                 wrong = asyncio.run(soak(server, args.requests or 100_000))
             else:
                 pythons = dict(each.split("=", 1) for each in args.python)
-                wrong = run_clients(server, pythons, Path(directory))
+                wrong = run_clients(server, pythons, args.max_examples)
             wrong += [f"log: {line}" for line in server.complaints()]
         wrong += [f"log: {line}" for line in server.complaints() if f"log: {line}" not in wrong]
     for each in wrong[:20]:
