@@ -37,6 +37,18 @@ def test_the_help_says_what_every_option_does(capsys):
         assert name in text
 
 
+def test_the_help_names_the_servers_own_defaults(capsys):
+    main(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for option, default in (
+        ("--generation-config NAME", "vllm"),
+        ("--scheduling-policy NAME", "fair"),
+        ("--batch-invariant, --no-batch-invariant", "on where the backend keeps it"),
+    ):
+        _, _, after = text.rpartition(option)
+        assert after.partition("default: ")[2].startswith(default)
+
+
 def test_the_model_is_given_once():
     assert settings()["model"] == "bundled"
     assert settings("./a")["model"] == "./a"
