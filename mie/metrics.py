@@ -233,6 +233,8 @@ class EngineMetrics:
     """What an engine has done. One thread at a time may call it."""
 
     def __init__(self, max_model_len: int) -> None:
+        self.sizes: Mapping[str, int] = {}
+        """Gauges that do not change: name -> bytes."""
         self._steps = {
             "iteration_tokens_total": Tally(STEP_TOKENS),
             "inter_token_latency_seconds": Tally(TOKEN_TIMES),
@@ -283,6 +285,7 @@ class EngineMetrics:
                 "vllm:num_requests_running": len(scheduler.running),
                 "vllm:num_requests_waiting": len(scheduler.waiting),
                 "vllm:kv_cache_usage_perc": num_used / manager.num_blocks,
+                **self.sizes,
             },
             counters={
                 "vllm:prefix_cache_queries": memory.num_queried_tokens,

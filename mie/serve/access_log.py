@@ -169,14 +169,14 @@ def logging_as(format: str) -> Iterator[None]:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormat() if format == "json" else TextFormat())
     loggers = [logging.getLogger(name) for name in ("mie", "uvicorn", "asyncio", "opentelemetry")]
-    levels = [each.level for each in loggers]
+    before = [(each.level, each.handlers[:]) for each in loggers]
     for each in loggers:
-        each.addHandler(handler)
+        each.handlers[:] = [handler]  # others would not escape what clients send
         if each.level == logging.NOTSET:
             each.setLevel(logging.INFO)
     try:
         yield
     finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.removeHandler(handler)
+        for each, (level, handlers) in zip(loggers, before, strict=True):
+            each.handlers[:] = handlers
             each.setLevel(level)

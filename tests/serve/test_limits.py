@@ -227,3 +227,38 @@ def test_more_prompts_than_could_ever_be_queued_are_a_bad_request(engine):
             assert response.json()["error"]["param"] == "prompt"
 
     asks(ask())
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "given"), [("priority", -5, 0), ("priority", 7, 7), ("fair", 0, 0)]
+)
+def test_a_client_cannot_raise_its_priority(policy, asked, given):
+    engine = load(scheduling_policy=policy)
+    priorities, original = [], engine._loop.engine.add_request
+
+    def add_request(*args, **labels):
+        priorities.append(labels["priority"])
+        return original(*args, **labels)
+
+    engine._loop.engine.add_request = add_request
+
+    async def ask():
+        async with client_of(engine) as client:
+            response = await client.post("/v1/completions", json=completion(priority=asked))
+            assert response.status_code == 200
+
+    asks(ask())
+    engine.shutdown()
+    assert priorities == [given]
+
+
+def test_a_priority_under_another_policy_is_refused_by_name(engine):
+    async def ask():
+        async with client_of(engine) as client:
+            response = await client.post("/v1/completions", json=completion(priority=3))
+            assert response.status_code == 400
+            error = response.json()["error"]
+            assert error["param"] == "priority"
+            assert "schedules by fair" in error["message"]
+
+    asks(ask())

@@ -1,8 +1,10 @@
 """The server as a whole: draining, crashes, sockets, TLS, proxies, web pages."""
 
 import asyncio
+import json
 import logging
 import os
+import re
 import shutil
 import signal
 import ssl
@@ -154,8 +156,9 @@ def process():
         child = start("serve", "--port", "0", "--num-blocks", "256", *arguments, **streams)
         started.append(child)
         for line in child.stderr:
-            if b"listening on " in line:
-                return child, line.decode().split("listening on ")[1].strip("]\n")
+            found = re.search(r"listening on (https?://[\w.:]+)", line.decode())
+            if found:
+                return child, found[1]
         raise AssertionError(f"it ended: {child.wait()}")
 
     yield begin
@@ -180,7 +183,10 @@ def test_a_signal_drains(process, number):
         child.send_signal(number)
         assert [line for line in lines if line][-1] == "data: [DONE]"
     assert child.wait(PATIENCE) == 0
-    assert b"Traceback" not in child.stderr.read()
+    entries = [json.loads(line) for line in child.stderr]
+    assert {entry["level"] for entry in entries} == {"info"}
+    [request] = [entry for entry in entries if entry["logger"] == "mie.access"]
+    assert (request["status"], request["num_output_tokens"]) == (200, 100)
 
 
 def test_the_second_signal_ends_at_once(process):

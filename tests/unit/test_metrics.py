@@ -39,12 +39,17 @@ def test_the_counts_are_those_of_what_was_run(llm):
     llm.generate([PROMPT], params(4), use_tqdm=False)
     found = read(llm.get_metrics())
     assert found["ended"] == {"stop": 0, "length": 3, "abort": 0, "error": 0}
+    num_kv_bytes = llm.engine._runner._kv_cache.nbytes
+    num_weight_bytes = found["mie:weights_bytes"].value
+    assert num_weight_bytes > 1000
     values = {name: m.value for name, m in found.items() if isinstance(m, (Counter, Gauge))}
     assert values == {
         "num_requests_running": 0,
         "num_requests_waiting": 0,
         "num_requests_waiting_by_reason": 0,
         "mie:kv_blocks": 0,
+        "mie:weights_bytes": num_weight_bytes,
+        "mie:kv_bytes": num_kv_bytes,
         "mie:cow_copies": llm.engine.stats.memory.num_copies,
         "mie:blocks_evicted": 0,
         "mie:blocks_swapped_out": 0,
