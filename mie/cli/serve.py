@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 _NOT_OPTIONS = ("model", "device")
 """Arguments of the engine that have no option here."""
 
+_DEFAULTS: dict[str, tuple[Any, str]] = {
+    "generation_config": ("vllm", "vllm"),
+    # One client alone is served first come first served under this policy, too.
+    "scheduling_policy": ("fair", "fair"),
+    # Equal seeds give equal answers under any load.
+    "batch_invariant": (True, "on where the backend keeps it: numpy, tiled, KV cache as computed"),
+}
+"""Settings of the engine whose defaults are the server's own, and how the help says them."""
+
 _EPILOG = """\
 The server speaks OpenAI's interface: /v1/completions, /v1/chat/completions and /v1/models. It adds
 /tokenize, /detokenize, /apply-template and others. It listens on this machine only unless --host
@@ -92,6 +101,10 @@ def add_parser(
     )
     add_trace_option(parser)
     EngineArgs.add_cli_args(parser, omit=_omitted(ServeConfig))
+    for action in parser._actions:
+        if action.dest in _DEFAULTS:
+            shown = f"default: {_DEFAULTS[action.dest][1]})"
+            action.help = (action.help or "").rpartition("default: ")[0] + shown
     parser.set_defaults(run=lambda args: run(with_config_file(args, parser)))
     return parser
 
@@ -133,11 +146,10 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
     from mie.serve.config import ServeConfig
 
     settings = given(args, EngineArgs, omit=_omitted(ServeConfig))
-    # One client alone is served first come first served under "fair", too.
-    defaults: dict[str, Any] = {"generation_config": "vllm", "scheduling_policy": "fair"}
-    keeps_bits = settings.get("linear_plan") != "plain" and "kv_cache_dtype" not in settings
-    if settings.get("backend", "numpy") == "numpy" and keeps_bits:
-        defaults["batch_invariant"] = True  # so that equal seeds give equal answers under any load
+    defaults = {name: value for name, (value, _) in _DEFAULTS.items()}
+    is_plain = settings.get("linear_plan") == "plain" or "kv_cache_dtype" in settings
+    if settings.get("backend", "numpy") != "numpy" or is_plain:
+        del defaults["batch_invariant"]
     return {**defaults, **settings, "model": model}
 
 

@@ -27,8 +27,8 @@ step, so the paper counts it twice."""
 NOT_RANKED = 2**53
 """The rank of requests that were never admitted: behind all that were."""
 
-MOST_IDLE = 1024
-"""Accounts of clients without requests that are kept before superfluous ones are dropped."""
+MOST_ACCOUNTS = 1024
+"""Counters that are kept before superfluous ones are dropped."""
 
 
 def cost(request: Request) -> int:
@@ -52,6 +52,7 @@ class FairPolicy(Policy):
         self._last: str | None = None
         """The client whose request was admitted last."""
         self._num_admitted = 0
+        self._most_accounts = MOST_ACCOUNTS
         self._queue = FairQueue(self)
 
     def new_queue(self) -> FairQueue:
@@ -67,7 +68,7 @@ class FairPolicy(Policy):
             others = self._queue.clients or (self._last,)
             floor = min(map(self.served, others))
             self._served[client] = max(self.served(client), floor)
-            if len(self._served) > 2 * len(self._queue.clients) + MOST_IDLE:
+            if len(self._served) > self._most_accounts:
                 self._drop_superfluous(floor)
         return NOT_RANKED
 
@@ -81,8 +82,8 @@ class FairPolicy(Policy):
             self._charge(running)
 
     def _charge(self, running: Iterable[Sequence]) -> None:
-        for seq in running:
-            self.leave(seq.request)
+        for request in dict.fromkeys(seq.request for seq in running):
+            self.leave(request)
 
     def admit(self, seq: Sequence) -> None:
         """Rank a request that is admitted for the first time, and charge its prompt."""
@@ -109,6 +110,7 @@ class FairPolicy(Policy):
             for client, served in self._served.items()
             if served > floor or client in kept
         }
+        self._most_accounts = max(MOST_ACCOUNTS, 2 * len(self._served))
 
 
 class FairQueue(WaitingQueue):

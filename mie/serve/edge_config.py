@@ -51,7 +51,12 @@ class EdgeSettings:
         "access",
     )
     max_request_bytes: int = setting(
-        8 * 2**20, "size", "maximum size of a request's body", "requests", low=1
+        8 * 2**20,
+        "size",
+        "maximum size of a request's body",
+        "requests",
+        low=1,
+        default_text="8MiB",
     )
     max_num_queued_reqs: int | None = setting(
         None,

@@ -211,11 +211,15 @@ class Serving:
                 for place, prompt in enumerate(job.prompts)
             ]
             stream = await self.engine.add(prepared, self.queue_limit.check(prepared))
-        facts = facts_of(request.scope)
-        if self.config.log_prompts:
-            texts = [each.prompt or each.token_ids for each in prepared]
-            facts["prompts"] = json.dumps(texts, ensure_ascii=True)
-        generation = Generation(job, prepared, stream, self, facts)
+        try:
+            facts = facts_of(request.scope)
+            if self.config.log_prompts:
+                texts = [each.prompt or each.token_ids for each in prepared]
+                facts["prompts"] = json.dumps(texts, ensure_ascii=True)
+            generation = Generation(job, prepared, stream, self, facts)
+        except BaseException:
+            stream.close()
+            raise
         self.running[job.response_id] = generation
         return generation
 

@@ -249,6 +249,7 @@ def test_usage_of_a_stream(server):
     del whole["prompt_tokens_details"]
     assert last["usage"] == whole
     assert last["metrics"]["num_preemptions"] == 0
+    assert last["metrics"]["mean_itl_ms"] > 0
 
 
 def test_usage_in_every_chunk(server):

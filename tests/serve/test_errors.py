@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from stepped import eventually
 
 from mie.errors import EngineDeadError, RequestError
 from mie.serve.errors import MAX_RETRY_AFTER, ApiError, api_error, unavailable
@@ -141,3 +142,30 @@ def test_a_stream_that_fails_later_ends_with_the_error_and_no_reason(server, mon
     assert json.loads(error[6:])["error"]["code"] == "request_failed"
     assert chunks
     assert all(json.loads(c[6:])["choices"][0]["finish_reason"] is None for c in chunks)
+
+
+@pytest.mark.parametrize(
+    "where", ["completions.CompletionWriter", "stream.json", "serving.Generation"]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bug_costs_one_request_and_no_blocks(server, monkeypatch, where, stream):
+    """Whichever part raises, the client gets a 500 without details, and the request ends."""
+    module, _, name = where.rpartition(".")
+    module = f"mie.serve.{module}" if module == "serving" else f"mie.serve.openai.{module}"
+
+    def broken(*args, **options):
+        raise KeyError("a secret")
+
+    def is_quiet():
+        return not server.engine._loop.engine.requests
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{module}.{name}", broken)
+        asked = {"prompt": "A mill", "max_tokens": 1000, "ignore_eos": True, "stream": stream}
+        answer = server.post("/v1/completions", **asked)
+    assert answer.status_code == 500
+    error = answer.json()["error"]
+    assert error["type"] == "server_error"
+    assert "secret" not in answer.text
+    eventually(is_quiet)
+    assert server.ask("/v1/completions", prompt="A mill", max_tokens=1)["choices"]

@@ -85,16 +85,16 @@ class ChunkWriter:
             RequestFailedError: a request failed.
         """
         raise_failed(outputs)
-        num_new = 0
+        num_tokens = []
         if self.has_new_tokens:
-            num_new = sum(len(each.token_ids) for output in outputs for each in output.outputs)
+            num_tokens = [len(each.token_ids) for output in outputs for each in output.outputs]
         num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
         num_cached = sum(output.num_cached_tokens or 0 for output in outputs)
         return {
             **self._fields,
             "choices": choices,
-            "usage": usage_of(num_prompt, num_new, num_cached),
-            "metrics": metrics_of(outputs, num_new),
+            "usage": usage_of(num_prompt, sum(num_tokens), num_cached),
+            "metrics": metrics_of(outputs, num_tokens),
         }
 
     # What a dialect says
@@ -216,7 +216,8 @@ class ChunkWriter:
 
     def _usage_chunk(self) -> str:
         finished = self.generation.finished
-        metrics = json.dumps(metrics_of(finished, self.num_completion))
+        num_tokens = [choice.num_tokens for choice in self._choices.values()]
+        metrics = json.dumps(metrics_of(finished, num_tokens))
         return f'{self._head}], "usage": {json.dumps(self._usage())}, "metrics": {metrics}}}\n\n'
 
     def _keepalive(self) -> str:

@@ -18,10 +18,13 @@ def usage_of(num_prompt: int, num_completion: int, num_cached: int) -> dict[str,
     }
 
 
-def metrics_of(outputs: Sequence[RequestOutput], num_completion: int) -> dict[str, Any] | None:
+def metrics_of(
+    outputs: Sequence[RequestOutput], num_tokens: Sequence[int]
+) -> dict[str, Any] | None:
     """Return the times and counts of a request whose prompts gave these final outputs.
 
     Times are of all prompts together: from the arrival to the first token of any, and so on.
+    ``num_tokens`` has the number of tokens of each choice.
     """
     each = [output.metrics for output in outputs if output.metrics is not None]
     if not each:
@@ -40,11 +43,11 @@ def metrics_of(outputs: Sequence[RequestOutput], num_completion: int) -> dict[st
     if first is not None and last is not None:
         times["time_to_first_token_ms"] = _ms(first - arrival)
         times["generation_time_ms"] = _ms(last - first)
-        longest = max(len(choice.token_ids) for output in outputs for choice in output.outputs)
+        longest = max(num_tokens, default=0)
         if longest > 1:
             times["mean_itl_ms"] = _ms((last - first) / (longest - 1))
         if last > arrival:
-            times["tokens_per_second"] = round(num_completion / (last - arrival), 2)
+            times["tokens_per_second"] = round(sum(num_tokens) / (last - arrival), 2)
     names = ("num_preemptions", "num_swaps", "num_recomputed_tokens", "num_copied_blocks")
     return {**times, **{name: sum(getattr(m, name) for m in each) for name in names}}
 
