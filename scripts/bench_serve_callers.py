@@ -2,13 +2,13 @@
 
     python scripts/bench_serve_callers.py [--streams 64] [--tokens 128] [--rounds 5]
 
-The server runs in a process of its own, and `LLM.generate` in this one, by turns. Both get the same
-prompts and must give the same text. Every stream has a connection of its own, and a client that
-does nothing but look for the end of the answer. SmolLM2-135M is its published shape with random
-weights, and a tokenizer of as many words. The table has the median tokens per second of both, and
-the median and the range of the ratios of neighbouring turns. Below it are the time from launch to
-the first answer of /version, the time to the first token of one idle request beside the offline
-one, and the gaps between the tokens of 16 streams.
+The server runs in a process of its own, and `LLM.generate` in this one, by turns. Both have the
+same settings, get the same prompts and must give the same text. Every stream has a connection of
+its own, and a client that does nothing but look for the end of the answer. SmolLM2-135M is its
+published shape with random weights, and a tokenizer of as many words. The table has the median
+tokens per second of both, and the median and the range of the ratios of neighbouring turns. Below
+it are the time from launch to the first answer of /version, the time to the first token of one idle
+request beside the offline one, and the gaps between the tokens of 16 streams.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ async def stream_all(port: int, bodies: list[dict[str, Any]]) -> list[Client]:
     return clients
 
 
-def measure(model: str, streams: int, tokens: int, rounds: int) -> None:
+def measure(model: str, streams: int, tokens: int, rounds: int, batch_invariant: bool) -> None:
     """Print the rows of one model."""
     with tempfile.TemporaryDirectory() as folder:
         name = write_model(model, Path(folder))
@@ -153,14 +153,17 @@ def measure(model: str, streams: int, tokens: int, rounds: int) -> None:
             "generation_config": "vllm",
         }
         if model != "bundled":
+            settings["load_format"] = "dummy"
+        if not batch_invariant:
             # Both get the same plan: a probe on a busy machine may choose another for each.
-            settings |= {"load_format": "dummy", "linear_plan": "tiled"}
+            settings["linear_plan"] = "plain" if model == "bundled" else "tiled"
         options = [
             part
             for key, value in settings.items()
             for part in (f"--{key.replace('_', '-')}", str(value))
         ]
-        llm = LLM(name, **settings)
+        options.append("--batch-invariant" if batch_invariant else "--no-batch-invariant")
+        llm = LLM(name, **settings, batch_invariant=batch_invariant)
         sampling = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
         params = SamplingParams(**sampling, output_kind=RequestOutputKind.FINAL_ONLY)
         prompts = prompts_of(model, streams)
@@ -223,11 +226,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each")
     parser.add_argument("--rounds", type=int, default=5, help="turns that count")
     parser.add_argument("--models", nargs="+", default=["bundled", "SmolLM2-135M"])
+    parser.add_argument(
+        "--batch-invariant",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether both keep a request's bits under any load, as mie serve does by default",
+    )
     args = parser.parse_args()
     print(f"load average {os.getloadavg()[0]:.1f}")
     print(f"{'model':<16}{'LLM':>12}{'HTTP':>12}{'ratio':>8}   range", flush=True)
     for model in args.models:
-        measure(model, args.streams, args.tokens, args.rounds)
+        measure(model, args.streams, args.tokens, args.rounds, args.batch_invariant)
 
 
 if __name__ == "__main__":

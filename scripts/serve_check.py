@@ -118,8 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, options = parser.parse_known_args(argv)
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory, "server.log")
-        # The last --num-blocks wins. A pool is memory that grows until every block was used once, so
-        # this one is small enough for the warm-up.
+        # The last --num-blocks wins. A pool takes memory until each block was used once, and this
+        # one is small enough for the warm-up.
         with serving(log, ["--batch-invariant", "--num-blocks", "640", *options]) as server:
             if args.check == "storm":
                 wrong = asyncio.run(storm(server, args.requests or 10_000, args.clients))

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from live_server import live_bundled
 
 import mie.cli
 from mie.errors import ConfigError
@@ -244,3 +245,26 @@ def test_a_file_without_results_is_an_error(tmp_path, capsys: pytest.CaptureFixt
     path.write_text("[]")
     assert mie.cli.main(["bench", "compare", str(path)]) == 2
     assert "holds no results of mie bench" in capsys.readouterr().err
+
+
+def test_mie_serve_tells_all_that_a_server_can():
+    """Tokens, cached tokens, preemptions and the time in the queue; and answers are quoted."""
+    prefix = independent(num_requests=6, input_len=Fixed(9), output_len=Fixed(20), prefix_len=40)
+    quoted = WorkloadRequest(
+        request_id="more",
+        prompt=(Text(1, 40), Answer("5"), Text(99, 3)),
+        max_tokens=5,
+        after="5",
+    )
+    workload = Workload(name="load", requests=(*prefix.requests, quoted))
+    with live_bundled() as url:
+        result = run_load_on(Server(base_url=url), workload, reset_prefix_cache=True)
+    assert [record.error for record in result.records] == [None] * 7
+    assert [record.num_output for record in result.records] == [20] * 6 + [5]
+    assert result.records[-1].num_prompt == 40 + 20 + 3
+    assert result.num_cached_tokens > 0
+    assert result.num_preempted is not None  # how many depends on when requests arrive
+    for record in result.records:
+        assert record.queue is not None
+        assert record.ttft is not None
+        assert 0 <= record.queue <= record.ttft <= record.e2el

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from mie import LLM, SamplingParams
+from mie.serve.openai.logprobs import finite
 
 PATH = "/v1/completions"
 PROMPT = "Once upon a time there was"
@@ -177,6 +180,10 @@ def test_streamed_logprobs_are_those_of_the_whole_answer(server):
     pieces = [c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"]]
     for key, value in whole.items():
         assert [each for piece in pieces for each in piece[key]] == value
+
+
+def test_a_probability_of_zero_is_a_number_that_json_has():
+    assert [finite(each) for each in (-math.inf, -1e9, -0.5)] == [-9999.0, -9999.0, -0.5]
 
 
 def test_tokens_as_ids(server):

@@ -59,6 +59,10 @@ class Exchange:
         await self._sent.put(message)
         await self._sent.join()
 
+    def leave(self) -> None:
+        """Close the connection."""
+        self._has_left.set()
+
     async def read(self) -> bytes:
         """The next piece of the body."""
         message = await asyncio.wait_for(self._sent.get(), PATIENCE)
@@ -154,6 +158,24 @@ def test_chunks_that_come_too_fast_are_merged(stepped, monkeypatch):
     assert all(900 < seconds <= 1000 for seconds in slept)
     assert len([e for e in events_of([first, *rest]) if e.startswith(b"data: {")]) <= 3
     assert events_of(rest)[-1] == b"data: [DONE]"
+
+
+def test_a_reader_that_has_stopped_reading_may_leave(stepped):
+    body = {"prompt": PROMPT, "max_tokens": 300, "ignore_eos": True, "stream": True}
+
+    async def main():
+        async with serving(stepped) as app:
+            stuck = Exchange(app, "/v1/completions", body)
+            await asyncio.to_thread(stepped.step_until, lambda: num_generated(stepped) >= 2)
+            await stuck.read()
+            await asyncio.to_thread(stepped.step_until, lambda: num_generated(stepped) >= 6)
+            stuck.leave()
+            await stuck.task
+            assert app.state.serving.running == {}
+            await asyncio.to_thread(stepped.step)
+            return await stepped.llm._thread.call(lambda: stepped.scheduler.manager.num_used)
+
+    assert asyncio.run(main()) == 0
 
 
 def num_generated(stepped: Stepped) -> int:
