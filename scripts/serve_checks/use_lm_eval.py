@@ -92,7 +92,7 @@ def main() -> None:
             "local-completions",
             "--model_args",
             f"base_url={url}/v1/completions,model=bundled,tokenizer_backend=remote,"
-            f"num_concurrent=4,max_length=1024",
+            f"num_concurrent=4,max_length=1024,auth_token={key}",
         )
         print(f"served: {served}, {len(ours)} log-likelihoods")
         if importlib.util.find_spec("torch") is None:
