@@ -104,7 +104,7 @@ def main() -> None:
             "--model",
             "hf",
             "--model_args",
-            f"pretrained={MODEL},dtype=float32",
+            f"pretrained={MODEL},dtype=float32,add_bos_token=False",  # as local-completions does
             "--device",
             "cpu",
         )
