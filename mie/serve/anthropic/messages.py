@@ -17,6 +17,7 @@ from mie.serve.anthropic.protocol import (
     conversation,
 )
 from mie.serve.anthropic.stream import MessageWriter, message_of, stop_of, usage_of
+from mie.serve.asgi import route_of
 from mie.serve.openai.params import ignored_fields, parse
 from mie.serve.openai.stream import json_response, stream_of
 from mie.serve.serving import Job, Serving, new_id
@@ -27,7 +28,7 @@ async def messages(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     body = parse(await request.body(), MessagesRequest)
     model = serving.check_model(body.model)
-    headers = ignored_fields(body, serving, request.url.path, FIELDS)
+    headers = ignored_fields(body, serving, route_of(request.scope), FIELDS)
     job = Job(
         response_id=new_id("msg").replace("-", "_"),
         prompts=[await _prompt(body, serving)],
@@ -53,7 +54,7 @@ async def count_tokens(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     body = parse(await request.body(), CountTokensRequest)
     serving.check_model(body.model)
-    headers = ignored_fields(body, serving, request.url.path, FIELDS)
+    headers = ignored_fields(body, serving, route_of(request.scope), FIELDS)
     prompt = await _prompt(body, serving)
     return json_response({"input_tokens": len(prompt["prompt_token_ids"])}, headers)
 

@@ -24,7 +24,7 @@ async def completions(request: Request) -> Response:
     """Complete one prompt or several."""
     serving: Serving = request.app.state.serving
     body, model, headers = await read(request, serving, CompletionRequest)
-    prompts = _with_special_tokens(prompts_of(body.prompt), body, serving)
+    prompts = prompts_of(body.prompt)
     params = sampling_params(
         body,
         serving,
@@ -33,8 +33,14 @@ async def completions(request: Request) -> Response:
         logprobs=body.logprobs,
         prompt_logprobs=_prompt_logprobs(body),
     )
-    is_given = bool(body.max_tokens)
-    job = job_of(request, body, new_id("cmpl"), prompts, params, is_max_tokens_given=is_given)
+    job = job_of(
+        body,
+        new_id("cmpl"),
+        prompts,
+        params,
+        is_max_tokens_given=bool(body.max_tokens),
+        adds_special_tokens=body.add_special_tokens is not False,
+    )
     generation = await serving.start(request, job)
     try:
         writer = CompletionWriter(generation, body, model, serving)
@@ -80,14 +86,6 @@ def _bad_prompt(prompt: object) -> ApiError:
         f"token ids; got {shown(prompt)}",
         "prompt",
     )
-
-
-def _with_special_tokens(prompts: list[Any], body: CompletionRequest, serving: Serving) -> Any:
-    """Encode texts here if they are to be encoded without special tokens."""
-    if body.add_special_tokens is not False:
-        return prompts
-    encode = serving.required_tokenizer().encode
-    return [encode(each, False) if isinstance(each, str) else each for each in prompts]
 
 
 def _prompt_logprobs(body: CompletionRequest) -> int | None:

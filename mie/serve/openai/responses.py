@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from mie.outputs import CompletionOutput, RequestOutput, raise_failed
 from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.serve.asgi import route_of
 from mie.serve.errors import ApiError, api_error, invalid, refuse_unfinished
 from mie.serve.openai.logprobs import LogprobWriter
 from mie.serve.openai.params import ignored_fields, parse
@@ -29,7 +30,7 @@ async def responses(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     body = parse(await request.body(), ResponsesRequest)
     model = serving.check_model(body.model)
-    headers = ignored_fields(body, serving, request.url.path, FIELDS)
+    headers = ignored_fields(body, serving, route_of(request.scope), FIELDS)
     params = _sampling_params(body, serving)
     serving.required_tokenizer()
     prompt = await serving.engine.chat_prompt(
