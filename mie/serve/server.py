@@ -100,17 +100,20 @@ class Server:
         watching = asyncio.ensure_future(self._edge.watch())
         await asyncio.wait((serving, ending, watching), return_when=asyncio.FIRST_COMPLETED)
         was_asked = ending.done()
-        if not was_asked:
+        if was_asked:
+            await self._edge.drain()
+        has_failed = not was_asked or self._engine.dead_error is not None
+        if has_failed:
             logger.critical("the server ends: %s", self._engine.dead_error or "it did not start")
             await self._edge.flush()
-        elif not await self._edge.drain():
+        elif not await self._edge.end_engine():
             logger.critical("the engine hangs in a step: the server ends without it")
             os._exit(1)
         ending.cancel()
         watching.cancel()
         self._uvicorn.should_exit = True
         await serving
-        return int(not was_asked)
+        return int(has_failed)
 
     def stop(self, why: str = "stop") -> None:
         """End the server: running requests first get their time. The second call ends at once."""

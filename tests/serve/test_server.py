@@ -118,6 +118,29 @@ def test_the_death_of_the_engine_answers_everybody_and_is_the_exit_code(caplog):
     asks(ask())
 
 
+def test_the_death_of_the_engine_is_the_exit_code_while_the_server_drains_too(caplog):
+    caplog.set_level(logging.CRITICAL + 1)
+
+    def fail():
+        raise RuntimeError("the chip is on fire")
+
+    async def ask():
+        engine = load()
+        with held(engine, then=fail) as hold:
+            async with server_of(engine) as running:
+                events, whole = await two_requests(running)
+                running.server.stop("SIGTERM")
+                while not running.edge.health.is_draining:
+                    await asyncio.sleep(0.01)
+                hold.release()
+                *_, last, _ = await rest_of(events)
+                assert "the chip is on fire" in last["error"]["message"]
+                assert (await whole).status_code == 503
+                assert await running.task == 1
+
+    asks(ask())
+
+
 def test_an_engine_that_hangs_does_not_keep_the_server(monkeypatch, caplog):
     caplog.set_level(logging.CRITICAL + 1)
 
@@ -348,6 +371,24 @@ async def answer_to(url, *pieces):
         return b""
     finally:
         writer.close()
+
+
+def test_headers_after_the_body_are_dropped(caplog):
+    """They would be kept without a limit, and be added to those that were checked."""
+    caplog.set_level(logging.INFO, "mie.access")
+    request = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx-request-id: late\r\n\r\n"
+    )
+
+    async def ask():
+        async with server_of(load()) as running:
+            assert b"prompt is missing" in await answer_to(running.url, request)
+
+    asks(ask())
+    [facts] = [record.facts for record in caplog.records if hasattr(record, "facts")]
+    assert facts["status"] == 400
+    assert "client_request_id" not in facts
 
 
 def test_headers_are_limited_in_size_and_in_time(monkeypatch, caplog):
