@@ -208,4 +208,4 @@ def _serve(config: ServeConfig, settings: dict[str, Any], trace: TextIO | None) 
     serve = import_serve()
     from mie.async_llm import AsyncLLM
 
-    return serve(AsyncLLM(**settings, trace=trace), config)
+    return serve(lambda: AsyncLLM(**settings, trace=trace), config)

@@ -30,24 +30,26 @@ from mie.serve.keys import Keys
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
 EXIT_AT_ONCE = 130
 """The exit code after a second signal."""
 
 
-def serve(
-    engine: AsyncLLM, config: ServeConfig, on_ready: Callable[[str], object] = lambda url: None
-) -> int:
-    """Serve until a signal ends it, and return the exit code: 1 if the engine died.
+def serve(load: Callable[[], AsyncLLM], config: ServeConfig) -> int:
+    """Load an engine, serve until a signal ends it, and return the exit code: 1 if it died.
 
-    Call it in the main thread, which takes the signals. ``on_ready`` gets the server's URL when
-    connections are accepted. The engine is shut down in the end.
+    Call it in the main thread, which takes the signals. The address is taken before the engine is
+    loaded, which may take minutes, and connections are accepted afterwards.
 
     Raises:
         ConfigError: the server cannot listen there, or a certificate is unusable.
     """
-    with logging_as(config.log_format):
+    check_sockets(config)
+    with bound(config) as listener, logging_as(config.log_format):
+        engine = load()
         try:
-            return asyncio.run(Server(engine, config).run(on_ready))
+            return asyncio.run(Server(engine, config).run(listener))
         finally:
             engine.shutdown()
 
@@ -64,25 +66,28 @@ class Server:
         self._is_ending: asyncio.Event | None = None
         self._uvicorn = _Uvicorn(_options(self.app, config))
 
-    async def run(self, on_ready: Callable[[str], object] = lambda url: None) -> int:
-        """Serve until `stop` is called or the engine dies, and return the exit code."""
+    async def run(
+        self, listener: socket.socket, on_ready: Callable[[str], object] = lambda url: None
+    ) -> int:
+        """Serve until `stop` is called or the engine dies, and return the exit code.
+
+        ``on_ready`` gets the server's URL when connections are accepted.
+        """
         loop = asyncio.get_running_loop()
         self._is_ending = asyncio.Event()
-        with _listen(self._config) as listener:
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
+        try:
+            return await self._run(listener, on_ready)
+        finally:
             for number in SIGNALS:
-                loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
-            try:
-                return await self._run(listener, on_ready)
-            finally:
-                for number in SIGNALS:
-                    loop.remove_signal_handler(number)
-                if self._config.uds is not None:
-                    Path(self._config.uds).unlink(missing_ok=True)
+                loop.remove_signal_handler(number)
 
     async def _run(self, listener: socket.socket, on_ready: Callable[[str], object]) -> int:
         assert self._is_ending is not None
         for line in await summary(self._engine, self._config):
             self._say(line)
+        _listen(listener)
         serving = asyncio.ensure_future(self._uvicorn.serve([listener]))
         started = asyncio.ensure_future(self._uvicorn.is_started.wait())
         await asyncio.wait((serving, started), return_when=asyncio.FIRST_COMPLETED)
@@ -94,18 +99,18 @@ class Server:
         ending = asyncio.ensure_future(self._is_ending.wait())
         watching = asyncio.ensure_future(self._edge.watch())
         await asyncio.wait((serving, ending, watching), return_when=asyncio.FIRST_COMPLETED)
-        is_dead = watching.done() and not ending.done()
-        if is_dead:
-            logger.critical("the server ends: %s", self._engine.dead_error)
+        was_asked = ending.done()
+        if not was_asked:
+            logger.critical("the server ends: %s", self._engine.dead_error or "it did not start")
             await self._edge.flush()
-        elif ending.done() and not await self._edge.drain():
+        elif not await self._edge.drain():
             logger.critical("the engine hangs in a step: the server ends without it")
             os._exit(1)
         ending.cancel()
         watching.cancel()
         self._uvicorn.should_exit = True
         await serving
-        return int(is_dead)
+        return int(not was_asked)
 
     def stop(self, why: str = "stop") -> None:
         """End the server: running requests first get their time. The second call ends at once."""
@@ -181,6 +186,7 @@ def _options(app: Starlette, config: ServeConfig) -> uvicorn.Config:
         ssl_ca_certs=config.ssl_ca_certs,
         ssl_cert_reqs=ssl.CERT_NONE if config.ssl_ca_certs is None else ssl.CERT_REQUIRED,
         http=LimitedProtocol,
+        backlog=BACKLOG,
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -192,24 +198,55 @@ def _options(app: Starlette, config: ServeConfig) -> uvicorn.Config:
     )
 
 
-def _listen(config: ServeConfig) -> socket.socket:
-    """Return a socket that listens, or raise `ConfigError`."""
-    if config.uds is not None:
-        return _listen_at_path(config.uds)
+@contextmanager
+def bound(config: ServeConfig) -> Iterator[socket.socket]:
+    """Return a socket that has the server's address, and does not listen yet.
+
+    Raises:
+        ConfigError: the address is taken, or not one of this machine.
+    """
+    if config.uds is None:
+        listener = _bound_to_port(config.host, config.port)
+    else:
+        listener = _bound_to_path(config.uds)
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        with listener:
+            yield listener
+    finally:
+        if config.uds is not None:
+            Path(config.uds).unlink(missing_ok=True)
+
+
+def _bound_to_port(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server(address, family=family)
+        listener = socket.socket(family, kind)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except BaseException:
+            listener.close()
+            raise
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror or error} (choose "
-            "another --host or --port)"
+            f"cannot listen on {host} port {port}: {error.strerror or error} (choose another "
+            "--host or --port)"
         ) from error
+    return listener
 
 
-def _listen_at_path(path: str) -> socket.socket:
-    """Listen on a Unix socket for this user and group. A socket without a server is replaced."""
+def _listen(listener: socket.socket) -> None:
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:  # another process has bound the address as well
+        address = listener.getsockname()
+        raise ConfigError(f"cannot listen on {address}: {error.strerror}") from error
+
+
+def _bound_to_path(path: str) -> socket.socket:
+    """Take a Unix socket for this user and group. A socket without a server is replaced."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with suppress(FileNotFoundError):

@@ -6,14 +6,14 @@ import asyncio
 import itertools
 import json
 import threading
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import httpx2
 
 from mie import AsyncLLM
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
-from mie.serve.server import Server
+from mie.serve.server import Server, bound
 
 PATIENCE = 120.0
 """Seconds after which something that should have happened has failed."""
@@ -72,7 +72,8 @@ async def server_of(engine, **options):
     config = ServeConfig(**{"port": 0, "shutdown_timeout": PATIENCE, **options})
     server = Server(engine, config)
     ready = asyncio.get_running_loop().create_future()
-    task = asyncio.ensure_future(server.run(ready.set_result))
+    stack = ExitStack()
+    task = asyncio.ensure_future(server.run(stack.enter_context(bound(config)), ready.set_result))
     await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
     url = await task if task.done() else ready.result()
     verify = config.ssl_certfile or True
@@ -92,7 +93,8 @@ async def server_of(engine, **options):
         if not task.done():
             config.__dict__["shutdown_timeout"] = 0.0
             server.stop("the test is over")
-        await asyncio.wait_for(task, PATIENCE)
+        with stack:
+            await asyncio.wait_for(task, PATIENCE)
 
 
 class Hold:

@@ -229,6 +229,15 @@ def test_more_prompts_than_could_ever_be_queued_are_a_bad_request(engine):
     asks(ask())
 
 
+def test_the_queue_is_limited_by_default(engine):
+    async def ask():
+        async with client_of(engine) as client:
+            response = await client.post("/v1/completions", json=completion(["a"] * 6))
+            assert "takes 4 that wait and 1 that run" in response.json()["error"]["message"]
+
+    asks(ask())
+
+
 @pytest.mark.parametrize(
     ("policy", "asked", "given"), [("priority", -5, 0), ("priority", 7, 7), ("fair", 0, 0)]
 )

@@ -17,7 +17,7 @@ from edge_helpers import asks, client_of, held, load, server_of
 
 from mie.errors import ConfigError
 from mie.serve.config import ServeConfig
-from mie.serve.server import Server
+from mie.serve.server import Server, bound, serve
 
 BODY = {"prompt": "Once", "max_tokens": 2}
 
@@ -211,6 +211,12 @@ def test_the_second_signal_ends_at_once(process):
 # Where it listens.
 
 
+def take(**options):
+    """Try to take an address."""
+    with bound(ServeConfig(**options)):
+        raise AssertionError("it was free")
+
+
 def test_a_unix_socket(tmp_path):
     path = tmp_path / "mie.sock"
 
@@ -219,7 +225,7 @@ def test_a_unix_socket(tmp_path):
             assert (await running.client.get("/health")).status_code == 200
             assert path.stat().st_mode & 0o777 == 0o660
             with pytest.raises(ConfigError, match="cannot listen on the Unix socket"):
-                await Server(load(), ServeConfig(uds=str(path))).run()
+                take(uds=str(path))
         assert not path.exists()
 
     asks(ask())
@@ -239,18 +245,29 @@ def test_a_socket_that_a_killed_server_left_is_replaced_and_a_file_is_not(tmp_pa
     asks(ask())
     path.write_text("a file of somebody's")
     with pytest.raises(ConfigError, match="cannot listen on the Unix socket"):
-        asks(Server(load(), ServeConfig(uds=str(path))).run())
+        take(uds=str(path))
     assert path.read_text() == "a file of somebody's"
 
 
-def test_a_port_in_use_is_refused_by_name(engine):
+def test_a_port_in_use_is_refused_by_name():
     async def ask():
         async with server_of(load()) as running:
             port = int(running.url.rpartition(":")[2])
             with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1 port {port}"):
-                await Server(engine, ServeConfig(port=port)).run()
+                take(port=port)
 
     asks(ask())
+
+
+@pytest.mark.parametrize(
+    "options", [{"host": "203.0.113.1"}, {"host": "no.such.host.invalid"}, {"ssl_certfile": "x"}]
+)
+def test_a_bad_address_is_refused_before_the_model_is_loaded(options):
+    def load():
+        raise AssertionError("it was loaded")
+
+    with pytest.raises(ConfigError):
+        serve(load, ServeConfig(**{"port": 0, **options}))
 
 
 @pytest.fixture(scope="module")
