@@ -12,14 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from mie.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
+from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
+from mie.engine.metrics import Metric
 from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError, shown
+from mie.frontend.loop import Command, EngineLoop
+from mie.frontend.outputs import RequestOutput
+from mie.frontend.prepare import Prompt
+from mie.frontend.request_state import Collector, CollectorRef
 from mie.llm import LLM
-from mie.loop import Command, EngineLoop
-from mie.metrics import Metric
-from mie.outputs import RequestOutput
-from mie.prepare import Prompt
-from mie.request_state import Collector, CollectorRef
 from mie.sched.checks import check_request_id
 from mie.sched.params import SamplingParams
 from mie.text.pretrained import PretrainedTokenizer

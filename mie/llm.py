@@ -6,17 +6,17 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mie.beam_search import BeamSearcher, BeamSearchOutput
-from mie.build import build
-from mie.driver import Driver
-from mie.engine_args import EngineArgs, with_arguments_of
+from mie.config.engine_args import EngineArgs, with_arguments_of
+from mie.engine.metrics import Metric
 from mie.errors import ConfigError
-from mie.loop import EngineLoop
-from mie.metrics import Metric
-from mie.outputs import RequestOutput, raise_failed
-from mie.prepare import Preparer, Prompt, each_prompt
-from mie.progress import ProgressBar
-from mie.request_state import Collector, PreparedRequest
+from mie.frontend.beam_search import BeamSearcher, BeamSearchOutput
+from mie.frontend.driver import Driver
+from mie.frontend.loop import EngineLoop
+from mie.frontend.outputs import RequestOutput, raise_failed
+from mie.frontend.prepare import Preparer, Prompt, each_prompt
+from mie.frontend.progress import ProgressBar
+from mie.frontend.request_state import Collector, PreparedRequest
+from mie.load.parts import build
 from mie.sched.beam_params import BeamSearchParams
 from mie.sched.checks import check_request_id
 from mie.sched.params import RequestOutputKind, SamplingParams

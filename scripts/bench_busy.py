@@ -20,8 +20,8 @@ from pathlib import Path
 
 import mie
 from mie import EngineConfig, SamplingParams
-from mie.engine import Engine
-from mie.load import load_engine
+from mie.engine.engine import Engine
+from mie.load.engine import load_engine
 
 BUNDLED = Path(mie.__file__).parent / "assets" / "tiny"
 PROMPT = list(range(100, 140))

@@ -34,12 +34,12 @@ from typing import Any
 import sched_peers
 from sched_peers import Admission, cached_prompt, pool_blocks, prompts
 
-from mie.config import EngineConfig
-from mie.engine import Engine
+from mie.config.engine import EngineConfig
+from mie.engine.engine import Engine
+from mie.engine.runner import ModelRunner
 from mie.events import EventLog
 from mie.events.log import SNAPSHOT_EVERY
-from mie.load import new_scheduler
-from mie.runner import ModelRunner
+from mie.load.engine import new_scheduler
 from mie.sched.params import SamplingParams
 from mie.sched.plan import StepPlan
 from mie.sched.result import ChunkResult, StepResult

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from nvrtc_kernels import ENTRIES, ROOT, Entry
 
-from mie.cache_dir import open_cache, read_json, write_json
 from mie.ops_gpu.source import NVRTC_OPTIONS, flat_source
+from mie.system.cache_dir import open_cache, read_json, write_json
 
 LEDGER = ROOT / "tests" / "kernels" / "ledger.json"
 

@@ -3,7 +3,7 @@
     python scripts/settings_tables.py
 
 A table stands between ``<!-- settings: SECTION -->`` and ``<!-- end of settings -->``. SECTION is
-one of `mie.settings.Setting`, or "vLLM: refused" or "vLLM: ignored". A test compares.
+one of `mie.config.settings.Setting`, or "vLLM: refused" or "vLLM: ignored". A test compares.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from mie.engine_args import EngineArgs
-from mie.limits import RequestLimits
-from mie.settings import BACKENDS, Setting, settings_of
-from mie.vllm_names import VllmNames
+from mie.config.engine_args import EngineArgs
+from mie.config.request_limits import RequestLimits
+from mie.config.settings import BACKENDS, Setting, settings_of
+from mie.config.vllm_names import VllmNames
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 ALL = (*settings_of(EngineArgs), *settings_of(RequestLimits))

@@ -9,13 +9,13 @@ seen in the step that reads it, and what must come out is known whatever the sch
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mie.config import EngineConfig
-from mie.engine import Engine
+from mie.config.engine import EngineConfig
+from mie.engine.engine import Engine
+from mie.engine.overlap import OverlappingRunner
+from mie.engine.runner import Launched
 from mie.events import EventLog
-from mie.load import new_scheduler
+from mie.load.engine import new_scheduler
 from mie.memory.moves import Moves
-from mie.overlap import OverlappingRunner
-from mie.runner import Launched
 from mie.sched.params import SamplingParams
 from mie.sched.plan import Chunk, NewRow, StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
@@ -119,8 +119,8 @@ class _Row:
 
 
 class ScriptedRunner:
-    """Stands in for `mie.runner.ModelRunner`, and raises AssertionError for a slot that does not
-    hold what it must. ``live_rows`` tells which rows run: a plan does not say who has left."""
+    """Stands in for `ModelRunner`, and raises AssertionError for a slot that does not hold what it
+    must. ``live_rows`` tells which rows run: a plan does not say who has left."""
 
     is_ahead = False
 
@@ -177,7 +177,7 @@ class ScriptedRunner:
         chunks = [self._prefill(chunk) for chunk in plan.chunks]
         return StepResult(token_ids=decoded, logprobs=[None] * len(decoded), chunks=chunks)
 
-    # As `mie.overlap` drives a runner: what a step writes is written when it is launched.
+    # As `mie.engine.overlap` drives a runner: what a step writes is written when it is launched.
 
     def launch(self, plan: StepPlan) -> Launched:
         return Launched(rows=plan.decodes, logits=None, drawn=self.compute(plan))

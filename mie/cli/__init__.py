@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from mie.cli import bench, chat, diff, doctor, generate, inspect, sim, trace
 from mie.cli.parser import Parser
 from mie.errors import MieError, TooLittleMemoryError
-from mie.logs import logging_to_stderr
+from mie.system.logs import logging_to_stderr
 from mie.version import __version__
 
 EXIT_ERROR = 2

@@ -124,7 +124,7 @@ def _add_latency(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
 
 
 def _run_latency(args: argparse.Namespace) -> int:
-    from mie.config import check_integer
+    from mie.config.engine import check_integer
     from mie.sim.clock import SECOND
     from mie.sim.loads import from_lengths
     from mie.sim.metrics import mean_and_std, percentile
@@ -215,7 +215,7 @@ def _add_metric_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_serve(args: argparse.Namespace) -> int:
-    from mie.config import check_integer
+    from mie.config.engine import check_integer
     from mie.sim.metrics import Goodput, summarize
 
     if args.max_concurrency is not None:

@@ -21,7 +21,7 @@ from mie.cli.options import (
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mie.config import EngineConfig
+    from mie.config.engine import EngineConfig
     from mie.sim.driver import Bench
     from mie.sim.workload import Workload
 
@@ -110,7 +110,7 @@ def workload_of(
     Raises:
         ConfigError: an option is out of range, or the file holds no workload.
     """
-    from mie.config import check_integer, check_real
+    from mie.config.engine import check_integer, check_real
     from mie.sim.draws import Uniform
     from mie.sim.loads import independent
     from mie.sim.workload import Workload
@@ -192,10 +192,10 @@ def simulated_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
     Raises:
         ConfigError: one is out of range, or means nothing to a simulation.
     """
-    from mie.arguments import option
-    from mie.config import EngineConfig, EngineSettings
-    from mie.engine_args import EngineArgs
-    from mie.settings import settings_of
+    from mie.config.arguments import option
+    from mie.config.engine import EngineConfig, EngineSettings
+    from mie.config.engine_args import EngineArgs
+    from mie.config.settings import settings_of
 
     options = engine_options(args)
     EngineArgs(**options)  # refuses what no engine has

@@ -31,8 +31,8 @@ from mie.cli.terminal import AnswerWriter, typing_hidden
 from mie.errors import RequestError
 
 if TYPE_CHECKING:
+    from mie.frontend.outputs import CompletionOutput
     from mie.llm import LLM
-    from mie.outputs import CompletionOutput
     from mie.sched.params import SamplingParams
 
 _COMMANDS = ("/help", "/exit", "/reset")

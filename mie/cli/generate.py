@@ -33,8 +33,8 @@ from mie.cli.requests import (
 from mie.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
+    from mie.frontend.outputs import RequestOutput
     from mie.llm import LLM
-    from mie.outputs import RequestOutput
     from mie.sched.params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256

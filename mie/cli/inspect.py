@@ -13,12 +13,12 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.json_reader import read_json_object
+from mie.checkpoint.locate import locate_model
+from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
+from mie.config.sizes import format_size, size_argument
 from mie.errors import ModelError, UnsupportedModelError, WeightsError, shown_text
-from mie.model.config import ModelConfig
-from mie.model.json_reader import read_json_object
-from mie.model.locate import locate_model
-from mie.model.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
-from mie.sizes import format_size, size_argument
 
 _EPILOG = """\
 exit codes:

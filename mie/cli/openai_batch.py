@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mie.errors import RequestError
 
 if TYPE_CHECKING:
-    from mie.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
+    from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mie.arguments import given, option
-from mie.engine_args import EngineArgs
+from mie.config.arguments import given, option
+from mie.config.engine_args import EngineArgs
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from mie.cli.openai_batch import refusal
 
 if TYPE_CHECKING:
     from mie.cli.requests import Origin, RefusedRequest
-    from mie.outputs import CompletionOutput, LogprobRow, RequestOutput
+    from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 
 
 def records_of(origin: Origin, output: RequestOutput, model: str) -> Iterator[dict[str, Any]]:

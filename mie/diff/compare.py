@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.backend import SETTINGS, load_backend
-from mie.config import EngineConfig, refuse_unknown
+from mie.config.engine import EngineConfig, refuse_unknown
 from mie.diff.inject import SIZE, Injection, perturb
 from mie.diff.measure import (
     Errors,
@@ -23,7 +22,8 @@ from mie.diff.report import Candidate, OperatorErrors, Place, Report, Side, Toke
 from mie.diff.tolerances import Limits
 from mie.diff.workload import Workload
 from mie.errors import ConfigError
-from mie.load import load_engine
+from mie.load.backends import SETTINGS, load_backend
+from mie.load.engine import load_engine
 from mie.ops.backend import Array, Backend
 from mie.ops.sampling import top_logprobs
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mie.config import EngineConfig
-from mie.model.config import ModelConfig
-from mie.model.locate import locate_model
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.locate import locate_model
+from mie.config.engine import EngineConfig
 from mie.sched.params import SamplingParams
 from mie.text.tokenizer import Tokenizer
 

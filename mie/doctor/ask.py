@@ -44,9 +44,9 @@ def products_facts() -> Facts:
 
     The facts include the remembered shapes whose plan differs from the rest.
     """
-    from mie.cache_dir import CacheError, open_cache
     from mie.ops_cpu.cpu_backend import CpuBackend
-    from mie.ops_cpu.plan_answers import PLANS_CACHE
+    from mie.ops_cpu.linear.plan_answers import PLANS_CACHE
+    from mie.system.cache_dir import CacheError, open_cache
 
     backend = CpuBackend()
     probe, cache = backend.find_probe(), {}
@@ -201,7 +201,7 @@ def _small_step(name: str) -> int:
     """Run a hidden state of eight ones through a head whose row 37 is the largest, giving 37."""
     import numpy as np
 
-    from mie.backend import load_backend
+    from mie.load.backends import load_backend
     from mie.ops.sampling import RowControls
 
     backend = load_backend(name)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from mie.doctor.machine import Machine, NoAnswer
 from mie.doctor.report import Check, gibibytes, numbers
-from mie.ops_cpu.cpus import cpu_quota, group_files, whole_cpus
+from mie.system.cpus import cpu_quota, group_files, whole_cpus
 
 ARCHITECTURES = ("x86_64", "aarch64", "arm64")
 FAST_BLAS = ("openblas", "mkl", "accelerate", "blis", "nvpl", "armpl", "flexiblas")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mie.doctor.machine import Machine, NoAnswer
 
 BACKENDS = ("numpy", "cupy-emulated", "cupy")
-"""The backends of `mie.backend`, from those that every machine can run to those that few can.
+"""The backends of `mie.load.backends`, from those that every machine can run to those that few can.
 
 numpy-plain is left out, because it runs on the same machines as numpy.
 """

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.errors import ConfigError
-from mie.host import available_bytes
 from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, Memory, StepBatch
 from mie.ops.kv_cache import Cache, QuantizedCache
 from mie.ops.sampling import RowControls
+from mie.system.host_memory import available_bytes
 
 
 class Linear(NamedTuple):

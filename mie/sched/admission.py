@@ -2,7 +2,7 @@
 
 from collections.abc import Set
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, RequestError
 from mie.memory.manager import KVCacheManager
 from mie.sched.params import SamplingParams

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mie.config import check_switch, keyword_checked
-from mie.limits import DEFAULT_LIMITS
+from mie.config.engine import check_switch, keyword_checked
+from mie.config.request_limits import DEFAULT_LIMITS
 from mie.sched import values
 
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from numbers import Integral
 
+from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
 from mie.errors import RequestError
-from mie.limits import DEFAULT_LIMITS, RequestLimits
 from mie.sched.params import SamplingParams
 from mie.sched.values import shown
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.memory.manager import KVCacheManager
 from mie.memory.moves import Emit, Room
 from mie.memory.table import BlockTable

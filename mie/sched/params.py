@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mie.config import check_switch, keyword_checked
+from mie.config.engine import check_switch, keyword_checked
+from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
 from mie.errors import ConfigError, RequestError
-from mie.limits import DEFAULT_LIMITS, RequestLimits
 from mie.sched import values
 from mie.sched.unsupported import unsupported_refused
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.sched.sequence import Request, Sequence
 
 VICTIM_RULES = {

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import Any
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.memory.manager import KVCacheManager
 from mie.memory.moves import Emit, Room
 from mie.memory.table import BlockTable

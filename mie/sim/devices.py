@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from mie.checkpoint.config import ModelConfig
 from mie.errors import ConfigError
-from mie.model.config import ModelConfig
 from mie.sim.costs import Costs
 
 PICO = 10**12

@@ -6,13 +6,13 @@ import heapq
 from collections import deque
 from dataclasses import dataclass
 
-from mie.engine import Engine
+from mie.engine.engine import Engine
+from mie.engine.step import SequenceOutput, StepStats
 from mie.errors import RequestError
 from mie.sched.params import SamplingParams
 from mie.sim.clock import SECOND, Clock
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Answer, Workload, WorkloadRequest
-from mie.step import SequenceOutput, StepStats
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 
-from mie.config import check_real, keyword_checked
+from mie.config.engine import check_real, keyword_checked
 from mie.errors import ConfigError
 from mie.sim.clock import MILLISECOND, SECOND
 

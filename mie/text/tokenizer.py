@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mie.errors import MieError, RequestError, TokenizerError
-from mie.interrupts import is_of_the_request
+from mie.system.interrupts import is_of_the_request
 from mie.text.printable import printable
 from mie.text.tokenizer_checks import check_model, checked_tokenizer
 from mie.text.tokenizer_config import TokenizerConfig, read_text

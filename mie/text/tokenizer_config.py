@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mie.errors import TokenizerError
-from mie.files import read_file
+from mie.system.files import read_file
 from mie.text.printable import printable
 
 FILE_NAME = "tokenizer_config.json"

@@ -72,8 +72,8 @@ class MieEngine:
     """Through `LLM.add_request` and `LLM.step`, which is what `LLM.generate` does."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        import mie.build
-        from mie.load import load_engine
+        import mie.load.parts
+        from mie.load.engine import load_engine
 
         defaults: dict[str, Any] = {
             "dtype": "float32",
@@ -85,7 +85,7 @@ class MieEngine:
         self._operator_seconds = 0.0
         self._num_inside = 0
         load = functools.partial(load_engine, wrap=self._timed)
-        with mock.patch.object(mie.build, "load_engine", load):  # LLM itself has no `wrap`
+        with mock.patch.object(mie.load.parts, "load_engine", load):  # LLM itself has no `wrap`
             self._llm = mie.LLM(
                 spec.directory, skip_tokenizer_init=True, **(defaults | spec.settings)
             )
@@ -95,7 +95,7 @@ class MieEngine:
 
     def _mode(self, given: set[str]) -> list[str]:
         """What was set, or was chosen for this machine."""
-        from mie.config import EngineConfig
+        from mie.config.engine import EngineConfig
 
         default = EngineConfig()
         plans = Counter(getattr(self._backend, "linear_plans", {}).values())

@@ -29,9 +29,9 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from mie.model.config import ModelConfig
-from mie.model.locate import locate_model
-from mie.model.tensors import expected_tensors
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.locate import locate_model
+from mie.checkpoint.tensors import expected_tensors
 
 LLAMA: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -19,7 +19,7 @@ from cpu_bench.shapes import Costs, Format, random_prompts, write_model
 from gpu_bench.peers import torch_is_missing
 from gpu_bench.report import Report
 from gpu_bench.shapes import BLOCK_SIZE
-from mie.model.config import ModelConfig
+from mie.checkpoint.config import ModelConfig
 
 MODEL, DRY_MODEL = "TinyLlama-1.1B", "toy"
 PROMPT_LENGTH = 16

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mie import LLM, SamplingParams
-from mie.model.config import ModelConfig
-from mie.model.locate import locate_model
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.locate import locate_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import eval_tiny_model as checker

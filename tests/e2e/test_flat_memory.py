@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mie import EngineConfig, SamplingParams
-from mie.load import load_engine
+from mie.load.engine import load_engine
 
 
 def resident_kib() -> int:

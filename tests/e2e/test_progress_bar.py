@@ -11,7 +11,7 @@ from fcntl import ioctl
 LOAD = """
 import itertools
 from tqdm import std
-from mie.load import _progress_bar
+from mie.load.engine import _progress_bar
 seconds = itertools.count()
 std.time = lambda: next(seconds)  # a bar is drawn after half a second
 with _progress_bar(1000, {is_wanted}) as progress:

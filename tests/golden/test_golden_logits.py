@@ -15,10 +15,10 @@ import pytest
 from numpy.typing import NDArray
 
 from mie import LLM, SamplingParams
-from mie.backend import load_backend
-from mie.model.config import ModelConfig, RopeConfig
+from mie.checkpoint.config import ModelConfig, RopeConfig
+from mie.checkpoint.weights import Checkpoint, expected_tensors
+from mie.load.backends import load_backend
 from mie.model.decoder import Decoder
-from mie.model.weights import Checkpoint, expected_tensors
 from mie.ops.backend import StepBatch
 
 MODELS = Path(__file__).parent / "models"

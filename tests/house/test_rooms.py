@@ -33,171 +33,105 @@ ROOMS = {
     # level 0: the standard library
     "version": Room(),
     "errors": Room(),
-    "cache_dir": Room(),
-    "files": Room(),
-    "logs": Room(),
     "reprs": Room(),
-    "settings": Room(),
-    "sizes": Room(mie={"errors"}),
-    "config": Room(mie={"errors", "reprs", "settings"}),
-    "limits": Room(mie={"config", "errors", "reprs", "settings"}),
-    "vllm_names": Room(mie={"errors", "settings"}),
-    "arguments": Room(mie={"settings", "sizes", "vllm_names"}),
-    "engine_args": Room(mie={"arguments", "config", "errors", "limits", "settings", "vllm_names"}),
-    "events": Room(mie={"errors", "files"}),
-    "host": Room(),
-    "interrupts": Room(),
-    # level 1: arrays, integers, text
-    # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
-    "ops": Room(mie={"errors", "host"}, packages={"numpy", "ml_dtypes"}),
-    "ops_cpu": Room(mie={"cache_dir", "errors", "ops"}, packages={"numpy"}),
-    "ops_gpu": Room(
-        mie={"cache_dir", "errors", "host", "ops"}, packages={"numpy", "cupy", "ml_dtypes"}
-    ),
+    "system": Room(),
     "memory": Room(),
+    # level 1: arrays, settings, events, text
+    "config": Room(mie={"errors", "reprs"}),
+    "events": Room(mie={"errors", "system.files"}),
     "replay": Room(mie={"errors", "events"}),
-    "text": Room(mie={"interrupts", "errors", "files"}, packages={"tokenizers", "jinja2"}),
+    # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
+    "ops": Room(mie={"errors", "system.host_memory"}, packages={"numpy", "ml_dtypes"}),
+    "text": Room(
+        mie={"errors", "system.files", "system.interrupts"}, packages={"tokenizers", "jinja2"}
+    ),
+    "checkpoint": Room(
+        mie={"errors", "system.files"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
+    ),
     # level 2
-    "backend": Room(mie={"config", "errors", "ops", "ops_cpu", "ops_gpu", "settings"}),
-    "model": Room(
-        mie={"errors", "files", "ops.backend"},
-        packages={"numpy", "ml_dtypes", "huggingface_hub"},
-    ),
-    "sched": Room(mie={"config", "errors", "limits", "memory"}),
+    "ops_cpu": Room(mie={"errors", "ops", "system"}, packages={"numpy"}),
+    "ops_gpu": Room(mie={"errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}),
+    "model": Room(mie={"checkpoint", "ops.backend"}, packages={"numpy"}),
+    "sched": Room(mie={"config", "errors", "memory"}),
     # level 3
-    "outputs_json": Room(mie={"errors"}),
-    "outputs": Room(mie={"errors", "outputs_json", "reprs", "sched.metrics", "sched.sequence"}),
-    "rows": Room(mie={"ops.sampling", "sched.bad_words", "sched.plan"}, packages={"numpy"}),
-    "runner": Room(
-        mie={
-            "model.decoder",
-            "ops.backend",
-            "ops.sampling",
-            "rows",
-            "sched.plan",
-            "sched.result",
-        },
-        packages={"numpy"},
-    ),
-    "overlap": Room(mie={"runner", "sched.plan", "sched.result"}),
-    "step": Room(mie={"memory.stats", "sched.metrics", "sched.result", "sched.sequence"}),
-    "meter": Room(mie={"sched", "step"}),
-    "metrics": Room(mie={"config", "sched", "step"}),
     "engine": Room(
         mie={
             "config",
             "errors",
             "events",
-            "interrupts",
-            "meter",
-            "metrics",
-            "runner",
+            "memory.stats",
+            "model.decoder",
+            "ops.backend",
+            "ops.sampling",
             "sched",
-            "step",
-        }
+            "system.interrupts",
+        },
+        packages={"numpy"},
     ),
-    "sizing": Room(
-        mie={"config", "errors", "host", "model.config", "model.tensors", "ops.backend"}
-    ),
-    # level 4: what wires things together, and what turns ids into text
+    # level 4: what wires an engine together, and what brings callers to it
     "load": Room(
         mie={
-            "backend",
+            "checkpoint",
             "config",
             "engine",
             "errors",
             "events",
-            "logs",
             "memory",
             "model",
-            "ops.backend",
-            "overlap",
-            "runner",
+            "ops",
+            "ops_cpu",
+            "ops_gpu",
             "sched",
-            "sizing",
+            "system",
+            "text.tokenizer",
         },
         packages={"tqdm"},
     ),
-    "request_state": Room(mie={"outputs", "runner", "sched", "text"}),
-    "processor": Room(
-        mie={"engine", "errors", "interrupts", "request_state", "step", "text.tokenizer"}
-    ),
-    "prepare": Room(mie={"errors", "limits", "request_state", "sched", "text"}),
-    "loop": Room(mie={"engine", "errors", "interrupts", "processor", "text.tokenizer"}),
-    "driver": Room(mie={"errors", "loop", "outputs", "request_state"}),
-    "build": Room(  # a model's engine and its text, for `LLM` and whatever else serves one
+    "frontend": Room(
         mie={
+            "config.request_limits",
             "engine",
-            "engine_args",
             "errors",
-            "load",
-            "model.config",
-            "model.generation",
-            "model.locate",
-            "sched.params",
-            "text.tokenizer",
-        }
-    ),
-    "progress": Room(mie={"outputs"}, packages={"tqdm"}),
-    "beam_search": Room(
-        mie={
-            "driver",
-            "errors",
-            "loop",
-            "outputs",
-            "progress",
-            "request_state",
+            "reprs",
             "sched",
-            "text.tokenizer",
-        }
+            "system.interrupts",
+            "text",
+        },
+        packages={"tqdm"},
     ),
     "llm": Room(
         mie={
-            "beam_search",
-            "build",
-            "driver",
-            "engine_args",
+            "config.engine_args",
+            "engine.metrics",
             "errors",
-            "loop",
-            "metrics",
-            "outputs",
-            "prepare",
-            "request_state",
-            "progress",
-            "sched.beam_params",
-            "sched.checks",
-            "sched.params",
+            "frontend",
+            "load.parts",
+            "sched",
             "text",
         },
     ),
     "async_llm": Room(
         mie={
-            "engine_args",
+            "config.engine_args",
+            "engine.metrics",
             "errors",
+            "frontend",
             "llm",
-            "loop",
-            "metrics",
-            "outputs",
-            "prepare",
-            "request_state",
-            "sched.checks",
-            "sched.params",
+            "sched",
             "text.pretrained",
         }
     ),
     # level 5: the edges
     "doctor": Room(
-        mie={"backend", "cache_dir", "errors", "ops.sampling", "ops_cpu", "ops_gpu.cublas"},
+        mie={"errors", "load.backends", "ops.sampling", "ops_cpu", "ops_gpu.cublas", "system"},
         packages={"cupy", "numpy"},
     ),
     "diff": Room(
         mie={
-            "backend",
-            "config",
+            "checkpoint",
+            "config.engine",
             "errors",
             "load",
-            "model.config",
-            "model.locate",
             "ops.backend",
             "ops.sampling",
             "sched.params",
@@ -207,41 +141,34 @@ ROOMS = {
     ),
     "sim": Room(  # the real scheduler and engine, with a cost model where the model stands
         mie={
-            "step",
-            "config",
+            "checkpoint",
+            "config.engine",
             "engine",
             "errors",
             "events",
-            "files",
             "load",
             "memory",  # book.capacity fills it by hand
-            "model",
             "replay",
-            "runner",
             "sched",
-            "sizing",
+            "system.files",
         },
         # numpy in calibrate; the others in the book, where it measures the real engine and plots
         packages={"numpy", "safetensors", "torch", "transformers", "matplotlib"},
     ),
     "cli": Room(
         mie={
-            "arguments",
+            "checkpoint",
             "config",
             "diff",
             "doctor",
-            "engine_args",
             "errors",
             "events",
+            "frontend.outputs",
             "llm",
-            "logs",
-            "model",
-            "outputs",
             "replay",
             "sched.params",
-            "settings",
             "sim",
-            "sizes",
+            "system.logs",
             "version",
         },
         packages={"tqdm", "prompt_toolkit"},  # prompt_toolkit in chat_input alone
@@ -250,17 +177,14 @@ ROOMS = {
     "__init__": Room(
         mie={
             "async_llm",
-            "beam_search",
             "config",
             "engine",
-            "engine_args",
             "errors",
-            "limits",
+            "frontend",
             "llm",
-            "logs",
-            "outputs",
             "sched.beam_params",
             "sched.params",
+            "system.logs",
             "version",
         }
     ),
@@ -477,7 +401,7 @@ def test_the_arrows_of_the_table_go_down():
 
 def test_nothing_imports_the_engine_but_what_wires_it_and_the_edges():
     knows = {room for room, may in ROOMS.items() if "engine" in may.mie}
-    assert knows == {"load", "loop", "processor", "build", "sim", "__init__"}
+    assert knows == {"load", "frontend", "sim", "__init__"}
 
 
 def test_arrays_stay_in_their_rooms():
@@ -485,9 +409,9 @@ def test_arrays_stay_in_their_rooms():
         "ops",
         "ops_cpu",
         "ops_gpu",
+        "checkpoint",
         "model",
-        "rows",
-        "runner",
+        "engine",
         "diff",
         "doctor",
         "sim",
@@ -511,6 +435,8 @@ def house(tmp_path: Path) -> Path:
         "memory/pool.py": '"""A pool."""\n',
         "model/__init__.py": '"""The model."""\n',
         "model/decoder.py": '"""A decoder."""\nfrom mie.ops.backend import Backend\n',
+        "checkpoint/__init__.py": '"""Model directories."""\n',
+        "checkpoint/locate.py": '"""Find one."""\n',
         "engine.py": '"""The engine."""\n',
     }
     for name, text in files.items():
@@ -548,7 +474,7 @@ def test_a_tidy_house_passes(house: Path):
         ),
         ("model/decoder.py", "from mie.ops import rope", "model may not know mie.ops.rope"),
         ("model/decoder.py", "from mie.ops.rope import rope", "model may not know mie.ops.rope"),
-        ("model/decoder.py", "import huggingface_hub", "must be imported inside a function"),
+        ("checkpoint/locate.py", "import huggingface_hub", "must be imported inside a function"),
         ("errors.py", "import importlib", "errors hides an import"),
         ("errors.py", "import numpy", "errors may not import numpy"),
         ("attic.py", '"""New."""', "room 'attic' is not in the table"),
@@ -563,8 +489,8 @@ def test_a_forbidden_import_is_seen(house: Path, name: str, line: str, sentence:
 
 def test_an_import_for_type_checkers_is_an_arrow_but_not_eager(house: Path):
     lines = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import huggingface_hub\n"
-    (house / "model/decoder.py").write_text(lines + "    from mie.memory import pool\n")
-    assert list(arrows(house)) == ["model.decoder:4 model may not know mie.memory.pool"]
+    (house / "checkpoint/locate.py").write_text(lines + "    from mie.memory import pool\n")
+    assert list(arrows(house)) == ["checkpoint.locate:4 checkpoint may not know mie.memory.pool"]
 
 
 @pytest.mark.parametrize(

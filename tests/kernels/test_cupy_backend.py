@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from emulated import needs_compiler
 
-from mie.backend import load_backend
 from mie.errors import ConfigError, MissingExtraError, UnsupportedModelError
+from mie.load.backends import load_backend
 from mie.ops.backend import KVCacheShape
 from mie.ops_gpu.gemm import NumpyGemm
 

@@ -16,8 +16,8 @@ import pytest
 import tiny_models
 from emulated import launcher, needs_compiler
 
-from mie.config import EngineConfig
-from mie.load import load_engine
+from mie.config.engine import EngineConfig
+from mie.load.engine import load_engine
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.batch import Bucket, bucket_of, host_batch, padded, padded_seqs

@@ -15,9 +15,9 @@ import tiny_models
 from emulated import needs_compiler
 from fake_cupy import FakeCupy, Violation, fake_cupy
 
-from mie.config import EngineConfig
-from mie.engine import Engine
-from mie.load import load_engine
+from mie.config.engine import EngineConfig
+from mie.engine.engine import Engine
+from mie.load.engine import load_engine
 from mie.ops.backend import Backend, StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_gpu.cupy_backend import CupyBackend, load_cupy_backend

@@ -20,9 +20,9 @@ from emulated import HAS_COMPILER, needs_compiler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mie.backend import load_backend
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
+from mie.load.backends import load_backend
 from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
 from mie.ops.sampling import RowControls

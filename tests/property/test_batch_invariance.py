@@ -22,9 +22,12 @@ from hypothesis import strategies as st
 from tiny_models import LLAMA, MISTRAL_WINDOW, QWEN2, QWEN3_TIED, random_weights, write_model
 
 from mie import EngineConfig, SamplingParams
-from mie.load import load_engine
-from mie.ops_cpu import attention, attention_plan, attention_prefill_plan, cpu_backend
-from mie.ops_cpu.linear_tiled import TiledPlan
+from mie.load.engine import load_engine
+from mie.ops_cpu import cpu_backend
+from mie.ops_cpu.attention import attention
+from mie.ops_cpu.attention import plan as attention_plan
+from mie.ops_cpu.attention import prefill_plan as attention_prefill_plan
+from mie.ops_cpu.linear.tiled import TiledPlan
 
 VOCAB = LLAMA["vocab_size"]
 SIZES = {"max_position_embeddings": 1024, "eos_token_id": 39}

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mie import EngineConfig, SamplingParams
-from mie.load import load_engine
+from mie.load.engine import load_engine
 
 VOCAB, EOS = 40, 3
 NUM_SCENARIOS = 500

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mie import EngineConfig, RequestOutputKind, SamplingParams
-from mie.engine import Engine
+from mie.engine.engine import Engine
 from mie.errors import ConfigError, RequestError
-from mie.load import load_engine
+from mie.load.engine import load_engine
 from mie.ops_gpu.sampling import pack
 
 seen: Counter[str] = Counter()

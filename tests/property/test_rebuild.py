@@ -17,10 +17,10 @@ from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
 
 import mie.memory
 import mie.sched
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
+from mie.engine.overlap import OverlappingRunner
 from mie.events import EventLog
-from mie.load import new_scheduler
-from mie.overlap import OverlappingRunner
+from mie.load.engine import new_scheduler
 from mie.replay import walk
 from mie.sched.params import SamplingParams
 from mie.sched.result import TokenLogprobs

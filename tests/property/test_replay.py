@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_runner import answer_to
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.errors import RequestError
 from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
-from mie.load import new_scheduler
+from mie.load.engine import new_scheduler
 from mie.replay import State, at
 from mie.sched.params import SamplingParams
 from mie.sched.sequence import Beam, Request

@@ -19,10 +19,10 @@ from hypothesis.stateful import (
 )
 from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
+from mie.engine.overlap import OverlappingRunner
 from mie.errors import RequestError
 from mie.memory.manager import KVCacheManager
-from mie.overlap import OverlappingRunner
 from mie.sched.params import SamplingParams
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request

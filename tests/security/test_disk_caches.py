@@ -13,7 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from mie.cache_dir import (
+from mie.errors import ConfigError
+from mie.ops_cpu.cpu_backend import CpuBackend
+from mie.ops_cpu.linear.plan_answers import PlanAnswers
+from mie.ops_gpu.host import build as build_module
+from mie.ops_gpu.host.build import Builder
+from mie.system.cache_dir import (
     CacheError,
     cache_path,
     is_private_file,
@@ -21,11 +26,6 @@ from mie.cache_dir import (
     read_json,
     write_json,
 )
-from mie.errors import ConfigError
-from mie.ops_cpu.cpu_backend import CpuBackend
-from mie.ops_cpu.plan_answers import PlanAnswers
-from mie.ops_gpu.host import build as build_module
-from mie.ops_gpu.host.build import Builder
 
 DAY = date(2026, 11, 22)
 OTHER_USER = 12345
@@ -265,7 +265,7 @@ WRITER = """
 import sys
 from datetime import date
 from pathlib import Path
-from mie.ops_cpu.plan_answers import PlanAnswers
+from mie.ops_cpu.linear.plan_answers import PlanAnswers
 answers = PlanAnswers(Path(sys.argv[1]), "here")
 sys.stdin.readline()  # so that all begin at once
 for i in range(30):

@@ -19,7 +19,7 @@ from measured import Measured, Zygote
 from mutations import mutated, nudged, text_of
 
 import mie.cli
-from mie.model.locate import BUNDLED_DIRECTORY
+from mie.checkpoint.locate import BUNDLED_DIRECTORY
 
 ROPE = {
     "rope_type": "yarn",

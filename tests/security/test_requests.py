@@ -13,7 +13,7 @@ from measured import Zygote
 
 from mie import LLM, EngineArgs, RequestLimits, SamplingParams
 from mie.errors import ConfigError, RequestError
-from mie.prepare import Preparer
+from mie.frontend.prepare import Preparer
 
 CASES = [(group, name) for group, cases in GROUPS.items() for name in cases]
 

@@ -308,9 +308,9 @@ def test_the_largest_and_the_smallest_finite_weights_are_loaded(
 
 
 def test_every_bit_pattern_is_judged_like_isfinite() -> None:
+    from mie.checkpoint.safetensors_header import TensorEntry
+    from mie.checkpoint.weights import Checkpoint
     from mie.errors import WeightsError
-    from mie.model.safetensors_header import TensorEntry
-    from mie.model.weights import Checkpoint
 
     bits = np.arange(2**16, dtype=np.uint16)
     for dtype, name in ((np.float16, "F16"), (ml_dtypes.bfloat16, "BF16")):

@@ -33,10 +33,10 @@ import mie.sim.driver
 import mie.sim.recorded
 import mie.sim.simulated
 from mie import LLM, SamplingParams
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import expected_tensors
+from mie.checkpoint.weights import Checkpoint
 from mie.errors import MieError
-from mie.model.config import ModelConfig
-from mie.model.tensors import expected_tensors
-from mie.model.weights import Checkpoint
 from mie.text.chat import ChatTemplate
 from mie.text.tokenizer import Tokenizer
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from safetensors.numpy import save_file
 
-from mie.model.config import ModelConfig
-from mie.model.tensors import expected_tensors
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import expected_tensors
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -176,7 +176,7 @@ def test_bad_requests_are_refused_one_by_one(llm, alone):
 
 
 def test_a_request_that_makes_a_step_raise_fails_alone(llm, alone, monkeypatch):
-    from mie.rows import Row
+    from mie.engine.rows import Row
 
     original = Row.controls
 

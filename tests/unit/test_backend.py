@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from emulated import needs_compiler
 
-from mie.backend import BACKENDS, SETTINGS, load_backend
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
+from mie.load.backends import BACKENDS, SETTINGS, load_backend
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
 
 

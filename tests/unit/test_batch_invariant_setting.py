@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from mie import EngineConfig
-from mie.backend import load_backend
 from mie.cli.options import add_engine_options, engine_options
 from mie.errors import ConfigError
+from mie.load.backends import load_backend
 from mie.ops_cpu.cpu_backend import CpuBackend
-from mie.ops_cpu.probe import Probe
+from mie.ops_cpu.linear.probe import Probe
 
 SHAPES = ((64, 32), (128, 32))
 

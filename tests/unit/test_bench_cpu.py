@@ -33,7 +33,7 @@ from cpu_bench.report import as_json, markdown
 from cpu_bench.results import ModelResults, ratio, rows_of
 from cpu_bench.shapes import LLAMA, SHAPES, Costs, Format
 
-from mie.model.config import ModelConfig
+from mie.checkpoint.config import ModelConfig
 
 TOY = Costs.of(ModelConfig.from_hf({**LLAMA, **SHAPES["toy"]}))
 F32 = Format(weight=4, cache=4)

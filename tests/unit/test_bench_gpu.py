@@ -27,7 +27,7 @@ from gpu_bench.report import Report
 from gpu_bench.shapes import PREFILL, TINY, TINY_PREFILL, UNIFORM, batch_of, ragged_lengths
 from gpu_bench.timing import timed_in_turns
 
-from mie.model.config import ModelConfig
+from mie.checkpoint.config import ModelConfig
 from mie.ops_gpu.arrays import DTYPES
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mie.ops_cpu.blas import Blas
+from mie.ops_cpu.threads.blas import Blas
 
 needs_openblas = pytest.mark.skipif(
     not Blas().is_controlled, reason="NumPy's BLAS here is no OpenBLAS"

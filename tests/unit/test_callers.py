@@ -10,7 +10,7 @@ import pytest
 
 from mie import LLM, SamplingParams
 from mie.errors import EngineDeadError, RequestError, RequestFailedError
-from mie.outputs import RequestOutput
+from mie.frontend.outputs import RequestOutput
 from mie.sched.params import RequestOutputKind
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
@@ -178,7 +178,7 @@ def test_outputs_do_not_change_afterwards(llm):
 
 
 def test_a_request_that_makes_a_step_raise_fails_alone(llm, alone, monkeypatch):
-    from mie.rows import Row
+    from mie.engine.rows import Row
 
     original = Row.controls
 

@@ -15,7 +15,7 @@ from mie.cli.generate import _Batch, _title
 from mie.cli.options import add_engine_options, add_sampling_options, load_llm, sampling_params
 from mie.cli.requests import CliRequest, Origin
 from mie.errors import ConfigError, RequestError
-from mie.outputs import CompletionOutput
+from mie.frontend.outputs import CompletionOutput
 from mie.sched.params import SamplingParams
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from model_files import hf_config
 
+from mie.checkpoint.config import SUPPORTED_ARCHITECTURES, ModelConfig, RopeConfig
 from mie.errors import ModelError, UnsupportedModelError
-from mie.model.config import SUPPORTED_ARCHITECTURES, ModelConfig, RopeConfig
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
 SIZES += ("num_attention_heads",)

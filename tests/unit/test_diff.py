@@ -19,7 +19,7 @@ import tiny_models
 from emulated import needs_compiler
 from tiny_models import TINY, TinyModel
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.diff.compare import compare
 from mie.diff.html import check_target, page, write_page
 from mie.diff.inject import Injection
@@ -30,7 +30,7 @@ from mie.diff.text import lines
 from mie.diff.tolerances import ALONE, CLASSES, QUANTIZED, TOLERANCES, Limits, Tolerance
 from mie.diff.workload import Workload
 from mie.errors import ConfigError, RequestError
-from mie.load import load_engine
+from mie.load.engine import load_engine
 from mie.ops import kv_cache
 from mie.ops.numpy_backend import NumpyBackend
 from mie.sched.params import SamplingParams

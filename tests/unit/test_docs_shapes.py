@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from mie import EngineConfig, SamplingParams
-from mie.backend import load_backend
-from mie.engine import Engine
+from mie.engine.engine import Engine
+from mie.engine.runner import ModelRunner
 from mie.events import EventLog
-from mie.load import new_scheduler
+from mie.load.backends import load_backend
+from mie.load.engine import new_scheduler
 from mie.memory.manager import KVCacheManager
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
-from mie.runner import ModelRunner
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "shapes.md"
 NUM_BLOCKS, BLOCK_SIZE, VOCAB = 8, 4, 50

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from mie import backend as backends
 from mie.cli.doctor import add_parser, examine, render, run
 from mie.doctor import ask
 from mie.doctor import machine as machine_module
@@ -27,8 +26,9 @@ from mie.doctor.gpu import gpu_checks
 from mie.doctor.host import host_checks, memory_limit
 from mie.doctor.machine import Machine, NoAnswer
 from mie.doctor.report import BACKENDS, Check, Report, try_backend
+from mie.load import backends
 from mie.ops_cpu.cpu_backend import CpuBackend
-from mie.ops_cpu.cpus import cpu_quota
+from mie.system.cpus import cpu_quota
 
 GIB = 1 << 30
 ORIN = {"name": "Orin", "capability": [8, 7], "memory": 8 * GIB, "integrated": True}

@@ -8,7 +8,7 @@ import pytest
 
 from mie import EngineConfig, SamplingParams
 from mie.errors import ConfigError, RequestError
-from mie.load import load_engine
+from mie.load.engine import load_engine
 
 
 @pytest.fixture

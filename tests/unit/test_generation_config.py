@@ -14,7 +14,8 @@ import small_tokenizers
 import tiny_models
 
 from mie import LLM, AsyncEngineArgs, EngineArgs, SamplingParams
-from mie.build import build
+from mie.checkpoint.generation import GenerationConfig
+from mie.checkpoint.locate import BUNDLED_DIRECTORY
 from mie.cli import main
 from mie.cli.options import (
     add_engine_options,
@@ -24,8 +25,7 @@ from mie.cli.options import (
     sampling_params,
 )
 from mie.errors import ConfigError, ModelError, RequestError
-from mie.model.generation import GenerationConfig
-from mie.model.locate import BUNDLED_DIRECTORY
+from mie.load.parts import build
 
 RECOMMENDED = {
     "temperature": 0.6,

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from model_files import hf_config, random_tensors, write_model, write_shards
 
+from mie.checkpoint.config import ModelConfig
 from mie.cli.inspect import add_parser, inspect_model
 from mie.errors import ModelError
-from mie.model.config import ModelConfig
 
 CONFIG = ModelConfig.from_hf(hf_config())
 
@@ -75,7 +75,7 @@ def test_only_headers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def read(*args: Any) -> None:
         raise AssertionError("data was read")
 
-    monkeypatch.setattr("mie.model.weights.Checkpoint.read", read)
+    monkeypatch.setattr("mie.checkpoint.weights.Checkpoint.read", read)
     assert run(tmp_path) == 0
     with pytest.raises(AssertionError):
         run(tmp_path, "--check")

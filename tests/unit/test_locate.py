@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from mie.checkpoint import locate
+from mie.checkpoint.locate import locate_model
 from mie.errors import MissingExtraError, ModelError
-from mie.model import locate
-from mie.model.locate import locate_model
 
 
 def fake_hub(monkeypatch: pytest.MonkeyPatch, snapshot_download: Any) -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from mie import LLM, SamplingParams
-from mie.logs import PreemptionWarnings
+from mie.system.logs import PreemptionWarnings
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ logger.error("not shown")
 
 
 def test_the_variable_sets_the_level() -> None:
-    code = "import logging, mie; print(logging.getLogger('mie.load').getEffectiveLevel())"
+    code = "import logging, mie; print(logging.getLogger('mie.load.engine').getEffectiveLevel())"
     assert python(code, MIE_LOGGING_LEVEL="debug").stdout == f"{logging.DEBUG}\n"
     process = python(code, MIE_LOGGING_LEVEL="loud")
     assert process.stdout == f"{logging.WARNING}\n"
@@ -50,7 +50,7 @@ def test_loading_tells_what_and_how_long_and_the_memory(
     with caplog.at_level(logging.INFO, logger="mie"):
         LLM(directory, skip_tokenizer_init=True, num_blocks=9)
     loaded, memory = [record.getMessage() for record in caplog.records]
-    assert {record.name for record in caplog.records} == {"mie.load"}
+    assert {record.name for record in caplog.records} == {"mie.load.engine"}
     assert loaded.startswith(f"loaded {directory} on numpy in ")
     assert "KV cache, 9 blocks of 16 tokens" in memory
 
@@ -61,7 +61,7 @@ def test_preemptions_are_warned_of(tiny, caplog: pytest.LogCaptureFixture) -> No
     llm.generate([[1, 2, 3], [4, 5, 6], [7, 8, 9]], params, use_tqdm=False)
     assert llm.engine.stats.num_preemptions > 1
     (record,) = caplog.records
-    assert (record.name, record.levelno) == ("mie.engine", logging.WARNING)
+    assert (record.name, record.levelno) == ("mie.engine.engine", logging.WARNING)
     assert "raise num_blocks" in record.getMessage()
 
 

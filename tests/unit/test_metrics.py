@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from mie import LLM, AsyncLLM, SamplingParams
+from mie.engine.metrics import MOST_RECORDS, Counter, Gauge, Histogram, Tally
 from mie.errors import EngineDeadError, RequestFailedError
-from mie.metrics import MOST_RECORDS, Counter, Gauge, Histogram, Tally
 
 PROMPT = [5, 9, 12, 30, 7, 21, 14, 8, 11]
 

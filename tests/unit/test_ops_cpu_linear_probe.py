@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mie.backend import load_backend
-from mie.config import EngineConfig
-from mie.ops_cpu import probe as probe_module
-from mie.ops_cpu.blas import Blas
-from mie.ops_cpu.linear_plain import PlainPlan
-from mie.ops_cpu.linear_tiled import TiledPlan
-from mie.ops_cpu.plan_answers import Answer, PlanAnswers
-from mie.ops_cpu.probe import Probe, machine_key
-from mie.ops_cpu.workers import Workers
+from mie.config.engine import EngineConfig
+from mie.load.backends import load_backend
+from mie.ops_cpu.linear import probe as probe_module
+from mie.ops_cpu.linear.plain import PlainPlan
+from mie.ops_cpu.linear.plan_answers import Answer, PlanAnswers
+from mie.ops_cpu.linear.probe import Probe, machine_key
+from mie.ops_cpu.linear.tiled import TiledPlan
+from mie.ops_cpu.threads.blas import Blas
+from mie.ops_cpu.threads.workers import Workers
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mie import LLM, CompletionOutput, EngineConfig, RequestOutput, SamplingParams
 from mie.errors import ConfigError
-from mie.outputs import Logprob
+from mie.frontend.outputs import Logprob
 from mie.sched.metrics import RequestMetrics
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from mie import EngineConfig, SamplingParams
-from mie.engine import Engine
-from mie.load import load_engine
+from mie.engine.engine import Engine
+from mie.load.engine import load_engine
 
 SIZES = {"num_blocks": 40, "block_size": 3, "max_num_seqs": 4}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mie.outputs import CompletionOutput, RequestOutput
-from mie.progress import ProgressBar
+from mie.frontend.outputs import CompletionOutput, RequestOutput
+from mie.frontend.progress import ProgressBar
 
 
 def output(num_prompt: int, *num_tokens: int) -> RequestOutput:

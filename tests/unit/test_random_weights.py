@@ -12,10 +12,10 @@ import tiny_models
 from safetensors.numpy import save_file
 
 from mie import LLM, SamplingParams
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.random_weights import RandomWeights
+from mie.checkpoint.tensors import expected_tensors
 from mie.errors import MieError, WeightsError
-from mie.model.config import ModelConfig
-from mie.model.random_weights import RandomWeights
-from mie.model.tensors import expected_tensors
 
 FAMILIES = [
     tiny_models.LLAMA,

@@ -5,7 +5,7 @@ import pickle
 import pytest
 from scripted_runner import answer_to
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, RequestError
 from mie.memory.manager import KVCacheManager
 from mie.sched.params import SamplingParams

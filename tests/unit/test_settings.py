@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from mie import LLM, AsyncEngineArgs, EngineArgs, EngineConfig
-from mie.arguments import option
-from mie.backend import SETTINGS
 from mie.cli import main
 from mie.cli.options import _SAMPLING, add_engine_options, add_sampling_options, engine_options
-from mie.config import EngineSettings, check_setting
-from mie.engine_args import ModelSettings
+from mie.config.arguments import option
+from mie.config.engine import EngineSettings, check_setting
+from mie.config.engine_args import ModelSettings
+from mie.config.settings import BACKENDS, Setting, settings_of
+from mie.config.vllm_names import VllmNames
 from mie.errors import ConfigError
+from mie.load.backends import SETTINGS
 from mie.sched.params import SamplingParams
-from mie.settings import BACKENDS, Setting, settings_of
-from mie.vllm_names import VllmNames
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "settings_tables.py"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, TraceError
 from mie.events import read_log
 from mie.sim.calibrate import fit_costs, non_negative_least_squares, read_costs

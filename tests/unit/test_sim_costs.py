@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, ModelError
 from mie.events import read_log
 from mie.sched.params import SamplingParams
@@ -169,7 +169,7 @@ def times_left_out(bench: Bench) -> list[dict]:
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_the_scheduler_does_the_same_as_with_a_model(tiny, mode: str):
     """Every count of every step, with preemptions, against the real runner and its arrays."""
-    from mie.load import load_engine
+    from mie.load.engine import load_engine
     from mie.sim.clock import WallClock
 
     config = EngineConfig(**PRESSED, preemption_mode=mode, max_model_len=64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.sim.clock import SimClock, WallClock
 from mie.sim.costs import Costs
 from mie.sim.driver import Bench, LoadResult, run_load

@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
+from mie.config.sizes import format_size, parse_size, size_argument
 from mie.errors import ConfigError
-from mie.sizes import format_size, parse_size, size_argument
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,17 @@ import tiny_models
 from emulated import needs_compiler
 from tiny_models import TinyModel
 
-from mie import host, sizing
-from mie.backend import load_backend
-from mie.config import EngineConfig
+from mie.checkpoint.config import ModelConfig
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
-from mie.load import load_engine
-from mie.model.config import ModelConfig
+from mie.load import sizing
+from mie.load.backends import load_backend
+from mie.load.engine import load_engine
+from mie.load.sizing import DEFAULT_KV_CACHE_BYTES, MemoryPlan, plan_memory
 from mie.ops.backend import Memory
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_gpu.chip import device_memory
-from mie.sizing import DEFAULT_KV_CACHE_BYTES, MemoryPlan, plan_memory
+from mie.system import host_memory as host
 
 MODEL = ModelConfig.from_hf(tiny_models.LLAMA)
 BLOCK = 16 * 2 * 2 * 2 * 8 * 4

@@ -27,15 +27,15 @@ from numpy.typing import DTypeLike, NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from mie.errors import WeightsError
-from mie.model.config import ModelConfig
-from mie.model.safetensors_header import read_header
-from mie.model.weights import (
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.safetensors_header import read_header
+from mie.checkpoint.weights import (
     Checkpoint,
     check_tied_head,
     expected_tensors,
     non_finite_tensors,
 )
+from mie.errors import WeightsError
 
 CONFIG = ModelConfig.from_hf(hf_config())
 EXPECTED = expected_tensors(CONFIG)
@@ -516,8 +516,8 @@ LOADER = """
 import sys
 from pathlib import Path
 import numpy as np
-from mie.model.config import ModelConfig
-from mie.model.weights import Checkpoint, expected_tensors
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.weights import Checkpoint, expected_tensors
 
 def kilobytes(key):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -558,7 +558,7 @@ ENGINE_LOADER = """
 import sys
 from pathlib import Path
 from mie import EngineConfig
-from mie.load import load_engine
+from mie.load.engine import load_engine
 
 def kilobytes(key):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mie.cache_dir import CacheError, is_private_file, open_cache
 from mie.errors import ConfigError, MieError
 from mie.ops_gpu.source import KERNELS
+from mie.system.cache_dir import CacheError, is_private_file, open_cache
 
 HERE = Path(__file__).parent
 

@@ -1,0 +1,365 @@
+"""Turn requests of token ids into tokens, one step at a time. The engine never sees text."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Literal, Protocol
+
+from mie.config.engine import EngineConfig
+from mie.engine.meter import StepMeter
+from mie.engine.metrics import EngineMetrics, Metric
+from mie.engine.runner import RowFault
+from mie.engine.step import EngineStats, SequenceOutput, StepOutput, StepStats
+from mie.errors import RequestError
+from mie.events import EventLog
+from mie.sched.admission import check_fits, check_something_allowed
+from mie.sched.checks import (
+    automatic_id,
+    check_labels,
+    check_logprobs,
+    check_token_ids,
+)
+from mie.sched.params import SamplingParams
+from mie.sched.plan import StepPlan
+from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
+from mie.sched.scheduler import Scheduler
+from mie.sched.sequence import Beam, FinishReason, Request
+from mie.sched.sequence import Sequence as RunningSequence
+from mie.system.interrupts import is_of_the_request
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """Computes steps: `ModelRunner`, one that overlaps, or the simulator's."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next step is already launched, so that no sequence can be admitted to it."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run the plan and sample."""
+
+
+class Engine:
+    """Runs requests until they finish. Only one thread at a time may call it.
+
+    The truth about a request is its tokens, which its sequences hold. Blocks are a cache of them.
+    So an exception at any line, for example from a signal handler, costs time and no output. The
+    next call recomputes what the exception left in doubt.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        scheduler: Scheduler,
+        runner: Runner,
+        log: EventLog,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Create an engine. ``clock`` returns monotonic seconds, real or simulated."""
+        self.config = config
+        self.scheduler = scheduler
+        self.log = log
+        self.log_error: Exception | None = None
+        """Why the event log ended early, or None. The requests continue."""
+        self.stats = EngineStats(scheduler.manager.stats)
+        self.metrics = EngineMetrics(scheduler.max_model_len)
+        self.observers: list[Callable[[StepStats], None]] = []
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._requests: dict[str, Request] = {}
+        self._by_number: dict[int, Request] = {}
+        self._num_requests = 0
+        # What an exception has left behind: "torn" is a scheduler that was being changed, "cut" is
+        # a step whose blocks are undefined, and "late" is finished requests that are still listed.
+        self._state: Literal["sound", "torn", "cut", "late"] = "sound"
+        self._clock = clock
+        self._meter = StepMeter(scheduler, began=clock())
+        log.start(scheduler.snapshot)
+
+    def __repr__(self) -> str:
+        manager, scheduler = self.scheduler.manager, self.scheduler
+        return (
+            f"Engine({manager.num_blocks} blocks of {manager.block_size} tokens,"
+            f" max_model_len={self.max_model_len}, {len(scheduler.running)} running,"
+            f" {len(scheduler.waiting)} waiting)"
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum number of tokens of a prompt and its answer together."""
+        return self.scheduler.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids that the model knows."""
+        return self._vocab_size
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._requests)
+
+    @property
+    def requests(self) -> list[Request]:
+        """The unfinished requests in the order of arrival."""
+        return list(self._requests.values())
+
+    def request(self, request_id: str) -> Request | None:
+        """Return an unfinished request, or None if there is none with this id."""
+        return self._requests.get(request_id)
+
+    def new_request_id(self) -> str:
+        """Return the id that the next request gets if its caller gives none."""
+        return automatic_id(self._num_requests)
+
+    def add_request(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        beam: Beam | None = None,
+    ) -> str:
+        """Queue a prompt of token ids and return its request id.
+
+        Under the priority policy a lower ``priority`` goes first. Only requests with the same
+        ``cache_salt`` share cached blocks. Ids such as "auto-7" are reserved for the engine. The
+        blocks of a ``beam`` are kept when it ends, until `release`.
+
+        Raises:
+            ConfigError: a field of ``params`` has a value that is not allowed.
+            RequestError: the request can never be served. Nothing was added.
+        """
+        check_labels(request_id, priority, cache_salt)
+        if request_id in self._requests:
+            raise RequestError(f"request id {request_id!r} is in use; choose another")
+        params = params.verified()
+        check_token_ids(token_ids, params, self._vocab_size)
+        if beam is None:  # the candidates of a beam are not for the caller
+            check_logprobs(params, self.config.max_logprobs)
+        else:
+            assert params.n == params.max_tokens == 1, "a beam gives one token"
+        number = self._num_requests
+        request = Request(
+            self.new_request_id() if request_id is None else request_id,
+            number,
+            token_ids,
+            params,
+            self.eos_token_ids,
+            self.config.seed,
+            priority=int(priority),
+            cache_salt=cache_salt,
+            beam=beam,
+        )
+        check_something_allowed(params, request.end_token_ids, self._vocab_size)
+        check_fits(request, self.config, self.scheduler.manager, self.max_model_len)
+        request.metrics.arrival_time = self._clock()
+        self.recover()
+        self._state = "torn"
+        self._num_requests = number + 1
+        self.scheduler.add(request)
+        self._by_number[number] = request
+        self._requests[request.request_id] = request
+        self._state = "sound"
+        return request.request_id
+
+    def abort(self, request_id: str) -> None:
+        """End a request in any state and free its blocks. An unknown id is ignored."""
+        self.recover()
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._state = "torn"
+            self.scheduler.abort(request)
+            self._forget(request)
+            self._state = "sound"
+
+    def fail(self, request_id: str, error: Exception) -> None:
+        """End a request that caused an error. The other requests continue."""
+        self.recover()
+        request = self._requests.get(request_id)
+        if request is not None:
+            logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
+            self._state = "torn"
+            request.error = error
+            self.scheduler.abort(request, "error")
+            self._forget(request)
+            self._state = "sound"
+
+    def finish(
+        self, request_id: str, index: int, reason: FinishReason, stop_reason: int | str | None
+    ) -> None:
+        """End one choice of a request. Its siblings continue."""
+        self.recover()
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._state = "torn"
+            self.scheduler.finish(request.sequences[index], reason, stop_reason)
+            if request.is_finished:
+                self._forget(request)
+            self._state = "sound"
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Give the blocks back that finished beams keep; ignore other requests."""
+        self.recover()
+        self._state = "torn"
+        self.scheduler.release(request_ids)
+        self._state = "sound"
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop all cached blocks. Return False, unchanged, if a request holds blocks."""
+        self.recover()
+        self._state = "torn"
+        is_reset = self.scheduler.manager.reset_prefix_cache()
+        self._state = "sound"
+        return is_reset
+
+    def get_metrics(self, model_name: str) -> list[Metric]:
+        """Return the counters, gauges and histograms under vLLM's names."""
+        self.recover()
+        return self.metrics.read(model_name, self.config, self.scheduler, self.stats, self.requests)
+
+    def step(self) -> StepOutput:
+        """Compute one step.
+
+        If a request's own sampling or log-probabilities raise, it fails alone (`Request.error`),
+        and the step is planned again without it. Any other exception reaches the caller, and the
+        running sequences wait again with the tokens they had.
+        """
+        failed: list[str] = []
+        while True:
+            try:
+                return self._step(failed)
+            except RowFault as fault:
+                owner = self.scheduler.owner_of(fault.row)
+                if owner is None or not is_of_the_request(fault.error):
+                    self.recover()
+                    raise fault.error from None
+                failed.append(owner.request_id)
+                self.fail(owner.request_id, fault.error)
+            except BaseException:
+                self.recover()
+                raise
+
+    def _step(self, failed: Sequence[str]) -> StepOutput:
+        self.recover()
+        times = [self._clock()]
+        is_foretold = self._runner.is_ahead and bool(self.scheduler.running)
+        self._state = "torn"
+        plan = self.scheduler.schedule(may_admit=not is_foretold)
+        assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
+        blocks = self._meter.block_counts(plan)
+        self._state = "cut"
+        times.append(self._clock())
+        result = self._runner.run(plan)
+        times.append(self._clock())
+        self._state = "torn"
+        sampled = self.scheduler.update(plan, result)
+        self._state = "late"
+        times.append(self._clock())
+        self._stamp(plan, sampled, times[0], times[-1])
+        output = StepOutput(
+            outputs=tuple(self._outputs(sampled, result)),
+            prompt_logprobs=self._prompt_logprobs(plan, result.chunks),
+            failed=tuple(failed),
+            stats=self._meter.stats(plan, blocks, times, self._forget_finished(sampled)),
+        )
+        self._state = "sound"
+        self.stats.add(output.stats, len(sampled))
+        self._report(output.stats)
+        return output
+
+    def recover(self) -> None:
+        """Repair the state that an exception left behind, if one did."""
+        if self._state == "sound":
+            return
+        if self._state == "cut":
+            self._state = "torn"
+            self.scheduler.preempt_all()
+        elif self._state == "torn":
+            self.scheduler.rebuild(self._requests.values())
+        self._state = "late"
+        for request in [each for each in self._requests.values() if each.is_finished]:
+            self._forget(request)
+        self._by_number = {each.number: each for each in self._requests.values()}
+        self._state = "sound"
+
+    def drop_all(self) -> None:
+        """Drop every request, for example in a forked child whose parent serves them."""
+        self._requests.clear()
+        self._state = "torn"
+        self.recover()
+
+    def _report(self, stats: StepStats) -> None:
+        """Notify the log and the observers. An observer that raises is removed."""
+        try:
+            self.log.end_step(vars(stats))
+        except Exception as error:  # a full disk must not cost the step's tokens
+            self.log_error = error
+            logger.error("the event log ends at step %d: %s", stats.step, error)
+        for observer in self.observers[:]:
+            try:
+                observer(stats)
+            except Exception:
+                self.observers.remove(observer)
+                logger.exception("an observer of the engine raised, and is removed: %r", observer)
+
+    def _outputs(
+        self, sampled: Sequence[RunningSequence], result: StepResult
+    ) -> Iterator[SequenceOutput]:
+        logprobs = chain(result.logprobs, *(chunk.logprobs for chunk in result.chunks))
+        for seq, row in zip(sampled, logprobs, strict=True):
+            yield SequenceOutput(
+                seq.request.request_id,
+                seq.index,
+                (seq.token_ids[-1],),
+                () if row is None else (row,),
+                seq.finish_reason,
+                seq.stop_reason,
+                seq.request.metrics,
+            )
+
+    def _forget_finished(self, sampled: Sequence[RunningSequence]) -> int:
+        """Remove the requests that ended, and return their number."""
+        num_before = len(self._requests)
+        for seq in sampled:
+            if seq.finish_reason is not None and seq.request.is_finished:
+                self._forget(seq.request)
+        return num_before - len(self._requests)
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, results: Sequence[ChunkResult]
+    ) -> dict[str, list[TokenLogprobs]]:
+        return {
+            self._by_number[chunk.seq_id[0]].request_id: result.prompt_logprobs
+            for chunk, result in zip(plan.chunks, results, strict=True)
+            if result.prompt_logprobs
+        }
+
+    def _stamp(
+        self, plan: StepPlan, sampled: Sequence[RunningSequence], start: float, now: float
+    ) -> None:
+        for chunk in plan.chunks:
+            metrics = self._by_number[chunk.seq_id[0]].metrics
+            if metrics.first_step_time is None:
+                metrics.first_step_time = start
+        last_times = [seq.request.metrics.last_token_time for seq in sampled]
+        self.metrics.add_step(plan.num_tokens, [now - last for last in last_times if last])
+        for seq in sampled:
+            metrics = seq.request.metrics
+            metrics.last_token_time = now
+            if metrics.first_token_time is None:
+                metrics.first_token_time = now
+
+    def _forget(self, request: Request) -> None:
+        self.metrics.end(request)
+        self._requests.pop(request.request_id, None)
+        self._by_number.pop(request.number, None)

@@ -1,0 +1,4 @@
+"""Bring many callers to one engine: prepare their requests and file their outputs.
+
+This room knows callers and text. It knows no arrays and no blocks.
+"""
