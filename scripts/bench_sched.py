@@ -40,7 +40,7 @@ from mie.engine.runner import ModelRunner
 from mie.events import EventLog
 from mie.events.log import SNAPSHOT_EVERY
 from mie.load.engine import new_scheduler
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sched.plan import StepPlan
 from mie.sched.result import ChunkResult, StepResult
 

@@ -13,14 +13,14 @@ from mie.engine.runner import RowFault
 from mie.engine.step import EngineStats, SequenceOutput, StepOutput, StepStats
 from mie.errors import RequestError
 from mie.events import EventLog
-from mie.sched.admission import check_fits, check_something_allowed
-from mie.sched.checks import (
+from mie.params.checks import (
     automatic_id,
     check_labels,
     check_logprobs,
     check_token_ids,
 )
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
+from mie.sched.admission import check_fits, check_something_allowed
 from mie.sched.plan import StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 from mie.sched.scheduler import Scheduler

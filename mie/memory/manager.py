@@ -9,9 +9,9 @@ from mie.memory.audit import check_counts, count_empty_slots, holders_and_tree
 from mie.memory.moves import Emit, Moves, Room
 from mie.memory.pool import BlockPool
 from mie.memory.prefix import Node, PartialMatch, PrefixCache, block_of, path_to, unheld
-from mie.memory.stats import MemoryStats
 from mie.memory.swap import SwapSpace
 from mie.memory.table import BlockTable, HostTable, Owner
+from mie.stats.memory import MemoryStats
 
 
 class KVCacheManager:

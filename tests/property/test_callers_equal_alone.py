@@ -15,7 +15,7 @@ import pytest
 from scripted_llm import SETTINGS, expected, new_llm
 
 from mie import AsyncLLM, SamplingParams
-from mie.sched.params import RequestOutputKind
+from mie.params.sampling import RequestOutputKind
 
 NUM_RUNS = 4000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 1000
 

@@ -21,8 +21,8 @@ from mie.config.engine import EngineConfig
 from mie.engine.overlap import OverlappingRunner
 from mie.events import EventLog
 from mie.load.engine import new_scheduler
+from mie.params.sampling import SamplingParams
 from mie.replay import walk
-from mie.sched.params import SamplingParams
 from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import Request
 

@@ -14,8 +14,8 @@ from mie.config.engine import EngineConfig
 from mie.errors import RequestError
 from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
 from mie.load.engine import new_scheduler
+from mie.params.sampling import SamplingParams
 from mie.replay import State, at
-from mie.sched.params import SamplingParams
 from mie.sched.sequence import Beam, Request
 
 MAX_MODEL_LEN, EOS = 24, 1

@@ -23,7 +23,7 @@ from mie.config.engine import EngineConfig
 from mie.engine.overlap import OverlappingRunner
 from mie.errors import RequestError
 from mie.memory.manager import KVCacheManager
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 

@@ -9,7 +9,7 @@ import pytest
 
 from mie import LLM, AsyncLLM, SamplingParams
 from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError
-from mie.sched.params import RequestOutputKind
+from mie.params.sampling import RequestOutputKind
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
 

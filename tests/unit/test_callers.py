@@ -11,7 +11,7 @@ import pytest
 from mie import LLM, SamplingParams
 from mie.errors import EngineDeadError, RequestError, RequestFailedError
 from mie.frontend.outputs import RequestOutput
-from mie.sched.params import RequestOutputKind
+from mie.params.sampling import RequestOutputKind
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
 

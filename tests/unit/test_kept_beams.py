@@ -3,7 +3,7 @@
 import pytest
 from test_scheduler import EOS, Driver
 
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sched.sequence import Beam, Request
 
 
