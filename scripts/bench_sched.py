@@ -34,6 +34,7 @@ from typing import Any
 import sched_peers
 from sched_peers import Admission, cached_prompt, pool_blocks, prompts
 
+from mie.audit.scheduler import scheduler_snapshot
 from mie.config.engine import EngineConfig
 from mie.engine.engine import Engine
 from mie.engine.runner import ModelRunner
@@ -205,7 +206,7 @@ def log_share(num_requests: int, num_steps: int = 300) -> tuple[float, float, fl
             log.end_step(records[-1][1])
         seconds.append((time.perf_counter() - start) / len(steps))
     start = time.perf_counter()
-    engine.scheduler.snapshot()
+    scheduler_snapshot(engine.scheduler)
     snapshot_seconds = (time.perf_counter() - start) / SNAPSHOT_EVERY
     log_seconds = statistics.median(seconds) + snapshot_seconds
     return 1e3 * step_seconds, 1e6 * log_seconds, log_seconds / step_seconds

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Literal, Protocol
 
+from mie.audit.scheduler import scheduler_snapshot
 from mie.config.engine import EngineConfig
 from mie.engine.meter import StepMeter
 from mie.engine.metrics import EngineMetrics, Metric
@@ -81,7 +82,7 @@ class Engine:
         self._state: Literal["sound", "torn", "cut", "late"] = "sound"
         self._clock = clock
         self._meter = StepMeter(scheduler, began=clock())
-        log.start(scheduler.snapshot)
+        log.start(lambda: scheduler_snapshot(scheduler))
 
     def __repr__(self) -> str:
         manager, scheduler = self.scheduler.manager, self.scheduler
@@ -286,6 +287,7 @@ class Engine:
             self.scheduler.preempt_all()
         elif self._state == "torn":
             self.scheduler.rebuild(self._requests.values())
+            self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
         self._state = "late"
         for request in [each for each in self._requests.values() if each.is_finished]:
             self._forget(request)

@@ -55,9 +55,11 @@ ROOMS = {
     "ops_gpu": Room(mie={"errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}),
     "model": Room(mie={"checkpoint", "ops.backend"}, packages={"numpy"}),
     "sched": Room(mie={"config", "errors", "memory", "params", "stats.request"}),
-    # level 3
+    # level 3: it reads the private state of memory and sched
+    "audit": Room(mie={"memory", "sched"}),
     "engine": Room(
         mie={
+            "audit.scheduler",
             "config",
             "errors",
             "events",
