@@ -18,10 +18,11 @@ from mie.params.checks import (
     automatic_id,
     check_labels,
     check_logprobs,
+    check_something_allowed,
     check_token_ids,
 )
 from mie.params.sampling import SamplingParams
-from mie.sched.admission import check_fits, check_something_allowed
+from mie.sched.admission import check_fits
 from mie.sched.plan import StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 from mie.sched.scheduler import Scheduler

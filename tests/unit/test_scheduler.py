@@ -330,7 +330,7 @@ def test_the_last_admitted_is_preempted_keeps_its_tokens_and_comes_back_first():
     assert second.sequences[0].num_generated == 2
     assert driver.work == {0: 1}
     driver.add(1)
-    assert driver.scheduler.waiting.first.request is second
+    assert driver.scheduler.waiting[0].request is second
     driver.run()
     assert [len(r.sequences[0].token_ids) for r in (first, second)] == [16, 16]
     assert second.metrics.num_preemptions == 1
@@ -365,7 +365,7 @@ def test_a_swapped_sequence_comes_back_without_computing():
     assert victim.metrics.num_swaps == 1
     assert victim.metrics.num_recomputed_tokens == 0
     assert victim.sequences[0].num_generated == 9
-    assert driver.manager._swap._pool.num_free == 4
+    assert driver.manager._host_pool.num_free == 4
 
 
 def test_a_full_host_pool_falls_back_to_recompute_and_says_so():
@@ -524,7 +524,7 @@ def test_what_was_scored_before_a_preemption_is_not_scored_again():
     driver = Driver(max_num_batched_tokens=5)
     request = driver.add(12, prompt_logprobs=0)
     spans = [driver.step().chunks[0].scored]
-    driver.scheduler.preempt(request.sequences[0])
+    driver.scheduler.preempt(request.sequences[0], by=request.sequences[0])
     while driver.scheduler.has_work:
         spans += [chunk.scored for chunk in driver.step().chunks]
     assert spans[:4] == [(0, 5), (0, 0), (5, 10), (10, 11)]
@@ -535,7 +535,7 @@ def test_after_its_scores_are_out_a_preempted_request_may_use_the_cache():
     driver.add(9, max_tokens=8)
     request = driver.add(8, max_tokens=4, first_id=40, prompt_logprobs=0)
     driver.step()
-    driver.scheduler.preempt(request.sequences[0])
+    driver.scheduler.preempt(request.sequences[0], by=request.sequences[0])
     plan = driver.step()
     resumed = next(chunk for chunk in plan.chunks if chunk.seq_id[0] == 1)
     assert resumed.start == 8
