@@ -193,5 +193,5 @@ def test_the_last_holder_goes_on_to_new_blocks():
     memory = manager()
     parent = stored(memory, [1] * 6)
     memory.close_table(fork(memory, parent))
-    assert write(memory, parent) == ()
+    assert write(memory, parent) == []
     assert parent.num_writable == 8
