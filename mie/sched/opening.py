@@ -24,7 +24,7 @@ class Opener:
         self._config = config
         self._manager = manager
         self._emit = emit
-        self._kept: dict[str, Sequence] = {}  # by request id, the oldest first
+        self._kept: dict[str | None, Sequence] = {}  # by request id, the oldest first
 
     @property
     def kept(self) -> list[Sequence]:
@@ -45,7 +45,7 @@ class Opener:
     def _parent_of(self, seq: Sequence) -> BlockTable | None:
         """The table of a kept sequence that this one continues."""
         request = seq.request
-        parent = self._kept.get((request.beam and request.beam.parent_id) or "")
+        parent = self._kept.get(request.beam.parent_id) if request.beam else None
         if parent is None or parent.table is None or seq.was_admitted:
             return None
         num_stored = parent.num_computed
@@ -66,7 +66,7 @@ class Opener:
             metrics.num_recomputed_tokens += max(0, seq.num_lost - room.num_computed)
         else:
             self._emit(("admit", *event))
-            if not seq.request.was_admitted:
+            if not any(each.was_admitted for each in seq.request.sequences):
                 metrics.num_cached_tokens = room.num_computed
                 if self._config.enable_prefix_caching and seq.request.may_read_cache:
                     self._count_query(seq, room)

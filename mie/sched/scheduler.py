@@ -60,10 +60,6 @@ class Scheduler:
     def running(self) -> list[Sequence]:
         return self._seats.running
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
-
     def add(self, request: Request) -> None:
         """Queue a request, or raise `RequestError` if it could never run."""
         check_fits(request, self._config, self.manager, self.max_model_len)

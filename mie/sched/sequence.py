@@ -84,21 +84,14 @@ class Request:
         return live if leader is None else [leader]
 
     @property
-    def is_forked(self) -> bool:
-        """Whether the prompt is computed, so that the choices have diverged. The tokens tell."""
-        return any(seq.num_generated for seq in self.sequences)
-
-    @property
     def leader(self) -> Sequence | None:
-        """The first unfinished choice, which computes the prompt for all. None after the fork."""
-        if self.is_forked:
+        """The first unfinished choice, which computes the prompt for all choices.
+
+        None once a choice has a token, because the choices have diverged.
+        """
+        if any(seq.num_generated for seq in self.sequences):
             return None
         return next((seq for seq in self.sequences if seq.finish_reason is None), None)
-
-    @property
-    def was_admitted(self) -> bool:
-        """Whether any of its choices has run."""
-        return any(seq.was_admitted for seq in self.sequences)
 
     @property
     def is_scored(self) -> bool:
