@@ -20,17 +20,13 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = self.num_free = num_blocks
         self._refcounts = [0] * num_blocks
-        self.num_free = num_blocks
         # Both lists are popped from the end, lowest id first. Entries can be stale: a block that
         # was taken since it was pushed is skipped.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._free_regions = list(range(num_blocks // REGION - 1, -1, -1))
         self._num_held = [0] * (num_blocks // REGION + 1)  # by region
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self._refcounts)
 
     def refcount(self, block_id: int) -> int:
         """Return the number of holders of the block, which is 0 for a free block."""

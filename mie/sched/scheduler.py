@@ -15,7 +15,7 @@ from collections.abc import Sequence as Items
 
 from mie.config.engine import EngineConfig
 from mie.memory.manager import KVCacheManager
-from mie.memory.moves import Emit, Room
+from mie.memory.moves import Emit
 from mie.memory.table import BlockTable
 from mie.sched.admission import check_budget, check_fits
 from mie.sched.ahead import reserve_ahead, rows_ahead
@@ -190,15 +190,12 @@ class Scheduler:
             count = self._chunk_size(seq.num_tokens - room.num_computed, budget)
             if not count and not is_static:
                 return
-            self._open(seq, room)
+            dequeue(self.waiting, seq)
+            table = self._opener.open(seq, room, self._seats.next_row)
+            self._seats.take(seq, table, is_prefilling=True)
             if count:
                 chunks.append(self._chunk(seq, count))
             budget = budget - count if count else 0  # later prompts do not overtake
-
-    def _open(self, seq: Sequence, room: Room) -> None:
-        dequeue(self.waiting, seq)
-        table = self._opener.open(seq, room, self._seats.next_row)
-        self._seats.take(seq, table, is_prefilling=True)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Apply a step's result: first the blocks, then one token after another.
