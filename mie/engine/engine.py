@@ -12,7 +12,7 @@ from mie.config.engine import EngineConfig
 from mie.engine.meter import StepMeter
 from mie.engine.metrics import EngineMetrics, Metric
 from mie.engine.runner import RowFault
-from mie.engine.step import EngineStats, SequenceOutput, StepOutput, StepStats
+from mie.engine.step import SequenceOutput, StepOutput
 from mie.errors import RequestError
 from mie.events import EventLog
 from mie.params.checks import (
@@ -29,6 +29,7 @@ from mie.sched.result import StepResult
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Beam, FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
+from mie.stats.step import EngineStats, StepStats
 from mie.system.interrupts import is_of_the_request
 
 logger = logging.getLogger(__name__)
