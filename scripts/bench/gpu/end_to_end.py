@@ -18,6 +18,7 @@ from bench.cpu.shapes import Costs, Format, random_prompts, write_model
 from bench.gpu.peers import torch_is_missing
 from bench.gpu.report import Report
 from bench.gpu.shapes import BLOCK_SIZE
+from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 
 MODEL, DRY_MODEL = "TinyLlama-1.1B", "toy"
@@ -168,7 +169,7 @@ def run_mie(
         dtype="float16",
         max_model_len=length,
         max_num_seqs=most,
-        num_blocks=-(-length // BLOCK_SIZE) * most * 2,
+        num_blocks=ceil_div(length, BLOCK_SIZE) * most * 2,
         block_size=BLOCK_SIZE,
         enable_prefix_caching=False,
         **settings,

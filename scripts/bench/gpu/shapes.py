@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mie.arithmetic import ceil_div
 from mie.ops.backend import StepBatch
 
 BLOCK_SIZE = 16
@@ -144,7 +145,7 @@ def ragged_lengths(num_seqs: int, context: int) -> list[int]:
 def batch_of(lengths: Sequence[int], num_queries: int = 1) -> tuple[StepBatch, int]:
     """The last ``num_queries`` tokens of each sequence; its tables name blocks in a random order,
     with -1 after the last; and how many blocks there are."""
-    needed = [-(-length // BLOCK_SIZE) for length in lengths]
+    needed = [ceil_div(length, BLOCK_SIZE) for length in lengths]
     free = iter(np.random.default_rng(0).permutation(sum(needed)).tolist())
     tables = np.full((len(lengths), max(needed) + 1), -1)
     for row, count in enumerate(needed):

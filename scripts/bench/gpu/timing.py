@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench.gpu.device import Call, Samples, one_line
+from mie.arithmetic import ceil_div
 
 CALLS = 20
 """Calls of a sample, so that the launch of the graph weighs little."""
@@ -17,7 +18,7 @@ Version = Callable[[], Samples]
 
 def rotating(calls: Sequence[Call]) -> list[Call]:
     """At least `CALLS` calls, each given one as often as the others."""
-    return list(calls) * -(-CALLS // len(calls))
+    return list(calls) * ceil_div(CALLS, len(calls))
 
 
 def timed_in_turns(versions: Mapping[str, Version]) -> dict[str, dict[str, Any]]:

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from mie.arithmetic import ceil_div
+
 CONFIGS = [
     triton.Config({"TOKENS": tokens}, num_warps=warps, num_stages=stages)
     for tokens, warps, stages in ((32, 4, 3), (64, 4, 3), (64, 8, 3), (128, 4, 2), (128, 8, 3))
@@ -28,7 +30,7 @@ class PagedDecode:
         self.q, self.tables, self.lengths = q, tables, lengths
         self.split_tokens = split_tokens
         num_seqs, num_heads, head_dim = q.shape
-        self.num_splits = -(-longest // split_tokens)
+        self.num_splits = ceil_div(longest, split_tokens)
         options = {"dtype": torch.float32, "device": q.device}
         self.partial = torch.empty(num_seqs, num_heads, self.num_splits, head_dim, **options)
         self.lse = torch.empty(num_seqs, num_heads, self.num_splits, **options)
