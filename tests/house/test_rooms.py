@@ -32,16 +32,19 @@ class Room:
 ROOMS = {
     # level 0: the standard library
     "version": Room(),
+    "arithmetic": Room(),
     "errors": Room(),
     "reprs": Room(),
     "system": Room(),
-    "memory": Room(),
+    "memory": Room(mie={"arithmetic"}),
     # level 1: arrays, settings, events, text
     "config": Room(mie={"errors", "reprs"}),
     "events": Room(mie={"errors", "system.files"}),
     "replay": Room(mie={"errors", "events"}),
     # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
-    "ops": Room(mie={"errors", "system.host_memory"}, packages={"numpy", "ml_dtypes"}),
+    "ops": Room(
+        mie={"arithmetic", "errors", "system.host_memory"}, packages={"numpy", "ml_dtypes"}
+    ),
     "text": Room(
         mie={"errors", "system.files", "system.interrupts"}, packages={"tokenizers", "jinja2"}
     ),
@@ -49,13 +52,16 @@ ROOMS = {
         mie={"errors", "system.files"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
     # level 2
-    "ops_cpu": Room(mie={"errors", "ops", "system"}, packages={"numpy"}),
-    "ops_gpu": Room(mie={"errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}),
+    "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
+    "ops_gpu": Room(
+        mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
+    ),
     "model": Room(mie={"checkpoint", "ops.backend"}, packages={"numpy"}),
-    "sched": Room(mie={"config", "errors", "memory"}),
+    "sched": Room(mie={"arithmetic", "config", "errors", "memory"}),
     # level 3
     "engine": Room(
         mie={
+            "arithmetic",
             "config",
             "errors",
             "events",
@@ -71,6 +77,7 @@ ROOMS = {
     # level 4: what wires an engine together, and what brings callers to it
     "load": Room(
         mie={
+            "arithmetic",
             "checkpoint",
             "config",
             "engine",
@@ -128,12 +135,14 @@ ROOMS = {
     ),
     "diff": Room(
         mie={
+            "arithmetic",
             "checkpoint",
             "config.engine",
             "errors",
             "load",
             "ops.backend",
             "ops.sampling",
+            "reprs",
             "sched.params",
             "text.tokenizer",
         },
@@ -141,6 +150,7 @@ ROOMS = {
     ),
     "sim": Room(  # the real scheduler and engine, with a cost model where the model stands
         mie={
+            "arithmetic",
             "checkpoint",
             "config.engine",
             "engine",
@@ -157,6 +167,7 @@ ROOMS = {
     ),
     "cli": Room(
         mie={
+            "arithmetic",
             "checkpoint",
             "config",
             "diff",
@@ -166,6 +177,7 @@ ROOMS = {
             "frontend.outputs",
             "llm",
             "replay",
+            "reprs",
             "sched.params",
             "sim",
             "system.logs",
