@@ -36,9 +36,11 @@ ROOMS = {
     "errors": Room(),
     "reprs": Room(),
     "system": Room(),
-    "memory": Room(mie={"arithmetic"}),
-    # level 1: arrays, settings, events, text
+    "stats": Room(),
+    "memory": Room(mie={"arithmetic", "stats.memory"}),
+    # level 1: arrays, settings, requests, events, text
     "config": Room(mie={"errors", "reprs"}),
+    "params": Room(mie={"config", "errors"}),
     "events": Room(mie={"errors", "system.files"}),
     "replay": Room(mie={"errors", "events"}),
     # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
@@ -57,19 +59,22 @@ ROOMS = {
         mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
     ),
     "model": Room(mie={"checkpoint", "ops.backend"}, packages={"numpy"}),
-    "sched": Room(mie={"arithmetic", "config", "errors", "memory"}),
-    # level 3
+    "sched": Room(mie={"arithmetic", "config", "errors", "memory", "params", "stats.request"}),
+    # level 3: it reads the private state of memory and sched
+    "audit": Room(mie={"memory", "sched"}),
     "engine": Room(
         mie={
             "arithmetic",
+            "audit.scheduler",
             "config",
             "errors",
             "events",
-            "memory.stats",
             "model.decoder",
             "ops.backend",
             "ops.sampling",
+            "params",
             "sched",
+            "stats",
             "system.interrupts",
         },
         packages={"numpy"},
@@ -88,6 +93,7 @@ ROOMS = {
             "ops",
             "ops_cpu",
             "ops_gpu",
+            "params.sampling",
             "sched",
             "system",
             "text.tokenizer",
@@ -99,8 +105,10 @@ ROOMS = {
             "config.request_limits",
             "engine",
             "errors",
+            "params",
             "reprs",
             "sched",
+            "stats",
             "system.interrupts",
             "text",
         },
@@ -113,7 +121,7 @@ ROOMS = {
             "errors",
             "frontend",
             "load.parts",
-            "sched",
+            "params",
             "text",
         },
     ),
@@ -124,7 +132,7 @@ ROOMS = {
             "errors",
             "frontend",
             "llm",
-            "sched",
+            "params",
             "text.pretrained",
         }
     ),
@@ -142,8 +150,8 @@ ROOMS = {
             "load",
             "ops.backend",
             "ops.sampling",
+            "params.sampling",
             "reprs",
-            "sched.params",
             "text.tokenizer",
         },
         packages={"numpy"},
@@ -158,6 +166,7 @@ ROOMS = {
             "events",
             "load",
             "memory",  # book.capacity fills it by hand
+            "params.sampling",
             "replay",
             "sched",
             "system.files",
@@ -177,8 +186,8 @@ ROOMS = {
             "frontend.outputs",
             "llm",
             "replay",
+            "params.sampling",
             "reprs",
-            "sched.params",
             "sim",
             "system.logs",
             "version",
@@ -194,8 +203,8 @@ ROOMS = {
             "errors",
             "frontend",
             "llm",
-            "sched.beam_params",
-            "sched.params",
+            "params.beam_search",
+            "params.sampling",
             "system.logs",
             "version",
         }
@@ -221,7 +230,7 @@ NO_CLOCK = {"sched": {"time", "datetime", "random"}, "memory": {"time", "datetim
 """Standard modules that would make a room's results depend on more than its input."""
 
 MAX_LINES = 400
-DOCUMENTED = ("ops", "memory", "sched", "engine", "llm")
+DOCUMENTED = ("ops", "memory", "params", "sched", "stats", "engine", "llm")
 MUTABLE = {"dict", "list", "set", "bytearray", "defaultdict", "Counter", "deque", "OrderedDict"}
 MUTATORS = {"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"}
 CACHES = {"cache", "lru_cache"}
