@@ -119,7 +119,8 @@ class KVCacheManager:
         if partial and partial.node and not partial.node.is_held and num_new == room:
             partial = None  # it is pinned for its copy, so it is unavailable as a block
         num_computed = len(path) * self.block_size + (partial.num_tokens if partial else 0)
-        num_computed = max([num_computed, *(t.num_tokens for t in (host, parent) if t)])
+        source = host or parent
+        num_computed = max(num_computed, source.num_tokens if source else 0)
         return Room(token_ids, salt, path, partial, host, num_computed, num_new, parent)
 
     def open_table(self, room: Room, owner: Owner, row: int) -> BlockTable:
