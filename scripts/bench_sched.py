@@ -124,7 +124,7 @@ class Mie:
         params = SamplingParams(max_tokens=2 * sched_peers.NUM_STEPS_MAX, temperature=0)
         for token_ids in prompts(num_seqs, context):
             engine.add_request(token_ids, params)
-        while engine.scheduler.waiting or engine.scheduler._num_prefilling:
+        while engine.scheduler.waiting or engine.scheduler._seats.num_prefilling:
             engine.step()
         assert len(engine.scheduler.running) == num_seqs
         return engine.step

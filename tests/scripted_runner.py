@@ -185,9 +185,7 @@ class ScriptedRunner:
     def launch_ahead(self, rows: tuple[int, ...], before: Launched) -> Launched:
         assert {*rows} <= {*before.rows}
         assert not before.drawn.chunks
-        plan = StepPlan(
-            step=0, new_rows=(), moves=Moves((), (), (), ()), decodes=rows, chunks=(), preempted=()
-        )
+        plan = StepPlan(step=0, new_rows=(), moves=Moves(), decodes=rows, chunks=(), preempted=())
         return self.launch(plan)
 
     def collect(self, plan: StepPlan, launched: Launched) -> StepResult:

@@ -13,7 +13,6 @@ from typing import Any
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 from mie.memory.prefix import Node, PrefixCache, block_of
-from mie.memory.swap import SwapSpace
 from mie.memory.table import BlockTable, HostTable
 
 
@@ -32,7 +31,7 @@ def memory_snapshot(manager: KVCacheManager) -> dict[str, Any]:
                 "salt": node.salt,
                 "tokens": list(node.tokens),
             }
-            for node in (_blocks(prefix) if prefix else ())
+            for node in _blocks(prefix)
         },
     }
 
@@ -49,7 +48,7 @@ def check_memory(
     assert not manager._pinned, "a block is pinned between steps"
     tables = list(tables)
     _check_holders(manager._pool, manager._prefix, tables)
-    _check_swap(manager._swap, host_tables)
+    _check_host_pool(manager._host_pool, host_tables)
     assert manager.num_cached <= manager._max_cached, "the cache is over its budget"
     assert manager._num_entries == sum(len(table.block_ids) for table in tables)
     assert manager.num_slots_empty == _count_empty_slots(tables, manager.block_size)
@@ -80,13 +79,11 @@ def check_pool(pool: BlockPool) -> None:
     assert min(pool._refcounts, default=0) >= 0, "a count is negative"
 
 
-def _check_holders(
-    pool: BlockPool, prefix: PrefixCache | None, tables: Sequence[BlockTable]
-) -> None:
+def _check_holders(pool: BlockPool, prefix: PrefixCache, tables: Sequence[BlockTable]) -> None:
     """Assert that every reference count equals what the open tables and the prefix cache hold."""
     check_pool(pool)
     held = Counter(block_id for table in tables for block_id in table.block_ids)
-    nodes = list(_blocks(prefix)) if prefix else []
+    nodes = list(_blocks(prefix))
     cached = Counter(block_of(node) for node in nodes)
     assert all(count == 1 for count in cached.values()), "a block has two places in the tree"
     for block_id in range(pool.num_blocks):
@@ -94,8 +91,7 @@ def _check_holders(
         assert pool.refcount(block_id) == expected, f"block {block_id} is miscounted"
     for node in nodes:
         assert node.is_held == (held[block_of(node)] > 0), "a node records the wrong holder"
-    if prefix:
-        _check_tree(prefix, tables)
+    _check_tree(prefix, tables)
 
 
 def _check_tree(prefix: PrefixCache, tables: Iterable[BlockTable]) -> None:
@@ -117,9 +113,8 @@ def _check_tree(prefix: PrefixCache, tables: Iterable[BlockTable]) -> None:
     assert prefix.num_unheld == sum(not node.is_held for node in _blocks(prefix))
 
 
-def _check_swap(swap: SwapSpace, tables: Iterable[HostTable]) -> None:
+def _check_host_pool(pool: BlockPool, tables: Iterable[HostTable]) -> None:
     """Assert that exactly the blocks of ``tables`` are taken, each once."""
-    pool = swap._pool
     check_pool(pool)
     held = [host_id for table in tables for host_id in table.block_ids]
     assert len(set(held)) == len(held), "a host block has two owners"

@@ -10,43 +10,30 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mie.memory.table import BlockTable
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """One full block in the tree. There is one root for each salt, and roots hold no block."""
 
-    __slots__ = (
-        "block_id",
-        "children",
-        "is_held",
-        "last_used",
-        "parent",
-        "salt",
-        "sorted_tokens",
-        "tables",
-        "tokens",
-    )
+    parent: Node | None
+    tokens: tuple[int, ...]
+    block_id: int | None
+    salt: str | None
+    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
+    sorted_tokens: list[tuple[int, ...]] = field(default_factory=list)
+    """The sorted keys of ``children``, for binary search.
 
-    def __init__(
-        self, parent: Node | None, tokens: tuple[int, ...], block_id: int | None, salt: str | None
-    ) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        self.block_id = block_id
-        self.salt = salt
-        self.children: dict[tuple[int, ...], Node] = {}
-        self.sorted_tokens: list[tuple[int, ...]] = []
-        """The sorted keys of ``children``, for binary search.
-
-        The key with the longest common prefix is next to the insertion point of a query.
-        """
-        self.tables: dict[BlockTable, None] = {}
-        """The open tables whose last committed block this is (a dict keeps their order)."""
-        self.is_held = True
-        self.last_used = 0
+    The key with the longest common prefix is next to the insertion point of a query.
+    """
+    tables: dict[BlockTable, None] = field(default_factory=dict)
+    """The open tables whose last committed block this is (a dict keeps their order)."""
+    is_held: bool = True
+    last_used: int = 0
 
 
 class PartialMatch(NamedTuple):
@@ -117,14 +104,14 @@ class PrefixCache:
                     best = PartialMatch(table.block_ids[index], count, None)
         return best if best.num_tokens else None
 
-    def enter(self, table: BlockTable, node: Node | None, salt: str | None = None) -> None:
-        """Register ``node`` (None: the salt's root) as an open table's last committed block."""
+    def root(self, salt: str | None) -> Node:
+        """Return the salt's root. It is dropped when its last table or child leaves."""
+        return self._roots.setdefault(salt, Node(None, (), None, salt))
+
+    def enter(self, table: BlockTable, node: Node) -> None:
+        """Register ``node``, which may be a root, as an open table's last committed block."""
         if table.node is not None:
             self.leave(table)
-        if node is None:
-            node = self._roots.get(salt)
-            if node is None:
-                node = self._roots[salt] = Node(None, (), None, salt)
         node.tables[table] = None
         table.node = node
 
@@ -211,13 +198,12 @@ def unheld(path: Sequence[Node]) -> list[Node]:
     return list(path[count:])
 
 
-def path_to(node: Node) -> list[Node]:
-    """Return the nodes from the root's child to ``node``."""
+def path_to(node: Node | None) -> list[Node]:
+    """Return the nodes from the root's child to ``node``, none for a root."""
     path: list[Node] = []
-    at: Node | None = node
-    while at is not None and at.block_id is not None:
-        path.append(at)
-        at = at.parent
+    while node is not None and node.block_id is not None:
+        path.append(node)
+        node = node.parent
     return path[::-1]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from bisect import insort
 
 from mie.memory.table import BlockTable
 from mie.sched.plan import NewRow
+from mie.sched.policy import dequeue, enqueue
 from mie.sched.sequence import Sequence
 
 
@@ -42,7 +42,7 @@ class Seats:
         seq.was_admitted, seq.is_prefilling = True, is_prefilling
         self.num_prefilling += is_prefilling
         self.rows[row] = self._new[row] = seq
-        insort(self.running, seq, key=lambda seq: seq.key)
+        enqueue(self.running, seq)
 
     def end_prefill(self, seq: Sequence) -> None:
         """Mark a sequence as decoding from now on."""
@@ -53,7 +53,7 @@ class Seats:
         """Remove a sequence whose table is closed."""
         assert seq.row is not None
         self.end_prefill(seq)
-        self.running.remove(seq)
+        dequeue(self.running, seq)
         heapq.heappush(self._free, seq.row)
         self.rows[seq.row] = None
         self._new.pop(seq.row, None)

@@ -169,6 +169,7 @@ ROOMS = {
             "params.sampling",
             "replay",
             "sched",
+            "stats.step",
             "system.files",
         },
         # numpy in calibrate; the others in the book, where it measures the real engine and plots

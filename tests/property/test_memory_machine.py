@@ -233,7 +233,7 @@ class Memory(RuleBasedStateMachine):
         seq.table = table = manager.open_table(room, (seq.number, 0), row)
         assert manager.num_available >= num_spare
         assert len(table.block_ids) == manager.blocks_for(len(seq.token_ids))
-        assert table.num_tokens == table.num_cached == room.num_computed < len(seq.token_ids)
+        assert table.num_tokens == room.num_computed < len(seq.token_ids)
         if host_ids:
             seen["swaps in"] += 1
             seen["swaps in after a prefix hit"] += bool(room.path)
@@ -260,9 +260,7 @@ class Memory(RuleBasedStateMachine):
             self.write(seq, end)
         self.manager.end_step()
         decodes = [
-            seq
-            for seq, end in self.work.items()
-            if end == seq.table.num_tokens + 1 > seq.table.num_cached + 1 and number % 3
+            seq for seq, end in self.work.items() if end == seq.table.num_tokens + 1 and number % 3
         ]
         self.manager.advance([seq.table for seq in decodes])
         for seq, end in self.work.items():

@@ -126,7 +126,7 @@ class Run:
 
     def run(self):
         rng, number = self.rng, 0
-        while number < 5 or self.scheduler.has_work:
+        while number < 5 or self.scheduler.running or self.scheduler.waiting:
             if not self.inject.left and rng.random() < 0.3:
                 self.inject.by_opcode = rng.random() < 0.3
                 self.inject.left = rng.randint(1, 900 if self.inject.by_opcode else 300)

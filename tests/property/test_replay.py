@@ -144,7 +144,7 @@ def check_run(
             drawn += 1
             return tokens[drawn % len(tokens)]
 
-        while waiting or run.scheduler.has_work:
+        while waiting or run.scheduler.running or run.scheduler.waiting:
             for arrival in [each for each in waiting if each[0] <= number]:
                 waiting.remove(arrival)
                 prompt, max_tokens, n, *labels = arrival[1:]

@@ -193,7 +193,7 @@ def test_prompt_logprobs_are_computed_once_for_all_choices(caching):
     driver = Driver(max_num_seqs=1, max_num_batched_tokens=4, enable_prefix_caching=caching)
     request = driver.add(9, n=3, max_tokens=2, prompt_logprobs=0)
     spans = []
-    while driver.scheduler.has_work:
+    while driver.has_work:
         spans += [chunk.scored for chunk in driver.step().chunks]
     scored = [position for span in spans for position in range(*span)]
     assert scored == list(range(8))
@@ -245,7 +245,7 @@ def test_an_abort_before_the_fork_makes_no_choice_lead():
     driver.step()
     driver.scheduler.abort(request)
     assert request.is_finished
-    assert not driver.scheduler.has_work
+    assert not driver.has_work
     assert [record[0] for record in driver.records[-1:]] == ["finish"]
     assert not driver.events("wait")
 

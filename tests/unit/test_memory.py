@@ -54,14 +54,21 @@ def write(memory, table, token_id=7):
 
 
 def test_out_of_memory_is_a_value():
+    memory = manager(num_blocks=1)
+    table = stored(memory, [1] * 4)
+    assert memory.find_room([2]) is None
+    assert memory.grow(table, 5) is False
+
+
+def test_every_block_is_taken_once():
     pool = BlockPool(2)
-    assert {pool.allocate(), pool.allocate()} == {0, 1}
-    assert pool.allocate() is None
+    assert {pool.take(), pool.take()} == {0, 1}
+    assert pool.num_free == 0
 
 
 def test_a_block_is_free_when_its_last_holder_leaves():
     pool = BlockPool(1)
-    block_id = pool.allocate()
+    block_id = pool.take()
     pool.incref(block_id)
     pool.decref(block_id)
     assert pool.num_free == 0
@@ -112,7 +119,7 @@ def test_a_table_is_opened_with_blocks_for_all_its_tokens():
     memory = manager()
     table = opened(memory, [0] * 9)
     assert len(table.block_ids) == 3
-    assert memory.take_moves().updates == ((0, 0, tuple(table.block_ids)),)
+    assert memory.take_moves().updates == [(0, 0, tuple(table.block_ids))]
 
 
 def test_growing_is_all_or_nothing():
@@ -138,8 +145,8 @@ def test_full_blocks_are_shared_and_the_last_token_is_always_computed():
     memory = manager(partial_block_sharing=False)
     first = stored(memory, list(range(8)))
     same, longer = opened(memory, list(range(8))), opened(memory, list(range(9)))
-    assert same.num_cached == 4
-    assert longer.num_cached == 8
+    assert same.num_tokens == 4
+    assert longer.num_tokens == 8
     assert longer.block_ids[:2] == first.block_ids
     assert memory.num_saved == 3
 
@@ -176,7 +183,7 @@ def test_two_that_computed_the_same_block_end_up_sharing_it():
         memory.commit(table, 4)
     assert tables[0].block_ids == tables[1].block_ids
     update = (1, 0, tuple(tables[0].block_ids))
-    assert memory.take_moves().updates == (update,), "the runner must be told"
+    assert memory.take_moves().updates == [update], "the runner must be told"
     assert memory.num_used == 1
 
 
@@ -187,9 +194,9 @@ def test_the_beginning_of_a_block_is_reused_by_a_copy():
     memory = manager()
     first = stored(memory, [1, 2, 3, 4, 5, 6, 7, 8])
     other = opened(memory, [1, 2, 3, 4, 5, 6, 9, 9])
-    assert other.num_cached == 6
+    assert other.num_tokens == 6
     assert other.block_ids[0] == first.block_ids[0]
-    assert memory.take_moves().copies == ((first.block_ids[1], other.block_ids[1]),)
+    assert memory.take_moves().copies == [(first.block_ids[1], other.block_ids[1])]
     assert other.num_copies == 1
 
 
@@ -216,7 +223,7 @@ def test_a_running_sequences_block_lends_what_was_written_before_this_step():
     owner.token_ids.append(7)
     assert memory.grow(owner, 7)  # being written in this step
     borrower = opened(memory, [1, 2, 3, 4, 5, 6, 7, 8])
-    assert borrower.num_cached == 6
+    assert borrower.num_tokens == 6
     assert borrower.block_ids[1] != owner.block_ids[1]
     memory.take_moves()
     memory.end_step()
@@ -248,7 +255,7 @@ def test_a_pinned_source_never_costs_the_last_block():
     memory = manager(num_blocks=2)
     memory.close_table(stored(memory, [1, 2, 3, 4]))
     assert memory.find_room([1, 2, 9, 9, 9]).partial is None
-    assert opened(memory, [1, 2, 9, 9, 9]).num_cached == 0
+    assert opened(memory, [1, 2, 9, 9, 9]).num_tokens == 0
 
 
 def test_partial_sharing_can_be_turned_off():
@@ -383,12 +390,12 @@ def test_a_swapped_table_holds_no_block_and_comes_back_whole():
     device = list(table.block_ids)
     host = memory.swap_out(table)
     memory.close_table(table)
-    assert memory.take_moves().exports == tuple(zip(device, host.block_ids, strict=True))
+    assert memory.take_moves().exports == list(zip(device, host.block_ids, strict=True))
     assert memory.num_used == 0
     check_memory(memory, [], [host])
     back = opened(memory, [1, 2, 3, 4, 5, 6, 7], host=host)
-    assert back.num_cached == 6
-    assert memory.take_moves().imports == tuple(zip(host.block_ids, back.block_ids, strict=True))
+    assert back.num_tokens == 6
+    assert memory.take_moves().imports == list(zip(host.block_ids, back.block_ids, strict=True))
     check_memory(memory, [back])
 
 
@@ -401,7 +408,7 @@ def test_swapping_in_looks_into_the_prefix_cache_first():
     memory.take_moves()
     back = opened(memory, [1, 2, 3, 4, 5, 6, 7], host=host)
     assert back.block_ids[0] == cached
-    assert memory.take_moves().imports == ((host.block_ids[1], back.block_ids[1]),)
+    assert memory.take_moves().imports == [(host.block_ids[1], back.block_ids[1])]
     assert memory.stats.num_imported == 1
 
 
@@ -412,7 +419,7 @@ def test_the_cache_may_know_more_than_was_swapped_out():
     memory.close_table(table)
     stored(memory, [1] * 8)
     back = opened(memory, [1] * 9, host=host)
-    assert back.num_cached == 8
+    assert back.num_tokens == 8
     memory.take_moves()
     assert memory.stats.num_imported == 0
     check_memory(memory, [t for n in walk(memory._prefix) for t in n.tables])
@@ -422,7 +429,7 @@ def test_a_full_host_pool_is_a_value_and_nothing_is_done():
     memory = manager(num_host_blocks=1)
     table = stored(memory, [1] * 5)
     assert memory.swap_out(table) is None
-    assert memory.take_moves().exports == ()
+    assert memory.take_moves().exports == []
     check_memory(memory, [table])
 
 
@@ -462,7 +469,7 @@ def test_fragmentation_is_reserved_minus_used_slots():
     compute(memory, table)
     assert memory.num_slots_empty == 2
     other = opened(memory, [1] * 7)
-    assert other.num_cached == 6
+    assert other.num_tokens == 6
     assert memory.num_slots_empty == 2 + 2
     memory.end_step()
     memory.close_table(table)
@@ -503,7 +510,7 @@ def test_without_a_free_region_or_neighbour_any_block_does():
     assert sorted(taken + [pool.take(2 * REGION) for _ in range(2 * REGION - 2)]) == list(
         range(2 * REGION + 1)
     )
-    assert pool.allocate() is None
+    assert pool.num_free == 0
     pool.decref(*range(2 * REGION + 1))
     assert pool.take() in (0, REGION)
     check_pool(pool)
