@@ -34,13 +34,14 @@ from typing import Any
 import sched_peers
 from sched_peers import Admission, cached_prompt, pool_blocks, prompts
 
+from mie.audit.scheduler import scheduler_snapshot
 from mie.config.engine import EngineConfig
 from mie.engine.engine import Engine
 from mie.engine.runner import ModelRunner
 from mie.events import EventLog
 from mie.events.log import SNAPSHOT_EVERY
 from mie.load.engine import new_scheduler
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sched.plan import StepPlan
 from mie.sched.result import ChunkResult, StepResult
 
@@ -122,7 +123,7 @@ class Mie:
         params = SamplingParams(max_tokens=2 * sched_peers.NUM_STEPS_MAX, temperature=0)
         for token_ids in prompts(num_seqs, context):
             engine.add_request(token_ids, params)
-        while engine.scheduler.waiting or engine.scheduler._num_prefilling:
+        while engine.scheduler.waiting or engine.scheduler._seats.num_prefilling:
             engine.step()
         assert len(engine.scheduler.running) == num_seqs
         return engine.step
@@ -205,7 +206,7 @@ def log_share(num_requests: int, num_steps: int = 300) -> tuple[float, float, fl
             log.end_step(records[-1][1])
         seconds.append((time.perf_counter() - start) / len(steps))
     start = time.perf_counter()
-    engine.scheduler.snapshot()
+    scheduler_snapshot(engine.scheduler)
     snapshot_seconds = (time.perf_counter() - start) / SNAPSHOT_EVERY
     log_seconds = statistics.median(seconds) + snapshot_seconds
     return 1e3 * step_seconds, 1e6 * log_seconds, log_seconds / step_seconds

@@ -16,7 +16,7 @@ from mie.engine.runner import Launched
 from mie.events import EventLog
 from mie.load.engine import new_scheduler
 from mie.memory.moves import Moves
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sched.plan import Chunk, NewRow, StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 
@@ -185,9 +185,7 @@ class ScriptedRunner:
     def launch_ahead(self, rows: tuple[int, ...], before: Launched) -> Launched:
         assert {*rows} <= {*before.rows}
         assert not before.drawn.chunks
-        plan = StepPlan(
-            step=0, new_rows=(), moves=Moves((), (), (), ()), decodes=rows, chunks=(), preempted=()
-        )
+        plan = StepPlan(step=0, new_rows=(), moves=Moves(), decodes=rows, chunks=(), preempted=())
         return self.launch(plan)
 
     def collect(self, plan: StepPlan, launched: Launched) -> StepResult:

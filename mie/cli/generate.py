@@ -35,7 +35,7 @@ from mie.errors import ConfigError, RequestError
 if TYPE_CHECKING:
     from mie.frontend.outputs import RequestOutput
     from mie.llm import LLM
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -226,7 +226,7 @@ class _Batch:
         if isinstance(request, RefusedRequest):
             self._report(request)
             return request
-        from mie.sched.params import RequestOutputKind
+        from mie.params.sampling import RequestOutputKind
 
         try:
             prompt, params = self._prepared(request)

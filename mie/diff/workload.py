@@ -7,7 +7,7 @@ from pathlib import Path
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.config.engine import EngineConfig
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.text.tokenizer import Tokenizer
 
 

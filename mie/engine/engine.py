@@ -3,29 +3,33 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Literal, Protocol
 
+from mie.audit.scheduler import scheduler_snapshot
 from mie.config.engine import EngineConfig
 from mie.engine.meter import StepMeter
 from mie.engine.metrics import EngineMetrics, Metric
 from mie.engine.runner import RowFault
-from mie.engine.step import EngineStats, SequenceOutput, StepOutput, StepStats
+from mie.engine.step import SequenceOutput, StepOutput
 from mie.errors import RequestError
 from mie.events import EventLog
-from mie.sched.admission import check_fits, check_something_allowed
-from mie.sched.checks import (
+from mie.params.checks import (
     automatic_id,
     check_labels,
     check_logprobs,
+    check_something_allowed,
     check_token_ids,
 )
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
+from mie.sched.admission import check_fits
 from mie.sched.plan import StepPlan
-from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
+from mie.sched.result import StepResult
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Beam, FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
+from mie.stats.step import EngineStats, StepStats
 from mie.system.interrupts import is_of_the_request
 
 logger = logging.getLogger(__name__)
@@ -71,17 +75,19 @@ class Engine:
         self.metrics = EngineMetrics(scheduler.max_model_len)
         self.observers: list[Callable[[StepStats], None]] = []
         self._runner = runner
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
+        """Number of token ids that the model knows."""
+        self.max_model_len = scheduler.max_model_len
+        """Maximum number of tokens of a prompt and its answer together."""
         self.eos_token_ids = tuple(eos_token_ids)
         self._requests: dict[str, Request] = {}
-        self._by_number: dict[int, Request] = {}
         self._num_requests = 0
         # What an exception has left behind: "torn" is a scheduler that was being changed, "cut" is
         # a step whose blocks are undefined, and "late" is finished requests that are still listed.
         self._state: Literal["sound", "torn", "cut", "late"] = "sound"
         self._clock = clock
         self._meter = StepMeter(scheduler, began=clock())
-        log.start(scheduler.snapshot)
+        log.start(lambda: scheduler_snapshot(scheduler))
 
     def __repr__(self) -> str:
         manager, scheduler = self.scheduler.manager, self.scheduler
@@ -90,16 +96,6 @@ class Engine:
             f" max_model_len={self.max_model_len}, {len(scheduler.running)} running,"
             f" {len(scheduler.waiting)} waiting)"
         )
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum number of tokens of a prompt and its answer together."""
-        return self.scheduler.max_model_len
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of token ids that the model knows."""
-        return self._vocab_size
 
     @property
     def has_work(self) -> bool:
@@ -143,7 +139,7 @@ class Engine:
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use; choose another")
         params = params.verified()
-        check_token_ids(token_ids, params, self._vocab_size)
+        check_token_ids(token_ids, params, self.vocab_size)
         if beam is None:  # the candidates of a beam are not for the caller
             check_logprobs(params, self.config.max_logprobs)
         else:
@@ -160,67 +156,61 @@ class Engine:
             cache_salt=cache_salt,
             beam=beam,
         )
-        check_something_allowed(params, request.end_token_ids, self._vocab_size)
+        check_something_allowed(params, request.end_token_ids, self.vocab_size)
         check_fits(request, self.config, self.scheduler.manager, self.max_model_len)
         request.metrics.arrival_time = self._clock()
-        self.recover()
-        self._state = "torn"
-        self._num_requests = number + 1
-        self.scheduler.add(request)
-        self._by_number[number] = request
-        self._requests[request.request_id] = request
-        self._state = "sound"
+        with self._changing():
+            self._num_requests = number + 1
+            self.scheduler.add(request)
+            self._requests[request.request_id] = request
         return request.request_id
 
     def abort(self, request_id: str) -> None:
         """End a request in any state and free its blocks. An unknown id is ignored."""
-        self.recover()
-        request = self._requests.get(request_id)
-        if request is not None:
-            self._state = "torn"
-            self.scheduler.abort(request)
-            self._forget(request)
-            self._state = "sound"
+        with self._changing():
+            request = self._requests.get(request_id)
+            if request is not None:
+                self.scheduler.abort(request)
+                self._forget(request)
 
     def fail(self, request_id: str, error: Exception) -> None:
         """End a request that caused an error. The other requests continue."""
-        self.recover()
-        request = self._requests.get(request_id)
-        if request is not None:
-            logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
-            self._state = "torn"
-            request.error = error
-            self.scheduler.abort(request, "error")
-            self._forget(request)
-            self._state = "sound"
+        with self._changing():
+            request = self._requests.get(request_id)
+            if request is not None:
+                logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
+                request.error = error
+                self.scheduler.abort(request, "error")
+                self._forget(request)
 
     def finish(
         self, request_id: str, index: int, reason: FinishReason, stop_reason: int | str | None
     ) -> None:
         """End one choice of a request. Its siblings continue."""
-        self.recover()
-        request = self._requests.get(request_id)
-        if request is not None:
-            self._state = "torn"
-            self.scheduler.finish(request.sequences[index], reason, stop_reason)
-            if request.is_finished:
-                self._forget(request)
-            self._state = "sound"
+        with self._changing():
+            request = self._requests.get(request_id)
+            if request is not None:
+                self.scheduler.finish(request.sequences[index], reason, stop_reason)
+                if request.is_finished:
+                    self._forget(request)
 
     def release(self, request_ids: Sequence[str]) -> None:
-        """Give the blocks back that finished beams keep; ignore other requests."""
-        self.recover()
-        self._state = "torn"
-        self.scheduler.release(request_ids)
-        self._state = "sound"
+        """Release the blocks that finished beams keep. Other requests are ignored."""
+        with self._changing():
+            self.scheduler.release(request_ids)
 
     def reset_prefix_cache(self) -> bool:
         """Drop all cached blocks. Return False, unchanged, if a request holds blocks."""
+        with self._changing():
+            return self.scheduler.manager.reset_prefix_cache()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Repair the scheduler if necessary, and mark it as torn until the block is done."""
         self.recover()
         self._state = "torn"
-        is_reset = self.scheduler.manager.reset_prefix_cache()
+        yield
         self._state = "sound"
-        return is_reset
 
     def get_metrics(self, model_name: str) -> list[Metric]:
         """Return the counters, gauges and histograms under vLLM's names."""
@@ -256,6 +246,7 @@ class Engine:
         self._state = "torn"
         plan = self.scheduler.schedule(may_admit=not is_foretold)
         assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
+        owners = [owner for chunk in plan.chunks if (owner := self.scheduler.owner_of(chunk.row))]
         blocks = self._meter.block_counts(plan)
         self._state = "cut"
         times.append(self._clock())
@@ -265,10 +256,16 @@ class Engine:
         sampled = self.scheduler.update(plan, result)
         self._state = "late"
         times.append(self._clock())
-        self._stamp(plan, sampled, times[0], times[-1])
+        last_times = [seq.request.metrics.last_token_time for seq in sampled]
+        self.metrics.add_step(plan.num_tokens, [times[-1] - last for last in last_times if last])
+        self._stamp(owners, sampled, times[0], times[-1])
         output = StepOutput(
             outputs=tuple(self._outputs(sampled, result)),
-            prompt_logprobs=self._prompt_logprobs(plan, result.chunks),
+            prompt_logprobs={
+                owner.request_id: chunk.prompt_logprobs
+                for owner, chunk in zip(owners, result.chunks, strict=True)
+                if chunk.prompt_logprobs
+            },
             failed=tuple(failed),
             stats=self._meter.stats(plan, blocks, times, self._forget_finished(sampled)),
         )
@@ -286,10 +283,10 @@ class Engine:
             self.scheduler.preempt_all()
         elif self._state == "torn":
             self.scheduler.rebuild(self._requests.values())
+            self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
         self._state = "late"
         for request in [each for each in self._requests.values() if each.is_finished]:
             self._forget(request)
-        self._by_number = {each.number: each for each in self._requests.values()}
         self._state = "sound"
 
     def drop_all(self) -> None:
@@ -335,24 +332,17 @@ class Engine:
                 self._forget(seq.request)
         return num_before - len(self._requests)
 
-    def _prompt_logprobs(
-        self, plan: StepPlan, results: Sequence[ChunkResult]
-    ) -> dict[str, list[TokenLogprobs]]:
-        return {
-            self._by_number[chunk.seq_id[0]].request_id: result.prompt_logprobs
-            for chunk, result in zip(plan.chunks, results, strict=True)
-            if result.prompt_logprobs
-        }
-
     def _stamp(
-        self, plan: StepPlan, sampled: Sequence[RunningSequence], start: float, now: float
+        self,
+        owners: Sequence[Request],
+        sampled: Sequence[RunningSequence],
+        start: float,
+        now: float,
     ) -> None:
-        for chunk in plan.chunks:
-            metrics = self._by_number[chunk.seq_id[0]].metrics
-            if metrics.first_step_time is None:
-                metrics.first_step_time = start
-        last_times = [seq.request.metrics.last_token_time for seq in sampled]
-        self.metrics.add_step(plan.num_tokens, [now - last for last in last_times if last])
+        """Set the times of the requests whose prompts ran, and of those that got tokens."""
+        for owner in owners:
+            if owner.metrics.first_step_time is None:
+                owner.metrics.first_step_time = start
         for seq in sampled:
             metrics = seq.request.metrics
             metrics.last_token_time = now
@@ -362,4 +352,3 @@ class Engine:
     def _forget(self, request: Request) -> None:
         self.metrics.end(request)
         self._requests.pop(request.request_id, None)
-        self._by_number.pop(request.number, None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mie.engine.step import StepStats
 from mie.sched.plan import StepPlan
 from mie.sched.scheduler import Scheduler
+from mie.stats.step import StepStats
 
 
 class StepMeter:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from mie.engine.bad_words import BadWords
 from mie.ops.sampling import RowControls
-from mie.sched.bad_words import BadWords
 from mie.sched.plan import NewRow
 
 GREEDY = RowControls()
@@ -19,14 +19,13 @@ class Row:
         self.token_ids = list(new.token_ids)  # for a plain row, only the initial tokens
         self.num_prompt = new.num_prompt
         self.params = new.params
-        self.end_ids = new.banned_ids
-        self.bad_words = BadWords(new.params.bad_words_token_ids or ())
-        self.draw_key = new.draw_key
         self.choice = new.choice
+        self._new = new
+        self._bad_words = BadWords(new.params.bad_words_token_ids or ())
         bias = new.params.logit_bias
-        self.bias = (np.array(list(bias)), np.array(list(bias.values()))) if bias else None
+        self._bias = (np.array(list(bias)), np.array(list(bias.values()))) if bias else None
         allowed = new.params.allowed_token_ids
-        self.allowed_ids = None if allowed is None else np.unique(allowed)
+        self._allowed_ids = None if allowed is None else np.unique(allowed)
         self.is_plain = _is_plain(new)
 
     @property
@@ -35,7 +34,7 @@ class Row:
         params = self.params
         counts_tokens = params.presence_penalty or params.frequency_penalty
         has_penalty = counts_tokens or params.repetition_penalty != 1.0
-        return params.logprobs is None and not (has_penalty or self.bad_words.read_tokens)
+        return params.logprobs is None and not (has_penalty or self._bad_words.read_tokens)
 
     def controls(self, choice: int, num_pending: int = 0) -> RowControls:
         """Return the controls of a future token of the row.
@@ -54,16 +53,17 @@ class Row:
         if num_generated and (params.presence_penalty or params.frequency_penalty):
             generated = self.token_ids[self.num_prompt :]
             output_ids, output_counts = np.unique(generated, return_counts=True)
-        end_ids = self.end_ids if num_generated < params.min_tokens else ()
-        banned_ids = [*end_ids, *self.bad_words.completing(self.token_ids, num_generated)]
+        banned_ids = self._bad_words.completing(self.token_ids, num_generated)
+        if num_generated < params.min_tokens:
+            banned_ids += self._new.banned_ids
         return RowControls(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
             top_p=params.top_p,
             min_p=params.min_p,
             uniform=self._uniform(choice, num_tokens) if params.temperature > 0 else 0.0,
-            bias=self.bias,
-            allowed_ids=self.allowed_ids,
+            bias=self._bias,
+            allowed_ids=self._allowed_ids,
             banned_ids=np.array(banned_ids) if banned_ids else None,
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
@@ -80,7 +80,7 @@ class Row:
         It is Philox (Salmon et al., 2011) keyed by (seed, choice) and counted by (position,
         stream).
         """
-        seed, stream = self.draw_key
+        seed, stream = self._new.draw_key
         generator = np.random.Philox(
             key=np.array([seed % 2**64, choice], np.uint64),
             counter=np.array([position, stream, 0, 0], np.uint64),

@@ -66,7 +66,7 @@ class ModelRunner:
         if num_host_blocks:
             host_shape = decoder.kv_cache_shape(num_host_blocks, block_size)
             self._host_cache = self.backend.new_host_cache(host_shape)
-        self._rows: list[Row | None] = [None] * max_num_seqs
+        self._rows: dict[int, Row] = {}
         self._rows_with_history: set[int] = set()  # rows whose sampling depends on earlier tokens
         # Arrays by row, changed only by the deltas of plans.
         self._block_tables: Ints = np.zeros((max_num_seqs, max_blocks_per_seq), np.int64)
@@ -83,27 +83,19 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> Launched:
         """Begin a step that was prepared. `collect` waits for it."""
         logits = self.backend.run_step(self._forward, self.pack(plan))
-        rows = list(plan.decodes)
-        controls = [self._controls(row) for row in rows]
-        sampled_rows = list(range(len(controls)))
-        at = len(controls)
-        for chunk in plan.chunks:
-            at += chunk.scored[1] - chunk.scored[0]
-            for choice in chunk.choices:
-                rows.append(chunk.row)
-                controls.append(self._controls(chunk.row, choice))
-                sampled_rows.append(at)
-                at += 1
-        # Without prompt log-probabilities every row is sampled from, so no row needs a copy.
-        sampled = logits if len(controls) == len(logits) else logits[sampled_rows]
-        drawn = self._start_sample(rows, sampled, controls) if controls else None
+        chosen = [(chunk.row, choice) for chunk in plan.chunks for choice in chunk.choices]
+        rows = [*plan.decodes, *(row for row, _ in chosen)]
+        controls = [self._controls(row) for row in plan.decodes]
+        controls += [self._controls(row, choice) for row, choice in chosen]
+        # The rows that are sampled from come first, and those of prompt log-probabilities follow.
+        drawn = self._start_sample(rows, logits[: len(rows)], controls) if rows else None
         return Launched(rows=plan.decodes, logits=logits, drawn=drawn)
 
     def _controls(
         self, row: int, choice: int | None = None, *, num_pending: int = 0
     ) -> RowControls:
         """Return how a row's next token is chosen, or raise `RowFault`."""
-        state = self._row(row)
+        state = self._rows[row]
         try:
             return state.controls(state.choice if choice is None else choice, num_pending)
         except Exception as error:
@@ -141,7 +133,7 @@ class ModelRunner:
         """
         # This includes the rows of sequences that end, because the next step overwrites their
         # logits.
-        if not all(self._row(row).may_run_ahead for row in before.rows):
+        if not all(self._rows[row].may_run_ahead for row in before.rows):
             return None
         row_ids = np.array(rows, np.int64)
         batch = replace(
@@ -194,11 +186,12 @@ class ModelRunner:
             return self._decode_batch(rows, token_ids, positions)
         chunks = plan.chunks
         counts = np.array([len(chunk.token_ids) for chunk in chunks])
+        begins = np.cumsum(counts) - counts
         chunk_rows = np.array([chunk.row for chunk in chunks])
         new_ids = chain.from_iterable(chunk.token_ids for chunk in chunks)
         starts = np.array([chunk.start for chunk in chunks])
-        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        begins = len(rows) + np.cumsum(counts) - counts
+        offsets = np.arange(counts.sum()) - np.repeat(begins, counts)
+        begins += len(rows)
         decodes = np.arange(len(rows))
         return self._batch(
             np.concatenate([rows, chunk_rows]),
@@ -246,8 +239,7 @@ class ModelRunner:
         """Wait for a step and return its results in the order of its plan. The rows advance."""
         drawn, logits = launched.drawn, launched.logits
         token_ids = [] if drawn is None else self.backend.finish_sample(drawn)
-        num_decodes = len(launched.rows)
-        decoded, indices = token_ids[:num_decodes], list(range(num_decodes))
+        decoded, indices = token_ids[: len(launched.rows)], list(range(len(launched.rows)))
         if launched.rows != plan.decodes:  # some have ended since
             wanted = set(plan.decodes)
             indices = [i for i, row in enumerate(launched.rows) if row in wanted]
@@ -256,7 +248,7 @@ class ModelRunner:
             self._token_logprobs(row, logits, i, token_id)
             for i, row, token_id in zip(indices, plan.decodes, decoded, strict=True)
         ]
-        chunks = self._chunk_results(plan.chunks, logits, num_decodes, token_ids[num_decodes:])
+        chunks = self._chunk_results(plan.chunks, logits, token_ids, len(launched.rows))
         self.advance(plan, decoded)
         return StepResult(token_ids=decoded, logprobs=logprobs, chunks=chunks)
 
@@ -268,56 +260,44 @@ class ModelRunner:
         if self._rows_with_history:
             for row, token_id in zip(rows, decoded, strict=True):
                 if row in self._rows_with_history:
-                    self._row(row).token_ids.append(token_id)
+                    self._rows[row].token_ids.append(token_id)
         for chunk in plan.chunks:
             self._num_stored[chunk.row] = chunk.end
 
     def _chunk_results(
-        self, chunks: Sequence[Chunk], logits: Array, at: int, token_ids: Sequence[int]
+        self, chunks: Sequence[Chunk], logits: Array, token_ids: Sequence[int], num_decodes: int
     ) -> list[ChunkResult]:
-        """Return the results of the chunks, whose logits begin at row ``at``."""
-        results, drawn = [], iter(token_ids)
+        """Return the results of the chunks, whose tokens follow those of the decodes."""
+        results, at, at_scored = [], num_decodes, len(token_ids)
         for chunk in chunks:
-            row = self._row(chunk.row)
-            prompt = [
-                self._logprobs(
-                    chunk.row,
-                    logits,
-                    at + i,
-                    row.token_ids[position + 1],
-                    row.params.prompt_logprobs,
-                )
-                for i, position in enumerate(range(*chunk.scored))
-            ]
-            at += len(prompt)
-            chosen = [next(drawn) for _ in chunk.choices]
+            row = self._rows[chunk.row]
+            chosen = list(token_ids[at : at + len(chunk.choices)])
+            scored = row.token_ids[chunk.scored[0] + 1 : chunk.scored[1] + 1]
             logprobs = [
-                self._token_logprobs(chunk.row, logits, at + i, token_id)
-                for i, token_id in enumerate(chosen)
+                self._token_logprobs(chunk.row, logits, i, token_id)
+                for i, token_id in enumerate(chosen, at)
             ]
-            at += len(chosen)
+            prompt = [
+                self._logprobs(chunk.row, logits, i, token_id, row.params.prompt_logprobs or 0)
+                for i, token_id in enumerate(scored, at_scored)
+            ]
+            at, at_scored = at + len(chosen), at_scored + len(scored)
             if chosen:  # the first is this row's; the siblings' rows are announced later
                 row.token_ids.append(chosen[0])
                 self._last_tokens[chunk.row] = chosen[0]
             results.append(ChunkResult(token_ids=chosen, logprobs=logprobs, prompt_logprobs=prompt))
         return results
 
-    def _row(self, index: int) -> Row:
-        row = self._rows[index]
-        assert row is not None
-        return row
-
     def _token_logprobs(
         self, row: int, logits: Array, at: int, token_id: int
     ) -> TokenLogprobs | None:
-        num_top = self._row(row).params.logprobs
+        num_top = self._rows[row].params.logprobs
         return None if num_top is None else self._logprobs(row, logits, at, token_id, num_top)
 
     def _logprobs(
-        self, row: int, logits: Array, at: int, token_id: int, num_top: int | None
+        self, row: int, logits: Array, at: int, token_id: int, num_top: int
     ) -> TokenLogprobs:
         """Return the log-probabilities of the logits at ``at``, or raise `RowFault`."""
-        assert num_top is not None
         try:
             ids, logprobs, rank = self.backend.top_logprobs(logits, at, token_id, num_top)
         except Exception as error:
@@ -326,13 +306,14 @@ class ModelRunner:
 
 
 def _logits_rows(chunks: Sequence[Chunk], begins: Sequence[int]) -> list[int]:
-    """Return the rows whose logits are wanted.
+    """Return the rows of the batch whose logits are wanted, given the chunks' first rows.
 
-    These are each chunk's scored positions, and then its last row, once for each choice that
-    samples from it.
+    First comes the last row of each chunk, once for each choice that samples from it. The positions
+    with prompt log-probabilities follow.
     """
-    rows: list[int] = []
+    sampled: list[int] = []
+    scored: list[int] = []
     for chunk, begin in zip(chunks, begins, strict=True):
-        rows.extend(begin + position - chunk.start for position in range(*chunk.scored))
-        rows.extend([begin + len(chunk.token_ids) - 1] * len(chunk.choices))
-    return rows
+        sampled += [begin + len(chunk.token_ids) - 1] * len(chunk.choices)
+        scored += [begin + position - chunk.start for position in range(*chunk.scored)]
+    return sampled + scored

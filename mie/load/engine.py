@@ -22,7 +22,7 @@ from mie.engine.runner import ModelRunner
 from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.load.backends import load_backend
-from mie.load.sizing import Variant, plan_memory
+from mie.load.sizing import fits, plan_memory, smaller_settings
 from mie.memory.manager import KVCacheManager
 from mie.model.decoder import Decoder
 from mie.ops.backend import Backend
@@ -61,7 +61,10 @@ def load_engine(
         machine = wrap(machine)
     if config.async_scheduling is None:
         config = replace(config, async_scheduling=machine.is_asynchronous)
-    plan = plan_memory(config, model, machine, _variants(backend, dtype, config, model))
+    plan = plan_memory(config, model, machine)
+    if not plan.fits:
+        smaller = smaller_settings(config, model, machine, plan)
+        raise plan.refusal([*smaller, *_smaller_dtypes(backend, dtype, config, model)])
     num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
     log = EventLog(config.event_log_steps, trace)
     with plan.guarded():
@@ -114,10 +117,10 @@ def new_scheduler(
     return Scheduler(config, manager, max_model_len, log.emit)
 
 
-def _variants(
+def _smaller_dtypes(
     backend: str, dtype: str, config: EngineConfig, model: ModelConfig
-) -> Iterator[Variant]:
-    """Return settings that may make a model fit, if the backend supports them."""
+) -> Iterator[str]:
+    """Yield the data types with which the model fits, if the backend supports them."""
     for changes, changed_dtype in (
         ({"kv_cache_dtype": "int8"}, dtype),
         ({"weight_dtype": model.dtype}, dtype),
@@ -125,8 +128,9 @@ def _variants(
     ):
         with suppress(ConfigError):
             changed = replace(config, **changes)  # type: ignore[arg-type]  # these are words
-            text = ", ".join(f"{name}={value}" for name, value in changes.items())
-            yield text or "dtype=float16", changed, load_backend(backend, changed_dtype, changed)
+            if fits(changed, model, load_backend(backend, changed_dtype, changed)):
+                text = ", ".join(f"{name}={value}" for name, value in changes.items())
+                yield text or "dtype=float16"
 
 
 def _weights(directory: Path, model: ModelConfig, dummy_seed: int | None) -> Checkpoint:

@@ -1,13 +1,12 @@
 """Divide the available memory among the weights, a step, and the cache.
 
 Everything is computed before anything is loaded, so a configuration that does not fit costs no
-time. It raises a `TooLittleMemoryError` with a table of the memory that each part needs, and with
-settings that were tried and fit.
+time. The error has a table of the memory that each part needs, and names settings that fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -70,6 +69,14 @@ class MemoryPlan:
             remedy = "lower num_blocks, kv_cache_memory_bytes or max_model_len"
             raise TooLittleMemoryError(f"{message}{self.table()}\n({remedy})") from error
 
+    def refusal(self, remedies: Sequence[str]) -> TooLittleMemoryError:
+        """Return the error for a plan that does not fit. The ``remedies`` are settings that do."""
+        remedy = "; or ".join(remedies) + " fits" if remedies else ""
+        return TooLittleMemoryError(
+            f"not enough memory for the {self.backend} backend:\n{self.table()}\n"
+            f"({remedy or 'end other programs, or use a smaller model'})"
+        )
+
     def table(self) -> str:
         """Return a table of what needs how much memory."""
         cache_bytes, host_bytes = (
@@ -88,32 +95,14 @@ class MemoryPlan:
         return "\n".join(f"  {name:<{width}} {size / 2**20:>14,.1f} MiB" for name, size in rows)
 
 
-Variant = tuple[str, EngineConfig, Backend]
-"""A change of settings in words, with the config and the backend that it results in."""
-
-
-def plan_memory(
-    config: EngineConfig, model: ModelConfig, backend: Backend, variants: Iterable[Variant] = ()
-) -> MemoryPlan:
+def plan_memory(config: EngineConfig, model: ModelConfig, backend: Backend) -> MemoryPlan:
     """Choose the number of blocks: the requested one, or enough for every sequence if it fits.
 
+    The plan may need more memory than there is (`MemoryPlan.fits`).
+
     Raises:
-        TooLittleMemoryError: it does not fit. The message says which of the ``variants`` do.
         ConfigError: a setting is beyond the model, or less than one block.
     """
-    plan = _plan(config, model, backend)
-    if plan.fits:
-        return plan
-    fitting = list(_smaller(config, model, backend, plan))
-    fitting += [text for text, other, machine in variants if _fits(other, model, machine)]
-    remedy = "; or ".join(fitting) + " fits" if fitting else ""
-    raise TooLittleMemoryError(
-        f"not enough memory for the {plan.backend} backend:\n{plan.table()}\n"
-        f"({remedy or 'end other programs, or use a smaller model'})"
-    )
-
-
-def _plan(config: EngineConfig, model: ModelConfig, backend: Backend) -> MemoryPlan:
     max_model_len, memory = _max_model_len(config, model), backend.memory()
     block_bytes = backend.kv_cache_bytes(_one_block(config, model))
     weight_bytes = sum(map(backend.weight_bytes, expected_tensors(model).values()))
@@ -135,17 +124,18 @@ def _plan(config: EngineConfig, model: ModelConfig, backend: Backend) -> MemoryP
     )
 
 
-def _fits(config: EngineConfig, model: ModelConfig, backend: Backend) -> bool:
+def fits(config: EngineConfig, model: ModelConfig, backend: Backend) -> bool:
+    """Whether a plan with these settings is possible and fits."""
     try:
-        return _plan(config, model, backend).fits
+        return plan_memory(config, model, backend).fits
     except ConfigError:  # a block of that backend may be larger than the requested bytes
         return False
 
 
-def _smaller(
+def smaller_settings(
     config: EngineConfig, model: ModelConfig, backend: Backend, plan: MemoryPlan
 ) -> Iterator[str]:
-    """Return the setting that asks for too much, at a value that fits."""
+    """Yield the settings that ask for too much, each at a value with which the model fits."""
     num_blocks = plan.left_bytes // plan.block_bytes
     if num_blocks > 0:
         if config.num_blocks is not None:
@@ -155,7 +145,7 @@ def _smaller(
         else:
             yield f"max_model_len={num_blocks * plan.block_size}"
     num_tokens = config.max_num_batched_tokens // 2
-    while num_tokens and not _fits(
+    while num_tokens and not fits(
         replace(config, max_num_batched_tokens=num_tokens), model, backend
     ):
         num_tokens //= 2

@@ -133,8 +133,7 @@ class _Loader:
         )
 
     def vector(self, name: str) -> Array:
-        vector = self._read(name)
-        return self._backend.load_vector(vector)
+        return self._backend.load_vector(self._read(name))
 
     def embedding(self, name: str) -> Array:
         rows, columns = self._shapes[name]

@@ -14,7 +14,7 @@ from mie.config.engine import EngineConfig
 from mie.memory.manager import KVCacheManager
 from mie.memory.moves import Emit, Room
 from mie.memory.table import BlockTable
-from mie.sched.sequence import Request, Sequence
+from mie.sched.sequence import Sequence
 
 
 class Opener:
@@ -24,7 +24,7 @@ class Opener:
         self._config = config
         self._manager = manager
         self._emit = emit
-        self._kept: dict[str, Sequence] = {}  # by request id, the oldest first
+        self._kept: dict[str | None, Sequence] = {}  # by request id, the oldest first
 
     @property
     def kept(self) -> list[Sequence]:
@@ -33,26 +33,19 @@ class Opener:
 
     def find_room(self, seq: Sequence, num_spare: int) -> Room | None:
         """How a table could be had with ``num_spare`` blocks left over; None if it cannot."""
-        parent = self._parent_of(seq)
-        if parent is None:
-            return self._manager.find_room(
-                seq.token_ids,
-                salt=seq.request.cache_salt,
-                use_cache=self._may_use_cache(seq.request),
-                host=seq.host,
-                num_spare=num_spare,
-            )
-        num_full = parent.num_tokens // self._manager.block_size
-        num_new = self._manager.blocks_for(seq.num_tokens) - num_full
-        if num_new > self._manager.num_available - num_spare:
-            return None
-        salt = seq.request.cache_salt
-        return Room(seq.token_ids, salt, [], None, None, parent.num_tokens, num_new, parent)
+        return self._manager.find_room(
+            seq.token_ids,
+            salt=seq.request.cache_salt,
+            use_cache=seq.request.may_read_cache,
+            host=seq.host,
+            parent=self._parent_of(seq),
+            num_spare=num_spare,
+        )
 
     def _parent_of(self, seq: Sequence) -> BlockTable | None:
         """The table of a kept sequence that this one continues."""
         request = seq.request
-        parent = self._kept.get((request.beam and request.beam.parent_id) or "")
+        parent = self._kept.get(request.beam.parent_id) if request.beam else None
         if parent is None or parent.table is None or seq.was_admitted:
             return None
         num_stored = parent.num_computed
@@ -68,24 +61,17 @@ class Opener:
         if room.parent is not None:
             self._emit(("branch", seq.seq_id, room.parent.owner, row))
             metrics.num_cached_tokens = room.num_computed
-            table = self._manager.fork(room.parent, seq.seq_id, row, seq.token_ids)
-            is_grown = self._manager.grow(table, seq.num_tokens)
-            assert is_grown, "there was room"
-            return table
-        if seq.was_admitted:
+        elif seq.was_admitted:
             self._emit(("resume", *event, "recompute" if seq.host is None else "swap"))
             metrics.num_recomputed_tokens += max(0, seq.num_lost - room.num_computed)
         else:
             self._emit(("admit", *event))
-            if not seq.request.was_admitted:
+            if not any(each.was_admitted for each in seq.request.sequences):
                 metrics.num_cached_tokens = room.num_computed
-                if self._may_use_cache(seq.request):
+                if self._config.enable_prefix_caching and seq.request.may_read_cache:
                     self._count_query(seq, room)
         seq.host = None
         return self._manager.open_table(room, seq.seq_id, row)
-
-    def _may_use_cache(self, request: Request) -> bool:
-        return self._config.enable_prefix_caching and request.may_read_cache
 
     def _count_query(self, seq: Sequence, room: Room) -> None:
         num_full = len(room.path) * self._manager.block_size
@@ -114,7 +100,7 @@ class Opener:
 
     def drop_oldest(self) -> bool:
         """Give the blocks of the sequence back that was kept first; False if none is kept."""
-        for request_id in self._kept:
-            self.drop([request_id])
-            return True
-        return False
+        oldest = next(iter(self._kept), None)
+        if oldest is not None:
+            self.drop([oldest])
+        return oldest is not None

@@ -6,11 +6,13 @@ key is admitted first and the largest is preempted first.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from operator import attrgetter
 
 from mie.config.engine import EngineConfig
 from mie.sched.sequence import Request, Sequence
+
+_KEY = attrgetter("key")
 
 VICTIM_RULES = {
     "fcfs": "last arrived",
@@ -37,41 +39,15 @@ def rank_of(config: EngineConfig, request: Request, step: int, longest: int) -> 
     return 0
 
 
-class WaitingQueue:
-    """A queue of sequences ordered by their keys.
+def enqueue(queue: list[Sequence], seq: Sequence) -> None:
+    """Insert a sequence into a queue, which is ordered by the keys."""
+    insort(queue, seq, key=_KEY)
 
-    Adding and taking the first take logarithmic time. A sequence that leaves from the middle is
-    only marked and is removed later.
-    """
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int, int], Sequence]] = []
-        self._members: set[Sequence] = set()
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __contains__(self, seq: Sequence) -> bool:
-        return seq in self._members
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """Iterate in order, for tests and the event log."""
-        return iter(sorted(self._members, key=lambda seq: seq.key))
-
-    @property
-    def first(self) -> Sequence:
-        """The first sequence. The queue must not be empty."""
-        while self._heap[0][1] not in self._members:
-            heapq.heappop(self._heap)
-        return self._heap[0][1]
-
-    def add(self, seq: Sequence) -> None:
-        assert seq not in self._members, "waits twice"
-        if len(self._heap) > 2 * len(self._members) + 64:  # most entries are marked: remove them
-            self._heap = [entry for entry in self._heap if entry[1] in self._members]
-            heapq.heapify(self._heap)
-        self._members.add(seq)
-        heapq.heappush(self._heap, (seq.key, seq))
-
-    def remove(self, seq: Sequence) -> None:
-        self._members.remove(seq)
+def dequeue(queue: list[Sequence], seq: Sequence) -> bool:
+    """Remove a sequence from a queue. Return False if it is not there."""
+    index = bisect_left(queue, seq.key, key=_KEY)
+    is_there = index < len(queue) and queue[index] is seq
+    if is_there:
+        del queue[index]
+    return is_there

@@ -7,12 +7,13 @@ from collections import deque
 from dataclasses import dataclass
 
 from mie.engine.engine import Engine
-from mie.engine.step import SequenceOutput, StepStats
+from mie.engine.step import SequenceOutput
 from mie.errors import RequestError
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sim.clock import SECOND, Clock
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Answer, Workload, WorkloadRequest
+from mie.stats.step import StepStats
 
 
 @dataclass(frozen=True, kw_only=True)

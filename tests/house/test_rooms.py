@@ -35,9 +35,11 @@ ROOMS = {
     "errors": Room(),
     "reprs": Room(),
     "system": Room(),
-    "memory": Room(),
-    # level 1: arrays, settings, events, text
+    "stats": Room(),
+    "memory": Room(mie={"stats.memory"}),
+    # level 1: arrays, settings, requests, events, text
     "config": Room(mie={"errors", "reprs"}),
+    "params": Room(mie={"config", "errors"}),
     "events": Room(mie={"errors", "system.files"}),
     "replay": Room(mie={"errors", "events"}),
     # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
@@ -52,18 +54,21 @@ ROOMS = {
     "ops_cpu": Room(mie={"errors", "ops", "system"}, packages={"numpy"}),
     "ops_gpu": Room(mie={"errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}),
     "model": Room(mie={"checkpoint", "ops.backend"}, packages={"numpy"}),
-    "sched": Room(mie={"config", "errors", "memory"}),
-    # level 3
+    "sched": Room(mie={"config", "errors", "memory", "params", "stats.request"}),
+    # level 3: it reads the private state of memory and sched
+    "audit": Room(mie={"memory", "sched"}),
     "engine": Room(
         mie={
+            "audit.scheduler",
             "config",
             "errors",
             "events",
-            "memory.stats",
             "model.decoder",
             "ops.backend",
             "ops.sampling",
+            "params",
             "sched",
+            "stats",
             "system.interrupts",
         },
         packages={"numpy"},
@@ -81,6 +86,7 @@ ROOMS = {
             "ops",
             "ops_cpu",
             "ops_gpu",
+            "params.sampling",
             "sched",
             "system",
             "text.tokenizer",
@@ -92,8 +98,10 @@ ROOMS = {
             "config.request_limits",
             "engine",
             "errors",
+            "params",
             "reprs",
             "sched",
+            "stats",
             "system.interrupts",
             "text",
         },
@@ -106,7 +114,7 @@ ROOMS = {
             "errors",
             "frontend",
             "load.parts",
-            "sched",
+            "params",
             "text",
         },
     ),
@@ -117,7 +125,7 @@ ROOMS = {
             "errors",
             "frontend",
             "llm",
-            "sched",
+            "params",
             "text.pretrained",
         }
     ),
@@ -134,7 +142,7 @@ ROOMS = {
             "load",
             "ops.backend",
             "ops.sampling",
-            "sched.params",
+            "params.sampling",
             "text.tokenizer",
         },
         packages={"numpy"},
@@ -148,8 +156,10 @@ ROOMS = {
             "events",
             "load",
             "memory",  # book.capacity fills it by hand
+            "params.sampling",
             "replay",
             "sched",
+            "stats.step",
             "system.files",
         },
         # numpy in calibrate; the others in the book, where it measures the real engine and plots
@@ -166,7 +176,7 @@ ROOMS = {
             "frontend.outputs",
             "llm",
             "replay",
-            "sched.params",
+            "params.sampling",
             "sim",
             "system.logs",
             "version",
@@ -182,8 +192,8 @@ ROOMS = {
             "errors",
             "frontend",
             "llm",
-            "sched.beam_params",
-            "sched.params",
+            "params.beam_search",
+            "params.sampling",
             "system.logs",
             "version",
         }
@@ -209,7 +219,7 @@ NO_CLOCK = {"sched": {"time", "datetime", "random"}, "memory": {"time", "datetim
 """Standard modules that would make a room's results depend on more than its input."""
 
 MAX_LINES = 400
-DOCUMENTED = ("ops", "memory", "sched", "engine", "llm")
+DOCUMENTED = ("ops", "memory", "params", "sched", "stats", "engine", "llm")
 MUTABLE = {"dict", "list", "set", "bytearray", "defaultdict", "Counter", "deque", "OrderedDict"}
 MUTATORS = {"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"}
 CACHES = {"cache", "lru_cache"}

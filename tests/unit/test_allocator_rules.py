@@ -2,7 +2,8 @@
 
 from test_memory import compute, fork, manager, num_cached, opened, stored, write
 
-EMPTY = ((), (), (), ())
+from mie.audit.memory import check_memory
+from mie.memory.moves import Moves
 
 # Forks.
 
@@ -18,7 +19,7 @@ def test_the_runner_is_told_the_blocks_of_a_fork():
     memory = manager()
     parent = stored(memory, [1] * 6)
     fork(memory, parent)
-    assert memory.take_moves().updates == ((1, 0, tuple(parent.block_ids)),)
+    assert memory.take_moves().updates == [(1, 0, tuple(parent.block_ids))]
 
 
 def test_a_fork_lends_what_was_computed_for_its_parent():
@@ -109,7 +110,7 @@ def test_a_source_that_came_into_use_stays_held_when_its_copy_is_made():
     memory.take_moves()
     memory.end_step()
     assert memory.num_cached == 0
-    memory.check_invariants(tables)
+    check_memory(memory, tables)
 
 
 # Eviction.
@@ -145,7 +146,7 @@ def test_a_tree_without_blocks_stays_while_a_table_is_open():
     first, second = opened(memory, [1] * 5), opened(memory, [2] * 5)
     memory.close_table(first)
     compute(memory, second)
-    memory.check_invariants([second])
+    check_memory(memory, [second])
     assert num_cached(memory, [2] * 5) == 4
 
 
@@ -164,7 +165,7 @@ def test_a_step_that_is_broken_off_leaves_no_moves():
     memory.swap_out(table)
     opened(memory, [1] * 5 + [9])
     memory.end_step()
-    assert memory.take_moves() == EMPTY
+    assert memory.take_moves() == Moves()
 
 
 def test_what_others_hold_too_is_exported_all_the_same():
@@ -173,7 +174,7 @@ def test_what_others_hold_too_is_exported_all_the_same():
     twin = fork(memory, parent)
     host = memory.swap_out(twin)
     exports = memory.take_moves().exports
-    assert exports == tuple(zip(parent.block_ids, host.block_ids, strict=True))
+    assert exports == list(zip(parent.block_ids, host.block_ids, strict=True))
 
 
 def test_what_was_swapped_out_is_not_patched_from_the_cache():
@@ -184,13 +185,13 @@ def test_what_was_swapped_out_is_not_patched_from_the_cache():
     stored(memory, [1, 2, 3, 4, 5, 9, 9, 9])
     back = opened(memory, [1, 2, 3, 4, 5, 6, 7], host=host)
     moves = memory.take_moves()
-    assert moves.imports == ((host.block_ids[1], back.block_ids[1]),)
-    assert moves.copies == (), "it would come after the import, and undo it"
+    assert moves.imports == [(host.block_ids[1], back.block_ids[1])]
+    assert moves.copies == [], "it would come after the import, and undo it"
 
 
 def test_the_last_holder_goes_on_to_new_blocks():
     memory = manager()
     parent = stored(memory, [1] * 6)
     memory.close_table(fork(memory, parent))
-    assert write(memory, parent) == ()
+    assert write(memory, parent) == []
     assert parent.num_writable == 8

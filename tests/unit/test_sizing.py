@@ -22,7 +22,7 @@ from mie.errors import ConfigError
 from mie.load import sizing
 from mie.load.backends import load_backend
 from mie.load.engine import load_engine
-from mie.load.sizing import DEFAULT_KV_CACHE_BYTES, MemoryPlan, plan_memory
+from mie.load.sizing import DEFAULT_KV_CACHE_BYTES, MemoryPlan, plan_memory, smaller_settings
 from mie.ops.backend import Memory
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_gpu.chip import device_memory
@@ -52,9 +52,17 @@ def needs(**settings: Any) -> int:
 
 
 def planned(left: int, /, is_shared: bool = True, **settings: Any) -> MemoryPlan:
-    """The plan where weights and a step leave so many bytes."""
+    """Return the plan where weights and a step leave that many bytes. Raise if it does not fit."""
     backend = Backend(needs() + left, is_shared=is_shared)
-    return plan_memory(EngineConfig(**settings), MODEL, backend)
+    return checked(EngineConfig(**settings), backend)
+
+
+def checked(config: EngineConfig, backend: Backend) -> MemoryPlan:
+    """Return the plan, or raise its refusal, as `load_engine` does."""
+    plan = plan_memory(config, MODEL, backend)
+    if not plan.fits:
+        raise plan.refusal(list(smaller_settings(config, MODEL, backend, plan)))
+    return plan
 
 
 # How much is taken.
@@ -144,14 +152,14 @@ def test_the_setting_that_fits_is_named_and_does_fit(
 
 def test_fewer_tokens_a_step_are_named_where_they_help():
     available = needs(max_num_batched_tokens=300) + BLOCK
-    text = refusal(lambda: plan_memory(EngineConfig(), MODEL, Backend(available)))
+    text = refusal(lambda: checked(EngineConfig(), Backend(available)))
     assert "(max_num_batched_tokens=256 fits)" in text
     fitting = EngineConfig(max_num_batched_tokens=256)
     assert plan_memory(fitting, MODEL, Backend(available)).fits
 
 
 def test_where_the_weights_alone_do_not_fit_the_table_shows_it():
-    text = refusal(lambda: plan_memory(EngineConfig(), MODEL, Backend(1000)))
+    text = refusal(lambda: checked(EngineConfig(), Backend(1000)))
     assert text.endswith("(end other programs, or use a smaller model)")
     rows = dict(re.findall(r"^  (\S.*?) +([\d.,]+) MiB$", text, re.M))
     assert list(rows) == [
@@ -164,15 +172,34 @@ def test_where_the_weights_alone_do_not_fit_the_table_shows_it():
     assert float(rows["weights"]) == pytest.approx(4 * MODEL.num_parameters / 2**20, abs=0.05)
 
 
-def test_another_setting_is_named_only_if_it_fits():
-    config, available = EngineConfig(num_blocks=100), needs() + 60 * BLOCK
-    half = Backend(available)
-    half.dtype, half.itemsize = np.dtype(np.float16), 2
-    variants = [("dtype=float16", config, half), ("nothing=new", config, Backend(available))]
-    text = refusal(lambda: plan_memory(config, MODEL, Backend(available), variants))
+def test_a_data_type_is_named_only_if_it_fits(
+    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
+):
+    config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
+
+    def load(name: str, dtype: str, config: EngineConfig) -> Backend:
+        backend = Backend(needs() + 60 * BLOCK)
+        if dtype == "float16":
+            backend.dtype, backend.itemsize = np.dtype(np.float16), 2
+        return backend
+
+    monkeypatch.setattr("mie.load.engine.load_backend", load)
+    text = refusal(lambda: load_engine(directory, config))
     assert "(num_blocks=60; or " in text
-    assert "; or dtype=float16 fits)" in text
-    assert "nothing" not in text
+    assert text.endswith("; or dtype=float16 fits)")
+    assert text.count("dtype") == 1, "the others change nothing in this backend"
+
+
+@pytest.mark.parametrize(("left", "fitting"), [(60, ["kv_cache_dtype=int8"]), (10, [])])
+def test_a_data_type_that_the_backend_lacks_is_not_named(
+    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch, left: int, fitting: list[str]
+):
+    memory = Memory(available_bytes=needs() + left * BLOCK, is_shared=True)
+    monkeypatch.setattr(NumpyBackend, "memory", lambda self: memory)
+    config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
+    text = refusal(lambda: load_engine(directory, config))
+    assert f"(num_blocks={left}" in text
+    assert re.findall(r"\w*dtype=\w+", text) == fitting
 
 
 @pytest.mark.parametrize("name", ["kv_cache_memory_bytes", "swap_space"])

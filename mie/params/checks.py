@@ -1,13 +1,13 @@
 """Check a request on its own, independent of the engine's settings."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from numbers import Integral
 
 from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
 from mie.errors import RequestError
-from mie.sched.params import SamplingParams
-from mie.sched.values import shown
+from mie.params.sampling import SamplingParams
+from mie.params.values import shown
 
 _AUTOMATIC_ID = re.compile(r"auto-\d+")
 
@@ -35,6 +35,42 @@ def check_token_ids(token_ids: Sequence[int], params: SamplingParams, vocab_size
                 raise RequestError(
                     f"{what} has token id {shown(token_id)}; the vocabulary has ids 0 … {last}"
                 )
+
+
+def check_length(num_prompt: int, max_model_len: int) -> None:
+    """Raise `RequestError` if a prompt of that many tokens leaves no room for an answer."""
+    if num_prompt >= max_model_len:
+        raise RequestError(
+            f"prompt has {num_prompt} tokens; the context holds {max_model_len}, the answer "
+            "included (shorten the prompt, or raise max_model_len to at least "
+            f"{num_prompt + 1} if the model allows it)"
+        )
+
+
+def check_something_allowed(
+    params: SamplingParams, end_token_ids: Set[int], vocab_size: int
+) -> None:
+    """Raise `RequestError` if all tokens could be banned at once, leaving none to sample.
+
+    ``min_tokens`` bans ``end_token_ids``, and each bad word bans its last token.
+    """
+    if params.bad_words:
+        raise RequestError(
+            "bad_words needs a tokenizer, and the engine has none (give bad_words_token_ids)"
+        )
+    allowed = params.allowed_token_ids or range(vocab_size)
+    banned = set(end_token_ids) if params.min_tokens else set()
+    if params.allowed_token_ids and banned.issuperset(allowed):
+        raise RequestError(
+            f"allowed_token_ids {list(allowed)} all end the sequence, but "
+            f"min_tokens={params.min_tokens} forbids it; allow another, or set min_tokens to 0"
+        )
+    banned.update(ids[-1] for ids in params.bad_words_token_ids or ())
+    if banned and banned.issuperset(allowed):
+        raise RequestError(
+            "bad words may ban every allowed token, so that none can be sampled; allow "
+            "another token, or leave out a word"
+        )
 
 
 def check_labels(
