@@ -12,7 +12,8 @@ token:
                   first step; alone, and with 10,000 other children under the last shared node
     the log       what of a real step with the bundled model the event log takes (--log)
 
-Public engines stand beside it where a checkout is given (see sched_peers.py). Rounds alternate.
+It also measures public engines whose checkouts are given (see bench/sched_peers.py). Rounds
+alternate.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import sched_peers
-from sched_peers import Admission, cached_prompt, pool_blocks, prompts
+from bench import sched_peers
+from bench.sched_peers import Admission, cached_prompt, pool_blocks, prompts
 
 from mie.audit.scheduler import scheduler_snapshot
 from mie.config.engine import EngineConfig

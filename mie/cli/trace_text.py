@@ -17,11 +17,6 @@ def clipped(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def count(number: int, thing: str) -> str:
-    """``"1 step"``, ``"2,000 steps"``."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
-
-
 def percent(part: int, whole: int) -> str:
     """``"12 %"``; of nothing, a dash."""
     return f"{100 * part / whole:.0f} %" if whole else "–"

@@ -21,7 +21,7 @@ The first two take query heads by tiles of eight: one for groups up to 8, else t
 from dataclasses import dataclass
 from typing import Literal
 
-from mie.ops_gpu.arrays import ceil_div
+from mie.arithmetic import ceil_div
 
 WARPS = 4
 

@@ -32,18 +32,21 @@ class Room:
 ROOMS = {
     # level 0: the standard library
     "version": Room(),
+    "arithmetic": Room(),
     "errors": Room(),
     "reprs": Room(),
     "system": Room(),
     "stats": Room(),
-    "memory": Room(mie={"stats.memory"}),
+    "memory": Room(mie={"arithmetic", "stats.memory"}),
     # level 1: arrays, settings, requests, events, text
     "config": Room(mie={"errors", "reprs"}),
     "params": Room(mie={"config", "errors"}),
     "events": Room(mie={"errors", "system.files"}),
     "replay": Room(mie={"errors", "events"}),
     # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
-    "ops": Room(mie={"errors", "system.host_memory"}, packages={"numpy", "ml_dtypes"}),
+    "ops": Room(
+        mie={"arithmetic", "errors", "system.host_memory"}, packages={"numpy", "ml_dtypes"}
+    ),
     "text": Room(
         mie={"errors", "system.files", "system.interrupts"}, packages={"tokenizers", "jinja2"}
     ),
@@ -51,14 +54,17 @@ ROOMS = {
         mie={"errors", "system.files"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
     # level 2
-    "ops_cpu": Room(mie={"errors", "ops", "system"}, packages={"numpy"}),
-    "ops_gpu": Room(mie={"errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}),
+    "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
+    "ops_gpu": Room(
+        mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
+    ),
     "model": Room(mie={"checkpoint", "ops.backend"}, packages={"numpy"}),
-    "sched": Room(mie={"config", "errors", "memory", "params", "stats.request"}),
+    "sched": Room(mie={"arithmetic", "config", "errors", "memory", "params", "stats.request"}),
     # level 3: it reads the private state of memory and sched
     "audit": Room(mie={"memory", "sched"}),
     "engine": Room(
         mie={
+            "arithmetic",
             "audit.scheduler",
             "config",
             "errors",
@@ -76,6 +82,7 @@ ROOMS = {
     # level 4: what wires an engine together, and what brings callers to it
     "load": Room(
         mie={
+            "arithmetic",
             "checkpoint",
             "config",
             "engine",
@@ -136,6 +143,7 @@ ROOMS = {
     ),
     "diff": Room(
         mie={
+            "arithmetic",
             "checkpoint",
             "config.engine",
             "errors",
@@ -143,12 +151,14 @@ ROOMS = {
             "ops.backend",
             "ops.sampling",
             "params.sampling",
+            "reprs",
             "text.tokenizer",
         },
         packages={"numpy"},
     ),
     "sim": Room(  # the real scheduler and engine, with a cost model where the model stands
         mie={
+            "arithmetic",
             "checkpoint",
             "config.engine",
             "engine",
@@ -167,6 +177,7 @@ ROOMS = {
     ),
     "cli": Room(
         mie={
+            "arithmetic",
             "checkpoint",
             "config",
             "diff",
@@ -177,6 +188,7 @@ ROOMS = {
             "llm",
             "replay",
             "params.sampling",
+            "reprs",
             "sim",
             "system.logs",
             "version",

@@ -1,4 +1,4 @@
-"""The allocator's finer rules: each was found untested by a mutant of `scripts/mutants.py`."""
+"""The allocator's finer rules: each was found by a mutant (`scripts/mutation/`)."""
 
 from test_memory import compute, fork, manager, num_cached, opened, stored, write
 
