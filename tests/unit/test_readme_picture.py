@@ -1,4 +1,4 @@
-"""The README's picture shows a real run, and can be read on light and on dark pages."""
+"""The README begins with a picture of a real run, which can be read on light and on dark pages."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ def test_the_picture_is_what_the_script_draws() -> None:
 def test_the_readme_and_the_first_page_of_the_site_show_the_picture() -> None:
     assert "](docs/pictures/blocks.svg)" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert "](pictures/blocks.svg)" in (ROOT / "docs/index.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_begins_with_the_picture_and_the_two_commands() -> None:
+    beginning = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## ")[0]
+    assert len(beginning.splitlines()) < 20
+    assert (
+        beginning.index("blocks.svg") < beginning.index("make demo") < beginning.index("make test")
+    )
 
 
 def luminance(color: str) -> float:
