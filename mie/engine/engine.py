@@ -82,8 +82,8 @@ class Engine:
         self.eos_token_ids = tuple(eos_token_ids)
         self._requests: dict[str, Request] = {}
         self._num_requests = 0
-        # What an exception has left behind: "torn" is a scheduler that was being changed, "cut" is
-        # a step whose blocks are undefined, and "late" is finished requests that are still listed.
+        # The state that an exception leaves behind. "torn": the scheduler was being changed. "cut":
+        # a step did not finish, so its blocks are undefined. "late": finished requests are listed.
         self._state: Literal["sound", "torn", "cut", "late"] = "sound"
         self._clock = clock
         self._meter = StepMeter(scheduler, began=clock())

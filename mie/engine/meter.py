@@ -1,4 +1,4 @@
-"""Measures a step: what it did to the blocks and the queues, and where its time went."""
+"""Measure a step: its blocks, its queues, and the time of each part."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mie.stats.step import StepStats
 
 
 class StepMeter:
-    """Makes the `StepStats` of an engine's steps."""
+    """Computes the `StepStats` of an engine's steps."""
 
     def __init__(self, scheduler: Scheduler, *, began: float) -> None:
-        """``began`` is the moment from which steps are timed."""
+        """Create a meter that counts the start of steps from the time ``began``."""
         self._scheduler = scheduler
         self._began = began
         self._moved = (0, 0, 0, 0)  # copies, evictions, exports, imports up to the last step
@@ -31,7 +31,7 @@ class StepMeter:
     def stats(
         self, plan: StepPlan, blocks: dict[str, int], times: Sequence[float], num_finished: int
     ) -> StepStats:
-        """Return a step's numbers; ``times`` are its start, planned, ran and ended."""
+        """Return a step's numbers. ``times`` are when it began, was planned, had run, and ended."""
         scheduler, memory = self._scheduler, self._scheduler.manager.stats
         before = self._moved
         self._moved = now = (

@@ -1,8 +1,8 @@
-"""The engine's counters, gauges and histograms under vLLM's names, as plain data.
+"""Return the engine's counters, gauges and histograms under vLLM's names, as plain data.
 
-Almost nothing is counted while the engine runs. A request that ends leaves a record, and what a
-running request has given is read from it. So an exception at any line counts nothing twice, and
-every request ends in exactly one ``finished_reason``.
+Almost nothing is counted while the engine runs. A request that ends leaves a record, and the
+numbers of a running request are read from the request itself. So an exception at any line counts
+nothing twice, and every request ends with exactly one ``finished_reason``.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 REASONS = ("stop", "length", "abort", "error")
 MOST_RECORDS = 1024
-"""Records of ended requests that are kept before they are added up."""
+"""Maximum number of records of ended requests before they are added up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A number with a name; the same name may occur with several sets of labels."""
+    """A number with a name. Several metrics may share a name and differ in labels."""
 
     name: str
     labels: Mapping[str, str]
@@ -79,7 +79,7 @@ class Histogram(Metric):
     count: int
     sum: float
     buckets: Mapping[str, int]
-    """Upper limit -> number of observations up to it; the last limit is "+Inf"."""
+    """Maps an upper limit to the number of observations up to it. The last limit is "+Inf"."""
 
 
 class Tally:
@@ -91,13 +91,13 @@ class Tally:
         self._sum = 0.0
 
     def observe(self, value: float | None) -> None:
-        """Count a value; ignore None, of what has not happened."""
+        """Count a value. None, for an event that has not happened, is ignored."""
         if value is not None:
             self._counts[bisect_left(self._limits, value)] += 1
             self._sum += value
 
     def read(self, name: str, labels: Mapping[str, str]) -> Histogram:
-        """Return the observations as Prometheus gives them, each bucket with those below it."""
+        """Return the observations as in Prometheus: each bucket includes those below it."""
         counts = list(accumulate(self._counts))
         limits = [*map(str, self._limits), "+Inf"]
         buckets = dict(zip(limits, counts, strict=True))
@@ -105,12 +105,12 @@ class Tally:
 
 
 class _Record(NamedTuple):
-    """What a request has given so far."""
+    """The numbers of a request so far."""
 
     reason: str | None
     num_prompt: int
     num_generated: list[int]
-    """For each choice."""
+    """One for each choice."""
     max_tokens: int | None
     times: RequestMetrics
 
@@ -126,7 +126,7 @@ def _record(request: Request) -> _Record:
 
 
 def _reason(request: Request) -> str | None:
-    """Why a request has ended, whose choices may have ended for different reasons."""
+    """Return one reason for a request's end. Its choices may have ended for different reasons."""
     if not request.is_finished:
         return None
     found = {seq.finish_reason for seq in request.sequences}
@@ -134,7 +134,7 @@ def _reason(request: Request) -> str | None:
 
 
 class _Totals:
-    """What all requests gave together."""
+    """The sums over all requests."""
 
     def __init__(self, max_model_len: int) -> None:
         tokens = _one_two_five(max_model_len)
@@ -159,7 +159,7 @@ class _Totals:
         }
 
     def with_records(self, records: Iterable[_Record]) -> _Totals:
-        """Return these totals and those of ``records`` together."""
+        """Return the sum of these totals and ``records``."""
         totals = copy.deepcopy(self)
         for record in records:
             totals._add(record)
@@ -179,7 +179,7 @@ class _Totals:
 
 
 def _observations(record: _Record) -> dict[str, float | None]:
-    """What is observed of a request once, when it ends."""
+    """Return the observations of a request that has ended."""
     times, longest = record.times, max(record.num_generated)
     prefill, decode = times.prefill_time, times.decode_time
     gap = decode / (longest - 1) if decode is not None and longest > 1 else None
@@ -200,13 +200,13 @@ def _observations(record: _Record) -> dict[str, float | None]:
 
 
 def _one_two_five(largest: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50, … as far as ``largest``."""
+    """Return 1, 2, 5, 10, 20, 50, … up to ``largest``."""
     series = (float(digit * 10**power) for power in range(19) for digit in (1, 2, 5))
     return tuple(takewhile(lambda limit: limit <= largest, series))
 
 
 class EngineMetrics:
-    """What an engine has done. One thread at a time may call it."""
+    """The metrics of an engine. Only one thread at a time may call it."""
 
     def __init__(self, max_model_len: int) -> None:
         self._step_tokens = Tally(STEP_TOKENS)
@@ -215,13 +215,13 @@ class EngineMetrics:
         self._ended: tuple[_Totals, dict[int, _Record]] = (_Totals(max_model_len), {})
 
     def add_step(self, num_tokens: int, gaps: Iterable[float]) -> None:
-        """Count a step: the tokens it computed, and the seconds since each choice's last token."""
+        """Count a step: its tokens, and the seconds since each choice's previous token."""
         self._step_tokens.observe(num_tokens)
         for gap in gaps:
             self._gaps.observe(gap)
 
     def end(self, request: Request) -> None:
-        """Note that a request has ended. Noting it again changes nothing."""
+        """Record that a request has ended. Recording it again changes nothing."""
         totals, records = self._ended
         if len(records) >= MOST_RECORDS:
             self._ended = (totals.with_records(records.values()), {})
@@ -235,7 +235,7 @@ class EngineMetrics:
         stats: EngineStats,
         running: Iterable[Request],
     ) -> list[Metric]:
-        """Return everything; ``running`` are the requests that have not ended."""
+        """Return all metrics. ``running`` are the requests that have not ended."""
         base, records = self._ended
         totals = base.with_records([*records.values(), *map(_record, running)])
         labels = {"model_name": model_name, "engine": "0"}

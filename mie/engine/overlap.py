@@ -36,9 +36,12 @@ class OverlappingRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """Launch the plan if necessary, launch the step after it, and wait for the first."""
         launched, self._launched = self._launched, None
-        if launched is not None and not self._fits(plan, launched):
+        if launched is not None and (plan.chunks or not plan.decodes):
             self._runner.discard(launched)  # all of its sequences have ended
             launched = None
+        assert launched is None or {*plan.decodes} <= {*launched.rows}, (
+            "the launched step does not match the plan"
+        )
         self._runner.prepare(plan)
         if plan.is_empty:
             return StepResult(token_ids=[], logprobs=[], chunks=[])
@@ -48,10 +51,3 @@ class OverlappingRunner:
         if rows:
             self._launched = self._runner.launch_ahead(rows, launched)
         return self._runner.collect(plan, launched)
-
-    def _fits(self, plan: StepPlan, launched: Launched) -> bool:
-        is_alike = not plan.chunks and bool(plan.decodes)
-        assert not is_alike or {*plan.decodes} <= {*launched.rows}, (
-            "the launched step does not match the plan"
-        )
-        return is_alike

@@ -42,14 +42,18 @@ class Command(Generic[T]):
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Call the function, and keep what it returns or raises."""
-        try:
-            self._result = self._function()
-        except Exception as error:
-            if raised_by_signal_handler(error):
-                raise
-            self._error = error
-        self.is_done = True
+        """Call the function, and keep what it returns or raises.
+
+        A function that is done is not called again, because its caller may already have the result.
+        """
+        if not self.is_done:
+            try:
+                self._result = self._function()
+            except Exception as error:
+                if raised_by_signal_handler(error):
+                    raise
+                self._error = error
+            self.is_done = True
         if self._when_done is not None:
             self._when_done()
 

@@ -1,4 +1,4 @@
-"""The flag that chooses the machine."""
+"""Load the backend that a name chooses."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     )
     for backend in BACKENDS
 }
-"""The backends, and the settings of `EngineConfig` that are theirs."""
+"""Maps each backend to the settings of `EngineConfig` that not every backend has."""
 
 
 def load_backend(name: str, dtype: str = "auto", config: EngineConfig | None = None) -> Backend:
-    """The backend called ``name``, computing in ``dtype``.
+    """Return the backend called ``name``, which computes in ``dtype``.
 
-    "numpy" is the CPU; "numpy-plain" the CPU by the plain operators that define what is right;
-    "cupy" an NVIDIA GPU; "cupy-emulated" runs the GPU's kernels on the CPU, slowly, to check them,
-    and needs a C++ compiler instead of CuPy.
+    "numpy" is the CPU. "numpy-plain" is the CPU with the plain operators that define the correct
+    results. "cupy" is an NVIDIA GPU. "cupy-emulated" runs the GPU's kernels on the CPU, slowly, to
+    check them. It needs a C++ compiler instead of CuPy.
 
     Raises:
         ConfigError: there is no such backend, it does not compute in ``dtype``, or ``config`` has a
@@ -46,7 +46,7 @@ def load_backend(name: str, dtype: str = "auto", config: EngineConfig | None = N
 
 
 def _settings(name: str, config: EngineConfig) -> dict[str, Any]:
-    """What the config says of the backend's own settings."""
+    """Return the config's values of the backend's own settings."""
     for setting, default, declared in settings_of(EngineSettings):
         is_given = getattr(config, setting) != default
         if declared.backends and name not in declared.backends and is_given:

@@ -1,4 +1,4 @@
-"""From `EngineArgs` to what `LLM` and `AsyncLLM` consist of."""
+"""Load the parts that `LLM` and `AsyncLLM` consist of from `EngineArgs`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from mie.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
-    """A loaded model: its engine, its tokenizer, and what its files say."""
+    """A loaded model: its engine, its tokenizer, and the contents of its files."""
 
     directory: Path
     text_directory: Path
-    """Where the tokenizer and the chat template are."""
+    """The directory of the tokenizer and the chat template."""
     model: ModelConfig
-    """With the ids that end a text: the model's, the generation config's and the tokenizer's."""
+    """Its ``eos_token_ids`` include those of the generation config and the tokenizer."""
     tokenizer: Tokenizer | None
     engine: Engine
     generation: GenerationConfig
@@ -36,8 +36,8 @@ class Parts:
 def build(args: EngineArgs) -> Parts:
     """Load the model that ``args`` describe.
 
-    What is quick and may be wrong (the configuration, the tokenizer, the default sampling
-    parameters) is read before the weights.
+    The configuration, the tokenizer and the default sampling parameters are read before the
+    weights, because they load fast and may be wrong.
 
     Raises:
         ConfigError: a setting does not fit the model or the machine.
@@ -74,7 +74,7 @@ def build(args: EngineArgs) -> Parts:
 
 
 def _locate(args: EngineArgs) -> tuple[Path, Path]:
-    """The directories of the model and of its tokenizer."""
+    """Return the directories of the model and of its tokenizer."""
     directory = locate_model(
         args.model,
         revision=args.revision,
@@ -96,14 +96,14 @@ def _check_sampling(values: Mapping[str, Any], source: str) -> None:
     try:
         SamplingParams(**values)
     except ConfigError as error:
-        remedy = "correct it, or pass generation_config='vllm' to do without it"
+        remedy = "correct it, or pass generation_config='vllm' to ignore the file"
         raise ConfigError(f"{source}: {error} ({remedy})") from error
 
 
 def _eos_token_ids(
     model: ModelConfig, generation: GenerationConfig, tokenizer: Tokenizer | None
 ) -> tuple[int, ...]:
-    """Every id that ends a text, each once."""
+    """Return every id that ends a text, each once."""
     for token_id in generation.eos_token_ids:
         if not 0 <= token_id < model.vocab_size:
             raise ModelError(

@@ -61,7 +61,7 @@ class MemoryPlan:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Turn a failed allocation while loading into the same error."""
+        """Raise `TooLittleMemoryError` if an allocation fails while loading."""
         try:
             yield
         except MemoryError as error:
@@ -78,18 +78,18 @@ class MemoryPlan:
         )
 
     def table(self) -> str:
-        """Return a table of what needs how much memory."""
+        """Return a table of the memory that each part needs."""
         cache_bytes, host_bytes = (
             number * self.block_bytes for number in (self.num_blocks, self.num_host_blocks)
         )
         rows = [
             ("weights", self.weight_bytes),
-            (f"a step of {self.num_batched_tokens} tokens, about", self.step_bytes),
+            (f"step of {self.num_batched_tokens} tokens (estimate)", self.step_bytes),
             (f"KV cache, {self.num_blocks} blocks of {self.block_size} tokens", cache_bytes),
         ]
         if host_bytes and self.memory.is_shared:
-            rows.append((f"space to swap {self.num_host_blocks} blocks", host_bytes))
-        rows.append(("together", sum(num_bytes for _, num_bytes in rows)))
+            rows.append((f"host memory for {self.num_host_blocks} swapped blocks", host_bytes))
+        rows.append(("total", sum(num_bytes for _, num_bytes in rows)))
         rows.append(("available", self.memory.available_bytes))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"  {name:<{width}} {size / 2**20:>14,.1f} MiB" for name, size in rows)

@@ -46,9 +46,11 @@ class KVCacheManager:
         self._prefix = PrefixCache(self.block_size)  # without prefix caching, only empty roots
         self._moves = Moves()
         self._pinned: list[tuple[int, Node | None]] = []
-        self._num_entries = 0  # over all open tables, as are the next two
+        # Sums over all open tables. A last block that several tables share counts for each of them.
+        # The third number is how many of its empty slots are counted too often.
+        self._num_entries = 0
         self._num_stored = 0
-        self._num_counted_twice = 0  # empty slots of shared last blocks, but for one holder each
+        self._num_counted_twice = 0
 
     @property
     def num_cached(self) -> int:
@@ -117,7 +119,8 @@ class KVCacheManager:
         if partial and partial.node and not partial.node.is_held and num_new == room:
             partial = None  # it is pinned for its copy, so it is unavailable as a block
         num_computed = len(path) * self.block_size + (partial.num_tokens if partial else 0)
-        num_computed = max([num_computed, *(t.num_tokens for t in (host, parent) if t)])
+        source = host or parent
+        num_computed = max(num_computed, source.num_tokens if source else 0)
         return Room(token_ids, salt, path, partial, host, num_computed, num_new, parent)
 
     def open_table(self, room: Room, owner: Owner, row: int) -> BlockTable:
@@ -151,8 +154,7 @@ class KVCacheManager:
 
         The table must have no empty blocks, and ``token_ids`` must begin with its stored tokens.
         """
-        assert table.is_open
-        assert table.node is not None
+        assert table.node is not None, "the table is closed"
         assert len(table.block_ids) == self.blocks_for(table.num_tokens), "cannot fork empty blocks"
         twin = BlockTable(owner, row, token_ids)
         self._pool.incref(*table.block_ids)
@@ -175,7 +177,7 @@ class KVCacheManager:
         The next token's block is about to be written. If it has other holders, it is replaced by a
         copy: copy, decref, swap. The last holder keeps the original.
         """
-        assert table.is_open
+        assert table.node is not None, "the table is closed"
         index = table.num_tokens // self.block_size
         is_shared = (
             table.num_tokens < num_tokens
@@ -212,7 +214,7 @@ class KVCacheManager:
         If another sequence published the same tokens first, the table switches to that block and
         releases its own.
         """
-        assert table.is_open
+        assert table.node is not None, "the table is closed"
         assert num_tokens <= len(table.block_ids) * self.block_size, "stored beyond the table"
         self._num_stored += num_tokens - table.num_tokens
         table.num_tokens = num_tokens
@@ -244,9 +246,8 @@ class KVCacheManager:
 
     def close_table(self, table: BlockTable) -> None:
         """Release every block. Blocks in the prefix cache stay there until they are evicted."""
-        assert table.is_open, "closed twice"
+        assert table.node is not None, "closed twice"
         assert not self._pinned, "closed with pending copies"
-        table.is_open = False
         if table.block_ids and self._pool.refcount(table.block_ids[-1]) > 1:
             self._num_counted_twice -= self._num_empty_in_last(table)
         self._num_entries -= len(table.block_ids)
@@ -274,7 +275,7 @@ class KVCacheManager:
 
         Return None if the host pool is too full. The table stays open, so the caller must close it.
         """
-        assert table.is_open
+        assert table.node is not None, "the table is closed"
         num_blocks = self.blocks_for(table.num_tokens)
         if num_blocks > self._host_pool.num_free:
             return None

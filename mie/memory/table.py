@@ -39,10 +39,9 @@ class BlockTable:
     num_committed: int = 0
     """Number of leading blocks that are in the prefix cache."""
     node: Node | None = None
-    """The last of the committed blocks, or the root. None only while the table is closed."""
+    """The last of the committed blocks, or the root. None after the table is closed."""
     has_run: bool = False
     """Whether a step has computed for it since its last copy or import, which is then done."""
-    is_open: bool = True
 
 
 @dataclass(slots=True, eq=False)

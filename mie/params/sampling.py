@@ -1,4 +1,4 @@
-"""What a user asks of the sampler, spelled as in vLLM."""
+"""Define the sampling parameters of a request, with vLLM's names."""
 
 import copy
 import enum
@@ -18,14 +18,14 @@ Token = TypeVar("Token")
 
 
 class RequestOutputKind(enum.Enum):
-    """What each output of a stream holds; vLLM's names and values."""
+    """Selects what each output of a stream holds. The names and values are vLLM's."""
 
     CUMULATIVE = 0
     """All text and tokens so far."""
     DELTA = 1
-    """The text and tokens since the output before it."""
+    """The text and tokens since the previous output."""
     FINAL_ONLY = 2
-    """Everything, in one output at the end."""
+    """All text and tokens, in one output at the end."""
 
 
 SWITCHES = (
@@ -49,74 +49,77 @@ LISTS = (
 @keyword_checked
 @dataclass(kw_only=True, slots=True)
 class SamplingParams:
-    """Says how the tokens of one request are chosen, and when they end.
+    """Configures how the tokens of one request are chosen, and when the output ends.
 
     The names and their meaning are vLLM's, and many are those of OpenAI's API. Every value is
-    checked and turned into a plain Python value when the object is made. Fields may be assigned
-    afterwards, and are checked again by `verified`, which every use begins with. A bad value or an
-    unknown name raises `ConfigError`, which is a ``ValueError``. Parameters of vLLM that mie does
-    not have are accepted at the value that changes nothing.
+    checked and converted to a plain Python value when the object is created. Fields may be assigned
+    later. Every use begins with `verified`, which checks them again. A bad value or an unknown name
+    raises `ConfigError`, which is a ``ValueError``. Parameters of vLLM that mie does not have are
+    accepted only at the value that has no effect.
 
-    n: Sets how many choices are generated for the prompt, which share its KV blocks; 1 to 1024
-        (OpenAI). Default: 1.
-    temperature: Divides the logits, so that lower values are less random and 0 takes the most
-        likely token; 0 to 1000 (OpenAI). Default: 1.0.
-    top_p: Keeps the fewest most likely tokens whose probabilities sum to at least this, the lowest
-        ids among equals; above 0, to 1 (Holtzman et al., 2019, arXiv:1904.09751). Default: 1.0.
-    top_k: Keeps this many most likely tokens at most, the lowest ids among equals, and 0 or -1
-        keeps all; at least -1 (Fan et al., 2018, arXiv:1805.04833). Default: 0.
-    min_p: Keeps the tokens that are at least this many times as likely as the most likely one;
-        0 to 1 (Nguyen et al., 2024, arXiv:2407.01082). Default: 0.0.
-    seed: Makes the same prompt and parameters give the same tokens whatever else is running, while
-        None draws from the engine's seed; -2**63 to 2**64 - 1 (OpenAI). Default: None.
-    repetition_penalty: Divides positive logits and multiplies negative ones of all tokens that the
-        prompt or the output contains; 0.001 to 1000, where 1 changes nothing (Keskar et al., 2019,
-        arXiv:1909.05858). Default: 1.0.
-    presence_penalty: Is subtracted from the logit of every token that the output contains; -2 to 2
-        (OpenAI). Default: 0.0.
-    frequency_penalty: Is subtracted from the logit of a token once for each time that the output
-        contains it; -2 to 2 (OpenAI). Default: 0.0.
-    stop: Ends the output before the first of these strings to appear in its text; one string, or
-        a list of up to 256 strings of up to 1024 characters (OpenAI). Default: None.
-    stop_token_ids: Ends the output after any of these tokens, whose text is left out; a list of up
+    n: Number of choices to generate for the prompt, which share its KV blocks; 1 to 1024 (OpenAI).
+        Default: 1.
+    temperature: Divisor of the logits. Lower values are less random, and 0 takes the most likely
+        token; 0 to 1000 (OpenAI). Default: 1.0.
+    top_p: Nucleus sampling. Keep the smallest set of most likely tokens with at least this
+        cumulative probability. Of equal tokens the lowest ids are kept; above 0, at most 1
+        (Holtzman et al., 2019, arXiv:1904.09751). Default: 1.0.
+    top_k: Maximum number of most likely tokens to keep, the lowest ids among equals. 0 or -1 keeps
+        all; at least -1 (Fan et al., 2018, arXiv:1805.04833). Default: 0.
+    min_p: Minimum probability of a token, relative to that of the most likely one; 0 to 1 (Nguyen
+        et al., 2024, arXiv:2407.01082). Default: 0.0.
+    seed: Seed of the random numbers. The same prompt, parameters and seed give the same tokens,
+        independent of other requests. None draws from the engine's seed; -2**63 to 2**64 - 1
+        (OpenAI). Default: None.
+    repetition_penalty: Penalty for the tokens of the prompt and the output. It divides their
+        positive logits and multiplies their negative ones; 0.001 to 1000, and 1 has no effect
+        (Keskar et al., 2019, arXiv:1909.05858). Default: 1.0.
+    presence_penalty: Subtract this from the logit of every token in the output; -2 to 2 (OpenAI).
+        Default: 0.0.
+    frequency_penalty: Subtract this from the logit of a token once for each time that it is in the
+        output; -2 to 2 (OpenAI). Default: 0.0.
+    stop: Stop strings. The output ends before the first of them in its text; one string, or a list
+        of up to 256 strings of up to 1024 characters (OpenAI). Default: None.
+    stop_token_ids: Stop tokens. The output ends after any of them, without its text; a list of up
         to 4096 ids (vLLM). Default: None.
-    bad_words: Bans every token that would complete one of these words in the output, with or
-        without a space before it; a list of up to 1024 words of up to 256 characters, which
-        needs a tokenizer (vLLM). Default: None.
-    bad_words_token_ids: Bans the last token of each of these lists of token ids where the output
-        ends with the others; up to 2048 lists, to which `LLM` adds the spellings of ``bad_words``
-        (vLLM, where it is computed only). Default: None.
-    include_stop_str_in_output: Leaves the stop string, or the text of the stop token, at the end of
+    bad_words: Ban every token that would complete one of these words in the output, with or without
+        a space before it. This needs a tokenizer; a list of up to 1024 words of up to 256
+        characters (vLLM). Default: None.
+    bad_words_token_ids: Ban the last token of each of these lists where the output ends with the
+        others; up to 2048 lists of token ids. `LLM` adds the spellings of ``bad_words`` (in vLLM
+        they are only computed). Default: None.
+    include_stop_str_in_output: Keep the stop string, or the text of the stop token, at the end of
         the text (vLLM). Default: False.
-    ignore_eos: Goes on after the model's end-of-text token (vLLM). Default: False.
-    max_tokens: Ends the output after this many tokens, and None only where the context is full; at
-        least 1 (OpenAI). Default: 16.
-    min_tokens: Bans the end-of-text and stop tokens, and ignores stop strings, before this many
-        tokens are generated; 0 to ``max_tokens`` (vLLM). Default: 0.
-    logprobs: Reports the log-probability of each chosen token and of this many most likely ones; at
-        least -1, where -1 reports the whole vocabulary and None nothing (OpenAI). Default: None.
-    prompt_logprobs: Reports the same for each token of the prompt, which is then computed without
-        prefix hits; at least -1, or None (vLLM). Default: None.
-    logit_bias: Is added to the logits of the tokens that this mapping names; ids to numbers from
-        -100 to 100, up to 2**20 of them (OpenAI). Default: None.
-    allowed_token_ids: Bans every token that is not in this list; up to 2**20 ids (vLLM). Default:
+    ignore_eos: Continue after the model's end-of-text token (vLLM). Default: False.
+    max_tokens: Maximum number of new tokens. None generates until the context is full; at least 1
+        (OpenAI). Default: 16.
+    min_tokens: Minimum number of new tokens. Until then end-of-text and stop tokens are banned, and
+        stop strings are ignored; 0 to ``max_tokens`` (vLLM). Default: 0.
+    logprobs: Number of most likely tokens whose log-probabilities are returned, in addition to the
+        chosen one. -1 returns the whole vocabulary, and None no log-probabilities; at least -1
+        (OpenAI). Default: None.
+    prompt_logprobs: The same for each token of the prompt, which is then computed without prefix
+        hits; at least -1, or None (vLLM). Default: None.
+    logit_bias: Numbers to add to the logits of tokens; a mapping of up to 2**20 ids to numbers from
+        -100 to 100 (OpenAI). Default: None.
+    allowed_token_ids: Ban every token that is not in this list; up to 2**20 ids (vLLM). Default:
         None.
-    detokenize: Turns the tokens into text; without it outputs have token ids only, and their
+    detokenize: Convert the tokens to text. Otherwise outputs have only token ids, and their
         log-probabilities no text (vLLM). Default: True.
-    skip_special_tokens: Leaves special tokens out of the text (vLLM). Default: True.
-    spaces_between_special_tokens: Writes a space between special tokens that are not left out
-        (vLLM). Default: True.
-    output_kind: Chooses whether each output of a stream holds everything so far, only what is new,
-        or comes once at the end; a `RequestOutputKind` (vLLM). Default: CUMULATIVE.
-    truncate_prompt_tokens: Keeps only this many last tokens of the prompt; at least 1, or -1 for as
-        many as leave room in the context for ``max_tokens``, or None for all (vLLM). Default: None.
-    skip_reading_prefix_cache: Computes the prompt without prefix hits, while its own blocks can be
-        hit by others; True or False, and None where ``prompt_logprobs`` decides (vLLM). Default:
-        None.
-    trace_decode_token_ids: Generates these tokens first, with their true log-probabilities, and
-        does not end at the stop tokens among them; up to 2**20 ids. Default: None.
-    extra_args: Is kept and handed back, and has no effect; a mapping of up to 1024 entries for
-        programs that attach data of their own to a request (vLLM). Default: None.
+    skip_special_tokens: Leave special tokens out of the text (vLLM). Default: True.
+    spaces_between_special_tokens: Write a space between special tokens in the text (vLLM). Default:
+        True.
+    output_kind: What each output of a stream holds: everything so far, only what is new, or
+        everything in a single output at the end; a `RequestOutputKind` (vLLM). Default: CUMULATIVE.
+    truncate_prompt_tokens: Maximum number of prompt tokens, of which the last are kept. -1 leaves
+        room in the context for ``max_tokens``, and None keeps all; at least 1, or -1, or None
+        (vLLM). Default: None.
+    skip_reading_prefix_cache: Compute the prompt without prefix hits. Other requests can still hit
+        its blocks; True or False, or None to let ``prompt_logprobs`` decide (vLLM). Default: None.
+    trace_decode_token_ids: Generate these tokens first, with their true log-probabilities, and
+        ignore stop tokens among them; up to 2**20 ids. Default: None.
+    extra_args: Data of the caller, which is returned and has no effect; a mapping of up to 1024
+        entries (vLLM). Default: None.
     """
 
     n: int = 1
@@ -153,11 +156,11 @@ class SamplingParams:
         self._normalise(DEFAULT_LIMITS)
 
     def clone(self) -> "SamplingParams":
-        """A copy that shares nothing with this object, not checked again."""
+        """Return a deep copy, which is not checked again."""
         return copy.deepcopy(self)
 
     def verified(self, limits: RequestLimits = DEFAULT_LIMITS) -> "SamplingParams":
-        """A checked copy of plain values, which later assignments to this object do not change.
+        """Return a checked copy of plain values. Later assignments to this object do not change it.
 
         Raises:
             ConfigError: a field was assigned a value that is not allowed.
@@ -172,7 +175,7 @@ class SamplingParams:
         return params
 
     def _normalise(self, limits: RequestLimits) -> None:
-        """Check every field, and replace it by a plain value of its own."""
+        """Check every field, and replace it with a plain value."""
         self._normalise_numbers(limits)
         for name in SWITCHES:
             check_switch(name, getattr(self, name))
@@ -253,7 +256,7 @@ class SamplingParams:
             lists = values.items(
                 name, self.bad_words_token_ids, "a list of lists of token ids", limit
             )
-            most = 4 * (length + 1)  # a token for each byte, and for those of a space
+            most = 4 * (length + 1)  # a token for each byte of a word and of a space before it
             spelled = tuple(values.token_ids(f"each of {name}", ids, most) for ids in lists)
             self.bad_words_token_ids = spelled or None
 
@@ -275,12 +278,12 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """``stop`` as a tuple, empty when there is none."""
+        """The stop strings as a tuple, which may be empty."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def named_token_ids(self) -> dict[str, tuple[int, ...]]:
-        """The token ids that each parameter names: they must be in the vocabulary."""
+        """The token ids in each parameter, which must be in the vocabulary."""
         names = ("stop_token_ids", "allowed_token_ids", "trace_decode_token_ids", "logit_bias")
         named = {name: tuple(getattr(self, name) or ()) for name in names}
         bad_words = self.bad_words_token_ids or ()
@@ -291,10 +294,10 @@ class SamplingParams:
 def truncated(
     token_ids: Sequence[Token], params: SamplingParams, max_model_len: int
 ) -> Sequence[Token]:
-    """The last tokens of a prompt that ``truncate_prompt_tokens`` keeps: all of them if it is None.
+    """Return the last tokens of a prompt, as many as ``truncate_prompt_tokens`` says.
 
-    With -1 they leave room for ``max_tokens`` (or one token) in a context of ``max_model_len``, and
-    there is always at least one.
+    None keeps all tokens. -1 leaves room for ``max_tokens``, or one token, in a context of
+    ``max_model_len`` tokens. At least one token is kept.
 
     Raises:
         RequestError: ``truncate_prompt_tokens`` is more than the context holds.

@@ -1,5 +1,4 @@
-"""The parameters of vLLM that mie does not have, the values at which they change nothing, and why
-others are refused."""
+"""Refuse the parameters of vLLM that mie does not have, unless their value has no effect."""
 
 import functools
 from collections.abc import Mapping
@@ -20,20 +19,22 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "logits_processors": ((None, []), "Python callbacks in a step are not supported"),
     "structured_outputs": (NOTHING, "tokens cannot be constrained by a grammar"),
     "guided_decoding": (NOTHING, "tokens cannot be constrained by a grammar"),
-    "logprob_token_ids": (NOTHING, "logprobs names the most likely tokens only"),
+    "logprob_token_ids": (NOTHING, "logprobs returns only the most likely tokens"),
     "flat_logprobs": (NOTHING, "logprobs are a dict for each position"),
     "prompt_logprob_start": ((None, 0), "prompt_logprobs covers the whole prompt"),
     "stream_interval": ((None, 1), "a stream gives an output after every step"),
     "repetition_detection": (NOTHING, "loops are not detected; use repetition_penalty"),
-    "thinking_token_budget": (NOTHING, "reasoning is not told from the answer; use max_tokens"),
+    "thinking_token_budget": (NOTHING, "reasoning is not counted apart; use max_tokens"),
     "watermarking": (NOTHING, "tokens are not watermarked"),
 }
-"""name -> (values that change nothing, the reason for refusing any other)."""
+"""Maps a name to the values that have no effect, and the reason for refusing any other."""
 
 
 def unsupported_refused(cls: type[T]) -> type[T]:
-    """Class decorator: keywords in `UNSUPPORTED` are taken at a value that changes nothing, and
-    raise `ConfigError` at any other."""
+    """Decorate a class so that it accepts the keywords in `UNSUPPORTED` at values without effect.
+
+    Any other value raises `ConfigError`.
+    """
     original = cls.__init__
 
     @functools.wraps(original)

@@ -1,9 +1,9 @@
-"""How a waiting sequence gets its blocks: from the prefix cache, the host, or a kept sequence.
+"""Open a waiting sequence's table from the prefix cache, the host, or a kept sequence.
 
-A kept sequence has ended, and its blocks stay for the sequences that continue it: the beams of a
-beam search. Each of them forks its table, so that also the partly filled last block is shared, by a
-copy at the first write. What is kept is a cache. When blocks are short it goes first, and a
-sequence that would have forked from it is computed again.
+A kept sequence has ended, but its blocks stay allocated for the beams of a beam search that
+continue it. Each of them forks its table, so the partly filled last block is shared too, and copied
+at the first write. Kept blocks are a cache. When blocks run out they are released first, and a
+sequence that would have forked from them is computed from its tokens.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Opener:
 
     @property
     def kept(self) -> list[Sequence]:
-        """Sequences that have ended and hold blocks."""
+        """The ended sequences that hold blocks, oldest first."""
         return list(self._kept.values())
 
     def find_room(self, seq: Sequence, num_spare: int) -> Room | None:
-        """How a table could be had with ``num_spare`` blocks left over; None if it cannot."""
+        """Find blocks with ``num_spare`` left over, or return None if there are too few."""
         return self._manager.find_room(
             seq.token_ids,
             salt=seq.request.cache_salt,
@@ -43,7 +43,7 @@ class Opener:
         )
 
     def _parent_of(self, seq: Sequence) -> BlockTable | None:
-        """The table of a kept sequence that this one continues."""
+        """Return the table of the kept sequence that this one continues, or None."""
         request = seq.request
         parent = self._kept.get(request.beam.parent_id) if request.beam else None
         if parent is None or parent.table is None or seq.was_admitted:
@@ -55,7 +55,7 @@ class Opener:
         return parent.table if num_stored < seq.num_tokens else None
 
     def open(self, seq: Sequence, room: Room, row: int) -> BlockTable:
-        """Open the table that was found. Nothing may have happened in between."""
+        """Open the table that `find_room` just found."""
         metrics = seq.request.metrics
         event = (seq.seq_id, row, seq.num_tokens, room.num_computed)
         if room.parent is not None:
@@ -84,13 +84,13 @@ class Opener:
     # Keeping.
 
     def keep(self, seq: Sequence, table: BlockTable) -> None:
-        """Let a sequence that has ended hold its blocks."""
+        """Let an ended sequence keep its blocks."""
         self._emit(("keep", seq.seq_id))
         seq.table = table
         self._kept[seq.request.request_id] = seq
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        """Give the blocks back that are kept for these requests; ignore unknown ids."""
+        """Release the blocks that are kept for these requests. Unknown ids are ignored."""
         for request_id in request_ids:
             seq = self._kept.pop(request_id, None)
             if seq is not None and seq.table is not None:
@@ -99,7 +99,7 @@ class Opener:
                 self._emit(("finish", seq.seq_id, seq.finish_reason))
 
     def drop_oldest(self) -> bool:
-        """Give the blocks of the sequence back that was kept first; False if none is kept."""
+        """Release the blocks that were kept first. Return False if none are kept."""
         oldest = next(iter(self._kept), None)
         if oldest is not None:
             self.drop([oldest])

@@ -292,7 +292,7 @@ class Scheduler:
             self.finish(seq, reason)
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Give the blocks back that were kept for finished requests; ignore unknown ids."""
+        """Release the blocks that are kept for finished requests. Unknown ids are ignored."""
         self._opener.drop(request_ids)
 
     def owner_of(self, row: int) -> Request | None:

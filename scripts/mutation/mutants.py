@@ -7,7 +7,6 @@ from dataclasses import dataclass
 POOL = "mie/memory/pool.py"
 PREFIX = "mie/memory/prefix.py"
 MANAGER = "mie/memory/manager.py"
-SWAP = "mie/memory/swap.py"
 POLICY = "mie/sched/policy.py"
 ADMISSION = "mie/sched/admission.py"
 SCHEDULER = "mie/sched/scheduler.py"
@@ -148,15 +147,15 @@ FORKS = (
     Mutant(
         "runner-not-told-of-fork",
         MANAGER,
-        "        self._updates.append((row, 0, tuple(table.block_ids)))\n",
+        "        self._moves.updates.append((row, 0, tuple(table.block_ids)))\n",
         "",
         "the runner reads another sequence's blocks in the fork's row",
     ),
     Mutant(
         "fork-publishes-again",
         MANAGER,
-        "twin.num_cached, twin.num_committed = table.num_cached, table.num_committed",
-        "twin.num_cached, twin.num_committed = table.num_cached, 0",
+        "twin.num_committed, twin.has_run = table.num_committed, table.has_run",
+        "twin.num_committed, twin.has_run = 0, table.has_run",
         "a fork's first block is published as the one that follows the prompt",
     ),
     Mutant(
@@ -169,8 +168,8 @@ FORKS = (
     Mutant(
         "fork-never-lends",
         MANAGER,
-        "        twin.has_run = table.has_run\n",
-        "",
+        "twin.num_committed, twin.has_run = table.num_committed, table.has_run",
+        "twin.num_committed = table.num_committed",
         "what a fork generated is not shared before its block is full",
     ),
 )
@@ -209,15 +208,15 @@ HITS = (
     Mutant(
         "salt-not-handed-on",
         OPENING,
-        "                salt=seq.request.cache_salt,\n",
+        "            salt=seq.request.cache_salt,\n",
         "",
         "requests of all tenants share one cache",
     ),
     Mutant(
         "cache-used-when-forbidden",
         MANAGER,
-        "        if self._prefix and use_cache:",
-        "        if self._prefix:",
+        "        if use_cache and parent is None and self._shares_full:",
+        "        if parent is None and self._shares_full:",
         "prompt log-probabilities of cached tokens are missing",
     ),
     Mutant(
@@ -244,8 +243,8 @@ HITS = (
     Mutant(
         "run-does-not-lend",
         MANAGER,
-        "        table.has_run = True\n        if self._prefix:",
-        "        if self._prefix:",
+        "        table.has_run = True\n        self._publish(table)",
+        "        self._publish(table)",
         "the begun block of a running sequence is never shared",
     ),
     Mutant(
@@ -286,9 +285,16 @@ HITS = (
     Mutant(
         "decodes-not-published",
         MANAGER,
-        "            if not table.num_tokens % size and self._prefix:",
-        "            if False and self._prefix:",
+        "            if not table.num_tokens % size:",
+        "            if False:",
         "a conversation's answers are computed again in its next turn",
+    ),
+    Mutant(
+        "published-without-a-cache",
+        MANAGER,
+        "        if not self._shares_full:\n            return\n",
+        "",
+        "blocks stay allocated after their sequences although prefix caching is off",
     ),
     Mutant(
         "begun-block-published",
@@ -300,7 +306,7 @@ HITS = (
     Mutant(
         "next-block-under-the-old-node",
         MANAGER,
-        "        if node is not table.node:\n            prefix.enter(table, node)",
+        "        if node is not table.node:\n            self._prefix.enter(table, node)",
         "        pass",
         "a block is found after the wrong prefix",
     ),
@@ -332,8 +338,8 @@ PINS = (
     Mutant(
         "pin-not-released",
         MANAGER,
-        "            self._pool.decref(block_id)\n            if self._prefix and node",
-        "            if self._prefix and node",
+        "            self._pool.decref(block_id)\n            if node is not None",
+        "            if node is not None",
         "every partial hit loses a block for ever",
     ),
     Mutant(
@@ -353,8 +359,8 @@ PINS = (
     Mutant(
         "unpinned-although-in-use",
         MANAGER,
-        "            if self._prefix and node is not None and self._pool.refcount(block_id) == 1:",
-        "            if self._prefix and node is not None and node.is_held:",
+        "            if node is not None and self._pool.refcount(block_id) == 1:",
+        "            if node is not None and node.is_held:",
         "a block that came into use while it was pinned counts as evictable",
     ),
 )
@@ -428,7 +434,7 @@ EVICTION = (
     Mutant(
         "budget-ignored-at-close",
         MANAGER,
-        "            self._evict(self.num_cached - self._max_cached)\n        table.block_ids = []",
+        "        self._evict(self.num_cached - self._max_cached)\n        table.block_ids = []",
         "        table.block_ids = []",
         "the cache keeps more than max_cached_blocks",
     ),
@@ -524,7 +530,7 @@ ROOM = (
     Mutant(
         "choices-overtake",
         SCHEDULER,
-        "        if self.waiting and self.waiting.first.key < seq.key:\n            return 0\n",
+        "        if self.waiting and self.waiting[0].key < seq.key:\n            return 0\n",
         "",
         "choices of a request pass one that is more urgent",
     ),
@@ -552,7 +558,7 @@ ROOM = (
     Mutant(
         "choices-count-as-queries",
         OPENING,
-        "if not seq.request.was_admitted:",
+        "if not any(each.was_admitted for each in seq.request.sequences):",
         "if True:",
         "choices that wait for a seat raise the hit rate with their own prompt",
     ),
@@ -648,7 +654,7 @@ STEPS = (
     Mutant(
         "forks-at-the-end-of-the-queue",
         SEATS,
-        "        insort(self.running, seq, key=lambda seq: seq.key)",
+        "        enqueue(self.running, seq)",
         "        self.running.append(seq)",
         "forks are preempted as if they had arrived last",
     ),
@@ -674,18 +680,18 @@ STEPS = (
         "under sjf a long prompt with a short answer goes first",
     ),
     Mutant(
-        "gone-but-still-first",
+        "queue-in-order-of-return",
         POLICY,
-        "        while self._heap[0][1] not in self._members:",
-        "        while False:",
-        "who left the queue is admitted from it",
+        "    insort(queue, seq, key=_KEY)",
+        "    queue.append(seq)",
+        "a preempted sequence waits behind later arrivals",
     ),
     Mutant(
-        "queue-never-swept",
+        "neighbour-dequeued",
         POLICY,
-        "        if len(self._heap) > 2 * len(self._members) + 64:",
-        "        if False:",
-        "requests that were aborted in the queue are never forgotten",
+        "    is_there = index < len(queue) and queue[index] is seq",
+        "    is_there = index < len(queue)",
+        "a choice that ends before the fork removes another request from the queue",
     ),
 )
 
@@ -723,14 +729,14 @@ ROWS = (
     Mutant(
         "moves-handed-out-twice",
         MANAGER,
-        "        self._clear_moves()\n        return moves",
-        "        return moves",
+        "        moves, self._moves = self._moves, Moves()\n        return moves",
+        "        return self._moves",
         "a move is made again after its blocks changed hands",
     ),
     Mutant(
         "moves-of-a-broken-step-stay",
         MANAGER,
-        "        self._clear_moves()\n        for block_id, node in",
+        "        self._moves = Moves()\n        for block_id, node in",
         "        for block_id, node in",
         "blocks are moved for sequences that lost them when the step was broken off",
     ),
@@ -741,16 +747,16 @@ ROWS = (
 SWAPPING = (
     Mutant(
         "swap-off-by-one",
-        SWAP,
-        "zip(host.block_ids[index:], table.block_ids[index:], strict=False)",
-        "zip(host.block_ids[index + 1 :], table.block_ids[index:], strict=False)",
+        MANAGER,
+        "        host_ids = host.block_ids[index:]",
+        "        host_ids = host.block_ids[index + 1 :]",
         "a sequence comes back with its blocks in the wrong places",
     ),
     Mutant(
         "host-blocks-kept-after-import",
-        SWAP,
-        "        self.imports.extend(pairs)\n        self.free(host)",
-        "        self.imports.extend(pairs)",
+        MANAGER,
+        "        self._host_pool.decref(*host.block_ids)\n        self.stats",
+        "        self.stats",
         "the host's pool fills up for ever",
     ),
     Mutant(
@@ -784,37 +790,37 @@ SWAPPING = (
     Mutant(
         "broken-step-exports",
         SCHEDULER,
-        "            self.preempt(self.running[-1], swap=False)",
-        "            self.preempt(self.running[-1])",
+        "        if by and self._config.preemption_mode",
+        "        if self._config.preemption_mode",
         "what a broken step may have left half-written is kept",
     ),
     Mutant(
         "full-host-pool-not-refused",
-        SWAP,
-        "        if num_blocks > self._pool.num_free:\n            return None\n",
+        MANAGER,
+        "        if num_blocks > self._host_pool.num_free:\n            return None\n",
         "",
         "a full host pool ends the engine",
     ),
     Mutant(
         "last-host-block-unused",
-        SWAP,
-        "        if num_blocks > self._pool.num_free:\n            return None\n",
-        "        if num_blocks >= self._pool.num_free:\n            return None\n",
+        MANAGER,
+        "        if num_blocks > self._host_pool.num_free:\n            return None\n",
+        "        if num_blocks >= self._host_pool.num_free:\n            return None\n",
         "a swap that fits is computed again instead",
     ),
     Mutant(
         "only-private-blocks-exported",
-        SWAP,
-        "        self.exports.extend(zip(table.block_ids, host_ids, strict=False))",
+        MANAGER,
+        "        self._moves.exports.extend(zip(table.block_ids, host_ids, strict=False))",
         "        pairs = list(zip(table.block_ids, host_ids, strict=False))\n"
-        "        self.exports.extend(pairs[table.num_committed :])",
+        "        self._moves.exports.extend(pairs[table.num_committed :])",
         "a shared block that is evicted while its sequence waits comes back empty",
     ),
     Mutant(
         "empty-blocks-exported",
         MANAGER,
-        "self._swap.take_out(table, self.blocks_for(table.num_tokens))",
-        "self._swap.take_out(table, len(table.block_ids))",
+        "        num_blocks = self.blocks_for(table.num_tokens)\n",
+        "        num_blocks = len(table.block_ids)\n",
         "a half-computed prompt fills the host's pool with nothing",
     ),
     Mutant(
@@ -834,8 +840,8 @@ SWAPPING = (
     Mutant(
         "cache-less-than-host-believed",
         MANAGER,
-        "max(num_computed, host.num_tokens if host else 0)",
-        "host.num_tokens if host else num_computed",
+        "max(num_computed, source.num_tokens if source else 0)",
+        "source.num_tokens if source else num_computed",
         "cached tokens beyond what was swapped out are computed again, into shared blocks",
     ),
 )
@@ -888,8 +894,8 @@ ENDINGS = (
     Mutant(
         "aborted-but-still-waiting",
         SCHEDULER,
-        "            self.waiting.remove(seq)\n            self._drop_host",
-        "            self._drop_host",
+        "        elif dequeue(self.waiting, seq):",
+        "        elif seq in self.waiting:",
         "an aborted request is served",
     ),
 )
@@ -928,9 +934,16 @@ NUMBERS = (
     Mutant(
         "kept-blocks-never-go",
         OPENING,
-        "        for request_id in self._kept:\n            self.drop([request_id])",
-        "        for request_id in ():\n            self.drop([request_id])",
+        "        oldest = next(iter(self._kept), None)",
+        "        oldest = None",
         "what is kept for beams is not given back when blocks are short",
+    ),
+    Mutant(
+        "kept-partial-block-not-counted",
+        MANAGER,
+        "num_shared = parent.num_tokens // self.block_size if parent else len(path)",
+        "num_shared = len(parent.block_ids) if parent else len(path)",
+        "a beam is opened although no block is left for the copy at its first write",
     ),
     Mutant(
         "branch-of-another-tenant",

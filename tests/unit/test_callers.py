@@ -11,6 +11,7 @@ import pytest
 from mie import LLM, SamplingParams
 from mie.audit.scheduler import check_scheduler
 from mie.errors import EngineDeadError, RequestError, RequestFailedError
+from mie.frontend.loop import Command
 from mie.frontend.outputs import RequestOutput
 from mie.params.sampling import RequestOutputKind
 
@@ -439,3 +440,19 @@ def test_ctrl_c_ends_the_main_threads_requests_and_no_others(llm, alone, monkeyp
         with pytest.raises(KeyboardInterrupt):
             call_for_ever()
         assert [each.result() for each in others] == alone[1:]
+
+
+def test_a_command_that_is_done_is_not_called_again():
+    """An exception after its result is set makes the loop run it once more."""
+    calls, errors = [], [MemoryError("injected")]
+
+    def notify():
+        if errors:
+            raise errors.pop()
+
+    command = Command(lambda: calls.append("called"), notify)
+    with pytest.raises(MemoryError):
+        command.run()
+    assert command.is_done
+    command.run()
+    assert calls == ["called"]

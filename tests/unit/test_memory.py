@@ -53,6 +53,13 @@ def write(memory, table, token_id=7):
 # The pool.
 
 
+def test_out_of_memory_is_a_value():
+    memory = manager(num_blocks=1)
+    table = stored(memory, [1] * 4)
+    assert memory.find_room([2]) is None
+    assert memory.grow(table, 5) is False
+
+
 def test_every_block_is_taken_once():
     pool = BlockPool(2)
     assert {pool.take(), pool.take()} == {0, 1}

@@ -179,7 +179,7 @@ def test_an_abort_after_the_end_changes_nothing():
     assert len(driver.events("finish")) == 1
 
 
-def test_requests_that_are_aborted_in_the_queue_leave_it():
+def test_requests_that_are_aborted_in_the_queue_cost_no_memory():
     driver = Driver(max_num_seqs=1)
     driver.add(3)
     driver.step()

@@ -114,7 +114,7 @@ def test_the_room_to_swap_is_of_what_the_cache_leaves(monkeypatch: pytest.Monkey
     plan = planned(1000 * BLOCK, preemption_mode="swap")
     assert (plan.num_blocks, plan.num_host_blocks) == (250, 750 // 4)
     assert plan.fits
-    assert "space to swap 187 blocks" in plan.table()
+    assert "host memory for 187 swapped blocks" in plan.table()
     monkeypatch.setattr(sizing, "available_bytes", lambda: 80 * BLOCK)
     own = planned(1000 * BLOCK, is_shared=False, preemption_mode="swap")
     assert (own.num_blocks, own.num_host_blocks) == (1000, 20)
@@ -164,9 +164,9 @@ def test_where_the_weights_alone_do_not_fit_the_table_shows_it():
     rows = dict(re.findall(r"^  (\S.*?) +([\d.,]+) MiB$", text, re.M))
     assert list(rows) == [
         "weights",
-        "a step of 2048 tokens, about",
+        "step of 2048 tokens (estimate)",
         "KV cache, 1 blocks of 16 tokens",
-        "together",
+        "total",
         "available",
     ]
     assert float(rows["weights"]) == pytest.approx(4 * MODEL.num_parameters / 2**20, abs=0.05)
