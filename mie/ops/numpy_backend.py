@@ -14,7 +14,7 @@ from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, Memory, StepBatch
 from mie.ops.kv_cache import Cache, QuantizedCache
 from mie.ops.sampling import RowControls
-from mie.system.host_memory import available_bytes
+from mie.system.resources import available_bytes
 
 
 class Linear(NamedTuple):

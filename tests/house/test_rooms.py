@@ -42,9 +42,7 @@ ROOMS = {
     "events": Room(mie={"errors", "system.files"}),
     "replay": Room(mie={"errors", "events"}),
     # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
-    "ops": Room(
-        mie={"arithmetic", "errors", "system.host_memory"}, packages={"numpy", "ml_dtypes"}
-    ),
+    "ops": Room(mie={"arithmetic", "errors", "system.resources"}, packages={"numpy", "ml_dtypes"}),
     "text": Room(
         mie={"errors", "system.files", "system.interrupts"}, packages={"tokenizers", "jinja2"}
     ),
@@ -130,7 +128,15 @@ ROOMS = {
     ),
     # level 5: the edges
     "doctor": Room(
-        mie={"errors", "load.backends", "ops.sampling", "ops_cpu", "ops_gpu.cublas", "system"},
+        mie={
+            "errors",
+            "load.backends",
+            "ops.sampling",
+            "ops_cpu",
+            "ops_gpu.cublas",
+            "reprs",
+            "system",
+        },
         packages={"cupy", "numpy"},
     ),
     "diff": Room(
