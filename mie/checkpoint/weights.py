@@ -21,12 +21,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mie.checkpoint.json_reader import read_json_object
 from mie.checkpoint.safetensors_header import TensorEntry, read_header
 from mie.checkpoint.size_limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_SHARDS
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.errors import ModelError, WeightsError, shown
 from mie.system.files import open_file
+from mie.system.json_files import read_json_object
 
 __all__ = ["Checkpoint", "check_tied_head", "expected_tensors", "non_finite_tensors"]
 
@@ -276,7 +276,7 @@ def _read_headers(directory: Path, names: Iterable[str]) -> dict[str, dict[str, 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
     try:
-        weight_map = read_json_object(index, MAX_HEADER_BYTES).get("weight_map")
+        weight_map = read_json_object(index, MAX_HEADER_BYTES, ModelError).get("weight_map")
     except ModelError as error:
         raise WeightsError(str(error)) from error
     if not isinstance(weight_map, dict) or not weight_map:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MAX_JSON_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Of a file that is read. Those that mie writes are far smaller."""
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -78,8 +78,8 @@ def read_json(path: Path) -> Any:
         with open(handle, "rb") as file:
             about = os.fstat(handle)
             if stat.S_ISREG(about.st_mode) and _is_private(about):
-                text = file.read(MAX_JSON_BYTES + 1)
-                return json.loads(text) if len(text) <= MAX_JSON_BYTES else None
+                text = file.read(MAX_BYTES + 1)
+                return json.loads(text) if len(text) <= MAX_BYTES else None
     return None
 
 

@@ -35,7 +35,7 @@ ROOMS = {
     "arithmetic": Room(),
     "errors": Room(),
     "reprs": Room(),
-    "system": Room(),
+    "system": Room(mie={"errors"}),
     "memory": Room(mie={"arithmetic"}),
     # level 1: arrays, settings, events, text
     "config": Room(mie={"errors", "reprs"}),
@@ -43,11 +43,9 @@ ROOMS = {
     "replay": Room(mie={"errors", "events"}),
     # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
     "ops": Room(mie={"arithmetic", "errors", "system.resources"}, packages={"numpy", "ml_dtypes"}),
-    "text": Room(
-        mie={"errors", "system.files", "system.interrupts"}, packages={"tokenizers", "jinja2"}
-    ),
+    "text": Room(mie={"errors", "system"}, packages={"tokenizers", "jinja2"}),
     "checkpoint": Room(
-        mie={"errors", "system.files"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
+        mie={"errors", "system"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
     # level 2
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
@@ -186,7 +184,7 @@ ROOMS = {
             "reprs",
             "sched.params",
             "sim",
-            "system.logs",
+            "system",
             "version",
         },
         packages={"tqdm", "prompt_toolkit"},  # prompt_toolkit in chat_input alone
