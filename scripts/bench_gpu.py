@@ -27,7 +27,7 @@ from bench.gpu.ceilings import measure_ceilings
 from bench.gpu.device import CupyDevice, Device, DryDevice, free_device_memory, one_line
 from bench.gpu.end_to_end import ENGINES, bench_end_to_end, child
 from bench.gpu.page import as_markdown
-from bench.gpu.report import Report
+from bench.gpu.report import BenchReport
 from bench.gpu.shapes import (
     BLOCK_SIZE,
     MORE,
@@ -43,7 +43,7 @@ from mie.errors import MieError
 Part = tuple[str, Callable[[], None]]
 
 
-def bench(device: Device, report: Report, seconds: float) -> None:
+def bench(device: Device, report: BenchReport, seconds: float) -> None:
     """Everything, the most wanted first; what the time does not allow is skipped by name."""
     end = time.monotonic() + seconds
     measure_ceilings(device, report)
@@ -59,7 +59,7 @@ def bench(device: Device, report: Report, seconds: float) -> None:
         report.save()
 
 
-def parts(device: Device, report: Report, seconds_left: Callable[[], float]) -> Iterable[Part]:
+def parts(device: Device, report: BenchReport, seconds_left: Callable[[], float]) -> Iterable[Part]:
     """What is measured after the ceilings, in order."""
 
     def rows(
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MieError as error:
         print(f"bench_gpu: {error}", file=sys.stderr)
         return 2
-    report = Report(
+    report = BenchReport(
         state=device_state(device, args.dry_run),
         prefix=Path(args.output) if args.output else None,
         is_dry_run=args.dry_run,

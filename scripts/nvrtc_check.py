@@ -47,7 +47,7 @@ class Usage(NamedTuple):
     spilled: int = 0
 
 
-Report = dict[str, Usage]
+Usages = dict[str, Usage]
 """By kernel: "rms_norm.cu rms_norm<float>"."""
 
 
@@ -64,7 +64,7 @@ class Nvrtc:
         self._call("Version", ctypes.byref(major), ctypes.byref(minor))
         self.version = f"{major.value}.{minor.value}"
 
-    def compile(self, source: str, names: Sequence[str], options: Sequence[str]) -> Report:
+    def compile(self, source: str, names: Sequence[str], options: Sequence[str]) -> Usages:
         """What each kernel uses. Raises CompileError."""
         program = ctypes.c_void_p()
         self._call("CreateProgram", ctypes.byref(program), source.encode(), b"", 0, None, None)
@@ -134,16 +134,16 @@ def options_for(arch: int, extra: Sequence[str] = ()) -> list[str]:
     return [*NVRTC_OPTIONS, *extra, f"-arch=sm_{arch}", *CUPY_OPTIONS, REPORT_OPTION]
 
 
-def compile_all(nvrtc: Nvrtc, arch: int, entries: Sequence[Entry] = ENTRIES) -> Report:
+def compile_all(nvrtc: Nvrtc, arch: int, entries: Sequence[Entry] = ENTRIES) -> Usages:
     """What every kernel uses on one target."""
-    report: Report = {}
+    report: Usages = {}
     for entry in entries:
         usages = _compile_once(nvrtc, entry, options_for(arch, entry.options))
         report |= {f"{entry.file} {name}": usage for name, usage in usages.items()}
     return report
 
 
-def _compile_once(nvrtc: Nvrtc, entry: Entry, options: Sequence[str]) -> Report:
+def _compile_once(nvrtc: Nvrtc, entry: Entry, options: Sequence[str]) -> Usages:
     """`Nvrtc.compile`, unless this text was compiled before: its result is kept on disk."""
     source = flat_source(entry.path)
     words = [nvrtc.version, source, *entry.names, *options]
@@ -160,7 +160,7 @@ def _compile_once(nvrtc: Nvrtc, entry: Entry, options: Sequence[str]) -> Report:
 # The ledger.
 
 
-def limits(report: Report, entries: Sequence[Entry] = ENTRIES) -> Iterator[str]:
+def limits(report: Usages, entries: Sequence[Entry] = ENTRIES) -> Iterator[str]:
     """Sentences about what no ledger can excuse."""
     threads = {f"{entry.file} {name}": entry.threads for entry in entries for name in entry.names}
     for kernel, usage in report.items():
@@ -170,7 +170,7 @@ def limits(report: Report, entries: Sequence[Entry] = ENTRIES) -> Iterator[str]:
             yield f"{kernel}: {usage.registers} registers do not fit {threads[kernel]} threads"
 
 
-def growth(report: Report, ledger: Report) -> Iterator[str]:
+def growth(report: Usages, ledger: Usages) -> Iterator[str]:
     """Sentences about where a report goes past the ledger, or the two name different kernels."""
     for kernel in sorted(ledger.keys() - report.keys()):
         yield f"{kernel} is in the ledger, and no more (--update)"
@@ -188,17 +188,17 @@ def target_name(version: str, arch: int) -> str:
     return f"{version} sm_{arch}"
 
 
-def read_ledger(path: Path = LEDGER) -> dict[str, Report]:
+def read_ledger(path: Path = LEDGER) -> dict[str, Usages]:
     """By target, then by kernel."""
     by_kernel = json.loads(path.read_text()) if path.exists() else {}
-    ledger: dict[str, Report] = {}
+    ledger: dict[str, Usages] = {}
     for kernel, targets in by_kernel.items():
         for target, numbers in targets.items():
             ledger.setdefault(target, {})[kernel] = Usage(*numbers)
     return ledger
 
 
-def write_ledger(ledger: dict[str, Report], path: Path = LEDGER) -> None:
+def write_ledger(ledger: dict[str, Usages], path: Path = LEDGER) -> None:
     """A line for each kernel, so that a change is read easily."""
     by_kernel: dict[str, dict[str, list[int]]] = {}
     for target, report in ledger.items():
@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--update", action="store_true", help="write the ledger anew")
     update = parser.parse_args(argv).update
     compilers, ledger = installed(), read_ledger()
-    now: dict[str, Report] = {}
+    now: dict[str, Usages] = {}
     problems: list[str] = []
     for version, archs in TARGETS.items():
         if version not in compilers:

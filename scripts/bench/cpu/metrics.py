@@ -22,7 +22,7 @@ DECODE, PREFILL, END_TO_END = "decode", "prefill", "end to end"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class CpuWorkload:
     """Requests that arrive at once, with prompts of one length."""
 
     name: str
@@ -54,8 +54,8 @@ class Workload:
         )
 
 
-def _decode(num_requests: int) -> Workload:
-    return Workload(
+def _decode(num_requests: int) -> CpuWorkload:
+    return CpuWorkload(
         name=f"decode-{num_requests}",
         measures=DECODE,
         num_requests=num_requests,
@@ -64,8 +64,8 @@ def _decode(num_requests: int) -> Workload:
     )
 
 
-def _prefill(num_requests: int) -> Workload:
-    return Workload(
+def _prefill(num_requests: int) -> CpuWorkload:
+    return CpuWorkload(
         name=f"prefill-{num_requests}",
         measures=PREFILL,
         num_requests=num_requests,
@@ -74,7 +74,7 @@ def _prefill(num_requests: int) -> Workload:
     )
 
 
-CONTEXT = Workload(
+CONTEXT = CpuWorkload(
     name="context-16",
     measures=DECODE,
     num_requests=16,
@@ -88,7 +88,7 @@ WORKLOADS = {
     for each in (
         *map(_decode, (1, 8, 16, 64)),
         *map(_prefill, (1, 4)),
-        Workload(
+        CpuWorkload(
             name="end-to-end-64",
             measures=END_TO_END,
             num_requests=64,
@@ -100,7 +100,7 @@ WORKLOADS = {
 }
 
 
-def quick(workload: Workload) -> Workload:
+def quick(workload: CpuWorkload) -> CpuWorkload:
     """A small one in its place, to try the script."""
     return replace(
         workload,
@@ -109,7 +109,7 @@ def quick(workload: Workload) -> Workload:
     )
 
 
-def rate(workload: Workload, times: Times) -> float:
+def rate(workload: CpuWorkload, times: Times) -> float:
     """Tokens a second, as the workload measures them.
 
     Raises:
@@ -165,7 +165,7 @@ class Sample:
 
 
 def sample(
-    workload: Workload,
+    workload: CpuWorkload,
     answers: Sequence[Mapping[str, Any]],
     *,
     model: str,
@@ -201,7 +201,7 @@ class Limits:
 
 
 def shares(
-    workload: Workload, tokens_per_second: float, costs: Costs, stored: Format, limits: Limits
+    workload: CpuWorkload, tokens_per_second: float, costs: Costs, stored: Format, limits: Limits
 ) -> tuple[float | None, float | None]:
     """Of the bandwidth and of the sgemm rate, what the workload needs at least; None where it is
     not one number."""
@@ -219,8 +219,8 @@ def shares(
 
 
 def attention_share(
-    long: tuple[Workload, float],
-    short: tuple[Workload, float],
+    long: tuple[CpuWorkload, float],
+    short: tuple[CpuWorkload, float],
     costs: Costs,
     stored: Format,
     limits: Limits,

@@ -16,7 +16,7 @@ from typing import Any
 from bench.cpu.children import SCRIPTS, Child, PeerError, child_environment, prepare
 from bench.cpu.engines import EngineSpec
 from bench.cpu.entries import Entry, grouped
-from bench.cpu.metrics import END_TO_END, Limits, Sample, Workload, sample
+from bench.cpu.metrics import END_TO_END, CpuWorkload, Limits, Sample, sample
 from bench.cpu.results import BASELINE, ONE_BY_ONE, ModelResults
 from bench.cpu.shapes import Costs, random_prompts, write_model
 
@@ -128,7 +128,7 @@ class ModelBench:
             "agreement": agreement(tokens, self._first_tokens),
         }
 
-    def _run_workload(self, group: int, workload: Workload, children: dict[str, Child]) -> None:
+    def _run_workload(self, group: int, workload: CpuWorkload, children: dict[str, Child]) -> None:
         lanes = [
             (name, one_by_one)
             for name in children
@@ -147,16 +147,16 @@ class ModelBench:
                     with self._skipping(name, children):
                         self._measure((group, number), workload, name, children[name], one_by_one)
 
-    def _has(self, name: str, workload: Workload) -> bool:
+    def _has(self, name: str, workload: CpuWorkload) -> bool:
         return any((each.engine, each.workload) == (name, workload.name) for each in self._samples)
 
-    def _runs_one_by_one(self, workload: Workload, entry: Entry) -> bool:
+    def _runs_one_by_one(self, workload: CpuWorkload, entry: Entry) -> bool:
         return entry.family == "transformers" and workload.measures == END_TO_END
 
     def _measure(
         self,
         moment: tuple[int, int],
-        workload: Workload,
+        workload: CpuWorkload,
         name: str,
         child: Child,
         one_by_one: bool,
@@ -185,7 +185,7 @@ class ModelBench:
         self._samples.append(result)
         print(f"  {workload.name}, round {moment[1] + 1}: {row} {result.rate:.1f} tokens/s")
 
-    def _prompts(self, workload: Workload, seed: int) -> list[list[int]]:
+    def _prompts(self, workload: CpuWorkload, seed: int) -> list[list[int]]:
         size = (workload.num_requests, workload.prompt_length)
         return random_prompts(self._config.vocab_size, *size, seed=seed)
 
@@ -220,7 +220,7 @@ class ModelBench:
             sgemm=max(each.sgemm for each in self._limits),
         )
 
-    def _workloads_of(self, entry: Entry) -> list[Workload]:
+    def _workloads_of(self, entry: Entry) -> list[CpuWorkload]:
         is_mie = entry.family == BASELINE
         return [each for each in self._workloads.values() if is_mie or not each.only_mie]
 

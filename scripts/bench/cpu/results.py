@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.cpu.metrics import Limits, Sample, Workload, shares
+from bench.cpu.metrics import CpuWorkload, Limits, Sample, shares
 from bench.cpu.shapes import Costs, Format
 
 BASELINE = "mie"
@@ -25,7 +25,7 @@ class ModelResults:
     """Of each engine."""
     loaded: Mapping[str, Mapping[str, Any]]
     """Of each engine: version, load_seconds, loaded_bytes, peak_bytes, agreement."""
-    workloads: Mapping[str, Workload]
+    workloads: Mapping[str, CpuWorkload]
     samples: Sequence[Sample]
 
 

@@ -10,7 +10,7 @@ from bench.gpu.device import SAMPLES, Device
 from bench.gpu.inputs import Inputs, decode_inputs, prefill_inputs
 from bench.gpu.numbers import ERRORS
 from bench.gpu.peers import Peer, decode_peers, prefill_peers
-from bench.gpu.report import Report
+from bench.gpu.report import BenchReport
 from bench.gpu.shapes import DecodeShape, PrefillShape
 from bench.gpu.timing import timed_in_turns
 
@@ -18,7 +18,7 @@ Rates = Callable[[Mapping[str, Any]], dict[str, float]]
 """What a timing comes to."""
 
 
-def bench_decode(device: Device, shape: DecodeShape, report: Report) -> None:
+def bench_decode(device: Device, shape: DecodeShape, report: BenchReport) -> None:
     """The rows of one shape."""
     inputs = decode_inputs(device, shape)
     peers = decode_peers(inputs, report)
@@ -27,7 +27,7 @@ def bench_decode(device: Device, shape: DecodeShape, report: Report) -> None:
     )
 
 
-def bench_prefill(device: Device, shape: PrefillShape, report: Report) -> None:
+def bench_prefill(device: Device, shape: PrefillShape, report: BenchReport) -> None:
     """The rows of one shape."""
     inputs = prefill_inputs(device, shape)
     peers = prefill_peers(inputs, report)
@@ -37,7 +37,7 @@ def bench_prefill(device: Device, shape: PrefillShape, report: Report) -> None:
 
 
 def measured(
-    device: Device, inputs: Inputs, peers: Mapping[str, Peer], report: Report, rates: Rates
+    device: Device, inputs: Inputs, peers: Mapping[str, Peer], report: BenchReport, rates: Rates
 ) -> list[dict[str, Any]]:
     """A row for each version, or its failure: a wrong result is not timed."""
     shape = inputs.shape

@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.gpu.device import SAMPLES, Call, CupyDevice, Device, one_line
 from bench.gpu.numbers import ERRORS, random_normal, random_words, relative_error
-from bench.gpu.report import Report
+from bench.gpu.report import BenchReport
 from mie.ops.backend import Array
 from mie.ops_gpu.arrays import DTYPES, to_host
 
@@ -29,7 +29,7 @@ extern "C" __global__ void read_all(const uint4* x, unsigned* out, long long cou
 """
 
 
-def measure_ceilings(device: Device, report: Report) -> None:
+def measure_ceilings(device: Device, report: BenchReport) -> None:
     """Copy and read rates in GB/s of a buffer far larger than L2; bf16 matrix product, TFLOP/s."""
     size = 32 if report.is_dry_run else 8192
     report.ceilings.update(memory_ceilings(device, device.buffer_bytes))

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.cpu.shapes import Costs, Format, random_prompts, write_model
 from bench.gpu.peers import torch_is_missing
-from bench.gpu.report import Report
+from bench.gpu.report import BenchReport
 from bench.gpu.shapes import BLOCK_SIZE
 from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
@@ -28,7 +28,7 @@ ENGINES = ("mie", "mie eager", "transformers")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class GpuWorkload:
     """Requests of one kind, at once with mie and one after another with `generate`."""
 
     num_requests: int
@@ -38,16 +38,16 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload(num_requests=1, num_tokens=150, num_generated=1),
-    Workload(num_requests=64, num_tokens=150, num_generated=2),
+    GpuWorkload(num_requests=1, num_tokens=150, num_generated=1),
+    GpuWorkload(num_requests=64, num_tokens=150, num_generated=2),
 )
-DRY_WORKLOADS = (Workload(num_requests=2, num_tokens=3, num_generated=1),)
+DRY_WORKLOADS = (GpuWorkload(num_requests=2, num_tokens=3, num_generated=1),)
 
 
 # In the parent.
 
 
-def bench_end_to_end(report: Report, script: Path, seconds_left: Callable[[], float]) -> None:
+def bench_end_to_end(report: BenchReport, script: Path, seconds_left: Callable[[], float]) -> None:
     """Every engine's rows; ``script`` runs a child when it is called with --child."""
     name = DRY_MODEL if report.is_dry_run else MODEL
     with tempfile.TemporaryDirectory(prefix="mie-bench-") as temporary:
@@ -99,7 +99,7 @@ def run_child(command: Sequence[str], seconds: float) -> list[Any] | str:
 
 
 def rows(
-    model: str, config: ModelConfig, engine: str, results: Sequence[Any], report: Report
+    model: str, config: ModelConfig, engine: str, results: Sequence[Any], report: BenchReport
 ) -> list[dict[str, Any]]:
     """One for each workload."""
     workloads = DRY_WORKLOADS if report.is_dry_run else WORKLOADS
@@ -112,7 +112,7 @@ def rows(
 
 
 def row_of(
-    engine: str, workload: Workload, result: Mapping[str, Any], floor_ms: float
+    engine: str, workload: GpuWorkload, result: Mapping[str, Any], floor_ms: float
 ) -> dict[str, Any]:
     """Tokens per second, and for mie a decode step beside what its bytes take at the ceiling."""
     num_tokens = workload.num_requests * workload.num_tokens
@@ -129,7 +129,9 @@ def row_of(
     return row
 
 
-def step_floor_ms(config: ModelConfig, workload: Workload, ceilings: Mapping[str, float]) -> float:
+def step_floor_ms(
+    config: ModelConfig, workload: GpuWorkload, ceilings: Mapping[str, float]
+) -> float:
     """16-bit weights and the cache of the median step, once, at the higher of the two ceilings."""
     context = PROMPT_LENGTH + workload.num_tokens / 2
     stored = Format(weight=2, cache=2)
@@ -155,7 +157,7 @@ def child(args: argparse.Namespace) -> None:
 
 
 def run_mie(
-    directory: str, backend: str, workloads: Sequence[Workload], settings: Mapping[str, Any]
+    directory: str, backend: str, workloads: Sequence[GpuWorkload], settings: Mapping[str, Any]
 ) -> list[Any]:
     """Of each workload: seconds end to end, the median step of full decodes, and peak memory."""
     from mie import LLM
@@ -224,7 +226,7 @@ def device_pool_bytes(backend: str) -> int | None:
     return int(cupy.get_default_memory_pool().total_bytes())
 
 
-def run_transformers(directory: str, workloads: Sequence[Workload]) -> list[Any]:
+def run_transformers(directory: str, workloads: Sequence[GpuWorkload]) -> list[Any]:
     """Of each workload: seconds that all its requests would take one after another."""
     import torch
     from transformers import AutoModelForCausalLM

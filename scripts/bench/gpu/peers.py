@@ -18,7 +18,7 @@ import numpy as np
 from bench.gpu.device import SAMPLES, Samples, one_line, run_all
 from bench.gpu.inputs import Inputs
 from bench.gpu.numbers import ERRORS, relative_error
-from bench.gpu.report import Report
+from bench.gpu.report import BenchReport
 from bench.gpu.shapes import BLOCK_SIZE, PrefillShape
 from bench.gpu.timing import rotating
 from mie.ops.backend import Array
@@ -84,7 +84,7 @@ class Peer:
         )
 
 
-def decode_peers(inputs: Inputs, report: Report) -> dict[str, Peer]:
+def decode_peers(inputs: Inputs, report: BenchReport) -> dict[str, Peer]:
     """Those that can run here; the others are skipped by name."""
     if inputs.cache.is_quantized:
         report.skip("peers of a quantised cache", "none of them has mie's formats")
@@ -98,7 +98,7 @@ def decode_peers(inputs: Inputs, report: Report) -> dict[str, Peer]:
     return torch_peers(inputs, report, ways)
 
 
-def prefill_peers(inputs: Inputs, report: Report) -> dict[str, Peer]:
+def prefill_peers(inputs: Inputs, report: BenchReport) -> dict[str, Peer]:
     """torch SDPA."""
     return torch_peers(inputs, report, sdpa_ways())
 
@@ -108,7 +108,7 @@ def sdpa_ways() -> dict[str, Way]:
     return {f"torch SDPA {name.lower()}": partial(sdpa, backend=name) for name in SDPA_BACKENDS}
 
 
-def torch_peers(inputs: Inputs, report: Report, ways: Mapping[str, Way]) -> dict[str, Peer]:
+def torch_peers(inputs: Inputs, report: BenchReport, ways: Mapping[str, Way]) -> dict[str, Peer]:
     """A peer for each way, over the same tensors."""
     reason = torch_is_missing(report.is_dry_run)
     if reason:

@@ -11,7 +11,7 @@ from bench.gpu.page import as_markdown
 
 
 @dataclass(kw_only=True)
-class Report:
+class BenchReport:
     """All results so far, in a file after every change."""
 
     state: dict[str, Any]
