@@ -32,6 +32,7 @@ from safetensors.numpy import save_file
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.tensors import expected_tensors
+from mie.sim.shapes import SHAPES as PUBLISHED
 
 LLAMA: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -43,41 +44,15 @@ LLAMA: Mapping[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "TinyLlama-1.1B": {
-        "vocab_size": 32000,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 8192,  # published: 2048, too few for a context of 4,096
-    },
+    # The published context of 2,048 positions is too short for the prompts of 4,096 tokens.
+    "TinyLlama-1.1B": {**PUBLISHED["TinyLlama-1.1B"], "max_position_embeddings": 8192},
     "Qwen2.5-0.5B": {
-        "architectures": ["Qwen2ForCausalLM"],
+        **PUBLISHED["Qwen2.5-0.5B"],
         "model_type": "qwen2",
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
         "use_sliding_window": False,
     },
-    "SmolLM2-135M": {
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 8192,
-        "rope_theta": 100000.0,
-        "tie_word_embeddings": True,
-    },
+    "SmolLM2-135M": PUBLISHED["SmolLM2-135M"],
     "toy": {
         "vocab_size": 512,
         "hidden_size": 64,
