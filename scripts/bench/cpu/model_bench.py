@@ -1,4 +1,4 @@
-"""One model in bench_cpu.py: its files, its children, its rounds."""
+"""Measure one model of bench_cpu.py: prepare its files, start its children, run its rounds."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from bench.cpu.shapes import Costs, random_prompts, write_model
 
 MIN_SECONDS = 1.0
 WARM_UP = (8, 16, 8)
-"""Requests, prompt tokens and new tokens of the first call, whose tokens are compared."""
+"""Requests, prompt tokens and new tokens of the first call. Its tokens are compared."""
 
 
 def available_memory() -> int:
-    """Bytes that processes could still take."""
+    """Return the bytes that processes can still allocate."""
     found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
     assert found is not None
     return int(found[1]) << 10
 
 
 def agreement(tokens: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> str:
-    """How many tokens are equal before each prompt's first difference."""
+    """Return how many tokens are equal before each prompt's first difference, in total."""
     same = sum(
         len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=True))))
         for a, b in zip(tokens, others, strict=True)
@@ -50,7 +50,7 @@ class ModelBench:
         self._directory = directory
         self._config = write_model(name, directory)
         self._costs = Costs.of(self._config)
-        # mie's choice of plans is tried anew: what it remembers may stem from a busier hour.
+        # mie probes its plans again, because remembered answers may be from a busier hour.
         fresh = {"XDG_CACHE_HOME": str(directory / "cache")}
         self._environment = {**child_environment(args.without_avx512), **fresh}
         self._entries: dict[str, Entry] = {each.name: each for each in args.entries}
@@ -71,7 +71,7 @@ class ModelBench:
         ]
 
     def run(self) -> ModelResults | None:
-        """Everything; None when no engine could be measured."""
+        """Measure every group. Return None if no engine could be measured."""
         for entry in list(self._entries.values()):
             with self._skipping(entry.name):
                 prepare(self._python(entry), self._spec(entry), self._environment)
@@ -191,7 +191,7 @@ class ModelBench:
 
     @contextlib.contextmanager
     def _skipping(self, name: str, children: dict[str, Child] | None = None) -> Iterator[None]:
-        """A failure costs the engine, by name and with the reason, and not the run."""
+        """Skip an engine that fails, by name and with the reason, and go on."""
         try:
             yield
         except PeerError as error:
@@ -225,7 +225,10 @@ class ModelBench:
         return [each for each in self._workloads.values() if is_mie or not each.only_mie]
 
     def _num_kv_tokens(self, entry: Entry) -> int:
-        """Tokens in the largest workload, each request's rounded up to whole blocks of any size."""
+        """Return the cached tokens of the largest workload.
+
+        Each request is rounded up to whole blocks of any size.
+        """
         sizes = [(WARM_UP[0], sum(WARM_UP[1:]))]
         sizes += [(each.num_requests, each.length) for each in self._workloads_of(entry)]
         return max(num_requests * (length + 128) for num_requests, length in sizes)

@@ -1,4 +1,4 @@
-"""Whole engines on the same random weights, each in a process of its own."""
+"""Measure whole engines on the same random weights, each in its own process."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from mie.checkpoint.config import ModelConfig
 MODEL, DRY_MODEL = "TinyLlama-1.1B", "toy"
 PROMPT_LENGTH = 16
 ENGINES = ("mie", "mie eager", "transformers")
-"""eager: without CUDA graphs and without the overlap of scheduling."""
+"""Engine names. "eager" has neither CUDA graphs nor overlapped scheduling."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuWorkload:
-    """Requests of one kind, at once with mie and one after another with `generate`."""
+    """Requests of one kind, which mie runs at once and `generate` one after another."""
 
     num_requests: int
     num_tokens: int
     num_generated: int
-    """How many of the requests `generate` runs: its rate does not depend on it."""
+    """How many requests `generate` runs. Its rate does not depend on the number."""
 
 
 WORKLOADS = (
@@ -48,7 +48,7 @@ DRY_WORKLOADS = (GpuWorkload(num_requests=2, num_tokens=3, num_generated=1),)
 
 
 def bench_end_to_end(report: BenchReport, script: Path, seconds_left: Callable[[], float]) -> None:
-    """Every engine's rows; ``script`` runs a child when it is called with --child."""
+    """Add the rows of every engine. ``script`` runs a child when it is called with --child."""
     name = DRY_MODEL if report.is_dry_run else MODEL
     with tempfile.TemporaryDirectory(prefix="mie-bench-") as temporary:
         config = write_model(name, Path(temporary))
@@ -69,7 +69,7 @@ def bench_end_to_end(report: BenchReport, script: Path, seconds_left: Callable[[
 
 
 def engine_is_missing(engine: str, is_dry_run: bool) -> str:
-    """Why an engine cannot run here; empty where it can."""
+    """Return why an engine cannot run here, or an empty string."""
     from importlib.util import find_spec
 
     if engine != "transformers":
@@ -80,7 +80,7 @@ def engine_is_missing(engine: str, is_dry_run: bool) -> str:
 
 
 def run_child(command: Sequence[str], seconds: float) -> list[Any] | str:
-    """A child's results, or why there are none."""
+    """Return a child's results, or why there are none."""
     try:
         done = subprocess.run(
             [sys.executable, *command],
@@ -101,7 +101,7 @@ def run_child(command: Sequence[str], seconds: float) -> list[Any] | str:
 def rows(
     model: str, config: ModelConfig, engine: str, results: Sequence[Any], report: BenchReport
 ) -> list[dict[str, Any]]:
-    """One for each workload."""
+    """Add a row for each workload."""
     workloads = DRY_WORKLOADS if report.is_dry_run else WORKLOADS
     found = []
     for workload, result in zip(workloads, results, strict=True):
@@ -114,7 +114,10 @@ def rows(
 def row_of(
     engine: str, workload: GpuWorkload, result: Mapping[str, Any], floor_ms: float
 ) -> dict[str, Any]:
-    """Tokens per second, and for mie a decode step beside what its bytes take at the ceiling."""
+    """Return tokens per second of a workload.
+
+    For mie the row also has a decode step, and the time that its bytes take at the ceiling.
+    """
     num_tokens = workload.num_requests * workload.num_tokens
     row = {
         "engine": engine,
@@ -132,7 +135,10 @@ def row_of(
 def step_floor_ms(
     config: ModelConfig, workload: GpuWorkload, ceilings: Mapping[str, float]
 ) -> float:
-    """16-bit weights and the cache of the median step, once, at the higher of the two ceilings."""
+    """Return the milliseconds that a median step needs to read its bytes once.
+
+    The bytes are the 16-bit weights and the cache, read at the higher of the two ceilings.
+    """
     context = PROMPT_LENGTH + workload.num_tokens / 2
     stored = Format(weight=2, cache=2)
     num_bytes = Costs.of(config).decode_bytes(workload.num_requests, context, stored)
@@ -143,7 +149,7 @@ def step_floor_ms(
 
 
 def child(args: argparse.Namespace) -> None:
-    """An engine's results as one line of JSON, the last of its output."""
+    """Print an engine's results as one line of JSON, the last of the output."""
     workloads = DRY_WORKLOADS if args.dry_run else WORKLOADS
     if args.child == "transformers":
         results = run_transformers(args.directory, workloads)
@@ -159,7 +165,10 @@ def child(args: argparse.Namespace) -> None:
 def run_mie(
     directory: str, backend: str, workloads: Sequence[GpuWorkload], settings: Mapping[str, Any]
 ) -> list[Any]:
-    """Of each workload: seconds end to end, the median step of full decodes, and peak memory."""
+    """Return the results of each workload.
+
+    They are the seconds end to end, the median step in which all requests decode, and peak memory.
+    """
     from mie import LLM
 
     most = max(each.num_requests for each in workloads)
@@ -180,7 +189,7 @@ def run_mie(
     results = []
     for seed, workload in enumerate(workloads):
         count = workload.num_requests
-        # Its decodes meet every size of table, so that each is compiled, and captured.
+        # Its decodes have every size of table, so that each is compiled and captured.
         step_through(
             llm, random_prompts(vocab_size, count, PROMPT_LENGTH, 100 + seed), workload.num_tokens
         )
@@ -199,7 +208,10 @@ def run_mie(
 def step_through(
     llm: Any, prompts: Sequence[list[int]], num_tokens: int
 ) -> tuple[float, list[float]]:
-    """Seconds from the first request's arrival to the last token, and of each decode step."""
+    """Return the seconds of all requests, and of each decode step.
+
+    The total counts from the first request's arrival to the last token.
+    """
     from mie import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
@@ -218,7 +230,7 @@ def step_through(
 
 
 def device_pool_bytes(backend: str) -> int | None:
-    """What CuPy's pool has taken, which it never gives back by itself."""
+    """Return the bytes that CuPy's pool holds. The pool gives no memory back unasked."""
     if backend != "cupy":
         return None
     import cupy
@@ -227,7 +239,7 @@ def device_pool_bytes(backend: str) -> int | None:
 
 
 def run_transformers(directory: str, workloads: Sequence[GpuWorkload]) -> list[Any]:
-    """Of each workload: seconds that all its requests would take one after another."""
+    """Return the seconds that all requests of each workload would take one after another."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -247,7 +259,7 @@ def run_transformers(directory: str, workloads: Sequence[GpuWorkload]) -> list[A
 
 
 def generate(model: Any, prompt: list[int], num_tokens: int) -> float:
-    """Seconds of one greedy request."""
+    """Return the seconds of one greedy request."""
     import torch
 
     ids = torch.tensor([prompt], device="cuda")
