@@ -32,7 +32,7 @@ class GenerationConfig:
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
-    """The file's ids, in addition to the model's."""
+    """The end-of-sequence ids of the file, in addition to the model's."""
     source: str = "vllm"
 
     @classmethod

@@ -11,7 +11,7 @@ from mie.errors import ModelError, shown
 
 @dataclass(frozen=True, kw_only=True)
 class JsonReader:
-    """Looks up values by key and raises ModelError, naming ``source`` and the key, for a bad one.
+    """Looks up values by key. A bad value raises ModelError with ``source`` and the key.
 
     ``null`` counts as absent, because Hugging Face writes it for "not set". An absent key without a
     default is an error.

@@ -55,7 +55,7 @@ def _factor(scaling: JsonReader, key: str, default: float | None = None) -> floa
 
 
 def _stretch(scaling: JsonReader, context: int, default: float | None = None) -> float:
-    """Return the factor that stretches ``context``, which must give a context within the limit."""
+    """Return the factor that stretches ``context``. The result must be within the limit."""
     factor = _factor(scaling, "factor", default)
     if not 1 <= context * factor <= MAX_CONTEXT:
         raise scaling.error(

@@ -39,8 +39,8 @@ _DTYPES: Mapping[str, DTypeLike] = {
     "BF16": ml_dtypes.bfloat16,
 }
 _INFINITY: Mapping[str, int] = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}  # its bit pattern
-# Tensors that are ignored in a checkpoint: buffers that older versions of transformers saved, and
-# the copy of the embedding that some tools save with tied embeddings.
+# These tensors are ignored in a checkpoint. They are buffers that older versions of transformers
+# saved, and the copy of the embedding that some tools save with tied embeddings.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|lm_head\.weight")
 _BLOCK_BYTES = 16 << 20
 
@@ -130,7 +130,7 @@ class Checkpoint:
             )
 
     def are_copies(self, name: str, other: str) -> bool:
-        """Whether two tensors are equal bit for bit. Reads both block by block."""
+        """Return whether two tensors are equal bit for bit. Reads both block by block."""
         first, second = self._entries[name], self._entries[other]
         if (first.dtype, first.shape) != (second.dtype, second.shape):
             return False
@@ -153,7 +153,7 @@ class Checkpoint:
             mapped.madvise(mmap.MADV_DONTNEED, start, entry.stop - start)
 
     def close(self) -> None:
-        """Close the files. Views that are still in use keep theirs until they are deleted."""
+        """Close the files. Views that are still in use keep their files open."""
         for mapped in self._maps.values():
             try:
                 mapped.close()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mie.system.resources import read_file, usable_cpus
+from mie.system.resources import read_text, usable_cpus
 
 ASK_SECONDS = 180.0
 """Timeout in seconds, longer than any build or first compilation. A hung driver never answers."""
@@ -44,7 +44,7 @@ class Machine:
 
     def read(self, path: str) -> str | None:
         """Return the text of the file ``path``, or None if it cannot be read."""
-        return read_file(str(self.root / path.lstrip("/")))
+        return read_text(str(self.root / path.lstrip("/")))
 
     def read_all(self, pattern: str) -> list[str]:
         """Return the texts of the files that match, such as ``/sys/bus/pci/devices/*/vendor``."""

@@ -1,4 +1,4 @@
-"""Read JSON that other programs wrote: within a size, and without ambiguity."""
+"""Read JSON that other programs wrote, within limits and without ambiguity."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ The kernel reclaims the page cache when a process needs the memory.
 """
 
 
-def read_file(path: str) -> str | None:
+def read_text(path: str) -> str | None:
     """Return the file's text, or None."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
@@ -41,7 +41,7 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def available_cpus(read: Read = read_file) -> int:
+def available_cpus(read: Read = read_text) -> int:
     """Return how many CPUs threads can use continuously, given the affinity and the quota."""
     return whole_cpus(usable_cpus(), cpu_quota(read))
 
@@ -51,7 +51,7 @@ def whole_cpus(usable: int, quota: float | None) -> int:
     return usable if quota is None else max(1, min(usable, math.ceil(quota)))
 
 
-def cpu_quota(read: Read = read_file) -> float | None:
+def cpu_quota(read: Read = read_text) -> float | None:
     """Return the CPU quota of the process's control group, or None without a limit."""
     quotas = []
     for group in _groups(read, "cpu"):
@@ -62,7 +62,7 @@ def cpu_quota(read: Read = read_file) -> float | None:
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def available_bytes(read: Read = read_file) -> int:
+def available_bytes(read: Read = read_text) -> int:
     """Return how many bytes a program can allocate without swapping out others.
 
     This is Linux's MemAvailable, or what the control group has left if that is less. Other systems
@@ -74,12 +74,12 @@ def available_bytes(read: Read = read_file) -> int:
     return max(0, min([available, *(left for _, left in _memory_groups(read))]))
 
 
-def memory_limit(read: Read = read_file) -> int | None:
+def memory_limit(read: Read = read_text) -> int | None:
     """Return the memory limit of the process's control group in bytes, or None without one."""
     return min((limit for limit, _ in _memory_groups(read)), default=None)
 
 
-def memory_info(read: Read = read_file) -> dict[str, int]:
+def memory_info(read: Read = read_text) -> dict[str, int]:
     """Return the amounts in /proc/meminfo, in bytes: MemTotal, MemAvailable and more."""
     found = re.findall(r"^(\w+): +(\d+) kB$", read("/proc/meminfo") or "", re.MULTILINE)
     return {name: int(number) << 10 for name, number in found}
