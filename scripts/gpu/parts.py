@@ -62,26 +62,22 @@ def parity(run: Run, seconds: float) -> Outcome:
 
 def end_to_end(run: Run, seconds: float) -> Outcome:
     """Run the bundled model: float32 must give NumPy's tokens, and float16 must run."""
-    done = run.execute(run.child("end-to-end"), seconds)
-    if done.exit_code != 0:
-        return Outcome(status="failed", reason=how_it_ended(done, seconds))
-    details = json.loads(done.last_line)
-    wrong = [name for name, is_right in details["is_right"].items() if not is_right]
-    return Outcome(
-        status="failed" if wrong else "passed",
-        reason=f"other tokens than expected: {', '.join(wrong)}" if wrong else "",
-        details=details,
-    )
+    return outcome_of_child(run, "end-to-end", "is_right", "other tokens than expected", seconds)
 
 
 def graphs(run: Run, seconds: float) -> Outcome:
     """Compare captured steps with eager ones, bit for bit."""
-    done = run.execute(run.child("graphs"), seconds)
+    return outcome_of_child(run, "graphs", "is_equal", "other bits than eager", seconds)
+
+
+def outcome_of_child(run: Run, child: str, key: str, fault: str, seconds: float) -> Outcome:
+    """Run a child that prints a verdict for each dtype under ``key``, and report false ones."""
+    done = run.execute(run.child(child), seconds)
     if done.exit_code != 0:
         return Outcome(status="failed", reason=how_it_ended(done, seconds))
     details = json.loads(done.last_line)
-    wrong = [name for name, is_equal in details["is_equal"].items() if not is_equal]
-    reason = f"other bits than eager: {', '.join(wrong)}" if wrong else ""
+    wrong = [name for name, is_good in details[key].items() if not is_good]
+    reason = f"{fault}: {', '.join(wrong)}" if wrong else ""
     return Outcome(status="failed" if wrong else "passed", reason=reason, details=details)
 
 

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,17 +18,11 @@ from bench.cpu.entries import Entry, grouped
 from bench.cpu.metrics import END_TO_END, CpuWorkload, Limits, Sample, sample
 from bench.cpu.results import BASELINE, ONE_BY_ONE, ModelResults
 from bench.cpu.shapes import Costs, random_prompts, write_model
+from mie.system.resources import available_bytes
 
 MIN_SECONDS = 1.0
 WARM_UP = (8, 16, 8)
 """Requests, prompt tokens and new tokens of the first call. Its tokens are compared."""
-
-
-def available_memory() -> int:
-    """Return the bytes that processes can still allocate."""
-    found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
-    assert found is not None
-    return int(found[1]) << 10
 
 
 def agreement(tokens: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> str:
@@ -79,7 +72,7 @@ class ModelBench:
             name: entry.memory(self._costs, self._num_kv_tokens(entry))
             for name, entry in self._entries.items()
         }
-        groups = grouped(needs, 0.85 * available_memory()) if needs else []
+        groups = grouped(needs, 0.85 * available_bytes()) if needs else []
         for number, names in enumerate(groups):
             self._run_group(number, names)
         if not self._samples:
