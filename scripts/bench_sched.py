@@ -123,7 +123,9 @@ class Mie:
         params = SamplingParams(max_tokens=2 * sched_peers.NUM_STEPS_MAX, temperature=0)
         for token_ids in prompts(num_seqs, context):
             engine.add_request(token_ids, params)
-        while engine.scheduler.waiting or engine.scheduler._num_prefilling:
+        while engine.scheduler.waiting or any(
+            seq.is_prefilling for seq in engine.scheduler.running
+        ):
             engine.step()
         assert len(engine.scheduler.running) == num_seqs
         return engine.step
