@@ -36,7 +36,7 @@ from mie.reprs import count
 if TYPE_CHECKING:
     from mie.frontend.outputs import RequestOutput
     from mie.llm import LLM
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -227,7 +227,7 @@ class _Batch:
         if isinstance(request, RefusedRequest):
             self._report(request)
             return request
-        from mie.sched.params import RequestOutputKind
+        from mie.params.sampling import RequestOutputKind
 
         try:
             prompt, params = self._prepared(request)

@@ -15,7 +15,7 @@ from mie.errors import ConfigError
 
 if TYPE_CHECKING:
     from mie.llm import LLM
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
 DEFAULT_MODEL = "bundled"
 
@@ -174,7 +174,7 @@ def sampling_params(
     Raises:
         ConfigError: a value is out of range, or an override is no parameter.
     """
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
     limit = {"max_tokens": args.default_max_tokens}
     return SamplingParams(
@@ -184,7 +184,7 @@ def sampling_params(
 
 def report_sampling_defaults(args: argparse.Namespace, llm: LLM) -> None:
     """Say on standard error which defaults of the model are in force and change something."""
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
     neutral = SamplingParams()
     in_force = [

@@ -8,7 +8,7 @@ from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.config.engine import EngineConfig
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.text.tokenizer import Tokenizer
 
 

@@ -36,9 +36,11 @@ ROOMS = {
     "errors": Room(),
     "reprs": Room(),
     "system": Room(mie={"errors"}),
-    "memory": Room(mie={"arithmetic"}),
-    # level 1: arrays, settings, events, text
+    "stats": Room(),
+    "memory": Room(mie={"arithmetic", "stats.memory"}),
+    # level 1: arrays, settings, requests, events, text
     "config": Room(mie={"errors", "reprs"}),
+    "params": Room(mie={"config", "errors"}),
     "events": Room(mie={"errors", "system.files"}),
     "replay": Room(mie={"errors", "events"}),
     # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
@@ -53,19 +55,22 @@ ROOMS = {
         mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
     ),
     "model": Room(mie={"checkpoint", "ops.backend"}, packages={"numpy"}),
-    "sched": Room(mie={"arithmetic", "config", "errors", "memory"}),
-    # level 3
+    "sched": Room(mie={"arithmetic", "config", "errors", "memory", "params", "stats.request"}),
+    # level 3: it reads the private state of memory and sched
+    "audit": Room(mie={"memory", "sched"}),
     "engine": Room(
         mie={
             "arithmetic",
+            "audit.scheduler",
             "config",
             "errors",
             "events",
-            "memory.stats",
             "model.decoder",
             "ops.backend",
             "ops.sampling",
+            "params",
             "sched",
+            "stats",
             "system.interrupts",
         },
         packages={"numpy"},
@@ -84,6 +89,7 @@ ROOMS = {
             "ops",
             "ops_cpu",
             "ops_gpu",
+            "params.sampling",
             "sched",
             "system",
             "text.tokenizer",
@@ -95,8 +101,10 @@ ROOMS = {
             "config.request_limits",
             "engine",
             "errors",
+            "params",
             "reprs",
             "sched",
+            "stats",
             "system.interrupts",
             "text",
         },
@@ -109,7 +117,7 @@ ROOMS = {
             "errors",
             "frontend",
             "load.parts",
-            "sched",
+            "params",
             "text",
         },
     ),
@@ -120,7 +128,7 @@ ROOMS = {
             "errors",
             "frontend",
             "llm",
-            "sched",
+            "params",
             "text.pretrained",
         }
     ),
@@ -146,8 +154,8 @@ ROOMS = {
             "load",
             "ops.backend",
             "ops.sampling",
+            "params.sampling",
             "reprs",
-            "sched.params",
             "text.tokenizer",
         },
         packages={"numpy"},
@@ -162,6 +170,7 @@ ROOMS = {
             "events",
             "load",
             "memory",  # book.capacity fills it by hand
+            "params.sampling",
             "replay",
             "sched",
             "system.files",
@@ -181,8 +190,8 @@ ROOMS = {
             "frontend.outputs",
             "llm",
             "replay",
+            "params.sampling",
             "reprs",
-            "sched.params",
             "sim",
             "system",
             "version",
@@ -198,8 +207,8 @@ ROOMS = {
             "errors",
             "frontend",
             "llm",
-            "sched.beam_params",
-            "sched.params",
+            "params.beam_search",
+            "params.sampling",
             "system.logs",
             "version",
         }
@@ -225,7 +234,7 @@ NO_CLOCK = {"sched": {"time", "datetime", "random"}, "memory": {"time", "datetim
 """Standard modules that would make a room's results depend on more than its input."""
 
 MAX_LINES = 400
-DOCUMENTED = ("ops", "memory", "sched", "engine", "llm")
+DOCUMENTED = ("ops", "memory", "params", "sched", "stats", "engine", "llm")
 MUTABLE = {"dict", "list", "set", "bytearray", "defaultdict", "Counter", "deque", "OrderedDict"}
 MUTATORS = {"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"}
 CACHES = {"cache", "lru_cache"}

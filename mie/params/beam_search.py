@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mie.config.engine import check_switch, keyword_checked
 from mie.config.request_limits import DEFAULT_LIMITS
-from mie.sched import values
+from mie.params import values
 
 
 @keyword_checked

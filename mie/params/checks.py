@@ -6,8 +6,8 @@ from numbers import Integral
 
 from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
 from mie.errors import RequestError
-from mie.sched.params import SamplingParams
-from mie.sched.values import shown
+from mie.params.sampling import SamplingParams
+from mie.params.values import shown
 
 _AUTOMATIC_ID = re.compile(r"auto-\d+")
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from mie.config.engine import check_switch, keyword_checked
 from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
 from mie.errors import ConfigError, RequestError
-from mie.sched import values
-from mie.sched.unsupported import unsupported_refused
+from mie.params import values
+from mie.params.unsupported import unsupported_refused
 
 MAX_LOGIT_BIAS = 100.0
 

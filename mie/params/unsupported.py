@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from mie.errors import ConfigError
-from mie.sched.values import shown
+from mie.params.values import shown
 
 T = TypeVar("T")
 
