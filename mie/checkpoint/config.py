@@ -8,30 +8,28 @@ sizes that distinguish one model from another are required.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mie.checkpoint.json_reader import JsonReader, read_json_object
+from mie.checkpoint.json_reader import JsonReader
+from mie.checkpoint.layer_windows import read_layer_windows
 from mie.checkpoint.refusals import refuse_unsupported
+from mie.checkpoint.rope_config import RopeConfig, read_rope
 from mie.checkpoint.size_limits import (
     MAX_CONTEXT,
     MAX_EPS,
-    MAX_FACTOR,
+    MAX_JSON_BYTES,
     MAX_LAYERS,
-    MAX_THETA,
     MAX_TOKEN_IDS,
     MAX_VOCABULARY,
     MAX_WIDTH,
     MIN_EPS,
-    MIN_FACTOR,
-    MIN_THETA,
 )
-from mie.checkpoint.tensors import expected_tensors
-from mie.errors import ModelError, UnsupportedModelError
+from mie.errors import ModelError
+from mie.system.json_files import read_json_object
 
 # The defaults of transformers' configuration class for absent keys, by family. A key that is
 # present and null means "none", so these are merged under the file's own keys.
@@ -64,27 +62,6 @@ _MODEL_TYPES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 SUPPORTED_ARCHITECTURES = tuple(_FAMILY_DEFAULTS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeConfig:
-    """How positions turn into rotations. ``mie.model.rope`` has the formulas.
-
-    A field that the ``rope_type`` does not use keeps its default.
-    """
-
-    rope_type: str = "default"  # "default", "linear", "llama3" or "yarn"
-    theta: float = 10000.0
-    factor: float = 1.0  # how much the context is stretched
-    original_max_position_embeddings: int | None = None  # context of pretraining: llama3, yarn
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn
-    mscale: float | None = None  # yarn
-    mscale_all_dim: float | None = None  # yarn
-    truncate: bool = True  # yarn: round the ends of the ramp to whole channel pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +105,10 @@ class ModelConfig:
             raise ModelError(f"model directory {directory} does not exist, or is not a directory")
         if not os.path.lexists(path):
             raise ModelError(f"{directory} is not a model directory: it has no config.json")
-        config = read_json_object(path)
+        config = read_json_object(path, MAX_JSON_BYTES, ModelError)
         generation = path.with_name("generation_config.json")
         if os.path.lexists(generation):
-            eos = read_json_object(generation).get("eos_token_id")
+            eos = read_json_object(generation, MAX_JSON_BYTES, ModelError).get("eos_token_id")
             config = config if eos is None else {**config, "eos_token_id": eos}
         if overrides:
             return cls.from_hf({**config, **overrides}, source=f"{path} with hf_overrides")
@@ -172,11 +149,6 @@ class ModelConfig:
             original = self.rope.original_max_position_embeddings or self.max_position_embeddings
             return max(self.max_position_embeddings, int(original * self.rope.factor))
         return self.max_position_embeddings
-
-    @property
-    def num_parameters(self) -> int:
-        """The number of weights of the model. Tied embeddings count once."""
-        return sum(math.prod(shape) for shape in expected_tensors(self).values())
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Return the bytes of keys and values of one token in all layers.
@@ -221,10 +193,10 @@ def _read_config(reader: JsonReader, architecture: str) -> ModelConfig:
         o_bias=attention_bias and architecture != "Qwen2ForCausalLM",
         mlp_bias=reader.flag("mlp_bias", default=False),
         qk_norm=architecture == "Qwen3ForCausalLM",
-        layer_windows=_layer_windows(reader, architecture, num_layers),
-        rope=_rope(reader),
-        bos_token_id=_bos_token_id(reader, vocab_size),
-        eos_token_ids=_eos_token_ids(reader, vocab_size),
+        layer_windows=read_layer_windows(reader, architecture, num_layers),
+        rope=read_rope(reader),
+        bos_token_id=next(iter(_token_ids(reader, "bos_token_id", vocab_size)), None),
+        eos_token_ids=_token_ids(reader, "eos_token_id", vocab_size),
         dtype=_dtype(reader),
     )
 
@@ -251,134 +223,6 @@ def _head_dim(reader: JsonReader, hidden_size: int, num_heads: int) -> int:
     if head_dim % 2:
         raise reader.error("head_dim", "must be even (RoPE turns pairs of channels)", head_dim)
     return head_dim
-
-
-def _layer_windows(
-    reader: JsonReader, architecture: str, num_layers: int
-) -> tuple[int | None, ...]:
-    """Return the sliding window of each layer, by the rules of its family."""
-    window = _sliding_window(reader, architecture)
-    rule = _default_layer_types(reader, architecture, window, num_layers)
-    layer_types = reader.texts("layer_types") or rule
-    if len(layer_types) != num_layers:
-        raise reader.error(
-            "layer_types", f"must name num_hidden_layers ({num_layers}) layers", len(layer_types)
-        )
-    if layer_types != rule and not architecture.startswith("Qwen"):
-        # transformers ignores the key in these families, so the author's intention is unclear.
-        raise UnsupportedModelError(
-            f"{reader.source}: layer_types that differ from layer to layer are not supported in "
-            f"{architecture}; supported in Qwen2ForCausalLM, Qwen3ForCausalLM"
-        )
-    if window is None and "sliding_attention" in layer_types:
-        raise ModelError(
-            f"{reader.source}: layer_types asks for sliding_attention, but sliding_window is null "
-            "or use_sliding_window is false; set both, or name those layers full_attention"
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
-
-
-def _sliding_window(reader: JsonReader, architecture: str) -> int | None:
-    if architecture == "LlamaForCausalLM":
-        return None
-    window = reader.optional_integer("sliding_window", maximum=MAX_CONTEXT)
-    if architecture == "MistralForCausalLM":
-        return window
-    return window if reader.flag("use_sliding_window", default=False) else None
-
-
-def _default_layer_types(
-    reader: JsonReader, architecture: str, window: int | None, num_layers: int
-) -> tuple[str, ...]:
-    """Return Mistral's default (all layers slide) or Qwen's (from ``max_window_layers`` on)."""
-    if window is None:
-        first_sliding = num_layers
-    elif architecture == "MistralForCausalLM":
-        first_sliding = 0
-    else:
-        first_sliding = reader.integer("max_window_layers", minimum=0, maximum=MAX_WIDTH)
-    return tuple(
-        "full_attention" if layer < first_sliding else "sliding_attention"
-        for layer in range(num_layers)
-    )
-
-
-def _rope(reader: JsonReader) -> RopeConfig:
-    scaling = reader.nested(
-        "rope_scaling" if reader.values.get("rope_scaling") else "rope_parameters"
-    )
-    rope_type = scaling.text("rope_type", default=scaling.text("type", default="default"))
-    outside = reader.number("rope_theta", default=10000.0, low=MIN_THETA, high=MAX_THETA)
-    theta = scaling.number("rope_theta", default=outside, low=MIN_THETA, high=MAX_THETA)
-    if rope_type == "default":
-        return RopeConfig(theta=theta)
-    context = reader.integer("max_position_embeddings", maximum=MAX_CONTEXT)
-    if rope_type == "linear":
-        return RopeConfig(rope_type=rope_type, theta=theta, factor=_stretch(scaling, context))
-    name = "original_max_position_embeddings"
-    original = reader.optional_integer(name, maximum=MAX_CONTEXT)
-    original = original or scaling.optional_integer(name, maximum=MAX_CONTEXT)
-    if rope_type == "llama3":
-        return _llama3_rope(scaling, theta, original)
-    return _yarn_rope(scaling, theta, original, context)
-
-
-def _factor(scaling: JsonReader, key: str, default: float | None = None) -> float:
-    return scaling.number(key, default=default, low=MIN_FACTOR, high=MAX_FACTOR)
-
-
-def _stretch(scaling: JsonReader, context: int, default: float | None = None) -> float:
-    """Return the factor that stretches ``context``, which must give a context within the limit."""
-    factor = _factor(scaling, "factor", default)
-    if not 1 <= context * factor <= MAX_CONTEXT:
-        raise scaling.error(
-            "factor", f"must turn a context of {context} into one of 1 … {MAX_CONTEXT}", factor
-        )
-    return factor
-
-
-def _llama3_rope(scaling: JsonReader, theta: float, original: int | None) -> RopeConfig:
-    low, high = _factor(scaling, "low_freq_factor"), _factor(scaling, "high_freq_factor")
-    if high <= low:
-        raise scaling.error("high_freq_factor", f"must exceed low_freq_factor ({low:g})", high)
-    return RopeConfig(
-        rope_type="llama3",
-        theta=theta,
-        factor=_factor(scaling, "factor"),
-        original_max_position_embeddings=original,
-        low_freq_factor=low,
-        high_freq_factor=high,
-    )
-
-
-def _yarn_rope(
-    scaling: JsonReader, theta: float, original: int | None, max_position_embeddings: int
-) -> RopeConfig:
-    context = original or max_position_embeddings
-    return RopeConfig(
-        rope_type="yarn",
-        theta=theta,
-        factor=_stretch(scaling, context, max_position_embeddings / context),
-        original_max_position_embeddings=original,
-        beta_fast=_factor(scaling, "beta_fast", 32.0),
-        beta_slow=_factor(scaling, "beta_slow", 1.0),
-        attention_factor=scaling.optional_number(
-            "attention_factor", low=MIN_FACTOR, high=MAX_FACTOR
-        ),
-        # Zero stands for "not set".
-        mscale=scaling.optional_number("mscale", low=0.0, high=MAX_FACTOR),
-        mscale_all_dim=scaling.optional_number("mscale_all_dim", low=0.0, high=MAX_FACTOR),
-        truncate=scaling.flag("truncate", default=True),
-    )
-
-
-def _bos_token_id(reader: JsonReader, vocab_size: int) -> int | None:
-    ids = _token_ids(reader, "bos_token_id", vocab_size)
-    return ids[0] if ids else None
-
-
-def _eos_token_ids(reader: JsonReader, vocab_size: int) -> tuple[int, ...]:
-    return _token_ids(reader, "eos_token_id", vocab_size)
 
 
 def _token_ids(reader: JsonReader, key: str, vocab_size: int) -> tuple[int, ...]:

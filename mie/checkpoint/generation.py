@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mie.checkpoint.json_reader import JsonReader, read_json_object
+from mie.checkpoint.json_reader import JsonReader
+from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.errors import ConfigError, ModelError
+from mie.system.json_files import read_json_object
 
 FILE_NAME = "generation_config.json"
 
@@ -30,7 +32,7 @@ class GenerationConfig:
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
-    """The file's ids, in addition to the model's."""
+    """The end-of-sequence ids of the file, in addition to the model's."""
     source: str = "vllm"
 
     @classmethod
@@ -56,7 +58,7 @@ class GenerationConfig:
             known = ", ".join(_PARAMETERS)
             raise ConfigError(f"override_generation_config has no key {key!r}; it takes {known}")
         path = None if where == "vllm" else _file(directory, where)
-        values = {} if path is None else read_json_object(path)
+        values = {} if path is None else read_json_object(path, MAX_JSON_BYTES, ModelError)
         return cls(
             sampling={
                 name: value

@@ -2,72 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from mie.checkpoint.size_limits import MAX_JSON_BYTES, MAX_JSON_DIGITS
 from mie.errors import ModelError, shown
-from mie.system.files import read_file
-
-
-def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Return the JSON object in ``path``.
-
-    Raises:
-        ModelError: the file is missing or unreadable, is not a regular file, is longer than
-            ``max_bytes``, is not JSON, or holds something other than an object. The message names
-            the file.
-    """
-    try:
-        data = read_file(path, max_bytes)
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-    try:
-        value = parse_json(data)
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object, got {_json_type(value)}")
-    return value
-
-
-def parse_json(data: bytes, *, allow_repeats: bool = True) -> Any:
-    """Parse the JSON text ``data``.
-
-    An object that repeats a name is refused, because programs differ in which value they take.
-    ``allow_repeats`` accepts it if both values are equal.
-
-    Raises:
-        ValueError: it is not JSON in UTF-8, repeats a name, or has an integer of too many digits.
-        RecursionError: it is nested too deeply.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) == len(pairs):
-            return values
-        seen: dict[str, Any] = {}
-        for name, value in pairs:
-            if name in seen and not (allow_repeats and seen[name] == value):
-                raise ValueError(f"{shown(name)} is given twice")
-            seen[name] = value
-        return values
-
-    return json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique, parse_int=_integer)
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > MAX_JSON_DIGITS:
-        raise ValueError(f"an integer has {len(digits):,} digits; the limit is {MAX_JSON_DIGITS:,}")
-    return int(digits)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JsonReader:
-    """Looks up values by key and raises ModelError, naming ``source`` and the key, for a bad one.
+    """Looks up values by key. A bad value raises ModelError with ``source`` and the key.
 
     ``null`` counts as absent, because Hugging Face writes it for "not set". An absent key without a
     default is an error.
@@ -149,8 +93,3 @@ class JsonReader:
         if value is None:
             raise ModelError(f"{self.source}: required key {key!r} is missing")
         return value
-
-
-def _json_type(value: object) -> str:
-    names = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -80,7 +80,7 @@ def refuse_unsupported(
         source: the file's name in messages.
 
     Raises:
-        UnsupportedModelError: naming everything that is not implemented, not just the first.
+        UnsupportedModelError: something is not implemented. The message names all of it.
     """
     problems = [
         *_architecture_problems(architecture, supported),

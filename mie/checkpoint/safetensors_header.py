@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mie.checkpoint.json_reader import parse_json
 from mie.checkpoint.size_limits import MAX_DIMENSIONS, MAX_HEADER_BYTES
 from mie.errors import WeightsError, shown
 from mie.system.files import open_file
+from mie.system.json_files import parse_json
 
 _LENGTH = struct.Struct("<Q")
 _BITS = {

@@ -23,9 +23,6 @@ MAX_SHARDS = 1024
 MAX_NAME_BYTES = 255
 """Bytes of a file name, as Linux allows it."""
 
-MAX_JSON_DIGITS = 1000
-"""Digits of an integer in JSON. Parsing takes time that grows with their square."""
-
 MAX_DIMENSIONS = 8
 """Dimensions of a tensor. A model's tensors have one or two."""
 

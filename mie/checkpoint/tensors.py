@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
 
-if TYPE_CHECKING:
-    from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.config import ModelConfig
 
 Shape = tuple[int, ...]
 
@@ -25,6 +24,11 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     if not config.tie_word_embeddings:
         tensors["lm_head.weight"] = (vocab, hidden)
     return tensors
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Return the number of weights of the model. Tied embeddings count once."""
+    return sum(math.prod(shape) for shape in expected_tensors(config).values())
 
 
 def _layer_tensors(config: ModelConfig) -> dict[str, Shape]:

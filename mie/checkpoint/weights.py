@@ -21,12 +21,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mie.checkpoint.json_reader import read_json_object
 from mie.checkpoint.safetensors_header import TensorEntry, read_header
 from mie.checkpoint.size_limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_SHARDS
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.errors import ModelError, WeightsError, shown
 from mie.system.files import open_file
+from mie.system.json_files import read_json_object
 
 __all__ = ["Checkpoint", "check_tied_head", "expected_tensors", "non_finite_tensors"]
 
@@ -39,8 +39,8 @@ _DTYPES: Mapping[str, DTypeLike] = {
     "BF16": ml_dtypes.bfloat16,
 }
 _INFINITY: Mapping[str, int] = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}  # its bit pattern
-# Tensors that are ignored in a checkpoint: buffers that older versions of transformers saved, and
-# the copy of the embedding that some tools save with tied embeddings.
+# These tensors are ignored in a checkpoint. They are buffers that older versions of transformers
+# saved, and the copy of the embedding that some tools save with tied embeddings.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|lm_head\.weight")
 _BLOCK_BYTES = 16 << 20
 
@@ -130,7 +130,7 @@ class Checkpoint:
             )
 
     def are_copies(self, name: str, other: str) -> bool:
-        """Whether two tensors are equal bit for bit. Reads both block by block."""
+        """Return whether two tensors are equal bit for bit. Reads both block by block."""
         first, second = self._entries[name], self._entries[other]
         if (first.dtype, first.shape) != (second.dtype, second.shape):
             return False
@@ -153,7 +153,7 @@ class Checkpoint:
             mapped.madvise(mmap.MADV_DONTNEED, start, entry.stop - start)
 
     def close(self) -> None:
-        """Close the files. Views that are still in use keep theirs until they are deleted."""
+        """Close the files. Views that are still in use keep their files open."""
         for mapped in self._maps.values():
             try:
                 mapped.close()
@@ -276,7 +276,7 @@ def _read_headers(directory: Path, names: Iterable[str]) -> dict[str, dict[str, 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
     try:
-        weight_map = read_json_object(index, MAX_HEADER_BYTES).get("weight_map")
+        weight_map = read_json_object(index, MAX_HEADER_BYTES, ModelError).get("weight_map")
     except ModelError as error:
         raise WeightsError(str(error)) from error
     if not isinstance(weight_map, dict) or not weight_map:

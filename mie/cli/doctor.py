@@ -7,10 +7,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from mie.doctor.gpu import gpu_checks
-from mie.doctor.host import host_checks
+from mie.doctor.diagnosis import BACKENDS, BackendTrial, Diagnosis, examine
 from mie.doctor.machine import Machine
-from mie.doctor.report import BACKENDS, BackendReport, Check, Report, try_backend
+from mie.doctor.survey import Check
 from mie.version import __version__
 
 _EPILOG = """\
@@ -52,27 +51,19 @@ def add_parser(
 def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
     """Prints the report on ``machine``, by default this one; 1 if the asked backend is not fit."""
     backends = (args.backend,) if args.backend else BACKENDS
-    report = examine(machine or Machine(), backends)
+    diagnosis = examine(machine or Machine(), backends)
     if args.json:
-        print(json.dumps({"mie": __version__, **asdict(report)}, indent=2))
+        print(json.dumps({"mie": __version__, **asdict(diagnosis)}, indent=2))
     else:
-        print(render(report))
-    asked_and_failed = args.backend and not all(each.works for each in report.backends)
+        print(render(diagnosis))
+    asked_and_failed = args.backend and not all(each.works for each in diagnosis.backends)
     return 1 if asked_and_failed else 0
 
 
-def examine(machine: Machine, backends: tuple[str, ...] = BACKENDS) -> Report:
-    """The report on ``machine``, after trying ``backends``."""
-    return Report(
-        checks=(*host_checks(machine), *gpu_checks(machine)),
-        backends=tuple(try_backend(machine, name) for name in backends),
-    )
-
-
-def render(report: Report) -> str:
+def render(diagnosis: Diagnosis) -> str:
     """The report as text for people, one fact a line, each remedy below what it mends."""
-    lines = [line for check in report.checks for line in _check_lines(check)]
-    return "\n".join([*lines, "", *map(_backend_line, report.backends)])
+    lines = [line for check in diagnosis.checks for line in _check_lines(check)]
+    return "\n".join([*lines, "", *map(_backend_line, diagnosis.backends)])
 
 
 def _check_lines(check: Check) -> Iterator[str]:
@@ -81,6 +72,6 @@ def _check_lines(check: Check) -> Iterator[str]:
         yield f"{'':<23} remedy: {check.remedy}"
 
 
-def _backend_line(backend: BackendReport) -> str:
+def _backend_line(backend: BackendTrial) -> str:
     verdict = "works" if backend.works else f"does not work: {backend.reason}"
     return f"backend  {backend.name:<14} {verdict}"

@@ -14,11 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.json_reader import read_json_object
 from mie.checkpoint.locate import locate_model
+from mie.checkpoint.size_limits import MAX_JSON_BYTES
+from mie.checkpoint.tensors import num_parameters
 from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
 from mie.config.sizes import format_size, size_argument
 from mie.errors import ModelError, UnsupportedModelError, WeightsError, shown_text
+from mie.system.json_files import read_json_object
 
 _EPILOG = """\
 exit codes:
@@ -142,9 +144,9 @@ def inspect_model(
         supported=True,
         problem=weights.problem,
         config=config,
-        num_parameters=config.num_parameters,
+        num_parameters=num_parameters(config),
         weights_bytes=weights.num_bytes,
-        weights_bytes_float32=4 * config.num_parameters,
+        weights_bytes_float32=4 * num_parameters(config),
         weights_dtypes=weights.dtypes,
         kv_bytes_per_token_float32=per_token[4],
         kv_bytes_per_token_float16=per_token[2],
@@ -190,7 +192,7 @@ def _architecture_name(directory: Path) -> str:
     path = directory / "config.json"
     if not os.path.lexists(path):
         raise ModelError(f"{directory} is not a model directory: it has no config.json")
-    config = read_json_object(path)
+    config = read_json_object(path, MAX_JSON_BYTES, ModelError)
     names = config.get("architectures") or [config.get("model_type")]
     name = names[0] if isinstance(names, list) else None
     if not isinstance(name, str) or not name:

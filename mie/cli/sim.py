@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mie.checkpoint.tensors import num_parameters
 from mie.cli.bench_options import costs_as_place, simulated_config
 from mie.cli.bench_report import number, place_line, table
 from mie.cli.options import add_engine_options
@@ -106,7 +107,7 @@ def _run_devices(args: argparse.Namespace) -> int:
     for name, device in DEVICES.items():
         print(f"\n{name}: {device.source}.")
     models = {name: find_shape(name) for name in (*SHAPES, "bundled")}
-    sizes = [(name, f"{model.num_parameters:,}") for name, model in models.items()]
+    sizes = [(name, f"{num_parameters(model):,}") for name, model in models.items()]
     print()
     print("\n".join(table(("model", "parameters"), sizes)))
     return 0

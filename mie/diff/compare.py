@@ -18,9 +18,9 @@ from mie.diff.measure import (
     quotients,
 )
 from mie.diff.recording import Change, Observer, RecordingBackend, Spot
-from mie.diff.report import Candidate, OperatorErrors, Place, Report, Side, TokenPart
+from mie.diff.report import Candidate, DiffReport, OperatorErrors, Place, Side, TokenPart
 from mie.diff.tolerances import Limits
-from mie.diff.workload import Workload
+from mie.diff.workload import DiffWorkload
 from mie.errors import ConfigError
 from mie.load.backends import SETTINGS, load_backend
 from mie.load.engine import load_engine
@@ -41,18 +41,18 @@ class _Run:
     greedy: list[list[int]] = field(default_factory=list)
     """For each step and row, the token of the largest logit."""
     coverage: dict[str, int] = field(default_factory=dict)
-    """What the schedule exercised, by the field names of `Report`."""
+    """What the schedule exercised, by the field names of `DiffReport`."""
 
 
 def compare(
-    workload: Workload,
+    workload: DiffWorkload,
     a: Side,
     b: Side,
     *,
     inject: Injection | None = None,
     isolate: bool = False,
     on_side: Callable[[str, Side], object] = lambda name, side: None,
-) -> Report:
+) -> DiffReport:
     """Compare ``b`` with the reference ``a``.
 
     A runs freely and B is forced to A's tokens, with the same prompts and the same schedule, so
@@ -86,7 +86,7 @@ def compare(
     forced = _run(workload, b, comparison.observe, comparison.change, free.tokens)
     assert free.rows == forced.rows, "the two sides were scheduled differently"
     assert comparison.num_calls == len(recorded), "the two sides made different calls"
-    return Report(
+    return DiffReport(
         model=workload.model,
         a=a,
         b=b,
@@ -104,7 +104,7 @@ def compare(
 
 
 def _run(
-    workload: Workload,
+    workload: DiffWorkload,
     side: Side,
     observe: Observer,
     change: Change | None = None,
@@ -151,7 +151,7 @@ def _run(
     return run
 
 
-def _config(workload: Workload, side: Side) -> EngineConfig:
+def _config(workload: DiffWorkload, side: Side) -> EngineConfig:
     """Return the workload's config with the side's settings, which must not change the schedule."""
     own = SETTINGS.get(side.backend, ())
     refuse_unknown(f"the {side.backend} backend", side.settings, own)

@@ -95,7 +95,7 @@ class TokenPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class DiffReport:
     """The comparison of two sides over one workload."""
 
     model: str

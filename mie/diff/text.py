@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from mie.diff.report import Candidate, OperatorErrors, Place, Report, TokenPart
+from mie.diff.report import Candidate, DiffReport, OperatorErrors, Place, TokenPart
 from mie.reprs import count
 
 COLUMNS = ("operator", "layer", "max abs", "max rel", "row rel", "max ULP", "allowed", "")
@@ -10,7 +10,7 @@ _WIDTHS = (-15, 5, 8, 8, 8, 11, 8, 5)
 """Column widths of the table. Negative ones are left-aligned."""
 
 
-def lines(report: Report, *, layers: bool = False) -> Iterator[str]:
+def lines(report: DiffReport, *, layers: bool = False) -> Iterator[str]:
     """Yield the whole report. With ``layers`` each layer has a line, else each operator's worst."""
     title = [f"A {report.a}", f"B {report.b}", report.model]
     yield from [" · ".join(title)] if len(" · ".join(title)) <= 80 else title
@@ -27,7 +27,7 @@ def lines(report: Report, *, layers: bool = False) -> Iterator[str]:
         yield from ["", *_candidates(part)]
 
 
-def coverage(report: Report) -> Iterator[str]:
+def coverage(report: DiffReport) -> Iterator[str]:
     """Describe what the workload exercised."""
     yield (
         f"{count(report.num_prompts, 'prompt')}, {count(report.num_tokens, 'new token')} · "
@@ -59,7 +59,7 @@ def number(value: float) -> str:
     return f"{value:.1e}" if value else "0"
 
 
-def verdict(report: Report) -> Iterator[str]:
+def verdict(report: DiffReport) -> Iterator[str]:
     """State whether the two agree, and where they differ."""
     if report.inject is not None:
         yield f"B was made wrong on purpose: one element of every result of {report.inject}."
@@ -81,7 +81,7 @@ def difference(place: Place) -> str:
     return f"A {place.a:.8g}, B {place.b:.8g}: {relative}"
 
 
-def tokens(report: Report) -> Iterator[str]:
+def tokens(report: DiffReport) -> Iterator[str]:
     """State whether the two would have chosen the same tokens."""
     if not report.tokens:
         yield f"Tokens: both choose the same {report.num_tokens}."

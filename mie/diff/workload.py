@@ -13,7 +13,7 @@ from mie.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class DiffWorkload:
     """Greedy answers to prompts of token ids, all sent at once.
 
     A small budget cuts prompts into chunks, so a later prompt runs together with the earlier ones'
@@ -62,7 +62,7 @@ def workload_of_texts(
     max_tokens: int,
     block_size: int,
     max_num_batched_tokens: int,
-) -> Workload:
+) -> DiffWorkload:
     """Return the workload of text prompts for a model by its name.
 
     Raises:
@@ -71,7 +71,7 @@ def workload_of_texts(
     """
     directory = locate_model(model)
     tokenizer = Tokenizer.load(directory, ModelConfig.load(directory).vocab_size)
-    return Workload(
+    return DiffWorkload(
         directory=directory,
         model=model,
         prompts=[tokenizer.encode(text) for text in texts],

@@ -15,7 +15,7 @@ from mie.checkpoint.tensors import expected_tensors
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, TooLittleMemoryError
 from mie.ops.backend import Backend, KVCacheShape, Memory
-from mie.system.host_memory import available_bytes
+from mie.system.resources import available_bytes
 
 DEFAULT_KV_CACHE_BYTES = 4 << 30
 """Default maximum of the KV cache in memory that other programs share.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from mie.checkpoint.config import RopeConfig
+    from mie.checkpoint.rope_config import RopeConfig
 
 FloatArray: TypeAlias = NDArray[np.float64]
 

@@ -30,7 +30,7 @@ from mie.ops_cpu.linear.tiled import TiledMatrix, TiledPlan
 from mie.ops_cpu.threads.blas import Blas
 from mie.ops_cpu.threads.workers import Workers
 from mie.system.cache_dir import CacheError, open_cache
-from mie.system.cpus import available_cpus
+from mie.system.resources import available_cpus
 
 
 class CpuBackend(NumpyBackend):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mie.ops.backend import Memory
-from mie.system.host_memory import available_bytes
+from mie.system.resources import available_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

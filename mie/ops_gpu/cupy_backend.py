@@ -54,7 +54,7 @@ def _in_queue(
     return inside
 
 
-class Linear(NamedTuple):
+class CupyLinear(NamedTuple):
     """A matrix [N, K], as checkpoints store it, and its bias [N]."""
 
     weight: Array
@@ -192,12 +192,12 @@ class CupyBackend:
         shape: tuple[int, int],
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
-    ) -> Linear:
+    ) -> CupyLinear:
         weight = self.load_embedding(shape, blocks)
-        return Linear(weight, None if bias is None else self.load_vector(bias))
+        return CupyLinear(weight, None if bias is None else self.load_vector(bias))
 
-    def tie_linear(self, embedding: Array) -> Linear:
-        return Linear(embedding, None)
+    def tie_linear(self, embedding: Array) -> CupyLinear:
+        return CupyLinear(embedding, None)
 
     @_in_queue
     def load_rope(self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int) -> Array:
@@ -253,7 +253,7 @@ class CupyBackend:
         grid = (ceil_div(num_tokens * count, warps),)
         kernel(grid, (32 * warps,), (qkv, weight, *sizes, np.float32(eps)))
 
-    def linear(self, x: Array, weight: Linear, residual: Array | None = None) -> Array:
+    def linear(self, x: Array, weight: CupyLinear, residual: Array | None = None) -> Array:
         shape = (len(x), len(weight.weight))
         name = f"linear {shape[1]}"  # the decoder's matrices without a residual differ in width
         out = self._empty(name, shape, x.dtype) if residual is None else residual

@@ -1,7 +1,7 @@
-"""Folders of the user's cache: private, or not used.
+"""Use a folder of the user's cache only if it is private.
 
-What lies in a cache decides how a program computes, or is loaded into it as code. So a folder is
-used only if no other user can have put anything there, and so is a file.
+A cache decides how a program computes, or is loaded into it as code. So a folder or a file is used
+only if no other user can have written to it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MAX_JSON_BYTES = 1 << 20
-"""Of a file that is read. Those that mie writes are far smaller."""
+MAX_BYTES = 1 << 20
+"""Bytes of a JSON file that is read. Those that mie writes are far smaller."""
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
-"""A pipe does not make `open` wait, and a link is refused."""
+"""Flags with which a pipe does not make `open` wait, and a link is refused."""
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -30,8 +30,8 @@ class CacheError(Exception):
 def cache_path(name: str, environment: Mapping[str, str] = os.environ) -> Path:
     """Return where the cache ``name`` of mie belongs, whether it exists or not.
 
-    That is in $XDG_CACHE_HOME, or in ~/.cache where the variable is not set or is a relative path,
-    which the XDG Base Directory Specification says to ignore.
+    That is in $XDG_CACHE_HOME, or in ~/.cache without the variable. The XDG Base Directory
+    Specification says to ignore a relative path in it.
 
     Raises:
         CacheError: the user has no home directory.
@@ -47,7 +47,7 @@ def cache_path(name: str, environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def open_cache(name: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of the cache ``name``, which exists now and is private.
+    """Make the folder of the cache ``name`` if needed, and return it. It is private.
 
     Raises:
         CacheError: it cannot be made, or other users may have written to it or to its parent.
@@ -72,19 +72,19 @@ def is_private_file(path: Path) -> bool:
 
 
 def read_json(path: Path) -> Any:
-    """Return what the file holds; None if it is missing, damaged, too large or not private."""
+    """Return the file's content, or None if it is missing, damaged, too large or not private."""
     with suppress(OSError, ValueError, RecursionError):
         handle = os.open(path, _OPEN)
         with open(handle, "rb") as file:
             about = os.fstat(handle)
             if stat.S_ISREG(about.st_mode) and _is_private(about):
-                text = file.read(MAX_JSON_BYTES + 1)
-                return json.loads(text) if len(text) <= MAX_JSON_BYTES else None
+                text = file.read(MAX_BYTES + 1)
+                return json.loads(text) if len(text) <= MAX_BYTES else None
     return None
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Put ``content`` in the file, whole or not at all.
+    """Write ``content`` to the file atomically.
 
     Raises:
         CacheError: it cannot be written.
@@ -103,19 +103,23 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def _make(path: Path) -> None:
-    """Make the folder and those above it that are missing, closed to others whatever the umask."""
+    """Make the folder and its missing parents with mode 0700, independent of the umask."""
     if path.is_dir():
         return
     _make(path.parent)
-    with suppress(FileExistsError):  # another process was faster, or it is no folder
+    with suppress(FileExistsError):  # another process was faster, or it is not a folder
         path.mkdir(mode=0o700)
 
 
 def _check(folder: Path) -> None:
-    """Raise `CacheError` unless the folder is private; close it to readers."""
+    """Check that no other user can write to the folder, and close it to readers.
+
+    Raises:
+        CacheError: it is not private.
+    """
     about = os.stat(folder)
     if not stat.S_ISDIR(about.st_mode):
-        raise CacheError(f"the cache {folder} cannot be used: it is no folder")
+        raise CacheError(f"the cache {folder} cannot be used: it is not a folder")
     owner = os.geteuid()
     if about.st_uid != owner or os.lstat(folder).st_uid != owner:
         raise CacheError(
@@ -124,8 +128,8 @@ def _check(folder: Path) -> None:
         )
     if about.st_mode & _WRITABLE_BY_OTHERS:
         raise CacheError(
-            f"the cache {folder} is not used: other users may write to it (remove it, and it is "
-            "made anew, with mode 0700)"
+            f"the cache {folder} is not used: other users may write to it (remove it: mie "
+            "makes a new one with mode 0700)"
         )
     if stat.S_IMODE(about.st_mode) != 0o700:
         folder.chmod(0o700)

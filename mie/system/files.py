@@ -1,7 +1,7 @@
-"""Opening files that somebody else wrote: regular ones, of a bounded size, without waiting.
+"""Open untrusted files: regular ones, of a limited size, without waiting.
 
-A model directory or a trace comes from a stranger. Under the name of a file it can hold a link to
-an endless device, or a pipe that nothing writes to. Both are refused before anything is read.
+A model directory or a trace comes from a stranger. Its files can be links to an endless device, or
+pipes that have no writer. Both are refused before anything is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS = (
 def open_file(path: str | PathLike[str], *, allow_pipe: bool = False) -> BinaryIO:
     """Open a regular file for reading, or a pipe where the caller allows one.
 
-    The call never waits: a pipe that has no writer is empty.
+    The call never waits. A pipe without a writer is empty.
 
     Raises:
         OSError: the file cannot be opened, or is something else. Its ``strerror`` says why.
@@ -47,13 +47,13 @@ def open_file(path: str | PathLike[str], *, allow_pipe: bool = False) -> BinaryI
 
 
 def read_file(path: str | PathLike[str], max_bytes: int) -> bytes:
-    """The bytes of a regular file.
+    """Return the bytes of a regular file.
 
     Raises:
         OSError: the file cannot be opened, is not a regular file, or is longer than ``max_bytes``.
     """
     with open_file(path) as file:
-        data = file.read(max_bytes + 1) or b""  # None: a file of /proc has nothing to say yet
+        data = file.read(max_bytes + 1) or b""  # None: a file of /proc has no data yet
     if len(data) > max_bytes:
         raise OSError(
             errno.EFBIG, f"it has more than {max_bytes:,} bytes, which is the limit", str(path)

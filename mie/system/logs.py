@@ -1,6 +1,6 @@
-"""Logging by Python's rules for libraries: loggers under "mie", and no output of their own.
+"""Log by Python's rules for libraries: to loggers under "mie", and without own output.
 
-``MIE_LOGGING_LEVEL`` sets the level. The command line shows the records; a program that uses the
+``MIE_LOGGING_LEVEL`` sets the level. The command line shows the records. A program that uses the
 library sees them after ``logging.basicConfig()``.
 """
 
@@ -18,7 +18,7 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def set_up_logging() -> None:
-    """Set the level that ``MIE_LOGGING_LEVEL`` names; without it, the program's own holds."""
+    """Set the level that ``MIE_LOGGING_LEVEL`` names. Without it, the program's own level holds."""
     logger = logging.getLogger("mie")
     logger.addHandler(logging.NullHandler())
     level = os.environ.get("MIE_LOGGING_LEVEL", "").upper()
@@ -49,7 +49,7 @@ class _Format(logging.Formatter):
 
 
 class _Step(Protocol):
-    """What is needed of a step's statistics."""
+    """The statistics of a step that `PreemptionWarnings` needs."""
 
     @property
     def step(self) -> int: ...
@@ -59,7 +59,7 @@ class _Step(Protocol):
 
 
 class PreemptionWarnings:
-    """An observer of an engine that warns of preemptions, once in many steps at most."""
+    """An observer of an engine that warns of preemptions, at most once in many steps."""
 
     def __init__(self, steps_between: int = 1000) -> None:
         self._logger = logging.getLogger("mie.engine.engine")
@@ -69,7 +69,7 @@ class PreemptionWarnings:
         self._next_step = 0
 
     def __call__(self, stats: _Step) -> None:
-        """Count what the step preempted, and warn when the last warning is long ago."""
+        """Count the step's preemptions, and warn if the last warning is long ago."""
         self._num_new += stats.num_preempted
         self._num_in_all += stats.num_preempted
         if not self._num_new or stats.step < self._next_step:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from mie.errors import TokenizerError
 from mie.system.files import read_file
+from mie.system.json_files import read_json_object
 from mie.text.printable import printable
 
 FILE_NAME = "tokenizer_config.json"
@@ -47,7 +47,7 @@ class TokenizerConfig:
         path = directory / FILE_NAME
         if not path.exists():
             return cls()
-        values = read_json_object(path)
+        values = read_json_object(path, LARGEST_CONFIG, TokenizerError)
         tokens = {name: _token_text(values.get(name), name, path) for name in _SPECIAL_NAMES}
         return cls(
             special_tokens={name: text for name, text in tokens.items() if text is not None},
@@ -70,21 +70,6 @@ def read_text(path: Path, largest: int) -> str:
         raise TokenizerError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path} is not UTF-8 text: {error}") from error
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``.
-
-    Raises:
-        TokenizerError: the file cannot be read or holds something else; the message names it.
-    """
-    try:
-        values = json.loads(read_text(path, LARGEST_CONFIG))
-    except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
-        raise TokenizerError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise TokenizerError(f"{path} must hold a JSON object, got a {type(values).__name__}")
-    return values
 
 
 def _token_text(value: object, name: str, path: Path) -> str | None:

@@ -1,29 +1,29 @@
-"""What a step costs the host in other public engines: everything but the model.
+"""Measure what a step costs the host in other public engines, without the model.
 
     pip install torch==2.13.0 xxhash numpy
     python scripts/bench/sched_peers.py nano-vllm=DIR mini-sglang=DIR mini-vllm=DIR [--json]
 
-Each DIR is a checkout of that engine, brought by the user:
+Each DIR is a checkout of that engine, which the user provides:
 
     nano-vllm     github.com/GeeeekExplorer/nano-vllm
     mini-sglang   github.com/sgl-project/mini-sglang
     mini-vllm     github.com/RichardHuang2006/Mini-vLLM
 
-Two things are measured, in one thread:
+One thread measures two things:
 
-    decode step   with many sequences running: schedule, block bookkeeping, pack the batch's
-                  arrays, take in one sampled token each, check for the end
-    admission     of a request whose beginning is in the prefix cache, with nothing else running:
-                  from its token ids to the packed arrays of its first step
+    decode step   many sequences run: schedule, block bookkeeping, pack the batch's arrays, take in
+                  one sampled token each, check for the end
+    admission     from the token ids of a request whose beginning is in the prefix cache to the
+                  packed arrays of its first step, while nothing else runs
 
-A peer runs its own loop. In it the forward pass and the sampling are replaced by a constant token
-that ends nothing. These engines keep their batch on a GPU; here the same tensors are made in
-ordinary memory: neither pinned nor sent. That leaves out work of theirs (the copies and the kernel
-launches), never adds any. What else was replaced stands with each peer. A peer that cannot be
-loaded is skipped, by name and with the reason.
+A peer runs its own loop, in which a constant token that ends nothing replaces the forward pass and
+the sampling. These engines keep their batch on a GPU. Here the same tensors are made in ordinary
+memory and are neither pinned nor sent. This leaves out some of their work (the copies and the
+kernel launches) and adds none. The docstring of each peer says what else is replaced. A peer that
+cannot be loaded is skipped, by name and with the reason.
 
 The prompts are random and share nothing. Their lengths differ by up to an eighth, or 256 tokens, so
-that the sequences do not all need a block in the same step. The garbage collector is left as it is.
+that the sequences do not all need a block in the same step. The garbage collector runs as usual.
 """
 
 from __future__ import annotations
@@ -46,14 +46,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 TOKEN = 7
-"""What every sequence samples in every step."""
+"""The token that every sequence samples in every step."""
 EOS = 2
-"""What ends a sequence: never sampled, always looked for."""
+"""The token that ends a sequence. It is never sampled, but always looked for."""
 NUM_STEPS_MAX = 1024
-"""Steps that there is room for after a `Peer.start`."""
+"""The number of steps that a `Peer.start` leaves space for."""
 POOL_TOKENS = 262_144
-"""Size of the cache that a request is admitted to. It matters to a peer that searches its list of
-free blocks."""
+"""Size in tokens of the cache that a request is admitted to.
+
+It matters to a peer that searches its list of free blocks.
+"""
 WARMUP = 8
 """Steps or admissions before each round that are not timed."""
 STAGGER_MAX = 256
@@ -61,16 +63,16 @@ VOCABULARY = range(3, 32_000)
 
 
 class Admission(NamedTuple):
-    """One request, again and again: time ``admit`` alone, or both together."""
+    """One request, admitted again and again. Time ``admit`` alone, or both together."""
 
     admit: Callable[[], object]
-    """Queue it, schedule it with nothing else running, pack the arrays of its step."""
+    """Queue the request, schedule it while nothing else runs, and pack the arrays of its step."""
     take_out: Callable[[], object]
-    """End it and give its blocks back; what was cached stays cached."""
+    """End the request and free its blocks. What was cached stays cached."""
 
 
 class Peer(Protocol):
-    """Another engine's host side. Construction is apart from what is timed."""
+    """The host side of another engine. Its construction is not timed."""
 
     name: str
     version: str
@@ -78,21 +80,24 @@ class Peer(Protocol):
     block_size: int
 
     def start(self, num_seqs: int, context: int) -> Callable[[], object]:
-        """One decode step of a fresh engine with these sequences running, their prompts computed.
+        """Return one decode step of a fresh engine that runs these sequences.
 
-        The next step computes tokens at ``context`` or somewhat before (see `prompts`); there is
-        room for `NUM_STEPS_MAX` steps. Only the engine that was started last may be used.
+        Their prompts are computed. The next step computes tokens at ``context`` or a little before
+        (see `prompts`), and there is space for `NUM_STEPS_MAX` steps. Only the engine that was
+        started last may be used.
         """
 
     def start_admission(self, num_cached: int) -> Admission | None:
-        """Admission to a fresh engine, of a prompt of which all but one token is cached; None if
-        the engine has no prefix cache."""
+        """Return the admission of a prompt with all but one token cached, to a fresh engine.
+
+        Returns None if the engine has no prefix cache.
+        """
 
 
 def prompts(num_seqs: int, context: int, seed: int = 0) -> list[list[int]]:
-    """Random prompts of somewhat less than ``context`` tokens: every peer gets the same.
+    """Return random prompts of a little less than ``context`` tokens, the same for every peer.
 
-    They are 1, 2, 3 … tokens short of it, up to an eighth or `STAGGER_MAX`, and over again.
+    They are 1, 2, 3 … tokens shorter, up to an eighth or `STAGGER_MAX`, and then begin again at 1.
     """
     generator = np.random.default_rng(seed)
     stagger = min(max(context // 8, 1), STAGGER_MAX)
@@ -103,17 +108,17 @@ def prompts(num_seqs: int, context: int, seed: int = 0) -> list[list[int]]:
 
 
 def cached_prompt(num_cached: int) -> list[int]:
-    """The prompt that is admitted: its last token is the only one to compute."""
+    """Return the prompt that is admitted. Only its last token must be computed."""
     return prompts(1, num_cached + 2)[0]
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """How many blocks ``num_tokens`` tokens fill, the last one in part."""
+    """Return how many blocks ``num_tokens`` tokens fill, the last one partly."""
     return -(-num_tokens // block_size)
 
 
 def pool_blocks(num_seqs: int, context: int, block_size: int) -> int:
-    """Blocks with which `NUM_STEPS_MAX` steps run without preemption."""
+    """Return the number of blocks with which `NUM_STEPS_MAX` steps run without preemption."""
     return num_seqs * (blocks_for(context + NUM_STEPS_MAX, block_size) + 1)
 
 
@@ -121,7 +126,7 @@ def pool_blocks(num_seqs: int, context: int, block_size: int) -> int:
 
 
 def commit_of(path: Path) -> str:
-    """The commit that is checked out, or "unknown" if this is no checkout."""
+    """Return the commit that is checked out, or "unknown" if this is no checkout."""
     if not (path / ".git").exists():
         return "unknown"
     command = ["git", "-C", str(path), "rev-parse", "HEAD"]
@@ -130,7 +135,7 @@ def commit_of(path: Path) -> str:
 
 
 class _Absent(ModuleType):
-    """Stands for a module that the host side never runs: any name in it is an empty class."""
+    """A stand-in for a module that the host side never runs. Any name in it is an empty class."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -140,8 +145,10 @@ class _Absent(ModuleType):
 
 @contextmanager
 def _importing(path: Path, *, own: Sequence[str], others: Sequence[str]) -> Iterator[None]:
-    """Import from a checkout, with modules of its ``own`` replaced for good, and those of
-    ``others`` only for as long as the import takes."""
+    """Import from a checkout with some modules replaced.
+
+    Modules of ``own`` are replaced for good, and those of ``others`` only during the import.
+    """
     before = {name: sys.modules.get(name) for name in others}
     sys.modules.update({name: _Absent(name) for name in [*own, *others]})
     sys.path.insert(0, str(path))
@@ -157,7 +164,7 @@ def _importing(path: Path, *, own: Sequence[str], others: Sequence[str]) -> Iter
 
 
 def _stay_on_host() -> Any:
-    """torch, with one thread and tensors that are neither pinned nor moved to a GPU.
+    """Return torch with one thread, and with tensors that are neither pinned nor moved to a GPU.
 
     This changes torch for the whole process, in which only the peers use it.
     """
@@ -185,13 +192,13 @@ def _stay_on_host() -> Any:
 
 
 class NanoVllm:
-    """nano-vllm: its `LLMEngine.step`, with its scheduler and block manager, its `ModelRunner.run`
-    for the packing, and its update.
+    """The engine nano-vllm: its `LLMEngine.step` with its scheduler and block manager.
 
-    Replaced: the model's forward pass, with the copies into the buffers of a CUDA graph that come
-    with it, and the sampling. Its configuration refuses blocks that are no multiple of 256 tokens,
-    so it has a 16th of the block-table entries of an engine with blocks of 16, and fills a block
-    that much less often (at a context of 128, in no step that is measured).
+    Its `ModelRunner.run` packs the batch. The forward pass is replaced, with the copies into the
+    buffers of a CUDA graph, and so is the sampling. Its configuration refuses blocks that are not a
+    multiple of 256 tokens. It therefore has a 16th of the block-table entries of an engine with
+    blocks of 16, and fills blocks that much less often (at a context of 128, in no step that is
+    measured).
     """
 
     name = "nano-vllm"
@@ -250,7 +257,7 @@ class NanoVllm:
             engine.model_runner.run(seqs, is_prefill)
 
         def take_out() -> None:
-            # As its update does at a stop.
+            # Its update does the same at a stop.
             seq = scheduler.running.pop()
             assert seq.num_cached_tokens == num_cached // self.block_size * self.block_size
             scheduler.block_manager.deallocate(seq)
@@ -259,7 +266,7 @@ class NanoVllm:
 
 
 class _TorchWithoutStack:
-    """torch for mini-sglang's attention module: see there."""
+    """The torch of mini-sglang's attention module. `MiniSglang` says why."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -272,21 +279,22 @@ class _TorchWithoutStack:
 
 
 class MiniSglang:
-    """mini-sglang: its `Scheduler.normal_loop` with its radix cache, its page table, the metadata
-    of its FlashAttention backend and its sampler's. (Its default loop does the same in another
-    order, so that the GPU computes meanwhile.)
+    """The engine mini-sglang: its `Scheduler.normal_loop` with its radix cache.
 
-    Replaced: the forward pass and the sampling, with the replay of a CUDA graph; the sockets to its
-    tokenizer, which costs it the replies' encoding; and three things for fairness' sake:
+    The page table and the metadata of its FlashAttention backend and its sampler are its own. (Its
+    default loop does the same in another order, so that the GPU computes meanwhile.) The forward
+    pass, the replay of a CUDA graph and the sampling are replaced, and so are the sockets to its
+    tokenizer, which costs it the encoding of the replies. Three more things are replaced to be
+    fair.
 
-    *   What it keeps on the GPU (page table, token pool) is an ordinary tensor, and an operation on
-        it runs where it would be launched. A decode step has a few of them, each of one number
-        for each sequence: some microseconds, as a launch takes. Not so where the batch's rows of
-        the page table are stacked: that copy is the GPU's work and grows with the context. The
-        rows are sliced one by one on the host as ever, but the stack is made one column wide and
-        not filled.
-    *   Its comparison of token ids, in C++ that is compiled at first use, is NumPy's.
-    *   Its request arrives as it does from its tokenizer, as a tensor and not as a list.
+    What it keeps on the GPU (page table, token pool) is an ordinary tensor, and an operation on it
+    runs where it would be launched. A decode step has a few of them, each on one number of each
+    sequence. They take some microseconds, as a launch does. The exception is where the batch's rows
+    of the page table are stacked. That copy is the GPU's work and grows with the context. The rows
+    are still sliced one by one on the host, but the stack is one column wide and not filled.
+
+    NumPy compares token ids, where its own C++ would be compiled at first use. A request arrives as
+    it does from its tokenizer, as a tensor and not as a list.
     """
 
     name = "mini-sglang"
@@ -308,7 +316,7 @@ class MiniSglang:
         kernel.fast_compare_key = _num_equal
 
     def _new_scheduler(self, num_seqs: int, num_tokens: int, num_blocks: int) -> Any:
-        """As `Scheduler.__init__` and `Engine.__init__` make them, without a model."""
+        """Make a scheduler as mini-sglang's constructors do, without a model."""
         torch, module, page_size = self._torch, self._scheduler, self.block_size
         device = torch.device("cpu")
         context = self._core.Context(page_size)
@@ -339,7 +347,7 @@ class MiniSglang:
         return scheduler
 
     def _new_graph_runner(self, num_seqs: int) -> Any:
-        """Pads a batch as it does for the CUDA graphs of a large GPU."""
+        """Return a runner that pads a batch as it does for the CUDA graphs of a large GPU."""
         runner = object.__new__(self._engine.GraphRunner)
         runner.graph_bs_list = [1, 2, 4, *range(8, 257, 8)]
         runner.max_graph_bs = runner.graph_bs_list[-1]
@@ -349,7 +357,7 @@ class MiniSglang:
         return runner
 
     def _forward_batch(self, batch: Any, sample_args: Any) -> Any:
-        """`Engine.forward_batch` without the model: what is left is the requests' progress."""
+        """Run `Engine.forward_batch` without the model, which leaves the requests' progress."""
         for req in batch.reqs:
             req.complete_one()
         next_tokens = self._torch.full((batch.size,), TOKEN, dtype=self._torch.int32)
@@ -391,7 +399,7 @@ class MiniSglang:
             admitted.append(scheduler._schedule_next_batch().batch.reqs[0])
 
         def take_out() -> None:
-            # As its update does at a stop, which comes after the step was counted.
+            # Its update does the same at a stop, after it counts the step.
             req = admitted.pop()
             assert req.cached_len == num_cached // self.block_size * self.block_size
             req.complete_one()
@@ -401,7 +409,7 @@ class MiniSglang:
 
 
 def _num_equal(a: Any, b: Any) -> int:
-    """How many token ids two tensors begin with in common."""
+    """Return how many token ids two tensors have in common at their beginning."""
     length = min(len(a), len(b))
     differ = a.numpy()[:length] != b.numpy()[:length]
     first = int(differ.argmax())
@@ -409,11 +417,10 @@ def _num_equal(a: Any, b: Any) -> int:
 
 
 class MiniVllm:
-    """Mini-vLLM: its `LLM.step` with its scheduler, its block manager and its `PagedModelRunner`,
-    whose `ForwardBatch` is the packing.
+    """The engine Mini-vLLM: its `LLM.step` with its scheduler and block manager.
 
-    It can run on a CPU as it is. Replaced: only the forward pass and the sampling. It has no prefix
-    cache.
+    The `ForwardBatch` of its `PagedModelRunner` is the packing. It runs on a CPU unchanged, so only
+    the forward pass and the sampling are replaced. It has no prefix cache.
     """
 
     name = "mini-vllm"
@@ -465,12 +472,12 @@ PEERS: Mapping[str, Callable[[Path], Peer]] = {
 
 
 def load_peers(paths: Mapping[str, Path]) -> tuple[list[Peer], dict[str, str]]:
-    """The peers whose checkouts are at these paths, and why the others could not be loaded."""
+    """Return the peers with checkouts at these paths, and why the others cannot be loaded."""
     peers, skipped = [], {}
     for name, path in paths.items():
         try:
             if not path.is_dir():
-                raise FileNotFoundError("there is no such directory")
+                raise FileNotFoundError("the directory does not exist")
             peers.append(PEERS[name](path.resolve()))
         except Exception as error:
             skipped[name] = f"{type(error).__name__}: {error}"
@@ -481,8 +488,10 @@ def load_peers(paths: Mapping[str, Path]) -> tuple[list[Peer], dict[str, str]]:
 
 
 def time_steps(step: Callable[[], object], num_steps: int) -> float:
-    """Seconds of one step: the mean of ``num_steps``, blocks that are needed on the way
-    included."""
+    """Return the mean seconds of one step over ``num_steps`` steps.
+
+    This includes the blocks that sequences need on the way.
+    """
     for _ in range(WARMUP):
         step()
     gc.collect()
@@ -493,7 +502,7 @@ def time_steps(step: Callable[[], object], num_steps: int) -> float:
 
 
 def time_admissions(admission: Admission, count: int) -> float:
-    """Seconds of one ``admit``: the mean of ``count``, each taken out again off the clock."""
+    """Return the mean seconds of one ``admit``. Taking the request out is not timed."""
     for _ in range(WARMUP):
         admission.admit()
         admission.take_out()
@@ -510,8 +519,10 @@ def time_admissions(admission: Admission, count: int) -> float:
 def measure(
     peers: Sequence[Peer], options: argparse.Namespace
 ) -> dict[str, dict[str, list[float]]]:
-    """Seconds by peer and by what was measured, one for each round; the rounds alternate between
-    the peers, and each starts a fresh engine."""
+    """Return seconds by peer and by measurement, one figure for each round.
+
+    Rounds alternate between the peers, and each starts a fresh engine.
+    """
     seconds: dict[str, dict[str, list[float]]] = {peer.name: {} for peer in peers}
     for _ in range(options.rounds):
         for peer in peers:
@@ -530,7 +541,7 @@ def measure(
 
 
 def print_table(peers: Sequence[Peer], seconds: Mapping[str, Mapping[str, list[float]]]) -> None:
-    """The median of each row's rounds, with the fastest and the slowest."""
+    """Print the median of each row's rounds, with the fastest and the slowest."""
     print(f"{'peer':12} {'commit':9} {'block':>5}  {'measured':24} {'median':>9}  of rounds")
     for peer in peers:
         for what, rounds in seconds[peer.name].items():
@@ -547,7 +558,7 @@ def as_json(
     seconds: Mapping[str, Mapping[str, list[float]]],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Everything that was measured, round by round, and with what."""
+    """Return everything that was measured, round by round, and the versions."""
     return {
         "python": platform.python_version(),
         "torch": getattr(sys.modules.get("torch"), "__version__", None),

@@ -1,1 +1,1 @@
-"""What scripts/gpu_check is made of: its parts, the processes they run in, and its page."""
+"""The modules of scripts/gpu_check, and the kernels that nvrtc_check.py compiles."""

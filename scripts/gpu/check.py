@@ -1,14 +1,15 @@
-"""Check and measure the GPU path on a machine with a GPU: one command, under nine minutes.
+"""Check and measure the GPU path on a machine with a GPU, in less than nine minutes.
 
     scripts/gpu_check --output DIR [--commit HASH] [--seconds 530] [--only PART ...]
-    scripts/gpu_check --dry-run        the same way through on the emulator, tiny
+    scripts/gpu_check --dry-run        run every part on the emulator, tiny
 
-Each part runs in processes of its own, with a time limit; a part that the total leaves no time for
-is skipped by name. After every part DIR holds all results so far: gpu_check.json, gpu_check.md (a
-page for docs/gpu/) and gpu_check.log (what the processes printed); the benchmark adds bench.json
-and bench.md. Needs mie's dependencies, CuPy and pytest; mie itself is taken from this checkout.
+Each part runs in its own processes with a time limit. A part that the total leaves no time for is
+skipped by name. After every part, DIR holds all results so far: gpu_check.json, gpu_check.md (a
+page for docs/gpu/) and gpu_check.log (the output of the processes). The benchmark adds bench.json
+and bench.md. The script needs mie's dependencies, CuPy and pytest. It imports mie from this
+checkout.
 
-Exit codes: 0 nothing failed, 1 a part failed, 2 there is no CuPy or no device.
+Exit codes: 0 if nothing failed, 1 if a part failed, 2 without CuPy or a device.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from gpu.run import ROOT, Outcome, Run
 
 TOTAL_SECONDS = 530.0
 BENCHMARK_SECONDS = 170.0
-"""What the parts before the benchmark leave it."""
+"""Seconds that the parts before the benchmark leave for it."""
 MIN_SECONDS = 5.0
-"""A part with less time than this is not begun."""
+"""A part that has less time than this does not start."""
 
 
 def check(run: Run, names: Sequence[str], seconds: float, state: dict[str, Any]) -> int:
-    """Run the parts in order, writing the results after each: the exit code."""
+    """Run the parts in order, write the results after each, and return the exit code."""
     end, parts = time.monotonic() + seconds, []
     for name in names:
         part, limit = PARTS[name]
@@ -57,7 +58,7 @@ def check(run: Run, names: Sequence[str], seconds: float, state: dict[str, Any])
 
 
 def run_part(part: Part, run: Run, seconds: float) -> Outcome:
-    """Its outcome; a fault of this script in one part leaves the others their turn."""
+    """Return a part's outcome. An error of this script in one part does not stop the others."""
     if seconds < MIN_SECONDS:
         return Outcome(status="skipped", reason="no time left")
     try:
@@ -67,7 +68,7 @@ def run_part(part: Part, run: Run, seconds: float) -> Outcome:
 
 
 def commit(given: str | None) -> str:
-    """The checkout's commit, and whether it was changed since."""
+    """Return the checkout's commit, and whether it was changed since."""
     if given:
         return given
     if not shutil.which("git") or not (ROOT / ".git").exists():
@@ -78,26 +79,28 @@ def commit(given: str | None) -> str:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line, for people and (``--child``) for the script itself."""
+    """Parse the command line of users, and of this script's own children (``--child``)."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", metavar="DIR", type=Path, default=Path("gpu-check"))
-    parser.add_argument("--commit", help="to be named in the results (default: git's)")
-    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for all parts")
+    parser.add_argument("--commit", help="commit to name in the results (default: git's)")
+    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="time for all parts")
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", default=list(PARTS))
-    parser.add_argument("--dry-run", action="store_true", help="tiny, on the emulator, untimed")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="run on the emulator, tiny and untimed"
+    )
     parser.add_argument("--child", choices=[*CHILDREN, "sanitized"], help=argparse.SUPPRESS)
     parser.add_argument("--tool", choices=SANITIZERS, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the parts and writes what they found."""
+    """Run the parts and write the results."""
     args = parse_arguments(argv)
     if args.child:
         return run_child(args.child, args.tool, args.dry_run)
     directory = args.output.resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    for name in ("gpu_check.log", "bench.json", "bench.md"):  # of an earlier run
+    for name in ("gpu_check.log", "bench.json", "bench.md"):  # left by an earlier run
         (directory / name).unlink(missing_ok=True)
     state = {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),

@@ -1,4 +1,4 @@
-"""What the processes of the parts do."""
+"""Define what the processes of the parts do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from gpu.run import ROOT
 
 
 def child_environment(is_dry_run: bool) -> dict[str, Any]:
-    """What the figures hold for. Raises MieError where there is no CuPy or no device."""
+    """Return the facts that the figures hold for.
+
+    Raises:
+        MieError: there is no CuPy or no device.
+    """
     import numpy as np
 
     state: dict[str, Any] = {"python": platform.python_version(), "numpy": np.__version__}
@@ -40,7 +44,7 @@ def child_environment(is_dry_run: bool) -> dict[str, Any]:
 
 
 def installed_version(name: str) -> str:
-    """A package's version, without importing it."""
+    """Return a package's version without importing the package."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -53,7 +57,7 @@ STORY = "Tell me a story about Mia the otter, the mill and a bell."
 
 
 def child_end_to_end(is_dry_run: bool) -> dict[str, Any]:
-    """Whether the tokens are right: equal to NumPy's in float32, as many in 16 bits."""
+    """Check the tokens: equal to NumPy's in float32, and equally many in 16 bits."""
     backend, num_tokens = ("cupy-emulated", 6) if is_dry_run else ("cupy", 48)
     wanted = tokens_of("numpy-plain", "float32", num_tokens)
     same = tokens_of(backend, "float32", num_tokens)
@@ -75,7 +79,7 @@ GRAPH_KINDS = (
 
 
 def child_graphs(is_dry_run: bool) -> dict[str, Any]:
-    """Whether captured steps give the bits of eager ones: tokens and log-probabilities."""
+    """Check that captured steps give the bits of eager ones: tokens and log-probabilities."""
     backend, num_tokens = ("cupy-emulated", 6) if is_dry_run else ("cupy", 32)
     is_equal, num_logprobs = {}, 0
     for settings in GRAPH_KINDS[: 1 if is_dry_run else None]:
@@ -91,7 +95,10 @@ def child_graphs(is_dry_run: bool) -> dict[str, Any]:
 def logprobs_of(
     backend: str, num_tokens: int, settings: Mapping[str, Any]
 ) -> list[tuple[int, float]]:
-    """Candidates of three greedy requests that end one after another: several sizes of batches."""
+    """Return the candidates of three greedy requests.
+
+    The requests end one after another, so that batches have several sizes.
+    """
     from mie import LLM, SamplingParams
 
     # Steps are not overlapped, so that the batches are the same ones.
@@ -106,7 +113,7 @@ def logprobs_of(
 
 
 def tokens_of(backend: str, dtype: str, num_tokens: int) -> list[list[int]]:
-    """Greedy tokens of three requests in few blocks: chunks, prefix hits, preemptions that swap."""
+    """Return greedy tokens of three requests in few blocks: chunks, prefix hits, swaps."""
     from mie import LLM, SamplingParams
 
     llm = LLM(
@@ -126,7 +133,7 @@ def tokens_of(backend: str, dtype: str, num_tokens: int) -> list[list[int]]:
 
 
 def child_sanitized(tool: str, is_dry_run: bool) -> int:
-    """pytest's exit code, in this process: the sanitizer watches it."""
+    """Run pytest in this process, which the sanitizer watches, and return its exit code."""
     import pytest
 
     selected = "cupy and float16 and not bfloat16"
@@ -148,11 +155,11 @@ CHILDREN: dict[str, Callable[[bool], dict[str, Any]]] = {
     "end-to-end": child_end_to_end,
     "graphs": child_graphs,
 }
-"""What prints one JSON object."""
+"""The children that print one JSON object."""
 
 
 def run_child(name: str, tool: str | None, is_dry_run: bool) -> int:
-    """One of the children's ways: its exit code."""
+    """Run one child and return its exit code."""
     if name == "sanitized":
         assert tool is not None
         return child_sanitized(tool, is_dry_run)

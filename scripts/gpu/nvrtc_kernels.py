@@ -1,6 +1,7 @@
-"""The kernels that `scripts/nvrtc_check.py` compiles: every one of them, at the sizes that matter.
+"""List the kernels that `scripts/nvrtc_check.py` compiles, at the sizes that matter.
 
-A new kernel gets a line here (a test finds those without), then `scripts/nvrtc_check.py --update`.
+Add a line for a new kernel (a test finds those without), then run `scripts/nvrtc_check.py
+--update`.
 """
 
 import itertools
@@ -19,7 +20,7 @@ QUANTIZED_SIZES = ("64, 1, 4, 8", "64, 2, 4, 8", "128, 1, 4, 6", "128, 2, 4, 6")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Kernels of one file, compiled together; ``threads`` is the largest block they run with."""
+    """Kernels of one file that are compiled together. ``threads`` is their largest block."""
 
     file: str
     names: tuple[str, ...]
@@ -28,12 +29,12 @@ class Entry:
 
     @property
     def path(self) -> Path:
-        """Kernels of the package go by their names, others by their place in the repository."""
+        """The file. Kernels of the package have short names, others a path in the repository."""
         return ROOT / self.file if "/" in self.file else KERNELS / self.file
 
 
 def each(pattern: str, *choices: tuple[object, ...]) -> tuple[str, ...]:
-    """``pattern`` with every combination of the choices in its places."""
+    """Return ``pattern`` with every combination of the choices in its places."""
     return tuple(pattern.format(*values) for values in itertools.product(*choices))
 
 
@@ -46,8 +47,8 @@ ENTRIES = (
         ),
     ),
     Entry(file="gather_rows.cu", names=each("gather_rows<{}>", FLOATS)),
-    # Of the sizes, those where registers are scarcest and those most used: all of them would take
-    # a minute more.
+    # The sizes where registers are scarcest, and the most common ones. All sizes would take a
+    # minute more.
     Entry(
         file="paged_decode.cu",
         names=(
@@ -63,7 +64,7 @@ ENTRIES = (
         file="paged_decode_mma.cu",
         names=(
             *each("paged_decode_mma<{}, {}>", HALVES, TENSOR_CORE_SIZES),
-            # As many as tell of the others: the block is that of paged_decode_stream.
+            # These stand for the others. The block is that of paged_decode_stream.
             *each("paged_decode_mma<{}, {}>", HALVES, ("64, 1, 4, 8, int8", "128, 2, 4, 6, e4m3")),
         ),
         threads=128,

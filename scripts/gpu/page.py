@@ -1,4 +1,4 @@
-"""The results in two files: all of them, and a page for docs/gpu/."""
+"""Write the results to two files: all of them as JSON, and a page for docs/gpu/."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu.run import Run
 
 
 def write_results(run: Run, state: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> None:
-    """Both files, as of now."""
+    """Write both files with the results so far."""
     values = {"is_dry_run": run.is_dry_run, "state": state, "parts": parts}
     (run.directory / "gpu_check.json").write_text(json.dumps(values, indent=2) + "\n")
     bench = run.directory / "bench.md"
@@ -19,7 +19,7 @@ def write_results(run: Run, state: Mapping[str, Any], parts: Sequence[Mapping[st
 
 
 def as_markdown(values: Mapping[str, Any], bench: str) -> str:
-    """The page for docs/gpu/."""
+    """Return the page for docs/gpu/."""
     state = values["state"]
     lines = [f"# {state.get('device', 'No device')}, {state['date']}", ""]
     if values["is_dry_run"]:
@@ -40,7 +40,7 @@ def as_markdown(values: Mapping[str, Any], bench: str) -> str:
 
 
 def short_details(part: Mapping[str, Any]) -> str:
-    """A part's counts in a few words; the benchmark and the environment have their own place."""
+    """Return a part's counts in a few words. The benchmark and the environment have sections."""
     if part["name"] in ("environment", "benchmark"):
         return ""
     items = part["details"].items()

@@ -1,4 +1,4 @@
-"""The parts of the check. Each gets the run and its seconds, and works in processes of its own."""
+"""Define the parts of the check. Each gets the run and its seconds, and starts processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from gpu.run import SCRIPTS, Outcome, Run, how_it_ended
 
 PYTEST_WORKERS = 4
-"""Several, since most of a test's time is NVRTC's."""
+"""Several workers, because NVRTC takes most of a test's time."""
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 SANITIZER_EXIT_CODE = 86
 SMI_QUERY = (
@@ -25,7 +25,7 @@ SMI_QUERY = (
 
 
 def environment(run: Run, seconds: float) -> Outcome:
-    """The device as CuPy and nvidia-smi see it."""
+    """Describe the device as CuPy and nvidia-smi see it."""
     done = run.execute(run.child("environment"), seconds)
     if done.exit_code != 0:
         return Outcome(status="failed", reason=done.last_line)
@@ -35,7 +35,7 @@ def environment(run: Run, seconds: float) -> Outcome:
 
 
 def nvidia_smi(run: Run) -> str:
-    """Clocks and more as one line; says so where the tool is missing."""
+    """Return clocks and more as one line, which also says if the tool is missing."""
     if run.is_dry_run or not shutil.which("nvidia-smi"):
         return "not run" if run.is_dry_run else "nvidia-smi is not installed"
     done = run.execute(["nvidia-smi", f"--query-gpu={SMI_QUERY}", "--format=csv"], 20)
@@ -43,13 +43,13 @@ def nvidia_smi(run: Run) -> str:
 
 
 def golden_vectors(run: Run, seconds: float) -> Outcome:
-    """Every PTX wrapper, and the rest of the dialect, against numbers worked out by NumPy."""
+    """Compare every PTX wrapper, and the rest of the dialect, with numbers from NumPy."""
     selected = "forward and mma" if run.is_dry_run else "cupy and not emulated"
     return run_pytest(run, "golden", ["tests/kernels/test_emulator.py"], selected, seconds)
 
 
 def parity(run: Run, seconds: float) -> Outcome:
-    """Every kernel and every operator of the backend against the NumPy operators in float64."""
+    """Compare every kernel and operator of the backend with the NumPy operators in float64."""
     kernels = [
         f"tests/kernels/test_{name}.py" for name in ("kernels", "sampling", "cublas", "graphs")
     ]
@@ -61,32 +61,28 @@ def parity(run: Run, seconds: float) -> Outcome:
 
 
 def end_to_end(run: Run, seconds: float) -> Outcome:
-    """The bundled model through the engine: float32 gives NumPy's tokens, float16 runs."""
-    done = run.execute(run.child("end-to-end"), seconds)
-    if done.exit_code != 0:
-        return Outcome(status="failed", reason=how_it_ended(done, seconds))
-    details = json.loads(done.last_line)
-    wrong = [name for name, is_right in details["is_right"].items() if not is_right]
-    return Outcome(
-        status="failed" if wrong else "passed",
-        reason=f"other tokens than expected: {', '.join(wrong)}" if wrong else "",
-        details=details,
-    )
+    """Run the bundled model: float32 must give NumPy's tokens, and float16 must run."""
+    return outcome_of_child(run, "end-to-end", "is_right", "other tokens than expected", seconds)
 
 
 def graphs(run: Run, seconds: float) -> Outcome:
-    """Captured steps against eager ones, bit for bit."""
-    done = run.execute(run.child("graphs"), seconds)
+    """Compare captured steps with eager ones, bit for bit."""
+    return outcome_of_child(run, "graphs", "is_equal", "other bits than eager", seconds)
+
+
+def outcome_of_child(run: Run, child: str, key: str, fault: str, seconds: float) -> Outcome:
+    """Run a child that prints a verdict for each dtype under ``key``, and report false ones."""
+    done = run.execute(run.child(child), seconds)
     if done.exit_code != 0:
         return Outcome(status="failed", reason=how_it_ended(done, seconds))
     details = json.loads(done.last_line)
-    wrong = [name for name, is_equal in details["is_equal"].items() if not is_equal]
-    reason = f"other bits than eager: {', '.join(wrong)}" if wrong else ""
+    wrong = [name for name, is_good in details[key].items() if not is_good]
+    reason = f"{fault}: {', '.join(wrong)}" if wrong else ""
     return Outcome(status="failed" if wrong else "passed", reason=reason, details=details)
 
 
 def sanitizers(run: Run, seconds: float) -> Outcome:
-    """compute-sanitizer over the kernels' tests in float16, whose shapes are tiny."""
+    """Run compute-sanitizer over the kernels' tests in float16, whose shapes are tiny."""
     if not run.is_dry_run and not shutil.which("compute-sanitizer"):
         return Outcome(status="skipped", reason="compute-sanitizer is not installed")
     verdicts = {tool: sanitize(run, tool, seconds / len(SANITIZERS)) for tool in SANITIZERS}
@@ -97,7 +93,7 @@ def sanitizers(run: Run, seconds: float) -> Outcome:
 
 
 def sanitize(run: Run, tool: str, seconds: float) -> str:
-    """ "clean", or what one tool says of the tests."""
+    """Return "clean", or what one tool says about the tests."""
     command: list[str | Path] = [*run.child("sanitized"), "--tool", tool]
     if not run.is_dry_run:
         options = ["--tool", tool, "--error-exitcode", str(SANITIZER_EXIT_CODE)]
@@ -121,11 +117,11 @@ DIFFS: Mapping[str, Sequence[str]] = {
         for name in ("int8", "fp8")
     },
 }
-"""The arguments of each `mie diff`; A is numpy-plain in float32."""
+"""The arguments of each `mie diff`. Side A is numpy-plain in float32."""
 
 
 def diff(run: Run, seconds: float) -> Outcome:
-    """`mie diff` of the plain NumPy operators and the device."""
+    """Run `mie diff` of the plain NumPy operators and the device."""
     backend, names = ("cupy", list(DIFFS))
     if run.is_dry_run:
         backend, names = "cupy-emulated", names[:1]
@@ -140,7 +136,7 @@ def diff(run: Run, seconds: float) -> Outcome:
 
 
 def benchmark(run: Run, seconds: float) -> Outcome:
-    """scripts/bench_gpu.py; what it measured until its time was up counts."""
+    """Run scripts/bench_gpu.py. What it measured before its time limit counts."""
     prefix = run.directory / "bench"
     script = SCRIPTS / "bench_gpu.py"
     command: list[str | Path] = [sys.executable, script, "--output", prefix]
@@ -155,11 +151,11 @@ def benchmark(run: Run, seconds: float) -> Outcome:
 
 
 def run_pytest(run: Run, name: str, files: Sequence[str], selected: str, seconds: float) -> Outcome:
-    """Tests by name, counted from their JUnit file."""
+    """Run tests by name and count them from their JUnit file."""
     report = run.directory / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", *files, "-k", selected, "-q", f"--junitxml={report}"]
     # A machine's own versions of packages may warn, and it may lack plugins that pyproject.toml
-    # configures: neither says anything about the hardware.
+    # configures. Neither says anything about the hardware.
     command += ["-W", "default", "-o", "addopts=", "-p", "no:cacheprovider"]
     if find_spec("xdist") is not None and not run.is_dry_run:
         command += ["-n", str(PYTEST_WORKERS)]
@@ -175,7 +171,7 @@ def run_pytest(run: Run, name: str, files: Sequence[str], selected: str, seconds
 
 
 def junit_counts(path: Path) -> dict[str, Any]:
-    """How many tests passed, failed and were skipped, and the first words of the failures."""
+    """Return how many tests passed, failed and were skipped, and how the failures begin."""
     cases = list(ElementTree.parse(path).iter("testcase"))
     counts: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
     for case in cases:
@@ -189,7 +185,7 @@ def junit_counts(path: Path) -> dict[str, Any]:
 
 
 def failure_line(case: ElementTree.Element) -> str:
-    """The first line of a test's failure."""
+    """Return the first line of a test's failure."""
     for child in case:
         if child.tag in ("failure", "error"):
             return (child.get("message") or "").split("\n")[0][:200]
@@ -207,4 +203,4 @@ PARTS: Mapping[str, tuple[Part, float]] = {
     "mie diff": (diff, 60),
     "benchmark": (benchmark, 300),
 }
-"""Each with the seconds that it may take at most, in the order in which they run."""
+"""Each part with its time limit in seconds, in the order in which they run."""

@@ -1,4 +1,4 @@
-"""Where the parts run, and how a process of theirs ended."""
+"""Run the processes of the parts, and say how they ended."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ ROOT = SCRIPTS.parent
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """How a process ended; without an exit code its time was up."""
+    """How a process ended. Without an exit code, its time was up."""
 
     exit_code: int | None
     output: str
 
     @property
     def last_line(self) -> str:
-        """The last line that it printed."""
+        """The last line that the process printed."""
         lines = self.output.strip().splitlines()
         return lines[-1] if lines else "no output"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a part found: "passed", "failed" or "skipped", and why."""
+    """The result of a part: "passed", "failed" or "skipped", and why."""
 
     status: str
     reason: str = ""
@@ -41,7 +41,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Where the parts run, and how."""
+    """Where and how the parts run."""
 
     directory: Path
     is_dry_run: bool
@@ -49,7 +49,7 @@ class Run:
     def execute(
         self, command: Sequence[str | Path], seconds: float, env: Mapping[str, str] | None = None
     ) -> Done:
-        """Run a command from the repository's root; it and its children end within the time."""
+        """Run a command from the repository's root. End it and its children at the limit."""
         words = list(map(str, command))
         process = subprocess.Popen(
             words,
@@ -72,7 +72,7 @@ class Run:
         return done
 
     def child(self, name: str) -> list[str | Path]:
-        """The command of one of this script's own children."""
+        """Return the command of one of this script's own children."""
         dry_run = ["--dry-run"] if self.is_dry_run else []
         return [sys.executable, "-m", "gpu.check", "--child", name, *dry_run]
 
@@ -83,7 +83,7 @@ def python_path() -> str:
 
 
 def how_it_ended(done: Done, seconds: float) -> str:
-    """A process that did not end well, in one line."""
+    """Describe in one line how a process failed."""
     if done.exit_code is None:
         return f"its time was up ({seconds:.0f} s)"
     return f"exit code {done.exit_code}: {done.last_line[:300]}"

@@ -1,4 +1,4 @@
-"""The mutants of `mutate.py`: one wrong line each, and what it would break."""
+"""List the mutants of `mutate.py`: one wrong line each, and what it would break."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPENING = "mie/sched/opening.py"
 
 @dataclass(frozen=True)
 class Mutant:
-    """A snippet of the source, which must occur exactly once, and what stands there instead."""
+    """A snippet of the source, which must occur exactly once, and its replacement."""
 
     name: str
     path: str
@@ -27,10 +27,14 @@ class Mutant:
     breaks: str
     """What a user or a maintainer would see."""
     equivalent: str | None = None
-    """Why no test can notice it, if none can."""
+    """Why no test can detect it, if none can."""
 
     def apply(self, source: str) -> str:
-        """The source with the mutation; `ValueError` if the snippet is not there exactly once."""
+        """Return the source with the mutation.
+
+        Raises:
+            ValueError: the snippet does not occur exactly once.
+        """
         count = source.count(self.old)
         if count != 1:
             raise ValueError(f"{self.name}: the snippet occurs {count} times in {self.path}")

@@ -1,4 +1,4 @@
-"""The words and sentence templates of the bundled model's stories; data only.
+"""Define the words and sentence templates of the bundled model's stories. This is data only.
 
 A template may hold choices, ``{a|b|c}`` (they nest, and one may be empty), and slots:
 
@@ -6,10 +6,10 @@ A template may hold choices, ``{a|b|c}`` (they nest, and one may be empty), and 
 ``<a_animal> <a_object>``              the same with "a" or "an"
 ``<in_place>``                         the place with its own preposition: "on the hill"
 ``<she> <her> <hers> <him> <herself>`` the hero's pronouns (``her`` is the possessive)
-``<a_helper> <the_helper>``            somebody who helps: first and later mentions
+``<a_helper> <the_helper>``            a figure who helps: first and later mentions
 
-No template may contain a word of the slot lists: `tiny_stories.check_grammar` looks.
-Helpers never get a pronoun, so that "she" and "he" always mean the hero.
+No template may contain a word of the slot lists. `tiny_stories.check_grammar` checks this. Helpers
+never get a pronoun, so that "she" and "he" always mean the hero.
 """
 
 from __future__ import annotations
@@ -260,8 +260,8 @@ OBJECTS = {
     "violin": ("Its four strings hummed.", "Its song could make anyone cry."),
 }
 
-#: Words without sentences of their own, in some training stories and no held-out prompt: they
-#: teach the model to take over whatever word the prompt has.
+#: Words that occur in some training stories and in no held-out prompt, and that have no sentences
+#: of their own. They teach the model to take over any word of the prompt.
 MORE_GIRLS = _words(
     "Ella Anna Emma Sara Lucy Alice Eva Nina Maya Sophie Julia Hannah Laura Marie Lena Priya Aisha "
     "Fatima Yuki Mary Grace Chloe"
@@ -495,10 +495,10 @@ INTERLUDES = (
     ),
 )
 
-#: Plots. A beat is a tuple of templates of which one is taken. The strings stand for: "place",
-#: "animal", "object": a sentence that fits that word only; "weather", "mood", "aside": one of
-#: those lists; "worry", "interlude": after things went wrong, and a small episode; a leading "?"
-#: makes any of them optional.
+#: Plots. A beat is a tuple of templates of which one is taken. A string stands for a sentence:
+#: "place", "animal" and "object" for one that fits that word only; "weather", "mood" and "aside"
+#: for one of these lists. "worry" comes after things went wrong, and "interlude" is a small
+#: episode. A leading "?" makes any of them optional.
 PLOTS = {
     "lost": (
         "?weather",

@@ -1,10 +1,10 @@
-"""Endless training documents for the bundled model, written from `tiny_grammar`.
+"""Write endless training documents for the bundled model from `tiny_grammar`.
 
-A document is a list of `(text, learn)` segments: the model reads all of them and is trained to
-write those with `learn` true. The special tokens stand in the text by name.
+A document is a list of `(text, learn)` segments. The model reads all of them and is trained to
+write those with `learn` true. The special tokens are in the text by name.
 
-Held out: a (name, object) or (animal, place) pair whose CRC-32 is a multiple of eight never occurs
-in a training document; the casts of the held-out prompts have both pairs of that kind.
+A (name, object) or (animal, place) pair whose CRC-32 is a multiple of eight never occurs in a
+training document. In the casts of the held-out prompts, both pairs are of that kind.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _PRONOUNS = {
 
 
 def with_article(noun: str) -> str:
-    """`noun` with "a" or "an" before it."""
+    """Return `noun` with "a" or "an" before it."""
     return ("an " if noun[0] in "aeiou" else "a ") + noun
 
 
 def preposition(place: str) -> str:
-    """The preposition of a place."""
+    """Return the preposition of a place."""
     return g.PLACES[place][0] if place in g.PLACES else g.MORE_PLACES[place]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cast:
-    """The words of one story; a friend has a name and an animal, other helpers are human."""
+    """The words of one story. A friend has a name and an animal, and other helpers are human."""
 
     name: str
     girl: bool
@@ -61,7 +61,7 @@ class Cast:
     object_look: str = ""
 
     def slots(self) -> dict[str, str]:
-        """What to put for each ``<slot>`` of a template."""
+        """Return the word for each ``<slot>`` of a template."""
         return {
             "name": self.name,
             "animal": self.animal,
@@ -78,15 +78,18 @@ class Cast:
 
 
 def held_out(first: str, second: str) -> bool:
-    """Whether training must never see these two words in one cast."""
+    """Return whether training must never see these two words in one cast."""
     return zlib.crc32(f"{first}|{second}".encode()) % 8 == 0
 
 
 class Writer:
-    """Writes documents with a random generator of its own."""
+    """Writes documents with its own random generator."""
 
     def __init__(self, seed: int | str, *, unseen: bool = False, odd: float = 0.0) -> None:
-        """`unseen` casts have held-out pairs only; `odd` is the share of words off the lists."""
+        """Create a writer.
+
+        With `unseen`, casts have only held-out pairs. `odd` is the share of words off the lists.
+        """
         self.rng = Random(seed)
         self.unseen = unseen
         self.odd = odd
@@ -94,7 +97,7 @@ class Writer:
     # -- words ------------------------------------------------------------------------------
 
     def cast(self, *, friend: bool = False) -> Cast:
-        """Random words for a story, on the right side of the held-out rule."""
+        """Return random words for a story, in keeping with the held-out rule."""
         while True:
             girl = self.rng.random() < 0.5
             name = self._name(girl)
@@ -133,11 +136,11 @@ class Writer:
         return self.rng.choice(list(more if self.rng.random() < self.odd else usual))
 
     def _look(self, looks: list[str]) -> str:
-        """An adjective and a space, or mostly nothing."""
+        """Return an adjective and a space, or mostly nothing."""
         return self.rng.choice(looks) + " " if self.rng.random() < 1.5 * self.odd else ""
 
     def again(self, hero: Cast) -> Cast:
-        """A cast with the same hero and another place and object."""
+        """Return a cast with the same hero and another place and object."""
         while True:
             cast = self.cast()
             pairs = held_out(hero.name, cast.object), held_out(hero.animal, cast.place)
@@ -145,9 +148,9 @@ class Writer:
                 return replace(cast, name=hero.name, girl=hero.girl, animal=hero.animal)
 
     def _favourite(self, options: Sequence[Option], word: str) -> Option:
-        """One of the options, and two times in five the one that goes with the word.
+        """Return one of the options. Two times in five it is the one that goes with the word.
 
-        So stories of different words differ even where the likeliest token is always taken.
+        So stories with different words differ even under greedy decoding.
         """
         if self.rng.random() < 0.4:
             return options[zlib.crc32(word.encode()) % len(options)]
@@ -164,7 +167,7 @@ class Writer:
     # -- sentences --------------------------------------------------------------------------
 
     def fill(self, template: str, cast: Cast | None = None) -> str:
-        """The template with its choices made and its slots filled."""
+        """Return the template with its choices made and its slots filled."""
         text = template
         while "{" in text:
             text = _CHOICE.sub(lambda m: self.rng.choice(m.group(1).split("|")), text)
@@ -174,7 +177,7 @@ class Writer:
         return _SENTENCE_START.sub(lambda m: m.group(1) + m.group(2).upper(), text)
 
     def _beat(self, beat: str | tuple[str, ...], cast: Cast) -> tuple[tuple[str, ...], ...]:
-        """What a beat of a plot stands for: lists of templates, one sentence from each."""
+        """Return the lists of templates for a beat of a plot. Each gives one sentence."""
         if isinstance(beat, tuple):
             return (beat,)
         if self.rng.random() < 0.3:
@@ -196,7 +199,7 @@ class Writer:
         return (lists[beat],) if lists[beat] else ()
 
     def story(self, cast: Cast) -> str:
-        """One story about the cast."""
+        """Return one story about the cast."""
         plot = g.PLOTS[self._favourite(list(g.PLOTS), cast.object)]
         sentences = [self.fill(self._favourite(g.OPENINGS, cast.name), cast)]
         # One sentence of a kind that never comes later, so that no sentence can come twice.
@@ -210,14 +213,14 @@ class Writer:
         return " ".join(sentences)
 
     def request(self, cast: Cast) -> str:
-        """A user's request for a story about the cast."""
+        """Return a user's request for a story about the cast."""
         options = g.FRIEND_REQUESTS if cast.friend else g.STORY_REQUESTS
         return self._ask(self.rng.choice(options), cast)
 
     # -- documents --------------------------------------------------------------------------
 
     def story_pair(self) -> tuple[str, str, Cast]:
-        """A request, its story and the cast."""
+        """Return a request, its story and the cast."""
         kind = self.rng.random()
         cast = self.cast(friend=kind < 0.2)
         request = self.request(cast)
@@ -228,7 +231,10 @@ class Writer:
         return request, self.story(cast), cast
 
     def fact_pairs(self) -> list[tuple[str, str]]:
-        """A message with one to three facts and a question, the answer, and maybe more of them."""
+        """Return a message with one to three facts and a question, and the answer.
+
+        More pairs may follow.
+        """
         casts = self._different_casts(self.rng.choice((1, 2, 2, 3)))
         facts = " ".join(self.fill(self.rng.choice(g.FACTS), cast) for cast in casts)
         pairs = []
@@ -248,32 +254,32 @@ class Writer:
         return casts
 
     def _ask(self, template: str, cast: Cast) -> str:
-        """A user's message: it names the place with its adjective, if it has one."""
+        """Return a user's message. It names the place with its adjective, if it has one."""
         return self.fill(template.replace("the <place>", "the <look><place>"), cast)
 
     def _answered(self, pair: tuple[str, str], cast: Cast) -> tuple[str, str]:
         return self.fill(pair[0], cast), self.fill(pair[1], cast)
 
     def story_questions(self, cast: Cast, count: int) -> list[tuple[str, str]]:
-        """Questions about a story just told, and the answers."""
+        """Return questions about a story just told, and the answers."""
         chosen = self.rng.sample(g.STORY_QUESTIONS, count)
         return [self._answered(pair, cast) for pair in chosen]
 
     def small_talk(self) -> tuple[str, str]:
-        """A greeting or a question that is not about a story."""
+        """Return a greeting or a question that is not about a story."""
         question, answer = self.rng.choice(g.SMALL_TALK)
         question = self.fill(question)
         return (question.lower() if self.rng.random() < 0.1 else question), self.fill(answer)
 
     def system(self) -> str:
-        """A system message of one to sixteen sentences, or nothing."""
+        """Return a system message of one to sixteen sentences, or nothing."""
         if self.rng.random() < 0.75:
             return ""
         count = self.rng.choice((1, 1, 1, 2, 2, 3, 5, 8, 16))
         return " ".join(self.fill(s) for s in self.rng.sample(g.SYSTEM_SENTENCES, count))
 
     def chat(self, pairs: list[tuple[str, str]], *, system: bool = True) -> list[Segment]:
-        """The chat template's text for some turns, perhaps with a system message."""
+        """Return the chat template's text for some turns, perhaps with a system message."""
         message = self.system() if system else ""
         head = BOS + (SYSTEM + message if message else "")
         document = []
@@ -284,11 +290,11 @@ class Writer:
         return document
 
     def raw(self, prompt: str, answer: str) -> list[Segment]:
-        """Plain text: the prompt, a line break, the answer."""
+        """Return plain text: the prompt, a line break, the answer."""
         return [(BOS + prompt, False), ("\n" + answer + EOS, True)]
 
     def long_chat(self, turns: int) -> list[Segment]:
-        """Several stories, questions about each and small talk in one conversation."""
+        """Return several stories, questions about each and small talk in one conversation."""
         pairs: list[tuple[str, str]] = []
         while len(pairs) < turns:
             kind = self.rng.random()
@@ -307,7 +313,7 @@ class Writer:
         return self.chat(pairs)
 
     def document(self, progress: float = 1.0) -> list[Segment]:
-        """One training document; early in training (`progress` below 0.15) more questions."""
+        """Return one training document. With `progress` below 0.15, more are questions."""
         kind = self.rng.random()
         if progress < 0.15 and self.rng.random() < 0.5:
             return self.chat(self.fact_pairs())
@@ -336,9 +342,9 @@ class Writer:
 
 
 def heldout_prompts(count: int, seed: int) -> Iterator[dict[str, object]]:
-    """Prompts on unseen pairs, each with its words, as the evaluation reads them.
+    """Return prompts on unseen pairs, each with its words, as the evaluation reads them.
 
-    Three in four are about one hero, one in four has a friend; every other one is a chat.
+    Three in four are about one hero, and one in four has a friend. Every other one is a chat.
     """
     writer = Writer(f"heldout-{seed}", unseen=True)
     for index in range(count):
@@ -358,7 +364,7 @@ def heldout_prompts(count: int, seed: int) -> Iterator[dict[str, object]]:
 
 
 def slot_lists() -> dict[str, list[str]]:
-    """The words that a prompt can be made of."""
+    """Return the words that a prompt can have."""
     return {
         "names": sorted(g.GIRLS + g.BOYS + g.MORE_GIRLS + g.MORE_BOYS),
         "animals": sorted([*g.ANIMALS, *g.MORE_ANIMALS]),
@@ -368,12 +374,12 @@ def slot_lists() -> dict[str, list[str]]:
 
 
 def usual_words() -> list[str]:
-    """The words that held-out prompts are made of; each is one token."""
+    """Return the words that held-out prompts have. Each is one token."""
     return [*g.GIRLS, *g.BOYS, *g.ANIMALS, *g.PLACES, *g.OBJECTS]
 
 
 def word_list(seed: int, documents: int = 20_000) -> list[str]:
-    """Every word of a sample of stories, but for those of the slot lists, in small letters."""
+    """Return every word of a sample of stories in lower case, except those of the slot lists."""
     writer = Writer(f"words-{seed}")
     words: set[str] = set()
     for _ in range(documents):
@@ -382,7 +388,7 @@ def word_list(seed: int, documents: int = 20_000) -> list[str]:
 
 
 def check_grammar() -> None:
-    """Raise when a template uses a word of the slot lists, which would confuse the model."""
+    """Raise if a template uses a word of the slot lists, which would confuse the model."""
     lists = slot_lists()
     slots = {word for words in lists.values() for word in words}
     slots = {word.lower() for word in slots}
@@ -395,7 +401,7 @@ def check_grammar() -> None:
 
 
 def _templates(value: object) -> Iterator[str]:
-    """Every template under a value of `tiny_grammar`: strings with a space in them."""
+    """Yield every template in a value of `tiny_grammar`: strings with a space in them."""
     if isinstance(value, str):
         if " " in value:
             yield value

@@ -12,6 +12,7 @@ import pytest
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
+from mie.checkpoint.tensors import num_parameters
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import eval_tiny_model as checker
@@ -57,7 +58,12 @@ def test_shape_and_card():
     assert config.num_kv_heads < config.num_heads
     assert config.context_length >= 1024
     card = (directory / "README.md").read_text()
-    for fact in (f"{config.num_parameters:,} parameters", "million tokens", "Perplexity", "of 200"):
+    for fact in (
+        f"{num_parameters(config):,} parameters",
+        "million tokens",
+        "Perplexity",
+        "of 200",
+    ):
         assert fact in card, fact
 
 

@@ -35,7 +35,7 @@ ROOMS = {
     "arithmetic": Room(),
     "errors": Room(),
     "reprs": Room(),
-    "system": Room(),
+    "system": Room(mie={"errors"}),
     "stats": Room(),
     "memory": Room(mie={"arithmetic", "stats.memory"}),
     # level 1: arrays, settings, requests, events, text
@@ -44,14 +44,10 @@ ROOMS = {
     "events": Room(mie={"errors", "system.files"}),
     "replay": Room(mie={"errors", "events"}),
     # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
-    "ops": Room(
-        mie={"arithmetic", "errors", "system.host_memory"}, packages={"numpy", "ml_dtypes"}
-    ),
-    "text": Room(
-        mie={"errors", "system.files", "system.interrupts"}, packages={"tokenizers", "jinja2"}
-    ),
+    "ops": Room(mie={"arithmetic", "errors", "system.resources"}, packages={"numpy", "ml_dtypes"}),
+    "text": Room(mie={"errors", "system"}, packages={"tokenizers", "jinja2"}),
     "checkpoint": Room(
-        mie={"errors", "system.files"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
+        mie={"errors", "system"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
     # level 2
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
@@ -138,7 +134,15 @@ ROOMS = {
     ),
     # level 5: the edges
     "doctor": Room(
-        mie={"errors", "load.backends", "ops.sampling", "ops_cpu", "ops_gpu.cublas", "system"},
+        mie={
+            "errors",
+            "load.backends",
+            "ops.sampling",
+            "ops_cpu",
+            "ops_gpu.cublas",
+            "reprs",
+            "system",
+        },
         packages={"cupy", "numpy"},
     ),
     "diff": Room(
@@ -190,7 +194,7 @@ ROOMS = {
             "params.sampling",
             "reprs",
             "sim",
-            "system.logs",
+            "system",
             "version",
         },
         packages={"tqdm", "prompt_toolkit"},  # prompt_toolkit in chat_input alone

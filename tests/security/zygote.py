@@ -34,7 +34,7 @@ import mie.sim.recorded
 import mie.sim.simulated
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.tensors import expected_tensors
+from mie.checkpoint.tensors import expected_tensors, num_parameters
 from mie.checkpoint.weights import Checkpoint
 from mie.errors import MieError
 from mie.text.chat import ChatTemplate
@@ -61,7 +61,7 @@ def cli(*arguments: str) -> dict[str, Any]:
 def config(directory: str) -> dict[str, Any]:
     """Reads the configuration."""
     model = ModelConfig.load(Path(directory))
-    return {"stdout": f"{model.num_parameters} {model.context_length}"}
+    return {"stdout": f"{num_parameters(model)} {model.context_length}"}
 
 
 def weights(directory: str) -> dict[str, Any]:

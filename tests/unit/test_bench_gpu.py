@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import bench_gpu
 from bench.gpu import attention, peers
 from bench.gpu.device import CupyDevice, DryDevice, Samples
-from bench.gpu.end_to_end import Workload, row_of, step_floor_ms
+from bench.gpu.end_to_end import GpuWorkload, row_of, step_floor_ms
 from bench.gpu.inputs import Inputs, decode_inputs, prefill_inputs
 from bench.gpu.numbers import relative_error, rounded
 from bench.gpu.page import as_markdown, goals
-from bench.gpu.report import Report
+from bench.gpu.report import BenchReport
 from bench.gpu.shapes import PREFILL, TINY, TINY_PREFILL, UNIFORM, batch_of, ragged_lengths
 from bench.gpu.timing import timed_in_turns
 
@@ -33,8 +33,8 @@ from mie.ops_gpu.arrays import DTYPES
 ROOT = Path(__file__).parents[2]
 
 
-def report(is_dry_run: bool = True) -> Report:
-    return Report(state={}, prefix=None, is_dry_run=is_dry_run)
+def report(is_dry_run: bool = True) -> BenchReport:
+    return BenchReport(state={}, prefix=None, is_dry_run=is_dry_run)
 
 
 def test_every_module_is_there_without_torch_and_cupy():
@@ -176,7 +176,7 @@ def test_a_batch_names_every_block_once():
 
 def test_the_floor_of_a_step_is_its_bytes_at_the_higher_rate():
     config = ModelConfig.from_hf({**small_llama(), "num_hidden_layers": 1})
-    workload = Workload(num_requests=4, num_tokens=8, num_generated=1)
+    workload = GpuWorkload(num_requests=4, num_tokens=8, num_generated=1)
     weights = 2 * (4 * 4 * 4 + 3 * 4 * 8 + 16 * 4)  # q, k, v, o, mlp, head, in 16 bits
     cache = 4 * (16 + 4) * 2 * 4 * 2
     floor = step_floor_ms(config, workload, {"copy_gb_per_s": 1.0, "read_gb_per_s": 2.0})
@@ -311,7 +311,7 @@ def test_what_the_time_does_not_allow_is_skipped_by_name(monkeypatch: pytest.Mon
 
 
 def test_a_part_that_breaks_leaves_the_others_their_turn(monkeypatch: pytest.MonkeyPatch):
-    def broken(device: Any, shape: Any, report: Report) -> None:
+    def broken(device: Any, shape: Any, report: BenchReport) -> None:
         raise ValueError("by mistake")
 
     monkeypatch.setattr(bench_gpu, "measure_ceilings", lambda device, report: None)

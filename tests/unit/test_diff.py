@@ -25,10 +25,10 @@ from mie.diff.html import check_target, page, write_page
 from mie.diff.inject import Injection
 from mie.diff.measure import coarser, errors_between
 from mie.diff.recording import METHODS, OPERATORS, RecordingBackend, Spot, put, to_host
-from mie.diff.report import Report, Side
+from mie.diff.report import DiffReport, Side
 from mie.diff.text import lines
 from mie.diff.tolerances import ALONE, CLASSES, QUANTIZED, TOLERANCES, Limits, Tolerance
-from mie.diff.workload import Workload
+from mie.diff.workload import DiffWorkload
 from mie.errors import ConfigError, RequestError
 from mie.load.engine import load_engine
 from mie.ops import kv_cache
@@ -43,10 +43,10 @@ def emulated(dtype: str) -> Side:
     return Side(backend="cupy-emulated", dtype=dtype)
 
 
-def workload(model: TinyModel, /, **settings: Any) -> Workload:
+def workload(model: TinyModel, /, **settings: Any) -> DiffWorkload:
     """Two prompts that begin alike: chunks, a prefix hit with a copied block, and decodes."""
     prompts = [list(range(4, 22)), [*range(4, 14), *range(25, 35)]]
-    work = Workload(
+    work = DiffWorkload(
         directory=model.directory, model="tiny", prompts=prompts, max_tokens=6, block_size=4
     )
     return replace(work, **settings)
@@ -454,7 +454,7 @@ def test_a_near_tie_is_named_and_allowed(tmp_path: Path, monkeypatch: pytest.Mon
     weights = tiny_models.random_weights(tiny_models.LLAMA)
     weights["lm_head.weight"][1::2] = weights["lm_head.weight"][::2]
     tiny_models.write_model(tmp_path, tiny_models.LLAMA, weights)
-    work = Workload(directory=tmp_path, model="twins", prompts=[[5, 6, 7]], max_tokens=3)
+    work = DiffWorkload(directory=tmp_path, model="twins", prompts=[[5, 6, 7]], max_tokens=3)
     sampling_wrongly(monkeypatch, lambda logits, token: token ^ 1)
     report = compare(work, F64, F32)
     assert [part.is_near_tie for part in report.tokens] == [True] * 3
@@ -548,7 +548,7 @@ def test_an_embedding_may_be_rounded_once_on_each_side():
 
 
 @pytest.fixture(scope="module")
-def faulty(tiny: dict[str, TinyModel]) -> Report:
+def faulty(tiny: dict[str, TinyModel]) -> DiffReport:
     work = workload(
         tiny["llama"], model="<b>&model</b>", token_text=lambda token_id: f"<{token_id}>\n" * 9
     )
@@ -576,7 +576,7 @@ class Balanced(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_stands_alone(faulty: Report):
+def test_the_page_stands_alone(faulty: DiffReport):
     text = page(faulty)
     parser = Balanced()
     parser.feed(text)
@@ -596,7 +596,7 @@ def test_the_page_stands_alone(faulty: Report):
 
 
 def test_the_page_is_there_whole_or_not_at_all(
-    faulty: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    faulty: DiffReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     target = tmp_path / "report.html"
     write_page(faulty, target)
@@ -621,7 +621,7 @@ def test_a_page_that_has_no_place_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("layers", [False, True])
-def test_the_table_fits_a_terminal(faulty: Report, layers: bool):
+def test_the_table_fits_a_terminal(faulty: DiffReport, layers: bool):
     text = list(lines(replace(faulty, model="tiny"), layers=layers))
     assert max(map(len, text)) <= 80
     table = [line for line in text if line.startswith("down ")]
@@ -632,7 +632,7 @@ def test_the_table_fits_a_terminal(faulty: Report, layers: bool):
     assert place.startswith("  step 1, layer 1, down, element [")
 
 
-def test_json_has_every_number_even_those_it_has_no_name_for(faulty: Report):
+def test_json_has_every_number_even_those_it_has_no_name_for(faulty: DiffReport):
     assert faulty.first is not None
     report = replace(faulty, first=replace(faulty.first, relative=math.inf, b=math.nan))
     loaded = json.loads(json.dumps(report.as_json(), allow_nan=False))

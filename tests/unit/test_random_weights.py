@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from mie import LLM, SamplingParams
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.random_weights import RandomWeights
-from mie.checkpoint.tensors import expected_tensors
+from mie.checkpoint.tensors import expected_tensors, num_parameters
 from mie.errors import MieError, WeightsError
 
 FAMILIES = [
@@ -75,7 +75,7 @@ def test_matrices_keep_the_size_of_what_they_multiply() -> None:
     embedding = weights.read("model.embed_tokens.weight")
     assert embedding.std() == pytest.approx(1 / np.sqrt(512), rel=0.01)
     assert (weights.read("model.norm.weight") == 1).all()
-    assert weights.nbytes == 4 * ModelConfig.from_hf(config).num_parameters
+    assert weights.nbytes == 4 * num_parameters(ModelConfig.from_hf(config))
     assert len(list(weights.blocks("model.embed_tokens.weight"))) == 3
     assert not np.array_equal(embedding[:1024], embedding[1024:2048])
 

@@ -6,7 +6,6 @@ import re
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,7 @@ from emulated import needs_compiler
 from tiny_models import TinyModel
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import num_parameters
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.load import sizing
@@ -26,7 +26,7 @@ from mie.load.sizing import DEFAULT_KV_CACHE_BYTES, MemoryPlan, plan_memory, sma
 from mie.ops.backend import Memory
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_gpu.chip import device_memory
-from mie.system import host_memory as host
+from mie.system import resources
 
 MODEL = ModelConfig.from_hf(tiny_models.LLAMA)
 BLOCK = 16 * 2 * 2 * 2 * 8 * 4
@@ -70,7 +70,7 @@ def checked(config: EngineConfig, backend: Backend) -> MemoryPlan:
 
 def test_weights_are_counted_in_the_backends_elements():
     plan = plan_memory(EngineConfig(), MODEL, Backend(1 << 40))
-    assert plan.weight_bytes == 4 * MODEL.num_parameters
+    assert plan.weight_bytes == 4 * num_parameters(MODEL)
     double = plan_memory(EngineConfig(), MODEL, Backend(1 << 40, dtype="float64"))
     assert double.weight_bytes == 2 * plan.weight_bytes
     assert double.block_bytes == 2 * plan.block_bytes == 2 * BLOCK
@@ -169,7 +169,7 @@ def test_where_the_weights_alone_do_not_fit_the_table_shows_it():
         "total",
         "available",
     ]
-    assert float(rows["weights"]) == pytest.approx(4 * MODEL.num_parameters / 2**20, abs=0.05)
+    assert float(rows["weights"]) == pytest.approx(4 * num_parameters(MODEL) / 2**20, abs=0.05)
 
 
 def test_a_data_type_is_named_only_if_it_fits(
@@ -270,14 +270,7 @@ def test_weights_are_streamed_without_doubling(name: str):
 # What there is.
 
 
-def machine(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-MEMINFO = {"proc/meminfo": "MemTotal:  8000000 kB\nMemFree:  100 kB\nMemAvailable:  4000 kB\n"}
+MEMINFO = {"/proc/meminfo": "MemTotal:  8000000 kB\nMemFree:  100 kB\nMemAvailable:  4000 kB\n"}
 
 
 @pytest.mark.parametrize(
@@ -286,41 +279,39 @@ MEMINFO = {"proc/meminfo": "MemTotal:  8000000 kB\nMemFree:  100 kB\nMemAvailabl
         ({}, 4000 << 10),
         (
             {
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/b/memory.max": "max\n",
-                "sys/fs/cgroup/a/b/memory.current": "5\n",
-                "sys/fs/cgroup/a/memory.max": "1000000\n",
-                "sys/fs/cgroup/a/memory.current": "900000\n",
-                "sys/fs/cgroup/a/memory.stat": "anon 1\nfile 50000\n",
+                "/proc/self/cgroup": "0::/a/b\n",
+                "/sys/fs/cgroup/a/b/memory.max": "max\n",
+                "/sys/fs/cgroup/a/b/memory.current": "5\n",
+                "/sys/fs/cgroup/a/memory.max": "1000000\n",
+                "/sys/fs/cgroup/a/memory.current": "900000\n",
+                "/sys/fs/cgroup/a/memory.stat": "anon 1\nfile 50000\n",
             },
             150000,
         ),
         (
             {
-                "proc/self/cgroup": "9:cpu,memory:/box\n8:pids:/x\n",
-                "sys/fs/cgroup/memory/box/memory.limit_in_bytes": "70000\n",
-                "sys/fs/cgroup/memory/box/memory.usage_in_bytes": "30000\n",
+                "/proc/self/cgroup": "9:cpu,memory:/box\n8:pids:/x\n",
+                "/sys/fs/cgroup/memory/box/memory.limit_in_bytes": "70000\n",
+                "/sys/fs/cgroup/memory/box/memory.usage_in_bytes": "30000\n",
             },
             40000,
         ),
         (
             {
-                "proc/self/cgroup": "0::/\n",
-                "sys/fs/cgroup/memory.max": "10\n",
-                "sys/fs/cgroup/memory.current": "20\n",
+                "/proc/self/cgroup": "0::/\n",
+                "/sys/fs/cgroup/memory.max": "10\n",
+                "/sys/fs/cgroup/memory.current": "20\n",
             },
             0,
         ),
     ],
 )
-def test_the_host_has_what_linux_and_the_control_group_allow(
-    tmp_path: Path, files: dict[str, str], available: int
-):
-    assert host.available_bytes(machine(tmp_path, {**MEMINFO, **files})) == available
+def test_the_host_has_what_linux_and_the_control_group_allow(files: dict[str, str], available: int):
+    assert resources.available_bytes({**MEMINFO, **files}.get) == available
 
 
-def test_without_meminfo_it_is_all_of_the_machines(tmp_path: Path):
-    assert host.available_bytes(tmp_path) > 1 << 28
+def test_without_meminfo_it_is_all_of_the_machines():
+    assert resources.available_bytes({}.get) > 1 << 28
 
 
 def cupy(*, free: int, total: int, pooled: int = 0, integrated: int = 0) -> Any:

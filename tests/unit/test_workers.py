@@ -20,7 +20,7 @@ from mie.ops_cpu.threads import gains, spin
 from mie.ops_cpu.threads import workers as workers_module
 from mie.ops_cpu.threads.gains import Gains
 from mie.ops_cpu.threads.workers import Workers
-from mie.system import cpus
+from mie.system.resources import available_cpus
 
 PATIENCE = 120.0
 """Seconds after which a wait has failed. Waits that succeed take no time."""
@@ -529,4 +529,4 @@ def test_threads_fit_the_quota(
     """Check one quota. tests/unit/test_doctor.py has the files of either version."""
     files = {"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": quota}
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert cpus.available_cpus(files.get) == wanted
+    assert available_cpus(files.get) == wanted

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from mie.ops_cpu.threads import spin
 from mie.ops_cpu.threads.gains import Gains
-from mie.system.cpus import available_cpus
+from mie.system.resources import available_cpus
 
 Task = Callable[[int], object]
 

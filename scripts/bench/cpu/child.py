@@ -1,10 +1,10 @@
-"""One engine of bench_cpu.py, in a process of its own.
+"""Run one engine of bench_cpu.py in its own process.
 
     python -m bench.cpu.child SPEC          in scripts/
 
-SPEC is a JSON object: `EngineSpec`. With "prepare" the model is brought into the engine's own
-format and the process ends; otherwise it is loaded, and each line of stdin (a request) is answered
-with a line of stdout. The first line is "ready". A line may also be "failed", with a reason; it is
+SPEC is an `EngineSpec` as a JSON object. With "prepare", the child converts the model to the
+engine's own format and exits. Otherwise it loads the model and answers each line of stdin, which is
+a request, with a line on stdout. The first line is "ready". A line "failed" gives a reason and is
 the last one.
 """
 
@@ -26,14 +26,17 @@ PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held (its resident set), shared pages included."""
+    """Return the peak resident set of this process in bytes, shared pages included."""
     status = Path("/proc/self/status").read_text()
     [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) << 10
 
 
 def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
-    """What the engine generates, as JSON data; ``one_by_one``: each prompt on its own."""
+    """Return what the engine generates for a request, as JSON data.
+
+    With ``one_by_one`` each prompt runs alone.
+    """
     prompts, num_new_tokens = request["prompts"], request["num_new_tokens"]
     result = Generated(tokens=[], times=[])
     before = 0.0
@@ -52,7 +55,7 @@ def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve(spec: EngineSpec, say: Callable[[dict[str, Any]], None]) -> None:
-    """Load, and answer until stdin ends."""
+    """Load the engine, then answer requests until stdin ends."""
     engine_class = ENGINES[spec.family]
     if spec.prepare:
         engine_class.prepare(spec)
@@ -67,7 +70,7 @@ def serve(spec: EngineSpec, say: Callable[[dict[str, Any]], None]) -> None:
 
 
 def main() -> None:
-    """Libraries print what they like: to stderr. Answers have stdout to themselves."""
+    """Answer on the original stdout, and send what libraries print to stderr."""
     # A child that is stopped would outlive a parent that was killed.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     stdout = os.fdopen(os.dup(1), "w")
@@ -78,7 +81,7 @@ def main() -> None:
 
     try:
         serve(EngineSpec(**json.loads(sys.argv[1])), say)
-    except Exception as error:  # whatever a peer raises is its reason to be skipped
+    except Exception as error:  # any error of a peer is the reason to skip it
         say({"failed": f"{type(error).__name__}: {error}".splitlines()[0]})
 
 

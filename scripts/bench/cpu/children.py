@@ -1,4 +1,4 @@
-"""The processes of bench_cpu.py's engines, stopped while they are not measured."""
+"""Run the engines of bench_cpu.py in processes that are stopped while they are not measured."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ WITHOUT_AVX512 = {
 
 
 def child_environment(without_avx512: bool) -> dict[str, str]:
-    """What a user has."""
+    """Return the environment of a user, without variables that tune a library."""
     kept = {name: value for name, value in os.environ.items() if not TUNING.match(name)}
     return {**kept, **(WITHOUT_AVX512 if without_avx512 else {})}
 
 
 class PeerError(Exception):
-    """Why an engine is skipped."""
+    """An engine cannot be measured. The message says why it is skipped."""
 
 
 class Child:
-    """An engine in a process of its own. It runs during a call of `generate`, and only then."""
+    """An engine in its own process, which runs only during a call of `generate`."""
 
     def __init__(self, python: str, spec: EngineSpec, environment: Mapping[str, str]) -> None:
-        """Start it and wait until it has loaded.
+        """Start the process and wait until it has loaded the model.
 
         Raises:
-            PeerError: it has not.
+            PeerError: it did not load.
         """
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `close`
         try:
@@ -71,7 +71,7 @@ class Child:
     def generate(
         self, prompts: Sequence[Sequence[int]], num_new_tokens: int, one_by_one: bool = False
     ) -> dict[str, Any]:
-        """Tokens, times, steps and seconds: `engines.Generated` and how long it took."""
+        """Return tokens, times, steps (see `engines.Generated`) and the seconds of the call."""
         self._process.send_signal(signal.SIGCONT)
         request = {"prompts": prompts, "num_new_tokens": num_new_tokens, "one_by_one": one_by_one}
         assert self._process.stdin is not None
@@ -91,7 +91,7 @@ class Child:
         self._stderr.close()
 
     def _answer(self) -> dict[str, Any]:
-        """The child's next line; it is stopped when it is there."""
+        """Return the child's next line, and stop the child."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -110,9 +110,9 @@ class Child:
 
 
 def prepare(python: str, spec: EngineSpec, environment: Mapping[str, str]) -> None:
-    """Bring the model into the engine's own format.
+    """Convert the model to the engine's own format.
 
     Raises:
-        PeerError: it cannot be.
+        PeerError: the conversion failed.
     """
     Child(python, replace(spec, prepare=True), environment).close()

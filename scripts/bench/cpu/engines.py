@@ -1,7 +1,7 @@
-"""The engines of bench_cpu.py, behind one small interface.
+"""Give the engines of bench_cpu.py one small interface.
 
-Nothing here imports mie but `MieEngine`, nor a peer but its own class: each may run under another
-interpreter (bench_cpu.py's --python).
+Only `MieEngine` imports mie, and each peer is imported only in its own class, because each may run
+under another interpreter (bench_cpu.py's --python).
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ from unittest import mock
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """What a child is to load."""
+    """What a child loads."""
 
     family: str
-    """Of `ENGINES`."""
+    """The engine's name in `ENGINES`."""
     kind: str
-    """What the family stores numbers in, as it spells it: "f32", "Q8_0", "int8"."""
+    """The dtype of the numbers as the family spells it: "f32", "Q8_0", "int8"."""
     directory: str
     converted: str
-    """Where `Engine.prepare` writes."""
+    """The path that `Engine.prepare` writes."""
     threads: int
     max_num_seqs: int
     max_model_len: int
     kv_cache_bytes: int
-    """Enough for what the largest workload has in the KV cache at once."""
+    """Bytes of the KV cache, enough for the largest workload."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """mie's."""
+    """Settings of mie."""
     prepare: bool = False
 
 
 @dataclass(kw_only=True)
 class Generated:
-    """What a request of the parent gave."""
+    """The answer to a request of the parent."""
 
     tokens: list[list[int]]
-    """The new ones of each prompt."""
+    """The new tokens of each prompt."""
     times: list[list[float]]
-    """When each was there, in seconds since the beginning."""
+    """The time of each token, in seconds since the start."""
     steps: list[tuple[float, float]] = field(default_factory=list)
-    """Of mie: the end of each step, and how long forward pass and sampling took in it."""
+    """The end of each step of mie, and the seconds of its forward pass and sampling."""
 
 
 class Engine(Protocol):
     """A loaded model."""
 
     version: str
-    """And the mode it runs in."""
+    """The engine's version, and the mode it runs in."""
 
     def __init__(self, spec: EngineSpec) -> None: ...
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
-        """Write ``spec.converted``, if the engine does not read the model's own format."""
+        """Write ``spec.converted`` if the engine does not read the model's own format."""
 
     def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
-        """All prompts (of one length) at once, greedy, never ended by a token."""
+        """Generate for all prompts, which have one length, at once. No token ends a prompt."""
 
 
 class MieEngine:
-    """Through `LLM.add_request` and `LLM.step`, which is what `LLM.generate` does."""
+    """The engine mie, called through `LLM.add_request` and `LLM.step` as `LLM.generate` does."""
 
     def __init__(self, spec: EngineSpec) -> None:
         import mie.load.parts
@@ -94,7 +94,7 @@ class MieEngine:
         )
 
     def _mode(self, given: set[str]) -> list[str]:
-        """What was set, or was chosen for this machine."""
+        """Return the settings that were given or chosen for this machine."""
         from mie.config.engine import EngineConfig
 
         default = EngineConfig()
@@ -108,10 +108,10 @@ class MieEngine:
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
-        """Reads the model as it is."""
+        """Do nothing, because mie reads the model as it is."""
 
     def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
-        """Continuous batching, by its own scheduler."""
+        """Generate with continuous batching."""
         from mie import SamplingParams
 
         params = SamplingParams(temperature=0, max_tokens=num_new_tokens, ignore_eos=True)
@@ -150,14 +150,14 @@ class MieEngine:
                 return method(*args)
             finally:
                 self._num_inside -= 1
-                if self._num_inside == 0:  # one of them may call another
+                if self._num_inside == 0:  # one method may call another
                     self._operator_seconds += time.perf_counter() - start
 
         return timed
 
 
 class TransformersEngine:
-    """`generate` as it comes; several prompts are one static batch."""
+    """The engine transformers: `generate` runs several prompts as one static batch."""
 
     def __init__(self, spec: EngineSpec) -> None:
         import torch
@@ -173,10 +173,10 @@ class TransformersEngine:
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
-        """Reads the model as it is."""
+        """Do nothing, because transformers reads the model as it is."""
 
     def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
-        """One static batch."""
+        """Generate for one static batch."""
         import torch
 
         ids = torch.tensor(prompts)
@@ -195,7 +195,7 @@ class TransformersEngine:
 
 
 class _StepClock:
-    """What `generate` streams to: the prompt, then each step's tokens."""
+    """A streamer for `generate`, which receives the prompt and then the tokens of each step."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
@@ -203,19 +203,22 @@ class _StepClock:
         self.times: list[float] = []
 
     def put(self, tokens: object) -> None:
-        """Called after each step."""
+        """Note the time of a step."""
         if not self._is_prompt:
             self.times.append(time.perf_counter() - self._start)
         self._is_prompt = False
 
     def end(self) -> None:
-        """Called at the end."""
+        """Do nothing at the end."""
 
 
 class LlamaCppEngine:
-    """Its low-level batch API: the prompts in batches of up to n_batch tokens, then a step for the
-    next token of all; the largest logit is taken with NumPy. Settings are the library's own (an F16
-    cache, flash attention), with a context for just the sequences and tokens of the workload."""
+    """The engine llama.cpp through its low-level batch API.
+
+    Prompts run in batches of up to n_batch tokens, then each step computes the next token of all.
+    NumPy takes the largest logit. The settings are the library's own (an F16 cache, flash
+    attention), and the context is just large enough for the workload.
+    """
 
     def __init__(self, spec: EngineSpec) -> None:
         import llama_cpp
@@ -230,7 +233,7 @@ class LlamaCppEngine:
             path, llama_cpp.llama_model_default_params()
         )
         if not self._model:
-            raise RuntimeError(f"llama.cpp does not load {spec.converted}")
+            raise RuntimeError(f"llama.cpp cannot load {spec.converted}")
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
         self._context: Any = None
@@ -250,7 +253,7 @@ class LlamaCppEngine:
         write_gguf(Path(spec.directory), Path(spec.converted), spec.kind)
 
     def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
-        """One static batch."""
+        """Generate for one static batch."""
         # A context is shared out evenly, and each share has a multiple of 256 tokens.
         num_tokens = -(-(len(prompts[0]) + num_new_tokens) // 256) * 256
         self._set_context(len(prompts), len(prompts) * num_tokens)
@@ -283,13 +286,13 @@ class LlamaCppEngine:
         params.n_threads = params.n_threads_batch = self._threads
         self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
-            raise RuntimeError("llama.cpp makes no context")
+            raise RuntimeError("llama.cpp cannot create a context")
         self._context_size = (num_seqs, num_tokens)
         self._n_batch = params.n_batch
         self._batch = self._lib.llama_batch_init(params.n_batch, 0, 1)
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> list[tuple[int, int]]:
-        """(sequence, next token) of the rows that want one."""
+        """Return (sequence, next token) for the rows that want one."""
         import numpy as np
 
         batch = self._batch
@@ -300,17 +303,17 @@ class LlamaCppEngine:
             batch.logits[i] = wants_logits
         status = self._lib.llama_decode(self._context, batch)
         if status != 0:
-            raise RuntimeError(f"llama_decode gives {status} for {len(rows)} tokens")
+            raise RuntimeError(f"llama_decode returned {status} for {len(rows)} tokens")
         seqs = [seq for _, _, seq, wants_logits in rows if wants_logits]
         if not seqs:
             return []
-        pointer = self._lib.llama_get_logits(self._context)  # of those rows, in their order
+        pointer = self._lib.llama_get_logits(self._context)  # the rows that want logits, in order
         logits = np.ctypeslib.as_array(pointer, (len(seqs), self._vocab_size))
         return list(zip(seqs, logits.argmax(axis=-1).tolist(), strict=True))
 
 
 class CTranslate2Engine:
-    """`Generator.generate_batch`; several prompts are one static batch."""
+    """The engine CTranslate2: `Generator.generate_batch` runs one static batch."""
 
     def __init__(self, spec: EngineSpec) -> None:
         import ctranslate2
@@ -327,13 +330,13 @@ class CTranslate2Engine:
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
-        """Convert with its own converter."""
+        """Convert the model with CTranslate2's own converter."""
         from ctranslate2.converters import TransformersConverter
 
         TransformersConverter(spec.directory).convert(spec.converted, quantization=spec.kind)
 
     def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
-        """One static batch."""
+        """Generate for one static batch."""
         times: list[list[float]] = [[] for _ in prompts]
         start = time.perf_counter()
 
@@ -361,12 +364,12 @@ ENGINES: dict[str, type[Engine]] = {
 
 
 def version_of(package: str) -> str:
-    """What is installed."""
+    """Return the version of an installed package."""
     return importlib.metadata.version(package)
 
 
 def numpy_version() -> str:
-    """NumPy's, and its BLAS's."""
+    """Return the versions of NumPy and its BLAS."""
     import numpy as np
 
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]

@@ -1,4 +1,4 @@
-"""The engines of bench_cpu.py by name, and the settings that mie's rows are given."""
+"""Name the engines of bench_cpu.py, and give mie's rows their settings."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FORMATS = {
 }
 ITEMSIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 ROOM = 600 << 20
-"""What a process takes beside weights and cache, generously."""
+"""A generous estimate of what a process needs beside weights and cache, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An engine of the tables."""
+    """An engine in the tables."""
 
     name: str
     family: str
@@ -36,17 +36,17 @@ class Entry:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def cache_bytes(self, costs: Costs, num_tokens: int) -> int:
-        """Of the KV cache of so many tokens."""
+        """Return the bytes of the KV cache of ``num_tokens`` tokens."""
         return int(num_tokens * costs.num_kv_numbers * self.stored.cache)
 
     def memory(self, costs: Costs, num_kv_tokens: int) -> float:
-        """About how many bytes it will need."""
+        """Return about how many bytes the engine needs."""
         weights = costs.num_parameters * self.stored.weight
         return 1.15 * weights + self.cache_bytes(costs, num_kv_tokens) + ROOM
 
 
 def parse_settings(words: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE, values as Python writes them, or else texts.
+    """Parse KEY=VALUE words. Values are Python literals, or else strings.
 
     Raises:
         ValueError: a word has no "=".
@@ -64,7 +64,7 @@ def parse_settings(words: Sequence[str]) -> dict[str, Any]:
 
 
 def mie_entries(common: Sequence[str], variants: Sequence[str]) -> list[Entry]:
-    """mie's rows: as it is, and each NAME:KEY=VALUE,... of ``variants``."""
+    """Return mie's rows: with the defaults, and with each NAME:KEY=VALUE,... of ``variants``."""
     entries = [_mie_entry(BASELINE, parse_settings(common))]
     for variant in variants:
         name, colon, words = variant.partition(":")
@@ -83,7 +83,7 @@ def _mie_entry(name: str, settings: dict[str, Any]) -> Entry:
 
 
 def entries_of(names: Sequence[str], mine: Sequence[Entry]) -> list[Entry]:
-    """The engines called by name or by family, mie's first."""
+    """Return the engines named one by one or by family, mie's first."""
     entries: list[Entry] = []
     for name, stored in FORMATS.items():
         family, _, kind = name.partition("-")
@@ -95,7 +95,10 @@ def entries_of(names: Sequence[str], mine: Sequence[Entry]) -> list[Entry]:
 
 
 def grouped(needs: Mapping[str, float], limit: float) -> list[list[str]]:
-    """Names in groups whose needs stay under ``limit`` where they can; the first is in each."""
+    """Return the names in groups whose memory stays under ``limit`` if possible.
+
+    The first name is in each group.
+    """
     first, *others = needs
     groups = [[first]]
     for name in others:

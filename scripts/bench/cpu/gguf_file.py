@@ -1,8 +1,9 @@
-"""A model directory as a GGUF file for llama.cpp, without a vocabulary.
+"""Write a model directory as a GGUF file for llama.cpp, without a vocabulary.
 
-Matrices are F32, F16 or Q8_0, vectors F32, as llama.cpp's own converter writes them. A matrix whose
-rows are no multiple of Q8_0's 32 numbers stays F16. The "llama" architecture rotates neighbouring
-channels where Hugging Face rotates halves: rows of its query and key matrices are reordered.
+Matrices are F32, F16 or Q8_0 and vectors are F32, as llama.cpp's own converter writes them. A
+matrix stays F16 if its rows are not a multiple of the 32 numbers of a Q8_0 block. The "llama"
+architecture rotates neighbouring channels where Hugging Face rotates halves, so the rows of its
+query and key matrices are reordered.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
 
 
 def write_gguf(directory: Path, path: Path, kind: str) -> None:
-    """Write the model in ``directory`` to ``path``, its matrices of ``kind`` (of `TYPES`).
+    """Write the model in ``directory`` to ``path``, with matrices of ``kind`` (see `TYPES`).
 
     Raises:
-        ValueError: the model's family, or a dtype in its file, is not known here.
+        ValueError: the model's family, or a dtype in its file, is not supported.
     """
     logging.getLogger("gguf").setLevel(logging.WARNING)
     config = json.loads((directory / "config.json").read_text())
@@ -91,22 +92,25 @@ def _stored_as(kind: str, shape: tuple[int, ...]) -> gguf.GGMLQuantizationType:
 
 
 def _rotated_heads(name: str, config: dict[str, Any]) -> int | None:
-    """The heads of a matrix whose result RoPE rotates; None for the others."""
+    """Return the number of heads if RoPE rotates the matrix's result, else None."""
     if ".q_proj." in name:
         return int(config["num_attention_heads"])
     return int(config["num_key_value_heads"]) if ".k_proj." in name else None
 
 
 def _neighbours_rotated(values: Matrix, num_heads: int) -> Matrix:
-    """Rows (half, channel) of each head as (channel, half)."""
+    """Reorder the rows of each head from (half, channel) to (channel, half)."""
     halves: Matrix = values.reshape(num_heads, 2, -1, *values.shape[1:]).swapaxes(1, 2)
     return np.reshape(halves, values.shape)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tensor:
-    """A tensor of a safetensors file. Read by hand, so that the environment of llama.cpp needs
-    neither safetensors nor a bfloat16."""
+    """A tensor of a safetensors file.
+
+    It is read by hand, so the environment of llama.cpp needs neither safetensors nor a bfloat16
+    dtype.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -114,7 +118,7 @@ class _Tensor:
     start: int
 
     def read(self) -> Any:
-        """Its numbers, float32."""
+        """Return the numbers as float32."""
         halves = np.frombuffer(self.data, np.uint16, int(np.prod(self.shape)), self.start)
         values: Matrix = (halves.astype(np.uint32) << 16).view(np.float32)
         return np.reshape(values, self.shape)

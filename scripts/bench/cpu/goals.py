@@ -1,7 +1,8 @@
-"""What mie's rows in bench_cpu.py must reach, and what they are after.
+"""State the goals of mie's rows in bench_cpu.py.
 
-With two threads, float32, random weights, all in one run; OpenBLAS's own choice of kernels on a
-machine with AVX-512, but for the last, where nobody uses it (--without-avx512).
+They hold with two threads, float32 and random weights, all in one run. OpenBLAS chooses its kernels
+on a machine with AVX-512, except for the last goal, where no engine uses AVX-512
+(--without-avx512).
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from bench.cpu.results import BASELINE, ONE_BY_ONE, ModelResults, ratio, row_of,
 TINY, SMOL = "TinyLlama-1.1B", "SmolLM2-135M"
 LLAMA_F32, TORCH_F32 = "llama.cpp-F32", "transformers-f32"
 Value = Callable[[ModelResults, str], float | None]
-"""Of a model's results and one of mie's rows."""
+"""Returns a number for a model's results and one of mie's rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a row of mie's must reach, and what it is after."""
+    """What a row of mie must reach, and what it aims at."""
 
     text: str
     model: str
@@ -34,7 +35,7 @@ class Goal:
 
 
 def times(workload: str, peer: str) -> Value:
-    """The median ratio to a peer."""
+    """Return a function that computes the median ratio to a peer."""
 
     def value(results: ModelResults, engine: str) -> float | None:
         spread = ratio(results, workload, engine, peer)
@@ -43,8 +44,8 @@ def times(workload: str, peer: str) -> Value:
     return value
 
 
-def ofrow_of(workload: str, attribute: str) -> Value:
-    """A number of the row."""
+def of_row(workload: str, attribute: str) -> Value:
+    """Return a function that looks up an attribute of the row."""
 
     def value(results: ModelResults, engine: str) -> float | None:
         if not samples_of(results, workload, engine):
@@ -56,7 +57,7 @@ def ofrow_of(workload: str, attribute: str) -> Value:
 
 
 def attention(results: ModelResults, engine: str) -> float | None:
-    """Attention's share of the bandwidth at a long context."""
+    """Return the share of the bandwidth that attention reaches at a long context."""
     pair = []
     for name in (CONTEXT.name, "decode-16"):
         rates = [each.rate for each in samples_of(results, name, engine)]
@@ -92,7 +93,7 @@ GOALS = (
     Goal(
         text="decode, 1 request, of the bandwidth",
         model=TINY,
-        value=ofrow_of("decode-1", "bandwidth_share"),
+        value=of_row("decode-1", "bandwidth_share"),
         must=0.80,
         aim=0.95,
         is_share=True,
@@ -121,7 +122,7 @@ GOALS = (
     Goal(
         text="the same, of the best sgemm",
         model=TINY,
-        value=ofrow_of("prefill-1", "sgemm_share"),
+        value=of_row("prefill-1", "sgemm_share"),
         must=0.65,
         aim=0.80,
         is_share=True,
@@ -137,15 +138,15 @@ GOALS = (
     Goal(
         text="everything but forward pass and sampling, 64 requests, of the step",
         model=TINY,
-        value=ofrow_of("decode-64", "overhead"),
+        value=of_row("decode-64", "overhead"),
         must=0.03,
         aim=0.01,
         is_share=True,
         less_is_better=True,
     ),
     Goal(
-        # As one static batch transformers would have to be left behind by more than two of these
-        # cores can multiply: 5 x 8,000 tokens/s x 6.8 MFLOP are 270 GFLOP/s.
+        # Transformers' static batch is no fair peer here. Five times its speed needs 270 GFLOP/s
+        # (5 x 8,000 tokens/s x 6.8 MFLOP), which is more than two of these cores can multiply.
         text="64 requests end to end, against transformers one by one",
         model="bundled",
         value=times("end-to-end-64", TORCH_F32 + ONE_BY_ONE),
@@ -164,7 +165,7 @@ GOALS = (
 
 
 def verdict(goal: Goal, value: float) -> str:
-    """ "aim", "must" or "missed"."""
+    """Return "aim", "must" or "missed"."""
     for word, bound in (("aim", goal.aim), ("must", goal.must)):
         if bound is not None and (value <= bound if goal.less_is_better else value >= bound):
             return word
@@ -173,14 +174,14 @@ def verdict(goal: Goal, value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """A goal, and what each of mie's rows reached of it."""
+    """A goal, and how close each of mie's rows came to it."""
 
     goal: Goal
     values: dict[str, float]
 
 
 def goals_reached(all_results: Sequence[ModelResults], *, avx512: bool) -> list[Reached]:
-    """Each goal that was measured."""
+    """Return each goal that was measured."""
     found = []
     for goal in GOALS:
         for results in all_results:

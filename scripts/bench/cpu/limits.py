@@ -1,13 +1,13 @@
-"""What this machine can do at most with NumPy, as JSON: bytes read and sums of products a second.
+"""Measure this machine's best memory bandwidth and sgemm rate with NumPy. Prints JSON.
 
     python -m bench.cpu.limits THREADS      in scripts/
 
-    bandwidth   each thread reads an array of its own, too large for any cache; the better of a
-                maximum and a dot product
-    sgemm       each thread multiplies matrices of its own, float32; the best of a few sizes. What
-                the FMA units could do is a little more
+    bandwidth   bytes read per second. Each thread reads its own array, too large for any cache. The
+                better of a maximum and a dot product counts.
+    sgemm       floating-point operations per second. Each thread multiplies its own float32
+                matrices. The best of a few sizes counts. The FMA units could do a little more.
 
-Run it with OPENBLAS_NUM_THREADS=1: the threads are made here.
+Run it with OPENBLAS_NUM_THREADS=1, because it starts its own threads.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 
 READ_BYTES = 512 << 20
-"""Of each thread."""
+"""Bytes that each thread reads."""
 SIZES = (512, 1024, 2048)
 FLOPS = 2 * 2048**3
-"""Of each thread, at every size."""
+"""Operations of each thread at every size."""
 NUM_TRIES = 5
 
 
 def best_rate(amount: float, work: Callable[[Any], object], inputs: list[Any]) -> float:
-    """``amount`` a second at the best of a few tries; a thread for each input."""
+    """Return ``amount`` per second at the best of a few tries, with a thread for each input."""
     with ThreadPoolExecutor(len(inputs)) as pool:
         list(pool.map(work, inputs))  # threads started, pages touched
         best = 0.0
@@ -42,14 +42,14 @@ def best_rate(amount: float, work: Callable[[Any], object], inputs: list[Any]) -
 
 
 def bandwidth(num_threads: int) -> float:
-    """Bytes read a second."""
+    """Return the bytes read per second."""
     arrays = [np.ones(READ_BYTES // 4, np.float32) for _ in range(num_threads)]
     readers: tuple[Callable[[Any], object], ...] = (np.max, lambda array: np.dot(array, array))
     return max(best_rate(num_threads * READ_BYTES, reader, arrays) for reader in readers)
 
 
 def sgemm(num_threads: int) -> float:
-    """Floating-point operations a second of large matrix products."""
+    """Return the floating-point operations per second of large matrix products."""
     return max(_sgemm_of(size, num_threads) for size in SIZES)
 
 

@@ -1,9 +1,11 @@
-"""What bench_cpu.py asks of every engine, and what it makes of the answers.
+"""Define the workloads of bench_cpu.py and the rates computed from the answers.
 
-decode        tokens a second of the steps in which every request is between its first and its
-              last token: the prompts are left out
-prefill       prompt tokens a second, up to the last request's first token
-end to end    new tokens a second, from the first request's arrival to the last token
+decode        tokens per second of the steps in which every request is between its first and its
+              last token. Steps that compute prompts do not count.
+
+prefill       prompt tokens per second, up to the last request's first token.
+
+end to end    new tokens per second, from the first request's arrival to the last token.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from typing import Any
 from bench.cpu.shapes import Costs, Format
 
 Times = Sequence[Sequence[float]]
-"""When each token of each request was there, in seconds since the requests arrived."""
+"""The time of each token of each request, in seconds since the requests arrived."""
 
 DECODE, PREFILL, END_TO_END = "decode", "prefill", "end to end"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class CpuWorkload:
     """Requests that arrive at once, with prompts of one length."""
 
     name: str
@@ -32,21 +34,21 @@ class Workload:
     num_new_tokens: int
     only_mie: bool = False
     repeats_prompts: bool = False
-    """Every round asks for the same, so that the prefix cache has it after the first time."""
+    """Whether every round has the same prompts, which the prefix cache then holds."""
 
     @property
     def length(self) -> int:
-        """Tokens of a request at its end."""
+        """The tokens of a request at its end."""
         return self.prompt_length + self.num_new_tokens
 
     @property
     def mean_context(self) -> float:
-        """Tokens that a decode step finds in the cache for each request."""
+        """The tokens that a decode step finds in the cache for each request, on average."""
         return self.prompt_length + self.num_new_tokens / 2
 
     @property
     def description(self) -> str:
-        """For people."""
+        """A description of the workload in words."""
         requests = "1 request" if self.num_requests == 1 else f"{self.num_requests} requests"
         return (
             f"{self.measures}, {requests} of {self.prompt_length} prompt tokens and "
@@ -54,8 +56,8 @@ class Workload:
         )
 
 
-def _decode(num_requests: int) -> Workload:
-    return Workload(
+def _decode(num_requests: int) -> CpuWorkload:
+    return CpuWorkload(
         name=f"decode-{num_requests}",
         measures=DECODE,
         num_requests=num_requests,
@@ -64,8 +66,8 @@ def _decode(num_requests: int) -> Workload:
     )
 
 
-def _prefill(num_requests: int) -> Workload:
-    return Workload(
+def _prefill(num_requests: int) -> CpuWorkload:
+    return CpuWorkload(
         name=f"prefill-{num_requests}",
         measures=PREFILL,
         num_requests=num_requests,
@@ -74,7 +76,7 @@ def _prefill(num_requests: int) -> Workload:
     )
 
 
-CONTEXT = Workload(
+CONTEXT = CpuWorkload(
     name="context-16",
     measures=DECODE,
     num_requests=16,
@@ -88,7 +90,7 @@ WORKLOADS = {
     for each in (
         *map(_decode, (1, 8, 16, 64)),
         *map(_prefill, (1, 4)),
-        Workload(
+        CpuWorkload(
             name="end-to-end-64",
             measures=END_TO_END,
             num_requests=64,
@@ -100,8 +102,8 @@ WORKLOADS = {
 }
 
 
-def quick(workload: Workload) -> Workload:
-    """A small one in its place, to try the script."""
+def quick(workload: CpuWorkload) -> CpuWorkload:
+    """Return a small workload in place of this one, to try the script."""
     return replace(
         workload,
         prompt_length=min(workload.prompt_length, 64),
@@ -109,11 +111,11 @@ def quick(workload: Workload) -> Workload:
     )
 
 
-def rate(workload: Workload, times: Times) -> float:
-    """Tokens a second, as the workload measures them.
+def rate(workload: CpuWorkload, times: Times) -> float:
+    """Return tokens per second, as the workload defines them.
 
     Raises:
-        ValueError: there was no moment at which all requests were decoding.
+        ValueError: all requests were never decoding at the same time.
     """
     if workload.measures == PREFILL:
         return len(times) * workload.prompt_length / max(each[0] for each in times)
@@ -124,7 +126,7 @@ def rate(workload: Workload, times: Times) -> float:
 
 
 def decode_window(times: Times) -> tuple[float, float]:
-    """From the last request's first token to the first request's last one."""
+    """Return the times of the last request's first token and the first request's last token."""
     start, end = max(each[0] for each in times), min(each[-1] for each in times)
     if end <= start:
         raise ValueError(
@@ -135,12 +137,12 @@ def decode_window(times: Times) -> tuple[float, float]:
 
 
 def time_to_first_token(times: Times) -> float:
-    """The median of the requests, in seconds."""
+    """Return the median time to first token of the requests, in seconds."""
     return statistics.median(each[0] for each in times)
 
 
 def overhead(steps: Sequence[Sequence[float]], times: Times) -> float:
-    """The share of the decode steps' time that is neither forward pass nor sampling.
+    """Return the share of the decode steps' time outside the forward pass and sampling.
 
     ``steps`` are (end, seconds of forward pass and sampling).
     """
@@ -157,15 +159,15 @@ class Sample:
     engine: str
     workload: str
     moment: tuple[int, int]
-    """Group and round: engines with the same one stood side by side."""
+    """Group and round. Samples with the same moment were taken side by side."""
     rate: float
     time_to_first_token: float | None
-    """None where the requests did not arrive at once."""
+    """Seconds, or None where the requests did not arrive at once."""
     overhead: float | None
 
 
 def sample(
-    workload: Workload,
+    workload: CpuWorkload,
     answers: Sequence[Mapping[str, Any]],
     *,
     model: str,
@@ -173,7 +175,7 @@ def sample(
     moment: tuple[int, int],
     one_by_one: bool = False,
 ) -> Sample:
-    """The median of one round's answers."""
+    """Return the median of one round's answers."""
     overheads = [
         overhead(each["steps"], each["times"])
         for each in answers
@@ -193,18 +195,19 @@ def sample(
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the machine did at best (limits.py): bytes and floating-point operations a
-    second."""
+    """The machine's best rates (limits.py), in bytes and floating-point operations per second."""
 
     bandwidth: float
     sgemm: float
 
 
 def shares(
-    workload: Workload, tokens_per_second: float, costs: Costs, stored: Format, limits: Limits
+    workload: CpuWorkload, tokens_per_second: float, costs: Costs, stored: Format, limits: Limits
 ) -> tuple[float | None, float | None]:
-    """Of the bandwidth and of the sgemm rate, what the workload needs at least; None where it is
-    not one number."""
+    """Return the least shares of the bandwidth and the sgemm rate that the workload needs.
+
+    A share is None where it is not one number.
+    """
     if workload.measures == PREFILL:
         seconds = workload.prompt_length / tokens_per_second
         return None, costs.prefill_flops(workload.prompt_length) / seconds / limits.sgemm
@@ -219,14 +222,17 @@ def shares(
 
 
 def attention_share(
-    long: tuple[Workload, float],
-    short: tuple[Workload, float],
+    long: tuple[CpuWorkload, float],
+    short: tuple[CpuWorkload, float],
     costs: Costs,
     stored: Format,
     limits: Limits,
 ) -> float:
-    """Of the bandwidth, what attention reaches: a step's additional bytes over its additional time,
-    at a long context against a short one with as many requests (each with its tokens a second)."""
+    """Return the share of the bandwidth that attention reaches.
+
+    It is a step's additional bytes over its additional time, at a long context compared with a
+    short one with as many requests. Each argument is a workload and its tokens per second.
+    """
     (workload, rate_long), (other, rate_short) = long, short
     assert workload.num_requests == other.num_requests
     num_seqs = workload.num_requests

@@ -1,4 +1,4 @@
-"""One model in bench_cpu.py: its files, its children, its rounds."""
+"""Measure one model of bench_cpu.py: prepare its files, start its children, run its rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,24 +15,18 @@ from typing import Any
 from bench.cpu.children import SCRIPTS, Child, PeerError, child_environment, prepare
 from bench.cpu.engines import EngineSpec
 from bench.cpu.entries import Entry, grouped
-from bench.cpu.metrics import END_TO_END, Limits, Sample, Workload, sample
+from bench.cpu.metrics import END_TO_END, CpuWorkload, Limits, Sample, sample
 from bench.cpu.results import BASELINE, ONE_BY_ONE, ModelResults
 from bench.cpu.shapes import Costs, random_prompts, write_model
+from mie.system.resources import available_bytes
 
 MIN_SECONDS = 1.0
 WARM_UP = (8, 16, 8)
-"""Requests, prompt tokens and new tokens of the first call, whose tokens are compared."""
-
-
-def available_memory() -> int:
-    """Bytes that processes could still take."""
-    found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
-    assert found is not None
-    return int(found[1]) << 10
+"""Requests, prompt tokens and new tokens of the first call. Its tokens are compared."""
 
 
 def agreement(tokens: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> str:
-    """How many tokens are equal before each prompt's first difference."""
+    """Return how many tokens are equal before each prompt's first difference, in total."""
     same = sum(
         len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=True))))
         for a, b in zip(tokens, others, strict=True)
@@ -50,7 +43,7 @@ class ModelBench:
         self._directory = directory
         self._config = write_model(name, directory)
         self._costs = Costs.of(self._config)
-        # mie's choice of plans is tried anew: what it remembers may stem from a busier hour.
+        # mie probes its plans again, because remembered answers may be from a busier hour.
         fresh = {"XDG_CACHE_HOME": str(directory / "cache")}
         self._environment = {**child_environment(args.without_avx512), **fresh}
         self._entries: dict[str, Entry] = {each.name: each for each in args.entries}
@@ -71,7 +64,7 @@ class ModelBench:
         ]
 
     def run(self) -> ModelResults | None:
-        """Everything; None when no engine could be measured."""
+        """Measure every group. Return None if no engine could be measured."""
         for entry in list(self._entries.values()):
             with self._skipping(entry.name):
                 prepare(self._python(entry), self._spec(entry), self._environment)
@@ -79,7 +72,7 @@ class ModelBench:
             name: entry.memory(self._costs, self._num_kv_tokens(entry))
             for name, entry in self._entries.items()
         }
-        groups = grouped(needs, 0.85 * available_memory()) if needs else []
+        groups = grouped(needs, 0.85 * available_bytes()) if needs else []
         for number, names in enumerate(groups):
             self._run_group(number, names)
         if not self._samples:
@@ -128,7 +121,7 @@ class ModelBench:
             "agreement": agreement(tokens, self._first_tokens),
         }
 
-    def _run_workload(self, group: int, workload: Workload, children: dict[str, Child]) -> None:
+    def _run_workload(self, group: int, workload: CpuWorkload, children: dict[str, Child]) -> None:
         lanes = [
             (name, one_by_one)
             for name in children
@@ -147,16 +140,16 @@ class ModelBench:
                     with self._skipping(name, children):
                         self._measure((group, number), workload, name, children[name], one_by_one)
 
-    def _has(self, name: str, workload: Workload) -> bool:
+    def _has(self, name: str, workload: CpuWorkload) -> bool:
         return any((each.engine, each.workload) == (name, workload.name) for each in self._samples)
 
-    def _runs_one_by_one(self, workload: Workload, entry: Entry) -> bool:
+    def _runs_one_by_one(self, workload: CpuWorkload, entry: Entry) -> bool:
         return entry.family == "transformers" and workload.measures == END_TO_END
 
     def _measure(
         self,
         moment: tuple[int, int],
-        workload: Workload,
+        workload: CpuWorkload,
         name: str,
         child: Child,
         one_by_one: bool,
@@ -185,13 +178,13 @@ class ModelBench:
         self._samples.append(result)
         print(f"  {workload.name}, round {moment[1] + 1}: {row} {result.rate:.1f} tokens/s")
 
-    def _prompts(self, workload: Workload, seed: int) -> list[list[int]]:
+    def _prompts(self, workload: CpuWorkload, seed: int) -> list[list[int]]:
         size = (workload.num_requests, workload.prompt_length)
         return random_prompts(self._config.vocab_size, *size, seed=seed)
 
     @contextlib.contextmanager
     def _skipping(self, name: str, children: dict[str, Child] | None = None) -> Iterator[None]:
-        """A failure costs the engine, by name and with the reason, and not the run."""
+        """Skip an engine that fails, by name and with the reason, and go on."""
         try:
             yield
         except PeerError as error:
@@ -220,12 +213,15 @@ class ModelBench:
             sgemm=max(each.sgemm for each in self._limits),
         )
 
-    def _workloads_of(self, entry: Entry) -> list[Workload]:
+    def _workloads_of(self, entry: Entry) -> list[CpuWorkload]:
         is_mie = entry.family == BASELINE
         return [each for each in self._workloads.values() if is_mie or not each.only_mie]
 
     def _num_kv_tokens(self, entry: Entry) -> int:
-        """Tokens in the largest workload, each request's rounded up to whole blocks of any size."""
+        """Return the cached tokens of the largest workload.
+
+        Each request is rounded up to whole blocks of any size.
+        """
         sizes = [(WARM_UP[0], sum(WARM_UP[1:]))]
         sizes += [(each.num_requests, each.length) for each in self._workloads_of(entry)]
         return max(num_requests * (length + 128) for num_requests, length in sizes)

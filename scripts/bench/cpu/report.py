@@ -1,4 +1,4 @@
-"""bench_cpu.py's results as Markdown and JSON."""
+"""Write the results of bench_cpu.py as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from bench.cpu.results import BASELINE, ModelResults, Row, number, rows_of
 
 
 def percent(value: float | None) -> str:
-    """A share."""
+    """Return a share as a percentage."""
     if value is None:
         return "–"
     return f"{100 * value:.{1 if value < 0.1 else 0}f} %"
 
 
 def factor(value: float | None) -> str:
-    """A ratio."""
+    """Return a ratio as a factor."""
     return "–" if value is None else f"{value:.2f} ×"
 
 
 def markdown(
     state: Mapping[str, Any], all_results: Sequence[ModelResults], skipped: Sequence[str]
 ) -> str:
-    """Everything, for people."""
+    """Return all results as Markdown."""
     lines = [f"* {key}: {value}" for key, value in state.items()]
     lines += [f"* skipped: {each}" for each in skipped]
     for results in all_results:
@@ -109,7 +109,7 @@ def _goal_table(goals: Sequence[Reached]) -> list[str]:
 def as_json(
     state: Mapping[str, Any], all_results: Sequence[ModelResults], skipped: Sequence[str]
 ) -> dict[str, Any]:
-    """Everything, for programs: every sample too."""
+    """Return all results with every sample, as JSON data."""
     goals = [
         {
             "goal": each.goal.text,

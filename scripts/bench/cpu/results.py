@@ -1,4 +1,4 @@
-"""Rows and ratios out of bench_cpu.py's samples. Pure functions."""
+"""Compute rows and ratios from the samples of bench_cpu.py, in pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.cpu.metrics import Limits, Sample, Workload, shares
+from bench.cpu.metrics import CpuWorkload, Limits, Sample, shares
 from bench.cpu.shapes import Costs, Format
 
 BASELINE = "mie"
@@ -16,22 +16,22 @@ ONE_BY_ONE = ", one by one"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelResults:
-    """What one model gave."""
+    """The results of one model."""
 
     name: str
     costs: Costs
     limits: Limits
     formats: Mapping[str, Format]
-    """Of each engine."""
+    """The number format of each engine."""
     loaded: Mapping[str, Mapping[str, Any]]
-    """Of each engine: version, load_seconds, loaded_bytes, peak_bytes, agreement."""
-    workloads: Mapping[str, Workload]
+    """By engine: version, load_seconds, loaded_bytes, peak_bytes, agreement."""
+    workloads: Mapping[str, CpuWorkload]
     samples: Sequence[Sample]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A median, with the least and the most."""
+    """A median with the least and the largest value."""
 
     median: float
     least: float
@@ -39,7 +39,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """Return the spread of at least one value."""
         return cls(median=statistics.median(values), least=min(values), most=max(values))
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Row:
     engine: str
     tokens_per_second: Spread
     baseline_ratio: Spread | None
-    """mie's rate over this one's, of the rounds in which both were measured."""
+    """The rate of mie over this engine's, in rounds that have both."""
     time_to_first_token: float | None
     bandwidth_share: float | None
     sgemm_share: float | None
@@ -64,19 +64,19 @@ class Row:
 
 
 def number(value: float) -> str:
-    """Three or four digits."""
+    """Return a number with three or four digits."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def rows_of(results: ModelResults) -> list[Row]:
-    """By workload, then engine, in the order of their samples."""
+    """Return the rows by workload, then by engine, in the order of their samples."""
     keys = dict.fromkeys((each.workload, each.engine) for each in results.samples)
     order = list(results.workloads)
     return [row_of(results, *key) for key in sorted(keys, key=lambda key: order.index(key[0]))]
 
 
 def row_of(results: ModelResults, workload: str, engine: str) -> Row:
-    """One of them."""
+    """Return the row of one engine on one workload."""
     samples = samples_of(results, workload, engine)
     rates = [each.rate for each in samples]
     first = [each.time_to_first_token for each in samples if each.time_to_first_token is not None]
@@ -103,12 +103,15 @@ def row_of(results: ModelResults, workload: str, engine: str) -> Row:
 
 
 def samples_of(results: ModelResults, workload: str, engine: str) -> list[Sample]:
-    """An engine's on a workload."""
+    """Return an engine's samples of a workload."""
     return [each for each in results.samples if (each.workload, each.engine) == (workload, engine)]
 
 
 def ratio(results: ModelResults, workload: str, engine: str, other: str) -> Spread | None:
-    """How many times as fast the one was as the other, round by round; None: never side by side."""
+    """Return how many times as fast one engine was as another, round by round.
+
+    Returns None if they were never measured side by side.
+    """
     rates = {each.moment: each.rate for each in samples_of(results, workload, engine)}
     ratios = [
         rates[each.moment] / each.rate

@@ -1,8 +1,7 @@
-"""The models of the CPU and GPU benchmarks: published shapes with random weights, and what a step
-of them costs at least.
+"""Define the models of the CPU and GPU benchmarks, and the least that a step of them costs.
 
-A step that decodes N sequences must read every weight once and the keys and values of N contexts,
-and must multiply every weight with N rows:
+The models have published shapes and random weights. A step that decodes N sequences must read every
+weight once, and the keys and values of N contexts. It must multiply every weight with N rows:
 
     bytes = weights · bytes per weight + N · context · 2 · L · Hkv · Dh · bytes per cached number
     flops = N · (2 · weights + 4 · context · L · Hq · Dh)
@@ -11,9 +10,9 @@ A prompt of n tokens needs, with half of its n² scores masked and one row of lo
 
     flops = n · 2 · (weights − head) + 2 · head + 2 · n² · L · Hq · Dh
 
-``weights`` are the numbers of all matrices that are multiplied, the head among them; the embedding
-table is looked up, not read through. What stays in a cache of the CPU is not read from memory: a
-small model may exceed the bandwidth.
+``weights`` counts the numbers of all matrices that are multiplied, including the head. It does not
+count the embedding table, of which a step reads a few rows. A small model may exceed the bandwidth,
+because the CPU's caches keep a part of it.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from safetensors.numpy import save_file
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.tensors import expected_tensors
+from mie.sim.shapes import SHAPES as PUBLISHED
 
 LLAMA: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -43,41 +43,15 @@ LLAMA: Mapping[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "TinyLlama-1.1B": {
-        "vocab_size": 32000,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 8192,  # published: 2048, too few for a context of 4,096
-    },
+    # The published context of 2,048 positions is too short for the prompts of 4,096 tokens.
+    "TinyLlama-1.1B": {**PUBLISHED["TinyLlama-1.1B"], "max_position_embeddings": 8192},
     "Qwen2.5-0.5B": {
-        "architectures": ["Qwen2ForCausalLM"],
+        **PUBLISHED["Qwen2.5-0.5B"],
         "model_type": "qwen2",
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
         "use_sliding_window": False,
     },
-    "SmolLM2-135M": {
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 8192,
-        "rope_theta": 100000.0,
-        "tie_word_embeddings": True,
-    },
+    "SmolLM2-135M": PUBLISHED["SmolLM2-135M"],
     "toy": {
         "vocab_size": 512,
         "hidden_size": 64,
@@ -90,11 +64,14 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 }
 BUNDLED = "bundled"
 MODELS = ("TinyLlama-1.1B", "Qwen2.5-0.5B", "SmolLM2-135M", BUNDLED)
-"""What is measured unless told otherwise."""
+"""The models that are measured by default."""
 
 
 def write_model(name: str, directory: Path) -> ModelConfig:
-    """The model in ``directory``, bfloat16, with a tokenizer; its configuration."""
+    """Write the model in bfloat16 with a tokenizer to ``directory``.
+
+    Returns its configuration.
+    """
     if name == BUNDLED:
         shutil.copytree(locate_model(BUNDLED), directory, dirs_exist_ok=True)
     else:
@@ -106,7 +83,7 @@ def write_model(name: str, directory: Path) -> ModelConfig:
 
 
 def _write_weights(config: ModelConfig, directory: Path) -> None:
-    """Random weights that keep activations finite: seeded, so that every run has the same."""
+    """Write random weights, equal in every run, that keep activations finite."""
     generator = np.random.default_rng(0)
     tensors = {}
     for tensor, shape in expected_tensors(config).items():
@@ -120,8 +97,11 @@ def _write_weights(config: ModelConfig, directory: Path) -> None:
 
 
 def _write_tokenizer(vocab_size: int, directory: Path) -> None:
-    """A word for each id: CTranslate2's converter wants a tokenizer; nothing is encoded by it. The
-    first ones are those that transformers would add to a Llama's or a Qwen2's."""
+    """Write a tokenizer with a word for each id, because CTranslate2's converter needs one.
+
+    No text is encoded with it. The first words are those that transformers would add to Llama's or
+    Qwen2's.
+    """
     special = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
     words = {word: i for i, word in enumerate(special)}
     words |= {f"t{i}": i for i in range(len(special), vocab_size)}
@@ -138,7 +118,7 @@ def _write_tokenizer(vocab_size: int, directory: Path) -> None:
 
 
 def random_prompts(vocab_size: int, num_requests: int, length: int, seed: int) -> list[list[int]]:
-    """Prompts [num_requests, length] without a common beginning, free of special tokens."""
+    """Return prompts [num_requests, length] without a common prefix or special tokens."""
     generator = np.random.default_rng(seed)
     ids: list[list[int]] = generator.integers(3, vocab_size, (num_requests, length)).tolist()
     return ids
@@ -146,7 +126,7 @@ def random_prompts(vocab_size: int, num_requests: int, length: int, seed: int) -
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """Bytes that an engine stores a number in."""
+    """The bytes of a number in an engine's weights and cache."""
 
     weight: float
     cache: float
@@ -154,19 +134,19 @@ class Format:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The least that a step of a model must read and compute; the formulas stand above."""
+    """The least that a step must read and compute. The module's docstring has the formulas."""
 
     num_weights: int
     num_head_weights: int
     num_parameters: int
     num_kv_numbers: int
-    """2 · L · Hkv · Dh: keys and values of one token."""
+    """Keys and values of one token: 2 · L · Hkv · Dh."""
     num_query_numbers: int
-    """L · Hq · Dh."""
+    """Query channels of one token in all layers: L · Hq · Dh."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> Costs:
-        """Those of a model."""
+        """Return the costs of a model."""
         sizes = {name: shape for name, shape in expected_tensors(config).items() if len(shape) == 2}
         embedding = config.vocab_size * config.hidden_size
         stored = sum(rows * columns for rows, columns in sizes.values())
@@ -180,16 +160,16 @@ class Costs:
         )
 
     def decode_bytes(self, num_seqs: int, context: float, stored: Format) -> float:
-        """Bytes that a decode step reads."""
+        """Return the bytes that a decode step reads."""
         cached = num_seqs * context * self.num_kv_numbers
         return self.num_weights * stored.weight + cached * stored.cache
 
     def decode_flops(self, num_seqs: int, context: float) -> float:
-        """Additions and multiplications of a decode step."""
+        """Return the additions and multiplications of a decode step."""
         return num_seqs * (2 * self.num_weights + 4 * context * self.num_query_numbers)
 
     def prefill_flops(self, num_tokens: int) -> float:
-        """Additions and multiplications of a prompt."""
+        """Return the additions and multiplications of a prompt."""
         head = self.num_head_weights
         linear = num_tokens * 2 * (self.num_weights - head) + 2 * head
         return linear + 2 * num_tokens**2 * self.num_query_numbers

@@ -1,1 +1,1 @@
-"""What scripts/bench_gpu.py is made of, one idea a module; peers are imported where they run."""
+"""The modules of scripts/bench_gpu.py. Peers are imported only where they run."""

@@ -1,4 +1,4 @@
-"""Attention, mie's and its peers', over the same numbers: checked first, then timed in turns."""
+"""Compare attention of mie and its peers over the same numbers: check first, then time in turns."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from bench.gpu.device import SAMPLES, Device
 from bench.gpu.inputs import Inputs, decode_inputs, prefill_inputs
 from bench.gpu.numbers import ERRORS
 from bench.gpu.peers import Peer, decode_peers, prefill_peers
-from bench.gpu.report import Report
+from bench.gpu.report import BenchReport
 from bench.gpu.shapes import DecodeShape, PrefillShape
 from bench.gpu.timing import timed_in_turns
 
 Rates = Callable[[Mapping[str, Any]], dict[str, float]]
-"""What a timing comes to."""
+"""Computes rates from a timing."""
 
 
-def bench_decode(device: Device, shape: DecodeShape, report: Report) -> None:
-    """The rows of one shape."""
+def bench_decode(device: Device, shape: DecodeShape, report: BenchReport) -> None:
+    """Measure the rows of one decode shape."""
     inputs = decode_inputs(device, shape)
     peers = decode_peers(inputs, report)
     report.decode += measured(
@@ -27,8 +27,8 @@ def bench_decode(device: Device, shape: DecodeShape, report: Report) -> None:
     )
 
 
-def bench_prefill(device: Device, shape: PrefillShape, report: Report) -> None:
-    """The rows of one shape."""
+def bench_prefill(device: Device, shape: PrefillShape, report: BenchReport) -> None:
+    """Measure the rows of one prefill shape."""
     inputs = prefill_inputs(device, shape)
     peers = prefill_peers(inputs, report)
     report.prefill += measured(
@@ -37,9 +37,9 @@ def bench_prefill(device: Device, shape: PrefillShape, report: Report) -> None:
 
 
 def measured(
-    device: Device, inputs: Inputs, peers: Mapping[str, Peer], report: Report, rates: Rates
+    device: Device, inputs: Inputs, peers: Mapping[str, Peer], report: BenchReport, rates: Rates
 ) -> list[dict[str, Any]]:
-    """A row for each version, or its failure: a wrong result is not timed."""
+    """Add a row or a failure for each version. A wrong result is not timed."""
     shape = inputs.shape
     row: dict[str, Any] = {"shape": str(shape), **asdict(shape)}
     error = inputs.error()
@@ -67,7 +67,7 @@ def measured(
 def decode_rates(
     shape: DecodeShape, timing: Mapping[str, Any], ceilings: Mapping[str, float]
 ) -> dict[str, float]:
-    """Useful GB/s, shares of both ceilings, and the time that the higher ceiling allows."""
+    """Return useful GB/s, shares of both ceilings, and the time that the higher ceiling allows."""
     copy, read = ceilings["copy_gb_per_s"], ceilings["read_gb_per_s"]
     floor = {"floor_us": 1e-3 * shape.useful_bytes / max(copy, read)}
     if "median_us" not in timing:
@@ -79,7 +79,7 @@ def decode_rates(
 def prefill_rates(
     shape: PrefillShape, timing: Mapping[str, Any], ceilings: Mapping[str, float]
 ) -> dict[str, float]:
-    """Useful TFLOP/s, and the share of the matrix product's if that was measured."""
+    """Return useful TFLOP/s, and the share of the matrix product's rate if that was measured."""
     gemm = ceilings.get("gemm_tflops")
     found = {"floor_us": 1e-6 * shape.flops / gemm} if gemm else {}
     if "median_us" in timing:

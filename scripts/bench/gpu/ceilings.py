@@ -1,4 +1,4 @@
-"""What the device can do at most: copy, read, multiply."""
+"""Measure the device's ceilings: copy, read and multiply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.gpu.device import SAMPLES, Call, CupyDevice, Device, one_line
 from bench.gpu.numbers import ERRORS, random_normal, random_words, relative_error
-from bench.gpu.report import Report
+from bench.gpu.report import BenchReport
 from mie.ops.backend import Array
 from mie.ops_gpu.arrays import DTYPES, to_host
 
@@ -29,8 +29,11 @@ extern "C" __global__ void read_all(const uint4* x, unsigned* out, long long cou
 """
 
 
-def measure_ceilings(device: Device, report: Report) -> None:
-    """Copy and read rates in GB/s of a buffer far larger than L2; bf16 matrix product, TFLOP/s."""
+def measure_ceilings(device: Device, report: BenchReport) -> None:
+    """Measure copy and read rates in GB/s, and a bf16 matrix product in TFLOP/s.
+
+    The buffers are far larger than L2.
+    """
     size = 32 if report.is_dry_run else 8192
     report.ceilings.update(memory_ceilings(device, device.buffer_bytes))
     report.save()
@@ -43,7 +46,7 @@ def measure_ceilings(device: Device, report: Report) -> None:
 
 
 def memory_ceilings(device: Device, num_bytes: int) -> dict[str, float]:
-    """The copy counts what it reads and what it writes; the read takes the faster of two ways."""
+    """Measure the copy, which counts bytes read and written, and the faster of two ways to read."""
     xp = device.xp
     source, target = random_words(xp, num_bytes), xp.zeros(num_bytes // 4, np.uint32)
     copy_us = statistics.median(device.samples([lambda: xp.copyto(target, source)], SAMPLES).values)
@@ -61,7 +64,7 @@ def memory_ceilings(device: Device, num_bytes: int) -> dict[str, float]:
 
 
 def read_call(device: CupyDevice, source: Array) -> Call:
-    """A launch that reads every word and writes nothing."""
+    """Return a launch that reads every word and writes nothing."""
     kernel = device.xp.RawKernel(READ_KERNEL, "read_all")
     out, count = device.xp.zeros(1, np.uint32), np.int64(source.nbytes // 16)
     grid = (8 * device.chip.num_multiprocessors,)
@@ -69,7 +72,7 @@ def read_call(device: CupyDevice, source: Array) -> Call:
 
 
 def gemm_ceiling(device: Device, size: int) -> float:
-    """TFLOP/s of a square bf16 product of random numbers, checked in one row."""
+    """Return TFLOP/s of a square bf16 product of random numbers. One row is checked."""
     xp: Any = device.xp
     dtype = DTYPES["bfloat16"]
     a, b = (random_normal(xp, (size, size), dtype, seed) for seed in (0, 1))

@@ -1,4 +1,4 @@
-"""Where it is measured: a CUDA device, or the emulator with a clock that says what it likes."""
+"""Define what is measured on: a CUDA device, or the emulator with an arbitrary clock."""
 
 from __future__ import annotations
 
@@ -26,29 +26,32 @@ SAMPLES = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Microseconds of a call, and how they were taken: "graph", "eager", "fake"."""
+    """Microseconds of a call, and how they were taken: "graph", "eager" or "fake"."""
 
     method: str
     values: list[float]
 
 
 class Device(Protocol):
-    """A machine, real or played."""
+    """A machine, real or emulated."""
 
     xp: Any
     chip: Chip
     l2_bytes: int
     buffer_bytes: int
-    """Of a buffer that measures the memory: two of them fit."""
+    """Bytes of a buffer that measures the memory. Two of them fit."""
 
     def backend(self, dtype: str, kv_cache_dtype: str) -> CupyBackend:
-        """What computes on it."""
+        """The backend that computes on the device."""
 
     def samples(self, calls: Sequence[Call], count: int) -> Samples:
-        """``count`` times the mean microseconds of the calls, after a first one untimed."""
+        """Take ``count`` samples after an untimed first one.
+
+        A sample is the mean microseconds of the calls.
+        """
 
     def eager_us(self, calls: Sequence[Call]) -> float:
-        """The median microseconds of the calls as they are, without a graph."""
+        """Return the median microseconds of the calls without a graph."""
 
 
 class CupyDevice:
@@ -83,7 +86,7 @@ class CupyDevice:
         )
 
     def _captured(self, calls: Sequence[Call]) -> tuple[Call, str]:
-        """A launch of the graph of all calls, or of the calls themselves, and which it is."""
+        """Return a launch of the graph of all calls, or of the calls, and which it is."""
         try:
             self._stream.begin_capture()
             try:
@@ -92,12 +95,12 @@ class CupyDevice:
                 graph = self._stream.end_capture()
             graph.launch(self._stream)
             self._stream.synchronize()
-        except Exception as error:  # whatever CuPy says: the row tells
+        except Exception as error:  # any error of CuPy: the row names it
             return lambda: run_all(calls), f"eager ({one_line(error)})"
         return lambda: graph.launch(self._stream), "graph"
 
     def _time(self, launch: Call) -> float:
-        """Microseconds between two events around it."""
+        """Return the microseconds between two events around a launch."""
         start, end = self.xp.cuda.Event(), self.xp.cuda.Event()
         start.record(self._stream)
         launch()
@@ -127,19 +130,19 @@ class DryDevice:
 
 
 def run_all(calls: Sequence[Call]) -> None:
-    """Each once, in order."""
+    """Run each call once, in order."""
     for call in calls:
         call()
 
 
 def one_line(error: BaseException) -> str:
-    """The error's kind and the first line of what it says."""
+    """Return the error's type and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
 
 def free_device_memory(xp: Any) -> None:
-    """Give the pools' memory to whoever comes next."""
+    """Give the pools' memory back to the device."""
     if xp is not np:
         xp.get_default_memory_pool().free_all_blocks()
     if "torch" in sys.modules:

@@ -1,4 +1,4 @@
-"""Whole engines on the same random weights, each in a process of its own."""
+"""Measure whole engines on the same random weights, each in its own process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.cpu.shapes import Costs, Format, random_prompts, write_model
 from bench.gpu.peers import torch_is_missing
-from bench.gpu.report import Report
+from bench.gpu.report import BenchReport
 from bench.gpu.shapes import BLOCK_SIZE
 from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
@@ -24,31 +24,31 @@ from mie.checkpoint.config import ModelConfig
 MODEL, DRY_MODEL = "TinyLlama-1.1B", "toy"
 PROMPT_LENGTH = 16
 ENGINES = ("mie", "mie eager", "transformers")
-"""eager: without CUDA graphs and without the overlap of scheduling."""
+"""Engine names. "eager" has neither CUDA graphs nor overlapped scheduling."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
-    """Requests of one kind, at once with mie and one after another with `generate`."""
+class GpuWorkload:
+    """Requests of one kind, which mie runs at once and `generate` one after another."""
 
     num_requests: int
     num_tokens: int
     num_generated: int
-    """How many of the requests `generate` runs: its rate does not depend on it."""
+    """How many requests `generate` runs. Its rate does not depend on the number."""
 
 
 WORKLOADS = (
-    Workload(num_requests=1, num_tokens=150, num_generated=1),
-    Workload(num_requests=64, num_tokens=150, num_generated=2),
+    GpuWorkload(num_requests=1, num_tokens=150, num_generated=1),
+    GpuWorkload(num_requests=64, num_tokens=150, num_generated=2),
 )
-DRY_WORKLOADS = (Workload(num_requests=2, num_tokens=3, num_generated=1),)
+DRY_WORKLOADS = (GpuWorkload(num_requests=2, num_tokens=3, num_generated=1),)
 
 
 # In the parent.
 
 
-def bench_end_to_end(report: Report, script: Path, seconds_left: Callable[[], float]) -> None:
-    """Every engine's rows; ``script`` runs a child when it is called with --child."""
+def bench_end_to_end(report: BenchReport, script: Path, seconds_left: Callable[[], float]) -> None:
+    """Add the rows of every engine. ``script`` runs a child when it is called with --child."""
     name = DRY_MODEL if report.is_dry_run else MODEL
     with tempfile.TemporaryDirectory(prefix="mie-bench-") as temporary:
         config = write_model(name, Path(temporary))
@@ -69,7 +69,7 @@ def bench_end_to_end(report: Report, script: Path, seconds_left: Callable[[], fl
 
 
 def engine_is_missing(engine: str, is_dry_run: bool) -> str:
-    """Why an engine cannot run here; empty where it can."""
+    """Return why an engine cannot run here, or an empty string."""
     from importlib.util import find_spec
 
     if engine != "transformers":
@@ -80,7 +80,7 @@ def engine_is_missing(engine: str, is_dry_run: bool) -> str:
 
 
 def run_child(command: Sequence[str], seconds: float) -> list[Any] | str:
-    """A child's results, or why there are none."""
+    """Return a child's results, or why there are none."""
     try:
         done = subprocess.run(
             [sys.executable, *command],
@@ -99,9 +99,9 @@ def run_child(command: Sequence[str], seconds: float) -> list[Any] | str:
 
 
 def rows(
-    model: str, config: ModelConfig, engine: str, results: Sequence[Any], report: Report
+    model: str, config: ModelConfig, engine: str, results: Sequence[Any], report: BenchReport
 ) -> list[dict[str, Any]]:
-    """One for each workload."""
+    """Add a row for each workload."""
     workloads = DRY_WORKLOADS if report.is_dry_run else WORKLOADS
     found = []
     for workload, result in zip(workloads, results, strict=True):
@@ -112,9 +112,12 @@ def rows(
 
 
 def row_of(
-    engine: str, workload: Workload, result: Mapping[str, Any], floor_ms: float
+    engine: str, workload: GpuWorkload, result: Mapping[str, Any], floor_ms: float
 ) -> dict[str, Any]:
-    """Tokens per second, and for mie a decode step beside what its bytes take at the ceiling."""
+    """Return tokens per second of a workload.
+
+    For mie the row also has a decode step, and the time that its bytes take at the ceiling.
+    """
     num_tokens = workload.num_requests * workload.num_tokens
     row = {
         "engine": engine,
@@ -129,8 +132,13 @@ def row_of(
     return row
 
 
-def step_floor_ms(config: ModelConfig, workload: Workload, ceilings: Mapping[str, float]) -> float:
-    """16-bit weights and the cache of the median step, once, at the higher of the two ceilings."""
+def step_floor_ms(
+    config: ModelConfig, workload: GpuWorkload, ceilings: Mapping[str, float]
+) -> float:
+    """Return the milliseconds that a median step needs to read its bytes once.
+
+    The bytes are the 16-bit weights and the cache, read at the higher of the two ceilings.
+    """
     context = PROMPT_LENGTH + workload.num_tokens / 2
     stored = Format(weight=2, cache=2)
     num_bytes = Costs.of(config).decode_bytes(workload.num_requests, context, stored)
@@ -141,7 +149,7 @@ def step_floor_ms(config: ModelConfig, workload: Workload, ceilings: Mapping[str
 
 
 def child(args: argparse.Namespace) -> None:
-    """An engine's results as one line of JSON, the last of its output."""
+    """Print an engine's results as one line of JSON, the last of the output."""
     workloads = DRY_WORKLOADS if args.dry_run else WORKLOADS
     if args.child == "transformers":
         results = run_transformers(args.directory, workloads)
@@ -155,9 +163,12 @@ def child(args: argparse.Namespace) -> None:
 
 
 def run_mie(
-    directory: str, backend: str, workloads: Sequence[Workload], settings: Mapping[str, Any]
+    directory: str, backend: str, workloads: Sequence[GpuWorkload], settings: Mapping[str, Any]
 ) -> list[Any]:
-    """Of each workload: seconds end to end, the median step of full decodes, and peak memory."""
+    """Return the results of each workload.
+
+    They are the seconds end to end, the median step in which all requests decode, and peak memory.
+    """
     from mie import LLM
 
     most = max(each.num_requests for each in workloads)
@@ -178,7 +189,7 @@ def run_mie(
     results = []
     for seed, workload in enumerate(workloads):
         count = workload.num_requests
-        # Its decodes meet every size of table, so that each is compiled, and captured.
+        # Its decodes have every size of table, so that each is compiled and captured.
         step_through(
             llm, random_prompts(vocab_size, count, PROMPT_LENGTH, 100 + seed), workload.num_tokens
         )
@@ -197,7 +208,10 @@ def run_mie(
 def step_through(
     llm: Any, prompts: Sequence[list[int]], num_tokens: int
 ) -> tuple[float, list[float]]:
-    """Seconds from the first request's arrival to the last token, and of each decode step."""
+    """Return the seconds of all requests, and of each decode step.
+
+    The total counts from the first request's arrival to the last token.
+    """
     from mie import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
@@ -216,7 +230,7 @@ def step_through(
 
 
 def device_pool_bytes(backend: str) -> int | None:
-    """What CuPy's pool has taken, which it never gives back by itself."""
+    """Return the bytes that CuPy's pool holds. The pool gives no memory back unasked."""
     if backend != "cupy":
         return None
     import cupy
@@ -224,8 +238,8 @@ def device_pool_bytes(backend: str) -> int | None:
     return int(cupy.get_default_memory_pool().total_bytes())
 
 
-def run_transformers(directory: str, workloads: Sequence[Workload]) -> list[Any]:
-    """Of each workload: seconds that all its requests would take one after another."""
+def run_transformers(directory: str, workloads: Sequence[GpuWorkload]) -> list[Any]:
+    """Return the seconds that all requests of each workload would take one after another."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -245,7 +259,7 @@ def run_transformers(directory: str, workloads: Sequence[Workload]) -> list[Any]
 
 
 def generate(model: Any, prompt: list[int], num_tokens: int) -> float:
-    """Seconds of one greedy request."""
+    """Return the seconds of one greedy request."""
     import torch
 
     ids = torch.tensor([prompt], device="cuda")

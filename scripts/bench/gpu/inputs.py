@@ -1,4 +1,4 @@
-"""Queries and caches on the device, mie's attention over them, and what is right."""
+"""Make queries and caches on the device, run mie's attention over them, and check it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.kv_cache import KVCache
 
 MIN_KV_SETS, L2_MULTIPLE = 3, 3
-"""Calls rotate over three caches or more, together three times the L2 cache or more."""
+"""Calls rotate over at least three caches, together at least three times the L2 cache."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,23 +42,26 @@ class Inputs:
         return len(self.cache.layers)
 
     def attend(self, index: int) -> Array:
-        """mie's attention over one of the caches, as the engine dispatches it."""
+        """Run mie's attention over one of the caches, as the engine dispatches it."""
         return self.backend.paged_attention(self.q, self.cache, index, self.batch, None)
 
     def calls(self) -> list[Call]:
-        """Over each cache as often as over the others."""
+        """Return calls that use each cache equally often."""
         return rotating([functools.partial(self.attend, index) for index in range(self.num_sets)])
 
     def checked_places(self) -> list[tuple[int, int]]:
-        """(token, sequence) of the last queries of the shortest, a middle and the longest one, and
-        of the first query of the longest."""
+        """Return the (token, sequence) pairs that are checked.
+
+        They are the last queries of the shortest, a middle and the longest sequence, and the first
+        query of the longest.
+        """
         lengths, starts = self.host_batch.seq_lens, self.host_batch.cu_seqlens_q
         rows = {int(lengths.argmin()), len(lengths) // 2, int(lengths.argmax())}
         last = [(int(starts[row + 1]) - 1, row) for row in sorted(rows)]
         return sorted({*last, (int(starts[lengths.argmax()]), int(lengths.argmax()))})
 
     def wanted(self, index: int, token: int, row: int) -> NDArray[Any]:
-        """What the NumPy operator gives for one token [Hq, Dh], in float64."""
+        """Return the result of the NumPy operator for one token [Hq, Dh], in float64."""
         last = int(self.host_batch.cu_seqlens_q[row + 1]) - 1
         length = int(self.host_batch.seq_lens[row]) - (last - token)
         num_blocks = ceil_div(length, BLOCK_SIZE)
@@ -76,7 +79,7 @@ class Inputs:
         return only
 
     def _numbers(self, index: int, blocks: Array) -> NDArray[np.float64]:
-        """Blocks [C, 2, Hkv, B, Dh] of a cache, whatever its elements are."""
+        """Return blocks [C, 2, Hkv, B, Dh] of a cache as numbers."""
         layer = self.cache.layers[index]
         bits = layer.view(np.uint16) if layer.dtype.itemsize == 2 else layer
         numbers = to_host(bits[blocks]).view(layer.dtype).astype(np.float64)
@@ -85,10 +88,10 @@ class Inputs:
         return numbers
 
     def error(self) -> float:
-        """The largest relative error of mie in the checked places, over three caches."""
+        """Return the largest relative error of mie in the checked places, over three caches."""
         errors = []
         for index in range(MIN_KV_SETS):
-            # NaN, in memory that the pool hands out again for the result.
+            # NaN in the memory that the pool hands out again for the result.
             self.backend_empty().view(np.uint16).fill(0xFFFF)
             got = to_host(self.attend(index))
             errors += [
@@ -98,18 +101,18 @@ class Inputs:
         return max(errors)
 
     def backend_empty(self) -> Array:
-        """Memory for a result."""
+        """Return memory for a result."""
         array: Array = type(self.q)(self.q.shape, self.q.dtype)
         return array
 
 
 def decode_inputs(device: Device, shape: DecodeShape) -> Inputs:
-    """One query a sequence."""
+    """Return the inputs of one query for each sequence."""
     return _inputs(device, shape, shape.lengths(), 1, shape.kv_cache_dtype)
 
 
 def prefill_inputs(device: Device, shape: PrefillShape) -> Inputs:
-    """A chunk of queries a sequence."""
+    """Return the inputs of a chunk of queries for each sequence."""
     return _inputs(device, shape, [shape.context] * shape.num_seqs, shape.num_queries, "auto")
 
 
@@ -120,7 +123,7 @@ def _inputs(
     num_queries: int,
     kv_cache_dtype: str,
 ) -> Inputs:
-    """Random numbers in blocks of a random order."""
+    """Return random numbers in blocks of a random order."""
     xp, backend = device.xp, device.backend(shape.dtype, kv_cache_dtype)
     host_batch, num_blocks = batch_of(lengths, num_queries)
     set_elements = 2 * num_blocks * BLOCK_SIZE * shape.num_kv_heads * shape.head_dim

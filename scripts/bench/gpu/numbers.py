@@ -1,4 +1,4 @@
-"""Random numbers on a device, and how far results are off."""
+"""Make random numbers on a device, and compute how far results are off."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from mie.ops.backend import Array
 
 ERRORS = {"float16": 1e-3, "bfloat16": 6e-3}
-"""Relative norm errors that are allowed; tests/kernels/test_kernels.py has the same."""
+"""Relative norm errors that are allowed, as in tests/kernels/test_kernels.py."""
 
 
 def random_words(xp: Any, num_bytes: int) -> Array:
-    """Random bits: zeros can be faster than data."""
+    """Return random bits, because zeros can be faster than data."""
     chunk = xp.asarray(
         np.random.default_rng(0).integers(0, 2**32, min(num_bytes // 4, 1 << 22), np.uint32)
     )
@@ -26,7 +26,7 @@ def random_words(xp: Any, num_bytes: int) -> Array:
 
 
 def fill_normal(xp: Any, out: Array, seed: int) -> Array:
-    """Standard normal numbers, drawn in pieces so that their float64 form needs little room."""
+    """Fill an array with standard normal numbers, in pieces that keep their float64 form small."""
     xp.random.seed(seed)
     flat = out.reshape(-1)
     for start in range(0, flat.size, 1 << 24):
@@ -36,12 +36,12 @@ def fill_normal(xp: Any, out: Array, seed: int) -> Array:
 
 
 def random_normal(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> Array:
-    """A new array of them."""
+    """Return a new array of standard normal numbers."""
     return fill_normal(xp, xp.empty(shape, dtype), seed)
 
 
 def fill_quantised(xp: Any, elements: Array, scales: Array, seed: int) -> None:
-    """An int8 cache of numbers about as large as standard normal ones."""
+    """Fill an int8 cache with numbers about as large as standard normal ones."""
     xp.random.seed(seed)
     flat = elements.reshape(-1)
     for start in range(0, flat.size, 1 << 24):
@@ -51,7 +51,7 @@ def fill_quantised(xp: Any, elements: Array, scales: Array, seed: int) -> None:
 
 
 def rounded(wide: Array, dtype: np.dtype[Any]) -> Array:
-    """The numbers in the dtype; bfloat16 by its bits, since few of CuPy's kernels know it."""
+    """Round numbers to the dtype, bfloat16 through its bits because few CuPy kernels support it."""
     if dtype.name != "bfloat16":
         return wide.astype(dtype)
     bits = wide.astype(np.float32).view(np.uint32) + np.uint32(0x8000)
@@ -59,7 +59,7 @@ def rounded(wide: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def relative_error(got: NDArray[Any], wanted: NDArray[Any]) -> float:
-    """|got - wanted| / |wanted|; infinite where something is no number."""
+    """Return |got - wanted| / |wanted|, or infinity if a value is NaN."""
     difference = got.astype(np.float64) - wanted
     error = float(np.linalg.norm(difference) / np.linalg.norm(wanted))
     return error if math.isfinite(error) else math.inf

@@ -1,8 +1,8 @@
-"""The peers: what computes the same with torch, over the same numbers.
+"""Run the peers, which compute the same with torch over the same numbers.
 
-torch's own attention takes keys and values that lie in one piece for each sequence, which flatters
-it: nothing is looked up, and making them is not timed. The Triton kernel (`triton_kernel.py`) reads
-mie's own cache. A peer whose result is off by more than mie's may be is not timed.
+torch's own attention takes keys and values that are contiguous for each sequence. This flatters it,
+because it looks nothing up, and making them is not timed. The Triton kernel (`triton_decode.py`)
+reads mie's own cache. A peer whose error exceeds mie's limit is not timed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from bench.gpu.device import SAMPLES, Samples, one_line, run_all
 from bench.gpu.inputs import Inputs
 from bench.gpu.numbers import ERRORS, relative_error
-from bench.gpu.report import Report
+from bench.gpu.report import BenchReport
 from bench.gpu.shapes import BLOCK_SIZE, PrefillShape
 from bench.gpu.timing import rotating
 from mie.ops.backend import Array
@@ -27,25 +27,25 @@ SDPA_BACKENDS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION")
 
 Tensor = Any
 Attend = Callable[[int], Tensor]
-"""Attention over the cache of that index: [T, Hq, Dh]."""
+"""Computes attention [T, Hq, Dh] over the cache of that index."""
 
 
 class TorchInputs:
-    """mie's inputs as tensors, made when they are first asked for."""
+    """The inputs of mie as tensors, made on first use."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.mie = inputs
 
     @cached_property
     def queries(self) -> Tensor:
-        """[S, Hq, queries, Dh], in one piece."""
+        """The queries [S, Hq, queries, Dh], contiguous."""
         q = tensor_of(self.mie.q)
         num_seqs = len(self.mie.host_batch.seq_lens)
         return q.view(num_seqs, -1, *q.shape[1:]).transpose(1, 2).contiguous()
 
     @cached_property
     def sets(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [S, Hkv, context, Dh] of each cache; all sequences have one length."""
+        """Keys and values [S, Hkv, context, Dh] of each cache. All sequences have one length."""
         import torch
 
         tables = tensor_of(self.mie.batch.block_tables).long()
@@ -64,7 +64,7 @@ Way = Callable[[TorchInputs], Attend]
 
 @dataclass(kw_only=True)
 class Peer:
-    """One version; its error is known once it was timed."""
+    """One version. Its error is known once it has been timed."""
 
     way: Way
     inputs: TorchInputs
@@ -72,7 +72,11 @@ class Peer:
     _attend: Attend | None = field(default=None, init=False)
 
     def samples(self) -> Samples:
-        """One pass, in a CUDA graph as mie's is. Raises ValueError for a wrong result."""
+        """Take one pass of samples in a CUDA graph, as for mie.
+
+        Raises:
+            ValueError: the result is wrong.
+        """
         inputs = self.inputs.mie
         if self._attend is None:
             self._attend = self.way(self.inputs)
@@ -84,8 +88,8 @@ class Peer:
         )
 
 
-def decode_peers(inputs: Inputs, report: Report) -> dict[str, Peer]:
-    """Those that can run here; the others are skipped by name."""
+def decode_peers(inputs: Inputs, report: BenchReport) -> dict[str, Peer]:
+    """Return the peers that can run here. The others are skipped by name."""
     if inputs.cache.is_quantized:
         report.skip("peers of a quantised cache", "none of them has mie's formats")
         return {}
@@ -98,18 +102,18 @@ def decode_peers(inputs: Inputs, report: Report) -> dict[str, Peer]:
     return torch_peers(inputs, report, ways)
 
 
-def prefill_peers(inputs: Inputs, report: Report) -> dict[str, Peer]:
-    """torch SDPA."""
+def prefill_peers(inputs: Inputs, report: BenchReport) -> dict[str, Peer]:
+    """Return the implementations of torch's scaled_dot_product_attention."""
     return torch_peers(inputs, report, sdpa_ways())
 
 
 def sdpa_ways() -> dict[str, Way]:
-    """Each of torch's own implementations."""
+    """Return each of torch's own implementations."""
     return {f"torch SDPA {name.lower()}": partial(sdpa, backend=name) for name in SDPA_BACKENDS}
 
 
-def torch_peers(inputs: Inputs, report: Report, ways: Mapping[str, Way]) -> dict[str, Peer]:
-    """A peer for each way, over the same tensors."""
+def torch_peers(inputs: Inputs, report: BenchReport, ways: Mapping[str, Way]) -> dict[str, Peer]:
+    """Return a peer for each way, over the same tensors."""
     reason = torch_is_missing(report.is_dry_run)
     if reason:
         for name in ways:
@@ -120,7 +124,7 @@ def torch_peers(inputs: Inputs, report: Report, ways: Mapping[str, Way]) -> dict
 
 
 def torch_is_missing(is_dry_run: bool) -> str:
-    """Why there is no torch with a device; empty where there is."""
+    """Return why there is no torch with a device, or an empty string."""
     if is_dry_run:
         return "dry run"
     if find_spec("torch") is None:
@@ -131,7 +135,7 @@ def torch_is_missing(is_dry_run: bool) -> str:
 
 
 def tensor_of(array: Array) -> Tensor:
-    """The array's memory as a tensor."""
+    """Return the array's memory as a tensor."""
     import torch
 
     if array.dtype.name != "bfloat16":
@@ -143,7 +147,7 @@ def tensor_of(array: Array) -> Tensor:
 
 
 def sdpa(inputs: TorchInputs, backend: str) -> Attend:
-    """scaled_dot_product_attention with that backend alone."""
+    """Return scaled_dot_product_attention with one backend."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
@@ -164,12 +168,12 @@ def sdpa(inputs: TorchInputs, backend: str) -> Attend:
 
 
 def flex(inputs: TorchInputs) -> Attend:
-    """FlexAttention, compiled for the shape."""
+    """Return FlexAttention, compiled for the shape."""
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 
     q, sets = inputs.queries, inputs.sets
-    torch.compiler.reset()  # it keeps few versions of a function, and then falls back to none
+    torch.compiler.reset()  # it keeps few compiled versions, and then stops compiling
     compiled = torch.compile(flex_attention, dynamic=False)
 
     def attend(index: int) -> Tensor:
@@ -180,7 +184,7 @@ def flex(inputs: TorchInputs) -> Attend:
 
 
 def triton_paged(inputs: TorchInputs) -> Attend:
-    """Our own split-KV kernel in Triton, the fastest of some cuts."""
+    """Return this project's split-KV kernel in Triton, with the fastest of some splits."""
     from bench.gpu.triton_decode import PagedDecode
 
     mie = inputs.mie
@@ -196,7 +200,7 @@ def triton_paged(inputs: TorchInputs) -> Attend:
 
 
 def fastest(ways: Sequence[Attend]) -> Attend:
-    """The one whose calls take least."""
+    """Return the candidate whose calls take least."""
     calls = [[partial(way, 0)] * 10 for way in ways]
     for each in calls:
         run_all(each)  # compiles, and tunes
@@ -208,7 +212,7 @@ def fastest(ways: Sequence[Attend]) -> Attend:
 
 
 def error_of(inputs: Inputs, attend: Attend) -> float:
-    """The largest relative error in the places where mie is checked, over one cache."""
+    """Return the largest relative error over one cache, in the places where mie is checked."""
     num_tokens, num_heads, head_dim = inputs.q.shape
     out = attend(0).float()
     if out.dim() == 4:  # [S, Hq, queries, Dh]
@@ -221,7 +225,7 @@ def error_of(inputs: Inputs, attend: Attend) -> float:
 
 
 def graph_samples(calls: Sequence[Callable[[], object]]) -> Samples:
-    """One pass of a graph of the calls."""
+    """Take one pass of samples from a graph of the calls."""
     import torch
 
     run_all(calls)
@@ -239,7 +243,7 @@ def graph_samples(calls: Sequence[Callable[[], object]]) -> Samples:
 
 
 def torch_us(launch: Callable[[], object]) -> float:
-    """Microseconds between two events around it."""
+    """Return the microseconds between two events around a launch."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,4 +1,4 @@
-"""What came of it so far, in two files after every row."""
+"""Collect the results in two files, which are written after every row."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bench.gpu.page import as_markdown
 
 
 @dataclass(kw_only=True)
-class Report:
-    """All results so far, in a file after every change."""
+class BenchReport:
+    """All results so far, written to a file after every change."""
 
     state: dict[str, Any]
     prefix: Path | None
@@ -25,7 +25,7 @@ class Report:
     failures: list[str] = field(default_factory=list)
 
     def save(self) -> None:
-        """PREFIX.json and PREFIX.md as of now."""
+        """Write PREFIX.json and PREFIX.md with the results so far."""
         if self.prefix is None:
             return
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ class Report:
         Path(f"{self.prefix}.md").write_text(as_markdown(values))
 
     def skip(self, name: str, reason: str) -> None:
-        """Name what was not measured."""
+        """Add what was not measured, by name."""
         if {"name": name, "reason": reason} in self.skipped:
             return
         self.skipped.append({"name": name, "reason": reason})
@@ -42,7 +42,7 @@ class Report:
         self.save()
 
     def fail(self, what: str) -> None:
-        """Name what went wrong."""
+        """Add what went wrong, by name."""
         self.failures.append(what)
         print(f"failed: {what}", flush=True)
         self.save()

@@ -1,4 +1,4 @@
-"""What is measured: shapes of attention, and the batches and floors that follow from them."""
+"""Define what is measured: shapes of attention, and their batches and floors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mie.ops.backend import StepBatch
 
 BLOCK_SIZE = 16
 SCALE_BYTES = 4
-"""Of a vector in a quantised cache."""
+"""Bytes of the scale of a vector in a quantised cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeShape:
-    """A decode step's attention: ``num_seqs`` sequences of ``context`` tokens (on average)."""
+    """Attention of a decode step over ``num_seqs`` sequences of ``context`` tokens on average."""
 
     head_dim: int
     num_kv_heads: int
@@ -31,7 +31,7 @@ class DecodeShape:
 
     @property
     def useful_bytes(self) -> int:
-        """Keys and values once, queries, and outputs."""
+        """The bytes of keys and values once, queries, and outputs."""
         vector = 2 * self.head_dim
         if self.kv_cache_dtype != "auto":
             vector = self.head_dim + SCALE_BYTES
@@ -39,7 +39,7 @@ class DecodeShape:
         return num_vectors * vector + 2 * self.num_seqs * self.num_heads * self.head_dim * 2
 
     def lengths(self) -> list[int]:
-        """One for each sequence; ragged ones are lognormal and have the same sum."""
+        """The length of each sequence. Ragged ones are lognormal and have the same sum."""
         if not self.is_ragged:
             return [self.context] * self.num_seqs
         return ragged_lengths(self.num_seqs, self.context)
@@ -55,8 +55,10 @@ class DecodeShape:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillShape:
-    """Attention of ``num_queries`` new tokens in each of ``num_seqs`` sequences, after ``prefix``
-    tokens that are in the cache already."""
+    """Attention of ``num_queries`` new tokens in each of ``num_seqs`` sequences.
+
+    ``prefix`` tokens of each are in the cache already.
+    """
 
     head_dim: int
     num_kv_heads: int
@@ -68,12 +70,12 @@ class PrefillShape:
 
     @property
     def context(self) -> int:
-        """Tokens of a sequence after the step."""
+        """The tokens of a sequence after the step."""
         return self.prefix + self.num_queries
 
     @property
     def flops(self) -> float:
-        """Of the pairs that the causal mask leaves: scores and weighted values."""
+        """The operations on the pairs that the causal mask leaves: scores and weighted values."""
         pairs = self.num_queries * self.prefix + self.num_queries * (self.num_queries + 1) / 2
         return 4.0 * self.num_seqs * pairs * self.num_heads * self.head_dim
 
@@ -103,7 +105,7 @@ UNIFORM = [
 RAGGED = [replace(shape, is_ragged=True) for shape in UNIFORM if shape.num_seqs > 1]
 QUANTISED = [replace(shape, kv_cache_dtype="int8") for shape in UNIFORM[:4]]
 MORE = [*RAGGED, *(replace(shape, dtype="bfloat16") for shape in [*UNIFORM, *RAGGED])]
-"""What is measured if there is time."""
+"""Shapes that are measured if there is time."""
 
 PREFILL = [
     PrefillShape(
@@ -125,7 +127,10 @@ TINY_PREFILL = PrefillShape(
 
 
 def ragged_lengths(num_seqs: int, context: int) -> list[int]:
-    """Lognormal lengths in context / 32 … 8192 (at least) whose sum is num_seqs * context."""
+    """Return lognormal lengths whose sum is num_seqs * context.
+
+    They lie in context / 32 … 8192 (at least).
+    """
     low, high = max(1, context // 32), max(8192, context)
     total = num_seqs * context
     lengths = np.random.default_rng(0).lognormal(0.0, 1.0, num_seqs)
@@ -143,8 +148,11 @@ def ragged_lengths(num_seqs: int, context: int) -> list[int]:
 
 
 def batch_of(lengths: Sequence[int], num_queries: int = 1) -> tuple[StepBatch, int]:
-    """The last ``num_queries`` tokens of each sequence; its tables name blocks in a random order,
-    with -1 after the last; and how many blocks there are."""
+    """Return the batch of the last tokens of each sequence, and its number of blocks.
+
+    Each sequence has ``num_queries`` queries. The tables name blocks in a random order, with -1
+    after the last.
+    """
     needed = [ceil_div(length, BLOCK_SIZE) for length in lengths]
     free = iter(np.random.default_rng(0).permutation(sum(needed)).tolist())
     tables = np.full((len(lengths), max(needed) + 1), -1)

@@ -1,4 +1,4 @@
-"""How versions are timed against each other, and what their samples say."""
+"""Time versions against each other, and summarise their samples."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from bench.gpu.device import Call, Samples, one_line
 from mie.arithmetic import ceil_div
 
 CALLS = 20
-"""Calls of a sample, so that the launch of the graph weighs little."""
+"""Calls of a sample, enough that the launch of the graph hardly counts."""
 
 Version = Callable[[], Samples]
 """Takes one pass of samples."""
 
 
 def rotating(calls: Sequence[Call]) -> list[Call]:
-    """At least `CALLS` calls, each given one as often as the others."""
+    """Return at least `CALLS` calls, with each given one equally often."""
     return list(calls) * ceil_div(CALLS, len(calls))
 
 
 def timed_in_turns(versions: Mapping[str, Version]) -> dict[str, dict[str, Any]]:
-    """Each version's figures after passes in the order A-B-B-A; a failure is its reason."""
+    """Return each version's figures after passes in the order A-B-B-A, or why it failed."""
     passes: dict[str, list[Samples]] = {name: [] for name in versions}
     failed: dict[str, dict[str, Any]] = {}
     for name in [*versions, *reversed(list(versions))]:
@@ -36,7 +36,7 @@ def timed_in_turns(versions: Mapping[str, Version]) -> dict[str, dict[str, Any]]
 
 
 def figures(passes: Sequence[Samples]) -> dict[str, Any]:
-    """Median, least and most of all samples, and by how much the passes' medians differ."""
+    """Return median, least and most of all samples, and how far the passes' medians differ."""
     values = [value for each in passes for value in each.values]
     medians = [statistics.median(each.values) for each in passes]
     return {

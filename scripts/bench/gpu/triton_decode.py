@@ -1,6 +1,7 @@
-"""A peer: paged decode attention in Triton, over mie's own cache, aware of groups, with split KV.
+"""Decode with paged attention in Triton, a peer that reads mie's own cache.
 
-It needs torch and Triton, and is imported only where the benchmark runs it.
+The kernel knows groups of query heads and splits the keys. It needs torch and Triton, and is
+imported only where the benchmark runs it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ CONFIGS = [
 
 
 class PagedDecode:
-    """One query for each of S sequences, each cut every ``split_tokens`` tokens."""
+    """One query for each of S sequences. Each sequence is split every ``split_tokens`` tokens."""
 
     def __init__(
         self, q: Any, kv: Any, tables: Any, lengths: Any, longest: int, split_tokens: int
     ) -> None:
-        """q [S, Hq, Dh]; a cache kv [N, 2, Hkv, B, Dh]; tables [S, M] and lengths [S], int32."""
+        """Prepare the inputs.
+
+        They are q [S, Hq, Dh], a cache kv [N, 2, Hkv, B, Dh], and int32 tables [S, M] and lengths
+        [S].
+        """
         self.q, self.tables, self.lengths = q, tables, lengths
         self.split_tokens = split_tokens
         num_seqs, num_heads, head_dim = q.shape
@@ -38,7 +43,7 @@ class PagedDecode:
         self.group = num_heads // kv.shape[2]
 
     def __call__(self, kv: Any) -> Any:
-        """[S, Hq, Dh], in the same memory every time."""
+        """Return the result [S, Hq, Dh], in the same memory every time."""
         num_seqs, num_heads, head_dim = self.q.shape
         num_kv_heads, block_size = kv.shape[2:4]
         attend_split[num_seqs, num_kv_heads, self.num_splits](
@@ -89,7 +94,10 @@ def attend_split(
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """One split of one sequence, for the query heads of one KV head; scores are in base 2."""
+    """Attend over one split of one sequence, with the query heads of one KV head.
+
+    Scores are in base 2.
+    """
     seq, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = split * split_tokens
     end = tl.minimum(begin + split_tokens, tl.load(lengths + seq))
@@ -128,7 +136,7 @@ def attend_split(
 
 @triton.jit
 def merge_splits(partial, lse, out, num_splits, SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """One head of one sequence: its parts by their log-sum-exps."""
+    """Merge the splits of one head of one sequence by their log-sum-exps."""
     row = tl.program_id(0)
     splits, dims = tl.arange(0, SPLITS), tl.arange(0, HEAD_DIM)
     cells = row * num_splits + splits
