@@ -73,7 +73,7 @@ class LLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
-        """The `LLM` that ``engine_args`` describe."""
+        """Return the `LLM` that ``engine_args`` describe."""
         return cls(**vars(engine_args))
 
     def generate(
@@ -84,7 +84,7 @@ class LLM:
         *,
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """The completions of all prompts, in their order.
+        """Return the completions of all prompts, in their order.
 
         ``sampling_params`` is for all prompts, or a list with one for each; ``priority`` has one
         for each, the lowest first, under the policy of that name. A bad prompt raises
@@ -113,7 +113,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
-        """The assistant's answers to one conversation, or to each of several.
+        """Return the assistant's answers to one conversation, or to each of several.
 
         See `apply_chat_template` for what follows ``use_tqdm``.
         """
@@ -194,7 +194,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> str:
-        """The conversation as the model's chat template writes it.
+        """Return the conversation as the model's chat template writes it.
 
         Args:
             messages: ``{"role": …, "content": …}`` each. A content is text, None or a list of text
@@ -225,7 +225,7 @@ class LLM:
         )
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
-        """The conversation as a prompt for `generate`; options are `apply_chat_template`'s.
+        """Return the conversation as a prompt for `generate`; options are `apply_chat_template`'s.
 
         The template writes BOS itself.
         """
@@ -234,7 +234,7 @@ class LLM:
         return {"prompt": text, "prompt_token_ids": token_ids}
 
     def get_tokenizer(self) -> PretrainedTokenizer:
-        """The model's tokenizer, with the names and meanings of transformers."""
+        """Return the model's tokenizer, with the names and meanings of transformers."""
         if self._pretrained is None:
             tokenizer = self._preparer.required_tokenizer()
             files = TemplateFiles(self._text_directory)
@@ -243,7 +243,7 @@ class LLM:
         return self._pretrained
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is used where no sampling parameters are given; new at every call.
+        """Return what is used where no sampling parameters are given; new at every call.
 
         The model's generation_config.json recommends them, unless ``generation_config`` or
         ``override_generation_config`` say otherwise.

@@ -30,7 +30,7 @@ NUMBERS = re.compile(
 
 
 def mie(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """The finished process; it must not have shown a traceback."""
+    """Return the finished process; it must not have shown a traceback."""
     process = subprocess.run(
         [*COMMAND, *map(str, arguments)],
         input=stdin,
@@ -44,7 +44,7 @@ def mie(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProce
 
 
 def start(*arguments: str | Path, **streams: Any) -> subprocess.Popen[bytes]:
-    """A running process with pipes."""
+    """Return a running process with pipes."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     settings = {"env": ENVIRONMENT, **pipes, **streams}
     return subprocess.Popen([*COMMAND, *map(str, arguments)], **settings)
@@ -84,7 +84,7 @@ class NarrowPipe:
 
 
 def error_line(process: subprocess.CompletedProcess[bytes]) -> str:
-    """The one line that a refused command leaves on standard error, with exit code 2."""
+    """Return the one line that a refused command leaves on standard error, with exit code 2."""
     assert process.returncode == 2, process.stderr.decode()
     assert process.stdout == b""
     (line,) = process.stderr.decode().splitlines()

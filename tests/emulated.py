@@ -23,7 +23,7 @@ needs_compiler = pytest.mark.skipif(
 
 @functools.cache
 def launcher(check: bool = False, order: Order = "forward") -> EmulatedLauncher:
-    """One for each way of running, so that a process opens every kernel once."""
+    """Return one for each way of running, so that a process opens every kernel once."""
     from mie.ops_gpu.host.emulator import EmulatedLauncher
 
     return EmulatedLauncher(check=check, order=order, seed=1)

@@ -25,7 +25,7 @@ EMPTY: dict[str, Any] = {
 def sequence(
     request_id: str, *, num_prompt: int, max_tokens: int | None, n: int, rank: int = 0
 ) -> dict[str, Any]:
-    """What a snapshot says of a sequence from its request."""
+    """Return what a snapshot says of a sequence from its request."""
     return {
         "request_id": request_id,
         "rank": rank,
@@ -252,7 +252,8 @@ AFTER_STORY: dict[int, dict[str, Any]] = {
 
 
 def summary(step: int, **numbers: float) -> dict[str, Any]:
-    """A step's numbers: zeros but for those given. A step takes 5 ms, and one begins every 10."""
+    """Return a step's numbers: zeros but for those given. A step takes 5 ms, and one begins every
+    10."""
     times = {
         "start": step / 100,
         "schedule_seconds": 0.001,
@@ -273,7 +274,7 @@ def tell(log: EventLog, story: list[list[Record]] = STORY) -> None:
 
 
 def write_story(path: Path, story: list[list[Record]] = STORY) -> Path:
-    """A story as a file."""
+    """Return a story as a file."""
     with path.open("w") as file:
         log = EventLog(0, file)
         tell(log, story)
@@ -311,7 +312,7 @@ class ToyEngine:
         return summary(self.step_number)
 
     def snapshot(self) -> dict[str, Any]:
-        """The state in its own words."""
+        """Return the state in its own words."""
         blocks = list(range(-(-self._num_computed // 2)))
         seq = (self._number, 0)
         values = {

@@ -50,13 +50,13 @@ def logits(config, weights, ids):
 
 
 def uniform(seed, stream, choice, position):
-    """The random number of one draw."""
+    """Return the random number of one draw."""
     key, counter = np.uint64([seed % 2**64, choice]), np.uint64([position, stream, 0, 0])
     return (int(np.random.Philox(key=key, counter=counter).random_raw()) >> 11) / 2**53
 
 
 def choose(row, prompt, output, params, banned, u):
-    """The next token, by sorting everything."""
+    """Return the next token, by sorting everything."""
     x = row.copy()
     for token, bias in (params.get("logit_bias") or {}).items():
         x[token] += bias

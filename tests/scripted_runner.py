@@ -29,13 +29,13 @@ Blocks = list[list[int | None]]
 
 
 def salt_seed(salt: str | None) -> int | None:
-    """The seed that a request with this salt must have: a plan names no salts, so the history of a
-    request begins with its seed, and a block shared across salts is noticed."""
+    """Return the seed that a request with this salt must have: a plan names no salts, so the
+    history of a request begins with its seed, and a block shared across salts is noticed."""
     return None if salt is None else int.from_bytes(salt.encode(), "big")
 
 
 def histories(seed: int | None, token_ids: Iterable[int], before: int | None = None) -> list[int]:
-    """A number for each token that stands for it and for all before it."""
+    """Return a number for each token that stands for it and for all before it."""
     history = hash((seed or 0, 0)) if before is None else before
     numbers = []
     for token_id in token_ids:
@@ -45,7 +45,7 @@ def histories(seed: int | None, token_ids: Iterable[int], before: int | None = N
 
 
 def next_token(history: int, choice: int, vocab_size: int = VOCAB_SIZE) -> int:
-    """What follows a history."""
+    """Return what follows a history."""
     return hash((history, choice, 1)) % vocab_size
 
 
@@ -58,7 +58,8 @@ def expected_tokens(
     eos: Sequence[int] = (EOS,),
     vocab_size: int = VOCAB_SIZE,
 ) -> tuple[list[int], str]:
-    """The output of one choice and why it ends; prompt and answer have at most ``limit`` tokens."""
+    """Return the output of one choice and why it ends; prompt and answer have at most ``limit``
+    tokens."""
     most = limit - len(prompt)
     if params.max_tokens is not None:
         most = min(most, params.max_tokens)
@@ -75,7 +76,7 @@ def expected_tokens(
 
 
 def answer_to(plan: StepPlan, draw: Callable[[], int]) -> StepResult:
-    """What a model without state answers, whose tokens ``draw`` gives."""
+    """Return what a model without state answers, whose tokens ``draw`` gives."""
     chunks = [
         ChunkResult(
             token_ids=[draw() for _ in chunk.choices],
@@ -89,7 +90,7 @@ def answer_to(plan: StepPlan, draw: Callable[[], int]) -> StepResult:
 
 
 def _scores(chunk: Chunk) -> list[TokenLogprobs]:
-    """A log-probability for each scored position, which tells the position."""
+    """Return a log-probability for each scored position, which tells the position."""
     ids = [*chunk.token_ids, 0]
     return [
         TokenLogprobs(token_ids=[ids[at + 1 - chunk.start]], logprobs=[-float(at)], rank=1)
@@ -165,7 +166,7 @@ class ScriptedRunner:
         assert len(set(targets)) == len(targets), "a block is the target of two copies"
 
     def compute(self, plan: StepPlan) -> StepResult:
-        """The plan's decodes and chunks."""
+        """Return the plan's decodes and chunks."""
         rows = [*plan.decodes, *(chunk.row for chunk in plan.chunks)]
         assert list(plan.decodes) == sorted(plan.decodes), "decodes do not ascend"
         assert len(set(rows)) == len(rows), "a row is computed twice in one step"
@@ -233,7 +234,7 @@ class ScriptedRunner:
                 self._device[block_id][offset] = row.histories[position]
 
     def _slots_read(self) -> dict[int, int]:
-        """How many slots of each block some running row reads."""
+        """Return how many slots of each block some running row reads."""
         size = self._block_size
         read: dict[int, int] = {}
         for index in self._live_rows():
@@ -276,7 +277,8 @@ def _describe(found: Sequence[int | None], wanted: Sequence[int]) -> list[str]:
 def scripted_engine(
     config: EngineConfig, num_blocks: int, max_model_len: int, num_host_blocks: int = 0
 ) -> Engine:
-    """An engine whose model is the script; its vocabulary has `VOCAB_SIZE` ids, and `EOS`."""
+    """Return an engine whose model is the script; its vocabulary has `VOCAB_SIZE` ids, and `EOS`.
+    """
     log = EventLog(config.event_log_steps)
     scheduler = new_scheduler(config, num_blocks, max_model_len, log, num_host_blocks)
     runner: Any = ScriptedRunner(

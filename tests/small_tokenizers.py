@@ -83,7 +83,7 @@ def llama2() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """A SentencePiece model converted with the Metaspace decoder."""
+    """Return a SentencePiece model converted with the Metaspace decoder."""
     backend = Backend(models.BPE(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
@@ -122,7 +122,7 @@ def end_of_word() -> Tokenizer:
 
 
 def no_decoder() -> Tokenizer:
-    """A tokenizer.json without a decoder: the library joins tokens with spaces."""
+    """Return a tokenizer.json without a decoder: the library joins tokens with spaces."""
     backend = Backend(models.WordLevel({"<unk>": 0, "a": 1, "cat": 2, "▁": 3}, "<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     return wrap(backend)
@@ -178,7 +178,7 @@ DECODERS = {
 
 
 def with_decoder(name: str) -> Tokenizer:
-    """A vocabulary of awkward tokens, decoded by ``DECODERS[name]``."""
+    """Return a vocabulary of awkward tokens, decoded by ``DECODERS[name]``."""
     backend = Backend(models.WordLevel({token: i for i, token in enumerate(ODD_TOKENS)}, "xx"))
     backend.decoder = DECODERS[name]
     backend.add_special_tokens(["<special>"])
@@ -186,6 +186,6 @@ def with_decoder(name: str) -> Tokenizer:
 
 
 def wrap(backend: Backend, **config: Any) -> Tokenizer:
-    """``backend`` as mie sees it; ``config`` as in tokenizer_config.json."""
+    """Return ``backend`` as mie sees it; ``config`` as in tokenizer_config.json."""
     flags = {name: config.pop(name) for name in [*config] if name.startswith("add_")}
     return Tokenizer(backend, TokenizerConfig(special_tokens=config, **flags))

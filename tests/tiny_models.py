@@ -74,7 +74,7 @@ def random_weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def write_model(directory: Path, config: dict, weights: dict[str, np.ndarray]) -> Path:
-    """A model directory without a tokenizer."""
+    """Return a model directory without a tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     save_file(weights, directory / "model.safetensors")

@@ -116,7 +116,8 @@ def _flush() -> None:
 
 
 def _output_is_gone(code: int) -> int:
-    """``code``, after making sure that the flush when Python ends has nothing to complain about."""
+    """Return ``code``, after making sure that the flush when Python ends has nothing to complain
+    about."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -256,7 +256,7 @@ def _percentiles(text: str) -> list[float]:
 
 
 def _details(result: LoadResult) -> dict[str, list[Any]]:
-    """A value for each request, times in seconds, as vLLM keeps them."""
+    """Return a value for each request, times in seconds, as vLLM keeps them."""
     from mie.sim.clock import SECOND
 
     return {
@@ -271,7 +271,7 @@ def _details(result: LoadResult) -> dict[str, list[Any]]:
 
 
 def _run_load(bench: Bench, workload: Workload, max_concurrency: int | None = None) -> LoadResult:
-    """A run that finds the prefix cache empty."""
+    """Return a run that finds the prefix cache empty."""
     from mie.sim.driver import run_load
 
     bench.engine.reset_prefix_cache()

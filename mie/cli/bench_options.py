@@ -105,7 +105,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
 def workload_of(
     args: argparse.Namespace, request_rate: float = math.inf, burstiness: float = 1.0
 ) -> Workload:
-    """The load that ``args`` describe.
+    """Return the load that ``args`` describe.
 
     Raises:
         ConfigError: an option is out of range, or the file holds no workload.
@@ -187,7 +187,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
 
 
 def simulated_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
-    """The settings of a simulated engine; ``defaults`` for options that were not given.
+    """Return the settings of a simulated engine; ``defaults`` for options that were not given.
 
     Raises:
         ConfigError: one is out of range, or means nothing to a simulation.

@@ -67,7 +67,7 @@ def write_results(path: Path, results: Mapping[str, Any]) -> None:
 
 
 def markdown(results: Mapping[str, Any]) -> Iterator[str]:
-    """The results as tables, under a line that says where they come from."""
+    """Yield the results as tables, under a line that says where they come from."""
     yield from (place_line(results), "")
     numbers = [
         (label, number(results[name]))
@@ -110,7 +110,7 @@ def _columns(results: Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A Markdown table, its columns aligned for people, too."""
+    """Yield a Markdown table, its columns aligned for people, too."""
     widths = [max(len(row[at]) for row in [heads, *rows]) for at in range(len(heads))]
 
     def line(cells: Sequence[str]) -> str:
@@ -123,7 +123,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def number(value: float | None) -> str:
-    """A number for people; a dash where there is none."""
+    """Return a number for people; a dash where there is none."""
     if value is None:
         return "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

@@ -154,7 +154,7 @@ class Conversation:
             self.messages = [*messages, {"role": "assistant", "content": choice.text}]
 
     def _printed(self, prompt: dict[str, Any]) -> tuple[CompletionOutput | None, bool]:
-        """The answer, printed as it comes, and whether Ctrl-C stopped it."""
+        """Return the answer, printed as it comes, and whether Ctrl-C stopped it."""
         choice: CompletionOutput | None = None
         is_stopped = False
         writer = AnswerWriter(sys.stdout)

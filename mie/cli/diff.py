@@ -163,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """``NAME=VALUE``; a value that is no number, True or False is a word."""
+    """Return ``NAME=VALUE``; a value that is no number, True or False is a word."""
     name, separator, value = text.partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
 
 
 def examine(machine: Machine, backends: tuple[str, ...] = BACKENDS) -> Report:
-    """The report on ``machine``, after trying ``backends``."""
+    """Return the report on ``machine``, after trying ``backends``."""
     return Report(
         checks=(*host_checks(machine), *gpu_checks(machine)),
         backends=tuple(try_backend(machine, name) for name in backends),
@@ -70,7 +70,7 @@ def examine(machine: Machine, backends: tuple[str, ...] = BACKENDS) -> Report:
 
 
 def render(report: Report) -> str:
-    """The report as text for people, one fact a line, each remedy below what it mends."""
+    """Return the report as text for people, one fact a line, each remedy below what it mends."""
     lines = [line for check in report.checks for line in _check_lines(check)]
     return "\n".join([*lines, "", *map(_backend_line, report.backends)])
 

@@ -259,7 +259,7 @@ class _Batch:
         return {**prompt, "cache_salt": request.labels.get("cache_salt")}, params
 
     def _finished(self, total: int) -> Iterator[RequestOutput]:
-        """The outputs as they finish, under a progress bar where somebody can see it."""
+        """Yield the outputs as they finish, under a progress bar where somebody can see it."""
         from tqdm import tqdm
 
         shown = bool(self._args.input) and sys.stderr.isatty()
@@ -309,7 +309,7 @@ class _Batch:
 
 
 def _title(text: str) -> str:
-    """A heading no wider than the terminal."""
+    """Return a heading no wider than the terminal."""
     width = max(20, shutil.get_terminal_size().columns - 4)
     return f"=== {text if len(text) <= width else text[: width - 1] + '…'}"
 

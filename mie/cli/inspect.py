@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 def inspect_model(
     model: str, *, kv_cache_memory_bytes: int | None = None, check: bool = False
 ) -> ModelReport:
-    """The report on ``model``, which is named as in `locate_model`.
+    """Return the report on ``model``, which is named as in `locate_model`.
 
     Args:
         model: ``"bundled"``, a directory, or a hub id.
@@ -186,7 +186,7 @@ def _kv_cache_fit(config: ModelConfig, memory_bytes: int | None) -> KVCacheFit |
 
 
 def _architecture_name(directory: Path) -> str:
-    """What the file calls its architecture, even if the rest of it is of no use."""
+    """Return what the file calls its architecture, even if the rest of it is of no use."""
     path = directory / "config.json"
     if not os.path.lexists(path):
         raise ModelError(f"{directory} is not a model directory: it has no config.json")
@@ -199,7 +199,7 @@ def _architecture_name(directory: Path) -> str:
 
 
 def render(report: ModelReport) -> str:
-    """The report as text for people, one fact a line."""
+    """Return the report as text for people, one fact a line."""
     lines = [("model", report.model), ("architecture", report.architecture)]
     lines.append(("supported", "yes" if report.supported else "no"))
     if report.config is not None:

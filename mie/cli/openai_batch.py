@@ -25,7 +25,7 @@ _LABELS = ("user", "metadata", "store")  # for OpenAI's own records; they change
 
 
 def is_batch_line(values: Mapping[str, Any]) -> bool:
-    """Whether a JSON line has the batch form."""
+    """Return whether a JSON line has the batch form."""
     return "url" in values or "body" in values
 
 
@@ -41,7 +41,7 @@ class BatchLine:
         return self.values.get("url") == CHAT_URL
 
     def request(self, model: str) -> dict[str, Any]:
-        """The line as a plain one: a prompt or messages, and sampling parameters.
+        """Return the line as a plain one: a prompt or messages, and sampling parameters.
 
         Raises:
             RequestError: the line is malformed, asks for another model, or asks for something that
@@ -112,7 +112,7 @@ class BatchLine:
             raise RequestError(f"{self.source}: logit_bias: {error}") from error
 
     def answer(self, output: RequestOutput, model: str) -> dict[str, Any]:
-        """The record of an answered line, without its ``custom_id``."""
+        """Return the record of an answered line, without its ``custom_id``."""
         num_prompt = len(output.prompt_token_ids)
         num_output = sum(len(choice.token_ids) for choice in output.outputs)
         kind = "chatcmpl" if self.is_chat else "cmpl"
@@ -134,7 +134,7 @@ class BatchLine:
 
 
 def refusal(message: str) -> dict[str, Any]:
-    """The record of a line that could not be served, without its ``custom_id``."""
+    """Return the record of a line that could not be served, without its ``custom_id``."""
     return {"response": None, "error": {"code": "invalid_request", "message": message}}
 
 

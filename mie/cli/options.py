@@ -98,14 +98,15 @@ def add_sampling_options(
 
 
 def load_llm(args: argparse.Namespace, trace: TextIO | None = None, **more: Any) -> LLM:
-    """The model that ``args`` name, with the engine that they describe and ``more`` settings."""
+    """Return the model that ``args`` name, with the engine that they describe and ``more``
+    settings."""
     from mie.llm import LLM
 
     return LLM(args.model, trace=trace, **{**engine_options(args), **more})
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given, by their names in `EngineArgs`; without the model."""
+    """Return the options that were given, by their names in `EngineArgs`; without the model."""
     return given(args, EngineArgs, omit=("model", *_NOT_OPTIONS))
 
 
@@ -138,7 +139,7 @@ def llm_with_trace(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
 
 
 def open_trace(path: str) -> TextIO:
-    """The file for an event log, or `ConfigError`."""
+    """Return the file for an event log, or `ConfigError`."""
     try:
         return open(path, "w", encoding="utf-8")
     except OSError as error:
@@ -156,7 +157,7 @@ def closing_quietly(file: TextIO) -> Iterator[None]:
 
 
 def trace_failed(args: argparse.Namespace, llm: LLM) -> bool:
-    """Whether the trace ended early; standard error says so."""
+    """Return whether the trace ended early; standard error says so."""
     error = llm.engine.log_error
     if error is not None:
         message = f"--trace {args.trace} is incomplete: {getattr(error, 'strerror', None) or error}"
@@ -169,7 +170,8 @@ def sampling_params(
     overrides: Mapping[str, Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
-    """The sampling options in ``args``, over the model's ``defaults`` and under ``overrides``.
+    """Return the sampling options in ``args``, over the model's ``defaults`` and under
+    ``overrides``.
 
     Raises:
         ConfigError: a value is out of range, or an override is no parameter.

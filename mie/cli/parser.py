@@ -34,6 +34,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """What an error message adds for a misspelt name, or nothing where no name is near."""
+    """Return what an error message adds for a misspelt name, or nothing where no name is near."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""

@@ -59,7 +59,8 @@ class CliRequest:
 
 
 def from_prompts(prompts: Sequence[str], *, system: str | None, chat: bool) -> list[CliRequest]:
-    """A request for each prompt; with ``chat`` as a user's message, after a ``system`` one."""
+    """Return a request for each prompt; with ``chat`` as a user's message, after a ``system`` one.
+    """
     return [
         _from_prompt(prompt, f"prompt {number}", system=system, chat=chat)
         for number, prompt in enumerate(prompts, start=1)
@@ -77,7 +78,7 @@ def _from_prompt(prompt: str, source: str, *, system: str | None, chat: bool) ->
 
 
 def prompts_from_stdin() -> list[str]:
-    """One prompt a line of standard input, without the blank ones.
+    """Return one prompt a line of standard input, without the blank ones.
 
     Raises:
         RequestError: a line is not UTF-8, or there is none.
@@ -92,7 +93,7 @@ def prompts_from_stdin() -> list[str]:
 
 
 def from_json_lines(path: str, model: str) -> Iterator[CliRequest | RefusedRequest]:
-    """A request, or what is wrong with it, for each line of ``path`` ("-": standard input).
+    """Yield a request, or what is wrong with it, for each line of ``path`` ("-": standard input).
 
     ``model`` is the one that answers; a line in OpenAI's batch form may name no other.
     """
@@ -112,7 +113,7 @@ def from_json_lines(path: str, model: str) -> Iterator[CliRequest | RefusedReque
 
 
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, numbered from 1."""
+    """Return the lines that are not blank, numbered from 1."""
     lines = _read(path).removeprefix(b"\xef\xbb\xbf").split(b"\n")
     return ((i, line.rstrip(b"\r")) for i, line in enumerate(lines, start=1) if line.strip())
 
@@ -162,5 +163,5 @@ def _from_values(values: dict[str, Any], origin: Origin) -> CliRequest:
 
 
 def _taken(values: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The named values, taken out of ``values``."""
+    """Return the named values, taken out of ``values``."""
     return {name: values.pop(name) for name in names if name in values}

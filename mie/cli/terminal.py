@@ -91,7 +91,8 @@ class AnswerWriter:
 
 
 def _width_of(text: str) -> int:
-    """The columns that ``text`` takes: two for a wide character, none for a combining one."""
+    """Return the columns that ``text`` takes: two for a wide character, none for a combining one.
+    """
     return sum(
         0 if unicodedata.combining(character) else 1 + _is_wide(character) for character in text
     )

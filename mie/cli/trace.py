@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _noting_a_cut(path: str) -> Iterator[Segment]:
-    """The segments of a file; if its end is missing, standard error says so."""
+    """Yield the segments of a file; if its end is missing, standard error says so."""
     for segment in read_log(path):
         if segment.is_cut:
             print(
@@ -132,7 +132,7 @@ class _Row:
 
 
 def _merged(rows: Sequence[_Row]) -> _Row:
-    """The last row, with what happened in all of them."""
+    """Return the last row, with what happened in all of them."""
     return replace(
         rows[-1],
         prefill=sum(row.prefill for row in rows),

@@ -23,7 +23,7 @@ _LEGEND = (
 
 
 def render_blocks(state: State) -> str:
-    """The map, the queues and the numbers."""
+    """Return the map, the queues and the numbers."""
     labels = dict(zip(state.running, _labels(), strict=False))
     size, blocks = state.blocks.block_size, state.blocks.num_blocks
     lines = [f"After step {state.step}: {count(blocks, 'block')} of {count(size, 'slot')}", ""]
@@ -33,7 +33,7 @@ def render_blocks(state: State) -> str:
 
 
 def _labels() -> Iterator[str]:
-    """A … Z, a … z, AA … zz, and so on."""
+    """Yield a … Z, a … z, AA … zz, and so on."""
     prefixes = [""]
     while True:
         prefixes = [prefix + letter for prefix in prefixes for letter in LETTERS]
@@ -41,7 +41,7 @@ def _labels() -> Iterator[str]:
 
 
 def _cells(state: State, labels: dict[Seq, str]) -> tuple[dict[int, str], str]:
-    """What to show of each block that is held, and of a free one, all of one width."""
+    """Return what to show of each block that is held, and of a free one, all of one width."""
     owners, fills = _owners(state, labels), state.fills()
     parts = {-1: (FREE, "", "")}
     for block, refs in sorted(state.blocks.refs.items()):
@@ -56,7 +56,8 @@ def _cells(state: State, labels: dict[Seq, str]) -> tuple[dict[int, str], str]:
 
 
 def _owners(state: State, labels: dict[Seq, str]) -> dict[int, str]:
-    """The letters of those who have a block in their table; of many, the first and a plus."""
+    """Return the letters of those who have a block in their table; of many, the first and a plus.
+    """
     owners: dict[int, list[str]] = {}
     for seq, label in labels.items():
         for block in state.sequences[seq].blocks:
@@ -88,7 +89,7 @@ Row = tuple[int, list[str], int]
 
 
 def _rows(held: dict[int, str], free: str, num_blocks: int, per_row: int) -> Iterator[Row]:
-    """The rows in order; neighbours of free blocks only are one, since a pool may be huge."""
+    """Yield the rows in order; neighbours of free blocks only are one, since a pool may be huge."""
     start = 0
     for row in sorted({block // per_row for block in held} | {num_blocks // per_row}):
         first, end = row * per_row, min((row + 1) * per_row, num_blocks)
@@ -100,13 +101,14 @@ def _rows(held: dict[int, str], free: str, num_blocks: int, per_row: int) -> Ite
 
 
 def _likeness(row: Row) -> object:
-    """What rows have in common that are shown as one: free blocks only, or cached ones only."""
+    """Return what rows have in common that are shown as one: free blocks only, or cached ones only.
+    """
     start, cells, _ = row
     return cells if len({*cells}) == 1 and cells[0][0] in (FREE, CACHED) else start
 
 
 def _queues(state: State, labels: dict[Seq, str]) -> Iterator[str]:
-    """A line for each sequence, in the order of the queues."""
+    """Yield a line for each sequence, in the order of the queues."""
     width = max([len(_title(state, seq)) for seq in state.sequences] or [0])
     width = min(max(width, len("running")), 20)
     yield f"{'':4}{'running':<{width}}   row  tokens  computed  blocks"
@@ -127,7 +129,7 @@ def _queues(state: State, labels: dict[Seq, str]) -> Iterator[str]:
 
 
 def _in_width(numbers: Sequence[int], width: int) -> str:
-    """The numbers, or as many as there is room for."""
+    """Return the numbers, or as many as there is room for."""
     text = " ".join(map(str, numbers))
     return text if len(text) <= width else text[: width - 2].rpartition(" ")[0] + " …"
 

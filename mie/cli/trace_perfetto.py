@@ -90,7 +90,7 @@ class _Timeline:
         self._has_run = False  # whether the records tell of what came after its computation
 
     def events(self, segments: Iterable[Segment]) -> Iterator[Event]:
-        """All events, not in order of time."""
+        """Yield all events, not in order of time."""
         yield _meta("process_name", ENGINE, name="engine")
         yield _meta("process_name", REQUESTS, name="requests")
         yield _meta("thread_name", ENGINE, STEPS, name="steps")
@@ -113,7 +113,7 @@ class _Timeline:
             self._end = _nanoseconds(summary["start"] + summary["seconds"])
 
     def _meet(self, state: State) -> Iterator[Event]:
-        """Those who were there when the log began."""
+        """Yield those who were there when the log began."""
         for seq, values in state.sequences.items():
             yield from self._new_track(seq, values.request_id, values.n)
             if values.row is None and not values.is_kept:
@@ -182,7 +182,7 @@ class _Timeline:
         return self._end if self._has_run else self._start
 
     def _decode(self, seq: Seq) -> Iterator[Event]:
-        """One more token; a run of decodes in steps without a gap is one slice."""
+        """Yield one more token; a run of decodes in steps without a gap is one slice."""
         span = self._spans.get(seq)
         if span is None or span.step != self._step - 1:
             yield from self._end_span(seq, self._start)

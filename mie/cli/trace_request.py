@@ -15,7 +15,7 @@ MAX_NAMED = 8
 
 
 def request_lines(segments: Iterable[Segment], request_id: str) -> Iterator[str]:
-    """What the log says of every choice of the request, in order.
+    """Yield what the log says of every choice of the request, in order.
 
     Raises:
         TraceError: the log has no such request, or contradicts itself.
@@ -52,7 +52,7 @@ class _Life:
         return self._request_id in self._ids
 
     def others(self) -> str:
-        """The first few requests of the log, in words."""
+        """Return the first few requests of the log, in words."""
         ids = [clipped(title(request_id, 0, 1), 40) for request_id in self._ids]
         return ", ".join(ids[:MAX_NAMED] + ["…"] * (len(ids) > MAX_NAMED)) or "none"
 
@@ -77,7 +77,7 @@ class _Life:
             self._names[seq] = title("", seq[1], n).strip()
 
     def lines(self, step: int, record: Record, state: State) -> Iterator[str]:
-        """What to say of a record, before which the state was ``state``."""
+        """Yield what to say of a record, before which the state was ``state``."""
         if record[0] == "decode":
             self._gather(step, record, state)
             return
@@ -90,7 +90,7 @@ class _Life:
             yield _line(f"step {step}", self._names[seq], sentence)
 
     def last_lines(self) -> Iterator[str]:
-        """What is left to say at the end of the log."""
+        """Yield what is left to say at the end of the log."""
         for seq in list(self._decodes):
             yield from self._decode_lines(seq)
 
@@ -130,7 +130,7 @@ def _seq_of(record: Record) -> Seq | None:
 
 
 def _sentence(record: Record, state: State) -> str | None:
-    """What a record means to a request; None: nothing that it would notice."""
+    """Return what a record means to a request; None: nothing that it would notice."""
     match record:
         case ("add", _, _, _, num_prompt, n, max_tokens):
             limit = "" if max_tokens is None else f", at most {count(max_tokens, 'new token')}"

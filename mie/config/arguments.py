@@ -52,7 +52,8 @@ def add_neutral_names(
 
 
 def given(args: argparse.Namespace, cls: type, omit: Collection[str] = ()) -> dict[str, Any]:
-    """The options that were given, by the names of the fields of ``cls`` but those to ``omit``."""
+    """Return the options that were given, by the names of the fields of ``cls`` but those to
+    ``omit``."""
     objects = [name for name, _, declared in settings_of(cls) if declared.kind == "object"]
     names = [each.name for each in fields(cls) if each.name not in (*omit, *objects)]
     values = {name: getattr(args, name, None) for name in names}
@@ -60,12 +61,12 @@ def given(args: argparse.Namespace, cls: type, omit: Collection[str] = ()) -> di
 
 
 def option(name: str) -> str:
-    """The spelling of a setting on the command line."""
+    """Return the spelling of a setting on the command line."""
     return "--" + name.replace("_", "-")
 
 
 def describe(default: object, declared: Setting) -> str:
-    """The help of a setting: what it is, its choices and its default."""
+    """Return the help of a setting: what it is, its choices and its default."""
     notes = []
     if declared.choices and declared.kind == "choice":
         notes.append(", ".join(declared.choices))

@@ -147,7 +147,7 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
         _ = self.limits  # which checks them
 
     def __repr__(self) -> str:
-        """The model, and what differs from the defaults."""
+        """Return the model, and what differs from the defaults."""
         changed = [
             f", {each.name}={value!r}"
             for each in fields(self)
@@ -156,7 +156,7 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
         return f"{type(self).__name__}({self.model!r}{''.join(changed)})"
 
     def engine_config(self) -> EngineConfig:
-        """The engine's own part, without what changes nothing there."""
+        """Return the engine's own part, without what changes nothing there."""
         values = {name: getattr(self, name) for name, *_ in settings_of(EngineSettings)}
         values = {name: value for name, value in values.items() if value is not None}
         values["num_blocks"] = self._num_blocks()
@@ -196,7 +196,7 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
-        """The arguments whose options were given; the others have their defaults."""
+        """Return the arguments whose options were given; the others have their defaults."""
         return cls(**given(args, cls))
 
     def _num_blocks(self) -> int | None:

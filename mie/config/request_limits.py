@@ -15,7 +15,7 @@ MIN_PROMPT_CHARS = 2**16
 
 
 def _limit(most: int, help: str) -> Any:
-    """A limit that can be lowered: ``most`` is its default and its highest value."""
+    """Return a limit that can be lowered: ``most`` is its default and its highest value."""
     return setting(most, "integer", help, "requests", low=1, high=most)
 
 
@@ -77,7 +77,7 @@ DEFAULT_LIMITS = RequestLimits()
 
 
 def limits_of(value: RequestLimits | Mapping[str, Any] | None) -> RequestLimits:
-    """The limits that the setting ``request_limits`` stands for: lower ones by their names.
+    """Return the limits that the setting ``request_limits`` stands for: lower ones by their names.
 
     Raises:
         ConfigError: a limit is unknown or out of range.

@@ -41,7 +41,7 @@ class Setting:
 
 
 def setting(default: object, kind: Kind, help: str, section: str, **more: Any) -> Any:
-    """A dataclass field for a setting; ``more`` are fields of `Setting`."""
+    """Return a dataclass field for a setting; ``more`` are fields of `Setting`."""
     declared = Setting(
         kind=kind, help=help, section=section, **{"is_optional": default is None, **more}
     )
@@ -66,10 +66,10 @@ class Neutral:
 
 
 def neutral(default: object, why: str, *also: object) -> Any:
-    """A dataclass field that may have its default, or one of the values ``also`` named."""
+    """Return a dataclass field that may have its default, or one of the values ``also`` named."""
     return field(default=default, metadata={"neutral": Neutral(allowed=(default, *also), why=why)})
 
 
 def without_effect(default: object, why: str) -> Any:
-    """A dataclass field that may have any value, since none changes anything."""
+    """Return a dataclass field that may have any value, since none changes anything."""
     return field(default=default, metadata={"neutral": Neutral(allowed=None, why=why)})

@@ -41,7 +41,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(num_bytes: int) -> str:
-    """The size in the largest binary unit that fits: ``"1.5 MiB"``, ``"17 bytes"``."""
+    """Return the size in the largest binary unit that fits: ``"1.5 MiB"``, ``"17 bytes"``."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if num_bytes >= _UNITS[unit.lower()]:
             return f"{num_bytes / _UNITS[unit.lower()]:.1f} {unit}"
@@ -49,7 +49,7 @@ def format_size(num_bytes: int) -> str:
 
 
 def size_argument(text: str) -> int:
-    """`parse_size` as the ``type`` of an argparse argument, which keeps its message."""
+    """Return `parse_size` as the ``type`` of an argparse argument, which keeps its message."""
     try:
         return parse_size(text)
     except ConfigError as error:

@@ -124,7 +124,7 @@ def refuse_what_vllm_has(values: VllmNames) -> None:
 
 
 def _is_among(value: object, allowed: Sequence[object]) -> bool:
-    """Whether it is one of the values; a list counts as the tuple of its items."""
+    """Return whether it is one of the values; a list counts as the tuple of its items."""
     value = tuple(value) if isinstance(value, list) else value
     return any(
         value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed
@@ -132,7 +132,7 @@ def _is_among(value: object, allowed: Sequence[object]) -> bool:
 
 
 def parse_neutral(text: str) -> Any:
-    """A value on the command line: JSON if it is JSON, else the text itself."""
+    """Return a value on the command line: JSON if it is JSON, else the text itself."""
     try:
         return json.loads(text)
     except ValueError:

@@ -217,7 +217,7 @@ class _Comparison:
                     )
 
     def _is_near_tie(self, a: NDArray[Any], of_a: int, of_b: int, dtype: np.dtype[Any]) -> bool:
-        """Whether errors within the limit can swap two tokens of a row [V] of A's logits."""
+        """Return whether errors within the limit can swap two tokens of a row [V] of A's logits."""
         logits = a.astype(np.float64)
         gap = abs(float(logits[of_a] - logits[of_b]))
         return gap <= 2 * self._limits.of(a.dtype, dtype, "logits") * float(np.abs(logits).max())

@@ -189,7 +189,7 @@ class BeamSearcher:
         return outputs
 
     def _rows(self, output: RequestOutput) -> Iterator[LogprobRow]:
-        """The candidates for the next token, the most likely first."""
+        """Yield the candidates for the next token, the most likely first."""
         rows = output.outputs[0].logprobs
         assert rows is not None
         for row in rows:
@@ -226,8 +226,8 @@ class BeamSearcher:
         )
 
     def _score(self, beam: BeamSearchSequence) -> float:
-        """The log-probability for its length, in which the prompt counts and a final EOS does
-        not."""
+        """Return the log-probability for its length, in which the prompt counts and a final EOS
+        does not."""
         length = len(beam.tokens) - (beam.tokens[-1] in self._eos_token_ids)
         return beam.cum_logprob / math.pow(max(length, 1), self._params.length_penalty)
 

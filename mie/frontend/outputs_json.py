@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, as JSON has them; nested ones too."""
+    """Return the fields of a dataclass by name, as JSON has them; nested ones too."""
     return {field.name: _encoded(getattr(value, field.name)) for field in fields(value)}
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
-    """The dataclass that `as_dict` wrote.
+    """Return the dataclass that `as_dict` wrote.
 
     Raises:
         ConfigError: a field is unknown or missing, or its value is of another type.
@@ -102,7 +102,7 @@ def _key(hint: Any, key: str, where: str) -> Any:
 
 
 def _first_that_fits(hints: tuple[Any, ...], value: Any, where: str) -> Any:
-    """The value as one of several types; the error is the last one's, which says most."""
+    """Return the value as one of several types; the error is the last one's, which says most."""
     if value is None and type(None) in hints:
         return None
     *others, last = [hint for hint in hints if hint is not type(None)]

@@ -136,14 +136,15 @@ def each_prompt(prompts: Any) -> list[Any]:
 
 
 def is_token_list(value: Any) -> bool:
-    """Whether a value may be a list of token ids: a sequence, or an array of one dimension."""
+    """Return whether a value may be a list of token ids: a sequence, or an array of one dimension.
+    """
     if isinstance(value, str | bytes | bytearray | memoryview):
         return False
     return isinstance(value, Sequence) or getattr(value, "ndim", None) == 1
 
 
 def _is_prompt(value: Any) -> bool:
-    """Whether it is one prompt: a text, a mapping, or token ids."""
+    """Return whether it is one prompt: a text, a mapping, or token ids."""
     if isinstance(value, str | Mapping) or getattr(value, "ndim", None) == 1:
         return True
     return is_token_list(value) and len(value) > 0 and isinstance(value[0], Integral)

@@ -194,7 +194,8 @@ class RequestState:
         return output
 
     def _is_due(self, choice: _Choice) -> bool:
-        """Whether the next output has this choice: under DELTA only if there is anything new."""
+        """Return whether the next output has this choice: under DELTA only if there is anything
+        new."""
         is_new = choice.num_tokens > choice.num_taken or choice.finish_reason is not None
         return not self._is_delta or (is_new and not choice.is_over)
 

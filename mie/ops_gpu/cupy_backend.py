@@ -349,5 +349,5 @@ class CupyBackend:
         return self._steps.run(forward, batch)
 
     def _kernel(self, name: str, array: Array, file: str | None = None) -> Callable[..., None]:
-        """The kernel of that name for the array's element type."""
+        """Return the kernel of that name for the array's element type."""
         return self._launcher.kernel(file or f"{name}.cu", f"{name}<{kernel_type(array)}>")

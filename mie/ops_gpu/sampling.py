@@ -176,7 +176,7 @@ def _threads(vocab_size: int) -> int:
 
 
 def _is_plain(row: RowControls) -> bool:
-    """Whether the row's token is the largest of its unedited logits."""
+    """Return whether the row's token is the largest of its unedited logits."""
     return row.temperature == 0.0 and not row.edits_logits and row.forced_id is None
 
 

@@ -7,8 +7,8 @@ from mie.text.tokenizer import Tokenizer
 
 
 def encode_bad_words(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-    """The lists of token ids that spell ``words``: each at the beginning of a text and after a
-    space, as vLLM encodes them.
+    """Return the lists of token ids that spell ``words``: each at the beginning of a text and after
+    a space, as vLLM encodes them.
 
     The second spelling is left out where it ends with the first one, which is found inside it.
     vLLM also leaves it out where it has another number of tokens, and so lets many a word through.

@@ -69,7 +69,7 @@ class ChatTemplate:
         documents: Sequence[Any] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt for ``messages``, which the template gets as they are.
+        """Return the prompt for ``messages``, which the template gets as they are.
 
         Special tokens are known to the template by name (``bos_token``, …); ``variables`` may
         override them, and bring whatever else the template reads (``enable_thinking``, …). With
@@ -116,7 +116,7 @@ class ChatTemplate:
         raise ChatTemplateError(f"{self._name} {what} {message}")
 
     def _marked(self, message: dict[str, Any]) -> dict[str, Any]:
-        """``message`` with a mark where its text ends."""
+        """Return ``message`` with a mark where its text ends."""
         content = message.get("content")
         if isinstance(content, str):
             return {**message, "content": content + _CONTINUE_HERE}
@@ -129,7 +129,8 @@ class ChatTemplate:
         raise RequestError("continue_final_message: the last message has no text to continue")
 
     def _cut(self, text: str) -> str:
-        """``text`` up to the mark, and without the space that a template trimmed before it."""
+        """Return ``text`` up to the mark, and without the space that a template trimmed before it.
+        """
         place = text.rfind(_CONTINUE_HERE.strip())
         if place < 0:
             raise ChatTemplateError(
@@ -158,7 +159,7 @@ class ChatTemplates:
         self._renderer.close()
 
     def choose(self, chat_template: str | None, tools: Sequence[Any] | None = None) -> ChatTemplate:
-        """The template to use: one by its name, another one's text, or the model's.
+        """Return the template to use: one by its name, another one's text, or the model's.
 
         The model's is the one named ``tool_use`` when there are tools and it has that.
 
@@ -187,7 +188,7 @@ class ChatTemplates:
         documents: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for ``messages``, spelled as vLLM's ``LLM.chat``; see `LLM.chat`.
+        """Return the prompt for ``messages``, spelled as vLLM's ``LLM.chat``; see `LLM.chat`.
 
         Raises:
             ConfigError: a parameter is wrong.
@@ -225,7 +226,7 @@ def _new_renderer() -> TemplateRenderer:
 
 
 def _checked_variables(variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """``chat_template_kwargs``, in which no parameter may hide."""
+    """Return ``chat_template_kwargs``, in which no parameter may hide."""
     if variables is None:
         return {}
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):

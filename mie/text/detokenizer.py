@@ -58,7 +58,7 @@ class Detokenizer:
             self._joined = tokenizer.added_tokens
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """The text that ``token_ids`` settle: never half a character, often nothing.
+        """Return the text that ``token_ids`` settle: never half a character, often nothing.
 
         Raises:
             RequestError: the tokenizer's own decoder fails.
@@ -75,7 +75,8 @@ class Detokenizer:
             raise
 
     def finish(self) -> str:
-        """The rest of the text; bytes that nothing completed become U+FFFD. Call it once, last.
+        """Return the rest of the text; bytes that nothing completed become U+FFFD. Call it once,
+        last.
 
         Raises:
             RequestError: the tokenizer's own decoder fails.
@@ -88,13 +89,13 @@ class Detokenizer:
             raise
 
     def pending(self) -> str:
-        """What ``finish`` would give now: text that the next token may still change."""
+        """Return what ``finish`` would give now: text that the next token may still change."""
         if not any(step.held for step in self._steps):
             return ""
         return self.fork().finish()
 
     def fork(self) -> Detokenizer:
-        """A copy that goes its own way from here."""
+        """Return a copy that goes its own way from here."""
         fork = copy.copy(self)
         fork._steps = [step.fork() for step in self._steps]
         return fork
@@ -118,11 +119,11 @@ class _Step:
     """Whether anything is held back."""
 
     def add(self, pieces: list[str]) -> list[str]:
-        """What ``pieces`` settle."""
+        """Return what ``pieces`` settle."""
         raise NotImplementedError
 
     def rest(self) -> list[str]:
-        """What is held back, settled because nothing follows."""
+        """Return what is held back, settled because nothing follows."""
         return []
 
     def end_prompt(self) -> None:
@@ -133,7 +134,7 @@ class _Step:
         return []
 
     def fork(self) -> _Step:
-        """A copy that goes its own way from here."""
+        """Return a copy that goes its own way from here."""
         return copy.copy(self)
 
 
@@ -231,7 +232,7 @@ class _ByteFallback(_HoldsBytes):
         return self._settle(run)
 
     def _settle(self, run: bytes | bytearray) -> list[str]:
-        """The text of a run that ended, without the characters that the prompt completed."""
+        """Return the text of a run that ended, without the characters that the prompt completed."""
         prompt, self._prompt_bytes = self._prompt_bytes, 0
         try:
             text = run.decode("utf-8")
@@ -329,7 +330,8 @@ class _WholeText(_Step):
 
 
 def _build_steps(tokenizer: Tokenizer, skip_special_tokens: bool) -> list[_Step]:
-    """The machines that follow a tokenizer's decoder, or one that waits for the whole text."""
+    """Return the machines that follow a tokenizer's decoder, or one that waits for the whole text.
+    """
     if not tokenizer.decoder_steps:
         return [_JoinWithSpaces()]
     steps: list[_Step] = []
@@ -345,7 +347,8 @@ def _build_steps(tokenizer: Tokenizer, skip_special_tokens: bool) -> list[_Step]
 
 
 def _build_step(spec: dict[str, Any], joined: bool) -> _Step | None:
-    """The machine for one step, or None when there is none that need not wait for the end."""
+    """Return the machine for one step, or None when there is none that need not wait for the end.
+    """
     from tokenizers import decoders
 
     kind = spec["type"]
@@ -379,7 +382,8 @@ def _cannot_decode(error: BaseException) -> str:
 
 
 def _letters_to_bytes(token: str) -> bytes:
-    """The bytes a byte-level token spells; an added token that is plain text spells itself."""
+    """Return the bytes a byte-level token spells; an added token that is plain text spells itself.
+    """
     try:
         return bytes([_BYTE_OF_LETTER[letter] for letter in token])
     except KeyError:

@@ -24,7 +24,7 @@ _TEXT_PARTS = {
 
 
 def conversation(messages: Sequence[Message], content_format: str = "string") -> list[Any]:
-    """``messages`` as a template expects them.
+    """Return ``messages`` as a template expects them.
 
     With ``content_format`` "string" a content is text, and text parts are joined by newlines. With
     "openai" it is a list of ``{"type": "text", "text": …}``. A content of None is an empty text,
@@ -42,12 +42,12 @@ def conversation(messages: Sequence[Message], content_format: str = "string") ->
 
 
 def is_batch(messages: object) -> bool:
-    """Whether ``messages`` are several conversations, or none, instead of one."""
+    """Return whether ``messages`` are several conversations, or none, instead of one."""
     return _is_list(messages) and (not messages or _is_list(messages[0]))  # type: ignore[index]
 
 
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """``messages`` as plain dicts, each with a role.
+    """Return ``messages`` as plain dicts, each with a role.
 
     Raises:
         RequestError: they are no list, there are none, or one lacks its role.
@@ -91,7 +91,7 @@ def _converted(message: dict[str, Any], where: str, content_format: str) -> dict
 
 
 def _is_text(content: Any) -> bool:
-    """Whether it is text, None, or a list of parts that say that they are text."""
+    """Return whether it is text, None, or a list of parts that say that they are text."""
     if content is None or isinstance(content, str):
         return True
     return _is_list(content) and all(
@@ -124,7 +124,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def _call(call: Any, where: str) -> Any:
-    """A tool call whose arguments are an object, as templates expect them."""
+    """Return a tool call whose arguments are an object, as templates expect them."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise RequestError(f'{where} must be {{"function": {{"name": …, "arguments": …}}}}')

@@ -61,7 +61,8 @@ class PretrainedTokenizer:
     def __call__(
         self, text: str | Sequence[str], add_special_tokens: bool = True, **options: Any
     ) -> BatchEncoding:
-        """``input_ids`` and ``attention_mask`` of a text, or lists of them for several texts."""
+        """Return ``input_ids`` and ``attention_mask`` of a text, or lists of them for several
+        texts."""
         _refuse("__call__", options)
         if isinstance(text, str):
             return _encoding(self.encode(text, add_special_tokens))
@@ -73,7 +74,7 @@ class PretrainedTokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
-        """The token ids of ``text``."""
+        """Return the token ids of ``text``."""
         _refuse("encode", options)
         return self.tokenizer.encode(text, add_special_tokens)
 
@@ -96,7 +97,8 @@ class PretrainedTokenizer:
         skip_special_tokens: bool = False,
         **options: Any,
     ) -> str | list[str]:
-        """The text of token ids, special tokens included; a list of texts for a list of lists."""
+        """Return the text of token ids, special tokens included; a list of texts for a list of
+        lists."""
         _refuse("decode", options)
         ids = _as_list(token_ids)
         if ids and not _is_id(ids[0]):
@@ -109,31 +111,32 @@ class PretrainedTokenizer:
         skip_special_tokens: bool = False,
         **options: Any,
     ) -> list[str]:
-        """The texts of several lists of token ids."""
+        """Return the texts of several lists of token ids."""
         return [self.decode(each, skip_special_tokens, **options) for each in _as_list(sequences)]
 
     def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
-        """The tokens of ``text`` in the vocabulary's own spelling."""
+        """Return the tokens of ``text`` in the vocabulary's own spelling."""
         return [str(self._token(each)) for each in self.encode(text, add_special_tokens)]
 
     def convert_ids_to_tokens(
         self, ids: int | Sequence[int], skip_special_tokens: bool = False
     ) -> Any:
-        """The vocabulary's own spelling of an id (None if it has none), or of each in a list."""
+        """Return the vocabulary's own spelling of an id (None if it has none), or of each in a
+        list."""
         if _is_id(ids):
             return self._token(ids)
         skipped = self.tokenizer.special_ids if skip_special_tokens else frozenset()
         return [self._token(each) for each in _as_list(ids) if each not in skipped]
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """The id of a token (that of ``unk_token``, or None, if it has none), or of each."""
+        """Return the id of a token (that of ``unk_token``, or None, if it has none), or of each."""
         if isinstance(tokens, str):
             token_id = self.tokenizer.token_to_id(tokens)
             return self.unk_token_id if token_id is None else token_id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
-        """The text of tokens in the vocabulary's own spelling."""
+        """Return the text of tokens in the vocabulary's own spelling."""
         return self.tokenizer.join(list(tokens))
 
     # The vocabulary
@@ -144,15 +147,15 @@ class PretrainedTokenizer:
         return self.tokenizer.num_tokens(with_added_tokens=False)
 
     def __len__(self) -> int:
-        """The number of tokens, added ones included."""
+        """Return the number of tokens, added ones included."""
         return self.tokenizer.num_tokens(with_added_tokens=True)
 
     def get_vocab(self) -> dict[str, int]:
-        """The id of every token."""
+        """Return the id of every token."""
         return self.tokenizer.vocabulary()
 
     def get_added_vocab(self) -> dict[str, int]:
-        """The id of every added token."""
+        """Return the id of every added token."""
         return {text: token_id for token_id, text in self.tokenizer.added_tokens.items()}
 
     # Special tokens
@@ -240,7 +243,7 @@ class PretrainedTokenizer:
         return_dict: bool = True,
         **options: Any,
     ) -> Any:
-        """The conversation, or each of several, as the chat template writes it.
+        """Return the conversation, or each of several, as the chat template writes it.
 
         With ``tokenize`` a mapping with ``input_ids`` and ``attention_mask``, or a list of ids if
         ``return_dict`` is false; without it the text. Other names are variables of the template.
@@ -292,7 +295,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _as_list(values: Any) -> list[Any]:
-    """``values`` as a list: one id, a sequence, or an array."""
+    """Return ``values`` as a list: one id, a sequence, or an array."""
     if _is_id(values) and not hasattr(values, "__len__"):
         return [int(values)]
     return list(values.tolist() if hasattr(values, "tolist") else values)

@@ -82,7 +82,7 @@ class Renderer:
         self._templates: dict[str, Any] = {}
 
     def answer(self, request: bytes) -> dict[str, Any]:
-        """The reply to a request: ``text``, a content ``format``, or an ``error``."""
+        """Return the reply to a request: ``text``, a content ``format``, or an ``error``."""
         values = json.loads(request.decode("utf-8", "surrogatepass"))
         source = values["source"]
         try:
@@ -115,7 +115,7 @@ class Renderer:
         return template
 
     def _content_format(self, source: str) -> str:
-        """The format of contents that the template is written for: "openai" or "string"."""
+        """Return the format of contents that the template is written for: "openai" or "string"."""
         tree = self._sandbox.parse(source)
         messages = _loop_targets(tree, _names_for(tree, "messages", ""))
         for message in messages:
@@ -125,7 +125,8 @@ class Renderer:
 
 
 def _names_for(tree: nodes.Template, name: str, key: str) -> list[tuple[str, str]]:
-    """What stands for ``name`` (or ``name.key``): itself and the variables it is assigned to."""
+    """Return what stands for ``name`` (or ``name.key``): itself and the variables it is assigned
+    to."""
     from jinja2.nodes import Assign, Name
 
     found = [(name, key)]
@@ -138,7 +139,7 @@ def _names_for(tree: nodes.Template, name: str, key: str) -> list[tuple[str, str
 
 
 def _loop_targets(tree: nodes.Template, names: list[tuple[str, str]]) -> list[str]:
-    """The loop variables of the loops over any of ``names``."""
+    """Return the loop variables of the loops over any of ``names``."""
     from jinja2.nodes import For, Name
 
     return [
@@ -149,7 +150,7 @@ def _loop_targets(tree: nodes.Template, names: list[tuple[str, str]]) -> list[st
 
 
 def _is_access(node: nodes.Node, name: tuple[str, str]) -> bool:
-    """Whether ``node`` is the variable or its key, filtered, tested or sliced or not."""
+    """Return whether ``node`` is the variable or its key, filtered, tested or sliced or not."""
     from jinja2.nodes import Const, Filter, Getattr, Getitem, Name, Slice, Test
 
     variable, key = name
@@ -204,7 +205,7 @@ def _address_space() -> int:
 
 
 def _read(count: int) -> bytes | None:
-    """The next ``count`` bytes, or None when the socket is closed."""
+    """Return the next ``count`` bytes, or None when the socket is closed."""
     data = bytearray()
     while len(data) < count:
         more = os.read(_SOCKET, min(count - len(data), 1 << 20))

@@ -46,7 +46,7 @@ class TemplateRenderer:
                 self._worker = _Worker()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The worker's reply; see `mie.text.render_worker`.
+        """Return the worker's reply; see `mie.text.render_worker`.
 
         Raises:
             RequestError: the request is not JSON, or too large.
@@ -104,7 +104,7 @@ class _Worker:
         self._end = weakref.finalize(self, _end_process, process, mine, os.getpid())
 
     def exchange(self, data: bytes) -> dict[str, Any]:
-        """The reply to the request in ``data``.
+        """Return the reply to the request in ``data``.
 
         Raises:
             ChatTemplateError: the worker ended instead.
@@ -122,7 +122,7 @@ class _Worker:
         return answer
 
     def is_alive(self) -> bool:
-        """Whether the process still runs."""
+        """Return whether the process still runs."""
         return self._process.poll() is None
 
     def end(self) -> None:
@@ -162,7 +162,8 @@ def _command() -> list[str]:
 
 
 def _directory_of(package: str) -> str:
-    """The directory that has ``package``, which is not imported here because that takes long."""
+    """Return the directory that has ``package``, which is not imported here because that takes
+    long."""
     for directory in map(Path, sys.path):
         if (directory / package / "__init__.py").is_file():
             return str(directory.absolute())

@@ -28,7 +28,7 @@ class StopStrings:
         self._stopped = False
 
     def add(self, text: str, exempt: int = 0) -> tuple[str, str | None]:
-        """The text to pass on now, and the stop string that ended it, or None.
+        """Return the text to pass on now, and the stop string that ended it, or None.
 
         A stop string that ends within the first ``exempt`` characters of ``text`` does not count
         (``min_tokens`` is not reached). One that begins there and ends later does. After a stop
@@ -46,20 +46,21 @@ class StopStrings:
         return self._release(self._automaton.kept[self._state]), None
 
     def peek(self, text: str, exempt: int = 0) -> str | None:
-        """The stop string that ``add`` would find; nothing changes."""
+        """Return the stop string that ``add`` would find; nothing changes."""
         return self.fork().add(text, exempt)[1] if text else None
 
     def flush(self) -> str:
-        """What was held back, since nothing follows; the search starts anew."""
+        """Return what was held back, since nothing follows; the search starts anew."""
         self._state = 0
         return self._release(0)
 
     def fork(self) -> StopStrings:
-        """A copy that goes its own way from here."""
+        """Return a copy that goes its own way from here."""
         return copy.copy(self)
 
     def _search(self, text: str, exempt: int) -> tuple[int, int]:
-        """Where in ``text`` the first stop string ends, and its length; 0 when there is none."""
+        """Return where in ``text`` the first stop string ends, and its length; 0 when there is
+        none."""
         assert self._automaton is not None
         after, found = self._automaton.after, self._automaton.found
         state = self._state
@@ -99,7 +100,7 @@ class _Automaton:
         self._build(patterns)
 
     def after(self, state: int, character: str) -> int:
-        """The state that follows ``state``."""
+        """Return the state that follows ``state``."""
         found = self._next.get((state, character))
         while found is None and state:
             state = self._shorter[state]
@@ -128,7 +129,7 @@ class _Automaton:
             self.kept.append(lengths[state] if inner else self.kept[self._shorter[state]])
 
     def _child(self, state: int, character: str) -> int:
-        """The state for ``state`` and one character more, made if it is new."""
+        """Return the state for ``state`` and one character more, made if it is new."""
         child = self._next.get((state, character))
         if child is None:
             shorter = self.after(self._shorter[state], character) if state else 0

@@ -44,13 +44,13 @@ class TextStream:
         self._exempt = 0  # characters held back that came while unarmed
 
     def fork(self) -> TextStream:
-        """A copy that goes its own way from here."""
+        """Return a copy that goes its own way from here."""
         fork = copy.copy(self)
         fork._detokenizer, fork._stop = self._detokenizer.fork(), self._stop.fork()
         return fork
 
     def add(self, token_ids: Sequence[int], armed: bool = True) -> tuple[str, str | None]:
-        """The text that ``token_ids`` add, and the stop string that ended it, or None.
+        """Return the text that ``token_ids`` add, and the stop string that ended it, or None.
 
         ``armed`` is false while ``min_tokens`` forbids to stop. A stop string that these tokens
         complete is then text like any other; one that they begin is found when it is complete.
@@ -67,7 +67,8 @@ class TextStream:
         return text, found
 
     def finish(self, armed: bool = True) -> tuple[str, str | None]:
-        """The rest of the text once no token follows, and the stop string found in it, or None."""
+        """Return the rest of the text once no token follows, and the stop string found in it, or
+        None."""
         text, found = self._search(self._detokenizer.finish(), armed)
         return (text, found) if found else (text + self._stop.flush(), None)
 

@@ -42,7 +42,7 @@ class TemplateFiles:
         return tuple(dict.fromkeys([*own, *self._in_config(), *more]))
 
     def read(self, name: str = "default") -> tuple[str, str]:
-        """The template called ``name``, and where it was found.
+        """Return the template called ``name``, and where it was found.
 
         Raises:
             ChatTemplateError: there is none of that name, or it cannot be read.
@@ -60,7 +60,7 @@ class TemplateFiles:
         raise ChatTemplateError(_missing(self._directory, name, self.names))
 
     def _in_config(self) -> dict[str, str]:
-        """The templates in ``tokenizer_config.json``; one without a name is the default."""
+        """Return the templates in ``tokenizer_config.json``; one without a name is the default."""
         templates = self._config.chat_template
         if templates is None:
             return {}

@@ -56,7 +56,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path, vocab_size: int | None) -> Tokenizer:
-        """The tokenizer in ``directory``, checked against the model's ``vocab_size`` (None: not).
+        """Return the tokenizer in ``directory``, checked against the model's ``vocab_size`` (None:
+        not).
 
         A model may have more rows than its tokenizer has ids (padding); never fewer.
 
@@ -72,7 +73,8 @@ class Tokenizer:
         return tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of ``text``, with BOS and EOS as the model expects them unless told not to.
+        """Return the token ids of ``text``, with BOS and EOS as the model expects them unless told
+        not to.
 
         Raises:
             RequestError: ``text`` is not a string, holds half of a surrogate pair, or what the
@@ -84,7 +86,7 @@ class Tokenizer:
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of ``token_ids``. Ids that stand for nothing are left out.
+        """Return the text of ``token_ids``. Ids that stand for nothing are left out.
 
         Raises:
             RequestError: an id is negative or does not fit 32 bits, or the tokenizer fails.
@@ -98,15 +100,17 @@ class Tokenizer:
                 raise RequestError(f"token ids must be integers in [0, 2**32): {error}") from error
 
     def token_str(self, token_id: int) -> str:
-        """The text of one token standing alone, special ones by name: for log-probabilities."""
+        """Return the text of one token standing alone, special ones by name: for log-probabilities.
+        """
         return self.decode([token_id], skip_special_tokens=False)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of an id (``Ġworld``, ``▁world``), or None: not an id."""
+        """Return the vocabulary's own spelling of an id (``Ġworld``, ``▁world``), or None: not an
+        id."""
         return self._backend.id_to_token(token_id)
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token in the vocabulary's own spelling, or None when it has none."""
+        """Return the id of a token in the vocabulary's own spelling, or None when it has none."""
         return self._backend.token_to_id(token)
 
     @property
@@ -131,18 +135,18 @@ class Tokenizer:
         return () if decoder is None else tuple(_unnested(json.loads(decoder.__getstate__())))
 
     def join(self, tokens: list[str]) -> str:
-        """The text of tokens in the vocabulary's own spelling."""
+        """Return the text of tokens in the vocabulary's own spelling."""
         if self._backend.decoder is None:
             return " ".join(tokens)
         with library_errors(RequestError, f"{self._source} cannot decode the tokens"):
             return str(self._backend.decoder.decode(tokens))
 
     def num_tokens(self, *, with_added_tokens: bool) -> int:
-        """How many tokens there are, which may be fewer than `vocab_size`."""
+        """Return how many tokens there are, which may be fewer than `vocab_size`."""
         return int(self._backend.get_vocab_size(with_added_tokens=with_added_tokens))
 
     def vocabulary(self) -> dict[str, int]:
-        """The id of every token, added ones included."""
+        """Return the id of every token, added ones included."""
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
     def _added_tokens(self) -> dict[int, Any]:
@@ -160,7 +164,7 @@ class Tokenizer:
         return token_id
 
     def _ids_around(self) -> tuple[list[int], list[int]]:
-        """The ids that ``encode`` adds itself, where the post-processor adds none."""
+        """Return the ids that ``encode`` adds itself, where the post-processor adds none."""
         if self._backend.num_special_tokens_to_add(False) > 0:
             return [], []
         bos = self._wanted(self.config.add_bos_token, "bos_token", self.bos_token_id)
@@ -192,7 +196,7 @@ def library_errors(kind: type[MieError], what: str) -> Iterator[None]:
 
 
 def is_library_error(error: BaseException) -> bool:
-    """Whether the tokenizers library raised ``error``, and not the user or mie.
+    """Return whether the tokenizers library raised ``error``, and not the user or mie.
 
     A panic of its Rust code is a ``BaseException``, and the library exports no name for it.
     """

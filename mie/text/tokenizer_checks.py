@@ -26,7 +26,7 @@ _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 def checked_tokenizer(text: str, path: str) -> str:
-    """The ``tokenizer.json`` in ``text``, as the library may load it.
+    """Return the ``tokenizer.json`` in ``text``, as the library may load it.
 
     Raises:
         TokenizerError: it asks for too much, or is not JSON. What else is no tokenizer is left to
@@ -76,7 +76,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def _parts(text: str) -> dict[str, str]:
-    """The parts of the file as they are written, "null" for those that are not there.
+    """Return the parts of the file as they are written, "null" for those that are not there.
 
     The model is many megabytes, so what follows it is looked for only if there may be something.
     """
@@ -90,7 +90,7 @@ def _parts(text: str) -> dict[str, str]:
 
 
 def _parts_follow(text: str, start: int) -> bool:
-    """Whether something after ``start`` looks like one of the parts."""
+    """Return whether something after ``start`` looks like one of the parts."""
     for name in _PARTS:
         place = text.find(f'"{name}"', start)
         while place >= 0:  # tokens may have these names too, but have numbers
@@ -101,7 +101,7 @@ def _parts_follow(text: str, start: int) -> bool:
 
 
 def _members(text: str) -> Iterator[tuple[str, int, int]]:
-    """The keys of the object in ``text``, and where their values begin and end."""
+    """Yield the keys of the object in ``text``, and where their values begin and end."""
     decoder = json.JSONDecoder()
     place = _expect(text, 0, "{")
     if text[place] == "}":
@@ -122,7 +122,7 @@ def _members(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _expect(text: str, place: int, character: str) -> int:
-    """The place after ``character`` and the space around it."""
+    """Return the place after ``character`` and the space around it."""
     place = _SPACE.match(text, place).end()  # type: ignore[union-attr]  # it matches everywhere
     if text[place] != character:
         raise ValueError(f"expected {character!r} at character {place}")
@@ -146,7 +146,7 @@ def _end_of_value(text: str, start: int) -> int:
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a part, those of inner sequences too."""
+    """Yield the steps of a part, those of inner sequences too."""
     if not isinstance(part, dict):
         return
     if part.get("type") != "Sequence":
@@ -172,7 +172,7 @@ def _check_growth(steps: list[dict[str, Any]], path: str) -> None:
 
 
 def _growth(step: dict[str, Any]) -> float:
-    """How many times as long a step may make a text.
+    """Return how many times as long a step may make a text.
 
     Unicode's own forms are left out: they are the same after a second time, and 18 times at most.
     """
@@ -191,7 +191,7 @@ def _growth(step: dict[str, Any]) -> float:
 
 
 def _charsmap_growth(charsmap: str) -> int:
-    """The length of the longest text that a SentencePiece table has for a character.
+    """Return the length of the longest text that a SentencePiece table has for a character.
 
     The table is its trie's size in four bytes, the trie, and texts that end with a zero byte.
     """
@@ -237,7 +237,8 @@ def _check_pattern(step: dict[str, Any], path: str) -> None:
 
 
 def _repeats_a_repetition(regex: str) -> bool:
-    """Whether there is something like ``(a+)+``, whose matches can be divided in many ways."""
+    """Return whether there is something like ``(a+)+``, whose matches can be divided in many ways.
+    """
     inside = [False]  # for every open group, whether it has a repetition
     closed = False  # whether the group that was closed just now has one
     end = -1

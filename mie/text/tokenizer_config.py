@@ -39,7 +39,8 @@ class TokenizerConfig:
 
     @classmethod
     def load(cls, directory: Path) -> TokenizerConfig:
-        """The settings in ``directory``, or the defaults when it has no ``tokenizer_config.json``.
+        """Return the settings in ``directory``, or the defaults when it has no
+        ``tokenizer_config.json``.
 
         Raises:
             TokenizerError: the file is not a JSON object, or a token in it is not text.
@@ -59,7 +60,7 @@ class TokenizerConfig:
 
 
 def read_text(path: Path, largest: int) -> str:
-    """The UTF-8 text of ``path``, which is a file of at most ``largest`` bytes.
+    """Return the UTF-8 text of ``path``, which is a file of at most ``largest`` bytes.
 
     Raises:
         TokenizerError: the file cannot be read, is too large or not UTF-8; the message names it.
@@ -73,7 +74,7 @@ def read_text(path: Path, largest: int) -> str:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``.
+    """Return the JSON object in ``path``.
 
     Raises:
         TokenizerError: the file cannot be read or holds something else; the message names it.
@@ -88,7 +89,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def _token_text(value: object, name: str, path: Path) -> str | None:
-    """A special token's text, which Hugging Face writes as a string or as a serialised token."""
+    """Return a special token's text, which Hugging Face writes as a string or as a serialised
+    token."""
     if isinstance(value, Mapping):
         value = value.get("content")
     if isinstance(value, str):

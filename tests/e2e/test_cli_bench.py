@@ -13,7 +13,7 @@ SIMULATED = ("--device", "a10g", "--model-shape", "TinyLlama-1.1B")
 
 
 def results(*arguments: str | Path) -> dict:
-    """What ``--json`` printed."""
+    """Return what ``--json`` printed."""
     process = mie("bench", *arguments, "--json")
     assert process.returncode == 0, process.stderr.decode()
     assert process.stderr == b""

@@ -103,7 +103,7 @@ class Terminal:
         os.write(self.keyboard, keys.encode())
 
     def shown_until(self, end: str, seconds: float = 60) -> str:
-        """What is shown next, up to ``end``, without what moves the cursor."""
+        """Return what is shown next, up to ``end``, without what moves the cursor."""
         while (at := self._text().find(end, self._start)) < 0:
             ready, _, _ = select.select([self.keyboard], [], [], seconds)
             assert ready, f"waited for {end!r}; the terminal shows {self._text()[self._start :]!r}"

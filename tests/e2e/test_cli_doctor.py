@@ -58,7 +58,7 @@ def check(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def fake_cupy(folder: Path, code: str) -> str:
-    """A PYTHONPATH on which ``import cupy`` runs ``code``."""
+    """Return a PYTHONPATH on which ``import cupy`` runs ``code``."""
     (folder / "cupy.py").write_text(code)
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 

@@ -30,7 +30,7 @@ def long_log(tmp_path: Path) -> Path:
 
 
 def output(*arguments: str | Path) -> list[str]:
-    """The lines of standard output; nothing may stand on standard error."""
+    """Return the lines of standard output; nothing may stand on standard error."""
     process = mie("trace", *arguments)
     assert process.returncode == 0
     assert process.stderr == b""

@@ -18,7 +18,8 @@ PROMPT = "Tell me a story about Mia the otter, the mill and a bell."
 
 
 def stories(backend: str) -> tuple[list[list[int]], LLM]:
-    """The tokens of a greedy request, of two more, and of a pair of samples, in seven blocks."""
+    """Return the tokens of a greedy request, of two more, and of a pair of samples, in seven
+    blocks."""
     llm = LLM(
         "bundled",
         backend=backend,

@@ -18,7 +18,7 @@ BACKEND = "import sys, hatchling.build; hatchling.build.{hook}(sys.argv[1])"
 
 
 def build(hook: str, directory: Path) -> Path:
-    """The one file that a hook of the build backend leaves in ``directory``."""
+    """Return the one file that a hook of the build backend leaves in ``directory``."""
     subprocess.run(
         [sys.executable, "-c", BACKEND.format(hook=hook), str(directory)],
         cwd=ROOT,
@@ -35,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
 
 
 def files_under(*folders: str) -> set[str]:
-    """The files of the tree, without what Python leaves beside its sources."""
+    """Return the files of the tree, without what Python leaves beside its sources."""
     return {
         path.relative_to(ROOT).as_posix()
         for folder in folders

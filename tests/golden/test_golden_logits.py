@@ -31,7 +31,7 @@ Floats = NDArray[np.floating]
 
 
 def load_decoder(name: str, dtype: str, **changes: object) -> Decoder:
-    """The model's decoder, with some fields of its configuration changed after loading."""
+    """Return the model's decoder, with some fields of its configuration changed after loading."""
     config = ModelConfig.load(MODELS / name)
     with Checkpoint.open(MODELS / name, expected_tensors(config)) as checkpoint:
         changed = dataclasses.replace(config, **changes)  # type: ignore[arg-type]
@@ -39,7 +39,7 @@ def load_decoder(name: str, dtype: str, **changes: object) -> Decoder:
 
 
 def all_logits(decoder: Decoder, token_ids: list[int], chunk_size: int) -> Floats:
-    """The logits after every token, computed chunk by chunk through a paged cache."""
+    """Return the logits after every token, computed chunk by chunk through a paged cache."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     cache = decoder.backend.new_kv_cache(decoder.kv_cache_shape(num_blocks, BLOCK_SIZE))
     table = np.arange(num_blocks)[::-1]  # in no order that an accident could produce
@@ -60,7 +60,8 @@ def all_logits(decoder: Decoder, token_ids: list[int], chunk_size: int) -> Float
 
 
 def difference(decoder: Decoder, name: str, prompt: str, chunk_size: int = 1000) -> float:
-    """The relative difference from the golden logits after ``prompt`` and its greedy tokens."""
+    """Return the relative difference from the golden logits after ``prompt`` and its greedy tokens.
+    """
     golden = np.load(MODELS / name / "golden.npz")
     token_ids = [*golden[f"{prompt}.ids"].tolist(), *golden[f"{prompt}.greedy"].tolist()]
     logits = all_logits(decoder, token_ids, chunk_size)[golden[f"{prompt}.rows"]]

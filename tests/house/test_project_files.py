@@ -45,7 +45,8 @@ def public_docstrings() -> Iterator[tuple[str, str]]:
 
 
 def is_sentence(text: str) -> bool:
-    """Whether a text looks like whole sentences: a capital at its start, a full stop at its end."""
+    """Return whether a text looks like whole sentences: a capital at its start, a full stop at its
+    end."""
     return bool(re.fullmatch(r"[A-Z`].*[.:]", text, re.DOTALL))
 
 

@@ -256,7 +256,7 @@ def imports(tree: ast.Module, module: str, root: Path) -> Iterator[Import]:
 
 
 def _walk(node: ast.AST, is_eager: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """Every node, and whether it runs when the module is imported."""
+    """Yield every node, and whether it runs when the module is imported."""
     for child in ast.iter_child_nodes(node):
         runs = is_eager and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
@@ -275,7 +275,7 @@ def _absolute(node: ast.ImportFrom, module: str, root: Path) -> str:
 
 
 def _submodule(name: str, root: Path) -> str | None:
-    """``name`` if it is a module of mie, else None."""
+    """Return ``name`` if it is a module of mie, else None."""
     if not name.startswith("mie."):
         return None
     path = root / Path(*name.split(".")[1:])
@@ -567,7 +567,7 @@ print(json.dumps(sorted(Recorder.asked | {name.split(".")[0] for name in sys.mod
 
 
 def packages_after(code: str) -> set[str]:
-    """The packages that a fresh Python has, or tried to import, after running ``code``."""
+    """Return the packages that a fresh Python has, or tried to import, after running ``code``."""
     program = RECORDER + code + REPORT
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],

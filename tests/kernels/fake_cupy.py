@@ -59,7 +59,7 @@ class Array(np.ndarray):
 
 
 def owner(array: np.ndarray) -> np.ndarray:
-    """The array whose memory it is."""
+    """Return the array whose memory it is."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -127,7 +127,7 @@ class Launch:
         return [arg.address for arg in self.args if isinstance(arg, _Memory)]
 
     def bound(self) -> Task:
-        """The task, with its memory kept alive until it was done."""
+        """Return the task, with its memory kept alive until it was done."""
         values = [arg.array() if isinstance(arg, _Memory) else arg for arg in self.args]
         return lambda: self.run(*values)
 
@@ -334,7 +334,7 @@ class FakeCupy(ModuleType):
         self.streams[stream].launch(Launch(name, run, args))
 
     def array_at(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """The part of one of its arrays that begins there."""
+        """Return the part of one of its arrays that begins there."""
         memory = next(
             each
             for low, each in list(self.arrays.items())

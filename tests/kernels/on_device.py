@@ -45,7 +45,7 @@ class DeviceLauncher:
 
 @functools.cache
 def device_launcher() -> DeviceLauncher:
-    """One for a process, so that it opens every kernel once."""
+    """Return one for a process, so that it opens every kernel once."""
     return DeviceLauncher()
 
 
@@ -55,5 +55,5 @@ def _is_memory(arg: Any) -> bool:
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """The same memory in a dtype that every CuPy has."""
+    """Return the same memory in a dtype that every CuPy has."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array

@@ -198,7 +198,8 @@ def test_powers_and_logarithms_of_two(launcher: Launcher):
 
 
 def fragment(matrix: np.ndarray) -> np.ndarray:
-    """What the 32 lanes hold of an 8x8 matrix: elements (g, 2t) and (g, 2t + 1) in a register."""
+    """Return what the 32 lanes hold of an 8x8 matrix: elements (g, 2t) and (g, 2t + 1) in a
+    register."""
     return np.ascontiguousarray(matrix).view(np.uint32).reshape(32)
 
 

@@ -398,8 +398,8 @@ def make_batch(sequences: list[tuple[int, int]], block_size: int) -> tuple[StepB
 
 
 def make_cache(shape: Shape, batch: StepBatch, num_blocks: int) -> tuple[KVCache, np.ndarray]:
-    """One layer that holds numbers for the batch's tokens, and NaN in every other slot; and what it
-    stands for: planes [2, N, B, Hkv, Dh] in float64.
+    """Return one layer that holds numbers for the batch's tokens, and NaN in every other slot; and
+    what it stands for: planes [2, N, B, Hkv, Dh] in float64.
 
     In a quantised cache the sizes of values differ by a thousand from token to token.
     """
@@ -420,7 +420,7 @@ def make_cache(shape: Shape, batch: StepBatch, num_blocks: int) -> tuple[KVCache
 
 
 def as_bits(quantized: QuantizedCache) -> np.ndarray:
-    """The elements as int8, whatever they are."""
+    """Return the elements as int8, whatever they are."""
     return quantized.elements.view(np.int8)
 
 

@@ -54,7 +54,7 @@ def reading_backend(cupy: FakeCupy) -> Any:
 
 
 def start(model: Path, cupy: FakeCupy | None, **settings: Any) -> Engine:
-    """An engine with three requests, on the stand-in or on the emulator."""
+    """Return an engine with three requests, on the stand-in or on the emulator."""
     config = EngineConfig(num_blocks=40, block_size=4, max_num_batched_tokens=16, **settings)
     backend = "cupy-emulated" if cupy is None else "cupy"
     wrap = None if cupy is None else reading_backend(cupy)
@@ -115,7 +115,7 @@ def test_cublas_is_set_up_for_captures(fake_cupy: FakeCupy):
 
 
 def decodes(*token_ids: int, **drawn: Any) -> StepBatch:
-    """The third token of each of two sequences."""
+    """Return the third token of each of two sequences."""
     return StepBatch(
         token_ids=np.array(token_ids),
         positions=np.array([2, 2]),

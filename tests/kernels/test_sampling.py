@@ -102,7 +102,7 @@ def random_controls(rng: np.random.Generator, vocab_size: int) -> RowControls:
 
 
 def random_logits(rng: np.random.Generator, vocab_size: int) -> np.ndarray:
-    """A row: smooth, or full of ties, or with impossible tokens, or flat."""
+    """Return a row: smooth, or full of ties, or with impossible tokens, or flat."""
     row = choose(rng, 1.0, 4.0, 30.0) * rng.normal(size=vocab_size)
     if rng.random() < 0.3:
         row = np.round(row)
@@ -114,7 +114,7 @@ def random_logits(rng: np.random.Generator, vocab_size: int) -> np.ndarray:
 
 
 def is_near_border(logits: np.ndarray, row: RowControls, got: int) -> bool:
-    """Whether ``got`` comes of controls that are 1e-13 beside these.
+    """Return whether ``got`` comes of controls that are 1e-13 beside these.
 
     ``uniform`` is that near to the end of the token, or ``top_p`` to the sum of its nucleus.
     """

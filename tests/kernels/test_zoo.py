@@ -107,7 +107,7 @@ def run(launcher: EmulatedLauncher, name: str, *options: str) -> None:
 
 
 def marked_lines(name: str) -> list[int]:
-    """The lines of zoo.cu at which the kernel's bug may be reported."""
+    """Return the lines of zoo.cu at which the kernel's bug may be reported."""
     lines, is_inside = [], False
     for number, line in enumerate(ZOO.read_text().splitlines(), 1):
         if line.startswith("__global__"):

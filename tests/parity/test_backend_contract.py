@@ -95,7 +95,7 @@ def emulated_machine() -> Machine:
 
 @functools.cache
 def device_machine() -> Machine:
-    """The emulated machine's way, with CuPy's arrays."""
+    """Return the emulated machine's way, with CuPy's arrays."""
     backend = load_backend("cupy", "float32")
     import cupy
 
@@ -131,7 +131,7 @@ if os.environ.get("MIE_GPU_TESTS"):
 
 
 def machine_params(values: Mapping[str, Any]) -> list[Any]:
-    """One pytest parameter a machine; the emulated ones need a compiler."""
+    """Return one pytest parameter a machine; the emulated ones need a compiler."""
     return [
         pytest.param(value, id=name, marks=[needs_compiler] if "emulated" in name else [])
         for name, value in values.items()
@@ -191,7 +191,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def in_blocks(matrix: np.ndarray, rows: int) -> Iterator[np.ndarray]:
-    """The matrix in blocks of rows; a block is spoiled once the next one is asked for."""
+    """Yield the matrix in blocks of rows; a block is spoiled once the next one is asked for."""
     for start in range(0, len(matrix), rows):
         block = matrix[start : start + rows].copy()
         yield block

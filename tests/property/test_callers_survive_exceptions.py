@@ -73,7 +73,7 @@ class Story:
         self.others[request_id] = [expected(prompt, params, i) for i in range(params.n)]
 
     def strike_once(self):
-        """One call, cut at a random line."""
+        """Return one call, cut at a random line."""
         self.add_other()
         function, wanted = self.call()
         line = int(2 ** self.rng.uniform(0, 13))

@@ -33,14 +33,15 @@ COSTS = {"format": 1, "costs": {"step_ps": 10**9, "token_ps": 10**6}}
 
 
 def model_directory(directory: Path, **changes: Any) -> Path:
-    """A model with random weights; ``changes`` go into its ``config.json`` alone."""
+    """Return a model with random weights; ``changes`` go into its ``config.json`` alone."""
     config = tiny_models.LLAMA
     tiny_models.write_model(directory, config, tiny_models.random_weights(config))
     return with_config(directory, **changes)
 
 
 def with_config(directory: Path, **changes: Any) -> Path:
-    """The directory, after writing a ``config.json`` with the changes; Ellipsis removes a key."""
+    """Return the directory, after writing a ``config.json`` with the changes; Ellipsis removes a
+    key."""
     config = {**tiny_models.LLAMA, **changes}
     kept = {key: value for key, value in config.items() if value is not ...}
     (directory / "config.json").write_text(json.dumps(kept))
@@ -48,14 +49,14 @@ def with_config(directory: Path, **changes: Any) -> Path:
 
 
 def with_raw(directory: Path, key: str, text: str) -> Path:
-    """The directory, after adding ``key`` with a value that is spelled ``text`` in JSON."""
+    """Return the directory, after adding ``key`` with a value that is spelled ``text`` in JSON."""
     config = json.dumps({name: x for name, x in tiny_models.LLAMA.items() if name != key})
     (directory / "config.json").write_text(f'{config[:-1]}, "{key}": {text}}}')
     return directory
 
 
 def safetensors(header: bytes | str | object, data: bytes = b"") -> bytes:
-    """A weights file with that header: text as it is, anything else as JSON."""
+    """Return a weights file with that header: text as it is, anything else as JSON."""
     if isinstance(header, str):
         header = header.encode()
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -63,7 +64,7 @@ def safetensors(header: bytes | str | object, data: bytes = b"") -> bytes:
 
 
 def entry(shape: str = "[1]", dtype: str = '"F32"', offsets: str = "[0, 4]") -> str:
-    """A tensor of a header, as text."""
+    """Return a tensor of a header, as text."""
     return f'{{"dtype": {dtype}, "shape": {shape}, "data_offsets": {offsets}}}'
 
 
@@ -85,7 +86,7 @@ def write_shards(directory: Path) -> dict[str, str]:
 
 
 def story(directory: Path) -> list[str]:
-    """The lines of a log that tells of all that can happen."""
+    """Return the lines of a log that tells of all that can happen."""
     path = directory / "story.jsonl"
     with path.open("w") as file:
         log = EventLog(0, file)

@@ -21,17 +21,17 @@ LONG = 10**5000
 
 @functools.cache
 def llm() -> LLM:
-    """The bundled model, loaded before the children are forked."""
+    """Return the bundled model, loaded before the children are forked."""
     return LLM("bundled", num_threads=1, use_tqdm_on_load=False)
 
 
 def sampled(**params: Any) -> Callable[[], object]:
-    """A request with these parameters."""
+    """Return a request with these parameters."""
     return lambda: llm().generate("a", SamplingParams(**params), use_tqdm=False)
 
 
 def assigned(name: str, value: Any) -> Callable[[], object]:
-    """A request with a parameter that was assigned later."""
+    """Return a request with a parameter that was assigned later."""
 
     def run() -> object:
         params = SamplingParams()
@@ -42,22 +42,22 @@ def assigned(name: str, value: Any) -> Callable[[], object]:
 
 
 def prompted(prompt: Callable[[], Any], **options: Any) -> Callable[[], object]:
-    """A request with that prompt."""
+    """Return a request with that prompt."""
     return lambda: llm().generate(prompt(), use_tqdm=False, **options)
 
 
 def queued(prompt: Any = "a", params: Any = None, **options: Any) -> Callable[[], object]:
-    """A request that is queued to be stepped through."""
+    """Return a request that is queued to be stepped through."""
     return lambda: llm().add_request(prompt, params or SamplingParams(), **options)
 
 
 def streamed(prompt: Any, *params: Any) -> Callable[[], object]:
-    """A request whose outputs are streamed."""
+    """Return a request whose outputs are streamed."""
     return lambda: list(llm().stream(prompt, *params))
 
 
 def chatted(messages: Any, **options: Any) -> Callable[[], object]:
-    """A conversation."""
+    """Return a conversation."""
     return lambda: llm().chat(messages, use_tqdm=False, **options)
 
 
@@ -69,7 +69,7 @@ class Liar(list[Any]):
 
 
 def nested(depth: int) -> Any:
-    """A list in a list in a list."""
+    """Return a list in a list in a list."""
     value: Any = 1
     for _ in range(depth):
         value = [value]
@@ -290,7 +290,7 @@ def run_beside_others(group: str, name: str) -> str:
 
 
 def run_async(prompt: str, params: str) -> str:
-    """A hostile request to `AsyncLLM` beside one that goes on."""
+    """Return a hostile request to `AsyncLLM` beside one that goes on."""
     return asyncio.run(_beside(*ASYNC[prompt, params]))
 
 

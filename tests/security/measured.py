@@ -72,7 +72,7 @@ class Zygote:
         )
 
     def run(self, action: str, *arguments: Any) -> Measured:
-        """The case ``action`` of ``zygote.py``, measured."""
+        """Return the case ``action`` of ``zygote.py``, measured."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([action, *map(_plain, arguments)]) + "\n")

@@ -23,7 +23,7 @@ TEXTS = [
 
 
 def deep(depth: int) -> Any:
-    """A list in a list in a list."""
+    """Return a list in a list in a list."""
     value: Any = []
     for _ in range(depth):
         value = [value]
@@ -31,7 +31,7 @@ def deep(depth: int) -> Any:
 
 
 def hostile(draw: random.Random) -> Any:
-    """A value that does not belong where it will stand."""
+    """Return a value that does not belong where it will stand."""
     return draw.choice(
         [
             lambda: draw.choice(NUMBERS),
@@ -48,7 +48,7 @@ def hostile(draw: random.Random) -> Any:
 
 
 def mutated(value: Any, draw: random.Random) -> Any:
-    """A copy of the value with one to three changes."""
+    """Return a copy of the value with one to three changes."""
     value = copy.deepcopy(value)
     for _ in range(draw.choice([1, 1, 1, 2, 3])):
         places = list(containers(value))
@@ -58,7 +58,7 @@ def mutated(value: Any, draw: random.Random) -> Any:
 
 
 def nudged(value: Any, draw: random.Random, keep: tuple[str, ...] = ()) -> Any:
-    """A copy with another whole number in one place, which passes every check of shapes.
+    """Return a copy with another whole number in one place, which passes every check of shapes.
 
     The numbers under the names ``keep`` stay.
     """
@@ -76,7 +76,7 @@ def nudged(value: Any, draw: random.Random, keep: tuple[str, ...] = ()) -> Any:
 
 
 def containers(value: Any) -> Any:
-    """Every object and every list that holds anything, down to some depth."""
+    """Yield every object and every list that holds anything, down to some depth."""
     stack = [(value, 0)]
     while stack:
         found, depth = stack.pop()
@@ -106,7 +106,7 @@ def change(place: Any, draw: random.Random, whole: Any) -> None:
 
 
 def text_of(value: Any, draw: random.Random) -> str:
-    """The value as JSON; now and then with a key twice, which JSON allows."""
+    """Return the value as JSON; now and then with a key twice, which JSON allows."""
     text = json.dumps(value, ensure_ascii=draw.random() < 0.5)
     if any("\ud800" <= character < "\ue000" for character in text):
         text = json.dumps(value)  # UTF-8 has no half of a surrogate pair, but JSON's escapes have

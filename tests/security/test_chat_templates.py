@@ -217,7 +217,7 @@ def test_a_forked_child_has_a_worker_of_its_own() -> None:
 
 def test_an_interrupt_at_any_line_leaves_nothing_behind(own: TemplateRenderer) -> None:
     def interrupt_at(wanted: int) -> bool:
-        """Whether there was such a line of the renderer to interrupt."""
+        """Return whether there was such a line of the renderer to interrupt."""
         lines = 0
 
         def trace(frame: Any, event: str, _: Any) -> Any:

@@ -12,7 +12,7 @@ from measured import MAX_BYTES, Zygote
 
 
 def rope(kind: str, **changes: str) -> str:
-    """A ``rope_scaling`` of that type, with values that are spelled as they are given."""
+    """Return a ``rope_scaling`` of that type, with values that are spelled as they are given."""
     values = {
         "yarn": {"factor": "4.0", "original_max_position_embeddings": "64"},
         "llama3": {"factor": "8", "low_freq_factor": "1", "high_freq_factor": "4"},

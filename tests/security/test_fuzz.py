@@ -41,7 +41,7 @@ CONFIG = {
 
 
 def simulated_run(path: Path) -> list[str]:
-    """The lines of a log with enough steps for `mie sim calibrate`, and a preemption."""
+    """Return the lines of a log with enough steps for `mie sim calibrate`, and a preemption."""
     load = [
         "--num-prompts",
         "4",

@@ -13,7 +13,8 @@ from measured import Zygote
 
 
 def views(zygote: Zygote, directory: Path, lines: list[str]) -> list[str]:
-    """What each command says of a trace, after checking what it cost; "" where it was accepted."""
+    """Return what each command says of a trace, after checking what it cost; "" where it was
+    accepted."""
     trace, costs = directory / "trace.jsonl", directory / "costs.json"
     trace.write_text("\n".join(lines) + "\n")
     costs.write_text(json.dumps(COSTS))

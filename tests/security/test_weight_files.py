@@ -20,7 +20,7 @@ TENSOR = "model.norm.weight"
 
 
 def many(count: int, value: str, last: str = "") -> str:
-    """A header of tensors with numbers for names."""
+    """Return a header of tensors with numbers for names."""
     return "{" + ",".join(f'"{n}":{value}' for n in range(count)) + last + "}"
 
 

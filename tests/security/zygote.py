@@ -51,7 +51,7 @@ MAX_TEXT = 20_000
 
 
 def cli(*arguments: str) -> dict[str, Any]:
-    """A command line."""
+    """Return a command line."""
     output, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         code = mie.cli.main(arguments)
@@ -125,14 +125,15 @@ def main() -> None:
 
 
 def status_bytes(name: str) -> int:
-    """A line of this process's status, which Linux gives in kilobytes."""
+    """Return a line of this process's status, which Linux gives in kilobytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     [line] = [line for line in lines if line.startswith(f"{name}:")]
     return 1024 * int(line.split()[1])
 
 
 def measured(case: list[Any]) -> dict[str, Any]:
-    """What a case did in a child, its CPU seconds, and its peak memory above the idle child's."""
+    """Return what a case did in a child, its CPU seconds, and its peak memory above the idle
+    child's."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -161,12 +162,12 @@ def measured(case: list[Any]) -> dict[str, Any]:
 
 
 def peak_bytes(who: int) -> int:
-    """The peak memory of this process, or of the largest one that it has waited for."""
+    """Return the peak memory of this process, or of the largest one that it has waited for."""
     return 1024 * resource.getrusage(who).ru_maxrss
 
 
 def everything(reader: int) -> tuple[str, bool]:
-    """What is written to the pipe until its end, and whether that does not come."""
+    """Return what is written to the pipe until its end, and whether that does not come."""
     text = b""
     while select.select([reader], [], [], MAX_WALL_SECONDS)[0]:
         more = os.read(reader, 1 << 16)
@@ -179,7 +180,7 @@ def everything(reader: int) -> tuple[str, bool]:
 
 
 def attempted(case: list[Any]) -> dict[str, Any]:
-    """What came of a case: what it printed, or the error that it raised."""
+    """Return what came of a case: what it printed, or the error that it raised."""
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
     addresses = status_bytes("VmSize") + MAX_MORE_ADDRESSES
     resource.setrlimit(resource.RLIMIT_AS, (addresses, addresses))

@@ -30,13 +30,13 @@ LLAMA = {
 
 
 def hf_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
-    """A small ``config.json`` of the family; a change to Ellipsis removes the key."""
+    """Return a small ``config.json`` of the family; a change to Ellipsis removes the key."""
     config = {**LLAMA, "architectures": [architecture], **changes}
     return {key: value for key, value in config.items() if value is not ...}
 
 
 def random_tensors(config: ModelConfig, dtype: DTypeLike = np.float32) -> dict[str, NDArray[Any]]:
-    """Every tensor of the model, random."""
+    """Return every tensor of the model, random."""
     generator = np.random.default_rng(0)
     return {
         name: generator.standard_normal(shape).astype(dtype)
@@ -49,7 +49,7 @@ def write_model(
     config: Mapping[str, Any] | None = None,
     tensors: Mapping[str, NDArray[Any]] | None = None,
 ) -> Path:
-    """A model directory with one weights file; random tensors unless given."""
+    """Return a model directory with one weights file; random tensors unless given."""
     directory.mkdir(exist_ok=True)
     config = hf_config() if config is None else config
     (directory / "config.json").write_text(json.dumps(config))
@@ -80,6 +80,6 @@ def write_index(directory: Path, weight_map: object) -> None:
 
 
 def safetensors_bytes(header: object, data: bytes = b"") -> bytes:
-    """A safetensors file with the given header: bytes as they are, anything else as JSON."""
+    """Return a safetensors file with the given header: bytes as they are, anything else as JSON."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data

@@ -41,7 +41,8 @@ def test_a_setting_reaches_its_backend_and_is_refused_by_the_others() -> None:
 
 
 def attention_of_the_last(backend: Backend, lengths: list[int]) -> np.ndarray:
-    """What the last of the sequences attends to, whose numbers are the same in every batch."""
+    """Return what the last of the sequences attends to, whose numbers are the same in every batch.
+    """
     generator = np.random.default_rng(len(lengths))
     num_blocks = [-(-length // 16) for length in lengths]
     shape = KVCacheShape(

@@ -21,7 +21,7 @@ SHAPES = ((64, 32), (128, 32))
 
 
 def loaded(**settings: Any) -> CpuBackend:
-    """A backend of one thread that keeps a matrix of each shape."""
+    """Return a backend of one thread that keeps a matrix of each shape."""
     backend = load_backend("numpy", "float32", EngineConfig(num_threads=1, **settings))
     assert isinstance(backend, CpuBackend)
     for shape in SHAPES:

@@ -104,7 +104,7 @@ def test_panels_have_points_and_units(small: Path):
 
 
 def numbers(value, path=()):
-    """Where the measured numbers of a result are."""
+    """Yield where the measured numbers of a result are."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from numbers(inner, (*path, name))

@@ -15,7 +15,7 @@ from mie.errors import RequestError
 
 
 def lines(*texts: str) -> ReadLine:
-    """A reader that gives these lines and then the end of the input."""
+    """Return a reader that gives these lines and then the end of the input."""
     left: Iterator[str] = iter(texts)
     return lambda prompt: next(left, None)
 

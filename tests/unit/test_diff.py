@@ -44,7 +44,8 @@ def emulated(dtype: str) -> Side:
 
 
 def workload(model: TinyModel, /, **settings: Any) -> Workload:
-    """Two prompts that begin alike: chunks, a prefix hit with a copied block, and decodes."""
+    """Return two prompts that begin alike: chunks, a prefix hit with a copied block, and decodes.
+    """
     prompts = [list(range(4, 22)), [*range(4, 14), *range(25, 35)]]
     work = Workload(
         directory=model.directory, model="tiny", prompts=prompts, max_tokens=6, block_size=4
@@ -126,7 +127,7 @@ def test_zeros_and_nothing_at_all():
 
 
 def recorded(model: TinyModel, prompt: list[int]) -> list[tuple[Spot, np.ndarray]]:
-    """The calls of two greedy tokens."""
+    """Return the calls of two greedy tokens."""
     calls: list[tuple[Spot, np.ndarray]] = []
     engine = load_engine(
         model.directory,

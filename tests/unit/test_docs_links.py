@@ -17,7 +17,7 @@ PAGES = sorted(
 
 
 def prose(text: str) -> str:
-    """A page without its blocks and spans of code, which may look like links."""
+    """Return a page without its blocks and spans of code, which may look like links."""
     text = re.sub(r"^(```+|~~~+).*?^\1", "", text, flags=re.DOTALL | re.MULTILINE)
     paragraphs = text.split("\n\n")
     return "\n\n".join(p for p in paragraphs if re.search(r"^(?! {4}|\t)", p, re.MULTILINE))
@@ -31,7 +31,7 @@ def links(text: str) -> Iterator[tuple[str, str]]:
 
 
 def anchors(text: str) -> set[str]:
-    """The names that GitHub gives to the headings of a page."""
+    """Return the names that GitHub gives to the headings of a page."""
     found: set[str] = set()
     for title in re.findall(r"^#+ +(.*?) *#*$", prose(text), flags=re.MULTILINE):
         title = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
@@ -44,7 +44,7 @@ def anchors(text: str) -> set[str]:
 
 
 def definitions(path: Path) -> set[str]:
-    """What a module defines: "Pool", "Pool.take", "SIZE"."""
+    """Return what a module defines: "Pool", "Pool.take", "SIZE"."""
     found = set()
 
     def walk(body: list[ast.stmt], prefix: str) -> None:
@@ -62,7 +62,7 @@ def definitions(path: Path) -> set[str]:
 
 
 def problems(page: Path) -> Iterator[str]:
-    """What is wrong with the links of a page, one sentence each."""
+    """Yield what is wrong with the links of a page, one sentence each."""
     for text, target in links(page.read_text()):
         if re.match(r"[a-z]+:", target):
             continue

@@ -96,7 +96,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def cupy(**changes: Any) -> dict[str, Any]:
-    """The facts of a CuPy that works on one H200."""
+    """Return the facts of a CuPy that works on one H200."""
     usual = {
         "packages": {"cupy-cuda12x": "14.2.0"},
         "installed": True,
@@ -123,7 +123,7 @@ def gpu(machine: Machine) -> dict[str, Check]:
 
 
 def on(root: Path, **facts: Any) -> dict[str, Check]:
-    """The GPU checks of a machine whose libraries say ``facts``."""
+    """Return the GPU checks of a machine whose libraries say ``facts``."""
     return gpu(FakeMachine(root=root, facts=facts))
 
 

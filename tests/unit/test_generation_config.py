@@ -48,7 +48,7 @@ AS_PARAMETERS = {
 
 
 def model(directory: Path, generation: dict[str, Any] | None, **config: Any) -> Path:
-    """A directory with a config.json, and a generation_config.json if there is one."""
+    """Return a directory with a config.json, and a generation_config.json if there is one."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({**tiny_models.LLAMA, **config}))
     if generation is not None:

@@ -28,7 +28,7 @@ def run(*arguments: str | Path) -> int:
 
 
 def facts(text: str) -> dict[str, str]:
-    """The printed lines by their keys."""
+    """Return the printed lines by their keys."""
     return {line[:15].strip(): line[16:] for line in text.splitlines()}
 
 

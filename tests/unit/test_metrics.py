@@ -27,7 +27,7 @@ def params(max_tokens=6, **more):
 
 
 def read(metrics):
-    """Each metric by its name; the reasons of endings by theirs."""
+    """Return each metric by its name; the reasons of endings by theirs."""
     ended = {m.labels["finished_reason"]: m.value for m in metrics if "success" in m.name}
     return {m.name.removeprefix("vllm:"): m for m in metrics} | {"ended": ended}
 

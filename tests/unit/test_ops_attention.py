@@ -49,7 +49,8 @@ def ragged(
     seed: int = 0,
     spread: float = 1.0,
 ) -> Batch:
-    """A batch of (number of queries, length) sequences, their blocks strewn over the cache."""
+    """Return a batch of (number of queries, length) sequences, their blocks strewn over the cache.
+    """
     rng = np.random.default_rng(seed)
     num_heads, num_kv_heads = heads
     needed = [-(-length // block_size) for _, length in sequences]
@@ -80,7 +81,7 @@ def ragged(
 
 
 def one_query(batch: Batch, row: int, t: int, head: int, window: int | None) -> np.ndarray:
-    """The attention of query t, which belongs to sequence ``row``; [Dh]."""
+    """Return the attention of query t, which belongs to sequence ``row``; [Dh]."""
     end, length = int(batch.cu_seqlens_q[row + 1]), int(batch.seq_lens[row])
     block_size, num_kv_heads = batch.k_cache.shape[1:3]
     kv_head = head // (batch.q.shape[1] // num_kv_heads)

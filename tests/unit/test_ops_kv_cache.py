@@ -136,7 +136,7 @@ FORMATS = tuple(QUANTIZED.values())
 
 
 def every_element(dtype: np.dtype) -> np.ndarray:
-    """All finite numbers of the format, sorted."""
+    """Return all finite numbers of the format, sorted."""
     numbers = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float64)
     return np.unique(numbers[np.isfinite(numbers) & (np.abs(numbers) <= LARGEST[dtype])])
 

@@ -27,7 +27,7 @@ def normal(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def at(positions: list[int], head_dim: int, dtype: str = "float64") -> np.ndarray:
-    """The rows of the table at some positions."""
+    """Return the rows of the table at some positions."""
     return rope_table(frequencies(head_dim), 1.0, max(positions, default=0) + 1, dtype)[positions]
 
 

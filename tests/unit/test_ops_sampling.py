@@ -252,7 +252,8 @@ def test_top_k_of_a_constant_row_keeps_the_first_ids(top_k: int):
 
 
 def sixteen_bit_logits(rng: np.random.Generator, size: int) -> np.ndarray:
-    """A row as a 16-bit model gives it: rounded to few bits, so that many logits are equal."""
+    """Return a row as a 16-bit model gives it: rounded to few bits, so that many logits are equal.
+    """
     row = rng.normal(0, rng.choice([0.01, 1.0, 8.0]), size) + rng.choice([0.0, 100.0])
     dtype = rng.choice(["float16", "bfloat16", "rounded", "constant"])
     if dtype == "constant":
@@ -264,7 +265,7 @@ def sixteen_bit_logits(rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 def kept_by_a_full_sort(x: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
-    """The tokens that are kept, by one stable sort of the whole row."""
+    """Return the tokens that are kept, by one stable sort of the whole row."""
     order = np.argsort(-x, kind="stable").tolist()
     weights = {i: math.exp(x[i] - x.max()) for i in order if x[i] > -INF}
     ids = [i for i in order if weights.get(i, 0) and math.log(weights[i]) >= np.log(min_p or 1e-99)]
@@ -411,7 +412,7 @@ def test_random_numbers_give_the_distribution():
 
 
 def brute_force(logits: np.ndarray, row: RowControls) -> int:
-    """The token, from the words of `RowControls`, in Python's floats."""
+    """Return the token, from the words of `RowControls`, in Python's floats."""
     if row.forced_id is not None:
         return row.forced_id
     x = dict(enumerate(logits.astype(float).tolist()))

@@ -422,7 +422,7 @@ def test_what_only_looks_like_a_list_is_refused(value):
 
 
 def counted(values: Any, most: int) -> Any:
-    """An iterator that fails when more than ``most`` values are taken."""
+    """Yield an iterator that fails when more than ``most`` values are taken."""
     for number, value in enumerate(values):
         assert number < most, "read past the limit"
         yield value

@@ -34,7 +34,7 @@ from mie.replay import State, at, walk
 
 
 def told(num_steps: int = len(STORY), more: int = 0) -> State:
-    """The state after some steps of the story, and so many records of the next."""
+    """Return the state after some steps of the story, and so many records of the next."""
     state = State.from_snapshot(EMPTY)
     for step, records in enumerate(STORY[:num_steps], 1):
         state.apply_step((*records, ("step", summary(step))))

@@ -152,7 +152,7 @@ VALUES: dict[str, tuple[str, ...]] = {"integer": ("1",), "size": ("1GiB",), "num
 
 
 def arguments_of(name: str, declared: Setting) -> list[str]:
-    """An option at a value that it may have."""
+    """Return an option at a value that it may have."""
     if declared.kind == "switch":
         return [option(name)]
     if declared.kind == "mapping":

@@ -34,7 +34,7 @@ TRUE = Costs(
 
 
 def record(path: Path, costs: Costs, workload: Workload, **settings: object) -> Recording:
-    """The log of a simulated run, read back."""
+    """Return the log of a simulated run, read back."""
     config = EngineConfig(**{"num_blocks": 2000, **settings})
     with path.open("w") as file:
         bench = simulated(costs, config, trace=file)

@@ -10,7 +10,7 @@ SIMULATED = ("--device", "a10g", "--model-shape", "TinyLlama-1.1B")
 
 
 def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The line on standard error; nothing was done."""
+    """Return the line on standard error; nothing was done."""
     assert main(arguments) == 2
     output = capsys.readouterr()
     assert output.out == ""

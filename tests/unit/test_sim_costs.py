@@ -158,7 +158,7 @@ def load() -> loads.Workload:
 
 
 def times_left_out(bench: Bench) -> list[dict]:
-    """What the steps of a run did, but for when."""
+    """Return what the steps of a run did, but for when."""
     result = run_load(bench, load())
     assert not any(record.error for record in result.records)
     assert result.num_preempted

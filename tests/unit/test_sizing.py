@@ -52,7 +52,7 @@ def needs(**settings: Any) -> int:
 
 
 def planned(left: int, /, is_shared: bool = True, **settings: Any) -> MemoryPlan:
-    """The plan where weights and a step leave so many bytes."""
+    """Return the plan where weights and a step leave so many bytes."""
     backend = Backend(needs() + left, is_shared=is_shared)
     return plan_memory(EngineConfig(**settings), MODEL, backend)
 

@@ -47,7 +47,7 @@ def opened(directory: Path) -> Checkpoint:
 
 
 def refused(directory: Path, *named: str) -> str:
-    """The message with which the checkpoint is refused, after checking what it names."""
+    """Return the message with which the checkpoint is refused, after checking what it names."""
     with pytest.raises(WeightsError) as error:
         opened(directory)
     message = str(error.value)
