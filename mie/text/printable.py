@@ -1,4 +1,4 @@
-"""Text of unknown origin, made fit for an error message."""
+"""Make text of unknown origin safe for an error message."""
 
 _LONGEST = 1000
 

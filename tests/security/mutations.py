@@ -109,7 +109,7 @@ def text_of(value: Any, draw: random.Random) -> str:
     """Return the value as JSON; now and then with a key twice, which JSON allows."""
     text = json.dumps(value, ensure_ascii=draw.random() < 0.5)
     if any("\ud800" <= character < "\ue000" for character in text):
-        text = json.dumps(value)  # UTF-8 has no half of a surrogate pair, but JSON's escapes have
+        text = json.dumps(value)  # UTF-8 has no unpaired surrogates, but JSON escapes do
     if draw.random() < 0.05 and isinstance(value, dict) and value:
         key = json.dumps(draw.choice(list(value)))
         text = f"{text[:-1]}, {key}: {json.dumps(hostile(draw))}}}"

@@ -66,7 +66,7 @@ RUNAWAYS = {
     "lipsum": "{{ lipsum(n=1000000) }}",
     "much text": MEGABYTE + "{{ s }}" * 9,
 }
-STOPPED = ("was stopped", "did not end", "wrote too long a prompt")
+STOPPED = ("was stopped", "did not end", "rendered too long a prompt")
 
 
 @pytest.mark.parametrize("name", RUNAWAYS)

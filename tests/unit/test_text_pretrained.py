@@ -74,7 +74,7 @@ def test_tokens(bundled: PretrainedTokenizer) -> None:
     assert bundled.convert_tokens_to_ids(["<|bos|>", *TOKENS]) == IDS
     assert bundled.convert_tokens_to_ids("no such token") is None
     assert bundled.convert_tokens_to_string(TOKENS) == TEXT
-    with pytest.raises(RequestError, match="-1 is no token id"):
+    with pytest.raises(RequestError, match="-1 is not a token id"):
         bundled.convert_ids_to_tokens(-1)
 
 

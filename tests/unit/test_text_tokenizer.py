@@ -120,10 +120,10 @@ def test_a_tokenizer_json_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "tokenizer_config.json is not valid JSON"),
-        ("[1]", "tokenizer_config.json must hold a JSON object, got a list"),
+        ("[1]", "tokenizer_config.json must contain a JSON object, got a list"),
         ("[" * 100_000, "tokenizer_config.json is not valid JSON"),
         ('{"eos_token": 5}', "eos_token must be a string, got 5"),
-        ('{"eos_token": "<nope>"}', "eos_token is '<nope>', which .* does not have"),
+        ('{"eos_token": "<nope>"}', "eos_token in .* is '<nope>', which .* does not have"),
         ('{"add_bos_token": true}', "sets add_bos_token but names no bos_token"),
     ],
 )
