@@ -138,7 +138,7 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
     "sampling parameters that are a mapping": (streamed("a", {"n": 1}), "sampling_params must be"),
     "sampling parameters that are empty": (streamed("a", {}), "sampling_params must be"),
     "sampling parameters of the wrong number": (
-        prompted(lambda: "a", sampling_params=[SamplingParams()] * 5), "1 prompts need as many"),
+        prompted(lambda: "a", sampling_params=[SamplingParams()] * 5), "1 prompts need 1"),
     "an unknown parameter": (lambda: SamplingParams(best_off=1), "best_off"),
 }  # fmt: skip
 
@@ -198,7 +198,7 @@ PROMPTS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: llm().generate("a " * 5_000_000, SamplingParams(truncate_prompt_tokens=5)),
         "the limit is 65536"),
     "the longest text": (prompted(lambda: "猫" * 65_536), "the context holds 1024"),
-    "half a surrogate": (prompted(lambda: "\ud800"), "half of a surrogate pair"),
+    "half a surrogate": (prompted(lambda: "\ud800"), "unpaired surrogate"),
     "10 MB in a batch": (prompted(lambda: ["a", "a" * MEGABYTES_10]), "the limit is 65536"),
     "a stream of a number": (streamed(5), "a prompt is a text or a list of token ids; got 5"),
     "a stream of None": (streamed(None), "a prompt is a text or a list of token ids"),
@@ -218,7 +218,7 @@ LABELS: dict[str, tuple[Callable[[], object], str]] = {
     "a priority of text": (queued(priority="high"), "priority must be an integer"),
     "a float as priority": (queued(priority=1e9), "priority must be an integer"),
     "priority without its policy": (queued(priority=2**62), "scheduling_policy='priority'"),
-    "the wrong number of priorities": (prompted(lambda: "a", priority=[1, 2]), "as many"),
+    "the wrong number of priorities": (prompted(lambda: "a", priority=[1, 2]), "1 prompts need 1"),
     "a long salt": (queued({"prompt": "a", "cache_salt": "a" * MEGABYTES_10}),
                     "cache_salt may have at most 1024 characters"),
     "an empty salt": (queued({"prompt": "a", "cache_salt": ""}), "cache_salt must be a non-empty"),

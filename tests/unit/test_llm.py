@@ -69,7 +69,7 @@ def test_params_can_be_given_for_each_prompt(llm):
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 7)]
     outputs = llm.generate([PROMPT, PROMPT], params, use_tqdm=False)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 7]
-    with pytest.raises(ConfigError, match="1 prompts need as many sampling_params; got 2"):
+    with pytest.raises(ConfigError, match="1 prompts need 1 sampling_params; got 2"):
         llm.generate([PROMPT], params)
 
 
@@ -199,7 +199,7 @@ def test_priorities_need_their_policy_and_one_for_each_prompt(tiny):
     params = SamplingParams(max_tokens=2)
     outputs = llm.generate([[1], [2], [3]], params, use_tqdm=False, priority=[2, 0, 1])
     assert [len(output.outputs[0].token_ids) for output in outputs] == [2, 2, 2]
-    with pytest.raises(ConfigError, match="3 prompts need as many priorities; got 1"):
+    with pytest.raises(ConfigError, match="3 prompts need 3 priorities; got 1"):
         llm.generate([[1], [2], [3]], params, use_tqdm=False, priority=[1])
     with pytest.raises(RequestError, match=r"priority must be an integer; got 1\.5"):
         llm.add_request([1], params, priority=1.5)
@@ -293,7 +293,7 @@ def test_chat_takes_vllms_parameters(llm):
         ({"lora_request": "x"}, "lora_request is not supported; got 'x'"),
         ({"continue_final_message": True}, "exclude each other"),
         ({"chat_template_content_format": "xml"}, "must be one of 'auto', 'string', 'openai'"),
-        ({"chat_template_kwargs": {"tools": 1}}, "tools is a parameter of its own"),
+        ({"chat_template_kwargs": {"tools": 1}}, "tools is a separate parameter"),
         ({"chat_template_kwargs": {"x": object()}}, "must be JSON values"),
         ({"chat_template": 5}, "the chat template must be text, got int"),
     ],
@@ -326,7 +326,7 @@ def test_get_tokenizer_is_as_transformers_spells_it(llm):
         ([999999], "prompt has token id 999999; the vocabulary has ids"),
         ({"text": "typo"}, "a prompt needs 'prompt' or 'prompt_token_ids'; got 'text'"),
         (3, "a prompt is a text or a list of token ids; got 3"),
-        ("\ud800", "half of a surrogate pair"),
+        ("\ud800", "unpaired surrogate"),
     ],
 )
 def test_one_bad_prompt_stops_the_call_before_it_runs(llm, prompt, message):
