@@ -1,4 +1,4 @@
-"""Lines in the form of OpenAI's batch files: requests, and the records that answer them.
+"""Read requests in the form of OpenAI's batch files, and write the records that answer them.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": […]}}
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
-_LABELS = ("user", "metadata", "store")  # for OpenAI's own records; they change no answer
+_LABELS = ("user", "metadata", "store")  # for OpenAI's records; they do not change the answer
 
 
 def is_batch_line(values: Mapping[str, Any]) -> bool:
@@ -31,27 +31,28 @@ def is_batch_line(values: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLine:
-    """A line of a batch file; its ``custom_id`` is kept by the caller."""
+    """A line of a batch file. The caller keeps its ``custom_id``."""
 
     values: Mapping[str, Any]
     source: str
 
     @property
     def is_chat(self) -> bool:
+        """Whether the line has chat messages."""
         return self.values.get("url") == CHAT_URL
 
     def request(self, model: str) -> dict[str, Any]:
-        """Return the line as a plain one: a prompt or messages, and sampling parameters.
+        """Return the line as a plain request: a prompt or messages, and sampling parameters.
 
         Raises:
-            RequestError: the line is malformed, asks for another model, or asks for something that
-                has no effect here.
+            RequestError: the line is malformed, names another model, or has a parameter without
+                effect here.
         """
         values = {name: value for name, value in self._body().items() if name not in _LABELS}
         asked = values.pop("model", model)
         if asked not in (model, Path(model).name):
             raise RequestError(
-                f"{self.source}: model {asked!r} is not loaded; this run answers with {model!r}"
+                f"{self.source}: model {asked!r} is not loaded; this run uses {model!r}"
                 " (change the line, or --model)"
             )
         if values.pop("stream", False):
@@ -105,7 +106,7 @@ class BatchLine:
             values["prompt_token_ids"] = values.pop("prompt")
 
     def _biases(self, biases: Mapping[str, Any]) -> dict[int, Any]:
-        """JSON's keys are text; token ids are integers."""
+        """Convert the keys, which are text in JSON, to token ids."""
         try:
             return {int(token_id): bias for token_id, bias in biases.items()}
         except ValueError as error:

@@ -42,9 +42,9 @@ def test_a_full_context_is_said_and_nothing_is_dropped() -> None:
     )
     assert process.returncode == 1  # one message could not be answered
     cut, refused, reset, cut_again = process.stderr.decode().splitlines()
-    assert "the context of 24 tokens is full: the answer was cut. /reset starts anew" in cut
+    assert "the context of 24 tokens is full: the answer was cut. /reset starts over" in cut
     assert "the context holds 24" in refused
-    assert "/reset starts anew" in refused
+    assert "use /reset" in refused
     assert reset == "[a new conversation]"
     assert cut_again == cut
     first, second = process.stdout.decode().splitlines()

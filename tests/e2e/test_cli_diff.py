@@ -32,7 +32,7 @@ def test_a_fault_on_purpose_is_found_and_shown_on_a_page(tmp_path: Path):
     page = tmp_path / "report.html"
     process = mie("diff", *NUMPY, "--inject", "gate_up:2", "--layers", "--html", page)
     assert process.returncode == 1
-    assert b"Past tolerance, first at\n  step 1, layer 2, gate_up, element [" in process.stdout
+    assert b"Tolerance exceeded, first at\n  step 1, layer 2, gate_up, element [" in process.stdout
     assert "step 1, layer 2, gate_up, element [" in page.read_text(encoding="utf-8")
     assert list(tmp_path.iterdir()) == [page]
 
@@ -78,7 +78,7 @@ def test_a_fault_that_meets_no_call_is_known_after_a_has_run():
 def test_help_says_what_the_columns_mean():
     process = mie("diff", "--help")
     assert process.returncode == 0
-    assert b"max ULP   the numbers of the coarser dtype" in process.stdout
+    assert b"max ULP   distance in steps of the coarser dtype" in process.stdout
 
 
 @needs_compiler

@@ -161,7 +161,7 @@ def test_a_file_of_requests_with_bad_lines_serves_the_others(tmp_path: Path) -> 
         10: "prompt must be a string, got 5",
         11: "must be a JSON object, got a list",
         12: "token id 999999",
-        13: "half of a surrogate pair",
+        13: "unpaired surrogate",
         14: "the role is tool",
         15: "max_tokens must be an integer at least 1; got 0",
     }
@@ -249,7 +249,7 @@ def test_a_batch_file_of_openai_is_answered_in_its_own_form(tmp_path: Path) -> N
     for record, message in zip(
         records[4:],
         (
-            "model 'gpt-x' is not loaded; this run answers with 'bundled'",
+            "model 'gpt-x' is not loaded; this run uses 'bundled'",
             "url must be '/v1/chat/completions' or '/v1/completions', got '/v1/embeddings'",
             "no parameter 'tools'",
             "stream must be false in a batch",
@@ -306,7 +306,7 @@ def test_help_and_version() -> None:
         (("--backend", "abacus", "Hi"), "abacus"),
         (("--system", "Be brief.", "Hi"), "--system needs --chat"),
         (("--input", "no-such-file"), "cannot read --input no-such-file"),
-        (("--input", "-", "Hi"), "--input brings its own requests"),
+        (("--input", "-", "Hi"), "--input cannot be combined with"),
         (("Hi", ""), "prompt 2 is empty"),
         ((), "standard input is empty"),
     ],

@@ -204,7 +204,7 @@ def test_a_request_that_runs_on_is_told_to_the_end_of_the_log(story: Path) -> No
         "step 4  prefix hit: of 7 tokens 4 in full blocks, 2 by a copy from block 4",
     ]
     assert lines[4] == (
-        "step 5  preempted: recompute, 7 computed tokens lost (a step was broken off)"
+        "step 5  preempted: recompute, 7 computed tokens lost (a step was abandoned)"
     )
     assert lines[-1] == "step 6  decoded 1 token"
 
@@ -212,7 +212,7 @@ def test_a_request_that_runs_on_is_told_to_the_end_of_the_log(story: Path) -> No
 def test_a_choice_that_waits_for_a_seat_says_so(story: Path) -> None:
     assert [line.strip() for line in output(story, "--request", "d")] == [
         "step 5  [0] added: 4 prompt tokens, at most 5 new tokens, 2 choices",
-        "step 5  [1] waits for a seat of its own",
+        "step 5  [1] waits for its own row",
         "step 5  [0] finished: abort",
         "step 5  [1] finished: abort",
     ]
@@ -345,9 +345,9 @@ def test_the_timeline_goes_through_a_link(story: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("story.jsonl", "would write over"),
-        (".", "would write over"),
-        (os.devnull, "would write over"),
+        ("story.jsonl", "would overwrite"),
+        (".", "would overwrite"),
+        (os.devnull, "would overwrite"),
         ("nowhere/out.json", "cannot be written: No such file"),
     ],
 )

@@ -206,7 +206,7 @@ def test_a_message_that_does_not_fit_is_not_remembered() -> None:
     talk.answer("one")
     talk.answer("two")
     before = list(talk.messages)
-    with pytest.raises(RequestError, match=r"has 100 tokens .* holds 100, .* not sent: /reset"):
+    with pytest.raises(RequestError, match=r"has 100 tokens .* holds 100, .* not sent: use /reset"):
         talk.answer("three")
     assert talk.messages == before
     assert len(llm.prompts) == 2

@@ -159,8 +159,8 @@ def test_check_names_tensors_that_are_not_finite(
     out, err = capsys.readouterr()
     assert facts(out)["check"] == "NaN or infinite values in 2 tensors"
     assert err.splitlines() == [
-        "warning: model.norm.weight holds 3 NaN or infinite values",
-        "warning: lm_head.weight holds 1 NaN or infinite values",
+        "warning: model.norm.weight has 3 NaN or infinite values",
+        "warning: lm_head.weight has 1 NaN or infinite values",
     ]
 
 

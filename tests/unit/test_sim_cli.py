@@ -29,7 +29,7 @@ def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             ("serve", "--device", "a10g", "--backend", "numpy"),
             "--backend has no effect on a simulated engine",
         ),
-        (("serve", "--device", "a10g", "--costs", "x"), "give one"),
+        (("serve", "--device", "a10g", "--costs", "x"), "pass one"),
         (("serve", "--costs", "nowhere.json"), "nowhere.json"),
         (
             ("serve", *SIMULATED, "--dtype", "float16"),
