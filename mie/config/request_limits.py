@@ -1,4 +1,4 @@
-"""What one request may ask for at most."""
+"""Limit what one request may ask for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from mie.errors import ConfigError
 from mie.reprs import changed_repr
 
 CHARS_PER_TOKEN = 8
-"""Ordinary text has three to five characters for each token."""
+"""Characters per token. Ordinary text has three to five."""
 MIN_PROMPT_CHARS = 2**16
 
 
 def _limit(most: int, help: str) -> Any:
-    """Return a limit that can be lowered: ``most`` is its default and its highest value."""
+    """Return a limit that can only be lowered. ``most`` is its default and maximum."""
     return setting(most, "integer", help, "requests", low=1, high=most)
 
 
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """The most that one request may ask for, checked before any work is done for it.
+    """Limits of a single request, checked before any work is done for it.
 
-    The defaults are far above what people ask for and far below what hurts an engine. They hold
-    for every `SamplingParams`. The setting ``request_limits`` of an engine lowers them, for a
-    server whose callers are not trusted. docs/settings.md explains every field.
+    The defaults are far above normal requests and far below what harms an engine. They apply to
+    every `SamplingParams`. The engine setting ``request_limits`` lowers them, for servers with
+    untrusted callers. docs/settings.md explains every field.
     """
 
     __repr__ = changed_repr
@@ -67,7 +67,7 @@ class RequestLimits:
         check_settings(self)
 
     def prompt_chars(self, max_model_len: int) -> int:
-        """Maximum number of characters of a prompt in a context of that many tokens."""
+        """Return the maximum number of characters of a prompt for a context length in tokens."""
         if self.max_prompt_chars is not None:
             return self.max_prompt_chars
         return max(CHARS_PER_TOKEN * max_model_len, MIN_PROMPT_CHARS)
@@ -77,7 +77,7 @@ DEFAULT_LIMITS = RequestLimits()
 
 
 def limits_of(value: RequestLimits | Mapping[str, Any] | None) -> RequestLimits:
-    """Return the limits that the setting ``request_limits`` stands for: lower ones by their names.
+    """Return the limits of the setting ``request_limits``, which lowers some by name.
 
     Raises:
         ConfigError: a limit is unknown or out of range.
