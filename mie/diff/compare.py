@@ -110,7 +110,7 @@ def _run(
     change: Change | None = None,
     forced: dict[str, list[int]] | None = None,
 ) -> _Run:
-    """Run the workload on one side. With ``forced`` its tokens are those."""
+    """Run the workload on one side, with the tokens in ``forced`` if given."""
     recorders: list[RecordingBackend] = []
 
     def wrap(backend: Backend) -> Backend:
@@ -175,7 +175,7 @@ class _Comparison:
         self._logits: list[tuple[NDArray[Any], NDArray[Any]]] = []
 
     def change(self, spot: Spot, out: Array) -> None:
-        """Inject the fault, which is large enough to be past the limit."""
+        """Inject the fault, which is large enough to exceed the limit."""
         if self._inject is not None and self._inject.matches(spot):
             limit = self._limits.of(self._recorded[spot].dtype, out.dtype, spot.operator)
             perturb(out, max(SIZE, 4 * limit))

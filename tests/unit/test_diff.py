@@ -44,8 +44,7 @@ def emulated(dtype: str) -> Side:
 
 
 def workload(model: TinyModel, /, **settings: Any) -> Workload:
-    """Return two prompts that begin alike: chunks, a prefix hit with a copied block, and decodes.
-    """
+    """Return two prompts that begin alike: chunks, a prefix hit with a copied block, and decodes."""
     prompts = [list(range(4, 22)), [*range(4, 14), *range(25, 35)]]
     work = Workload(
         directory=model.directory, model="tiny", prompts=prompts, max_tokens=6, block_size=4
@@ -460,7 +459,7 @@ def test_a_near_tie_is_named_and_allowed(tmp_path: Path, monkeypatch: pytest.Mon
     report = compare(work, F64, F32)
     assert [part.is_near_tie for part in report.tokens] == [True] * 3
     assert report.is_within
-    assert "3 of 3 differ, by near-ties only." in "\n".join(lines(report))
+    assert "3 of 3 differ, only by near-ties." in "\n".join(lines(report))
 
 
 def test_b_is_forced_to_the_tokens_of_a(tiny: dict[str, TinyModel]):
@@ -628,8 +627,8 @@ def test_the_table_fits_a_terminal(faulty: Report, layers: bool):
     table = [line for line in text if line.startswith("down ")]
     assert [line.split()[1] for line in table] == (["0", "1"] if layers else ["1"])
     assert [line.endswith("PAST") for line in table] == ([False, True] if layers else [True])
-    assert "B was made wrong on purpose: one element of every result of down:1." in text
-    place = text[text.index("Past tolerance, first at") + 1]
+    assert "B has an injected fault: one element of every result of down:1." in text
+    place = text[text.index("Tolerance exceeded, first at") + 1]
     assert place.startswith("  step 1, layer 1, down, element [")
 
 
