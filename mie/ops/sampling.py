@@ -1,6 +1,7 @@
 """Turn logits into tokens: softmax, logit edits, and the draw.
 
-The order of the edits is vLLM's: logit bias and masks, penalties, temperature, min-p, top-k, top-p.
+The edits are applied in vLLM's order: logit bias and masks, penalties, temperature, min-p, top-k,
+top-p.
 The random number is an input, so the same logits, controls and number give the same token on every
 backend.
 """

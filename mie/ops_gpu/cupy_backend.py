@@ -345,7 +345,7 @@ class CupyBackend:
 
     @_in_queue
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
-        """What `steps.py` says. The logits last until the next step."""
+        """Run a step as `steps.Steps` describes. The logits last until the next step."""
         return self._steps.run(forward, batch)
 
     def _kernel(self, name: str, array: Array, file: str | None = None) -> Callable[..., None]:

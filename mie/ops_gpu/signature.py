@@ -64,14 +64,17 @@ class Parameter:
 
     @property
     def is_pointer(self) -> bool:
+        """Whether it is a pointer."""
         return self.letters.startswith("*")
 
     @property
     def is_struct(self) -> bool:
+        """Whether it is a struct, passed by value."""
         return self.letters.startswith("s")
 
     @property
     def is_mutable(self) -> bool:
+        """Whether it is a pointer to mutable memory."""
         return self.letters.startswith("*m")
 
     @property
@@ -81,6 +84,7 @@ class Parameter:
 
     @property
     def pointee(self) -> str:
+        """The type in letters, without the pointer."""
         return self.letters[2:]
 
 
