@@ -44,10 +44,10 @@ class LLM:
     def __init__(self, *args: Any, **settings: Any) -> None:
         """Load a model: "bundled", a directory in Hugging Face format, or a hub id.
 
-        The arguments are the fields of `EngineArgs`: the model, its tokenizer and where they come
-        from, backend and dtype, the settings of `EngineConfig` (such as max_num_seqs, num_blocks
-        and scheduling_policy), and vLLM's other arguments at values without effect.
-        docs/settings.md explains them.
+        The arguments are the fields of `EngineArgs`. They select the model and its tokenizer, the
+        backend and the dtype. They include the settings of `EngineConfig`, such as max_num_seqs and
+        num_blocks. vLLM's other arguments are accepted at values without effect. docs/settings.md
+        explains all of them.
 
         Raises:
             ConfigError: a setting is unknown, out of range, or refused with the reason.

@@ -3,7 +3,7 @@
 A caller that waits for its outputs turns the engine's loop if no other thread does. When it has
 its outputs, it wakes another caller, which continues. Mutual exclusion depends only on one lock,
 which is always held by ``with``. The records of waiting threads are hints that an exception may
-lose, so a sleeping thread wakes every `PATIENCE` seconds and checks by itself.
+lose, so a sleeping thread also checks every `PATIENCE` seconds.
 """
 
 from __future__ import annotations

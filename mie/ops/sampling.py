@@ -44,7 +44,7 @@ class RowControls:
 
     Then temperature 0 takes the largest logit, and the lowest id among equals. Any other
     temperature divides the logits. ``min_p`` keeps the tokens whose probability is at least
-    ``min_p`` times the largest. Of those, ``top_k`` keeps the first k (0: all). Of those,
+    ``min_p`` times the largest. Then ``top_k`` keeps the first k (0: all). Then
     ``top_p`` keeps the smallest set of first tokens with at least this cumulative probability. The
     order is by falling probability, then rising id. So ``top_k`` keeps at most k tokens, and
     ``top_k=1`` takes the token that temperature 0 takes. ``uniform`` in [0, 1) draws by the inverse

@@ -3,10 +3,10 @@
     ids ─ id_to_token ─▶ tokens ─ step ─ step ─ … ─▶ text that no later token can change
 
 A tokenizer's decoder is a list of steps. A small state machine for each step emits settled text and
-holds back what a later token may still change: the first bytes of a character, or a run of byte
-tokens (``ByteFallback``), whose text depends on the whole run. The joined deltas therefore equal
-``Tokenizer.decode`` of all ids, and every token is processed once. The steps are those of
-https://github.com/huggingface/tokenizers, ``tokenizers/src/decoders``.
+holds back what a later token may still change. This is the first bytes of a character, or a run of
+byte tokens (``ByteFallback``). The joined deltas therefore equal ``Tokenizer.decode`` of all ids,
+and every token is processed once. The steps are those of the tokenizers library
+(https://github.com/huggingface/tokenizers, ``tokenizers/src/decoders``).
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class _Automaton:
     """Tracks the longest prefix of any pattern that ends at the current character.
 
     A state stands for a prefix of a pattern. States are numbered by length, so that the state that
-    a new one falls back to already exists (Aho and Corasick, "Efficient string matching: an aid to
-    bibliographic search", 1975).
+    a new one falls back to already exists. Source: Aho and Corasick, "Efficient string matching: an
+    aid to bibliographic search", 1975.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:

@@ -26,8 +26,8 @@ LARGEST_FILE = 128 << 20  # bytes; the largest in use have 35 million
 class Tokenizer:
     """A model's tokenizer: ``encode``, ``decode``, and the ids of special tokens.
 
-    Special tokens are added as Hugging Face adds them: by the post-processor in ``tokenizer.json``,
-    or, if it adds none, by ``add_bos_token`` and ``add_eos_token`` of ``tokenizer_config.json``.
+    Special tokens are added as Hugging Face adds them, by the post-processor in ``tokenizer.json``.
+    If it adds none, ``add_bos_token`` and ``add_eos_token`` of ``tokenizer_config.json`` decide.
     ``decode`` does what the tokenizers library does. It does not apply
     ``clean_up_tokenization_spaces``, which would rewrite text that a stream has already shown.
     """
@@ -101,7 +101,8 @@ class Tokenizer:
         return self.decode([token_id], skip_special_tokens=False)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """Return the vocabulary's spelling of an id (``Ġworld``, ``▁world``), or None if unknown."""
+        """Return the vocabulary's spelling of an id (``Ġworld``, ``▁world``), or None if unknown.
+        """
         return self._backend.id_to_token(token_id)
 
     def token_to_id(self, token: str) -> int | None:
