@@ -1,6 +1,7 @@
-"""The bug zoo: the checked build reports each planted bug, where it is; the repaired kernel passes.
+"""Test the bug zoo: the checked build reports each planted bug at its line, and accepts the fix.
 
-A checker that misses a kind of bug, or cries wolf, fails here before it misleads about a kernel.
+A checker that misses a kind of bug, or reports a false one, fails here before it misleads about a
+kernel.
 """
 
 import re
@@ -19,8 +20,8 @@ WARP = 32
 
 pytestmark = needs_compiler
 
-# What is reported, for each kernel. Where a thread runs ahead of the write that it should wait
-# for, its read is of uninitialised memory; in another order it is a race.
+# The reports for each kernel. If a thread runs ahead of the write that it should wait for, it reads
+# uninitialised memory. In another order this is a race.
 EXPECTED = {
     "neighbour_without_barrier": "race: a read|uninitialised",
     "write_after_read": "race: a write .* and a read by|race: a read .* and a write by",
@@ -91,7 +92,7 @@ def launcher(request: pytest.FixtureRequest) -> EmulatedLauncher:
 
 
 def run(launcher: EmulatedLauncher, name: str, *options: str) -> None:
-    """Launch a kernel of the zoo as it wants to be."""
+    """Launch a kernel of the zoo with suitable arguments."""
     size = 128 if name == "blocks_write_one_output" else 64
     x = np.linspace(1, 2, size, dtype=np.float32)
     y = np.zeros(size, np.float32)

@@ -185,7 +185,7 @@ class Run:
             engine.scheduler.check_invariants()
             step += 1
             assert step < 2000, "the engine has work and does nothing"
-        assert engine.scheduler.manager.num_used == 0, "a block did not come home"
+        assert engine.scheduler.manager.num_used == 0, "a block was not freed"
         engine.scheduler.manager.check_invariants([], [])
         self.count()
 

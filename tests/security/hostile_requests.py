@@ -1,4 +1,4 @@
-"""Requests that ask for too much, or are none. The children of ``zygote.py`` make them."""
+"""Make requests that ask for too much, or are malformed, in children of ``zygote.py``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mie.errors import MieError
 MEGABYTES_10 = 10_000_000
 BIG = 10**9
 LONG = 10**5000
-"""An integer that Python does not print."""
+"""An integer with too many digits for Python to print."""
 
 
 @functools.cache
@@ -31,7 +31,7 @@ def sampled(**params: Any) -> Callable[[], object]:
 
 
 def assigned(name: str, value: Any) -> Callable[[], object]:
-    """Return a request with a parameter that was assigned later."""
+    """Return a request with a parameter that is assigned after construction."""
 
     def run() -> object:
         params = SamplingParams()
@@ -42,7 +42,7 @@ def assigned(name: str, value: Any) -> Callable[[], object]:
 
 
 def prompted(prompt: Callable[[], Any], **options: Any) -> Callable[[], object]:
-    """Return a request with that prompt."""
+    """Return a request with a prompt."""
     return lambda: llm().generate(prompt(), use_tqdm=False, **options)
 
 
@@ -62,14 +62,14 @@ def chatted(messages: Any, **options: Any) -> Callable[[], object]:
 
 
 class Liar(list[Any]):
-    """A list that does not end."""
+    """An endless list."""
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.repeat("a")
 
 
 def nested(depth: int) -> Any:
-    """Return a list in a list in a list."""
+    """Return deeply nested lists."""
     value: Any = 1
     for _ in range(depth):
         value = [value]
@@ -270,7 +270,7 @@ def run(group: str, name: str) -> str:
 
 
 def run_beside_others(group: str, name: str) -> str:
-    """Make one while others run, which must not notice."""
+    """Make a hostile request while others run, which it must not affect."""
     own = SamplingParams(max_tokens=8, temperature=0.0)
     expected = llm().generate("Once upon a time", own, use_tqdm=False)
     stream = llm().stream("Once upon a time", own)
@@ -290,7 +290,7 @@ def run_beside_others(group: str, name: str) -> str:
 
 
 def run_async(prompt: str, params: str) -> str:
-    """Return a hostile request to `AsyncLLM` beside one that goes on."""
+    """Make a hostile request to `AsyncLLM` beside one that continues."""
     return asyncio.run(_beside(*ASYNC[prompt, params]))
 
 
@@ -325,7 +325,7 @@ async def _beside(prompt: Any, params: Any) -> str:
         return "not refused"
 
 
-# Requests that are within the limits, and ask for as much as these allow.
+# Requests as large as the limits allow.
 
 
 def _step(**params: Any) -> str:

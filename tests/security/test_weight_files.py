@@ -1,4 +1,4 @@
-"""Hostile weights files and indexes are refused by name, at little cost."""
+"""Check that hostile weights files and indexes are refused by name at little cost."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TENSOR = "model.norm.weight"
 
 
 def many(count: int, value: str, last: str = "") -> str:
-    """Return a header of tensors with numbers for names."""
+    """Return a header of many tensors, whose names are numbers."""
     return "{" + ",".join(f'"{n}":{value}' for n in range(count)) + last + "}"
 
 
 EMPTY = entry("[0]", offsets="[0, 0]")
-# Made when they are needed: some are large.
+# Created when needed, because some are large.
 HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
     "a shape of 99,000 factors": (
         lambda: safetensors(
@@ -221,7 +221,7 @@ def test_a_pipe_as_shard_is_refused(zygote: Zygote, tmp_path: Path) -> None:
 
 
 def linked_shards(directory: Path, data: bytes) -> None:
-    """1,000 shards that are links to one file."""
+    """Create 1,000 shards that are links to one file."""
     (directory / "shard").write_bytes(data)
     for number in range(1000):
         (directory / f"{number:04}.safetensors").symlink_to("shard")
@@ -258,7 +258,7 @@ def test_shards_of_metadata_alone_are_refused(zygote: Zygote, tmp_path: Path) ->
 def test_sizes_at_the_limits_cost_little(
     zygote: Zygote, tmp_path: Path, sizes: dict[str, int]
 ) -> None:
-    """What fits the limits, and not the weights, is refused before memory is taken for it."""
+    """Sizes that fit the limits but not the weights are refused before memory is allocated."""
     with_config(model_directory(tmp_path), **sizes)
     zygote.run("config", tmp_path).check_cost()
     zygote.run("cli", "inspect", tmp_path).check_cost()
@@ -307,7 +307,7 @@ def test_the_largest_and_the_smallest_finite_weights_are_loaded(
         assert result.error is None, result.message
 
 
-def test_every_bit_pattern_is_judged_like_isfinite() -> None:
+def test_every_bit_pattern_is_classified_like_isfinite() -> None:
     from mie.checkpoint.safetensors_header import TensorEntry
     from mie.checkpoint.weights import Checkpoint
     from mie.errors import WeightsError

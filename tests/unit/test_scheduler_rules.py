@@ -96,7 +96,7 @@ def test_hits_in_whole_blocks_and_inside_one_are_told_apart():
 # Preemption.
 
 
-def test_what_the_cache_kept_is_not_recomputed():
+def test_cached_blocks_are_not_recomputed():
     driver = Driver(enable_prefix_caching=True)
     request = driver.add(9)
     driver.step()
@@ -134,7 +134,7 @@ def test_a_sequence_without_computed_tokens_is_not_swapped_out():
     assert request.metrics.num_swaps == 0
 
 
-def test_a_broken_off_step_keeps_what_earlier_steps_swapped_out():
+def test_an_abandoned_step_keeps_earlier_swaps():
     driver, seq = swapped_out()
     driver.scheduler.schedule()
     driver.scheduler.preempt_all()
@@ -146,7 +146,7 @@ def test_a_broken_off_step_keeps_what_earlier_steps_swapped_out():
 # Rows.
 
 
-def test_the_runner_hears_once_of_each_row():
+def test_each_row_is_announced_to_the_runner_once():
     driver = Driver()
     driver.add(6, n=2)
     assert [[row.row for row in driver.step().new_rows] for _ in range(3)] == [[0], [1], []]

@@ -1,4 +1,4 @@
-"""Tokenizer: loading, special tokens, and every way its files can be wrong."""
+"""Test Tokenizer: loading, special tokens, and broken files."""
 
 import json
 from pathlib import Path
@@ -134,7 +134,7 @@ def test_a_broken_tokenizer_config_is_named(tmp_path: Path, text: str, message: 
         Tokenizer.load(tmp_path, None)
 
 
-def test_half_a_surrogate_pair_is_refused_with_its_place() -> None:
+def test_an_unpaired_surrogate_is_refused_with_its_position() -> None:
     with pytest.raises(RequestError, match=r"U\+D83D, at character 2"):
         KINDS["byte_level"]().encode("hi\ud83d")
 
@@ -145,6 +145,6 @@ def test_a_prompt_must_be_a_string() -> None:
 
 
 @pytest.mark.parametrize("token_id", [-1, 2**32, "a"])
-def test_ids_that_are_no_ids_are_refused(token_id: Any) -> None:
+def test_invalid_ids_are_refused(token_id: Any) -> None:
     with pytest.raises(RequestError, match="token ids must be integers"):
         KINDS["byte_level"]().decode([token_id])

@@ -1,4 +1,4 @@
-"""Checkpoints: what is read, what is refused before anything is read, and what memory it takes."""
+"""Test checkpoints: reading, refusals before anything is read, and peak memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def opened(directory: Path) -> Checkpoint:
 
 
 def refused(directory: Path, *named: str) -> str:
-    """Return the message with which the checkpoint is refused, after checking what it names."""
+    """Return the message of a checkpoint's refusal, after checking what it names."""
     with pytest.raises(WeightsError) as error:
         opened(directory)
     message = str(error.value)
@@ -364,7 +364,7 @@ VALID = safetensors_bytes(
 
 @settings(max_examples=400, deadline=None)
 @given(edits=st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), max_size=3))
-def test_what_the_reference_refuses_is_refused(
+def test_files_that_the_reference_refuses_are_refused(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]]
 ) -> None:
     data = bytearray(VALID)
@@ -544,9 +544,10 @@ print((kilobytes("VmHWM") - baseline) * 1024 / weights)
 def test_loading_peaks_at_little_more_than_the_loaded_weights(
     tmp_path: Path, dtype: DTypeLike
 ) -> None:
-    """A tied model of 110 MB in float32, a fifth of it embedding, in a process of its own.
+    """Load a tied model in a separate process.
 
-    The peak is VmHWM and not ru_maxrss, which starts at the size of the process that forked.
+    It has 110 MB in float32, a fifth of which is the embedding. The peak is VmHWM and not
+    ru_maxrss, which starts at the size of the process that started it.
     """
     write_large_model(tmp_path, dtype)
     assert peak_over_weights(tmp_path, "release") < 1.15
