@@ -101,8 +101,7 @@ class Tokenizer:
         return self.decode([token_id], skip_special_tokens=False)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """Return the vocabulary's spelling of an id (``Ġworld``, ``▁world``), or None if unknown.
-        """
+        """Return the vocabulary's spelling of an id (``Ġworld``, ``▁world``), or None."""
         return self._backend.id_to_token(token_id)
 
     def token_to_id(self, token: str) -> int | None:
