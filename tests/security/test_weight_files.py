@@ -119,7 +119,7 @@ HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: safetensors(f'{{"\\u001b[2J\\u0007": {entry()}}}', bytes(4)),
         "\\x1b[2J",
     ),
-    "half of a surrogate pair in a name": (
+    "an unpaired surrogate in a name": (
         lambda: safetensors(f'{{"\\ud800": {entry()}}}', bytes(4)),
         "\\ud800",
     ),
@@ -176,7 +176,7 @@ INDEXES: dict[str, tuple[object, str]] = {
     "a name of 100 letters of 3 bytes": ({TENSOR: "あ" * 100 + ".safetensors"}, "not the name of"),
     "a name of a megabyte": ({TENSOR: "x" * 10**6 + ".safetensors"}, "not the name of"),
     "a NUL": ({TENSOR: "a\0.safetensors"}, "not the name of"),
-    "half of a surrogate pair": ({TENSOR: "\ud800.safetensors"}, "not the name of"),
+    "an unpaired surrogate": ({TENSOR: "\ud800.safetensors"}, "not the name of"),
     "control characters": ({TENSOR: "\x1b[2J.safetensors"}, "not the name of"),
     "the folder above": ({TENSOR: "../model.safetensors"}, "not the name of"),
     "a list": ({TENSOR: ["a.safetensors"]}, "not the name of"),
