@@ -118,7 +118,9 @@ def _add_latency(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
         ("--num-iters-warmup", 2, "warm-up batches"),
         ("--num-iters", 10, "measured batches"),
     ):
-        group.add_argument(name, type=int, default=default, metavar="N", help=f"{what} ({default})")
+        group.add_argument(
+            name, type=int, default=default, metavar="N", help=f"{what} (default: {default})"
+        )
     add_report_options(parser)
     parser.set_defaults(run=_run_latency)
 

@@ -109,7 +109,9 @@ def add_parser(
         ("--block-size", 8, "tokens per block of the KV cache"),
         ("--max-num-batched-tokens", 8, "maximum number of tokens in a step"),
     ):
-        work.add_argument(flag, type=int, default=default, metavar="N", help=f"{what} ({default})")
+        work.add_argument(
+            flag, type=int, default=default, metavar="N", help=f"{what} (default: {default})"
+        )
     parser.add_argument(
         "--inject", metavar="OP[:LAYER]", help="corrupt one element of an operator of B"
     )

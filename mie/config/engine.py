@@ -202,8 +202,8 @@ class EngineSettings:
     admit_after_preemption: bool = setting(
         False,
         "switch",
-        "admit requests even in a step that preempts, for comparison; with recompute and "
-        "continuous batching only",
+        "admit requests even in a step that preempts, for comparison; only with recompute "
+        "and continuous batching",
         "scheduling",
     )
     preemption_mode: str = setting(
@@ -241,8 +241,8 @@ class EngineSettings:
     max_logprobs: int = setting(
         -1,
         "integer",
-        "maximum number of log-probabilities that a request may ask for at each position; -1 sets "
-        "no limit (vLLM's default is 20)",
+        "maximum number of log-probabilities per position that a request may have; -1 sets no "
+        "limit (vLLM's default is 20)",
         "engine",
         low=-1,
         is_simulated=False,
@@ -276,17 +276,17 @@ class EngineSettings:
     batch_invariant: bool | str = setting(
         "auto",
         "switch",
-        "compute a request to the same bits whatever else runs, and however it is chunked, cached "
-        "or preempted; on a GPU this covers attention, not cuBLAS",
+        "give a request the same bits in any batch, with any chunks, prefix hits or preemptions; "
+        "on a GPU this covers attention, not cuBLAS",
         "computation",
         choices=("auto",),
-        default_text="auto: on where it costs next to nothing",
+        default_text="auto: on if it costs almost nothing",
         backends=("numpy", *_GPU),
     )
     linear_plan: str = setting(
         "auto",
         "choice",
-        "memory layout of weight matrices on a CPU; auto takes what a probe finds faster",
+        "memory layout of weight matrices on a CPU; auto selects the faster in a probe",
         "computation",
         choices=("auto", "plain", "tiled"),
         backends=("numpy",),
@@ -303,7 +303,7 @@ class EngineSettings:
     enforce_eager: bool = setting(
         False,
         "switch",
-        "launch every GPU kernel by itself, without CUDA graphs",
+        "launch every GPU kernel individually, without CUDA graphs",
         "computation",
         backends=_GPU,
         is_ignorable=True,

@@ -112,7 +112,7 @@ class ModelSettings:
     request_limits: RequestLimits | Mapping[str, Any] | None = setting(
         None,
         "mapping",
-        "lower limits of what one request may ask for, by their names in RequestLimits",
+        "lower limits for each request, by their names in RequestLimits",
         "engine",
         default_text="those of RequestLimits",
     )

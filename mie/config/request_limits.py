@@ -40,11 +40,9 @@ class RequestLimits:
         default_text=f"{CHARS_PER_TOKEN} for each token of `max_model_len`, and at least "
         f"{MIN_PROMPT_CHARS}",
     )
-    max_n: int = _limit(
-        1024, "choices of a request, each of which keeps a copy of the prompt's token ids"
-    )
+    max_n: int = _limit(1024, "choices of a request; each keeps a copy of the prompt's token ids")
     max_stop_strings: int = _limit(
-        256, "stop strings, each of which is searched for in every new piece of text"
+        256, "stop strings; each is searched for in every new piece of text"
     )
     max_stop_chars: int = _limit(
         1024, "characters of a stop string; a stream holds back that much text"
@@ -53,11 +51,9 @@ class RequestLimits:
     max_allowed_token_ids: int = _limit(2**20, "ids of `allowed_token_ids`")
     max_logit_bias: int = _limit(2**20, "entries of `logit_bias`")
     max_forced_tokens: int = _limit(2**20, "ids of `trace_decode_token_ids`")
-    max_bad_words: int = _limit(
-        1024, "words of `bad_words`, each of which may be spelled by two lists of token ids"
-    )
+    max_bad_words: int = _limit(1024, "words of `bad_words`; each may have two lists of token ids")
     max_bad_word_length: int = _limit(
-        256, "characters of a bad word, whose spelling may have four times as many token ids"
+        256, "characters of a bad word, which may have four times as many token ids"
     )
     max_extra_args: int = _limit(1024, "entries of `extra_args`")
     max_request_id_chars: int = _limit(1024, "characters of a request id")
