@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from mie.frontend.outputs import CompletionOutput as CompletionOutput
     from mie.frontend.outputs import RequestOutput as RequestOutput
     from mie.llm import LLM as LLM
-    from mie.sched.beam_params import BeamSearchParams as BeamSearchParams
-    from mie.sched.params import RequestOutputKind as RequestOutputKind
-    from mie.sched.params import SamplingParams as SamplingParams
+    from mie.params.beam_search import BeamSearchParams as BeamSearchParams
+    from mie.params.sampling import RequestOutputKind as RequestOutputKind
+    from mie.params.sampling import SamplingParams as SamplingParams
 
 _HOMES = {
     "LLM": "mie.llm",
     "AsyncLLM": "mie.async_llm",
-    "SamplingParams": "mie.sched.params",
-    "RequestOutputKind": "mie.sched.params",
+    "SamplingParams": "mie.params.sampling",
+    "RequestOutputKind": "mie.params.sampling",
     "BeamSearchOutput": "mie.frontend.beam_search",
     "BeamSearchSequence": "mie.frontend.beam_search",
-    "BeamSearchParams": "mie.sched.beam_params",
+    "BeamSearchParams": "mie.params.beam_search",
     "RequestLimits": "mie.config.request_limits",
     "RequestOutput": "mie.frontend.outputs",
     "CompletionOutput": "mie.frontend.outputs",

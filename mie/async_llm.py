@@ -20,8 +20,8 @@ from mie.frontend.outputs import RequestOutput
 from mie.frontend.prepare import Prompt
 from mie.frontend.request_state import Collector, CollectorRef
 from mie.llm import LLM
-from mie.sched.checks import check_request_id
-from mie.sched.params import SamplingParams
+from mie.params.checks import check_request_id
+from mie.params.sampling import SamplingParams
 from mie.text.pretrained import PretrainedTokenizer
 
 T = TypeVar("T")

@@ -17,9 +17,9 @@ from mie.frontend.prepare import Preparer, Prompt, each_prompt
 from mie.frontend.progress import ProgressBar
 from mie.frontend.request_state import Collector, PreparedRequest
 from mie.load.parts import build
-from mie.sched.beam_params import BeamSearchParams
-from mie.sched.checks import check_request_id
-from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.params.beam_search import BeamSearchParams
+from mie.params.checks import check_request_id
+from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.text.chat import refuse_unknown_options
 from mie.text.messages import Message, is_batch
 from mie.text.pretrained import PretrainedTokenizer

@@ -1,4 +1,4 @@
-"""Show an object on one line, with long lists shortened."""
+"""Format objects and amounts as short text."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def changed_repr(self: Any) -> str:
     """Return the fields of a dataclass that differ from their defaults."""
     changed = [field.name for field in fields(self) if not _is_default(self, field)]
     return _call(self, {name: getattr(self, name) for name in changed})
+
+
+def count(number: int, noun: str) -> str:
+    """Return the amount and its noun: "1 step", "2,000 steps"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _is_default(owner: Any, field: Field[Any]) -> bool:

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cpu_bench.shapes import LLAMA, SHAPES
+from bench.cpu.shapes import LLAMA, SHAPES
 
 from mie import LLM, AsyncLLM, RequestOutputKind, SamplingParams
 

@@ -15,11 +15,11 @@ while another is measured, so that no thread of it waits busily. Engines that do
 together are measured in groups, each with mie's first row in it. In a round every engine of the
 group is measured on one workload, one after another, in alternating order; a round that took less
 than a second is repeated until it did, and counts with its median. Tables show medians over rounds
-(least–most); ratios are taken within a round. What is measured stands in cpu_bench/metrics.py.
+(least–most); ratios are taken within a round. What is measured stands in bench/cpu/metrics.py.
 
 Beside each row stand the shares of what this machine did at best with as many threads, before and
-after each group (cpu_bench/limits.py): bytes read a second against the bytes a step must read, and
-the best sgemm against the products it must compute (cpu_bench/shapes.py has the formulas).
+after each group (bench/cpu/limits.py): bytes read a second against the bytes a step must read, and
+the best sgemm against the products it must compute (bench/cpu/shapes.py has the formulas).
 
 Variables that tune OpenBLAS, OpenMP or MKL are removed, so that engines run as for their users.
 With --without-avx512 they are kept from using it by variables of their own; llama.cpp needs another
@@ -44,13 +44,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cpu_bench.children import WITHOUT_AVX512, child_environment
-from cpu_bench.entries import FORMATS, entries_of, mie_entries
-from cpu_bench.metrics import WORKLOADS, quick
-from cpu_bench.model_bench import ModelBench
-from cpu_bench.report import as_json, markdown
-from cpu_bench.results import BASELINE, ModelResults
-from cpu_bench.shapes import BUNDLED, MODELS, SHAPES
+from bench.cpu.children import WITHOUT_AVX512, child_environment
+from bench.cpu.entries import FORMATS, entries_of, mie_entries
+from bench.cpu.metrics import WORKLOADS, quick
+from bench.cpu.model_bench import ModelBench
+from bench.cpu.report import as_json, markdown
+from bench.cpu.results import BASELINE, ModelResults
+from bench.cpu.shapes import BUNDLED, MODELS, SHAPES
 
 FAMILIES = tuple(dict.fromkeys(name.split("-")[0] for name in FORMATS))
 

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_bench.attention import bench_decode, bench_prefill
-from gpu_bench.ceilings import measure_ceilings
-from gpu_bench.device import CupyDevice, Device, DryDevice, free_device_memory, one_line
-from gpu_bench.end_to_end import ENGINES, bench_end_to_end, child
-from gpu_bench.page import as_markdown
-from gpu_bench.report import Report
-from gpu_bench.shapes import (
+from bench.gpu.attention import bench_decode, bench_prefill
+from bench.gpu.ceilings import measure_ceilings
+from bench.gpu.device import CupyDevice, Device, DryDevice, free_device_memory, one_line
+from bench.gpu.end_to_end import ENGINES, bench_end_to_end, child
+from bench.gpu.page import as_markdown
+from bench.gpu.report import Report
+from bench.gpu.shapes import (
     BLOCK_SIZE,
     MORE,
     PREFILL,

@@ -12,7 +12,8 @@ token:
                   first step; alone, and with 10,000 other children under the last shared node
     the log       what of a real step with the bundled model the event log takes (--log)
 
-Public engines stand beside it where a checkout is given (see sched_peers.py). Rounds alternate.
+It also measures public engines whose checkouts are given (see bench/sched_peers.py). Rounds
+alternate.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import sched_peers
-from sched_peers import Admission, cached_prompt, pool_blocks, prompts
+from bench import sched_peers
+from bench.sched_peers import Admission, cached_prompt, pool_blocks, prompts
 
+from mie.audit.scheduler import scheduler_snapshot
 from mie.config.engine import EngineConfig
 from mie.engine.engine import Engine
 from mie.engine.runner import ModelRunner
 from mie.events import EventLog
 from mie.events.log import SNAPSHOT_EVERY
 from mie.load.engine import new_scheduler
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sched.plan import StepPlan
 from mie.sched.result import ChunkResult, StepResult
 
@@ -205,7 +207,7 @@ def log_share(num_requests: int, num_steps: int = 300) -> tuple[float, float, fl
             log.end_step(records[-1][1])
         seconds.append((time.perf_counter() - start) / len(steps))
     start = time.perf_counter()
-    engine.scheduler.snapshot()
+    scheduler_snapshot(engine.scheduler)
     snapshot_seconds = (time.perf_counter() - start) / SNAPSHOT_EVERY
     log_seconds = statistics.median(seconds) + snapshot_seconds
     return 1e3 * step_seconds, 1e6 * log_seconds, log_seconds / step_seconds

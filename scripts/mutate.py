@@ -2,9 +2,9 @@
 
     python scripts/mutate.py [--only NAME] [--rungs RUNG ...] [--jobs N] [--allow N] [--list]
 
-Every mutant of `mutants.py` is applied to a copy of the code, and climbs a ladder of tests, the
-fastest first: it is killed at the first rung that fails, or that takes far longer than it should.
-What climbs to the top has survived: a test is missing, or the line is dead.
+Each mutant of `mutation/mutants.py` is applied to a copy of the code and climbs a ladder of tests,
+the fastest first. The first rung that fails, or takes far longer than it should, kills it. A mutant
+that reaches the top has survived: a test is missing, or the line is dead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from mutants import MUTANTS, Mutant
+from mutation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_LIMIT = 8 << 30

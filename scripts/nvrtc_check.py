@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nvrtc_kernels import ENTRIES, ROOT, Entry
+from gpu.nvrtc_kernels import ENTRIES, ROOT, Entry
 
 from mie.ops_gpu.source import NVRTC_OPTIONS, flat_source
 from mie.system.cache_dir import open_cache, read_json, write_json

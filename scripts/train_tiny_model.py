@@ -2,7 +2,7 @@
 
     OMP_WAIT_POLICY=passive python scripts/train_tiny_model.py --minutes 60 --compile
 
-It needs the `train` extra. The text is written on the fly by `tiny_stories`; nothing is
+It needs the `train` extra. The text is written on the fly by `train/tiny_stories.py`; nothing is
 downloaded. It runs on a GPU when there is one, else on the CPU with bf16 autocast. The run ends
 after `--minutes` or after `--steps`, whichever comes first; only a run that ends by `--steps` sees
 the same documents and learning rates every time, for a slower machine takes fewer steps a minute.
@@ -23,7 +23,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from tiny_stories import (
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor, nn
+from train.tiny_stories import (
     BOS,
     EOS,
     SPECIAL_TOKENS,
@@ -35,11 +37,9 @@ from tiny_stories import (
     usual_words,
     word_list,
 )
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parent.parent
-TEMPLATE = Path(__file__).with_name("tiny_chat_template.jinja")
+TEMPLATE = ROOT / "scripts" / "train" / "tiny_chat_template.jinja"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from mie.errors import RequestError
 if TYPE_CHECKING:
     from mie.frontend.outputs import CompletionOutput
     from mie.llm import LLM
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
 _COMMANDS = ("/help", "/exit", "/reset")
 _HINT = "/help shows the commands, /exit ends, /reset starts over, Ctrl-C stops an answer"

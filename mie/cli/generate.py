@@ -31,11 +31,12 @@ from mie.cli.requests import (
     prompts_from_stdin,
 )
 from mie.errors import ConfigError, RequestError
+from mie.reprs import count
 
 if TYPE_CHECKING:
     from mie.frontend.outputs import RequestOutput
     from mie.llm import LLM
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -202,20 +203,20 @@ class _Batch:
         stats, seconds = self._llm.engine.stats, perf_counter() - self._began
         tokens = stats.num_generated_tokens
         numbers = [
-            f"{_count(self._num_done, 'request')}",
-            f"{_count(tokens, 'token')} in {seconds:.2f} s",
+            f"{count(self._num_done, 'request')}",
+            f"{count(tokens, 'token')} in {seconds:.2f} s",
             f"{tokens / seconds:.1f} tokens/s",
         ]
         if self._first_token is not None:
             numbers.append(f"first token after {self._first_token:.3f} s")
-        numbers.append(f"peak {_count(stats.peak_blocks, 'block')}")
+        numbers.append(f"peak {count(stats.peak_blocks, 'block')}")
         num_hit = stats.memory.num_hit_tokens + stats.memory.num_partial_hit_tokens
         if num_hit:
             numbers.append(
                 f"{num_hit:,} of {stats.memory.num_queried_tokens:,} prompt tokens cached"
             )
         if stats.num_preemptions:
-            numbers.append(_count(stats.num_preemptions, "preemption"))
+            numbers.append(count(stats.num_preemptions, "preemption"))
         if self.num_failed:
             numbers.append(f"{self.num_failed} failed")
         report_sampling_defaults(self._args, self._llm)
@@ -228,7 +229,7 @@ class _Batch:
         if isinstance(request, RefusedRequest):
             self._report(request)
             return request
-        from mie.sched.params import RequestOutputKind
+        from mie.params.sampling import RequestOutputKind
 
         try:
             prompt, params = self._prepared(request)
@@ -314,7 +315,3 @@ def _title(text: str) -> str:
     """Return a heading that is at most as wide as the terminal."""
     width = max(20, shutil.get_terminal_size().columns - 4)
     return f"=== {text if len(text) <= width else text[: width - 1] + '…'}"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

@@ -15,7 +15,7 @@ from mie.errors import ConfigError
 
 if TYPE_CHECKING:
     from mie.llm import LLM
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
 DEFAULT_MODEL = "bundled"
 
@@ -176,7 +176,7 @@ def sampling_params(
     Raises:
         ConfigError: a value is out of range, or an override is not a parameter.
     """
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
     limit = {"max_tokens": args.default_max_tokens}
     return SamplingParams(
@@ -186,7 +186,7 @@ def sampling_params(
 
 def report_sampling_defaults(args: argparse.Namespace, llm: LLM) -> None:
     """Print on standard error which defaults of the model are used and have an effect."""
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
     neutral = SamplingParams()
     in_force = [

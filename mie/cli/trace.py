@@ -8,13 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mie.arithmetic import ceil_div
 from mie.cli.trace_blocks import render_blocks
 from mie.cli.trace_perfetto import write_perfetto
 from mie.cli.trace_request import request_lines
-from mie.cli.trace_text import count, percent
+from mie.cli.trace_text import percent
 from mie.errors import ConfigError
 from mie.events import Segment, Snapshot, Summary, read_log, summary_of
 from mie.replay import at
+from mie.reprs import count
 
 MAX_ROWS = 40
 """Default number of rows in the table."""
@@ -190,7 +192,7 @@ def _table(run: _Run, every: int | None) -> Iterator[str]:
     yield f"{count(num_blocks, 'block')} of {count(block_size, 'slot')}{host}"
     yield ""
     yield _line([*_WIDTHS])
-    every = every or max(1, -(-len(run.rows) // MAX_ROWS))
+    every = every or max(1, ceil_div(len(run.rows), MAX_ROWS))
     for start in range(0, len(run.rows), every):
         row = _merged(run.rows[start : start + every])
         yield _line(

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from string import ascii_lowercase, ascii_uppercase
 
-from mie.cli.trace_text import WIDTH, clipped, count, percent, title
+from mie.cli.trace_text import WIDTH, clipped, percent, title
 from mie.events import Seq
 from mie.replay import State
+from mie.reprs import count
 
 FREE, CACHED, PINNED = "·", "▒", "?"
 LETTERS = ascii_uppercase + ascii_lowercase

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mie.cli.trace_text import clipped, count, title
+from mie.cli.trace_text import clipped, title
 from mie.errors import TraceError
 from mie.events import FIELDS, Record, Segment, Seq, Snapshot
 from mie.replay import State, walk
+from mie.reprs import count
 
 MAX_NAMED = 8
 """Maximum number of other requests in an error message."""

@@ -17,11 +17,6 @@ def clipped(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def count(number: int, thing: str) -> str:
-    """Return a number with its noun, such as ``"1 step"`` or ``"2,000 steps"``."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
-
-
 def percent(part: int, whole: int) -> str:
     """Return a percentage such as ``"12 %"``, or a dash if ``whole`` is 0."""
     return f"{100 * part / whole:.0f} %" if whole else "–"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from mie.diff.report import Candidate, OperatorErrors, Place, Report, TokenPart
+from mie.reprs import count
 
 COLUMNS = ("operator", "layer", "max abs", "max rel", "row rel", "max ULP", "allowed", "")
 _WIDTHS = (-15, 5, 8, 8, 8, 11, 8, 5)
@@ -29,12 +30,12 @@ def lines(report: Report, *, layers: bool = False) -> Iterator[str]:
 def coverage(report: Report) -> Iterator[str]:
     """Describe what the workload exercised."""
     yield (
-        f"{_count(report.num_prompts, 'prompt')}, {_count(report.num_tokens, 'new token')} · "
-        f"{_count(report.num_cached_tokens, 'prompt token')} from the cache, "
-        f"{_count(report.num_copies, 'block')} copied"
+        f"{count(report.num_prompts, 'prompt')}, {count(report.num_tokens, 'new token')} · "
+        f"{count(report.num_cached_tokens, 'prompt token')} from the cache, "
+        f"{count(report.num_copies, 'block')} copied"
     )
     yield (
-        f"{_count(report.num_steps, 'step')}: {report.num_prefill_steps} with prompt tokens, "
+        f"{count(report.num_steps, 'step')}: {report.num_prefill_steps} with prompt tokens, "
         f"{report.num_decode_steps} with decodes, {report.num_mixed_steps} with both"
     )
 
@@ -118,7 +119,3 @@ def _line(texts: Sequence[str]) -> str:
     pairs = zip(texts, _WIDTHS, strict=True)
     padded = (f"{text:<{-w}}" if w < 0 else f"{text:>{w}}" for text, w in pairs)
     return " ".join(padded).rstrip()
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

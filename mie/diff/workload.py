@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.config.engine import EngineConfig
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.text.tokenizer import Tokenizer
 
 
@@ -37,7 +38,7 @@ class Workload:
     def config(self) -> EngineConfig:
         """Return the config, the same for both sides, so it does not depend on their memory."""
         lengths = [len(prompt) + self.max_tokens for prompt in self.prompts]
-        num_blocks = sum(-(-length // max(1, self.block_size)) for length in lengths)
+        num_blocks = sum(ceil_div(length, max(1, self.block_size)) for length in lengths)
         return EngineConfig(
             block_size=self.block_size,
             num_blocks=max(1, num_blocks + len(lengths) + 1),

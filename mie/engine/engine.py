@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Literal, Protocol
 
+from mie.audit.scheduler import scheduler_snapshot
 from mie.config.engine import EngineConfig
 from mie.engine.meter import StepMeter
 from mie.engine.metrics import EngineMetrics, Metric
@@ -13,14 +14,14 @@ from mie.engine.runner import RowFault
 from mie.engine.step import EngineStats, SequenceOutput, StepOutput, StepStats
 from mie.errors import RequestError
 from mie.events import EventLog
-from mie.sched.admission import check_fits, check_something_allowed
-from mie.sched.checks import (
+from mie.params.checks import (
     automatic_id,
     check_labels,
     check_logprobs,
     check_token_ids,
 )
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
+from mie.sched.admission import check_fits, check_something_allowed
 from mie.sched.plan import StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 from mie.sched.scheduler import Scheduler
@@ -81,7 +82,7 @@ class Engine:
         self._state: Literal["sound", "torn", "cut", "late"] = "sound"
         self._clock = clock
         self._meter = StepMeter(scheduler, began=clock())
-        log.start(scheduler.snapshot)
+        log.start(lambda: scheduler_snapshot(scheduler))
 
     def __repr__(self) -> str:
         manager, scheduler = self.scheduler.manager, self.scheduler
@@ -286,6 +287,7 @@ class Engine:
             self.scheduler.preempt_all()
         elif self._state == "torn":
             self.scheduler.rebuild(self._requests.values())
+            self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
         self._state = "late"
         for request in [each for each in self._requests.values() if each.is_finished]:
             self._forget(request)

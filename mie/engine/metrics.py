@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from mie.config.engine import EngineConfig
 from mie.engine.step import EngineStats
-from mie.sched.metrics import RequestMetrics
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
+from mie.stats.request import RequestMetrics
 
 # fmt: off
 LATENCIES = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from mie.engine.bad_words import BadWords
 from mie.ops.sampling import RowControls
-from mie.sched.bad_words import BadWords
 from mie.sched.plan import NewRow
 
 GREEDY = RowControls()

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from mie.memory.stats import MemoryStats
-from mie.sched.metrics import RequestMetrics
 from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import FinishReason
+from mie.stats.memory import MemoryStats
+from mie.stats.request import RequestMetrics
 
 
 @dataclass(slots=True)

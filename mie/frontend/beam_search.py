@@ -17,10 +17,10 @@ from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import Logprob, LogprobRow, RequestOutput
 from mie.frontend.progress import steps
 from mie.frontend.request_state import Collector, PreparedRequest
-from mie.sched.beam_params import BeamSearchParams
-from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.params.beam_search import BeamSearchParams
+from mie.params.sampling import RequestOutputKind, SamplingParams
+from mie.params.values import integer
 from mie.sched.sequence import Beam, FinishReason
-from mie.sched.values import integer
 from mie.text.tokenizer import Tokenizer
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from mie.errors import RequestFailedError
 from mie.frontend.outputs_json import as_dict, from_dict
 from mie.reprs import short_repr
-from mie.sched.metrics import RequestMetrics
 from mie.sched.sequence import FinishReason
+from mie.stats.request import RequestMetrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 from mie.config.request_limits import RequestLimits
 from mie.errors import ConfigError, RequestError, shown
 from mie.frontend.request_state import PreparedRequest
+from mie.params.checks import check_labels
+from mie.params.sampling import RequestOutputKind, SamplingParams, truncated
 from mie.sched.admission import check_length
-from mie.sched.checks import check_labels
-from mie.sched.params import RequestOutputKind, SamplingParams, truncated
 from mie.text.bad_words import encode_bad_words
 from mie.text.tokenizer import Tokenizer
 

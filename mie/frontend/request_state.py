@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
-from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import Beam, FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence

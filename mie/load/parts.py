@@ -14,7 +14,7 @@ from mie.config.engine_args import EngineArgs
 from mie.engine.engine import Engine
 from mie.errors import ConfigError, ModelError
 from mie.load.engine import load_engine
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.text.tokenizer import Tokenizer
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from mie.memory.audit import check_counts, count_empty_slots, holders_and_tree
 from mie.memory.moves import Emit, Moves, Room
 from mie.memory.pool import BlockPool
 from mie.memory.prefix import Node, PartialMatch, PrefixCache, block_of, path_to, unheld
-from mie.memory.stats import MemoryStats
 from mie.memory.swap import SwapSpace
 from mie.memory.table import BlockTable, HostTable, Owner
+from mie.stats.memory import MemoryStats
 
 
 class KVCacheManager:
@@ -314,29 +312,6 @@ class KVCacheManager:
             if self._prefix and node is not None and self._pool.refcount(block_id) == 1:
                 self._prefix.release([node])
         self._pinned.clear()
-
-    # For tests and the event log.
-
-    def check_invariants(
-        self, tables: Iterable[BlockTable], host_tables: Iterable[HostTable] = ()
-    ) -> None:
-        """Assert, between steps, that every count equals what the tables and the cache hold."""
-        assert not self._pinned, "a block is pinned between steps"
-        tables = list(tables)
-        check_counts(self._pool, self._prefix, tables)
-        self._swap.check_invariants(host_tables)
-        assert self.num_cached <= self._max_cached, "the cache is over its budget"
-        assert self._num_entries == sum(len(table.block_ids) for table in tables)
-        assert self.num_slots_empty == count_empty_slots(tables, self.block_size)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the held blocks and the prefix tree as plain data."""
-        return {
-            "block_size": self.block_size,
-            "num_blocks": self.num_blocks,
-            "num_host_blocks": self._num_host_blocks,
-            **holders_and_tree(self._pool, self._prefix),
-        }
 
     # Parts of the above.
 

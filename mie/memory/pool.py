@@ -94,13 +94,3 @@ class BlockPool:
         self._num_held[region] -= 1
         if self._num_held[region] == 0 and (region + 1) * REGION <= self.num_blocks:
             self._free_regions.append(region)
-
-    def check_invariants(self) -> None:
-        """Assert that the blocks without a holder are exactly those that can be allocated."""
-        unheld = {i for i, count in enumerate(self._refcounts) if count == 0}
-        assert self._num_free == len(unheld), "the free list and the counts disagree"
-        assert unheld <= set(self._free), "a free block is not on the free list"
-        for region in range(self.num_blocks // REGION):
-            blocks = range(region * REGION, (region + 1) * REGION)
-            assert self._num_held[region] == sum(i not in unheld for i in blocks), "a wrong region"
-        assert min(self._refcounts, default=0) >= 0, "a count is negative"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mie.memory.table import BlockTable
@@ -179,35 +179,6 @@ class PrefixCache:
         elif not parent.is_held:
             self._offer(parent)
         return block_of(node)
-
-    def nodes(self) -> Iterator[Node]:
-        """Yield every node that holds a block."""
-        return (node for node in self._walk() if node.block_id is not None)
-
-    def _walk(self) -> Iterator[Node]:
-        stack = list(self._roots.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
-
-    def check_invariants(self, tables: Iterable[BlockTable]) -> None:
-        """Assert the invariants of the tree, and that it knows exactly ``tables``."""
-        known = [table for node in self._walk() for table in node.tables]
-        assert len(known) == len(set(known)), "a table is registered at two nodes"
-        assert set(known) == set(tables), "the tree has a closed table or misses an open one"
-        for root in self._roots.values():
-            assert root.children or root.tables, "an empty root was kept"
-        for node in self._walk():
-            assert node.sorted_tokens == sorted(node.children), "the sorted keys differ"
-            assert all(table.node is node for table in node.tables), "a table is elsewhere"
-            for child in node.children.values():
-                assert child.parent is node
-                assert child.salt == node.salt
-                assert node.block_id is None or node.is_held or not child.is_held, (
-                    "a held node has an unheld parent"
-                )
-        assert self.num_unheld == sum(not node.is_held for node in self.nodes())
 
     def _drop_empty_root(self, node: Node) -> None:
         if node.block_id is None and not node.children and not node.tables:

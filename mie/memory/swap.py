@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from mie.memory.pool import BlockPool
 from mie.memory.table import BlockTable, HostTable
 
@@ -39,11 +37,3 @@ class SwapSpace:
     def free(self, host: HostTable) -> None:
         """Free swapped-out blocks."""
         self._pool.decref(*host.block_ids)
-
-    def check_invariants(self, tables: Iterable[HostTable]) -> None:
-        """Assert that exactly the blocks of ``tables`` are taken, each once."""
-        self._pool.check_invariants()
-        held = [host_id for table in tables for host_id in table.block_ids]
-        assert len(set(held)) == len(held), "a host block has two owners"
-        assert len(held) == self._pool.num_blocks - self._pool.num_free, "a host block leaked"
-        assert all(self._pool.refcount(host_id) == 1 for host_id in held)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mie.arithmetic import ceil_div
 from mie.ops.backend import Array
 from mie.ops_gpu.arena import Empty, fresh
-from mie.ops_gpu.arrays import ceil_div, kernel_type
+from mie.ops_gpu.arrays import kernel_type
 from mie.ops_gpu.batch import DeviceBatch
 from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.dispatch import WARPS, DecodeKernel, decode_kernel, prefill_kernel

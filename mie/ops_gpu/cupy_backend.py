@@ -13,6 +13,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
 from mie.ops.backend import Array, KVCacheShape, Memory, StepBatch
@@ -20,7 +21,7 @@ from mie.ops.kv_cache import SCALE_BYTES
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
 from mie.ops_gpu.arena import fresh
-from mie.ops_gpu.arrays import DTYPES, block_threads, ceil_div, host_zeros, kernel_type
+from mie.ops_gpu.arrays import DTYPES, block_threads, host_zeros, kernel_type
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, current_chip, device_memory

@@ -22,7 +22,7 @@ sequences:
 from dataclasses import dataclass
 from typing import Literal
 
-from mie.ops_gpu.arrays import ceil_div
+from mie.arithmetic import ceil_div
 
 WARPS = 4
 

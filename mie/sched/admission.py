@@ -5,7 +5,7 @@ from collections.abc import Set
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, RequestError
 from mie.memory.manager import KVCacheManager
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sched.sequence import Request
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from typing import Any
 
 from mie.config.engine import EngineConfig
 from mie.memory.manager import KVCacheManager
@@ -20,7 +19,6 @@ from mie.memory.moves import Emit, Room
 from mie.memory.table import BlockTable
 from mie.sched.admission import check_budget, check_fits
 from mie.sched.ahead import reserve_ahead, rows_ahead
-from mie.sched.audit import check_queues, queues
 from mie.sched.opening import Opener
 from mie.sched.plan import Chunk, SeqId, StepPlan
 from mie.sched.policy import VICTIM_RULES, WaitingQueue, rank_of
@@ -375,20 +373,3 @@ class Scheduler:
         for request in requests:
             for seq in request.restore():
                 self.waiting.add(seq)
-        self._emit(("rebuild", self.snapshot()))
-
-    # For tests and the event log.
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the queues, their sequences and the blocks as plain data."""
-        kept = self._opener.kept
-        return {**self.manager.snapshot(), **queues(list(self.waiting), self.running, kept)}
-
-    def check_invariants(self) -> None:
-        """Assert the invariants that hold between steps. Call it from tests."""
-        waiting = list(self.waiting)
-        holders = [*self.running, *self._opener.kept]
-        tables = [seq.table for seq in holders if seq.table is not None]
-        self.manager.check_invariants(tables, [seq.host for seq in waiting if seq.host is not None])
-        self._seats.check_invariants()
-        check_queues(waiting, self.running)

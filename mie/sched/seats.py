@@ -64,13 +64,3 @@ class Seats:
         new_rows = tuple([seq.new_row() for seq in self._new.values()])
         self._new.clear()
         return new_rows
-
-    def check_invariants(self) -> None:
-        """Assert that the running sequences are in order and that each row has one owner."""
-        assert [seq.key for seq in self.running] == sorted(seq.key for seq in self.running)
-        taken = [seq.row for seq in self.running if seq.row is not None]
-        assert sorted([*taken, *self._free]) == list(range(len(self.rows)))
-        assert all(self.rows[seq.row] is seq for seq in self.running if seq.row is not None)
-        assert sum(seq is not None for seq in self.rows) == len(self.running)
-        assert self.num_prefilling == sum(seq.is_prefilling for seq in self.running)
-        assert set(self._new.items()) <= set(enumerate(self.rows)), "a row without an owner"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mie.memory.table import BlockTable, HostTable
-from mie.sched.metrics import RequestMetrics
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sched.plan import Chunk, NewRow
 from mie.sched.result import TokenLogprobs
+from mie.stats.request import RequestMetrics
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.errors import ConfigError
 from mie.sim.costs import Costs
@@ -153,7 +154,7 @@ def costs_on(device: Device, model: ModelConfig) -> Costs:
 
 def _ps(amount: int, percent_a_second: int) -> int:
     """Return the picoseconds for an amount at hundredths of a rate."""
-    return -(-amount * 100 * PICO // percent_a_second)
+    return ceil_div(amount * 100 * PICO, percent_a_second)
 
 
 def blocks_on(device: Device, model: ModelConfig, block_size: int) -> int:

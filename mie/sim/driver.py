@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mie.engine.engine import Engine
 from mie.engine.step import SequenceOutput, StepStats
 from mie.errors import RequestError
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sim.clock import SECOND, Clock
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Answer, Workload, WorkloadRequest

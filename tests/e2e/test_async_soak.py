@@ -9,6 +9,7 @@ import pytest
 from scripted_llm import expected, new_llm
 
 from mie import AsyncLLM, SamplingParams
+from mie.audit.scheduler import check_scheduler
 
 NUM_REQUESTS = 10_000
 AT_ONCE = 64
@@ -77,7 +78,7 @@ def test_ten_thousand_requests_leave_nothing(llm):
         assert not loop.processor._states
         assert not llm._thread._listeners
         assert loop.engine.scheduler.manager.num_used == 0
-        loop.engine.scheduler.check_invariants()
+        check_scheduler(loop.engine.scheduler)
         return sys.getallocatedblocks()
 
     answered, growth = asyncio.run(main())

@@ -8,6 +8,8 @@ import pytest
 from scripted_runner import VOCAB_SIZE, expected_tokens, salt_seed, scripted_engine
 
 from mie import EngineConfig, SamplingParams
+from mie.audit.memory import check_memory
+from mie.audit.scheduler import check_scheduler
 
 SALTS = (None, None, None, "tenant a", "tenant b")
 BLOCK_SIZE = 4
@@ -60,8 +62,8 @@ def soak(config, *, num_requests, max_tokens, num_blocks, num_host_blocks):
     assert len(got) == happened["choices finished"] >= num_requests
     assert not engine.has_work
     assert manager.num_used == 0
-    engine.scheduler.check_invariants()
-    manager.check_invariants([], [])
+    check_scheduler(engine.scheduler)
+    check_memory(manager, [])
     return engine, happened
 
 
@@ -81,7 +83,7 @@ def step(engine, unfinished, got, happened):
             if not unfinished[new.request_id]:
                 del unfinished[new.request_id]
     if engine.stats.num_steps % 50 == 0:
-        engine.scheduler.check_invariants()
+        check_scheduler(engine.scheduler)
 
 
 MODES = {

@@ -32,16 +32,21 @@ class Room:
 ROOMS = {
     # level 0: the standard library
     "version": Room(),
+    "arithmetic": Room(),
     "errors": Room(),
     "reprs": Room(),
     "system": Room(),
-    "memory": Room(),
-    # level 1: arrays, settings, events, text
+    "stats": Room(),
+    "memory": Room(mie={"arithmetic", "stats.memory"}),
+    # level 1: arrays, settings, requests, events, text
     "config": Room(mie={"errors", "reprs"}),
+    "params": Room(mie={"config", "errors"}),
     "events": Room(mie={"errors", "system.files"}),
     "replay": Room(mie={"errors", "events"}),
     # ml_dtypes: NumPy has no 8-bit float, which the KV cache may hold
-    "ops": Room(mie={"errors", "system.host_memory"}, packages={"numpy", "ml_dtypes"}),
+    "ops": Room(
+        mie={"arithmetic", "errors", "system.host_memory"}, packages={"numpy", "ml_dtypes"}
+    ),
     "text": Room(
         mie={"errors", "system.files", "system.interrupts"}, packages={"tokenizers", "jinja2"}
     ),
@@ -49,21 +54,27 @@ ROOMS = {
         mie={"errors", "system.files"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
     # level 2
-    "ops_cpu": Room(mie={"errors", "ops", "system"}, packages={"numpy"}),
-    "ops_gpu": Room(mie={"errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}),
+    "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
+    "ops_gpu": Room(
+        mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
+    ),
     "model": Room(mie={"checkpoint", "ops.backend"}, packages={"numpy"}),
-    "sched": Room(mie={"config", "errors", "memory"}),
-    # level 3
+    "sched": Room(mie={"arithmetic", "config", "errors", "memory", "params", "stats.request"}),
+    # level 3: it reads the private state of memory and sched
+    "audit": Room(mie={"memory", "sched"}),
     "engine": Room(
         mie={
+            "arithmetic",
+            "audit.scheduler",
             "config",
             "errors",
             "events",
-            "memory.stats",
             "model.decoder",
             "ops.backend",
             "ops.sampling",
+            "params",
             "sched",
+            "stats",
             "system.interrupts",
         },
         packages={"numpy"},
@@ -71,6 +82,7 @@ ROOMS = {
     # level 4: the wiring of an engine, and the front ends
     "load": Room(
         mie={
+            "arithmetic",
             "checkpoint",
             "config",
             "engine",
@@ -81,6 +93,7 @@ ROOMS = {
             "ops",
             "ops_cpu",
             "ops_gpu",
+            "params.sampling",
             "sched",
             "system",
             "text.tokenizer",
@@ -92,8 +105,10 @@ ROOMS = {
             "config.request_limits",
             "engine",
             "errors",
+            "params",
             "reprs",
             "sched",
+            "stats",
             "system.interrupts",
             "text",
         },
@@ -106,7 +121,7 @@ ROOMS = {
             "errors",
             "frontend",
             "load.parts",
-            "sched",
+            "params",
             "text",
         },
     ),
@@ -117,7 +132,7 @@ ROOMS = {
             "errors",
             "frontend",
             "llm",
-            "sched",
+            "params",
             "text.pretrained",
         }
     ),
@@ -128,19 +143,22 @@ ROOMS = {
     ),
     "diff": Room(
         mie={
+            "arithmetic",
             "checkpoint",
             "config.engine",
             "errors",
             "load",
             "ops.backend",
             "ops.sampling",
-            "sched.params",
+            "params.sampling",
+            "reprs",
             "text.tokenizer",
         },
         packages={"numpy"},
     ),
     "sim": Room(  # the real scheduler and engine, with a cost model in place of the model
         mie={
+            "arithmetic",
             "checkpoint",
             "config.engine",
             "engine",
@@ -148,6 +166,7 @@ ROOMS = {
             "events",
             "load",
             "memory",  # book.capacity fills it directly
+            "params.sampling",
             "replay",
             "sched",
             "system.files",
@@ -157,6 +176,7 @@ ROOMS = {
     ),
     "cli": Room(
         mie={
+            "arithmetic",
             "checkpoint",
             "config",
             "diff",
@@ -166,7 +186,8 @@ ROOMS = {
             "frontend.outputs",
             "llm",
             "replay",
-            "sched.params",
+            "params.sampling",
+            "reprs",
             "sim",
             "system.logs",
             "version",
@@ -182,8 +203,8 @@ ROOMS = {
             "errors",
             "frontend",
             "llm",
-            "sched.beam_params",
-            "sched.params",
+            "params.beam_search",
+            "params.sampling",
             "system.logs",
             "version",
         }

@@ -257,6 +257,15 @@ def test_the_fast_build_reports_writes_past_dynamic_shared_memory():
         kernel((1,), (32,), (ints(9), counts, np.int32(9), np.int32(101)), shared_bytes=400)
 
 
+def test_the_watchdog_counts_cpu_time_and_not_the_wall_clock(tmp_path: Path):
+    """A busy machine may keep an honest launch waiting for longer than its limit."""
+    source = '#include <unistd.h>\n#include "mie_cuda.cuh"\n'
+    (tmp_path / "k.cu").write_text(source + "__global__ void k(int* x) { usleep(300000); *x = 1; }")
+    x = np.zeros(1, np.int32)
+    EmulatedLauncher(limit_s=0.1).kernel(str(tmp_path / "k.cu"), "k")((1,), (1,), (x,))
+    assert x[0] == 1
+
+
 # What the launcher refuses.
 
 

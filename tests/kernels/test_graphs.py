@@ -26,7 +26,7 @@ from mie.ops_gpu.gemm import NumpyGemm
 from mie.ops_gpu.launcher import EmulatedLauncher
 from mie.ops_gpu.queue import EmulatedQueue
 from mie.ops_gpu.steps import Steps
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 
 WIDE = tiny_models.LLAMA | {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 64}
 MODELS = {

@@ -10,8 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 
 import nvrtc_check
+from gpu.nvrtc_kernels import ENTRIES, Entry
 from nvrtc_check import CompileError, Nvrtc, Usage, growth, limits, read_ledger
-from nvrtc_kernels import ENTRIES, Entry
 
 from mie.ops_gpu.signature import kernels_in
 from mie.ops_gpu.source import KERNELS, flat_source

@@ -21,7 +21,7 @@ from mie.load.engine import load_engine
 from mie.ops.backend import Backend, StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_gpu.cupy_backend import CupyBackend, load_cupy_backend
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 
 __all__ = ["fake_cupy"]
 pytestmark = needs_compiler

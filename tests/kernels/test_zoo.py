@@ -5,13 +5,14 @@ kernel.
 """
 
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from emulated import needs_compiler
 
-from mie.ops_gpu.host.emulator import ORDERS
+from mie.ops_gpu.host.emulator import ORDERS, source_lines
 from mie.ops_gpu.launcher import EmulatedLauncher, KernelFault
 from mie.ops_gpu.signature import plain_kernels
 
@@ -60,6 +61,7 @@ EXPECTED = {
     "copy_to_a_misaligned_place": "misaligned: the shared address",
     "copy_of_a_masked_row": "out of bounds: a read of 16 bytes, .* past the end of x",
     "spin": "watchdog",
+    "spin_on_an_atomic": "watchdog",
 }
 
 BLOCKS = {"blocks_write_one_output": 2, "write_past_the_end": 2, "blocks_without_fence": 4}
@@ -146,11 +148,37 @@ def test_the_repaired_kernel_passes_unchecked(name: str):
 
 
 @pytest.mark.parametrize(
-    "name", ["divergent_barrier", "shuffle_in_a_branch", "copy_never_waited_for", "spin"]
+    "name",
+    [
+        "divergent_barrier",
+        "shuffle_in_a_branch",
+        "copy_never_waited_for",
+        "spin",
+        "spin_on_an_atomic",
+    ],
 )
 def test_some_bugs_are_reported_in_the_fast_build_too(name: str):
     with pytest.raises(KernelFault, match=EXPECTED[name]):
         run(EmulatedLauncher(limit_s=0.5), name)
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+@pytest.mark.parametrize("name", ["spin", "spin_on_an_atomic"])
+def test_the_watchdog_finds_a_source_line_at_every_instruction(name: str, is_checked: bool):
+    """It may strike anywhere in the kernel's library: in the kernel, or in what it calls there."""
+    launcher = EmulatedLauncher(check=is_checked, limit_s=0.001)
+    with pytest.raises(KernelFault, match="watchdog"):
+        run(launcher, name)
+    image = launcher._runtime.mie_emu_fault_image().decode()
+    command = ["objdump", "--disassemble", "--no-show-raw-insn", image]
+    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    body = re.search(rf"<_ZL\d+{name}P.*?>:\n(.*?)\n\n", listing, re.DOTALL)
+    assert body
+    instructions = re.findall(r"^ *([0-9a-f]+):", body[1], re.MULTILINE)
+    targets = re.findall(r"\t[a-z.]+\s+([0-9a-f]+) <", body[1])  # of direct calls and jumps
+    assert len(instructions) > 10
+    for address in {*instructions, *targets}:
+        assert source_lines(image, int(address, 16)), f"no line for {address} in:\n{body[1]}"
 
 
 def test_a_bad_address_does_not_end_the_process_of_the_fast_build():

@@ -309,3 +309,8 @@ __global__ void spin(const float* x, float* y, int n) {
   BUG(volatile float* flag = y + threadIdx.x; while (*flag != x[0] + n) {})  // <- caught
   y[threadIdx.x] = x[n - 1];
 }
+
+__global__ void spin_on_an_atomic(const float* x, float* y, int n) {
+  BUG(while (atomicAdd(y + threadIdx.x, 0.0f) != x[0] + n) {})  // <- caught
+  y[threadIdx.x] = x[n - 1];
+}

@@ -15,7 +15,8 @@ import pytest
 from scripted_llm import SETTINGS, expected, new_llm
 
 from mie import AsyncLLM, SamplingParams
-from mie.sched.params import RequestOutputKind
+from mie.audit.scheduler import check_scheduler
+from mie.params.sampling import RequestOutputKind
 
 NUM_RUNS = 4000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 1000
 
@@ -114,7 +115,7 @@ def check_idle(llm, loop):
     assert not loop.processor._states
     assert not loop.inbox
     assert loop.engine.scheduler.manager.num_used == 0
-    loop.engine.scheduler.check_invariants()
+    check_scheduler(loop.engine.scheduler)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

@@ -17,6 +17,7 @@ from interrupts import KINDS, Injector, handlers
 from scripted_llm import SETTINGS, expected, new_llm
 
 from mie import LLM, SamplingParams
+from mie.audit.scheduler import check_scheduler
 from mie.errors import EngineDeadError, RequestFailedError
 
 
@@ -120,7 +121,7 @@ class Story:
             tokens = [choice.token_ids for choice in output.outputs]
             assert tokens == self.others[request_id], where
         self.others.clear()
-        llm.engine.scheduler.check_invariants()
+        check_scheduler(llm.engine.scheduler)
         assert llm.engine.scheduler.manager.num_used == 0, where
         assert not llm.loop.processor._states, where
 

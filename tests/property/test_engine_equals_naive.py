@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mie import EngineConfig, SamplingParams
+from mie.audit.memory import check_memory
+from mie.audit.scheduler import check_scheduler
 from mie.load.engine import load_engine
 
 VOCAB, EOS = 40, 3
@@ -182,11 +184,11 @@ class Run:
                 self.aborted.add(index)
             self.take_in(engine.step())
             seen["launched ahead"] += engine._runner.is_ahead
-            engine.scheduler.check_invariants()
+            check_scheduler(engine.scheduler)
             step += 1
             assert step < 2000, "the engine has work and does nothing"
         assert engine.scheduler.manager.num_used == 0, "a block was not freed"
-        engine.scheduler.manager.check_invariants([], [])
+        check_memory(engine.scheduler.manager, [])
         self.count()
 
     def take_in(self, output):

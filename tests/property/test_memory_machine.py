@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from mie.audit.memory import check_memory, memory_snapshot
 from mie.memory.manager import KVCacheManager
 
 MAX_TABLES = 6
@@ -151,14 +152,14 @@ class Memory(RuleBasedStateMachine):
             seen["host tables dropped"] += 1
 
     def reset(self, *_):
-        before = self.manager.snapshot()
+        before = memory_snapshot(self.manager)
         if self.manager.reset_prefix_cache():
             assert not self.running
             assert self.manager.num_cached == 0
             seen["resets"] += 1
         else:
             assert self.running
-            assert self.manager.snapshot() == before
+            assert memory_snapshot(self.manager) == before
 
     # Running sequences, first within a step.
 
@@ -344,7 +345,7 @@ class Memory(RuleBasedStateMachine):
         """Return everything that can be observed."""
         manager = self.manager
         return (
-            manager.snapshot(),
+            memory_snapshot(manager),
             (manager.num_available, manager.num_cached, manager.num_saved),
             manager.num_slots_empty,
             {name: value for name, value in vars(manager.stats).items() if name != "_window"},
@@ -392,7 +393,7 @@ class Memory(RuleBasedStateMachine):
 
     def cached_paths(self, salt):
         """Return the token sequences that the paths of the tree spell."""
-        tree = self.manager.snapshot()["tree"]
+        tree = memory_snapshot(self.manager)["tree"]
 
         def spelled(block_id):
             if block_id is None:
@@ -441,7 +442,7 @@ class Memory(RuleBasedStateMachine):
         if self.is_opening:
             return
         tables = [seq.table for seq in self.running]
-        self.manager.check_invariants(tables, [seq.host for seq in self.waiting if seq.host])
+        check_memory(self.manager, tables, [seq.host for seq in self.waiting if seq.host])
         used = {block_id for table in tables for block_id in table.block_ids}
         assert self.manager.num_used == len(used)
 
@@ -454,7 +455,7 @@ class Memory(RuleBasedStateMachine):
         for seq in self.waiting:
             if seq.host:
                 self.drop(seq)
-        self.manager.check_invariants([], [])
+        check_memory(self.manager, [])
         assert self.manager.num_used == 0
         assert self.manager.reset_prefix_cache()
         assert self.manager.num_available == self.manager.num_blocks

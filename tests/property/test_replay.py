@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_runner import answer_to
 
+from mie.audit.scheduler import check_scheduler, scheduler_snapshot
 from mie.config.engine import EngineConfig
 from mie.errors import RequestError
 from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
 from mie.load.engine import new_scheduler
+from mie.params.sampling import SamplingParams
 from mie.replay import State, at
-from mie.sched.params import SamplingParams
 from mie.sched.sequence import Beam, Request
 
 MAX_MODEL_LEN, EOS = 24, 1
@@ -71,7 +72,7 @@ class Run:
         self.scheduler = new_scheduler(
             config, num_blocks, MAX_MODEL_LEN, self.log, num_host_blocks if swaps else 0
         )
-        self.log.start(self.scheduler.snapshot)
+        self.log.start(lambda: scheduler_snapshot(self.scheduler))
         self.requests = []
 
     def add(self, prompt, max_tokens, n, priority, salt):
@@ -108,9 +109,10 @@ class Run:
             self.scheduler.preempt_all()
         elif breaks:
             self.scheduler.rebuild(self.requests)
+            self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
         else:
             self.scheduler.update(plan, answer_to(plan, draw_token))
-        self.scheduler.check_invariants()
+        check_scheduler(self.scheduler)
         self.log.end_step({**dict.fromkeys(SUMMARY_FIELDS, 0), "step": number})
         return self.log.segments()[-1].steps[-1]
 
@@ -134,7 +136,7 @@ def check_run(
     num_blocks = -(-longest // config.block_size) + spare
     with path.open("w") as file:
         run = Run(config, num_blocks, num_host_blocks, file)
-        state = State.from_snapshot(run.scheduler.snapshot())
+        state = State.from_snapshot(scheduler_snapshot(run.scheduler))
         waiting, number, drawn, snapshots = list(arrivals), 0, 0, []
 
         def draw_token():
@@ -159,7 +161,7 @@ def check_run(
             records = run.step(number, draw_token, number in broken)
             seen.update(kind for kind, *_ in records)
             state.apply_step(records)
-            snapshots.append(run.scheduler.snapshot())
+            snapshots.append(scheduler_snapshot(run.scheduler))
             assert state.snapshot() == snapshots[-1]
             assert number < 1000
         run.log.close()

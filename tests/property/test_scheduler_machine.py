@@ -19,11 +19,13 @@ from hypothesis.stateful import (
 )
 from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
 
+from mie.audit.memory import check_memory
+from mie.audit.scheduler import check_scheduler
 from mie.config.engine import EngineConfig
 from mie.engine.overlap import OverlappingRunner
 from mie.errors import RequestError
 from mie.memory.manager import KVCacheManager
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 
@@ -347,7 +349,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self):
-        self.scheduler.check_invariants()
+        check_scheduler(self.scheduler)
         seqs = [seq for request in self.live.values() for seq in request.sequences]
         queued = {*self.scheduler.running, *self.scheduler.waiting}
         for seq in seqs:
@@ -369,7 +371,7 @@ class Scheduling(RuleBasedStateMachine):
         assert not self.scheduler.has_work, "it never ends"
         assert not self.live
         assert self.manager.num_used == 0
-        self.manager.check_invariants([], [])
+        check_memory(self.manager, [])
 
 
 PREEMPTED = ("preempted", "swapped out")

@@ -1,6 +1,8 @@
-"""Test the allocator's finer rules, which mutants of `scripts/mutants.py` found untested."""
+"""Test the allocator's finer rules, which mutants (`scripts/mutation/`) found untested."""
 
 from test_memory import compute, fork, manager, num_cached, opened, stored, write
+
+from mie.audit.memory import check_memory
 
 EMPTY = ((), (), (), ())
 
@@ -109,7 +111,7 @@ def test_a_copied_source_that_is_in_use_stays_held():
     memory.take_moves()
     memory.end_step()
     assert memory.num_cached == 0
-    memory.check_invariants(tables)
+    check_memory(memory, tables)
 
 
 # Eviction.
@@ -145,7 +147,7 @@ def test_a_tree_without_blocks_stays_while_a_table_is_open():
     first, second = opened(memory, [1] * 5), opened(memory, [2] * 5)
     memory.close_table(first)
     compute(memory, second)
-    memory.check_invariants([second])
+    check_memory(memory, [second])
     assert num_cached(memory, [2] * 5) == 4
 
 

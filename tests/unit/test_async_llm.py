@@ -8,8 +8,9 @@ import threading
 import pytest
 
 from mie import LLM, AsyncLLM, SamplingParams
+from mie.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError
-from mie.sched.params import RequestOutputKind
+from mie.params.sampling import RequestOutputKind
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
 
@@ -30,7 +31,7 @@ def llm():
         asyncio.run(settled(llm))
         assert not llm._loop.processor._states
         assert engine.scheduler.manager.num_used == 0
-        engine.scheduler.check_invariants()
+        check_scheduler(engine.scheduler)
     assert not llm._thread._listeners
     llm.shutdown()
     assert not llm._thread._thread.is_alive()

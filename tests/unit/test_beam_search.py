@@ -9,6 +9,7 @@ import pytest
 from interrupts import KINDS, Injector, handlers
 
 from mie import LLM, BeamSearchParams, SamplingParams
+from mie.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, RequestError, RequestFailedError
 
 EOS = 3
@@ -31,7 +32,7 @@ def llama(tiny):
 def assert_nothing_is_held(llm):
     assert not llm.has_work
     scheduler = llm.engine.scheduler
-    scheduler.check_invariants()
+    check_scheduler(scheduler)
     assert not scheduler._opener.kept
     assert scheduler.manager.num_used == 0
 

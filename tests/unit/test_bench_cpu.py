@@ -12,12 +12,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import bench_cpu
-from cpu_bench import model_bench
-from cpu_bench.children import Child, PeerError, child_environment
-from cpu_bench.engines import EngineSpec
-from cpu_bench.entries import entries_of, grouped, mie_entries, parse_settings
-from cpu_bench.goals import GOALS, goals_reached, verdict
-from cpu_bench.metrics import (
+from bench.cpu import model_bench
+from bench.cpu.children import Child, PeerError, child_environment
+from bench.cpu.engines import EngineSpec
+from bench.cpu.entries import entries_of, grouped, mie_entries, parse_settings
+from bench.cpu.goals import GOALS, goals_reached, verdict
+from bench.cpu.metrics import (
     WORKLOADS,
     Limits,
     Sample,
@@ -28,10 +28,10 @@ from cpu_bench.metrics import (
     sample,
     shares,
 )
-from cpu_bench.model_bench import ModelBench, agreement
-from cpu_bench.report import as_json, markdown
-from cpu_bench.results import ModelResults, ratio, rows_of
-from cpu_bench.shapes import LLAMA, SHAPES, Costs, Format
+from bench.cpu.model_bench import ModelBench, agreement
+from bench.cpu.report import as_json, markdown
+from bench.cpu.results import ModelResults, ratio, rows_of
+from bench.cpu.shapes import LLAMA, SHAPES, Costs, Format
 
 from mie.checkpoint.config import ModelConfig
 

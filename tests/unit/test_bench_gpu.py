@@ -17,15 +17,15 @@ from emulated import needs_compiler
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import bench_gpu
-from gpu_bench import attention, peers
-from gpu_bench.device import CupyDevice, DryDevice, Samples
-from gpu_bench.end_to_end import Workload, row_of, step_floor_ms
-from gpu_bench.inputs import Inputs, decode_inputs, prefill_inputs
-from gpu_bench.numbers import relative_error, rounded
-from gpu_bench.page import as_markdown, goals
-from gpu_bench.report import Report
-from gpu_bench.shapes import PREFILL, TINY, TINY_PREFILL, UNIFORM, batch_of, ragged_lengths
-from gpu_bench.timing import timed_in_turns
+from bench.gpu import attention, peers
+from bench.gpu.device import CupyDevice, DryDevice, Samples
+from bench.gpu.end_to_end import Workload, row_of, step_floor_ms
+from bench.gpu.inputs import Inputs, decode_inputs, prefill_inputs
+from bench.gpu.numbers import relative_error, rounded
+from bench.gpu.page import as_markdown, goals
+from bench.gpu.report import Report
+from bench.gpu.shapes import PREFILL, TINY, TINY_PREFILL, UNIFORM, batch_of, ragged_lengths
+from bench.gpu.timing import timed_in_turns
 
 from mie.checkpoint.config import ModelConfig
 from mie.ops_gpu.arrays import DTYPES
@@ -39,8 +39,8 @@ def report(is_dry_run: bool = True) -> Report:
 
 def test_every_module_imports_without_torch_and_cupy():
     """All modules except the peer that uses Triton."""
-    names = sorted(path.stem for path in (ROOT / "scripts" / "gpu_bench").glob("*.py"))
-    names = [f"gpu_bench.{name}" for name in names if name not in ("__init__", "triton_decode")]
+    names = sorted(path.stem for path in (ROOT / "scripts" / "bench" / "gpu").glob("*.py"))
+    names = [f"bench.gpu.{name}" for name in names if name not in ("__init__", "triton_decode")]
     code = "import sys; sys.modules.update(torch=None, triton=None, cupy=None); import bench_gpu, "
     done = subprocess.run(
         [sys.executable, "-c", code + ", ".join(names)],

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mie import LLM, SamplingParams
+from mie.audit.scheduler import check_scheduler
 from mie.errors import EngineDeadError, RequestError, RequestFailedError
 from mie.frontend.outputs import RequestOutput
-from mie.sched.params import RequestOutputKind
+from mie.params.sampling import RequestOutputKind
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
 
@@ -30,7 +31,7 @@ def nothing_leaks(llm):
     assert llm.engine.scheduler.manager.num_used == 0
     assert not llm.loop.processor._states
     assert not llm.loop.inbox
-    llm.engine.scheduler.check_invariants()
+    check_scheduler(llm.engine.scheduler)
 
 
 def params(max_tokens=12, **more):

@@ -3,6 +3,8 @@
 import pytest
 from test_scheduler import Driver
 
+from mie.audit.scheduler import check_scheduler
+
 
 def running(driver):
     return [seq.seq_id for seq in driver.scheduler.running]
@@ -218,7 +220,7 @@ def test_the_next_choice_leads_when_the_first_ends_before_the_fork():
     request = driver.add(8, n=3, max_tokens=2)
     driver.step()
     driver.scheduler.finish(request.sequences[0], "abort")
-    driver.scheduler.check_invariants()
+    check_scheduler(driver.scheduler)
     assert (running(driver), waiting(driver)) == ([], [(0, 1)])
     assert driver.manager.num_used == 0
     plans = [driver.step() for _ in range(2)]
@@ -253,7 +255,7 @@ def test_a_choice_that_waits_for_a_seat_can_be_ended():
     request = driver.add(3, n=3, max_tokens=2)
     driver.step()
     driver.scheduler.finish(request.sequences[1], "abort")
-    driver.scheduler.check_invariants()
+    check_scheduler(driver.scheduler)
     assert waiting(driver) == [(0, 2)]
     driver.run()
     assert lengths(request) == [2, 0, 2]

@@ -16,7 +16,7 @@ from mie.cli.options import add_engine_options, add_sampling_options, load_llm, 
 from mie.cli.requests import CliRequest, Origin
 from mie.errors import ConfigError, RequestError
 from mie.frontend.outputs import CompletionOutput
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 
 
 def parsed(*arguments: str, max_tokens: int | None = 256) -> argparse.Namespace:

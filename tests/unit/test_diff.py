@@ -33,7 +33,7 @@ from mie.errors import ConfigError, RequestError
 from mie.load.engine import load_engine
 from mie.ops import kv_cache
 from mie.ops.numpy_backend import NumpyBackend
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 
 F64 = Side(backend="numpy-plain", dtype="float64")
 F32 = Side(backend="numpy-plain", dtype="float32")

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from mie import EngineConfig, SamplingParams
+from mie.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, RequestError
 from mie.load.engine import load_engine
 
@@ -106,7 +107,7 @@ def test_an_exception_in_a_step_loses_nothing(engine, monkeypatch):
                     patch.setattr(engine._runner.backend, "sample", _broken)
                     with pytest.raises(RuntimeError, match="broken"):
                         engine.step()
-                engine.scheduler.check_invariants()
+                check_scheduler(engine.scheduler)
             for new in engine.step().outputs:
                 tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
             if not engine.has_work:

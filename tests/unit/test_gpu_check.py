@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,9 +16,9 @@ from emulated import needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-import gpu_check
-from gpu_checks import parts
-from gpu_checks.run import Done, Outcome, Run, how_it_ended
+from gpu import check as gpu_check
+from gpu import parts
+from gpu.run import Done, Outcome, Run, how_it_ended
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,8 +54,21 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.M
     assert "exit code: 0" in (tmp_path / "gpu_check.log").read_text()
 
 
+def test_the_entry_point_starts_from_any_directory(tmp_path: Path):
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "gpu_check"), "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--only PART" in done.stdout
+
+
 def test_a_missing_device_gives_one_line(tmp_path: Path):
-    code = "import sys; sys.modules['cupy'] = None; import gpu_check; sys.exit(gpu_check.main())"
+    code = "import sys; sys.modules['cupy'] = None; from gpu.check import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", code, "--child", "environment"],
         cwd=ROOT / "scripts",

@@ -3,7 +3,8 @@
 import pytest
 from test_scheduler import EOS, Driver
 
-from mie.sched.params import SamplingParams
+from mie.audit.scheduler import check_scheduler
+from mie.params.sampling import SamplingParams
 from mie.sched.sequence import Beam, Request
 
 
@@ -28,7 +29,7 @@ def test_a_beam_keeps_its_blocks_until_it_is_released(driver):
     assert driver.manager.num_used == 2
     driver.scheduler.release(["unknown", parent.request_id])
     assert driver.manager.num_used == 0
-    driver.scheduler.check_invariants()
+    check_scheduler(driver.scheduler)
 
 
 def test_children_fork_all_blocks_and_copy_the_one_that_is_partly_filled(driver):

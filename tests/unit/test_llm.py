@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from mie import LLM, SamplingParams
+from mie.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, ModelError, RequestError
 
 PROMPT = "Tell me a story about Mia the fox, the old mill and a silver bell."
@@ -24,7 +25,7 @@ def nothing_leaks(llm):
     assert not llm.has_work
     assert llm.engine.scheduler.manager.num_used == 0
     assert not llm._driver._loop.processor._states
-    llm.engine.scheduler.check_invariants()
+    check_scheduler(llm.engine.scheduler)
 
 
 def generate(llm, prompt=PROMPT, **params):

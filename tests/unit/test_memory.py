@@ -2,6 +2,7 @@
 
 import pytest
 
+from mie.audit.memory import check_memory, check_pool, walk
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 
@@ -66,7 +67,7 @@ def test_a_block_is_free_when_its_last_holder_leaves():
     assert pool.num_free == 0
     pool.decref(block_id)
     assert pool.num_free == 1
-    pool.check_invariants()
+    check_pool(pool)
 
 
 @pytest.mark.parametrize("misuse", ["incref", "decref"])
@@ -80,7 +81,7 @@ def test_a_pool_that_counted_wrongly_is_noticed():
     pool = BlockPool(2)
     pool._refcounts[0] = 1
     with pytest.raises(AssertionError, match=r"free list"):
-        pool.check_invariants()
+        check_pool(pool)
     assert pool.take() == 1
     with pytest.raises(AssertionError, match="counted as free than there are"):
         pool.take()
@@ -104,7 +105,7 @@ def test_looking_for_room_takes_nothing():
     assert memory.find_room([0] * 9) is None
     assert memory.find_room([0] * 8).num_new == 2
     assert memory.num_available == 2
-    memory.check_invariants([])
+    check_memory(memory, [])
 
 
 def test_a_table_is_opened_with_blocks_for_all_its_tokens():
@@ -240,7 +241,7 @@ def test_the_source_of_a_copy_is_pinned_until_the_step_ends():
     memory.take_moves()
     memory.end_step()
     assert memory.num_cached == 1
-    memory.check_invariants([borrower])
+    check_memory(memory, [borrower])
 
 
 def test_a_pinned_source_never_costs_the_last_block():
@@ -271,7 +272,7 @@ def test_each_writer_but_the_last_copies_a_forked_partial_block():
     assert forks[2].block_ids == [full, partial]
     assert len({table.block_ids[1] for table in forks}) == 3
     assert {table.block_ids[0] for table in forks} == {full}
-    memory.check_invariants(forks)
+    check_memory(memory, forks)
 
 
 def test_a_copy_that_does_not_fit_leaves_no_trace():
@@ -280,7 +281,7 @@ def test_a_copy_that_does_not_fit_leaves_no_trace():
     twin = fork(memory, parent)
     assert not memory.grow(twin, 3)
     assert twin.block_ids == parent.block_ids
-    memory.check_invariants([parent, twin])
+    check_memory(memory, [parent, twin])
 
 
 def test_a_sibling_that_leaves_takes_its_share_of_the_empty_slots_along():
@@ -289,7 +290,7 @@ def test_a_sibling_that_leaves_takes_its_share_of_the_empty_slots_along():
     twin = fork(memory, parent)
     memory.close_table(twin)
     assert memory.num_slots_empty == 3
-    memory.check_invariants([parent])
+    check_memory(memory, [parent])
 
 
 # Blocks that outlive their request.
@@ -312,7 +313,7 @@ def test_the_least_recently_used_leaf_is_evicted_first():
     filler = opened(memory, [9] * 8)  # one free block, one eviction
     assert num_cached(memory, [*root, *old, 5], num_spare=-9) == 4, "the old branch is gone"
     assert num_cached(memory, [*root, *new, 5], num_spare=-9) == 8, "root and new branch are there"
-    memory.check_invariants([filler])
+    check_memory(memory, [filler])
 
 
 def test_blocks_in_use_are_never_evicted():
@@ -330,7 +331,7 @@ def test_a_reused_block_is_not_evicted_by_age():
     other = opened(memory, [3] * 8)
     memory.take_moves()
     memory.end_step()
-    memory.check_invariants([again, other])
+    check_memory(memory, [again, other])
     assert not {*again.block_ids} & {*other.block_ids}
 
 
@@ -347,7 +348,7 @@ def test_the_cache_keeps_to_its_budget(budget):
     for token_id in range(4):
         memory.close_table(stored(memory, [token_id] * 8))
         assert memory.num_cached <= budget
-    memory.check_invariants([])
+    check_memory(memory, [])
     assert memory.num_cached == budget
 
 
@@ -384,11 +385,11 @@ def test_a_swapped_table_holds_no_block_and_returns_complete():
     memory.close_table(table)
     assert memory.take_moves().exports == tuple(zip(device, host.block_ids, strict=True))
     assert memory.num_used == 0
-    memory.check_invariants([], [host])
+    check_memory(memory, [], [host])
     back = opened(memory, [1, 2, 3, 4, 5, 6, 7], host=host)
     assert back.num_cached == 6
     assert memory.take_moves().imports == tuple(zip(host.block_ids, back.block_ids, strict=True))
-    memory.check_invariants([back])
+    check_memory(memory, [back])
 
 
 def test_swapping_in_looks_into_the_prefix_cache_first():
@@ -414,7 +415,7 @@ def test_the_cache_may_know_more_than_was_swapped_out():
     assert back.num_cached == 8
     memory.take_moves()
     assert memory.stats.num_imported == 0
-    memory.check_invariants([t for n in memory._prefix._walk() for t in n.tables])
+    check_memory(memory, [t for n in walk(memory._prefix) for t in n.tables])
 
 
 def test_a_full_host_pool_is_a_value_and_nothing_is_done():
@@ -422,7 +423,7 @@ def test_a_full_host_pool_is_a_value_and_nothing_is_done():
     table = stored(memory, [1] * 5)
     assert memory.swap_out(table) is None
     assert memory.take_moves().exports == ()
-    memory.check_invariants([table])
+    check_memory(memory, [table])
 
 
 def test_shared_blocks_are_exported_for_each_sibling():
@@ -433,9 +434,9 @@ def test_shared_blocks_are_exported_for_each_sibling():
         hosts.append(memory.swap_out(table))
         memory.close_table(table)
     assert len({h for host in hosts for h in host.block_ids}) == 4
-    memory.check_invariants([], hosts)
+    check_memory(memory, [], hosts)
     memory.drop_host(hosts[0])
-    memory.check_invariants([], hosts[1:])
+    check_memory(memory, [], hosts[1:])
 
 
 # Statistics.
@@ -505,7 +506,7 @@ def test_any_block_is_used_without_a_free_region_or_neighbour():
     assert pool.allocate() is None
     pool.decref(*range(2 * REGION + 1))
     assert pool.take() in (0, REGION)
-    pool.check_invariants()
+    check_pool(pool)
 
 
 def test_endless_allocation_and_release_do_not_grow_the_pool():

@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import mutate
-from mutants import MUTANTS, Mutant
+from mutation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = Mutant("example", "mie/errors.py", "x = 1", "x = 2", "nothing")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mie import LLM, CompletionOutput, EngineConfig, RequestOutput, SamplingParams
 from mie.errors import ConfigError
 from mie.frontend.outputs import Logprob
-from mie.sched.metrics import RequestMetrics
+from mie.stats.request import RequestMetrics
 
 
 def through_json(output: RequestOutput) -> RequestOutput:

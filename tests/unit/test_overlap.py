@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from mie import EngineConfig, SamplingParams
+from mie.audit.scheduler import check_scheduler
 from mie.engine.engine import Engine
 from mie.load.engine import load_engine
 
@@ -45,7 +46,7 @@ def run(engine: Engine) -> dict[tuple[str, int], list[int]]:
     while engine.has_work:
         for new in engine.step().outputs:
             tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
-        engine.scheduler.check_invariants()
+        check_scheduler(engine.scheduler)
     assert engine.scheduler.manager.num_used == 0
     return tokens
 

@@ -16,8 +16,8 @@ import pytest
 
 from mie import BeamSearchParams, RequestLimits, RequestOutputKind, SamplingParams
 from mie.errors import ConfigError, MieError, RequestError
-from mie.sched.params import truncated
-from mie.sched.unsupported import UNSUPPORTED
+from mie.params.sampling import truncated
+from mie.params.unsupported import UNSUPPORTED
 
 
 def refuses(message: str, **params: Any) -> None:

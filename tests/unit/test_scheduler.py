@@ -5,10 +5,11 @@ import pickle
 import pytest
 from scripted_runner import answer_to
 
+from mie.audit.scheduler import check_scheduler
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, RequestError
 from mie.memory.manager import KVCacheManager
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 
@@ -62,7 +63,7 @@ class Driver:
 
     def answer(self, plan, answer=7):
         got = self.scheduler.update(plan, answer_to(plan, lambda: answer))
-        self.scheduler.check_invariants()
+        check_scheduler(self.scheduler)
         return got
 
     def run(self, max_steps=1000):
@@ -399,7 +400,7 @@ def test_an_abandoned_swap_is_recomputed(when):
         driver.answer(plan)
         plan = driver.scheduler.schedule()
     driver.scheduler.preempt_all()
-    driver.scheduler.check_invariants()
+    check_scheduler(driver.scheduler)
     assert victim.sequences[0].host is None
     assert driver.manager.num_used == 0
     driver.run()
@@ -428,7 +429,7 @@ def test_one_choice_can_finish_without_ending_its_siblings():
     request = driver.add(6, n=3, max_tokens=5)
     driver.step()
     driver.scheduler.finish(request.sequences[0], "stop", "END")
-    driver.scheduler.check_invariants()
+    check_scheduler(driver.scheduler)
     driver.run()
     assert [seq.finish_reason for seq in request.sequences] == ["stop", "length", "length"]
     assert [seq.num_generated for seq in request.sequences] == [1, 5, 5]
@@ -449,7 +450,7 @@ def test_abort_is_legal_in_every_state(steps, n, mode):
     for request in requests:
         driver.scheduler.abort(request)
         driver.scheduler.abort(request)
-        driver.scheduler.check_invariants()
+        check_scheduler(driver.scheduler)
     assert driver.manager.num_used == 0
     assert not driver.scheduler.has_work
 
@@ -554,7 +555,7 @@ def test_an_abandoned_step_is_recomputed():
     driver.step()
     driver.scheduler.schedule()
     driver.scheduler.preempt_all()
-    driver.scheduler.check_invariants()
+    check_scheduler(driver.scheduler)
     assert driver.manager.num_used == 0
     assert [seq.seq_id for seq in driver.scheduler.waiting] == [(0, 0), (1, 0), (1, 1), (2, 0)]
     driver.run()

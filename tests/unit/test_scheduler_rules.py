@@ -1,4 +1,4 @@
-"""Test finer rules of the scheduler, which mutants of `scripts/mutants.py` found untested."""
+"""Test finer rules of the scheduler, which mutants (`scripts/mutation/`) found untested."""
 
 import pytest
 from test_scheduler import Driver

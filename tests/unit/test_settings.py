@@ -22,7 +22,7 @@ from mie.config.settings import BACKENDS, Setting, settings_of
 from mie.config.vllm_names import VllmNames
 from mie.errors import ConfigError
 from mie.load.backends import SETTINGS
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "settings_tables.py"))

@@ -9,7 +9,7 @@ import pytest
 from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, ModelError
 from mie.events import read_log
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sim import loads
 from mie.sim.costs import Costs, StepWork, causal_pairs
 from mie.sim.devices import DEVICES, blocks_on, costs_on, find_device

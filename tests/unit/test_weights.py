@@ -566,7 +566,8 @@ def kilobytes(key):
     return next(int(line.split()[1]) for line in lines if line.startswith(key + ":"))
 
 baseline = kilobytes("VmHWM")
-engine = load_engine(Path(sys.argv[1]), EngineConfig(num_blocks=1))
+# The probe of linear plans takes 8 MB for a moment, which is much beside these weights.
+engine = load_engine(Path(sys.argv[1]), EngineConfig(num_blocks=1, linear_plan="tiled"))
 print((kilobytes("VmHWM") - baseline) * 1024 / int(sys.argv[2]))
 """
 

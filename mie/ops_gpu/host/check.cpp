@@ -292,6 +292,7 @@ static bool lies_in(uintptr_t address, const std::vector<T>& memory) {
 
 void check_access(const void* p, size_t size, Access access) {
   if (!runtime.in_kernel || !size) return;
+  if (runtime.is_expired) fail(TIME_IS_OVER);
   const auto address = reinterpret_cast<uintptr_t>(p);
   if (address >= runtime.stacks_low && address < runtime.stacks_high) return;  // local memory
   if (lies_in(address, runtime.fibers) || p == &current) return;  // threadIdx and the like

@@ -84,7 +84,6 @@ static void report_deadlock() {
 // ---- the scheduler
 
 void yield_to_next() {
-  if (runtime.is_expired) fail("watchdog: time limit exceeded");
   Fiber& from = self();
   const auto count = static_cast<uint32_t>(runtime.order.size());
   uint32_t position = runtime.position;
@@ -183,7 +182,7 @@ static void run_thread() {
   Fiber& fiber = self();
   Warp& warp = runtime.warps[fiber.warp];
   warp.exited |= 1u << fiber.lane;
-  runtime.caller = nullptr;  // it has ended
+  enter(nullptr);  // it has ended
   for (const Meeting& meeting : warp.meetings)
     if (meeting.arrived && (meeting.mask >> fiber.lane & 1u))
       fail("divergence: %s (%s:%d) with mask %08x waits for lane %u, which exits", meeting.what,

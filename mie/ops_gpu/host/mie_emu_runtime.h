@@ -16,7 +16,7 @@ struct Launch {
   uint32_t order;
   uint64_t seed;
   uint32_t is_checked;
-  uint32_t limit_ms;  // of wall clock, for the watchdog
+  uint32_t limit_ms;  // of the thread's CPU time, for the watchdog
 };
 
 // The running CUDA thread.

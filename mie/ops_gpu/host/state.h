@@ -78,12 +78,19 @@ struct Runtime {
 };
 extern Runtime runtime;
 
-#define MIE_ENTER() (runtime.caller = __builtin_return_address(0))
-
 inline Fiber& self() { return *static_cast<Fiber*>(current); }
 uint3 thread_index(uint32_t linear);
 const char* file_name(Site site);  // without its folder
 void note_fault(const void* instruction);
+
+constexpr char TIME_IS_OVER[] = "watchdog: the launch used more CPU time than limit_s allows";
+
+// Where the kernel enters the runtime: the watchdog ends the launch at the kernel's own call.
+inline void enter(const void* caller) {
+  runtime.caller = caller;
+  if (runtime.is_expired) fail(TIME_IS_OVER);
+}
+#define MIE_ENTER() enter(__builtin_return_address(0))
 
 // fibers.cpp
 extern "C" void mie_emu_switch(void** save, void* load);

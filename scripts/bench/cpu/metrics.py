@@ -1,0 +1,236 @@
+"""What bench_cpu.py asks of every engine, and what it makes of the answers.
+
+decode        tokens a second of the steps in which every request is between its first and its
+              last token: the prompts are left out
+prefill       prompt tokens a second, up to the last request's first token
+end to end    new tokens a second, from the first request's arrival to the last token
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench.cpu.shapes import Costs, Format
+
+Times = Sequence[Sequence[float]]
+"""When each token of each request was there, in seconds since the requests arrived."""
+
+DECODE, PREFILL, END_TO_END = "decode", "prefill", "end to end"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Requests that arrive at once, with prompts of one length."""
+
+    name: str
+    measures: str
+    num_requests: int
+    prompt_length: int
+    num_new_tokens: int
+    only_mie: bool = False
+    repeats_prompts: bool = False
+    """Every round asks for the same, so that the prefix cache has it after the first time."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of a request at its end."""
+        return self.prompt_length + self.num_new_tokens
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens that a decode step finds in the cache for each request."""
+        return self.prompt_length + self.num_new_tokens / 2
+
+    @property
+    def description(self) -> str:
+        """For people."""
+        requests = "1 request" if self.num_requests == 1 else f"{self.num_requests} requests"
+        return (
+            f"{self.measures}, {requests} of {self.prompt_length} prompt tokens and "
+            f"{self.num_new_tokens} new"
+        )
+
+
+def _decode(num_requests: int) -> Workload:
+    return Workload(
+        name=f"decode-{num_requests}",
+        measures=DECODE,
+        num_requests=num_requests,
+        prompt_length=16,
+        num_new_tokens=48,
+    )
+
+
+def _prefill(num_requests: int) -> Workload:
+    return Workload(
+        name=f"prefill-{num_requests}",
+        measures=PREFILL,
+        num_requests=num_requests,
+        prompt_length=512,
+        num_new_tokens=1,
+    )
+
+
+CONTEXT = Workload(
+    name="context-16",
+    measures=DECODE,
+    num_requests=16,
+    prompt_length=4096,
+    num_new_tokens=16,
+    only_mie=True,
+    repeats_prompts=True,
+)
+WORKLOADS = {
+    each.name: each
+    for each in (
+        *map(_decode, (1, 8, 16, 64)),
+        *map(_prefill, (1, 4)),
+        Workload(
+            name="end-to-end-64",
+            measures=END_TO_END,
+            num_requests=64,
+            prompt_length=16,
+            num_new_tokens=150,
+        ),
+        CONTEXT,
+    )
+}
+
+
+def quick(workload: Workload) -> Workload:
+    """A small one in its place, to try the script."""
+    return replace(
+        workload,
+        prompt_length=min(workload.prompt_length, 64),
+        num_new_tokens=min(workload.num_new_tokens, 12),
+    )
+
+
+def rate(workload: Workload, times: Times) -> float:
+    """Tokens a second, as the workload measures them.
+
+    Raises:
+        ValueError: there was no moment at which all requests were decoding.
+    """
+    if workload.measures == PREFILL:
+        return len(times) * workload.prompt_length / max(each[0] for each in times)
+    if workload.measures == END_TO_END:
+        return sum(map(len, times)) / max(each[-1] for each in times)
+    start, end = decode_window(times)
+    return sum(start < when <= end for each in times for when in each) / (end - start)
+
+
+def decode_window(times: Times) -> tuple[float, float]:
+    """From the last request's first token to the first request's last one."""
+    start, end = max(each[0] for each in times), min(each[-1] for each in times)
+    if end <= start:
+        raise ValueError(
+            f"the first of {len(times)} requests ended before the last one had a token: no moment "
+            "at which all decode (ask for more new tokens)"
+        )
+    return start, end
+
+
+def time_to_first_token(times: Times) -> float:
+    """The median of the requests, in seconds."""
+    return statistics.median(each[0] for each in times)
+
+
+def overhead(steps: Sequence[Sequence[float]], times: Times) -> float:
+    """The share of the decode steps' time that is neither forward pass nor sampling.
+
+    ``steps`` are (end, seconds of forward pass and sampling).
+    """
+    start, end = decode_window(times)
+    inside = [seconds for when, seconds in steps if start < when <= end]
+    return 1 - sum(inside) / (end - start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One measurement."""
+
+    model: str
+    engine: str
+    workload: str
+    moment: tuple[int, int]
+    """Group and round: engines with the same one stood side by side."""
+    rate: float
+    time_to_first_token: float | None
+    """None where the requests did not arrive at once."""
+    overhead: float | None
+
+
+def sample(
+    workload: Workload,
+    answers: Sequence[Mapping[str, Any]],
+    *,
+    model: str,
+    engine: str,
+    moment: tuple[int, int],
+    one_by_one: bool = False,
+) -> Sample:
+    """The median of one round's answers."""
+    overheads = [
+        overhead(each["steps"], each["times"])
+        for each in answers
+        if each["steps"] and workload.measures == DECODE
+    ]
+    first = [time_to_first_token(each["times"]) for each in answers]
+    return Sample(
+        model=model,
+        engine=engine,
+        workload=workload.name,
+        moment=moment,
+        rate=statistics.median(rate(workload, each["times"]) for each in answers),
+        time_to_first_token=None if one_by_one else statistics.median(first),
+        overhead=statistics.median(overheads) if overheads else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the machine did at best (limits.py): bytes and floating-point operations a
+    second."""
+
+    bandwidth: float
+    sgemm: float
+
+
+def shares(
+    workload: Workload, tokens_per_second: float, costs: Costs, stored: Format, limits: Limits
+) -> tuple[float | None, float | None]:
+    """Of the bandwidth and of the sgemm rate, what the workload needs at least; None where it is
+    not one number."""
+    if workload.measures == PREFILL:
+        seconds = workload.prompt_length / tokens_per_second
+        return None, costs.prefill_flops(workload.prompt_length) / seconds / limits.sgemm
+    if workload.measures == END_TO_END:
+        return None, None
+    num_seqs, context = workload.num_requests, workload.mean_context
+    seconds = num_seqs / tokens_per_second
+    return (
+        costs.decode_bytes(num_seqs, context, stored) / seconds / limits.bandwidth,
+        costs.decode_flops(num_seqs, context) / seconds / limits.sgemm,
+    )
+
+
+def attention_share(
+    long: tuple[Workload, float],
+    short: tuple[Workload, float],
+    costs: Costs,
+    stored: Format,
+    limits: Limits,
+) -> float:
+    """Of the bandwidth, what attention reaches: a step's additional bytes over its additional time,
+    at a long context against a short one with as many requests (each with its tokens a second)."""
+    (workload, rate_long), (other, rate_short) = long, short
+    assert workload.num_requests == other.num_requests
+    num_seqs = workload.num_requests
+    num_bytes = costs.decode_bytes(num_seqs, workload.mean_context, stored) - costs.decode_bytes(
+        num_seqs, other.mean_context, stored
+    )
+    return num_bytes / (num_seqs / rate_long - num_seqs / rate_short) / limits.bandwidth
