@@ -18,7 +18,7 @@ def run(*arguments: str | Path) -> str:
     return process.stdout.decode()
 
 
-def test_a_workload_goes_to_standard_output_or_a_file(tmp_path: Path):
+def test_a_workload_is_written_to_standard_output_or_a_file(tmp_path: Path):
     path = tmp_path / "load.json"
     assert run("sim", "workload", "burst", "--seed", "3", "-o", path) == ""
     text = path.read_text(encoding="utf-8")

@@ -117,7 +117,7 @@ def _helper(): ...
     assert problems(tmp_path, text) == []
 
 
-def test_a_docstring_that_is_no_sentence_is_reported(tmp_path: Path):
+def test_a_docstring_that_is_not_a_sentence_is_reported(tmp_path: Path):
     for text in (
         "the tokens of a request.",
         "The tokens of a request",

@@ -257,7 +257,7 @@ def test_the_fast_build_reports_writes_past_dynamic_shared_memory():
         kernel((1,), (32,), (ints(9), counts, np.int32(9), np.int32(101)), shared_bytes=400)
 
 
-def test_the_watchdog_counts_cpu_time_and_not_the_wall_clock(tmp_path: Path):
+def test_the_watchdog_counts_cpu_time_and_not_wall_time(tmp_path: Path):
     """A busy machine may keep an honest launch waiting for longer than its limit."""
     source = '#include <unistd.h>\n#include "mie_cuda.cuh"\n'
     (tmp_path / "k.cu").write_text(source + "__global__ void k(int* x) { usleep(300000); *x = 1; }")
@@ -307,7 +307,7 @@ def test_a_struct_of_another_size_is_refused():
         kernel((1,), (8,), (X, np.float32(1)))
 
 
-def test_16_bit_storage_is_told_apart():
+def test_16_bit_storage_types_are_distinguished():
     kernel = shared_launcher().kernel(FILE, "scaled<f16>")
     half, other = np.zeros(8, np.float16), np.zeros(8, ml_dtypes.bfloat16)
     with pytest.raises(TypeError, match="argument x must point at float16, got bfloat16"):

@@ -125,7 +125,7 @@ def test_the_table_names_every_kernel_of_the_zoo():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_bug_is_reported_where_it_is(launcher: EmulatedLauncher, name: str):
+def test_the_bug_is_reported_at_its_line(launcher: EmulatedLauncher, name: str):
     with pytest.raises(KernelFault) as caught:
         run(launcher, name)
     message = str(caught.value)

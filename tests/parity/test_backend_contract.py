@@ -240,7 +240,7 @@ def test_a_fused_matrix_contains_its_parts_side_by_side(machine: Machine):
     check(machine, "linear", machine.backend.linear(machine.put(x), fused), wanted)
 
 
-def test_a_tied_head_is_the_embedding_and_takes_no_memory_of_its_own(machine: Machine):
+def test_a_tied_head_shares_the_embeddings_memory(machine: Machine):
     matrix, x = normal(11, 6, seed=3), normal(4, 6)
     embedding = machine.backend.load_embedding((11, 6), [matrix])
     head = machine.backend.tie_linear(embedding)
@@ -482,7 +482,7 @@ def test_blocks_return_from_the_host_unchanged(machine: Machine):
     assert (after[:, :, untouched] == 7.0).all()
 
 
-def test_a_new_cache_has_the_size_that_was_asked_for(machine: Machine):
+def test_a_new_cache_has_the_requested_size(machine: Machine):
     planes = machine.get_cache(machine.backend.new_kv_cache(SHAPE))
     assert planes.shape == (2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8)
     assert planes.nbytes == planes.size * machine.backend.itemsize
@@ -536,7 +536,7 @@ def test_top_logprobs(machine: Machine, num_top: int):
         np.testing.assert_allclose(logprobs, wanted[1], rtol=rtol, atol=atol)
 
 
-def test_run_step_gives_what_forward_gives(machine: Machine):
+def test_run_step_returns_the_result_of_forward(machine: Machine):
     batch, logits = step_batch([(1, 3)]), machine.put(normal(1, 5))
     seen: list[StepBatch] = []
 

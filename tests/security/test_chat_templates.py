@@ -129,7 +129,7 @@ def test_a_template_has_no_access_to_python(name: str, zygote: Zygote) -> None:
     ["{{ " + "(" * 60_000, "{% for m in messages %}" * 4000 + "{% endfor %}" * 4000],
     ids=["hard", "deep"],
 )
-def test_finding_the_content_format_is_limited_too(template: str, zygote: Zygote) -> None:
+def test_detecting_the_content_format_is_limited(template: str, zygote: Zygote) -> None:
     zygote.run("content_format", template).check_refused("the chat template")
 
 

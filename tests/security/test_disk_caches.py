@@ -79,7 +79,7 @@ def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyP
     assert cache_path("x", {}) == wanted
 
 
-def test_without_an_absolute_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch):
+def test_a_relative_home_disables_the_cache(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Path, "home", lambda: Path("relative"))
     with pytest.raises(CacheError, match="set XDG_CACHE_HOME"):
         open_cache("x", {})

@@ -176,7 +176,7 @@ def test_bad_requests_are_refused_one_by_one(llm, alone):
     assert asyncio.run(main()) == alone[1]
 
 
-def test_a_request_that_makes_a_step_raise_fails_alone(llm, alone, monkeypatch):
+def test_only_the_request_that_makes_a_step_raise_fails(llm, alone, monkeypatch):
     from mie.engine.rows import Row
 
     original = Row.controls

@@ -52,7 +52,7 @@ def assert_equal_to_brute_force(llm, model, prompts, limit=10**9, **params):
 
 @pytest.mark.parametrize("family", ["llama", "mistral_window", "qwen2", "qwen3_tied"])
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_beams_are_those_of_brute_force(tiny, family, width):
+def test_beams_equal_those_of_brute_force(tiny, family, width):
     llm = load(tiny[family])
     assert_equal_to_brute_force(
         llm, tiny[family], [PROMPT, *OTHERS], beam_width=width, max_tokens=7

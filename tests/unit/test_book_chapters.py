@@ -59,7 +59,7 @@ DIGESTS = {
 
 
 @pytest.mark.parametrize("name", SIMULATED)
-def test_results_are_those_of_other_machines(small: Path, name: str):
+def test_results_equal_those_of_other_machines(small: Path, name: str):
     """An intended change of the scheduler or of the costs also changes these digests.
 
     Then run ``mie bench all --output-dir docs/book`` again, and put the new digests here.

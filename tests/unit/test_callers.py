@@ -178,7 +178,7 @@ def test_outputs_do_not_change_afterwards(llm):
     assert outputs[0].outputs[0].finish_reason is None
 
 
-def test_a_request_that_makes_a_step_raise_fails_alone(llm, alone, monkeypatch):
+def test_only_the_request_that_makes_a_step_raise_fails(llm, alone, monkeypatch):
     from mie.engine.rows import Row
 
     original = Row.controls

@@ -607,7 +607,7 @@ def test_a_slow_power_mode_names_the_fast_one(jetson: Path) -> None:
     assert (check.remedy or "").startswith("sudo nvpmodel -m ID")
 
 
-def test_maxn_is_the_fastest_where_there_is_no_maxn_super(jetson: Path) -> None:
+def test_maxn_is_the_fastest_mode_without_maxn_super(jetson: Path) -> None:
     write(jetson, {"/etc/nvpmodel.conf": "< POWER_MODEL ID=0 NAME=MAXN >\n"})
     assert on_jetson(jetson, mode="MAXN")["power mode"].status == "ok"
 
@@ -722,7 +722,7 @@ def test_a_backend_that_crashes_its_process_is_reported(root: Path) -> None:
     assert not try_backend(FakeMachine(root=root, facts=facts), "numpy").works
 
 
-def test_the_backends_are_those_of_the_flag() -> None:
+def test_the_doctor_tries_the_backends_of_the_flag() -> None:
     # The plain operators run wherever NumPy does.
     assert {*BACKENDS, "numpy-plain"} == set(backends.BACKENDS)
 

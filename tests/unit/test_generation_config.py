@@ -294,7 +294,7 @@ def test_max_logprobs_limits_log_probabilities(tmp_path: Path) -> None:
 # `EngineArgs`.
 
 
-def test_engine_args_build_what_llm_has(tmp_path: Path) -> None:
+def test_engine_args_build_the_parts_of_an_llm(tmp_path: Path) -> None:
     directory = model(tmp_path, RECOMMENDED, vocab_size=420)
     eos = with_tokenizer(directory)
     args = AsyncEngineArgs(directory, load_format="dummy", num_blocks=9, max_num_seqs=3)

@@ -59,7 +59,7 @@ def test_the_text_is_the_decoding_of_the_tokens(llm):
     assert choice.finish_reason == "length"
 
 
-def test_a_story_ends_by_itself(llm):
+def test_a_story_ends_with_eos(llm):
     choice = generate(llm, max_tokens=400).outputs[0]
     assert (choice.finish_reason, choice.stop_reason) == ("stop", None)
     assert choice.token_ids[-1] == llm.tokenizer.eos_token_id

@@ -46,7 +46,7 @@ def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./model", "model", "a/b/c", "../x", "", "~/x"])
-def test_a_missing_directory_says_what_a_model_can_be(
+def test_a_missing_directory_lists_what_a_model_can_be(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_hub(monkeypatch, no_hub)

@@ -65,7 +65,7 @@ REQUESTS = [
 ]
 
 
-def test_the_tokens_are_those_without_overlap(tiny):
+def test_the_tokens_equal_those_without_overlap(tiny):
     directory = tiny["llama"].directory
     plain = load_engine(directory, EngineConfig(**SIZES))
     add_all(plain, REQUESTS)

@@ -383,7 +383,7 @@ def test_parameters_pickle():
     assert pickle.loads(pickle.dumps(params)) == params
 
 
-def test_what_was_passed_in_is_copied():
+def test_arguments_are_copied():
     stop, tokens, bias = ["a"], [1], {1: 1.0}
     params = SamplingParams(stop=stop, stop_token_ids=tokens, logit_bias=bias)
     stop.append("b")
@@ -535,7 +535,7 @@ def test_bad_words_are_words():
     refuses("each of bad_words_token_ids must name at least one token", bad_words_token_ids=[[]])
 
 
-def test_output_kinds_are_those_of_vllm():
+def test_output_kinds_equal_those_of_vllm():
     assert [(kind.name, kind.value) for kind in RequestOutputKind] == [
         ("CUMULATIVE", 0),
         ("DELTA", 1),

@@ -54,7 +54,7 @@ def test_a_config_alone_runs_with_weights_from_the_seed(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_the_weights_are_those_of_a_checkpoint_with_the_same_numbers(
+def test_random_weights_equal_a_checkpoint_with_the_same_numbers(
     dtype: str, tmp_path: Path
 ) -> None:
     config = {**tiny_models.QWEN2, "torch_dtype": dtype}
@@ -71,7 +71,7 @@ def test_the_weights_are_those_of_a_checkpoint_with_the_same_numbers(
     assert answer(written, load_format="safetensors") == answer(written, load_format="auto")
 
 
-def test_matrices_keep_the_size_of_what_they_multiply() -> None:
+def test_random_matrices_preserve_the_scale_of_activations() -> None:
     config = {**tiny_models.LLAMA, "vocab_size": 3000, "hidden_size": 512}
     weights = RandomWeights(ModelConfig.from_hf(config))
     embedding = weights.read("model.embed_tokens.weight")

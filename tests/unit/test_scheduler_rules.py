@@ -14,7 +14,7 @@ def test_choices_share_the_budget_too():
     assert [seq.num_generated for seq in request.sequences] == [3, 3, 3]
 
 
-def test_a_choice_that_writes_alone_leaves_its_siblings_their_block():
+def test_a_choice_that_writes_leaves_its_siblings_block_unchanged():
     driver = Driver(max_num_batched_tokens=1)
     driver.add(1, n=2)
     driver.step()
@@ -23,7 +23,7 @@ def test_a_choice_that_writes_alone_leaves_its_siblings_their_block():
     assert len(plan.moves.copies) == 1
 
 
-def test_decodes_go_by_row_whatever_the_priority():
+def test_decodes_are_ordered_by_row_and_not_by_priority():
     driver = Driver(scheduling_policy="priority")
     for priority in (5, -5):
         driver.add(2, priority=priority)
@@ -82,7 +82,7 @@ def test_a_request_is_one_query_however_often_it_is_admitted():
     assert driver.manager.stats.num_hit_tokens == 0
 
 
-def test_hits_in_whole_blocks_and_inside_one_are_told_apart():
+def test_full_and_partial_block_hits_are_counted_separately():
     driver = Driver(enable_prefix_caching=True)
     driver.add(8, max_tokens=1)
     driver.run()

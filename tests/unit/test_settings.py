@@ -129,7 +129,7 @@ def test_a_sampling_option_is_a_sampling_parameter() -> None:
 @pytest.mark.parametrize(
     "page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: str(path.name)
 )
-def test_the_tables_of_the_docs_are_those_of_the_declarations(page: Path) -> None:
+def test_the_tables_of_the_docs_equal_the_declarations(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert SCRIPT["rewritten"](text) == text, "run scripts/settings_tables.py"
 

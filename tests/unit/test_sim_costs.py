@@ -47,7 +47,7 @@ def test_few_tokens_wait_for_the_weights_and_many_for_the_arithmetic():
     assert [costs.step_ns(IDLE._replace(num_tokens=n)) for n in (1, 10, 11, 30)] == [10, 10, 11, 30]
 
 
-def test_a_lone_token_pays_no_matrix_product_and_moves_alone_read_no_weights():
+def test_a_single_token_costs_no_product_and_moves_read_no_weights():
     costs = Costs(weights_ps=10_000, matrix_ps=7_000, swap_ps=1_000)
     assert costs.step_ns(IDLE._replace(num_tokens=1)) == 10
     assert costs.step_ns(IDLE._replace(num_tokens=2)) == 17
@@ -59,7 +59,7 @@ def test_time_passes_in_every_step():
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 5), (3, 4), (7, 19)])
-def test_causal_pairs_are_those_of_the_mask(start: int, end: int):
+def test_causal_pairs_equal_a_count_over_the_mask(start: int, end: int):
     pairs = [(q, k) for q in range(start, end) for k in range(end) if k <= q]
     assert causal_pairs(start, end) == len(pairs)
 
@@ -181,7 +181,7 @@ def test_the_scheduler_does_the_same_as_with_a_model(tiny, mode: str):
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_the_log_of_a_run_tells_the_work_that_was_charged(tmp_path, mode: str):
+def test_the_log_of_a_run_has_the_work_that_was_charged(tmp_path, mode: str):
     """The runner counts the work of its plans, and reading the log counts it again.
 
     The log's records and states give the count. A cost of one picosecond for each kind tests each

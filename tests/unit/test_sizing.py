@@ -286,7 +286,7 @@ MEMINFO = {"proc/meminfo": "MemTotal:  8000000 kB\nMemFree:  100 kB\nMemAvailabl
         ),
     ],
 )
-def test_the_host_has_what_linux_and_the_control_group_allow(
+def test_the_hosts_memory_is_limited_by_linux_and_the_control_group(
     tmp_path: Path, files: dict[str, str], available: int
 ):
     assert host.available_bytes(machine(tmp_path, {**MEMINFO, **files})) == available

@@ -71,7 +71,7 @@ def test_truncation_and_padding_in_the_file_do_not_touch_prompts(tmp_path: Path)
     assert tokenizer.decode(tokenizer.encode(SENTENCES[0])) == SENTENCES[0]
 
 
-def test_decode_skips_special_tokens_unless_told_not_to() -> None:
+def test_decode_skips_special_tokens_by_default() -> None:
     tokenizer = KINDS["byte_level"]()
     ids = [*tokenizer.encode("sea"), tokenizer.eos_token_id]
     assert tokenizer.decode(ids) == "sea"

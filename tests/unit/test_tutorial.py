@@ -85,7 +85,7 @@ def test_step_3_needs_room_for_the_whole_text(steps: Steps):
         steps.modules[3].generate(steps.model, pool, steps.modules[3].Sequence("A", [1, 2], COUNT))
 
 
-def test_step_4_gives_each_sequence_the_tokens_that_it_gets_alone(steps: Steps):
+def test_step_4_gives_each_sequence_the_same_tokens_as_alone(steps: Steps):
     pool = steps.modules[3].Pool(steps.model, num_blocks=40, block_size=3)
     seqs, rng = steps.sequences(), random.Random(0)
     while unfinished := [seq for seq in seqs if len(seq.tokens) < seq.max_tokens]:

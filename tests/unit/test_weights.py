@@ -177,7 +177,7 @@ def test_the_single_file_wins_over_an_index(tmp_path: Path) -> None:
     opened(tmp_path).close()
 
 
-def test_sizes_and_dtypes_are_those_of_the_files(tmp_path: Path) -> None:
+def test_sizes_and_dtypes_come_from_the_files(tmp_path: Path) -> None:
     tensors = random_tensors(CONFIG, ml_dtypes.bfloat16)
     tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float32)
     write_model(tmp_path, tensors=tensors)
@@ -240,7 +240,7 @@ def test_a_head_that_contradicts_the_tied_embedding_is_refused(
         check_tied_head(checkpoint)
 
 
-def test_without_a_second_head_there_is_nothing_to_check(tmp_path: Path) -> None:
+def test_a_single_head_needs_no_check(tmp_path: Path) -> None:
     write_model(tmp_path)
     with opened(tmp_path) as checkpoint:
         check_tied_head(checkpoint)
