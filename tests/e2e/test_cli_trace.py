@@ -124,7 +124,7 @@ def test_the_block_map_before_the_first_step_is_empty(story: Path) -> None:
 
 
 def big_snapshot() -> dict[str, Any]:
-    """Thirty sequences over two thousand blocks, with long names; five wait."""
+    """Return the state of thirty sequences with long names over two thousand blocks, five waiting."""
     ids = {number: f"a request with a long name, number {number}" for number in range(60)}
     sequences = {
         (number, 0): {
@@ -251,7 +251,7 @@ def timeline(path: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def slices(events: list[dict[str, Any]], process: int) -> Iterator[tuple[str, str, float, float]]:
-    """(track, name, start and length in milliseconds) of the slices, in order."""
+    """Return (track, name, start and length in milliseconds) of the slices, in order."""
     names = {
         (event["pid"], event["tid"]): event["args"]["name"]
         for event in events

@@ -39,7 +39,7 @@ class DeviceLauncher:
         return launch
 
     def mark_uninitialised(self, array: np.ndarray) -> None:
-        """Fill the array with one bits, which are a NaN in every float dtype."""
+        """Set all bits of the array, which is a NaN in every float dtype."""
         array.view(np.uint8).fill(0xFF)
 
 

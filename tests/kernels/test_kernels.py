@@ -97,7 +97,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 
 def normal(dtype: str, *shape: int, seed: int = 0) -> np.ndarray:
-    """Standard normal numbers in the dtype."""
+    """Return standard normal numbers in the dtype."""
     return np.random.default_rng([seed, *shape]).normal(size=shape).astype(DTYPES[dtype])
 
 

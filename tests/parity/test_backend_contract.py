@@ -184,7 +184,7 @@ def check(machine: Machine, operator: str, got: Any, wanted: np.ndarray) -> None
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    """Standard normal numbers that float32 holds exactly, as float64."""
+    """Return standard normal numbers that float32 holds exactly, as float64."""
     rng = np.random.default_rng([seed, *shape])
     return rng.normal(size=shape).astype(np.float32).astype(np.float64)
 

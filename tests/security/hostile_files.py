@@ -68,7 +68,7 @@ def entry(shape: str = "[1]", dtype: str = '"F32"', offsets: str = "[0, 4]") -> 
 
 
 def nested(depth: int, left: str = "[", right: str = "]", middle: str = "") -> str:
-    """A piece of JSON text inside other JSON."""
+    """Return JSON text of nested lists or objects."""
     return left * depth + middle + right * depth
 
 

@@ -37,7 +37,7 @@ class Measured:
     stderr: str = ""
 
     def check_cost(self) -> None:
-        """Fail if the case exceeded a limit, or ended with an error that is not mie's."""
+        """Fail if the case exceeded a limit, or failed with an error that is not one of mie."""
         assert self.error is None or self.is_ours, f"{self.error}: {self.message}\n{self.traceback}"
         assert "Traceback" not in self.stderr, self.stderr
         assert self.cpu_seconds < MAX_CPU_SECONDS, f"{self.cpu_seconds:.2f} s of CPU time"

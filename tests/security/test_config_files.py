@@ -167,7 +167,7 @@ def test_a_sparse_file_is_not_read(zygote: Zygote, tmp_path: Path) -> None:
 
 
 def put(path: Path, kind: str) -> None:
-    """A path that is not a regular file."""
+    """Create a path that is not a regular file."""
     path.unlink(missing_ok=True)
     if kind == "a directory":
         path.mkdir()

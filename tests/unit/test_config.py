@@ -198,7 +198,7 @@ def test_kv_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
 
 
 def published(architecture: str, sizes: str, **changes: Any) -> ModelConfig:
-    """Sizes of a model as "V D F L Hq Hkv"."""
+    """Return a configuration with sizes given as "V D F L Hq Hkv"."""
     keys = (*SIZES, "num_key_value_heads")
     values = dict(zip(keys, map(int, sizes.split()), strict=True))
     return load(architecture, **values, **changes)

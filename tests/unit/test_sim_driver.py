@@ -17,7 +17,7 @@ STEP = 10
 
 
 def bench(**settings: int) -> Bench:
-    """Costs of ten nanoseconds per step."""
+    """Return a bench whose steps take ten nanoseconds."""
     sizes = {"num_blocks": 64, "block_size": 4, **settings}
     return simulated(Costs(step_ps=1000 * STEP), EngineConfig(**sizes))
 

@@ -46,7 +46,7 @@ class Backend(NumpyBackend):
 
 
 def needs(**settings: Any) -> int:
-    """Bytes of weights and of a step."""
+    """Return the bytes of weights and of a step."""
     plan = plan_memory(EngineConfig(num_blocks=1, **settings), MODEL, Backend(1 << 40))
     return plan.weight_bytes + plan.step_bytes
 
