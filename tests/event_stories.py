@@ -297,7 +297,7 @@ class ToyEngine:
         self.step_number = 0
 
     def step(self) -> dict[str, Any]:
-        """Emit the records of a step and its summary."""
+        """Emit the records of a step, and return its summary."""
         seq = (self._number, 0)
         if not self._num_computed:
             self._emit(("add", f"r{self._number}", self._number, 5, 1, 1, 7))

@@ -38,7 +38,7 @@ examples:
   mie diff                                      plain operators and emulated kernels; needs g++
   mie diff --b cupy --dtype-b float16           plain operators and a GPU
   mie diff --b numpy-plain --dtype-a float64    the error of float32
-  mie diff --b numpy --kv-cache-dtype-b int8    the error of a quantized cache
+  mie diff --b numpy --kv-cache-dtype-b int8    the error of a quantised cache
   mie diff --isolate                            which operator alone is wrong?
   mie diff --inject down:2                      check that a fault in that operator is found
   mie diff --layers --html report.html          every layer, and an HTML page

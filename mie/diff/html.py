@@ -82,7 +82,7 @@ def page(report: Report) -> str:
         *_tolerances("coarser dtype", TOLERANCES),
         "<p>For an operator alone, with A's inputs:</p>",
         *_tolerances("coarser dtype", ALONE),
-        "<p>For quantized caches, where the limits are larger:</p>",
+        "<p>For quantised caches, where the limits are larger:</p>",
         *_tolerances("cache", QUANTIZED),
     ]
     return (
