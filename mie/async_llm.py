@@ -1,4 +1,4 @@
-"""`AsyncLLM`: many concurrent requests from asyncio, spelled as in vLLM."""
+"""Serve many concurrent requests from asyncio with `AsyncLLM`, as in vLLM."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What a caller may want to know about the model that an engine serves."""
+    """Facts about the model that an engine serves."""
 
     model: str
-    """The name or directory under which it was loaded."""
+    """The name or directory that it was loaded from."""
     max_model_len: int
-    """Maximum number of tokens of a prompt and its answer together."""
+    """Maximum number of tokens in a prompt and its answer together."""
     vocab_size: int
     backend: str
     dtype: str
 
 
 class AsyncLLM:
-    """A model, its tokenizer, and an engine that runs in a thread of its own.
+    """A model, its tokenizer, and an engine with its own thread.
 
         async with AsyncLLM("bundled") as llm:
             async for output in llm.generate("Once upon a time", SamplingParams(), "request 1"):
                 print(output.outputs[0].text)
 
-    Every coroutine may be awaited from any event loop. Tokenizing and detokenizing happen outside
-    the event loop's thread.
+    Coroutines may be awaited from any event loop. Text is tokenized and detokenized outside the
+    event loop's thread.
     """
 
     @with_arguments_of(AsyncEngineArgs)
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """Load a model, with the arguments of `LLM`.
+        """Load a model; the arguments are those of `LLM`.
 
         Raises:
             ConfigError: a setting is unknown, out of range, or refused with the reason.
@@ -62,12 +62,12 @@ class AsyncLLM:
         self._llm = LLM(*args, **settings)
         self._loop = self._llm.loop
         self._thread = EngineThread(self._loop)
-        # The thread must not keep this object alive, so that it ends with it.
+        # The thread must not keep this object alive: it ends when the object is collected.
         self._finalizer = weakref.finalize(self, self._thread.stop)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
-        """Load the model that ``engine_args`` describe."""
+        """Load the model that ``engine_args`` describes."""
         return cls(**vars(engine_args))
 
     async def generate(
@@ -82,17 +82,18 @@ class AsyncLLM:
         trace_headers: None = None,
         data_parallel_rank: None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield a request's outputs as they come; the last one has ``finished``.
+        """Yield a request's outputs as they arrive; the last one has ``finished``.
 
-        ``sampling_params.output_kind`` chooses what each output holds. A consumer that is slower
-        than the engine gets merged outputs. Cancelling the task, or closing the generator, aborts
-        the request before the next step. The last four arguments are vLLM's and change nothing.
+        ``sampling_params.output_kind`` selects what each output contains. Outputs are merged if the
+        consumer is slower than the engine. Cancelling the task, or closing the generator, aborts
+        the request before the next step. The last four arguments exist for compatibility with vLLM
+        and must be None.
 
         Raises:
             ConfigError: one of the last four is not None.
             RequestError: the request could never be served.
-            RequestFailedError: it failed while it ran, because of an error of its own.
-            EngineDeadError: the engine cannot go on.
+            RequestFailedError: the request failed while it ran.
+            EngineDeadError: the engine is dead.
         """
         refuse_unless_none(
             lora_request=lora_request,
@@ -126,13 +127,13 @@ class AsyncLLM:
                     self._thread.post(Command(lambda: processor.drop(collector.ref)))
 
     def encode(self, *args: Any, **options: Any) -> NoReturn:
-        """Refuse to pool: vLLM has this method for embedding models.
+        """Refuse every call: vLLM has this method for embedding models.
 
         Raises:
             RequestError: always.
         """
         raise RequestError(
-            "AsyncLLM.encode needs an embedding model, and mie runs generative ones (call generate)"
+            "AsyncLLM.encode needs an embedding model; mie runs generative models (call generate)"
         )
 
     async def abort(self, request_id: str | Collection[str]) -> None:
@@ -145,15 +146,15 @@ class AsyncLLM:
         await self._thread.call(lambda: [*map(self._loop.processor.abort, list(request_ids))])
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; return False, and do nothing, if a request holds blocks."""
+        """Drop all cached blocks, or return False if a request holds blocks."""
         return await self._thread.call(self._loop.engine.reset_prefix_cache)
 
     async def get_tokenizer(self) -> PretrainedTokenizer:
-        """Return the model's tokenizer, with the names and meanings of transformers."""
+        """Return the model's tokenizer with the interface of transformers."""
         return self._llm.get_tokenizer()
 
     async def get_model_config(self) -> ModelFacts:
-        """Return what is known about the model."""
+        """Return facts about the model."""
         engine, args = self._loop.engine, self._llm.engine_args
         return ModelFacts(
             model=os.fspath(args.model),
@@ -164,20 +165,20 @@ class AsyncLLM:
         )
 
     async def get_default_sampling_params(self) -> SamplingParams:
-        """Return what is used where no sampling parameters are given; see `LLM`."""
+        """Return a copy of the default parameters; see `LLM.get_default_sampling_params`."""
         return self._llm.get_default_sampling_params()
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        """Return what the model can be asked to do."""
+        """Return the tasks that the model supports."""
         return ("generate",)
 
     async def is_tracing_enabled(self) -> bool:
-        """Return whether requests are traced with OpenTelemetry, which they never are."""
+        """Return False: requests are not traced with OpenTelemetry."""
         return False
 
     async def get_metrics(self) -> list[Metric]:
         """Return counters, gauges and histograms under vLLM's names."""
-        if self._loop.dead_error is not None:  # nobody steps
+        if self._loop.dead_error is not None:  # no thread runs steps any more
             return self._llm.get_metrics()
         name = os.fspath(self._llm.engine_args.model)
         return await self._thread.call(lambda: self._loop.engine.get_metrics(name))
@@ -188,7 +189,7 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        """Whether the engine takes requests."""
+        """Whether the engine accepts requests."""
         return self.dead_error is None
 
     @property
@@ -203,11 +204,11 @@ class AsyncLLM:
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """Why the engine takes no requests, if it takes none."""
+        """Why the engine accepts no requests, or None if it does."""
         return self._loop.dead_error
 
     def shutdown(self) -> None:
-        """End the engine and its thread; requests that run get `EngineDeadError`."""
+        """Stop the engine and its thread; unfinished requests get `EngineDeadError`."""
         self._finalizer()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -225,10 +226,10 @@ def refuse_unless_none(**arguments: object) -> None:
 
 
 class _News:
-    """Tells the one task that listens to a collector that there is something to take.
+    """Wakes the one task that waits for news of a collector.
 
-    It does what an `asyncio.Event` does that is cleared after every wait, at half the price: the
-    task awaits ``arrival``, and calls `expect_more` afterwards.
+    It does what an `asyncio.Event` that is cleared after every wait does, at half the cost. The
+    task awaits ``arrival`` and then calls `expect_more`.
     """
 
     def __init__(self) -> None:
@@ -236,17 +237,17 @@ class _News:
         self.arrival: asyncio.Future[None] = self.event_loop.create_future()
 
     def expect_more(self) -> None:
-        """Begin to wait for what arrives from now on."""
+        """Start waiting for news that arrives from now on."""
         self.arrival = self.event_loop.create_future()
 
     def set(self) -> None:
-        """End the wait, in the event loop's own thread."""
+        """End the wait. Call it in the event loop's thread."""
         if not self.arrival.done():
             self.arrival.set_result(None)
 
 
 class _Listening:
-    """While a caller listens to its collector, it is told when there is news."""
+    """A context in which a caller is woken when its collector gets news."""
 
     def __init__(self, listeners: dict[CollectorRef, _News], collector: Collector) -> None:
         self._listeners = listeners
@@ -261,7 +262,7 @@ class _Listening:
 
 
 class EngineThread:
-    """Turns an `EngineLoop` in a thread of its own."""
+    """Runs an `EngineLoop` in its own thread."""
 
     def __init__(self, loop: EngineLoop) -> None:
         self._loop = loop
@@ -273,17 +274,17 @@ class EngineThread:
         self._thread.start()
 
     def listening(self, collector: Collector) -> _Listening:
-        """Return a context in which a caller is told whenever its collector gets news."""
+        """Return a context in which a caller is woken when its collector gets news."""
         return _Listening(self._listeners, collector)
 
     def post(self, command: Command[Any]) -> None:
-        """Have a command run before the next step."""
+        """Queue a command to run before the next step."""
         self._loop.inbox.append(command)
         self._wake.put(None)
         self._refuse_if_dead()
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call a function between two steps, and return what it returns."""
+        """Call a function between two steps and return its result."""
         self.check_alive()
         done = _News()
         command = Command(function, lambda: _set_all(done.event_loop, [done]))
@@ -292,15 +293,15 @@ class EngineThread:
         return command.result()
 
     def check_alive(self) -> None:
-        """Raise `EngineDeadError` if the engine is dead, or lives in another process."""
+        """Raise `EngineDeadError` if the engine is dead or belongs to another process."""
         if self._process_id != os.getpid():
             raise EngineDeadError(
-                "the engine's thread belongs to the process that was forked; load an AsyncLLM here"
+                "the engine's thread belongs to the parent process; load an AsyncLLM after the fork"
             )
         self._loop.check_alive()
 
     def stop(self) -> None:
-        """End the thread after the step that it computes."""
+        """End the thread after its current step."""
         self._is_stopping = True
         self._wake.put(None)
         if self._process_id == os.getpid() and threading.current_thread() is not self._thread:
@@ -316,7 +317,7 @@ class EngineThread:
                 self._tell(changed)
                 changed.clear()
         except EngineDeadError:
-            pass  # the callers are told below
+            pass  # the callers are notified below
         finally:
             if self._loop.dead_error is None:
                 self._loop.die("the engine was shut down")
@@ -329,13 +330,13 @@ class EngineThread:
             self._wake.get()
 
     def _refuse_if_dead(self) -> None:
-        """Let the callers of commands know that a dead engine runs none."""
+        """Refuse queued commands if the engine is dead."""
         while self._loop.dead_error is not None and self._loop.inbox:
-            with suppress(IndexError):  # another thread was quicker
+            with suppress(IndexError):  # another thread popped it first
                 self._loop.inbox.popleft().refuse(self._loop.dead_error)
 
     def _tell(self, collectors: Iterable[CollectorRef]) -> None:
-        """Wake the tasks that listen to collectors with news, once for each event loop."""
+        """Wake the tasks that wait for collectors with news, once per event loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[_News]] = {}
         for ref in collectors:
             news = self._listeners.get(ref)
@@ -346,7 +347,7 @@ class EngineThread:
 
 
 def _set_all(event_loop: asyncio.AbstractEventLoop, all_news: list[_News]) -> None:
-    """Tell tasks from another thread, unless their loop is closed, so that nothing waits there."""
+    """Wake tasks from another thread. A closed event loop has no waiting tasks."""
 
     def set_here() -> None:
         for news in all_news:

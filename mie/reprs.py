@@ -1,4 +1,4 @@
-"""Write objects and amounts as short text."""
+"""Format objects and amounts as short text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _MOST_ITEMS = 8
 
 
 def short_repr(self: Any) -> str:
-    """The fields of a dataclass that say something: no None, and long lists shortened."""
+    """Return the fields of a dataclass that are not None, with long lists shortened."""
     values = {field.name: getattr(self, field.name) for field in fields(self) if field.repr}
     return _call(self, {name: value for name, value in values.items() if value is not None})
 
 
 def changed_repr(self: Any) -> str:
-    """The fields of a dataclass that differ from their defaults."""
+    """Return the fields of a dataclass that differ from their defaults."""
     changed = [field.name for field in fields(self) if not _is_default(self, field)]
     return _call(self, {name: getattr(self, name) for name in changed})
 

@@ -1,6 +1,6 @@
-"""``mie bench``: throughput, latency and service under load, as vLLM's benchmarks measure them.
+"""Implement ``mie bench``: throughput, latency and serving, measured as in vLLM's benchmarks.
 
-A benchmark is a function in `COMMANDS` that adds its parser, whose arguments carry ``run``.
+Each function in `COMMANDS` adds the parser of a benchmark and sets its ``run``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mie.sim.driver import Bench, LoadResult
     from mie.sim.workload import Workload
 
-Subparsers = argparse._SubParsersAction  # what add_subparsers returns has no public name
+Subparsers = argparse._SubParsersAction  # the result of add_subparsers has no public type
 
 _EPILOG = """\
 examples:
@@ -37,19 +37,19 @@ examples:
   mie bench latency --batch-size 4
   mie sim workload chats -o chats.json; mie bench serve --workload chats.json
 
-Prompts are random tokens, answers are as long as asked for. What the numbers mean:
-docs/glossary.md; what a simulation is worth: docs/simulator.md.
+Prompts are random tokens, and answers have the requested length. docs/glossary.md defines the
+metrics, and docs/simulator.md says how accurate a simulation is.
 """
 
 
 def add_parser(
     subparsers: Subparsers[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Adds ``mie bench`` to the command line; the arguments of each benchmark carry ``run``."""
+    """Add ``mie bench`` to the command line. Each benchmark's parser sets ``run``."""
     parser = subparsers.add_parser(
         "bench",
         help="measure the engine, or simulate it on another device",
-        description="Measures the engine under a load, or simulates it on another device.",
+        description="Measure the engine under load, or simulate it on another device.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -59,14 +59,14 @@ def add_parser(
     return parser
 
 
-# All requests at once.
+# Throughput: all requests at once.
 
 
 def _add_throughput(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "throughput",
-        help="tokens a second with every request there from the start",
-        description="Tokens a second with every request there from the start.",
+        help="tokens per second when all requests arrive at once",
+        description="Measure tokens per second when all requests arrive at once.",
     )
     add_place_options(parser)
     add_load_options(parser)
@@ -98,7 +98,7 @@ def _run_throughput(args: argparse.Namespace) -> int:
     return _exit_code(result)
 
 
-# One batch, again and again.
+# Latency: one batch, repeated.
 
 _LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -106,19 +106,21 @@ _LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 def _add_latency(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "latency",
-        help="how long one batch of requests takes",
-        description="How long one batch of requests takes from its start to its end.",
+        help="latency of one batch of requests",
+        description="Measure the latency of one batch of requests from start to end.",
     )
     add_place_options(parser)
     group = parser.add_argument_group("load")
     for name, default, what in (
-        ("--input-len", 32, "tokens of a prompt"),
-        ("--output-len", 128, "tokens of an answer"),
-        ("--batch-size", 8, "requests at once"),
-        ("--num-iters-warmup", 2, "batches that are not counted"),
-        ("--num-iters", 10, "batches that are"),
+        ("--input-len", 32, "prompt tokens"),
+        ("--output-len", 128, "output tokens"),
+        ("--batch-size", 8, "requests in the batch"),
+        ("--num-iters-warmup", 2, "warm-up batches"),
+        ("--num-iters", 10, "measured batches"),
     ):
-        group.add_argument(name, type=int, default=default, metavar="N", help=f"{what} ({default})")
+        group.add_argument(
+            name, type=int, default=default, metavar="N", help=f"{what} (default: {default})"
+        )
     add_report_options(parser)
     parser.set_defaults(run=_run_latency)
 
@@ -153,14 +155,14 @@ def _run_latency(args: argparse.Namespace) -> int:
     return _exit_code(results[-1])
 
 
-# Requests that come as time goes by.
+# Serving: requests arrive over time.
 
 
 def _add_serve(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "serve",
-        help="latencies and goodput while requests keep coming",
-        description="Latencies and goodput while requests keep coming, without the HTTP edge.",
+        help="latencies and goodput while requests arrive over time",
+        description="Measure latencies and goodput while requests arrive over time, without HTTP.",
     )
     add_place_options(parser)
     add_load_options(parser)
@@ -170,26 +172,35 @@ def _add_serve(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
         type=float,
         default=math.inf,
         metavar="R",
-        help="requests a second (inf: all at once)",
+        help="requests per second (default: inf, all at once)",
     )
     group.add_argument(
         "--burstiness",
         type=float,
         default=1.0,
         metavar="B",
-        help="1 (the default): a Poisson process; less is burstier, more is steadier",
+        help="1 is a Poisson process, less is burstier, more is steadier (default: 1)",
     )
     group.add_argument(
-        "--max-concurrency", type=int, metavar="N", help="requests that are out at once at most"
+        "--max-concurrency", type=int, metavar="N", help="maximum number of unfinished requests"
     )
     _add_metric_options(parser)
     add_report_options(parser)
-    group = parser.add_argument_group("results as vLLM keeps them")
-    group.add_argument("--save-result", action="store_true", help="write the JSON object to a file")
-    group.add_argument("--save-detailed", action="store_true", help="with every request's numbers")
-    group.add_argument("--result-dir", default=".", metavar="DIR", help="where (here)")
+    group = parser.add_argument_group("result files in vLLM's format")
     group.add_argument(
-        "--result-filename", default="mie-serve.json", metavar="NAME", help="(mie-serve.json)"
+        "--save-result", action="store_true", help="write the results to a JSON file"
+    )
+    group.add_argument(
+        "--save-detailed", action="store_true", help="include the numbers of every request"
+    )
+    group.add_argument(
+        "--result-dir", default=".", metavar="DIR", help="directory of the file (default: .)"
+    )
+    group.add_argument(
+        "--result-filename",
+        default="mie-serve.json",
+        metavar="NAME",
+        help="name of the file (default: mie-serve.json)",
     )
     parser.set_defaults(run=_run_serve)
 
@@ -201,16 +212,19 @@ def _add_metric_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME:MS",
-        help="count requests that keep these limits: ttft, tpot, e2el, in milliseconds",
+        help="count requests within these limits in ms: ttft, tpot, e2el",
     )
     group.add_argument(
         "--percentile-metrics",
         default="ttft,tpot,itl,e2el,queue",
         metavar="NAMES",
-        help="whose distribution is told (ttft,tpot,itl,e2el,queue)",
+        help="metrics whose percentiles are reported (default: ttft,tpot,itl,e2el,queue)",
     )
     group.add_argument(
-        "--metric-percentiles", default="99", metavar="LIST", help="such as 50,90,99.9 (99)"
+        "--metric-percentiles",
+        default="99",
+        metavar="LIST",
+        help="percentiles, such as 50,90,99.9 (default: 99)",
     )
 
 
@@ -226,7 +240,7 @@ def _run_serve(args: argparse.Namespace) -> int:
         "percentiles": _percentiles(args.metric_percentiles),
         "goodput": goodput,
     }
-    summarize([], 0, **wanted)  # refuses what is wrong before anything is loaded
+    summarize([], 0, **wanted)  # checks the options before anything is loaded
     workload = workload_of(args, args.request_rate, args.burstiness)
     with open_bench(args) as bench:
         result = _run_load(bench, workload, args.max_concurrency)
@@ -251,12 +265,12 @@ def _percentiles(text: str) -> list[float]:
         return [float(word) for word in text.split(",")]
     except ValueError as error:
         raise ConfigError(
-            f"--metric-percentiles {text!r} is not understood; write numbers such as 50,99"
+            f"--metric-percentiles must be numbers such as 50,99; got {text!r}"
         ) from error
 
 
 def _details(result: LoadResult) -> dict[str, list[Any]]:
-    """A value for each request, times in seconds, as vLLM keeps them."""
+    """Return lists with one value per request, in vLLM's format. Times are in seconds."""
     from mie.sim.clock import SECOND
 
     return {
@@ -267,11 +281,11 @@ def _details(result: LoadResult) -> dict[str, list[Any]]:
     }
 
 
-# What all do.
+# Shared by all benchmarks.
 
 
 def _run_load(bench: Bench, workload: Workload, max_concurrency: int | None = None) -> LoadResult:
-    """A run that finds the prefix cache empty."""
+    """Run the load with an empty prefix cache."""
     from mie.sim.driver import run_load
 
     bench.engine.reset_prefix_cache()
@@ -292,7 +306,7 @@ def _about(args: argparse.Namespace, workload: Workload, result: LoadResult) -> 
 
 
 def _errors(result: LoadResult) -> dict[str, str]:
-    """Why requests were refused, by request."""
+    """Return the reason why each refused request was refused."""
     return {record.request_id: record.error for record in result.records if record.error}
 
 
@@ -306,4 +320,4 @@ COMMANDS: tuple[Callable[[Subparsers[argparse.ArgumentParser]], None], ...] = (
     _add_serve,
     add_book,
 )
-"""What ``mie bench`` offers, in the order of its help."""
+"""Functions that add the benchmarks, in the order of the help."""

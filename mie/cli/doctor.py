@@ -1,4 +1,4 @@
-"""``mie doctor``: what this machine can run, what is wrong with it, and the remedy."""
+"""Implement ``mie doctor``: what this machine can run, what is wrong with it, and the remedy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mie.doctor.survey import Check
 from mie.version import __version__
 
 _EPILOG = """\
-Each line is "ok"; or a "note": it costs speed, or is missing and may well not be needed; or a
-"problem": something that is there does not work. Below it stands the remedy. Backends are tried by
-computing a small step with them; cupy-emulated then builds kernels, some seconds the first time.
+Each line is "ok", a "note" (something is slow or missing, and may not be needed) or a "problem"
+(something is installed and does not work). The line below it is the remedy. Each backend is tried
+on a small step. The first time, cupy-emulated builds its kernels, which takes some seconds.
 
 exit codes:
   0  the machine was examined, whatever was found
@@ -26,13 +26,13 @@ exit codes:
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Adds ``mie doctor`` to the command line; its arguments carry ``run``."""
+    """Add ``mie doctor`` to the command line. Its parser sets ``run``."""
     parser = subparsers.add_parser(
         "doctor",
-        help="tell what this machine can run, and how to mend what it cannot",
+        help="show what this machine can run, and how to fix the rest",
         description=(
-            "Looks at Python, NumPy, CPUs, memory, the compiler, the NVIDIA driver, GPUs, CuPy, "
-            "NVRTC and, on a Jetson, JetPack and the power mode, and tries the backends."
+            "Examine Python, NumPy, CPUs, memory, the compiler, the NVIDIA driver, GPUs, CuPy, "
+            "NVRTC and, on a Jetson, JetPack and the power mode, and try the backends."
         ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -41,7 +41,7 @@ def add_parser(
         "--backend",
         choices=BACKENDS,
         metavar="NAME",
-        help="try this one alone, and exit with 1 if it does not work: numpy, cupy-emulated, cupy",
+        help="try only this one, and exit with 1 if it does not work: numpy, cupy-emulated, cupy",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     parser.set_defaults(run=run)
@@ -49,7 +49,10 @@ def add_parser(
 
 
 def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
-    """Prints the report on ``machine``, by default this one; 1 if the asked backend is not fit."""
+    """Print the report on ``machine``, by default this one, and return the exit code.
+
+    It is 1 if the requested backend does not work, else 0.
+    """
     backends = (args.backend,) if args.backend else BACKENDS
     diagnosis = examine(machine or Machine(), backends)
     if args.json:
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
 
 
 def render(diagnosis: Diagnosis) -> str:
-    """The report as text for people, one fact a line, each remedy below what it mends."""
+    """Return the report as text, one fact per line, with remedies below problems."""
     lines = [line for check in diagnosis.checks for line in _check_lines(check)]
     return "\n".join([*lines, "", *map(_backend_line, diagnosis.backends)])
 

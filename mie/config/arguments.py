@@ -1,4 +1,4 @@
-"""Command-line options for the settings of a dataclass, and the way back."""
+"""Add command-line options for the settings of a dataclass, and read them back."""
 
 import argparse
 import json
@@ -21,9 +21,9 @@ _METAVARS = {
 
 
 def add_settings(parser: argparse.ArgumentParser, cls: type, omit: Collection[str] = ()) -> None:
-    """Add an option for each setting of ``cls`` but those to ``omit``, in a group per section.
+    """Add an option for each setting of ``cls`` except those in ``omit``, grouped by section.
 
-    An option that is not given is None in the namespace.
+    The namespace has None for an option that is not given.
     """
     groups: dict[str, argparse._ArgumentGroup] = {}
     aliases = {each.alias_of: name for name, _, each in settings_of(cls) if each.alias_of}
@@ -41,7 +41,7 @@ def add_settings(parser: argparse.ArgumentParser, cls: type, omit: Collection[st
 def add_neutral_names(
     parser: argparse.ArgumentParser, cls: type, omit: Collection[str] = ()
 ) -> None:
-    """Add an option, hidden from the help, for each of vLLM's names that change nothing."""
+    """Add a hidden option for each of vLLM's arguments that have no effect."""
     for each in fields(cls):
         declared: Neutral | None = each.metadata.get("neutral")
         if declared is not None and each.name not in omit:
@@ -52,7 +52,7 @@ def add_neutral_names(
 
 
 def given(args: argparse.Namespace, cls: type, omit: Collection[str] = ()) -> dict[str, Any]:
-    """The options that were given, by the names of the fields of ``cls`` but those to ``omit``."""
+    """Return the given options by field name of ``cls``, except those in ``omit``."""
     objects = [name for name, _, declared in settings_of(cls) if declared.kind == "object"]
     names = [each.name for each in fields(cls) if each.name not in (*omit, *objects)]
     values = {name: getattr(args, name, None) for name in names}
@@ -60,12 +60,12 @@ def given(args: argparse.Namespace, cls: type, omit: Collection[str] = ()) -> di
 
 
 def option(name: str) -> str:
-    """The spelling of a setting on the command line."""
+    """Return the command-line spelling of a setting."""
     return "--" + name.replace("_", "-")
 
 
 def describe(default: object, declared: Setting) -> str:
-    """The help of a setting: what it is, its choices and its default."""
+    """Return the help text of a setting with its choices and default."""
     notes = []
     if declared.choices and declared.kind == "choice":
         notes.append(", ".join(declared.choices))

@@ -1,4 +1,4 @@
-"""The settings of an engine, and the checks that all settings share."""
+"""Declare the settings of an engine, and check the values of settings."""
 
 import difflib
 import functools
@@ -26,7 +26,7 @@ def refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> Non
 
 
 def keyword_checked(cls: type[T]) -> type[T]:
-    """Class decorator for a dataclass: an unknown keyword raises `ConfigError`."""
+    """Make a dataclass raise `ConfigError` for an unknown keyword. This is a class decorator."""
     original = cls.__init__
     known = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # cls is a dataclass
 
@@ -35,7 +35,7 @@ def keyword_checked(cls: type[T]) -> type[T]:
         refuse_unknown(cls.__name__, kwargs, known)
         original(self, *args, **kwargs)
 
-    cls.__init__ = __init__  # type: ignore[assignment]  # the same keywords, checked first
+    cls.__init__ = __init__  # type: ignore[assignment]  # same keywords, checked first
     return cls
 
 
@@ -51,7 +51,7 @@ def check_real(
     name: str, value: Any, low: float, high: float = math.inf, *, above_low: bool = False
 ) -> None:
     """Raise `ConfigError` unless ``value`` is a finite number in low … high (or above low)."""
-    # An integer may be too large for a float; comparing it with one is exact all the same.
+    # An integer may be too large for a float, but comparing the two is still exact.
     is_number = _is(Real, value) and value == value and abs(value) != math.inf
     if not is_number or not low <= value <= high or (above_low and value == low):
         bracket = "(" if above_low else "["
@@ -77,13 +77,13 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def check_settings(values: object) -> None:
-    """Raise `ConfigError` unless every setting of a dataclass has a value that it may have."""
+    """Raise `ConfigError` unless every setting of a dataclass has an allowed value."""
     for name, _, declared in settings_of(type(values)):
         check_setting(name, getattr(values, name), declared)
 
 
 def check_setting(name: str, value: Any, declared: Setting) -> None:
-    """Raise `ConfigError` unless the setting ``name`` may have the value."""
+    """Raise `ConfigError` unless the value is allowed for the setting ``name``."""
     low, high, choices = declared.low, declared.high, declared.choices
     if value is None and declared.is_optional:
         return
@@ -104,7 +104,7 @@ _GPU = ("cupy", "cupy-emulated")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """The settings of an engine, as they are declared; `EngineConfig` checks them."""
+    """Declarations of an engine's settings, which `EngineConfig` checks."""
 
     max_model_len: int | None = setting(
         None,
@@ -202,8 +202,8 @@ class EngineSettings:
     admit_after_preemption: bool = setting(
         False,
         "switch",
-        "admit requests even in a step that preempts, for comparison; with recompute and "
-        "continuous batching only",
+        "admit requests even in a step that preempts, for comparison; only with recompute "
+        "and continuous batching",
         "scheduling",
     )
     preemption_mode: str = setting(
@@ -241,8 +241,8 @@ class EngineSettings:
     max_logprobs: int = setting(
         -1,
         "integer",
-        "maximum number of log-probabilities that a request may ask for at each position; -1 sets "
-        "no limit (vLLM's default is 20)",
+        "maximum number of log-probabilities per position that a request may have; -1 sets no "
+        "limit (vLLM's default is 20)",
         "engine",
         low=-1,
         is_simulated=False,
@@ -276,17 +276,17 @@ class EngineSettings:
     batch_invariant: bool | str = setting(
         "auto",
         "switch",
-        "compute a request to the same bits whatever else runs, and however it is chunked, cached "
-        "or preempted; on a GPU this covers attention, not cuBLAS",
+        "give a request the same bits in any batch, with any chunks, prefix hits or preemptions; "
+        "on a GPU this covers attention, not cuBLAS",
         "computation",
         choices=("auto",),
-        default_text="auto: on where it costs next to nothing",
+        default_text="auto: on if it costs almost nothing",
         backends=("numpy", *_GPU),
     )
     linear_plan: str = setting(
         "auto",
         "choice",
-        "memory layout of weight matrices on a CPU; auto takes what a probe finds faster",
+        "memory layout of weight matrices on a CPU; auto selects the faster in a probe",
         "computation",
         choices=("auto", "plain", "tiled"),
         backends=("numpy",),
@@ -303,7 +303,7 @@ class EngineSettings:
     enforce_eager: bool = setting(
         False,
         "switch",
-        "launch every GPU kernel by itself, without CUDA graphs",
+        "launch every GPU kernel individually, without CUDA graphs",
         "computation",
         backends=_GPU,
         is_ignorable=True,
@@ -323,11 +323,11 @@ class EngineSettings:
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(EngineSettings):
-    """How large an engine is and what it may do in one step. None: chosen from the model.
+    """The size of an engine and the limits of a step. None means that the model determines it.
 
-    The KV cache is ``num_blocks`` blocks of ``block_size`` tokens, or as many blocks as fit
-    ``kv_cache_memory_bytes``; a step computes at most ``max_num_batched_tokens`` tokens, decodes
-    included, of at most ``max_num_seqs`` sequences. docs/settings.md explains every field.
+    The KV cache has ``num_blocks`` blocks of ``block_size`` tokens, or as many blocks as fit
+    ``kv_cache_memory_bytes``. A step computes at most ``max_num_batched_tokens`` tokens, including
+    decodes, for at most ``max_num_seqs`` sequences. docs/settings.md explains every field.
     """
 
     __repr__ = changed_repr
@@ -337,7 +337,7 @@ class EngineConfig(EngineSettings):
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:
-        """A setting that another makes meaningless is refused, not ignored."""
+        """Refuse settings that have no effect because of another setting."""
         swaps = self.preemption_mode == "swap"
         caches = self.enable_prefix_caching
         for is_refused, message in (

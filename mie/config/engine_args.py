@@ -1,4 +1,4 @@
-"""`EngineArgs`: everything that `LLM` and `AsyncLLM` can be told, spelled as in vLLM."""
+"""Declare `EngineArgs`, the arguments of `LLM` and `AsyncLLM`, spelled as in vLLM."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DTYPES = {"half": "float16", "float": "float32"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Which model is loaded, from where, and how."""
+    """Declarations of the model, its source, and how it is loaded."""
 
     tokenizer: str | os.PathLike[str] | None = setting(
         None,
@@ -112,7 +112,7 @@ class ModelSettings:
     request_limits: RequestLimits | Mapping[str, Any] | None = setting(
         None,
         "mapping",
-        "lower limits of what one request may ask for, by their names in RequestLimits",
+        "lower limits for each request, by their names in RequestLimits",
         "engine",
         default_text="those of RequestLimits",
     )
@@ -121,12 +121,12 @@ class ModelSettings:
 @keyword_checked
 @dataclass(frozen=True, repr=False)
 class EngineArgs(VllmNames, EngineSettings, ModelSettings):
-    """Everything that `LLM` takes, and what becomes of it: a model and an `EngineConfig`.
+    """All arguments of `LLM`, from which a model and an `EngineConfig` follow.
 
-    A setting of the engine that is None has its default. ``enforce_eager`` and
-    ``gpu_memory_utilization`` are accepted where there is no GPU, and ``swap_space`` where nothing
-    is swapped, since they change nothing there. Arguments that only vLLM has are accepted at the
-    values that change nothing. docs/settings.md lists everything.
+    An engine setting that is None has its default. Without a GPU, ``enforce_eager`` and
+    ``gpu_memory_utilization`` are accepted and have no effect, and so is ``swap_space`` if nothing
+    is swapped. Arguments that only vLLM has are accepted at values without effect. docs/settings.md
+    lists everything.
 
     Raises:
         ConfigError: an argument is unknown, out of range, or refused with the reason.
@@ -144,10 +144,10 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
             if value is not None and not isinstance(value, Mapping):
                 raise ConfigError(f"{name} must be a dictionary; got {value!r}")
         self.engine_config()
-        _ = self.limits  # which checks them
+        _ = self.limits  # reading the property checks them
 
     def __repr__(self) -> str:
-        """The model, and what differs from the defaults."""
+        """Return the model and all values that differ from the defaults."""
         changed = [
             f", {each.name}={value!r}"
             for each in fields(self)
@@ -156,25 +156,28 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
         return f"{type(self).__name__}({self.model!r}{''.join(changed)})"
 
     def engine_config(self) -> EngineConfig:
-        """The engine's own part, without what changes nothing there."""
+        """Return the settings of the engine, without those that have no effect there."""
         values = {name: getattr(self, name) for name, *_ in settings_of(EngineSettings)}
         values = {name: value for name, value in values.items() if value is not None}
         values["num_blocks"] = self._num_blocks()
         for name, default, declared in settings_of(EngineSettings):
             if declared.is_ignorable and name in values and not self._means_something(name):
-                if declared.kind != "size":  # vLLM's swap space is a number of GiB, 0 included
+                if declared.kind != "size":  # swap_space is in GiB, as in vLLM, and may be 0
                     check_setting(name, values[name], declared)
                 values[name] = default
         return EngineConfig(**values)
 
     @property
     def limits(self) -> RequestLimits:
-        """What one request may ask for."""
+        """Limits of a single request."""
         return limits_of(self.request_limits)
 
     @property
     def dtype_name(self) -> str:
-        """``dtype`` as the backends spell it; vLLM also takes "half", "float" and PyTorch's."""
+        """The name of ``dtype`` in the backends.
+
+        vLLM also accepts "half", "float" and PyTorch's dtypes.
+        """
         name = str(self.dtype).removeprefix("torch.")
         return _DTYPES.get(name, name)
 
@@ -182,13 +185,16 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
     def add_cli_args(
         cls, parser: argparse.ArgumentParser, omit: Collection[str] = ()
     ) -> argparse.ArgumentParser:
-        """Add an option for each argument but those to ``omit``; vLLM's own are hidden."""
+        """Add an option for each argument except those in ``omit``.
+
+        Options that only vLLM has are hidden from the help.
+        """
         if "model" not in omit:
             parser.add_argument(
                 "--model",
                 default="bundled",
                 metavar="MODEL",
-                help="'bundled' (the default), a directory in Hugging Face format, or a hub id",
+                help="'bundled' (default), a directory in Hugging Face format, or a hub id",
             )
         add_settings(parser, cls, omit)
         add_neutral_names(parser, cls, omit)
@@ -196,14 +202,14 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
-        """The arguments whose options were given; the others have their defaults."""
+        """Return the arguments from the given options, with defaults for the others."""
         return cls(**given(args, cls))
 
     def _num_blocks(self) -> int | None:
         override = self.num_gpu_blocks_override
         if override is not None and self.num_blocks not in (None, override):
             raise ConfigError(
-                f"num_blocks is {self.num_blocks} and num_gpu_blocks_override, another name of it, "
+                f"num_blocks is {self.num_blocks} and num_gpu_blocks_override, its alias, "
                 f"is {override}; give one"
             )
         return self.num_blocks if override is None else override
@@ -221,16 +227,16 @@ class EngineArgs(VllmNames, EngineSettings, ModelSettings):
 @keyword_checked
 @dataclass(frozen=True, repr=False)
 class AsyncEngineArgs(EngineArgs):
-    """Everything that `AsyncLLM` takes: the same as `LLM`."""
+    """All arguments of `AsyncLLM`, which are those of `LLM`."""
 
 
 def with_arguments_of(
     arguments: Callable[P, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Decorator for an ``__init__`` that passes everything on to the dataclass ``arguments``.
+    """Give an ``__init__`` the parameters of the dataclass ``arguments``. This is a decorator.
 
-    Type checkers, editors and ``help`` see the dataclass's own parameters; an unknown one raises
-    `ConfigError` in the name of the class that was called.
+    Type checkers, editors and ``help`` see the dataclass's parameters. An unknown parameter raises
+    `ConfigError` with the name of the class that was called.
     """
     parameters = inspect.signature(arguments).parameters
 

@@ -1,4 +1,4 @@
-"""What one request may ask for at most."""
+"""Limit what one request may ask for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from mie.errors import ConfigError
 from mie.reprs import changed_repr
 
 CHARS_PER_TOKEN = 8
-"""Ordinary text has three to five characters for each token."""
+"""Characters per token. Ordinary text has three to five."""
 MIN_PROMPT_CHARS = 2**16
 
 
 def _limit(most: int, help: str) -> Any:
-    """A limit that can be lowered: ``most`` is its default and its highest value."""
+    """Return a limit that can only be lowered. ``most`` is its default and maximum."""
     return setting(most, "integer", help, "requests", low=1, high=most)
 
 
 @keyword_checked
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """The most that one request may ask for, checked before any work is done for it.
+    """Limits of a single request, checked before any work is done for it.
 
-    The defaults are far above what people ask for and far below what hurts an engine. They hold
-    for every `SamplingParams`. The setting ``request_limits`` of an engine lowers them, for a
-    server whose callers are not trusted. docs/settings.md explains every field.
+    The defaults are far above normal requests and far below what harms an engine. They apply to
+    every `SamplingParams`. The engine setting ``request_limits`` lowers them, for servers with
+    untrusted callers. docs/settings.md explains every field.
     """
 
     __repr__ = changed_repr
@@ -40,11 +40,9 @@ class RequestLimits:
         default_text=f"{CHARS_PER_TOKEN} for each token of `max_model_len`, and at least "
         f"{MIN_PROMPT_CHARS}",
     )
-    max_n: int = _limit(
-        1024, "choices of a request, each of which keeps a copy of the prompt's token ids"
-    )
+    max_n: int = _limit(1024, "choices of a request; each keeps a copy of the prompt's token ids")
     max_stop_strings: int = _limit(
-        256, "stop strings, each of which is searched for in every new piece of text"
+        256, "stop strings; each is searched for in every new piece of text"
     )
     max_stop_chars: int = _limit(
         1024, "characters of a stop string; a stream holds back that much text"
@@ -53,11 +51,9 @@ class RequestLimits:
     max_allowed_token_ids: int = _limit(2**20, "ids of `allowed_token_ids`")
     max_logit_bias: int = _limit(2**20, "entries of `logit_bias`")
     max_forced_tokens: int = _limit(2**20, "ids of `trace_decode_token_ids`")
-    max_bad_words: int = _limit(
-        1024, "words of `bad_words`, each of which may be spelled by two lists of token ids"
-    )
+    max_bad_words: int = _limit(1024, "words of `bad_words`; each may have two lists of token ids")
     max_bad_word_length: int = _limit(
-        256, "characters of a bad word, whose spelling may have four times as many token ids"
+        256, "characters of a bad word, which may have four times as many token ids"
     )
     max_extra_args: int = _limit(1024, "entries of `extra_args`")
     max_request_id_chars: int = _limit(1024, "characters of a request id")
@@ -67,7 +63,7 @@ class RequestLimits:
         check_settings(self)
 
     def prompt_chars(self, max_model_len: int) -> int:
-        """Maximum number of characters of a prompt in a context of that many tokens."""
+        """Return the maximum number of characters of a prompt for a context length in tokens."""
         if self.max_prompt_chars is not None:
             return self.max_prompt_chars
         return max(CHARS_PER_TOKEN * max_model_len, MIN_PROMPT_CHARS)
@@ -77,7 +73,7 @@ DEFAULT_LIMITS = RequestLimits()
 
 
 def limits_of(value: RequestLimits | Mapping[str, Any] | None) -> RequestLimits:
-    """The limits that the setting ``request_limits`` stands for: lower ones by their names.
+    """Return the limits of the setting ``request_limits``, which lowers some by name.
 
     Raises:
         ConfigError: a limit is unknown or out of range.

@@ -1,7 +1,7 @@
-"""How a setting is declared: in one place, with all that is said of it elsewhere.
+"""Declare settings, each in one place with everything that is said about it elsewhere.
 
-A setting is a field of a dataclass, made by `setting`. The checks, the options of the command line,
-the refusals of the backends and of the simulator, and the tables of the docs read its `Setting`.
+A setting is a field of a dataclass, made by `setting`. The checks, the command-line options, the
+refusals of backends and of the simulator, and the tables of the docs read its `Setting`.
 """
 
 from collections.abc import Iterator
@@ -9,39 +9,39 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 Kind = Literal["integer", "size", "number", "switch", "choice", "text", "mapping", "object"]
-"""What the values are; a size is an integer of bytes, an object has no command-line option."""
+"""The kind of value. A size is an integer of bytes, and an object has no command-line option."""
 
 BACKENDS = ("numpy", "numpy-plain", "cupy", "cupy-emulated")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is said of a setting besides its name, type and default."""
+    """Facts about a setting besides its name, type and default."""
 
     kind: Kind
     help: str
-    """One phrase in lower case, without the default."""
+    """Help text: one phrase in lower case, without the default."""
     section: str
     low: float = 0
     high: float | None = None
     above_low: bool = False
     choices: tuple[str, ...] = ()
     is_optional: bool = False
-    """Whether it may be None."""
+    """Whether None is allowed."""
     default_text: str = ""
-    """What None, or another default that needs words, comes to."""
+    """Text for the default if its value does not explain itself, such as None."""
     backends: tuple[str, ...] = ()
-    """The backends whose own setting it is. Empty: it belongs to the engine."""
+    """The backends that the setting belongs to, or empty if it belongs to the engine."""
     is_ignorable: bool = False
-    """Whether `EngineArgs` accepts it where it changes nothing, as vLLM does."""
+    """Whether `EngineArgs` accepts it where it has no effect, as vLLM does."""
     is_simulated: bool = True
-    """Whether it means something to a simulated engine."""
+    """Whether it has an effect on a simulated engine."""
     alias_of: str = ""
-    """The setting that this is another name of."""
+    """The setting that this one is an alias of."""
 
 
 def setting(default: object, kind: Kind, help: str, section: str, **more: Any) -> Any:
-    """A dataclass field for a setting; ``more`` are fields of `Setting`."""
+    """Return a dataclass field for a setting. ``more`` has further fields of `Setting`."""
     declared = Setting(
         kind=kind, help=help, section=section, **{"is_optional": default is None, **more}
     )
@@ -49,7 +49,7 @@ def setting(default: object, kind: Kind, help: str, section: str, **more: Any) -
 
 
 def settings_of(cls: type) -> Iterator[tuple[str, Any, Setting]]:
-    """(name, default, declaration) of each setting of a dataclass, in its order."""
+    """Yield (name, default, declaration) of each setting of a dataclass, in order."""
     for each in fields(cls):
         if "setting" in each.metadata:
             yield each.name, each.default, each.metadata["setting"]
@@ -57,19 +57,19 @@ def settings_of(cls: type) -> Iterator[tuple[str, Any, Setting]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Neutral:
-    """What is said of an argument that only vLLM has: the values that change nothing here."""
+    """Facts about an argument that only vLLM has: the values without effect."""
 
     allowed: tuple[Any, ...] | None
-    """None: every value."""
+    """Allowed values, or None if every value is allowed."""
     why: str
-    """The reason why other values cannot be had, or why no value changes anything."""
+    """Why other values are not supported, or why no value has an effect."""
 
 
 def neutral(default: object, why: str, *also: object) -> Any:
-    """A dataclass field that may have its default, or one of the values ``also`` named."""
+    """Return a dataclass field that allows only its default and the values in ``also``."""
     return field(default=default, metadata={"neutral": Neutral(allowed=(default, *also), why=why)})
 
 
 def without_effect(default: object, why: str) -> Any:
-    """A dataclass field that may have any value, since none changes anything."""
+    """Return a dataclass field that allows any value, because none has an effect."""
     return field(default=default, metadata={"neutral": Neutral(allowed=None, why=why)})

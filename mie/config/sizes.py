@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write and read them."""
+"""Parse and format sizes in bytes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
 def parse_size(text: str) -> int:
-    """Bytes that ``text`` stands for: ``"512MiB"``, ``"2GB"``, ``"1.5 GiB"`` or ``"4096"``.
+    """Return the bytes of a size: ``"512MiB"``, ``"2GB"``, ``"1.5 GiB"`` or ``"4096"``.
 
-    KiB, MiB, GiB and TiB count in steps of 1,024; kB, MB, GB and TB in steps of 1,000. Case does
+    KiB, MiB, GiB and TiB are powers of 1,024, and kB, MB, GB and TB are powers of 1,000. Case does
     not matter, and a fraction of a byte is dropped.
 
     Raises:
-        ConfigError: it is not a size, or not a positive one.
+        ConfigError: the text is not a positive size.
     """
     match = _SIZE.fullmatch(text.strip())
     unit = match[2].lower() if match else ""
@@ -41,7 +41,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(num_bytes: int) -> str:
-    """The size in the largest binary unit that fits: ``"1.5 MiB"``, ``"17 bytes"``."""
+    """Return the size in the largest fitting binary unit: ``"1.5 MiB"``, ``"17 bytes"``."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if num_bytes >= _UNITS[unit.lower()]:
             return f"{num_bytes / _UNITS[unit.lower()]:.1f} {unit}"
@@ -49,7 +49,7 @@ def format_size(num_bytes: int) -> str:
 
 
 def size_argument(text: str) -> int:
-    """`parse_size` as the ``type`` of an argparse argument, which keeps its message."""
+    """Parse a size as the ``type`` of an argparse argument, and keep the error message."""
     try:
         return parse_size(text)
     except ConfigError as error:

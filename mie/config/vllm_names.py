@@ -1,7 +1,7 @@
-"""Arguments of vLLM for what `mie` does not have, accepted at the values that change nothing.
+"""List arguments of vLLM for features that `mie` does not have.
 
-A script or a command line written for vLLM names them, often at their defaults. Any other value is
-refused by name, with the reason.
+Scripts and command lines written for vLLM use them, often at their defaults. Values without effect
+are accepted. Any other value is refused by name, with the reason.
 """
 
 import json
@@ -21,9 +21,9 @@ _FULL_PRECISION = "mie reads checkpoints that are not quantized"
 
 @dataclass(frozen=True, kw_only=True)
 class VllmNames:
-    """The arguments of vLLM's ``EngineArgs`` that change nothing here."""
+    """Arguments of vLLM's ``EngineArgs`` that have no effect here."""
 
-    # Refused at any value but the ones that are given here.
+    # Refused at any value except those listed here.
     tensor_parallel_size: int = neutral(1, _ONE_DEVICE)
     pipeline_parallel_size: int = neutral(1, _ONE_DEVICE)
     data_parallel_size: int = neutral(1, _ONE_DEVICE)
@@ -86,7 +86,7 @@ class VllmNames:
     override_attention_dtype: str | None = neutral(None, "dtype is that of attention too")
     show_hidden_metrics_for_version: str | None = neutral(None, "there are no hidden metrics")
 
-    # Without effect at every value.
+    # Accepted at every value, without effect.
     trust_remote_code: bool = without_effect(False, "mie never runs code from a model directory")
     disable_custom_all_reduce: bool = without_effect(False, _ONE_DEVICE)
     disable_log_requests: bool = without_effect(True, "mie does not log requests")
@@ -110,7 +110,7 @@ class VllmNames:
 
 
 def refuse_what_vllm_has(values: VllmNames) -> None:
-    """Raise `ConfigError` for an argument at a value that would have to change something."""
+    """Raise `ConfigError` for an argument with a value that would need an effect."""
     for each in fields(values):
         declared = each.metadata.get("neutral")
         value = getattr(values, each.name)
@@ -124,7 +124,7 @@ def refuse_what_vllm_has(values: VllmNames) -> None:
 
 
 def _is_among(value: object, allowed: Sequence[object]) -> bool:
-    """Whether it is one of the values; a list counts as the tuple of its items."""
+    """Return whether ``value`` is allowed. A list is compared as a tuple."""
     value = tuple(value) if isinstance(value, list) else value
     return any(
         value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed
@@ -132,7 +132,7 @@ def _is_among(value: object, allowed: Sequence[object]) -> bool:
 
 
 def parse_neutral(text: str) -> Any:
-    """A value on the command line: JSON if it is JSON, else the text itself."""
+    """Parse a command-line value as JSON, or return the text if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

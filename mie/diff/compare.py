@@ -110,7 +110,7 @@ def _run(
     change: Change | None = None,
     forced: dict[str, list[int]] | None = None,
 ) -> _Run:
-    """Run the workload on one side. With ``forced`` its tokens are those."""
+    """Run the workload on one side, with the tokens in ``forced`` if given."""
     recorders: list[RecordingBackend] = []
 
     def wrap(backend: Backend) -> Backend:
@@ -175,7 +175,7 @@ class _Comparison:
         self._logits: list[tuple[NDArray[Any], NDArray[Any]]] = []
 
     def change(self, spot: Spot, out: Array) -> None:
-        """Inject the fault, which is large enough to be past the limit."""
+        """Inject the fault, which is large enough to exceed the limit."""
         if self._inject is not None and self._inject.matches(spot):
             limit = self._limits.of(self._recorded[spot].dtype, out.dtype, spot.operator)
             perturb(out, max(SIZE, 4 * limit))
@@ -217,7 +217,7 @@ class _Comparison:
                     )
 
     def _is_near_tie(self, a: NDArray[Any], of_a: int, of_b: int, dtype: np.dtype[Any]) -> bool:
-        """Whether errors within the limit can swap two tokens of a row [V] of A's logits."""
+        """Return whether errors within the limit can swap two tokens of a row [V] of A's logits."""
         logits = a.astype(np.float64)
         gap = abs(float(logits[of_a] - logits[of_b]))
         return gap <= 2 * self._limits.of(a.dtype, dtype, "logits") * float(np.abs(logits).max())

@@ -71,18 +71,18 @@ def page(report: DiffReport) -> str:
         *_verdict(report),
         "<h2>Operators, each at its worst layer</h2>",
         *_operators(report.worst_layers),
-        "<p>max rel is the largest difference over the largest magnitude of A's result; row rel, "
-        "which is judged, over that of its row (one token); max ULP counts the numbers of the "
-        "coarser dtype between two elements, and is large near zero.</p>",
-        "<h2>Layers: row rel, shaded by the share of what is allowed</h2>",
+        "<p>max rel is the largest difference divided by the largest magnitude of A's result. row "
+        "rel, which is judged, divides by the largest magnitude of the row (one token). max ULP is "
+        "the distance in steps of the coarser dtype, and is large near zero.</p>",
+        "<h2>Layers: row rel, shaded by the fraction of the limit</h2>",
         *_layers(report),
         *_tokens(report),
         "<h2>Tolerances</h2>",
         f"<p>{escape(report.reason)}</p>",
         *_tolerances("coarser dtype", TOLERANCES),
-        "<p>Of an operator alone, with A's inputs:</p>",
+        "<p>For an operator alone, with A's inputs:</p>",
         *_tolerances("coarser dtype", ALONE),
-        "<p>Of quantised caches, where that is more:</p>",
+        "<p>For quantised caches, where the limits are larger:</p>",
         *_tolerances("cache", QUANTIZED),
     ]
     return (

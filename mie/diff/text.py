@@ -62,14 +62,14 @@ def number(value: float) -> str:
 def verdict(report: DiffReport) -> Iterator[str]:
     """State whether the two agree, and where they differ."""
     if report.inject is not None:
-        yield f"B was made wrong on purpose: one element of every result of {report.inject}."
+        yield f"B has an injected fault: one element of every result of {report.inject}."
     if report.first is None:
         worst = max(report.rows, key=lambda row: row.share)
         layer = "" if worst.layer is None else f" of layer {worst.layer}"
         share = f"{100 * worst.share:.0f} %"
         yield f"Within tolerance; closest is {worst.operator}{layer}, at {share} of its limit."
     else:
-        yield "Past tolerance, first at"
+        yield "Tolerance exceeded, first at"
         yield f"  {report.first}:"
         yield f"  {difference(report.first)}."
     yield from tokens(report)
@@ -88,7 +88,7 @@ def tokens(report: DiffReport) -> Iterator[str]:
         return
     part = report.tokens[0]
     num_wrong = sum(not each.is_near_tie for each in report.tokens)
-    kind = f"{num_wrong} by more than a near-tie" if num_wrong else "by near-ties only"
+    kind = f"{num_wrong} by more than a near-tie" if num_wrong else "only by near-ties"
     yield f"Tokens: {len(report.tokens)} of {report.num_tokens} differ, {kind}."
     yield f"The first is token {part.token} of prompt {part.prompt}, in step {part.step}."
 

@@ -1,4 +1,4 @@
-"""Beam search: the most likely continuations of prompts, spelled as in vLLM.
+"""Search for the most likely continuations of prompts with beams, as in vLLM.
 
 A step asks the engine for one token of every beam and keeps the best continuations. Each beam is a
 request that forks the blocks of the beam it continues, so that only its last token is computed.
@@ -29,17 +29,17 @@ class BeamSearchSequence:
     """A beam: a prompt and one continuation of it."""
 
     tokens: list[int]
-    """The prompt's too, and the end-of-text token if it ends with one."""
+    """Token ids of the prompt and the continuation, including a final EOS token."""
     logprobs: list[LogprobRow]
-    """The candidates for each generated token."""
+    """Candidates for each generated token."""
     cum_logprob: float = 0.0
     """Sum of the generated tokens' log-probabilities."""
     text: str | None = None
     """The text of ``tokens``; None without a tokenizer."""
     finish_reason: FinishReason | None = None
-    """"stop" after the end-of-text token, else "length"."""
+    """The reason of the end: "stop" after an EOS token, else "length"."""
     stop_reason: int | str | None = None
-    """The end-of-text token that was met."""
+    """The EOS token that ended the beam, or None."""
 
 
 @dataclass(kw_only=True)
@@ -47,7 +47,7 @@ class BeamSearchOutput:
     """The beams of one prompt."""
 
     sequences: list[BeamSearchSequence]
-    """The best ``beam_width``, the best first."""
+    """The ``beam_width`` best beams, best first."""
 
 
 @dataclass(kw_only=True)
@@ -58,12 +58,12 @@ class _Search:
     max_tokens: int
     beams: list[BeamSearchSequence]
     parent_ids: list[str | None] = field(default_factory=lambda: [None])
-    """For each beam the request that computed the tokens before its last."""
+    """For each beam, the request that computed all tokens before its last one."""
     completed: list[BeamSearchSequence] = field(default_factory=list)
 
 
 class BeamSearcher:
-    """Searches over several prompts together, with one engine."""
+    """Searches over several prompts at once with one engine."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class BeamSearcher:
     def run(
         self, prompts: Sequence[PreparedRequest], counted: Iterable[int]
     ) -> list[BeamSearchOutput]:
-        """Return the best beams of each prompt. ``counted`` counts the generated tokens.
+        """Return the best beams of each prompt. ``counted`` counts the steps.
 
         Raises:
             RequestError: a prompt could never be served; nothing was computed.
-            RequestFailedError: a beam failed because of an error of its own.
+            RequestFailedError: a beam failed.
         """
         searches = [self._begin(prepared) for prepared in prompts]
         collector = self._driver.new_collector()
@@ -119,7 +119,7 @@ class BeamSearcher:
         token_ids = prepared.token_ids
         return _Search(
             prepared=prepared,
-            # At least one, so that the engine says what is wrong with a prompt that is too long.
+            # At least 1, so that the engine refuses a prompt that is too long with its own message.
             max_tokens=max(1, min(self._params.max_tokens, self._longest - len(token_ids))),
             beams=[BeamSearchSequence(tokens=token_ids, logprobs=[])],
         )
@@ -157,7 +157,7 @@ class BeamSearcher:
     def _request(
         self, prepared: PreparedRequest, beam: BeamSearchSequence, parent_id: str | None
     ) -> PreparedRequest:
-        # A temperature needs all log-probabilities, since it changes what they add up to.
+        # A temperature needs all log-probabilities, because they must be normalized again.
         num_candidates = -1 if self._has_temperature else 2 * self._params.beam_width
         return replace(
             prepared,
@@ -176,7 +176,7 @@ class BeamSearcher:
     def _answers(
         self, requests: list[PreparedRequest], collector: Collector
     ) -> list[RequestOutput]:
-        """Run the requests, which fork the blocks of those that they continue."""
+        """Run the requests, which fork the blocks of their parents."""
         request_ids = self._driver.add(requests, collector)
         answers: dict[str, RequestOutput] = {}
         while len(answers) < len(requests):
@@ -189,7 +189,7 @@ class BeamSearcher:
         return outputs
 
     def _rows(self, output: RequestOutput) -> Iterator[LogprobRow]:
-        """The candidates for the next token, the most likely first."""
+        """Yield the candidates for the next token, most likely first."""
         rows = output.outputs[0].logprobs
         assert rows is not None
         for row in rows:
@@ -226,8 +226,10 @@ class BeamSearcher:
         )
 
     def _score(self, beam: BeamSearchSequence) -> float:
-        """The log-probability for its length, in which the prompt counts and a final EOS does
-        not."""
+        """Return the log-probability divided by the length.
+
+        The length includes the prompt but not a final EOS token.
+        """
         length = len(beam.tokens) - (beam.tokens[-1] in self._eos_token_ids)
         return beam.cum_logprob / math.pow(max(length, 1), self._params.length_penalty)
 

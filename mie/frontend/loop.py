@@ -1,7 +1,7 @@
-"""One engine and many callers: commands go in, and outputs are filed under their callers.
+"""Run one engine for many callers: execute their commands and file their outputs.
 
-An `EngineLoop` is turned by one thread at a time: by a caller that waits (`mie.frontend.driver`),
-or by a thread of its own (`mie.async_llm`).
+One thread at a time turns an `EngineLoop`: a waiting caller (`mie.frontend.driver`), or a dedicated
+thread (`mie.async_llm`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST_FAULTS = 2
-"""Turns that may fail one after another before the engine is dead. The first is tried again, since
-memory may have been short for a moment."""
+"""Number of consecutive turns that may fail before the engine is dead.
+
+A failed turn is tried again, because memory may have been short for a moment.
+"""
 
 
 class Command(Generic[T]):
-    """A function that a caller wants to be called between two steps.
+    """A function that a caller wants to run between two steps.
 
-    After an interrupt it is called again, so it must bear that.
+    After an interrupt it is called again, so it must be repeatable.
     """
 
     def __init__(
@@ -63,15 +65,15 @@ class Command(Generic[T]):
         return self._error is not None and not isinstance(self._error, MieError)
 
     def refuse(self, error: Exception) -> None:
-        """Raise ``error`` in the caller instead."""
+        """Make `result` raise ``error``."""
         self._function = _refusal(error)
         self.run()
 
     def result(self) -> T:
-        """Return what the function returned, or raise what it raised."""
+        """Return the function's result or raise its exception."""
         if self._error is not None:
             raise self._error
-        return self._result  # type: ignore[return-value]  # it is done
+        return self._result  # type: ignore[return-value]  # the command is done
 
 
 def _refusal(error: Exception) -> Callable[[], Any]:
@@ -88,11 +90,11 @@ class EngineLoop:
         self.engine = engine
         self.processor = OutputProcessor(engine, tokenizer)
         self.inbox: deque[Command[Any]] = deque()
-        """What callers want to be called between two steps. Any thread may append."""
+        """Commands to run between two steps. Any thread may append."""
         self.num_turns = 0
         self.dead_error: EngineDeadError | None = None
-        """Why the engine cannot go on, if it cannot."""
-        self._is_behind = False  # a turn was cut, so there may be outputs that nobody filed
+        """The reason why the engine is dead, or None."""
+        self._is_behind = False  # a turn was interrupted, so some outputs may not be filed
         self._num_faults = 0
 
     @property
@@ -106,13 +108,13 @@ class EngineLoop:
         return bool(self.inbox) or self.processor.has_gone or self._is_behind
 
     def turn(self, *, may_step: bool = True) -> None:
-        """Do what callers want, compute a step if there is work, and file its outputs.
+        """Run commands, run a step if there is work, and file its outputs.
 
-        An exception of a signal handler reaches the caller, and the next turn makes up for the
+        If a signal handler raises an exception, it reaches the caller, and the next turn does the
         rest of this one.
 
         Raises:
-            EngineDeadError: the engine cannot go on.
+            EngineDeadError: the engine is dead.
         """
         self.check_alive()
         try:
@@ -140,10 +142,10 @@ class EngineLoop:
             raise EngineDeadError(str(self.dead_error)) from self.dead_error.__cause__
 
     def _count_fault(self, error: Exception) -> None:
-        """A turn failed, and no request is to blame."""
+        """Count a failed turn for which no request is to blame."""
         self._num_faults += 1
         if self._num_faults < MOST_FAULTS:
-            logger.error("a step failed and is tried again: %r", error, exc_info=error)
+            logger.error("a step failed and will be retried: %r", error, exc_info=error)
             return
         logger.critical("the engine is dead: %r", error, exc_info=error)
         self.die(
@@ -154,12 +156,12 @@ class EngineLoop:
         self.check_alive()
 
     def die(self, message: str, cause: Exception | None = None) -> None:
-        """Refuse everything from now on."""
+        """Refuse all requests and commands from now on."""
         self.dead_error = EngineDeadError(message)
         self.dead_error.__cause__ = cause
 
     def forget(self) -> None:
-        """Start anew in a forked child: the requests are the parent's."""
+        """Start over in a forked child: the requests belong to the parent."""
         self.inbox.clear()
         self.processor.drop_all()
         self._is_behind = False

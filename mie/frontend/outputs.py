@@ -1,4 +1,4 @@
-"""What a user gets back, spelled as in vLLM."""
+"""Define the outputs that users get, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from mie.stats.request import RequestMetrics
 
 @dataclass(frozen=True, kw_only=True)
 class Logprob:
-    """One token's log-probability at a position, before temperature and any edit of the logits."""
+    """The log-probability of a token at a position, before temperature and logit edits."""
 
     logprob: float
     rank: int | None
-    """1 for the most likely token of the position."""
+    """Rank of the token at its position; 1 is the most likely."""
     decoded_token: str | None
-    """The token's text, or None if the request is not detokenized."""
+    """Text of the token, or None if the request is not detokenized."""
 
 
 LogprobRow = dict[int, Logprob]
-"""token id -> Logprob: the chosen token first, then the most likely ones."""
+"""Log-probabilities by token id: the chosen token first, then the most likely ones."""
 
 
 @dataclass(kw_only=True, slots=True)
 class CompletionOutput:
-    """One of a request's n choices."""
+    """One of the n choices of a request."""
 
     index: int
     text: str = ""
-    """All of the text so far; under ``output_kind`` DELTA only what is new."""
+    """The text so far, or only the new text if ``output_kind`` is DELTA."""
     new_text: str = ""
-    """What this output adds to the text of the one before it."""
+    """The text that is new since the previous output."""
     token_ids: list[int] = field(default_factory=list)
-    """All generated tokens so far; under ``output_kind`` DELTA only the new ones."""
+    """The generated tokens so far, or only the new ones if ``output_kind`` is DELTA."""
     cumulative_logprob: float | None = None
-    """Sum of all chosen tokens' log-probabilities, if ``logprobs`` were asked for."""
+    """Sum of the chosen tokens' log-probabilities, if ``logprobs`` was requested."""
     logprobs: list[LogprobRow] | None = None
-    """One entry for each of ``token_ids``, if ``logprobs`` were asked for."""
+    """An entry for each of ``token_ids``, if ``logprobs`` was requested."""
     finish_reason: FinishReason | None = None
-    """"stop", "length", "abort" or "error"; None while it runs."""
+    """The reason of the end: "stop", "length", "abort" or "error"; None while it runs."""
     stop_reason: int | str | None = None
-    """The stop string or the id from ``stop_token_ids``; None for EOS and for other endings."""
+    """The stop string or stop token id; None for EOS and other reasons."""
 
     __repr__ = short_repr
 
@@ -57,34 +57,36 @@ class CompletionOutput:
 
 @dataclass(kw_only=True, slots=True)
 class RequestOutput:
-    """A request and its choices at one moment."""
+    """The state of a request and its choices at one moment."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     prompt_logprobs: list[LogprobRow | None] | None = None
-    """One entry for each prompt token that is computed so far; None for the first token, which
-    nothing predicts."""
+    """An entry for each prompt token computed so far.
+
+    It is None for the first token, which nothing predicts.
+    """
     outputs: list[CompletionOutput]
-    """All choices; under ``output_kind`` DELTA those with news."""
+    """All choices, or those with news if ``output_kind`` is DELTA."""
     finished: bool = False
-    """Whether every choice has ended. Each request gives exactly one such output, its last."""
+    """Whether every choice has ended. This is true only in the last output of a request."""
     num_cached_tokens: int | None = None
     """Number of prompt tokens that were found in the prefix cache."""
     metrics: RequestMetrics | None = None
-    """The request's own, which goes on growing while it runs."""
+    """Statistics of the request, which are updated while it runs."""
     error: str | None = None
-    """Why the request failed, if its ``finish_reason`` is "error"."""
+    """The error message if ``finish_reason`` is "error"."""
 
     __repr__ = short_repr
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON values. `from_dict` makes an equal output of them."""
+        """Return all fields as JSON values, which `from_dict` converts back."""
         return as_dict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RequestOutput:
-        """Return the output that `as_dict` wrote.
+        """Return the output that `as_dict` converted.
 
         Raises:
             ConfigError: a field is unknown or missing, or its value is of another type.
@@ -93,7 +95,7 @@ class RequestOutput:
 
 
 def raise_failed(outputs: list[RequestOutput]) -> None:
-    """Raise `RequestFailedError` if a request among these failed."""
+    """Raise `RequestFailedError` if one of these requests failed."""
     failed = [output for output in outputs if output.error is not None]
     if failed:
         first = failed[0]

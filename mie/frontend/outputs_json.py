@@ -1,7 +1,7 @@
 """Convert dataclasses to JSON and back without a loss, for `RequestOutput`.
 
-The annotations say how: a mapping with integer keys gets its integers back, and numbers that JSON
-does not have are written as text ("inf", "-inf", "nan"). No field is named here.
+The annotations determine the conversion. Integer keys of mappings are restored, and numbers that
+JSON does not have are written as text ("inf", "-inf", "nan"). This module names no fields.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, as JSON has them; nested ones too."""
+    """Return a dataclass as a JSON object, including nested ones."""
     return {field.name: _encoded(getattr(value, field.name)) for field in fields(value)}
 
 
 def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
-    """The dataclass that `as_dict` wrote.
+    """Return the dataclass that `as_dict` converted.
 
     Raises:
         ConfigError: a field is unknown or missing, or its value is of another type.
@@ -88,7 +88,7 @@ def _plain(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return float(_checked(is_number, value, where, hint))
-    # Not isinstance: True is no integer here.
+    # Not isinstance, because True must not be accepted as an integer.
     return _checked(type(value) is hint, value, where, hint)
 
 
@@ -102,7 +102,10 @@ def _key(hint: Any, key: str, where: str) -> Any:
 
 
 def _first_that_fits(hints: tuple[Any, ...], value: Any, where: str) -> Any:
-    """The value as one of several types; the error is the last one's, which says most."""
+    """Return the value as one of several types.
+
+    The error of the last type is raised, because it says most.
+    """
     if value is None and type(None) in hints:
         return None
     *others, last = [hint for hint in hints if hint is not type(None)]

@@ -1,6 +1,6 @@
-"""From what a caller passes as a request to what the engine runs, checked in the caller's thread.
+"""Check and tokenize requests in the caller's thread, and turn them into what the engine runs.
 
-Nothing here is in proportion to what a caller sends: a prompt that is too long is refused by its
+The cost of a refusal does not grow with the input: a prompt that is too long is refused by its
 length, before it is encoded or copied.
 """
 
@@ -21,8 +21,10 @@ from mie.text.bad_words import encode_bad_words
 from mie.text.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; a mapping may have a
-``"cache_salt"`` too: only prompts with the same one share cached blocks."""
+"""A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
+
+A mapping may also have a ``"cache_salt"``: only prompts with equal salts share cached blocks.
+"""
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
@@ -43,7 +45,7 @@ class Preparer:
         request_id: str | None = None,
         priority: int = 0,
     ) -> PreparedRequest:
-        """Return the request; an ``output_kind`` of None is that of ``params``.
+        """Return the prepared request. If ``output_kind`` is None, that of ``params`` is used.
 
         Raises:
             ConfigError: a parameter is not allowed.
@@ -67,7 +69,7 @@ class Preparer:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a prompt, refusing it by its length before it is encoded."""
+        """Return the token ids of a prompt, or refuse it by its length before it is encoded."""
         tokenizer = self.required_tokenizer()
         limit = self.limits.prompt_chars(self.max_model_len)
         if isinstance(text, str) and len(text) > limit:
@@ -104,7 +106,7 @@ class Preparer:
 def without_text(
     params: SamplingParams, tokenizer: Tokenizer | None, limits: RequestLimits
 ) -> SamplingParams:
-    """Return a checked copy of parameters with their bad words in tokens: the engine knows no text.
+    """Return a checked copy of parameters with bad words as tokens, for an engine without text.
 
     Raises:
         ConfigError: a field was assigned a value that is not allowed.
@@ -122,7 +124,7 @@ def without_text(
 
 
 def each_prompt(prompts: Any) -> list[Any]:
-    """Return the prompts of a call, which may be a single one.
+    """Return the prompts of a call, which may be a single prompt.
 
     Raises:
         RequestError: they are neither a prompt nor a list.
@@ -135,21 +137,21 @@ def each_prompt(prompts: Any) -> list[Any]:
 
 
 def is_token_list(value: Any) -> bool:
-    """Whether a value may be a list of token ids: a sequence, or an array of one dimension."""
+    """Return whether a value may be token ids: a sequence or an array of one dimension."""
     if isinstance(value, str | bytes | bytearray | memoryview):
         return False
     return isinstance(value, Sequence) or getattr(value, "ndim", None) == 1
 
 
 def _is_prompt(value: Any) -> bool:
-    """Whether it is one prompt: a text, a mapping, or token ids."""
+    """Return whether the value is one prompt: a text, a mapping, or token ids."""
     if isinstance(value, str | Mapping) or getattr(value, "ndim", None) == 1:
         return True
     return is_token_list(value) and len(value) > 0 and isinstance(value[0], Integral)
 
 
 def _as_mapping(prompt: Any) -> Mapping[str, Any]:
-    """Return a prompt of any kind as a mapping that has known keys only."""
+    """Return a prompt of any kind as a mapping with known keys."""
     if isinstance(prompt, str):
         return {"prompt": prompt}
     if is_token_list(prompt):

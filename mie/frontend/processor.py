@@ -1,4 +1,4 @@
-"""Files what the engine's steps give under the callers of its requests."""
+"""File the results of the engine's steps under the callers of their requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OutputProcessor:
         self._states: dict[str, RequestState] = {}
         self._gone: deque[CollectorRef] = deque()
         self.changed: set[CollectorRef] = set()
-        """Collectors that got news; whoever tells their callers clears it."""
+        """Collectors with news. The code that notifies their callers clears it."""
 
     @property
     def has_gone(self) -> bool:
@@ -36,7 +36,7 @@ class OutputProcessor:
     def add_all(self, prepared: Sequence[PreparedRequest], collector: Collector) -> list[str]:
         """Queue requests in the engine, all or none, and return their ids.
 
-        It may be called again after an interrupt that came at any line.
+        It may be called again after an interrupt at any line.
 
         Raises:
             RequestError: one of them could never be served; nothing was added.
@@ -49,7 +49,7 @@ class OutputProcessor:
             raise
 
     def retract(self, prepared: Sequence[PreparedRequest]) -> None:
-        """End those of the requests that were added, without an output."""
+        """End those of the requests that were added, without outputs."""
         known = set(map(id, prepared))
         self._drop([i for i, state in self._states.items() if id(state.prepared) in known])
 
@@ -57,7 +57,7 @@ class OutputProcessor:
         """Queue a request in the engine.
 
         Raises:
-            RequestError: it could never be served; nothing was added.
+            RequestError: the request could never be served; nothing was added.
         """
         request_id = self._engine.add_request(
             prepared.token_ids,
@@ -81,7 +81,7 @@ class OutputProcessor:
         self._advance(request_id)
 
     def process(self, step: StepOutput) -> None:
-        """Take in a step."""
+        """Process the output of a step."""
         for request_id in {output.request_id: None for output in step.outputs}:
             self._advance(request_id)
         for request_id in step.failed:
@@ -100,22 +100,22 @@ class OutputProcessor:
         self.release(collector)
 
     def release(self, collector: CollectorRef, keep: Sequence[str] = ()) -> None:
-        """Give the blocks back that a caller's finished beams keep, but for those named."""
+        """Free the blocks that a caller's finished beams keep, except for ``keep``."""
         dropped = collector.beam_ids - {*keep, *collector.request_ids}
         self._engine.release(list(dropped))
         collector.beam_ids -= dropped
 
     def catch_up(self) -> None:
-        """Take in whatever an exception kept from being taken in."""
+        """Process everything that an exception has prevented from being processed."""
         self._engine.recover()
         for request in self._engine.requests:
-            if request.request_id not in self._states:  # its caller never learned of it
+            if request.request_id not in self._states:  # its caller did not get its id
                 self._engine.abort(request.request_id)
         for request_id in list(self._states):
             self._advance(request_id)
 
     def drop_all(self) -> None:
-        """Forget every request: in a forked child, whose parent serves them."""
+        """Forget every request, in a forked child whose parent serves them."""
         self._states.clear()
         self._gone.clear()
         self.changed.clear()

@@ -1,4 +1,4 @@
-"""The progress bar of `LLM.generate`: requests done, and tokens a second."""
+"""Show the progress of `LLM.generate`: finished requests and tokens per second."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from mie.frontend.outputs import RequestOutput
 
 
 class ProgressBar:
-    """A bar over the requests of one call. Its speeds are estimates: of finished requests alone.
+    """A progress bar for the requests of one call.
 
-    ``use_tqdm`` is True for a bar, False for none, or what makes a bar: a function with tqdm's
-    keywords. In a notebook the bar is a widget.
+    Its speeds are estimates that count only finished requests. ``use_tqdm`` is True for a bar,
+    False for none, or a function with tqdm's keywords that makes a bar. In a notebook the bar is a
+    widget.
     """
 
     def __init__(self, total: int, use_tqdm: bool | Callable[..., Any] = True) -> None:
@@ -60,7 +61,7 @@ def _speeds(num_input: float, num_output: float) -> str:
 
 
 def steps(count: int, use_tqdm: bool | Callable[..., Any]) -> Iterable[int]:
-    """Count from 0 with a bar, for the tokens of a beam search, which may end before ``count``."""
+    """Count the tokens of a beam search with a bar. The search may end before ``count``."""
     if not use_tqdm:
         return range(count)
     from tqdm.auto import tqdm

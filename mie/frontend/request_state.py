@@ -1,7 +1,7 @@
-"""What a request has given so far, and how much of it its caller has taken.
+"""Track the outputs of a request, and how much of them its caller has taken.
 
-The tokens, log-probabilities and endings of a request are its sequences' own. What stands here is
-derived from them, so that whatever an exception leaves half-done is derived again.
+The tokens, log-probabilities and endings belong to the request's sequences. The state here is
+derived from them, so that anything an exception leaves half-done is derived again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mie.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRequest:
-    """A request whose prompt is tokenized, ready to be queued."""
+    """A request with a tokenized prompt, ready to be queued."""
 
     prompt: str | None
     token_ids: list[int]
@@ -37,26 +37,26 @@ class PreparedRequest:
 
 
 class CollectorRef(weakref.ref["Collector"]):
-    """A weak reference to a collector, and the ids of the requests that are filed there."""
+    """A weak reference to a collector, with the ids of its requests."""
 
     __slots__ = ("beam_ids", "request_ids")
 
     def __init__(self, collector: Collector, when_gone: Callable[[CollectorRef], object]) -> None:
         super().__init__(collector, when_gone)  # type: ignore[call-arg]  # as __new__
         self.request_ids: set[str] = set()
-        self.beam_ids: set[str] = set()  # those whose blocks may be kept when they have ended
+        self.beam_ids: set[str] = set()  # requests that may keep their blocks after they end
 
 
 class Collector:
-    """One caller's requests: whoever steps the engine files their outputs here.
+    """The requests of one caller, where the thread that steps the engine files outputs.
 
-    A request lives as long as its collector. If the caller is gone, so is the collector, and the
-    request is aborted.
+    A request lives as long as its collector. When the caller drops the collector, the request is
+    aborted.
     """
 
     def __init__(self, when_gone: Callable[[CollectorRef], object] = lambda ref: None) -> None:
         self.ref = CollectorRef(self, when_gone)
-        """What the requests hold; nothing of the engine's holds the collector itself."""
+        """The reference that requests hold. Nothing in the engine holds the collector itself."""
         self.process_id = os.getpid()
         self._news: deque[RequestState] = deque()
         self._lock = threading.Lock()  # several threads may call `LLM.step`
@@ -67,7 +67,7 @@ class Collector:
         return bool(self._news)
 
     def take(self) -> list[RequestOutput]:
-        """Return one output for each request with news, merged since it was last taken."""
+        """Return one output for each request with news, merged since the last call."""
         outputs = []
         with self._lock:
             while self._news:
@@ -83,18 +83,18 @@ class Collector:
 
 
 class _Choice:
-    """One choice's text, as far as its sequence's tokens were taken in, and what was handed out."""
+    """The text of a choice, as far as its tokens were processed, and what was handed out."""
 
     def __init__(self, sequence: RunningSequence) -> None:
         self.sequence = sequence
-        self.num_taken = 0  # tokens that were handed out, and characters
+        self.num_taken = 0  # tokens that were handed out
         self.num_characters_taken = 0
-        self.is_over = False  # its end was handed out
+        self.is_over = False  # the end was handed out
         self.is_torn = False
         self.begin(None)
 
     def begin(self, stream: TextStream | None) -> None:
-        """Take in the tokens from the first one on."""
+        """Process the tokens from the first one on."""
         self.stream = stream
         self.num_tokens = 0
         self.text = ""
@@ -105,7 +105,7 @@ class _Choice:
 
 
 class RequestState:
-    """A request, its choices' text, and how much of it its caller has been given."""
+    """A request, the text of its choices, and how much its caller has received."""
 
     def __init__(
         self,
@@ -122,9 +122,9 @@ class RequestState:
         self._is_final_only = prepared.output_kind is RequestOutputKind.FINAL_ONLY
         self._has_logprobs = prepared.params.logprobs is not None
         self._tokenizer = tokenizer if prepared.params.detokenize else None
-        self._lock = threading.Lock()  # the engine's thread takes tokens in, the caller's hands out
-        self._is_filed = False  # among its collector's news
-        self._is_over = False  # its final output was handed out
+        self._lock = threading.Lock()  # the engine's thread adds, the caller's takes
+        self._is_filed = False  # it is in its collector's news
+        self._is_over = False  # the final output was handed out
         self._prompt_logprobs: list[LogprobRow | None] = [None]
         self._num_prompt_taken = 0
         self._choices = [_Choice(sequence) for sequence in request.sequences]
@@ -133,10 +133,10 @@ class RequestState:
             choice.begin(stream and stream.fork())
 
     def advance(self) -> None:
-        """Take in the tokens that the sequences got.
+        """Process the sequences' new tokens.
 
         Raises:
-            Exception: what the tokenizer raises; the request is to blame.
+            Exception: any error of the tokenizer, for which the request is to blame.
         """
         with self._lock:
             for choice in self._choices:
@@ -144,7 +144,7 @@ class RequestState:
             self.is_finished = all(choice.finish_reason for choice in self._choices)
 
     def file(self, collector: Collector) -> bool:
-        """Put the request among its caller's news, if it has any; return whether it was put."""
+        """Add the request to its caller's news if it has any; return whether it was added."""
         with self._lock:
             is_new = self.is_finished and not self._is_over
             if not self._is_final_only:
@@ -156,19 +156,21 @@ class RequestState:
             return True
 
     def stopped(self) -> list[_Choice]:
-        """Return the choices that met a stop string, which their sequences have not heard of."""
+        """Return the choices that have met a stop string while their sequences still run."""
         return [c for c in self._choices if c.finish_reason and not c.sequence.finish_reason]
 
     def fail(self) -> None:
-        """Spell nothing more: the tokenizer cannot."""
+        """Stop decoding text, because the tokenizer failed."""
         with self._lock:
             self._tokenizer = None
             for choice in self._choices:
                 choice.stream, choice.is_torn = None, False
 
     def take(self) -> RequestOutput | None:
-        """Return what the caller has not been given yet, or under CUMULATIVE everything; None
-        after the final output."""
+        """Return the next output for the caller, or None after the final one.
+
+        Under CUMULATIVE it has everything so far, otherwise only what was not handed out.
+        """
         request, prepared = self.request, self.prepared
         with self._lock:
             if self._is_over:
@@ -194,7 +196,7 @@ class RequestState:
         return output
 
     def _is_due(self, choice: _Choice) -> bool:
-        """Whether the next output has this choice: under DELTA only if there is anything new."""
+        """Return whether the next output has this choice. Under DELTA it must have news."""
         is_new = choice.num_tokens > choice.num_taken or choice.finish_reason is not None
         return not self._is_delta or (is_new and not choice.is_over)
 
@@ -247,8 +249,10 @@ class RequestState:
         choice.is_torn = False
 
     def _add_token(self, choice: _Choice, token_id: int, reason: FinishReason | None) -> bool:
-        """Take in a token, at which the sequence ends for ``reason``; return whether it completes a
-        stop string."""
+        """Process a token and return whether it completes a stop string.
+
+        ``reason`` is the reason if the sequence ends with this token.
+        """
         params = self.prepared.params
         if params.logprobs is not None:
             row: TokenLogprobs = choice.sequence.logprobs[choice.num_tokens]
@@ -257,7 +261,7 @@ class RequestState:
         choice.num_tokens += 1
         if choice.stream is None:
             return False
-        # EOS and stop tokens are no part of the text.
+        # EOS and stop tokens are not part of the text.
         is_spelled = reason != "stop" or params.include_stop_str_in_output
         is_armed = choice.num_tokens > params.min_tokens
         text, stop = choice.stream.add([token_id] if is_spelled else [], is_armed)
@@ -267,7 +271,7 @@ class RequestState:
         return stop is not None
 
     def _end(self, choice: _Choice, reason: FinishReason) -> None:
-        """The sequence has ended: what the stream holds back is text, or completes a stop."""
+        """Flush the stream of a sequence that has ended. The rest may complete a stop string."""
         choice.finish_reason, choice.stop_reason = reason, choice.sequence.stop_reason
         if choice.stream is not None:
             text, stop = choice.stream.finish(choice.num_tokens > self.prepared.params.min_tokens)
@@ -289,7 +293,7 @@ class RequestState:
         )
 
     def _logprob_row(self, row: TokenLogprobs) -> LogprobRow:
-        """Give the chosen token its rank; the others are in the order of theirs."""
+        """Return a row with the chosen token's rank. The others are ordered by rank."""
         entries = {}
         others = 0
         for token_id, logprob in zip(row.token_ids, row.logprobs, strict=True):

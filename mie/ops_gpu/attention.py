@@ -37,26 +37,32 @@ class AttentionCall:
 
     @property
     def num_heads(self) -> int:
+        """Number of query heads, Hq."""
         return int(self.q.shape[1])
 
     @property
     def num_kv_heads(self) -> int:
+        """Number of KV heads, Hkv."""
         return int(self.kv.shape[2])
 
     @property
     def group(self) -> int:
+        """Number of query heads for each KV head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def head_dim(self) -> int:
+        """Head size, Dh."""
         return int(self.q.shape[2])
 
     @property
     def block_size(self) -> int:
+        """Number of tokens in a block, B."""
         return int(self.kv.shape[3])
 
     @property
     def table_width(self) -> int:
+        """Number of blocks in a table row, M."""
         return int(self.batch.block_tables.shape[1])
 
     @property

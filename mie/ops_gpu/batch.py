@@ -51,6 +51,7 @@ class HostBatch(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Number of integers in the buffer."""
         return sum(array.size for array in self.arrays.values())
 
     def on_device(self, integers: Array) -> DeviceBatch:

@@ -346,9 +346,9 @@ class CupyBackend:
 
     @_in_queue
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
-        """What `steps.py` says. The logits last until the next step."""
+        """Run a step as `steps.Steps` describes. The logits last until the next step."""
         return self._steps.run(forward, batch)
 
     def _kernel(self, name: str, array: Array, file: str | None = None) -> Callable[..., None]:
-        """The kernel of that name for the array's element type."""
+        """Return the kernel of that name for the array's element type."""
         return self._launcher.kernel(file or f"{name}.cu", f"{name}<{kernel_type(array)}>")

@@ -38,6 +38,7 @@ class KVCache:
 
     @property
     def is_quantized(self) -> bool:
+        """Whether the elements have one byte and a scale."""
         return bool(self.scales)
 
     @property

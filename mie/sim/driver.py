@@ -74,7 +74,7 @@ def run_load(bench: Bench, workload: Workload, *, max_concurrency: int | None = 
         run.serve()
     finally:
         engine.observers.remove(run.steps.append)
-        for request_id in run.open_choices:  # of a run that was abandoned
+        for request_id in run.open_choices:  # left by an abandoned run
             engine.abort(request_id)
     return LoadResult(
         records=[run.records[request.request_id] for request in workload.requests],
@@ -92,7 +92,7 @@ class _Run:
         self.open_choices: dict[str, int] = {}
         """The number of unfinished choices of each request in the engine."""
         self._bench = bench
-        self._coming: list[tuple[int, int, WorkloadRequest]] = []  # a heap, by moment
+        self._coming: list[tuple[int, int, WorkloadRequest]] = []  # a heap by time
         self._after: dict[str, list[tuple[int, WorkloadRequest]]] = {}
         self._prompts: dict[str, list[int]] = {}
         self._answers: dict[tuple[str, int], list[int]] = {}

@@ -133,7 +133,7 @@ class Goodput:
         return cls(**limits)
 
     def is_met(self, record: RequestRecord) -> bool:
-        """Whether every limit holds. A choice of one token meets any TPOT."""
+        """Return whether every limit holds. A choice of one token meets any TPOT."""
         for limit, values in (
             (self.ttft, [record.ttft]),
             (self.e2el, [record.e2el]),

@@ -1,6 +1,7 @@
-"""The bug zoo: the checked build reports each planted bug, where it is; the repaired kernel passes.
+"""Test the bug zoo: the checked build reports each planted bug at its line, and accepts the fix.
 
-A checker that misses a kind of bug, or cries wolf, fails here before it misleads about a kernel.
+A checker that misses a kind of bug, or reports a false one, fails here before it misleads about a
+kernel.
 """
 
 import re
@@ -20,8 +21,8 @@ WARP = 32
 
 pytestmark = needs_compiler
 
-# What is reported, for each kernel. Where a thread runs ahead of the write that it should wait
-# for, its read is of uninitialised memory; in another order it is a race.
+# The reports for each kernel. If a thread runs ahead of the write that it should wait for, it reads
+# uninitialised memory. In another order this is a race.
 EXPECTED = {
     "neighbour_without_barrier": "race: a read|uninitialised",
     "write_after_read": "race: a write .* and a read by|race: a read .* and a write by",
@@ -93,7 +94,7 @@ def launcher(request: pytest.FixtureRequest) -> EmulatedLauncher:
 
 
 def run(launcher: EmulatedLauncher, name: str, *options: str) -> None:
-    """Launch a kernel of the zoo as it wants to be."""
+    """Launch a kernel of the zoo with suitable arguments."""
     size = 128 if name == "blocks_write_one_output" else 64
     x = np.linspace(1, 2, size, dtype=np.float32)
     y = np.zeros(size, np.float32)
@@ -109,7 +110,7 @@ def run(launcher: EmulatedLauncher, name: str, *options: str) -> None:
 
 
 def marked_lines(name: str) -> list[int]:
-    """The lines of zoo.cu at which the kernel's bug may be reported."""
+    """Return the lines of zoo.cu at which the kernel's bug may be reported."""
     lines, is_inside = [], False
     for number, line in enumerate(ZOO.read_text().splitlines(), 1):
         if line.startswith("__global__"):
@@ -124,7 +125,7 @@ def test_the_table_names_every_kernel_of_the_zoo():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_bug_is_reported_where_it_is(launcher: EmulatedLauncher, name: str):
+def test_the_bug_is_reported_at_its_line(launcher: EmulatedLauncher, name: str):
     with pytest.raises(KernelFault) as caught:
         run(launcher, name)
     message = str(caught.value)

@@ -53,7 +53,7 @@ class Tokens:
             self.reasons[choice.index] = choice.finish_reason
 
     def check(self, wanted):
-        """Assert that they equal the wanted ones, or their beginning after an early end."""
+        """Assert that the tokens equal the expected ones, or their beginning after an early end."""
         is_whole = self.is_finished and "abort" not in self.reasons
         for got, each in zip(self.tokens, wanted, strict=True):
             assert got == each if is_whole else got == each[: len(got)]

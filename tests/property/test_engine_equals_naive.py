@@ -187,7 +187,7 @@ class Run:
             check_scheduler(engine.scheduler)
             step += 1
             assert step < 2000, "the engine has work and does nothing"
-        assert engine.scheduler.manager.num_used == 0, "a block did not come home"
+        assert engine.scheduler.manager.num_used == 0, "a block was not freed"
         check_memory(engine.scheduler.manager, [])
         self.count()
 

@@ -176,7 +176,9 @@ class Memory(RuleBasedStateMachine):
             if not self.manager.grow(table, end):
                 assert self.everything() == before
                 missing = self.manager.blocks_for(end) - len(table.block_ids)
-                assert missing + was_shared > self.manager.num_available, "refused in vain"
+                assert missing + was_shared > self.manager.num_available, (
+                    "refused despite free blocks"
+                )
                 seen["grows refused"] += 1
                 return
             self.take_notes()
@@ -195,7 +197,7 @@ class Memory(RuleBasedStateMachine):
             assert self.everything() == before
             num_taken = sum(len(s.host.block_ids) for s in self.waiting if s.host)
             needed = self.manager.blocks_for(seq.table.num_tokens)
-            assert needed + num_taken > len(self.host), "refused in vain"
+            assert needed + num_taken > len(self.host), "refused despite free blocks"
             seen["host pool full"] += 1
             return
         assert seq.host.num_tokens == seq.table.num_tokens
@@ -225,7 +227,7 @@ class Memory(RuleBasedStateMachine):
         assert self.everything() == before, "looking changes nothing"
         if room is None:
             needed = manager.blocks_for(len(seq.token_ids))
-            assert needed + num_spare > manager.num_available, "refused in vain"
+            assert needed + num_spare > manager.num_available, "refused despite free blocks"
             seen["opens refused"] += 1
             return
         self.check_match(seq, room, num_spare)

@@ -171,7 +171,7 @@ def check_run(
         assert at(run.log.segments(), step).snapshot() == snapshots[step - 1]
 
 
-def test_a_replayed_log_is_the_run(tmp_path):
+def test_a_replayed_log_gives_the_states_of_the_run(tmp_path):
     seen.clear()
     check_run(tmp_path / "trace.jsonl")
     for kind in FIELDS:

@@ -1,4 +1,4 @@
-"""How the n choices of a request find their seats."""
+"""Test how the n choices of a request get their seats."""
 
 import pytest
 from test_scheduler import Driver
@@ -21,7 +21,7 @@ def lengths(request):
 # The fork.
 
 
-def test_choices_take_the_seats_there_are_and_the_rest_wait():
+def test_choices_take_the_free_seats_and_the_rest_wait():
     driver = Driver(max_num_seqs=3)
     driver.add(2, max_tokens=9)
     request = driver.add(6, n=4, max_tokens=3)
@@ -42,7 +42,7 @@ def test_more_choices_than_seats_are_served():
     assert driver.manager.num_used == 0
 
 
-def test_many_choices_do_not_keep_a_small_request_waiting_beside_an_idle_seat():
+def test_many_choices_do_not_keep_a_small_request_waiting():
     driver = Driver(num_blocks=600, max_num_seqs=8, max_model_len=512, max_num_batched_tokens=256)
     for _ in range(7):
         driver.add(4, max_tokens=200)
@@ -169,10 +169,10 @@ def test_a_choice_that_ends_with_its_first_token_frees_its_seat():
     assert [seq.finish_reason for seq in request.sequences] == ["length"] * 5
 
 
-# Those that wait.
+# Waiting choices.
 
 
-def test_a_choice_that_waited_finds_the_prompt_in_the_cache():
+def test_a_waiting_choice_finds_the_prompt_in_the_cache():
     driver = Driver(max_num_seqs=1, enable_prefix_caching=True)
     request = driver.add(9, n=3, max_tokens=2)
     works = driver.run()
@@ -182,7 +182,7 @@ def test_a_choice_that_waited_finds_the_prompt_in_the_cache():
     assert driver.manager.stats.num_queried_tokens == 9, "a request is one query"
 
 
-def test_without_a_cache_a_choice_that_waited_computes_the_prompt_again():
+def test_a_waiting_choice_recomputes_the_prompt_without_a_cache():
     driver = Driver(max_num_seqs=1)
     driver.add(9, n=2, max_tokens=2)
     assert [work[0] for work in driver.run()] == [9, 1, 9, 1]
@@ -200,7 +200,7 @@ def test_prompt_logprobs_are_computed_once_for_all_choices(caching):
     assert [-row.logprobs[0] for row in request.prompt_logprobs] == scored
 
 
-def test_nothing_is_launched_ahead_while_a_choice_waits_for_a_free_seat():
+def test_no_step_is_launched_ahead_while_a_choice_waits():
     driver = Driver(max_num_seqs=3, async_scheduling=True)
     driver.add(3, n=2, max_tokens=9)
     driver.step()
@@ -239,7 +239,7 @@ def test_a_choice_that_ended_before_the_fork_gets_no_seat():
     assert lengths(request) == [2, 0, 2]
 
 
-def test_an_abort_before_the_fork_makes_no_choice_lead():
+def test_an_abort_before_the_fork_ends_all_choices():
     driver = Driver(max_num_batched_tokens=4)
     request = driver.add(8, n=3)
     driver.step()

@@ -1,4 +1,4 @@
-"""``mie doctor`` on machines that are not here: a Jetson, a server, a container, a bare laptop."""
+"""Test ``mie doctor`` on imitated machines: a Jetson, a server, a container, a bare laptop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PRODUCTS = {"plan": "tiled", "kernels": "SkylakeX", "is_controlled": True, "num_
 
 @dataclass(frozen=True, kw_only=True)
 class FakeMachine(Machine):
-    """Its files lie under ``root``; commands and libraries answer what they are told to."""
+    """A machine with its files under ``root``. Its commands and libraries give prepared answers."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     system: str = "Linux"
@@ -96,7 +96,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def cupy(**changes: Any) -> dict[str, Any]:
-    """The facts of a CuPy that works on one H200."""
+    """Return the facts of a CuPy that works on one H200."""
     usual = {
         "packages": {"cupy-cuda12x": "14.2.0"},
         "version": "14.2.0",
@@ -124,15 +124,15 @@ def gpu(machine: Machine) -> dict[str, Check]:
 
 
 def on(root: Path, **facts: Any) -> dict[str, Check]:
-    """The GPU checks of a machine whose libraries say ``facts``."""
+    """Return the GPU checks of a machine whose libraries report ``facts``."""
     return gpu(FakeMachine(root=root, facts=facts))
 
 
-# What every backend stands on
+# What every backend needs.
 
 
-def test_a_machine_where_all_is_well(root: Path) -> None:
-    checks = cpu(FakeMachine(root=root))
+def test_a_healthy_machine_has_no_problems(root: Path) -> None:
+    checks = host(FakeMachine(root=root))
     assert {check.status for check in checks.values()} == {"ok"}
     assert {name: check.value for name, check in checks.items()} == {
         "Python": "3.12.1, Linux x86_64",
@@ -154,7 +154,7 @@ def test_a_machine_where_all_is_well(root: Path) -> None:
         ("Darwin", "arm64", "note"),
     ],
 )
-def test_a_platform_nobody_tried_is_a_note(system: str, architecture: str, status: str) -> None:
+def test_an_untested_platform_is_a_note(system: str, architecture: str, status: str) -> None:
     machine = FakeMachine(root=Path("/nowhere"), system=system, architecture=architecture)
     assert cpu(machine)["Python"].status == status
 
@@ -167,7 +167,7 @@ def test_a_numpy_that_crashes_is_a_problem(root: Path) -> None:
     assert check.remedy is not None
 
 
-def test_matrix_products_say_their_plan(root: Path) -> None:
+def test_matrix_products_name_their_plan(root: Path) -> None:
     plain = {**PRODUCTS, "plan": "plain", "num_threads": 1}
     checks = cpu(FakeMachine(root=root, facts={"products": plain}))
     check, invariance = checks["matrix plans"], checks["invariance"]
@@ -201,7 +201,7 @@ def test_shapes_with_another_plan_than_the_rest_are_listed(root: Path) -> None:
     assert "plan cache" not in cpu(FakeMachine(root=root, facts={"products": facts}))
 
 
-def test_a_cache_of_plans_that_is_not_used_is_a_note(root: Path) -> None:
+def test_an_unused_cache_of_plans_is_a_note(root: Path) -> None:
     facts = {**PRODUCTS, "odd_plans": [], "cache_error": "the cache is not used: a reason"}
     check = cpu(FakeMachine(root=root, facts={"products": facts}))["plan cache"]
     assert check.status == "note"
@@ -253,7 +253,7 @@ def test_a_blas_that_may_be_slow_is_a_note(root: Path) -> None:
         ({"OMP_NUM_THREADS": "0"}, None),
     ],
 )
-def test_variables_that_cost_speed(
+def test_variables_that_slow_computation_are_noted(
     root: Path, environment: Mapping[str, str], remedy: str | None
 ) -> None:
     check = cpu(FakeMachine(root=root, environment=environment))["BLAS settings"]
@@ -356,12 +356,12 @@ def test_the_compiler(
     assert (check.remedy is None) == (check.status == "ok")
 
 
-# What backend cupy stands on
+# What backend cupy needs.
 
 
 def test_a_laptop_without_an_nvidia_gpu_has_no_problem(root: Path) -> None:
     intel = "DRIVER=i915\nPCI_CLASS=30000\nPCI_ID=8086:46A6\n"
-    sound = "PCI_CLASS=40300\nPCI_ID=10DE:22BA\n"  # NVIDIA makes more than GPUs
+    sound = "PCI_CLASS=40300\nPCI_ID=10DE:22BA\n"  # NVIDIA also makes other devices
     write(
         root,
         {
@@ -383,13 +383,13 @@ def test_a_gpu_without_a_driver(root: Path) -> None:
     assert checks["CuPy"].status == "note"
 
 
-def test_a_container_that_was_not_given_the_gpu(root: Path) -> None:
+def test_a_container_without_access_to_the_gpu(root: Path) -> None:
     check = on(write(root, {"/proc/driver/nvidia/version": KERNEL_MODULE}))["NVIDIA driver"]
     assert check.value == "kernel module 560.35.03, libcuda.so.1 is not found"
     assert "--gpus all" in (check.remedy or "")
 
 
-def test_a_server_where_all_is_well(root: Path) -> None:
+def test_a_healthy_server_has_no_problems(root: Path) -> None:
     write(root, {"/proc/driver/nvidia/version": KERNEL_MODULE})
     checks = on(root, driver=driver(12, 6), cupy=cupy())
     assert {check.status for check in checks.values()} == {"ok"}
@@ -511,7 +511,8 @@ def test_no_cublas(root: Path) -> None:
 
 
 def test_the_extras_bring_cuda_but_for_a_jetson_which_has_its_own() -> None:
-    """`cupy-cuda12x[ctk]` is NVIDIA's wheels for servers; a Jetson's kernel is named for it."""
+    """The wheels of `cupy-cuda12x[ctk]` are for servers. A Jetson is recognised by its kernel's
+    name."""
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     for version in (12, 13):
         [line] = re.findall(rf"^cuda{version} = \[(.*?)^\]", project, re.M | re.S)
@@ -590,7 +591,7 @@ def on_jetson(root: Path, mode: str = "MAXN_SUPER", **facts: Any) -> dict[str, C
     )
 
 
-def test_a_jetson_where_all_is_well(jetson: Path) -> None:
+def test_a_healthy_jetson_has_no_problems(jetson: Path) -> None:
     checks = on_jetson(jetson)
     assert {check.status for check in checks.values()} == {"ok"}
     assert checks["JetPack"].value == f"6 (L4T 36.4.3), on {MODEL[:-1]}"
@@ -607,7 +608,7 @@ def test_a_slow_power_mode_names_the_fast_one(jetson: Path) -> None:
     assert (check.remedy or "").startswith("sudo nvpmodel -m ID")
 
 
-def test_maxn_is_the_fastest_where_there_is_no_maxn_super(jetson: Path) -> None:
+def test_maxn_is_the_fastest_mode_without_maxn_super(jetson: Path) -> None:
     write(jetson, {"/etc/nvpmodel.conf": "< POWER_MODEL ID=0 NAME=MAXN >\n"})
     assert on_jetson(jetson, mode="MAXN")["power mode"].status == "ok"
 
@@ -695,7 +696,7 @@ def test_a_problem_has_a_remedy() -> None:
         (("--backend", "cupy"), 1, ("cupy",)),
     ],
 )
-def test_the_exit_code_is_that_of_the_backend_asked_for(
+def test_the_exit_code_is_that_of_the_requested_backend(
     root: Path,
     capsys: pytest.CaptureFixture[str],
     arguments: tuple[str, ...],
@@ -715,19 +716,19 @@ def test_the_exit_code_is_that_of_the_backend_asked_for(
     assert capsys.readouterr().out.startswith("ok       Python")
 
 
-def test_a_backend_that_takes_its_process_along(root: Path) -> None:
+def test_a_backend_that_crashes_its_process_is_reported(root: Path) -> None:
     facts = {"backend cupy": NoAnswer("was ended by signal SIGSEGV"), "backend numpy": {}}
     report = try_backend(FakeMachine(root=root, facts=facts), "cupy")
     assert report.reason == "the process that tried it was ended by signal SIGSEGV"
     assert not try_backend(FakeMachine(root=root, facts=facts), "numpy").works
 
 
-def test_the_backends_are_those_of_the_flag() -> None:
+def test_the_doctor_tries_the_backends_of_the_flag() -> None:
     # The plain operators run wherever NumPy does.
     assert {*BACKENDS, "numpy-plain"} == set(backends.BACKENDS)
 
 
-def test_a_machine_with_nothing_has_a_report_all_the_same(tmp_path: Path) -> None:
+def test_a_machine_without_libraries_still_has_a_report(tmp_path: Path) -> None:
     nothing = NoAnswer("is not installed")
     topics = ("numpy", "products", "driver", "cupy", *(f"backend {name}" for name in BACKENDS))
     machine = FakeMachine(root=tmp_path, commands={}, facts=dict.fromkeys(topics, nothing))
@@ -739,7 +740,7 @@ def test_a_machine_with_nothing_has_a_report_all_the_same(tmp_path: Path) -> Non
 # The machine itself
 
 
-def test_a_command_that_answers_fails_crashes_hangs_or_is_not_there(tmp_path: Path) -> None:
+def test_a_command_may_answer_fail_crash_hang_or_be_missing(tmp_path: Path) -> None:
     machine = Machine()
 
     def python(code: str, timeout: float = 60.0) -> str:
@@ -764,13 +765,13 @@ def test_a_command_that_takes_too_long_ends_with_its_children(
     sign = tmp_path / "begun"
 
     class Popen(subprocess.Popen[bytes]):
-        """Its time is up as soon as the command's child runs."""
+        """The time limit ends as soon as the command's child runs."""
 
         def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
             if timeout is None:
-                return super().communicate(input)  # until the child, too, has closed the pipes
+                return super().communicate(input)  # until the child has also closed the pipes
             while not sign.exists():
-                time.sleep(0.01)  # leaves the CPU to it
+                time.sleep(0.01)  # yields the CPU
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(machine_module.subprocess, "Popen", Popen)
@@ -791,7 +792,7 @@ def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("printed", ["", "not json", "[1]"])
-def test_an_answer_that_is_no_json_object(printed: str) -> None:
+def test_an_answer_that_is_not_a_json_object(printed: str) -> None:
     class Babbling(Machine):
         def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
             return printed
@@ -800,16 +801,16 @@ def test_an_answer_that_is_no_json_object(printed: str) -> None:
         Babbling().ask("numpy")
 
 
-# What is asked of the libraries
+# Questions to the libraries.
 
 
-def test_numpy_tells_its_blas() -> None:
+def test_numpy_reports_its_blas() -> None:
     facts = Machine().ask("numpy")
     assert facts == ask.numpy_facts()
     assert facts["version"][0].isdigit()
 
 
-def test_a_file_in_the_folder_is_not_taken_for_a_library(
+def test_a_file_in_the_current_folder_is_not_loaded_as_a_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     write(tmp_path, {"numpy.py": "raise SystemExit(5)", "json.py": "raise SystemExit(6)"})
@@ -818,7 +819,7 @@ def test_a_file_in_the_folder_is_not_taken_for_a_library(
 
 
 class FakeCuda:
-    """libcuda with two GPUs, or with an error."""
+    """A libcuda with two GPUs, or with an error."""
 
     def __init__(self, error: int = 0) -> None:
         self.error = error
@@ -855,14 +856,14 @@ class FakeCuda:
         return 0
 
 
-def test_the_driver_tells_its_gpus() -> None:
+def test_the_driver_reports_its_gpus() -> None:
     facts = ask.driver_facts(lambda name: FakeCuda())
     gpus = [{**ORIN, "name": f"GPU {device}"} for device in (10, 11)]
     assert facts == {"cuda": [12, 6], "gpus": gpus}
 
 
 @pytest.mark.parametrize(("code", "name"), [(100, "CUDA_ERROR_NO_DEVICE"), (777, "error 777")])
-def test_the_driver_tells_its_error(code: int, name: str) -> None:
+def test_the_driver_reports_its_error(code: int, name: str) -> None:
     facts = ask.driver_facts(lambda _: FakeCuda(code))
     assert facts == {"cuda": [12, 6], "gpus": [], "error": name}
 
@@ -901,7 +902,7 @@ def fake_cupy(**runtime: Any) -> SimpleNamespace:
 
 
 class FakeCublas:
-    """Of version 12.9.7."""
+    """A library of version 12.9.7."""
 
     def __init__(self, name: str) -> None:
         assert name == "libcublas.so.12"
@@ -911,7 +912,7 @@ class FakeCublas:
         return 0
 
 
-def test_cupy_tells_what_it_sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cupy_reports_its_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("cupy_cuda12x-14.2.0.dist-info", "cupyx_tools-1.dist-info", "cupy"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "no-such")])
@@ -929,7 +930,7 @@ def test_cupy_tells_what_it_sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     }
 
 
-def test_what_cupy_cannot_tell_is_a_fact_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fact_that_cupy_cannot_report_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     def count() -> int:
         raise RuntimeError("cudaErrorInsufficientDriver:\n  too old")
 
@@ -963,14 +964,14 @@ class Trial:
         (OSError("no\nmemory"), {"works": False, "reason": "OSError: no memory"}),
     ],
 )
-def test_a_backend_is_judged_by_what_it_computes(
+def test_a_backend_is_judged_by_its_results(
     monkeypatch: pytest.MonkeyPatch, outcome: int | Exception, facts: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(backends, "load_backend", lambda name: Trial(outcome))
     assert ask.backend_facts("numpy") == facts
 
 
-def test_numpy_computes_what_is_right() -> None:
+def test_the_trial_accepts_numpys_results() -> None:
     assert ask.backend_facts("numpy") == {"works": True}
     reason = ask.backend_facts("abacus")["reason"]
     assert reason.startswith("backend 'abacus' is not available")

@@ -1,4 +1,4 @@
-"""`mie inspect`: what it prints, and its exit code."""
+"""Test `mie inspect`: its output and exit code."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def run(*arguments: str | Path) -> int:
 
 
 def facts(text: str) -> dict[str, str]:
-    """The printed lines by their keys."""
+    """Return the printed lines by their keys."""
     return {line[:15].strip(): line[16:] for line in text.splitlines()}
 
 
-def test_it_prints_what_the_model_is_and_takes(
+def test_inspect_prints_architecture_and_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_model(tmp_path)
@@ -102,7 +102,7 @@ def test_json_holds_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture
     assert report["non_finite"] is None
 
 
-def test_an_unsupported_model_says_why_and_fails(
+def test_an_unsupported_model_fails_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_model(tmp_path)
@@ -160,8 +160,8 @@ def test_check_names_tensors_that_are_not_finite(
     out, err = capsys.readouterr()
     assert facts(out)["check"] == "NaN or infinite values in 2 tensors"
     assert err.splitlines() == [
-        "warning: model.norm.weight holds 3 NaN or infinite values",
-        "warning: lm_head.weight holds 1 NaN or infinite values",
+        "warning: model.norm.weight has 3 NaN or infinite values",
+        "warning: lm_head.weight has 1 NaN or infinite values",
     ]
 
 
@@ -184,7 +184,7 @@ def test_check_finds_a_head_that_contradicts_tied_embeddings(
 
 
 @pytest.mark.parametrize("text", [None, "{"])
-def test_without_a_readable_config_it_raises(tmp_path: Path, text: str | None) -> None:
+def test_an_unreadable_config_raises(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"config\.json"):

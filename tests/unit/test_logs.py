@@ -1,4 +1,4 @@
-"""Logging by the rules for libraries, and the warnings of preemptions."""
+"""Test that logging follows the rules for libraries, and the warnings of preemptions."""
 
 import logging
 import os
@@ -43,7 +43,7 @@ def test_the_variable_sets_the_level() -> None:
     assert "MIE_LOGGING_LEVEL must be one of DEBUG, INFO" in process.stderr
 
 
-def test_loading_tells_what_and_how_long_and_the_memory(
+def test_loading_logs_the_model_the_time_and_the_memory(
     tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = tiny["llama"].directory
@@ -55,7 +55,7 @@ def test_loading_tells_what_and_how_long_and_the_memory(
     assert "KV cache, 9 blocks of 16 tokens" in memory
 
 
-def test_preemptions_are_warned_of(tiny, caplog: pytest.LogCaptureFixture) -> None:
+def test_preemptions_cause_a_warning(tiny, caplog: pytest.LogCaptureFixture) -> None:
     llm = LLM(tiny["llama"].directory, skip_tokenizer_init=True, num_blocks=6, block_size=4)
     params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
     llm.generate([[1, 2, 3], [4, 5, 6], [7, 8, 9]], params, use_tqdm=False)
@@ -65,7 +65,7 @@ def test_preemptions_are_warned_of(tiny, caplog: pytest.LogCaptureFixture) -> No
     assert "raise num_blocks" in record.getMessage()
 
 
-def test_many_preemptions_are_few_warnings(caplog: pytest.LogCaptureFixture) -> None:
+def test_many_preemptions_cause_few_warnings(caplog: pytest.LogCaptureFixture) -> None:
     observer = PreemptionWarnings(steps_between=10)
     for step in range(25):
         observer(SimpleNamespace(step=step, num_preempted=2 if step != 3 else 0))

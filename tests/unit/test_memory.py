@@ -157,7 +157,7 @@ def test_tokens_are_compared_with_everything_before_them():
     assert num_cached(memory, [2] * 4 + [1] * 5) == 0
 
 
-def test_a_salt_keeps_tenants_apart():
+def test_a_salt_separates_tenants():
     memory = manager()
     stored(memory, [1] * 6, salt="a")
     assert num_cached(memory, [1] * 7, salt="b") == 0
@@ -174,7 +174,7 @@ def test_without_prefix_caching_nothing_is_shared_or_kept():
     assert memory.num_available == 8
 
 
-def test_two_that_computed_the_same_block_end_up_sharing_it():
+def test_sequences_that_computed_equal_blocks_share_one():
     memory = manager()
     tables = [opened(memory, [1] * 4), opened(memory, [1] * 4)]
     tables[1].row = 1
@@ -312,7 +312,7 @@ def test_cached_blocks_outlive_their_request_until_they_are_needed():
     assert memory.stats.num_evictions == 2
 
 
-def test_leaves_go_first_and_the_least_recently_used_of_them():
+def test_the_least_recently_used_leaf_is_evicted_first():
     memory = manager(num_blocks=4, partial_block_sharing=False)
     root, old, new = [0] * 4, [1] * 4, [2] * 4
     for branch in (old, new):
@@ -323,7 +323,7 @@ def test_leaves_go_first_and_the_least_recently_used_of_them():
     check_memory(memory, [filler])
 
 
-def test_what_is_in_use_is_never_evicted():
+def test_blocks_in_use_are_never_evicted():
     memory = manager(num_blocks=2)
     table = stored(memory, [1] * 4)
     assert opened(memory, [2] * 8) is None
@@ -359,7 +359,7 @@ def test_the_cache_keeps_to_its_budget(budget):
     assert memory.num_cached == budget
 
 
-def test_reset_begins_the_hit_rate_anew():
+def test_reset_restarts_the_hit_rate():
     memory = manager(8)
     memory.stats.add_query(10, 4, 1)
     assert memory.stats.hit_rate == 0.5
@@ -370,7 +370,7 @@ def test_reset_begins_the_hit_rate_anew():
     assert memory.stats.hit_rate == 0.9
 
 
-def test_reset_forgets_all_unless_blocks_are_in_use():
+def test_reset_clears_the_cache_unless_blocks_are_in_use():
     memory = manager()
     table = stored(memory, [1] * 8, salt="tenant")
     assert not memory.reset_prefix_cache()
@@ -384,7 +384,7 @@ def test_reset_forgets_all_unless_blocks_are_in_use():
 # Swapping.
 
 
-def test_a_swapped_table_holds_no_block_and_comes_back_whole():
+def test_a_swapped_table_holds_no_block_and_returns_complete():
     memory = manager(num_blocks=4, num_host_blocks=3, enable_prefix_caching=False)
     table = stored(memory, [1, 2, 3, 4, 5, 6])
     device = list(table.block_ids)
@@ -503,7 +503,7 @@ def test_a_table_grows_into_its_neighbours():
     assert tables[1].block_ids == [REGION + i for i in range(6)]
 
 
-def test_without_a_free_region_or_neighbour_any_block_does():
+def test_any_block_is_used_without_a_free_region_or_neighbour():
     pool = BlockPool(2 * REGION + 1)
     taken = [pool.take(), pool.take(), pool.take(REGION - 1)]
     assert taken == [0, REGION, 1]  # no region is free, and REGION is held

@@ -163,7 +163,7 @@ def test_weights_that_cannot_be_kept_are_refused():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_backend_says_which_plans_it_loaded(tied: bool):
+def test_a_backend_reports_the_plans_it_loaded(tied: bool):
     for plan in ("plain", "tiled"):
         backend = load_backend("numpy", config=EngineConfig(linear_plan=plan))
         assert backend.linear_is_batch_invariant  # vacuously

@@ -136,7 +136,7 @@ def test_shapes_that_hold_another_plan_than_the_rest(tmp_path: Path):
     assert PlanAnswers(None, "here").odd_ones() == []
 
 
-def test_a_folder_that_cannot_be_written_is_no_problem(
+def test_an_unwritable_folder_is_tolerated(
     tmp_path: Path, new_probe: Callable[..., Probe], rounds: list[float]
 ):
     (tmp_path / "file").write_text("")

@@ -17,7 +17,7 @@ EOS = 3
 
 
 class Driver:
-    """A scheduler whose steps are answered at once."""
+    """A scheduler with a model that answers at once."""
 
     def __init__(self, num_blocks=16, max_model_len=64, num_host_blocks=0, **config):
         settings = {
@@ -71,7 +71,7 @@ class Driver:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def run(self, max_steps=1000):
-        """Run until all is done, and return the work of every step."""
+        """Run until everything is done, and return the work of every step."""
         works = []
         while self.has_work:
             self.step()
@@ -141,7 +141,7 @@ def test_the_budget_holds_for_decodes_too_and_the_first_go_first():
     assert works[:3] == [{0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1}]
 
 
-def test_without_chunking_a_prompt_waits_whole_and_nobody_passes_it():
+def test_an_unchunked_prompt_waits_and_is_not_overtaken():
     driver = Driver(enable_chunked_prefill=False, max_num_batched_tokens=16, max_model_len=16)
     for num_prompt in (10, 8, 2):
         driver.add(num_prompt, max_tokens=2)
@@ -195,7 +195,7 @@ def test_seats_are_limited():
 # Admission.
 
 
-def test_nobody_overtakes_the_head_of_the_queue():
+def test_the_head_of_the_queue_is_never_overtaken():
     driver = Driver(num_blocks=4)
     driver.add(8, max_tokens=8)
     driver.step()
@@ -225,7 +225,7 @@ def test_admission_leaves_the_watermark_free_unless_nothing_runs():
     assert driver.work == {1: 12, 2: 12}, "two of eight blocks stay free"
 
 
-def test_running_is_never_preempted_to_admit():
+def test_a_running_sequence_is_never_preempted_to_admit():
     driver = Driver(num_blocks=4, scheduling_policy="priority")
     driver.add(9, max_tokens=4, priority=5)
     driver.step()
@@ -235,7 +235,7 @@ def test_running_is_never_preempted_to_admit():
 
 
 @pytest.mark.parametrize("admits", [False, True])
-def test_nobody_is_admitted_in_a_step_that_preempted(admits):
+def test_no_request_is_admitted_in_a_step_that_preempted(admits):
     policy = {"scheduling_policy": "priority", "admit_after_preemption": admits}
     driver = Driver(num_blocks=5, **policy)
     driver.add(4, max_tokens=9)
@@ -306,7 +306,7 @@ def test_sjf_takes_the_shortest_job():
 
 
 @pytest.mark.parametrize(("ageing", "bound"), [(1, 40), (8, 8)])
-def test_sjf_starves_nobody(ageing, bound):
+def test_sjf_starves_no_request(ageing, bound):
     driver = Driver(max_num_seqs=1, scheduling_policy="sjf", sjf_ageing=ageing)
     driver.add(1, max_tokens=1)
     driver.step()
@@ -342,7 +342,7 @@ def test_the_last_admitted_is_preempted_keeps_its_tokens_and_comes_back_first():
     assert driver.events("preempt")[0][1:4] == ((1, 0), (0, 0), "recompute")
 
 
-def test_who_is_preempted_computes_nothing_in_that_step():
+def test_a_victim_computes_nothing_in_that_step():
     driver = Driver(num_blocks=3, max_num_batched_tokens=2, block_size=2)
     driver.add(1, max_tokens=8)
     driver.add(1, max_tokens=8)
@@ -372,7 +372,7 @@ def test_a_swapped_sequence_comes_back_without_computing():
     assert driver.manager._host_pool.num_free == 4
 
 
-def test_a_full_host_pool_falls_back_to_recompute_and_says_so():
+def test_a_full_host_pool_falls_back_to_recompute_and_is_recorded():
     driver = Driver(num_blocks=4, num_host_blocks=1, preemption_mode="swap")
     driver.add(7, max_tokens=9)
     victim = driver.add(7, max_tokens=9)
@@ -395,7 +395,7 @@ def test_a_step_never_swaps_both_ways():
 
 
 @pytest.mark.parametrize("when", ["exported", "imported"])
-def test_a_broken_off_swap_is_computed_again(when):
+def test_an_abandoned_swap_is_recomputed(when):
     driver = Driver(num_blocks=4, num_host_blocks=4, preemption_mode="swap")
     driver.add(7, max_tokens=9)
     victim = driver.add(7, max_tokens=9)
@@ -495,7 +495,7 @@ def test_the_context_and_the_pool_end_a_sequence_with_length():
         ),
     ],
 )
-def test_what_can_never_run_is_refused_at_the_door(num_prompt, params, message):
+def test_a_request_that_can_never_run_is_refused(num_prompt, params, message):
     driver = Driver(num_blocks=8)
     with pytest.raises(RequestError, match=message):
         driver.add(num_prompt, **params)
@@ -524,7 +524,7 @@ def test_prompt_logprobs_skip_prefix_hits_and_are_scored_once():
     assert request.metrics.num_cached_tokens == 0
 
 
-def test_what_was_scored_before_a_preemption_is_not_scored_again():
+def test_scores_before_a_preemption_are_not_computed_again():
     driver = Driver(max_num_batched_tokens=5)
     request = driver.add(12, prompt_logprobs=0)
     spans = [driver.step().chunks[0].scored]
@@ -553,7 +553,7 @@ def test_a_plan_is_plain_data():
     assert pickle.loads(pickle.dumps(plan)) == plan
 
 
-def test_a_broken_off_step_is_computed_again():
+def test_an_abandoned_step_is_recomputed():
     driver = Driver(enable_prefix_caching=True)
     requests = [driver.add(5), driver.add(6, n=2), driver.add(7)]
     driver.step()

@@ -1,4 +1,4 @@
-"""What an engine takes of the memory there is, and what is said where that is too little."""
+"""Test how much memory an engine takes, and the messages if that is too little."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from mie.system import resources
 
 MODEL = ModelConfig.from_hf(tiny_models.LLAMA)
 BLOCK = 16 * 2 * 2 * 2 * 8 * 4
-"""Bytes: B, keys and values, L, Hkv, Dh, float32."""
+"""Bytes of a block: B, keys and values, L, Hkv, Dh, float32."""
 CONTEXT = 256
 
 
 class Backend(NumpyBackend):
-    """A backend with as much memory as it is told."""
+    """A backend that reports a given amount of memory."""
 
     def __init__(self, available: int, *, is_shared: bool = True, dtype: str = "float32") -> None:
         super().__init__(dtype)
@@ -46,13 +46,13 @@ class Backend(NumpyBackend):
 
 
 def needs(**settings: Any) -> int:
-    """Bytes of weights and a step."""
+    """Return the bytes of weights and of a step."""
     plan = plan_memory(EngineConfig(num_blocks=1, **settings), MODEL, Backend(1 << 40))
     return plan.weight_bytes + plan.step_bytes
 
 
 def planned(left: int, /, is_shared: bool = True, **settings: Any) -> MemoryPlan:
-    """Return the plan where weights and a step leave that many bytes. Raise if it does not fit."""
+    """Return the plan if weights and a step leave a number of bytes."""
     backend = Backend(needs() + left, is_shared=is_shared)
     return checked(EngineConfig(**settings), backend)
 
@@ -65,7 +65,7 @@ def checked(config: EngineConfig, backend: Backend) -> MemoryPlan:
     return plan
 
 
-# How much is taken.
+# The amount that is used.
 
 
 def test_weights_are_counted_in_the_backends_elements():
@@ -89,12 +89,12 @@ def test_by_default_every_sequence_could_be_as_long_as_the_context():
     assert planned(1 << 40, max_num_seqs=2, max_model_len=33).num_blocks == 2 * 3
 
 
-def test_shared_memory_is_taken_by_a_quarter_and_a_gpus_own_as_a_whole():
+def test_a_quarter_of_shared_memory_and_all_of_a_gpus_is_used():
     assert planned(101 * BLOCK).num_blocks == 25
     assert planned(101 * BLOCK, is_shared=False).num_blocks == 101
 
 
-def test_shared_memory_has_a_most():
+def test_the_share_of_shared_memory_is_limited():
     huge = replace(MODEL, max_position_embeddings=1 << 30)
     plan = plan_memory(EngineConfig(), huge, Backend(1 << 40))
     assert plan.num_blocks == DEFAULT_KV_CACHE_BYTES // BLOCK
@@ -102,7 +102,7 @@ def test_shared_memory_has_a_most():
     assert own.num_blocks == own.left_bytes // BLOCK > 100 * plan.num_blocks
 
 
-def test_a_length_that_was_asked_for_is_kept_and_the_models_own_is_not():
+def test_a_requested_length_is_kept_and_the_models_may_shrink():
     assert planned(40 * BLOCK, max_model_len=CONTEXT).num_blocks == CONTEXT // 16
     plan = planned(40 * BLOCK)
     assert plan.num_blocks == 10
@@ -110,7 +110,7 @@ def test_a_length_that_was_asked_for_is_kept_and_the_models_own_is_not():
     assert planned(BLOCK).num_blocks == 1
 
 
-def test_the_room_to_swap_is_of_what_the_cache_leaves(monkeypatch: pytest.MonkeyPatch):
+def test_the_swap_pool_comes_from_memory_that_the_cache_leaves(monkeypatch: pytest.MonkeyPatch):
     plan = planned(1000 * BLOCK, preemption_mode="swap")
     assert (plan.num_blocks, plan.num_host_blocks) == (250, 750 // 4)
     assert plan.fits
@@ -140,9 +140,7 @@ def refusal(call: Callable[[], object]) -> str:
         ("max_model_len", CONTEXT, 15 * 16, 15 * 16 + 1),
     ],
 )
-def test_the_setting_that_fits_is_named_and_does_fit(
-    setting: str, asked: int, fitting: int, more: int
-):
+def test_the_suggested_setting_fits(setting: str, asked: int, fitting: int, more: int):
     left = 15 * BLOCK + 9
     text = refusal(lambda: planned(left, **{setting: asked}))
     assert f"({setting}={fitting}" in text
@@ -150,7 +148,7 @@ def test_the_setting_that_fits_is_named_and_does_fit(
     refusal(lambda: planned(left, **{setting: more}))
 
 
-def test_fewer_tokens_a_step_are_named_where_they_help():
+def test_fewer_tokens_per_step_are_suggested_if_they_help():
     available = needs(max_num_batched_tokens=300) + BLOCK
     text = refusal(lambda: checked(EngineConfig(), Backend(available)))
     assert "(max_num_batched_tokens=256 fits)" in text
@@ -158,7 +156,7 @@ def test_fewer_tokens_a_step_are_named_where_they_help():
     assert plan_memory(fitting, MODEL, Backend(available)).fits
 
 
-def test_where_the_weights_alone_do_not_fit_the_table_shows_it():
+def test_the_table_shows_weights_that_do_not_fit():
     text = refusal(lambda: checked(EngineConfig(), Backend(1000)))
     assert text.endswith("(end other programs, or use a smaller model)")
     rows = dict(re.findall(r"^  (\S.*?) +([\d.,]+) MiB$", text, re.M))
@@ -172,7 +170,7 @@ def test_where_the_weights_alone_do_not_fit_the_table_shows_it():
     assert float(rows["weights"]) == pytest.approx(4 * num_parameters(MODEL) / 2**20, abs=0.05)
 
 
-def test_a_data_type_is_named_only_if_it_fits(
+def test_a_data_type_is_suggested_only_if_it_fits(
     tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
 ):
     config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
@@ -210,10 +208,10 @@ def test_less_than_a_block_is_refused(name: str):
         planned(1 << 40, **settings)
 
 
-def test_memory_that_is_not_there_after_all_is_a_table_too(
+def test_a_failed_allocation_shows_the_table(
     tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
 ):
-    """And no piece of the cache outlives the attempt."""
+    """No part of the cache remains after the failed attempt."""
     pieces: list[int] = []
 
     class Piece:
@@ -237,7 +235,7 @@ def test_memory_that_is_not_there_after_all_is_a_table_too(
     assert not pieces
 
 
-def test_an_engine_that_does_not_fit_says_what_does(
+def test_an_engine_that_does_not_fit_suggests_what_does(
     tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
 ):
     memory = Memory(available_bytes=needs() + 9 * BLOCK, is_shared=True)
@@ -251,8 +249,10 @@ def test_an_engine_that_does_not_fit_says_what_does(
 @needs_compiler
 @pytest.mark.parametrize("name", ["numpy-plain", "numpy", "cupy-emulated"])
 def test_weights_are_streamed_without_doubling(name: str):
-    """Beside the matrix there are a block and its conversions, and what a trial of the plans takes;
-    never a second matrix."""
+    """Besides the matrix, memory holds a block with its conversions and the trial of the plans.
+
+    It never holds a second matrix.
+    """
     backend, shape, rows = load_backend(name, "float32"), (8192, 1024), 256
     block = np.ones((rows, shape[1]), np.float16)
     tracemalloc.start()
@@ -267,7 +267,7 @@ def test_weights_are_streamed_without_doubling(name: str):
     assert peak < matrix_bytes + 16 * block.nbytes
 
 
-# What there is.
+# Available memory.
 
 
 MEMINFO = {"/proc/meminfo": "MemTotal:  8000000 kB\nMemFree:  100 kB\nMemAvailable:  4000 kB\n"}
@@ -306,11 +306,13 @@ MEMINFO = {"/proc/meminfo": "MemTotal:  8000000 kB\nMemFree:  100 kB\nMemAvailab
         ),
     ],
 )
-def test_the_host_has_what_linux_and_the_control_group_allow(files: dict[str, str], available: int):
+def test_the_hosts_memory_is_limited_by_linux_and_the_control_group(
+    files: dict[str, str], available: int
+):
     assert resources.available_bytes({**MEMINFO, **files}.get) == available
 
 
-def test_without_meminfo_it_is_all_of_the_machines():
+def test_without_meminfo_the_machines_memory_is_used():
     assert resources.available_bytes({}.get) > 1 << 28
 
 
@@ -324,13 +326,13 @@ def cupy(*, free: int, total: int, pooled: int = 0, integrated: int = 0) -> Any:
     )
 
 
-def test_of_a_gpus_own_memory_a_share_is_left():
+def test_a_share_of_a_gpus_memory_is_left_free():
     memory = device_memory(cupy(free=800, total=1000, pooled=50), 0.9)
     assert memory == Memory(available_bytes=750, is_shared=False)
     assert device_memory(cupy(free=50, total=1000), 0.9).available_bytes == 0
 
 
-def test_a_gpu_in_the_hosts_memory_has_what_the_host_has(monkeypatch: pytest.MonkeyPatch):
+def test_a_gpu_that_shares_memory_has_the_hosts_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mie.ops_gpu.chip.available_bytes", lambda: 5000)
     found = device_memory(cupy(free=1, total=8000, integrated=1), 0.9)
     assert found == Memory(available_bytes=5000, is_shared=True)

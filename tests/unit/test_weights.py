@@ -1,4 +1,4 @@
-"""Checkpoints: what is read, what is refused before anything is read, and what memory it takes."""
+"""Test checkpoints: reading, refusals before anything is read, and peak memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def opened(directory: Path) -> Checkpoint:
 
 
 def refused(directory: Path, *named: str) -> str:
-    """The message with which the checkpoint is refused, after checking what it names."""
+    """Return the message of a checkpoint's refusal, after checking what it names."""
     with pytest.raises(WeightsError) as error:
         opened(directory)
     message = str(error.value)
@@ -178,7 +178,7 @@ def test_the_single_file_wins_over_an_index(tmp_path: Path) -> None:
     opened(tmp_path).close()
 
 
-def test_sizes_and_dtypes_are_those_of_the_files(tmp_path: Path) -> None:
+def test_sizes_and_dtypes_come_from_the_files(tmp_path: Path) -> None:
     tensors = random_tensors(CONFIG, ml_dtypes.bfloat16)
     tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float32)
     write_model(tmp_path, tensors=tensors)
@@ -241,7 +241,7 @@ def test_a_head_that_contradicts_the_tied_embedding_is_refused(
         check_tied_head(checkpoint)
 
 
-def test_without_a_second_head_there_is_nothing_to_check(tmp_path: Path) -> None:
+def test_a_single_head_needs_no_check(tmp_path: Path) -> None:
     write_model(tmp_path)
     with opened(tmp_path) as checkpoint:
         check_tied_head(checkpoint)
@@ -365,7 +365,7 @@ VALID = safetensors_bytes(
 
 @settings(max_examples=400, deadline=None)
 @given(edits=st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), max_size=3))
-def test_what_the_reference_refuses_is_refused(
+def test_files_that_the_reference_refuses_are_refused(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]]
 ) -> None:
     data = bytearray(VALID)
@@ -545,9 +545,10 @@ print((kilobytes("VmHWM") - baseline) * 1024 / weights)
 def test_loading_peaks_at_little_more_than_the_loaded_weights(
     tmp_path: Path, dtype: DTypeLike
 ) -> None:
-    """A tied model of 110 MB in float32, a fifth of it embedding, in a process of its own.
+    """Load a tied model in a separate process.
 
-    The peak is VmHWM and not ru_maxrss, which starts at the size of the process that forked.
+    It has 110 MB in float32, a fifth of which is the embedding. The peak is VmHWM and not
+    ru_maxrss, which starts at the size of the process that started it.
     """
     write_large_model(tmp_path, dtype)
     assert peak_over_weights(tmp_path, "release") < 1.15
