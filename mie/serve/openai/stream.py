@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 
 from mie.errors import MieError
-from mie.outputs import CompletionOutput, LogprobRow, RequestOutput, raise_failed
+from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput, raise_failed
 from mie.serve.errors import ApiError, api_error
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.openai.params import wants_usage
