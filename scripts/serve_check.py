@@ -27,6 +27,14 @@ GROWTH_KIB = 24 << 10
 """What the server's memory may grow by after the warm-up: what an allocator keeps, not a leak."""
 
 
+STEADY = ("--batch-invariant", "--num-blocks", "640", "--event-log-steps", "0")
+"""Options under which answers do not depend on other requests, and memory is soon what it stays.
+
+A pool takes memory until each block was used once, and the event log until it has its steps. Of an
+option that is given twice, the last one counts.
+"""
+
+
 class Memory:
     """The server's memory, sampled at ten moments of a run."""
 
@@ -118,9 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, options = parser.parse_known_args(argv)
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory, "server.log")
-        # The last --num-blocks wins. A pool takes memory until each block was used once, and this
-        # one is small enough for the warm-up.
-        with serving(log, ["--batch-invariant", "--num-blocks", "640", *options]) as server:
+        with serving(log, [*STEADY, *options]) as server:
             if args.check == "storm":
                 wrong = asyncio.run(storm(server, args.requests or 10_000, args.clients))
             elif args.check == "soak":

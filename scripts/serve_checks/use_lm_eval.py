@@ -92,7 +92,7 @@ def main() -> None:
             "local-completions",
             "--model_args",
             f"base_url={url}/v1/completions,model=bundled,tokenizer_backend=remote,"
-            f"num_concurrent=4,max_length=1024",
+            f"num_concurrent=4,max_length=1024,auth_token={key}",
         )
         print(f"served: {served}, {len(ours)} log-likelihoods")
         if importlib.util.find_spec("torch") is None:
@@ -104,7 +104,7 @@ def main() -> None:
             "--model",
             "hf",
             "--model_args",
-            f"pretrained={MODEL},dtype=float32",
+            f"pretrained={MODEL},dtype=float32,add_bos_token=False",  # as local-completions does
             "--device",
             "cpu",
         )

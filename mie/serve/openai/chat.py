@@ -121,7 +121,7 @@ class ChatWriter(ChunkWriter):
     def end(self, choice: Choice, text: str, extras: str, output: CompletionOutput) -> list[str]:
         """Return the chunks that end a choice."""
         last = f'{{"index": {choice.index}, "delta": {{}}, "logprobs": null, {reason(output)}}}'
-        has_rest = text or (extras and output.token_ids)
+        has_rest = text or choice.has_news
         return [self.text(choice, text, extras), last] if has_rest else [last]
 
     def logprobs_of(
