@@ -11,11 +11,11 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from mie.errors import EngineDeadError
-from mie.loop import Command, EngineLoop
-from mie.outputs import RequestOutput
-from mie.request_state import Collector, CollectorRef
-from mie.sched.metrics import RequestMetrics
+from mie.frontend.loop import Command, EngineLoop
+from mie.frontend.outputs import RequestOutput
+from mie.frontend.request_state import Collector, CollectorRef
 from mie.sched.sequence import Request
+from mie.stats.request import RequestMetrics
 
 T = TypeVar("T")
 
@@ -96,8 +96,7 @@ class OutputStream:
         self._news.set()
 
     def progress(self) -> tuple[int, int]:
-        """Return how many tokens of the unfinished requests' prompts are computed, and of how
-        many."""
+        """Return the number of computed tokens of unfinished prompts, and of all their tokens."""
         requests = map(self._loop.engine.request, list(self._collector.ref.request_ids))
         unfinished = [request for request in requests if request is not None]
         computed = sum(min(r.sequences[0].num_computed, r.num_prompt) for r in unfinished)

@@ -16,8 +16,8 @@ from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_cpu.allocator import CachingAllocator
-from mie.ops_cpu.attention_cache import head_major, slot_rows
-from mie.ops_cpu.workers import Workers
+from mie.ops_cpu.attention.cache import head_major, slot_rows
+from mie.ops_cpu.threads.workers import Workers
 
 PIECE_BYTES = 1 << 20
 """Maximum bytes of a result that a thread makes at a time, so that it stays in its cache."""

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats, Ints
-from mie.ops_cpu.linear_tiled import WIDTH
-from mie.ops_cpu.widen import stored, widen
+from mie.ops_cpu.linear.tiled import WIDTH
+from mie.ops_cpu.linear.widen import stored, widen
 
 
 class Embedding:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mie.memory.moves import Moves
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 
 SeqId = tuple[int, int]
 

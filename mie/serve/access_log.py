@@ -19,10 +19,10 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mie.errors import shown_text
-from mie.sched.metrics import RequestMetrics
 from mie.serve.asgi import facts_of, header, route_of
 from mie.serve.metrics import ServerMetrics
 from mie.serve.sse import CLIENT_LEFT
+from mie.stats.request import RequestMetrics
 
 logger = logging.getLogger("mie.access")
 

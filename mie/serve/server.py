@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 
 from mie.async_llm import AsyncLLM
 from mie.errors import ConfigError
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.serve.access_log import logging_as
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig

@@ -22,15 +22,19 @@ from hypothesis import strategies as st
 from tiny_models import LLAMA, MISTRAL_WINDOW, QWEN2, QWEN3_TIED, random_weights, write_model
 
 from mie import EngineConfig, SamplingParams
-from mie.load import load_engine
-from mie.ops_cpu import attention, attention_plan, attention_prefill_plan, cpu_backend
-from mie.ops_cpu.linear_tiled import TiledPlan
+from mie.load.engine import load_engine
+from mie.ops_cpu import cpu_backend
+from mie.ops_cpu.attention import attention
+from mie.ops_cpu.attention import plan as attention_plan
+from mie.ops_cpu.attention import prefill_plan as attention_prefill_plan
+from mie.ops_cpu.linear.tiled import TiledPlan
 
 VOCAB = LLAMA["vocab_size"]
 SIZES = {"max_position_embeddings": 1024, "eos_token_id": 39}
-# What makes bits differ. Products of fewer keys differ at head sizes that are not a multiple of 16
-# (AVX-512), and in blocks of 4 or with more than 8 query heads a KV head (Haswell). Products of
-# more or fewer rows differ at head and hidden sizes from 32 on (AVX-512), or at any size (Haswell).
+# What makes bits differ. With AVX-512, products of fewer keys differ at head sizes that are not a
+# multiple of 16, and products of more or fewer rows at head and hidden sizes from 32 on. With
+# Haswell's kernels, products of fewer keys differ in blocks of 4 or with more than 8 query heads
+# for each KV head, and products of more or fewer rows differ at any size.
 ODD = SIZES | {"hidden_size": 100, "intermediate_size": 130, "head_dim": 40}
 MODELS = {
     "llama": LLAMA | ODD | {"num_key_value_heads": 1},
@@ -140,7 +144,7 @@ def by_id(row):
 
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 @given(load=loads())
-def test_a_request_gets_the_same_alone_and_in_company(directories, load):
+def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, load):
     model, requests, config = load
     company = outcome(directories[model], dict(enumerate(requests)), config)
     own = {"num_threads": 1, "block_size": config["block_size"]}
@@ -152,8 +156,8 @@ def test_a_request_gets_the_same_alone_and_in_company(directories, load):
                 np.testing.assert_array_equal(theirs[key], value)
 
 
-def test_the_loads_exercise_what_changes_sums():
-    """The loads exercised what makes sums differ."""
+def test_the_loads_include_every_case_that_changes_sums():
+    """The loads contained every case that makes sums differ."""
     for kind in ("prefix hits", "preempt", "import", "fork", "copy"):
         assert seen[kind], f"{kind} never happened: {seen}"
 

@@ -13,11 +13,12 @@ import pytest
 
 from mie.ops.attention import paged_attention
 from mie.ops.backend import KVCacheShape, StepBatch
-from mie.ops_cpu import attention as attention_module
-from mie.ops_cpu import attention_plan, attention_prefill_plan
-from mie.ops_cpu.attention import Attention
-from mie.ops_cpu.attention_cache import head_major, new_cache
-from mie.ops_cpu.workers import Workers
+from mie.ops_cpu.attention import attention as attention_module
+from mie.ops_cpu.attention import plan as attention_plan
+from mie.ops_cpu.attention import prefill_plan as attention_prefill_plan
+from mie.ops_cpu.attention.attention import Attention
+from mie.ops_cpu.attention.cache import head_major, new_cache
+from mie.ops_cpu.threads.workers import Workers
 
 # A sum of some hundred weighted values of order 1; scores are of a few units.
 ATOL = {"float32": 5e-6, "float64": 1e-13}

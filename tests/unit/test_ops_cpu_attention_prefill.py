@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from test_ops_cpu_attention import ATOL, Keys, attend
 
-from mie.ops_cpu import attention, attention_plan, attention_prefill_plan
-from mie.ops_cpu.attention_plan import Geometry, Tiles
-from mie.ops_cpu.attention_prefill_plan import Products, plan_prefills
+from mie.ops_cpu.attention import attention
+from mie.ops_cpu.attention import plan as attention_plan
+from mie.ops_cpu.attention import prefill_plan as attention_prefill_plan
+from mie.ops_cpu.attention.plan import Geometry, Tiles
+from mie.ops_cpu.attention.prefill_plan import Products, plan_prefills
 
 # By name: the tokens of each sequence, and how many of them are queries.
 STEPS = {

@@ -8,17 +8,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mie.backend import load_backend
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
+from mie.load.backends import load_backend
 from mie.ops import linear
-from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.embedding import Embedding
-from mie.ops_cpu.linear import LinearPlan
-from mie.ops_cpu.linear_plain import PlainPlan
-from mie.ops_cpu.linear_tiled import MAX_ROWS, TiledPlan
-from mie.ops_cpu.widen import stored, widen
-from mie.ops_cpu.workers import Workers
+from mie.ops_cpu.linear.matrix import LinearPlan
+from mie.ops_cpu.linear.plain import PlainPlan
+from mie.ops_cpu.linear.tiled import MAX_ROWS, TiledPlan
+from mie.ops_cpu.linear.widen import stored, widen
+from mie.ops_cpu.threads.blas import Blas
+from mie.ops_cpu.threads.workers import Workers
 
 RNG = np.random.default_rng(0)
 # Of K, N: one tile and less, no multiples of anything, more than one part of K, several tasks.
@@ -163,7 +163,7 @@ def test_weights_that_cannot_be_kept_are_refused():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_backend_says_which_plans_it_loaded(tied: bool):
+def test_a_backend_reports_the_plans_it_loaded(tied: bool):
     for plan in ("plain", "tiled"):
         backend = load_backend("numpy", config=EngineConfig(linear_plan=plan))
         assert backend.linear_is_batch_invariant  # vacuously

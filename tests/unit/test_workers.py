@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from mie import EngineConfig, SamplingParams
-from mie.load import load_engine
-from mie.ops_cpu import attention, cpus, gains, spin
-from mie.ops_cpu import workers as workers_module
-from mie.ops_cpu.gains import Gains
-from mie.ops_cpu.workers import Workers
+from mie.load.engine import load_engine
+from mie.ops_cpu.attention import attention
+from mie.ops_cpu.threads import gains, spin
+from mie.ops_cpu.threads import workers as workers_module
+from mie.ops_cpu.threads.gains import Gains
+from mie.ops_cpu.threads.workers import Workers
+from mie.system.resources import available_cpus
 
 PATIENCE = 120.0
 """Seconds after which a wait has failed. Waits that succeed take no time."""
@@ -527,4 +529,4 @@ def test_threads_fit_the_quota(
     """Check one quota. tests/unit/test_doctor.py has the files of either version."""
     files = {"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": quota}
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert cpus.available_cpus(files.get) == wanted
+    assert available_cpus(files.get) == wanted

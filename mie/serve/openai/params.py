@@ -20,7 +20,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 
 from mie.errors import shown
-from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.errors import ApiError, invalid, unsupported
 from mie.serve.openai.fields import OPENAI, Fields
 from mie.serve.openai.protocol import Body, ChatCompletionRequest, CompletionRequest, GenerationBody
