@@ -62,6 +62,15 @@ def test_the_description_has_no_relative_links(wheel: ZipFile) -> None:
     assert not re.findall(r"\]\((?!https?:|#)[^)]*\)", metadata)
 
 
+def test_the_description_leaves_out_the_picture_and_nothing_around_it(wheel: ZipFile) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, _, rest = readme.partition("![")
+    after = rest.split("\n\n", maxsplit=1)[1]
+    description = metadata_of(wheel)
+    assert before + after.partition("[")[0] in description
+    assert ".svg" not in description
+
+
 def test_the_wheel_runs_a_model(wheel: ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path / "site")
     paths = [str(tmp_path / "site"), *filter(None, sys.path[1:])]

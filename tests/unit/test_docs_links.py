@@ -1,4 +1,4 @@
-"""Relative links in the documentation lead to files, headings and functions that exist."""
+"""What the documentation links to or names exists: files, headings, functions and tests."""
 
 from __future__ import annotations
 
@@ -76,6 +76,30 @@ def problems(page: Path) -> Iterator[str]:
             name = text.strip("`")
             if not name.endswith(".py") and name not in definitions(file):
                 yield f"{page.name}: {path} does not define {name}"
+
+
+TESTS = {path.name: path.read_text() for path in ROOT.glob("tests/**/test_*.py")}
+FUNCTIONS = {name for text in TESTS.values() for name in re.findall(r"\bdef (test_\w+)", text)}
+
+
+def unknown_tests(text: str) -> list[str]:
+    """The tests and files of tests that a page names and that do not exist."""
+    spans = [
+        word for span in re.findall(r"`([^`\n]+)`", text) for word in re.split(r"::|[ /]", span)
+    ]
+    named = [word for word in spans if re.fullmatch(r"test_\w+(\.py)?", word)]
+    modules = {name.removesuffix(".py") for name in TESTS}
+    return [name for name in named if name not in TESTS.keys() | FUNCTIONS | modules]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_tests_exist(page: Path):
+    assert unknown_tests(page.read_text()) == []
+
+
+def test_an_unknown_test_is_seen():
+    text = "| `test_named_tests_exist` in `test_docs_links.py` | `unit/test_gone.py::test_lost` |"
+    assert unknown_tests(text) == ["test_gone.py", "test_lost"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
