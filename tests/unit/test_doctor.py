@@ -132,7 +132,7 @@ def on(root: Path, **facts: Any) -> dict[str, Check]:
 
 
 def test_a_healthy_machine_has_no_problems(root: Path) -> None:
-    checks = host(FakeMachine(root=root))
+    checks = cpu(FakeMachine(root=root))
     assert {check.status for check in checks.values()} == {"ok"}
     assert {name: check.value for name, check in checks.items()} == {
         "Python": "3.12.1, Linux x86_64",
