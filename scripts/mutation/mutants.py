@@ -767,7 +767,7 @@ SWAPPING = (
         "host-blocks-kept-after-abort",
         SCHEDULER,
         "            self._drop_host(seq)\n        else",
-        "        else",
+        "            pass\n        else",
         "each abort of a swapped-out request loses host blocks",
     ),
     Mutant(
