@@ -124,7 +124,7 @@ def test_the_block_map_before_the_first_step_is_empty(story: Path) -> None:
 
 
 def big_snapshot() -> dict[str, Any]:
-    """Return the state of thirty sequences with long names, five of them waiting."""
+    """Return the state of thirty long-named sequences in 2,000 blocks, five of them waiting."""
     ids = {number: f"a request with a long name, number {number}" for number in range(60)}
     sequences = {
         (number, 0): {

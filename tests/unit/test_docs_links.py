@@ -83,7 +83,7 @@ FUNCTIONS = {name for text in TESTS.values() for name in re.findall(r"\bdef (tes
 
 
 def unknown_tests(text: str) -> list[str]:
-    """The tests and files of tests that a page names and that do not exist."""
+    """Return the tests and files of tests that a page names and that do not exist."""
     spans = [
         word for span in re.findall(r"`([^`\n]+)`", text) for word in re.split(r"::|[ /]", span)
     ]
