@@ -83,8 +83,8 @@ class Item:
     """
     real: tuple[Ints, ...] | None
     """The queries that are no padding as (sequence, query), or None if all are real."""
-    stride: int | None
-    """Rows from each sequence to the next if the queries are adjacent in T, else None."""
+    is_run: bool
+    """Whether the rows are adjacent in T, in this order."""
     heads: slice
     form: Form
     spans: list[Span]
@@ -259,28 +259,28 @@ class _Planner:
         These are positions of the first sequence. The other sequences' queries have the same
         indices.
         """
-        position = self._position(chosen[0])
-        indices = np.arange(first - position, stop - position)
-        counts = np.array([self._counts[s] for s in chosen])
-        starts = np.array([self._starts[s] for s in chosen])
-        is_real = indices < counts[:, None]
-        rows = starts[:, None] + np.where(is_real, indices, 0)
-        positions = np.array([self._position(s) for s in chosen])[:, None] + indices
-        if counts[0] > 1:
-            positions = positions[:1]
+        own, longest = len(chosen), self._counts[chosen[0]]
+        indices = np.arange(first, stop) - self._position(chosen[0])
+        rows = np.array([self._starts[s] for s in chosen])[:, None] + indices
+        real = None
+        if any(self._counts[s] < longest for s in chosen):
+            is_real = indices < np.array([self._counts[s] for s in chosen])[:, None]
+            rows -= np.where(is_real, 0, indices)
+            real = np.nonzero(is_real)
+        # All prefills of a batch begin at one position.
+        places = [self._position(s) for s in (chosen if longest == 1 else chosen[:1])]
+        positions = np.array(places)[:, None] + indices
         spans = [span for split in splits for span in self._spans(split, positions, form)]
-        stride = int(counts[0])
-        is_regular = (counts == stride).all() and (np.diff(starts) == stride).all()
         num_keys = sum((span.stop - span.start) * span.width for span in spans)
         by_key = len(indices) * form.rows_per_query * self._geometry.head_dim
         return Item(
             rows=rows,
-            real=None if is_real.all() else np.nonzero(is_real),
-            stride=stride if is_regular else None,
+            real=real,
+            is_run=real is None and bool((np.diff(rows.reshape(-1)) == 1).all()),
             heads=slice(0, 1),
             form=form,
             spans=spans,
-            num_products=len(chosen) * num_keys * max(PRODUCTS_PER_KEY, by_key),
+            num_products=own * num_keys * max(PRODUCTS_PER_KEY, by_key),
         )
 
     def _spans(self, split: Split, positions: Ints, form: Form) -> Iterator[Span]:

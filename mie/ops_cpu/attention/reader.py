@@ -41,98 +41,100 @@ class SplitReader:
         per_position = memory.shape[2] * memory.shape[5]
         sizes = [len(each.at) * each.width * per_position for each in split.segments]
         total = sum(sizes) if split.is_held else max(sizes)
-        names = "keys", "values" if split.is_held else "keys", "turned"
-        buffers = [scratch.take(name, total) for name in names[: 3 if transposes else 2]]
+        keys = scratch.take("keys", total)
+        values = scratch.take("values", total) if split.is_held else keys
+        transposed = scratch.take("transposed", total) if transposes else None
         self.segments: list[SegmentReader] = []
         begin = 0
         for each, size in zip(split.segments, sizes, strict=True):
-            own = [buffer[begin : begin + size] for buffer in buffers]
-            self.segments.append(SegmentReader(each, memory, *own))
+            own = slice(begin, begin + size)
+            reader = SegmentReader(each, memory, (keys[own], values[own]), is_held=split.is_held)
+            if transposed is not None:
+                reader.transpose_into(transposed[own])
+            self.segments.append(reader)
             begin += size if split.is_held else 0
 
     def load(self, layer: int) -> None:
-        """Read everything of the layer, if the split is to be held."""
+        """Read all keys and values of the layer, if the split is held."""
         if self._is_held:
             for segment in self.segments:
                 segment.hold(layer)
 
 
 class SegmentReader:
-    """Reads the keys and values of a segment."""
+    """Reads the keys and values of a segment, in place or gathered into buffers."""
 
     def __init__(
-        self,
-        segment: Segment,
-        memory: Floats,
-        keys: Floats,
-        values: Floats,
-        turned: Floats | None = None,
+        self, segment: Segment, memory: Floats, buffers: tuple[Floats, Floats], *, is_held: bool
     ) -> None:
-        """Prepare to read memory [L, 2, Hkv, N, B, Dh], in place or gathered into the buffers.
-
-        With a buffer ``turned`` keys are transposed in memory.
-        """
+        """Prepare to read memory [L, 2, Hkv, N, B, Dh]. Buffers are for keys and for values."""
         num_layers, _, num_heads, _, block_size, head_dim = memory.shape
-        self.at, self.width = segment.at, segment.width
-        self._held: tuple[Floats, Floats] | None = None
-        shape = num_heads, len(segment.at), segment.width, head_dim
-        turned_shape = *shape[:2], head_dim, segment.width
-        self._turned = None if turned is None else turned.reshape(turned_shape)
+        self.at, self.width, self._is_held = segment.at, segment.width, is_held
+        self._memory, self._block_ids = memory, np.array(segment.block_ids)
         self._is_in_place = segment.step is not None
+        self._transposed: Floats | None = None
+        shape = num_heads, len(segment.at), 1, segment.width, head_dim
         if segment.step is not None:
-            *outer, by_block, by_position, by_element = memory.strides
-            self._source = as_strided(
-                memory[:, :, :, segment.block_ids[0] :],
-                (num_layers, 2, *shape),
-                (*outer, segment.step * by_block, by_position, by_element),
-                writeable=False,
-            )
-            return
-        self._source = memory
-        self._block_ids = np.array(segment.block_ids)
-        by_block = num_heads, len(segment.block_ids), block_size, head_dim
-        self._gathered = [buffer.reshape(by_block) for buffer in (keys, values)]
-        self._tiles = [buffer.reshape(shape) for buffer in (keys, values)]
-        self._beyond = _beyond(segment)
+            by_layer, _, by_head, by_block, *by_element = memory.strides
+            strides = by_layer, by_head, segment.step * by_block, 0, *by_element
+            first = memory[:, :, :, segment.block_ids[0] :]
+            planes = [
+                as_strided(first[:, which], (num_layers, *shape), strides, writeable=False)
+                for which in (0, 1)
+            ]
+        else:
+            by_block = num_heads, len(segment.block_ids), block_size, head_dim
+            self._gathered = [buffer.reshape(by_block) for buffer in buffers]
+            planes = [buffer.reshape(1, *shape) for buffer in buffers]
+            self._empty = _empty_slots(segment)
+        self.keys: Floats = planes[0].swapaxes(-1, -2)
+        """[L or 1, Hkv, tiles, 1, Dh, width]"""
+        self.values: Floats = planes[1]
+        """[L or 1, Hkv, tiles, 1, width, Dh]"""
+
+    def transpose_into(self, buffer: Floats) -> None:
+        """Let `hold` transpose the keys in memory."""
+        self._as_stored = self.keys
+        self.keys = self._transposed = buffer.reshape(1, *self.keys.shape[1:])
 
     def hold(self, layer: int) -> None:
-        """Read the layer's keys and values, which `keys` and `values` return from now on."""
-        self._held = None
-        self._held = self.keys(layer), self.values(layer)
+        """Read the keys and values, which `read_keys` and `read_values` do not read again."""
+        if not self._is_in_place:
+            self._gather_keys(layer)
+            self._gather_values(layer)
+        if self._transposed is not None:
+            self._transposed[0] = self._as_stored[layer if self._is_in_place else 0]
 
-    def keys(self, layer: int) -> Floats:
-        """Return the layer's keys [Hkv, tiles, 1, Dh, width]. Slots without a token are arbitrary."""
-        if self._held is not None:
-            return self._held[0]
-        keys = self._read(layer, 0).swapaxes(-1, -2)
-        if self._turned is not None:
-            self._turned[...] = keys
-            keys = self._turned
-        return keys[:, :, None]
-
-    def values(self, layer: int) -> Floats:
-        """Return the layer's values [Hkv, tiles, 1, width, Dh]. Slots without a token are zeros.
-
-        They have weights of 0, but may hold NaN, and 0 * NaN is NaN.
-        """
-        if self._held is not None:
-            return self._held[1]
-        values = self._read(layer, 1)
-        if not self._is_in_place and self._beyond is not None:
-            values[self._beyond] = 0
-        return values[:, :, None]
-
-    def _read(self, layer: int, which: int) -> Floats:
-        source: Floats = self._source[layer, which]
+    def read_keys(self, layer: int) -> int:
+        """Return the index in `keys` of the layer's keys. Slots without a token hold anything."""
+        if self._transposed is not None:
+            return 0
         if self._is_in_place:
-            return source
+            return layer
+        if not self._is_held:
+            self._gather_keys(layer)
+        return 0
+
+    def read_values(self, layer: int) -> int:
+        """Return the index in `values` of the layer's values."""
+        if self._is_in_place:
+            return layer
+        if not self._is_held:
+            self._gather_values(layer)
+        return 0
+
+    def _gather_keys(self, layer: int) -> None:
         # With "clip" NumPy writes directly to the array, without a copy.
-        source.take(self._block_ids, 1, self._gathered[which], "clip")
-        return self._tiles[which]
+        self._memory[layer, 0].take(self._block_ids, 1, self._gathered[0], "clip")
+
+    def _gather_values(self, layer: int) -> None:
+        self._memory[layer, 1].take(self._block_ids, 1, self._gathered[1], "clip")
+        if self._empty is not None:
+            self.values[self._empty] = 0  # the weight is 0, but 0 * NaN is NaN
 
 
-def _beyond(segment: Segment) -> tuple[Any, ...] | None:
-    """Return the index, in [Hkv, tiles, width, Dh], of the slots without a token.
+def _empty_slots(segment: Segment) -> tuple[Any, ...] | None:
+    """Return the index, in [1, Hkv, tiles, 1, width, Dh], of the slots without a token.
 
     It is one index for all tiles, because many small fills take longer than the gathering.
     """
@@ -140,7 +142,7 @@ def _beyond(segment: Segment) -> tuple[Any, ...] | None:
         return None
     if len(segment.ends) == 1:
         tile, filled = segment.ends[0]
-        return slice(None), tile, slice(filled, None)
+        return 0, slice(None), tile, 0, slice(filled, None)
     tiles, filled_positions = np.array(segment.ends).T
     which, positions = np.nonzero(np.arange(segment.width) >= filled_positions[:, None])
-    return slice(None), tiles[which], positions
+    return 0, slice(None), tiles[which], 0, positions

@@ -97,6 +97,9 @@ class Workers:
         ``num_threads``, by default all, and no two calls at a time have the same.
         """
         number = min(num_threads or self.num_threads, len(items))
+        if number == 1:
+            work(0, items)
+            return
         others = iter(items[number:])  # its `next` is atomic
         self.run(lambda thread: work(thread, chain(items[thread : thread + 1], others)), number)
 
