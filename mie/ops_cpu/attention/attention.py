@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.allocator import CachingAllocator
@@ -17,7 +19,6 @@ from mie.ops_cpu.attention.plan import (
     WORTH_SHARING,
     Item,
     Split,
-    Variant,
     estimate_products,
     plan_items,
 )
@@ -96,16 +97,12 @@ class Attention:
         scratch = self._scratch.setdefault(g, [Scratch(g.dtype) for _ in range(count)])
         if estimate_products(batch, g) <= WORTH_SHARING:
             count = 1
-        is_fast = (
-            not is_batch_invariant
-            and (batch.cu_seqlens_q[1:] - batch.cu_seqlens_q[:-1]).max() * g.heads_per_kv >= FAST_ROWS
-        )
-        variant = Variant(
-            window=window,
-            prefill_form=Form.fast(g) if is_fast else Form.of_decode(g),
-            shortens=not is_batch_invariant or g.short_tiles_are_exact,
-        )
-        return Plan(plan_items(batch, g, variant, count), g, head_major(cache), scratch[:count])
+        most_rows = int(np.diff(batch.cu_seqlens_q).max()) * g.heads_per_kv
+        is_fast = not is_batch_invariant and most_rows >= FAST_ROWS
+        form = Form.fast(g) if is_fast else Form.of_decode(g)
+        shortens = not is_batch_invariant or g.short_tiles_are_exact
+        items = plan_items(batch, g, window, form, count, shortens=shortens)
+        return Plan(items, g, head_major(cache), scratch[:count])
 
 
 class Plan:

@@ -42,7 +42,7 @@ class BoundSpan:
         span: Span,
         reader: SplitReader,
         queries: Floats,
-        results: tuple[Floats, Floats, Floats],
+        results: Sequence[Floats],
         scratch: Scratch,
     ) -> None:
         """Prepare a span for queries [Hkv, tiles or 1, sequences, P, rows of a product, Dh].
@@ -125,7 +125,10 @@ class BoundItem:
         """Prepare an item. There is a reader for each of its spans."""
         self._item, self._geometry = item, geometry
         form, spans, head_dim = item.form, item.spans, geometry.head_dim
-        num_heads, (num_sequences, num_queries) = item.heads.stop - item.heads.start, item.rows.shape
+        num_heads, (num_sequences, num_queries) = (
+            item.heads.stop - item.heads.start,
+            item.rows.shape,
+        )
         num_products = ceil_div(num_queries * form.rows_per_query, form.num_rows)
         num_rows = num_products * form.num_rows
         # The queries of several sequences are copied once for each of their tiles.

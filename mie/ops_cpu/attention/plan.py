@@ -92,16 +92,6 @@ class Item:
     """The approximate number of products, or of products that take as long."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """What the plans of a step's layers may differ in."""
-
-    window: int | None
-    prefill_form: Form
-    shortens: bool
-    """Whether only a tile's first positions are multiplied where no query sees the others."""
-
-
 def estimate_products(batch: StepBatch, geometry: Geometry) -> int:
     """Return about how many products a layer's attention takes, before it is planned."""
     g, counts = geometry, np.diff(batch.cu_seqlens_q)
@@ -110,14 +100,23 @@ def estimate_products(batch: StepBatch, geometry: Geometry) -> int:
 
 
 def plan_items(
-    batch: StepBatch, geometry: Geometry, variant: Variant, num_threads: int
+    batch: StepBatch,
+    geometry: Geometry,
+    window: int | None,
+    prefill_form: Form,
+    num_threads: int,
+    *,
+    shortens: bool,
 ) -> list[Item]:
-    """Return the items of a step, largest first. Items that read the same keys are adjacent."""
-    planner = _Planner(batch, geometry, variant)
+    """Return the items of a step, largest first. Items that read the same keys are adjacent.
+
+    With ``shortens`` only a tile's first positions are multiplied where no query sees the others.
+    """
+    planner = _Planner(batch, geometry, window, prefill_form, shortens)
     batches = [planner.items(own) for own in planner.batches(num_threads)]
     batches.sort(key=lambda items: max(item.num_products for item in items), reverse=True)
     items = [item for own in batches for item in own]
-    if _is_uneven([item.num_products for item in items], num_threads):
+    if num_threads > 1 and _is_uneven([item.num_products for item in items], num_threads):
         items = [part for item in items for part in _by_heads(item, num_threads)]
     return items
 
@@ -125,11 +124,19 @@ def plan_items(
 class _Planner:
     """Holds what all items of a step have in common."""
 
-    def __init__(self, batch: StepBatch, geometry: Geometry, variant: Variant) -> None:
-        self._geometry, self._variant = geometry, variant
+    def __init__(
+        self,
+        batch: StepBatch,
+        geometry: Geometry,
+        window: int | None,
+        prefill_form: Form,
+        shortens: bool,
+    ) -> None:
+        self._geometry, self._window, self._prefill_form = geometry, window, prefill_form
+        self._width_step = geometry.width_step if shortens else geometry.tile
         self._tiles = Tiles(batch, geometry)
         self._starts: list[int] = batch.cu_seqlens_q.tolist()
-        self._counts = [stop - start for start, stop in pairwise(self._starts)]
+        self._counts: list[int] = [stop - start for start, stop in pairwise(self._starts)]
         self._decode_form = Form.of_decode(geometry)
         self._splits = [list(self._splits_of(s)) for s in range(len(self._counts))]
 
@@ -175,7 +182,7 @@ class _Planner:
         g, count, length = self._geometry, self._counts[s], self._tiles.lengths[s]
         if count == 1:
             return g.tiles_per_split * g.tile
-        num_rows = count * self._variant.prefill_form.rows_per_query
+        num_rows = count * self._prefill_form.rows_per_query
         largest = max(num_rows * max(length, g.head_dim), length * g.head_dim)
         return count * max(1, CACHED // (g.num_kv_heads * largest))
 
@@ -185,7 +192,7 @@ class _Planner:
 
     def _splits_of(self, s: int) -> Iterator[tuple[int, int]]:
         """Yield the tiles (first, stop) of each split of the positions that any query sees."""
-        g, window = self._geometry, self._variant.window
+        g, window = self._geometry, self._window
         begin = 0 if window is None else max(0, self._position(s) + 1 - window)
         first, last = begin // g.tile, ceil_div(self._tiles.lengths[s], g.tile)
         while first < last:
@@ -195,8 +202,7 @@ class _Planner:
 
     def _width(self, needed: int) -> int:
         """Return how many of a tile's positions are read if ``needed`` (or more) are needed."""
-        step = self._geometry.width_step if self._variant.shortens else self._geometry.tile
-        return min(self._geometry.tile, ceil_div(needed, step) * step)
+        return min(self._geometry.tile, ceil_div(needed, self._width_step) * self._width_step)
 
     def items(self, chosen: Sequence[int]) -> list[Item]:
         """Return the items of a batch, largest first for each of its KV heads.
@@ -204,7 +210,7 @@ class _Planner:
         An item takes all KV heads if the keys of one sequence fit L2.
         """
         g, count, is_decode = self._geometry, self._counts[chosen[0]], self._counts[chosen[0]] == 1
-        form = self._decode_form if is_decode else self._variant.prefill_form
+        form = self._decode_form if is_decode else self._prefill_form
         num_heads, size = g.num_kv_heads, ceil_div(g.tile, QUERY_TILES)
         if len(chosen) == 1 and not is_decode:
             positions = max(stop - first for first, stop in self._splits[chosen[0]]) * g.tile
@@ -214,12 +220,15 @@ class _Planner:
                 size = ceil_div(size, 2)
         bounds = list(pairwise(self._bounds(self._position(chosen[0]), count, size)))
         splits = self._make_splits(chosen, is_held=len(bounds) > 1 or form.transposes)
-        items = [self._item(chosen, first, stop, form, splits) for first, stop in bounds]
-        return [
-            replace(item, heads=slice(head, head + num_heads), num_products=item.num_products * num_heads)
-            for head in range(0, g.num_kv_heads, num_heads)
-            for item in reversed(items)
-        ]
+        heads = slice(0, num_heads)
+        items = [self._item(chosen, *ends, heads, form, splits) for ends in reversed(bounds)]
+        if num_heads < g.num_kv_heads:
+            items = [
+                replace(item, heads=slice(head, head + 1))
+                for head in range(g.num_kv_heads)
+                for item in items
+            ]
+        return items
 
     def _bounds(self, position: int, count: int, size: int) -> Iterator[int]:
         """Yield the bounds of query tiles of ``size``, counted from a tile's beginning."""
@@ -235,7 +244,9 @@ class _Planner:
         splits = []
         for ends in zip(*(self._splits[s] for s in chosen), strict=True):
             num_tiles = ends[0][1] - ends[0][0]
-            filled = max(n - (stop - 1) * g.tile for n, (_, stop) in zip(lengths, ends, strict=True))
+            filled = max(
+                n - (stop - 1) * g.tile for n, (_, stop) in zip(lengths, ends, strict=True)
+            )
             starts = [(s, first) for s, (first, _) in zip(chosen, ends, strict=True)]
             elements = GATHERED_SHORT if num_tiles == 1 else CACHED
             most = elements // (g.num_kv_heads * g.head_dim)
@@ -252,14 +263,20 @@ class _Planner:
         return splits
 
     def _item(
-        self, chosen: Sequence[int], first: int, stop: int, form: Form, splits: Sequence[Split]
+        self,
+        chosen: Sequence[int],
+        first: int,
+        stop: int,
+        heads: slice,
+        form: Form,
+        splits: Sequence[Split],
     ) -> Item:
-        """Return an item for one KV head, of the queries at first … stop - 1.
+        """Return an item of the queries at first … stop - 1.
 
         These are positions of the first sequence. The other sequences' queries have the same
         indices.
         """
-        own, longest = len(chosen), self._counts[chosen[0]]
+        num_heads, longest = heads.stop - heads.start, self._counts[chosen[0]]
         indices = np.arange(first, stop) - self._position(chosen[0])
         rows = np.array([self._starts[s] for s in chosen])[:, None] + indices
         real = None
@@ -277,15 +294,15 @@ class _Planner:
             rows=rows,
             real=real,
             is_run=real is None and bool((np.diff(rows.reshape(-1)) == 1).all()),
-            heads=slice(0, 1),
+            heads=heads,
             form=form,
             spans=spans,
-            num_products=own * num_keys * max(PRODUCTS_PER_KEY, by_key),
+            num_products=num_heads * len(chosen) * num_keys * max(PRODUCTS_PER_KEY, by_key),
         )
 
     def _spans(self, split: Split, positions: Ints, form: Form) -> Iterator[Span]:
         """Yield what the queries at ``positions`` [sequences or 1, queries] see of the split."""
-        g, window = self._geometry, self._variant.window
+        g, window = self._geometry, self._window
         seen = positions - split.first_tiles[: len(positions), None] * g.tile
         lowest, highest = int(seen.min()), int(seen.max())
         start = 0 if window is None else max(0, lowest + 1 - window) // g.tile

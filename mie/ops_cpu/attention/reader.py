@@ -75,16 +75,14 @@ class SegmentReader:
         self._transposed: Floats | None = None
         shape = num_heads, len(segment.at), 1, segment.width, head_dim
         if segment.step is not None:
-            by_layer, _, by_head, by_block, *by_element = memory.strides
-            strides = by_layer, by_head, segment.step * by_block, 0, *by_element
+            *outer, by_block, by_position, by_element = memory.strides
+            strides = *outer, segment.step * by_block, 0, by_position, by_element
             first = memory[:, :, :, segment.block_ids[0] :]
-            planes = [
-                as_strided(first[:, which], (num_layers, *shape), strides, writeable=False)
-                for which in (0, 1)
-            ]
+            both = as_strided(first, (num_layers, 2, *shape), strides, writeable=False)
+            planes = [both[:, 0], both[:, 1]]
         else:
-            by_block = num_heads, len(segment.block_ids), block_size, head_dim
-            self._gathered = [buffer.reshape(by_block) for buffer in buffers]
+            gathered = num_heads, len(segment.block_ids), block_size, head_dim
+            self._gathered = [buffer.reshape(gathered) for buffer in buffers]
             planes = [buffer.reshape(1, *shape) for buffer in buffers]
             self._empty = _empty_slots(segment)
         self.keys: Floats = planes[0].swapaxes(-1, -2)

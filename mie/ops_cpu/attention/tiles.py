@@ -50,12 +50,12 @@ class Tiles:
         # Table entries beyond a sequence's length may not be valid blocks.
         positions = np.arange(num_blocks) * geometry.block_size
         blocks *= positions < batch.seq_lens[:, None]
-        blocks = blocks.reshape(len(given), num_tiles, -1)
-        self._blocks: list[list[list[int]]] = blocks.tolist()
+        by_tile = blocks.reshape(len(given), num_tiles, -1)
+        self._blocks: list[list[list[int]]] = by_tile.tolist()
         self._is_run: list[list[bool]] | None = None  # no sequence fills a tile
         if longest >= tile:
             is_full = np.arange(1, num_tiles + 1) * tile <= batch.seq_lens[:, None]
-            self._is_run = (is_full & (np.diff(blocks) == 1).all(-1)).tolist()
+            self._is_run = (is_full & (np.diff(by_tile) == 1).all(-1)).tolist()
 
     def segments(
         self, starts: Sequence[Start], num_tiles: int, last_width: int, most: int
