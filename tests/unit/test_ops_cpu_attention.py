@@ -18,8 +18,8 @@ from mie.ops_cpu.attention import geometry as attention_geometry
 from mie.ops_cpu.attention import plan as attention_plan
 from mie.ops_cpu.attention.attention import Attention
 from mie.ops_cpu.attention.cache import head_major, new_cache
-from mie.ops_cpu.attention.geometry import Form, Geometry
-from mie.ops_cpu.attention.plan import plan_items
+from mie.ops_cpu.attention.geometry import Geometry
+from mie.ops_cpu.attention.plan import Planner
 from mie.ops_cpu.threads.workers import Workers
 
 # A sum of some hundred weighted values of order 1; scores are of a few units.
@@ -188,8 +188,8 @@ def plan(lengths, counts, *, heads=(3, 3), head_dim=8, num_threads=2, window=Non
         dtype=np.dtype("float32"),
     )
     batch = Keys(lengths, heads=heads, scattered=True).batch(counts)[1]
-    form = Form.of_decode(geometry)
-    return plan_items(batch, geometry, window, form, num_threads, shortens=True)
+    planner = Planner(batch, geometry, window, geometry.decode_form, geometry.width_step)
+    return planner.items(num_threads)
 
 
 def work_of_threads(items, num_threads):

@@ -13,16 +13,16 @@ from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.attention.cache import head_major
-from mie.ops_cpu.attention.geometry import FAST_ROWS, Form, Geometry
-from mie.ops_cpu.attention.items import BoundItem
+from mie.ops_cpu.attention.geometry import FAST_ROWS, Geometry
+from mie.ops_cpu.attention.items import BoundItem, Readers
 from mie.ops_cpu.attention.plan import (
     WORTH_SHARING,
     Item,
+    Planner,
     Split,
     estimate_products,
-    plan_items,
 )
-from mie.ops_cpu.attention.reader import Scratch, SplitReader
+from mie.ops_cpu.attention.reader import Scratch, readers_of
 from mie.ops_cpu.threads.workers import Workers
 
 
@@ -99,9 +99,10 @@ class Attention:
             count = 1
         most_rows = int(np.diff(batch.cu_seqlens_q).max()) * g.heads_per_kv
         is_fast = not is_batch_invariant and most_rows >= FAST_ROWS
-        form = Form.fast(g) if is_fast else Form.of_decode(g)
+        form = g.fast_form if is_fast else g.decode_form
         shortens = not is_batch_invariant or g.short_tiles_are_exact
-        items = plan_items(batch, g, window, form, count, shortens=shortens)
+        planner = Planner(batch, g, window, form, g.width_step if shortens else g.tile)
+        items = planner.items(count)
         return Plan(items, g, head_major(cache), scratch[:count])
 
 
@@ -115,7 +116,7 @@ class Plan:
         self.num_items, self.num_threads = len(items), len(scratch)
         self._items, self._geometry, self._memory, self._scratch = items, geometry, memory, scratch
         self._bound: list[dict[int, BoundItem]] = [{} for _ in scratch]
-        self._readers: list[dict[tuple[Split, int], SplitReader]] = [{} for _ in scratch]
+        self._readers: list[dict[tuple[Split, int], Readers]] = [{} for _ in scratch]
 
     def compute(
         self, thread: int, numbers: Iterable[int], q: Floats, layer: int, out: Floats
@@ -134,6 +135,6 @@ class Plan:
             key = span.split, item.heads.start
             if key not in known:
                 memory, transposes = self._memory[:, :, item.heads], item.form.transposes
-                known[key] = SplitReader(span.split, memory, scratch, transposes=transposes)
+                known[key] = readers_of(span.split, memory, scratch, transposes=transposes)
             readers.append(known[key])
         return BoundItem(item, readers, self._geometry, scratch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,16 @@ A core reaches 112 GFLOP/s with them, and 72 with a decode's rows.
 """
 PARTIAL_SUMS = 8
 """Parts in which NumPy sums a row. Padding it with a multiple of this many zeros is exact."""
+
+
+class Form(NamedTuple):
+    """The form of an item's products."""
+
+    num_rows: int
+    rows_per_query: int
+    """Rows of a product for each query, of which the last may be padding."""
+    transposes: bool
+    """Whether keys are transposed first, which makes the products faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +81,20 @@ class Geometry:
         return math.lcm(self.block_size, PARTIAL_SUMS)
 
     @cached_property
+    def decode_form(self) -> Form:
+        """The form of a decode, which gives the same bits for a query in any item.
+
+        Rows that are padding in a decode hold other queries of a prefill, if that changes no bit.
+        """
+        rows_per_query = self.heads_per_kv if self.rows_are_alike else self.num_rows
+        return Form(self.num_rows, rows_per_query, transposes=False)
+
+    @property
+    def fast_form(self) -> Form:
+        """The fastest form for many queries."""
+        return Form(FAST_ROWS, self.heads_per_kv, transposes=True)
+
+    @cached_property
     def short_tiles_are_exact(self) -> bool:
         """Whether a tile's first positions give the same bits as all, if other weights are 0."""
         queries, keys = self._samples()
@@ -106,29 +130,3 @@ class Geometry:
         queries = generator.normal(size=(self.num_rows, self.head_dim))
         keys = generator.normal(size=(self.tile, self.head_dim))
         return queries.astype(self.dtype), keys.astype(self.dtype)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """The form of an item's products."""
-
-    num_rows: int
-    rows_per_query: int
-    """Rows of a product for each query, of which the last may be padding."""
-    transposes: bool
-    """Whether keys are transposed first, which makes the products faster."""
-
-    @classmethod
-    def of_decode(cls, geometry: Geometry) -> Form:
-        """Return the form of a decode, which gives the same bits for a query in any item.
-
-        Where it can be, the rows that are padding in a decode hold other queries of a prefill.
-        """
-        g = geometry
-        rows_per_query = g.heads_per_kv if g.rows_are_alike else g.num_rows
-        return cls(num_rows=g.num_rows, rows_per_query=rows_per_query, transposes=False)
-
-    @classmethod
-    def fast(cls, geometry: Geometry) -> Form:
-        """Return the fastest form for many queries."""
-        return cls(num_rows=FAST_ROWS, rows_per_query=geometry.heads_per_kv, transposes=True)

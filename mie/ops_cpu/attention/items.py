@@ -15,23 +15,26 @@ from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_cpu.attention.geometry import Geometry
 from mie.ops_cpu.attention.plan import Item, Span
-from mie.ops_cpu.attention.reader import Scratch, SegmentReader, SplitReader
+from mie.ops_cpu.attention.reader import Scratch, SegmentReader
+
+Readers = list[SegmentReader]
+"""The readers of a split."""
 
 
 class Operands(NamedTuple):
-    """The operands of a segment's products. P is the number of products for each tile."""
+    """The operands of a segment's products, of which there are P for each tile.
+
+    keys [L or 1, Hkv, tiles, 1, Dh, width]; values [L or 1, Hkv, tiles, 1, width, Dh]
+    queries [Hkv, tiles or 1, P, rows, Dh]; scores [Hkv, tiles, P, rows, width]
+    weighted [Hkv, tiles, P, rows, Dh]
+    """
 
     reader: SegmentReader
-    queries: Floats
-    """[Hkv, tiles or 1, P, rows, Dh]"""
     keys: Floats
-    """[L or 1, Hkv, tiles, 1, Dh, width]"""
-    scores: Floats
-    """[Hkv, tiles, P, rows, width]"""
     values: Floats
-    """[L or 1, Hkv, tiles, 1, width, Dh]"""
+    queries: Floats
+    scores: Floats
     weighted: Floats
-    """[Hkv, tiles, P, rows, Dh]"""
 
 
 class BoundSpan:
@@ -40,7 +43,7 @@ class BoundSpan:
     def __init__(
         self,
         span: Span,
-        reader: SplitReader,
+        readers: Readers,
         queries: Floats,
         results: Sequence[Floats],
         scratch: Scratch,
@@ -50,7 +53,7 @@ class BoundSpan:
         The results are the largest scores and the sums of weights [Hkv, sequences, rows], and the
         weighted sums of values [Hkv, sequences, rows, Dh].
         """
-        self.reader = reader
+        self.readers = readers
         self._largest, self._total, self._attended = results
         num_heads, num_sequences, num_rows, head_dim = self._attended.shape
         num_tiles, first = span.stop - span.start, span.start * num_sequences
@@ -70,7 +73,7 @@ class BoundSpan:
         products = scores.reshape(*by_product, span.width)
         sums = weighted.reshape(*by_product, head_dim)
         self._operands: list[Operands] = []
-        for segment in reader.segments:
+        for segment in readers:
             at, width = segment.at, min(segment.width, span.width)
             seen = [i for i, tile in enumerate(at) if 0 <= tile - first < sums.shape[1]]
             if not seen:
@@ -120,7 +123,7 @@ class BoundItem:
     """
 
     def __init__(
-        self, item: Item, readers: Sequence[SplitReader], geometry: Geometry, scratch: Scratch
+        self, item: Item, readers: Sequence[Readers], geometry: Geometry, scratch: Scratch
     ) -> None:
         """Prepare an item. There is a reader for each of its spans."""
         self._item, self._geometry = item, geometry
@@ -144,16 +147,14 @@ class BoundItem:
         attended = scratch.take("attended", *by_row, head_dim)
         self._parts = largest, total, attended
         self._spans = [
-            BoundSpan(span, reader, queries, results, scratch)
-            for span, reader, *results in zip(spans, readers, *self._parts, strict=True)
+            BoundSpan(span, own, queries, results, scratch)
+            for span, own, *results in zip(spans, readers, *self._parts, strict=True)
         ]
         # [sequences, queries, Hkv, G, Dh or 1], as in q and out
         self._attended = self._by_query(attended[0]).transpose(1, 2, 0, 3, 4)
         self._total = self._by_query(total[0, ..., None]).transpose(1, 2, 0, 3, 4)
 
-    def run(
-        self, q: Floats, layer: int, out: Floats, held: SplitReader | None
-    ) -> SplitReader | None:
+    def run(self, q: Floats, layer: int, out: Floats, held: Readers | None) -> Readers | None:
         """Put the layer's results in ``out``, and return what the thread holds afterwards.
 
         q and out [T, Hkv, G, Dh]. ``held`` is what the thread has loaded of this layer.
@@ -163,9 +164,10 @@ class BoundItem:
         own = own[:, :, item.heads].transpose(2, 0, 1, 3, 4)
         np.multiply(own[:, None], self._scale, out=self._places)
         for span in self._spans:
-            if span.reader is not held:
-                span.reader.load(layer)
-                held = span.reader
+            if span.readers is not held:
+                held = span.readers
+                for reader in held:
+                    reader.hold(layer)
             span.attend(layer)
         if len(self._spans) > 1:
             combine(*self._parts)

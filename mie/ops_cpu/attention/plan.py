@@ -99,48 +99,33 @@ def estimate_products(batch: StepBatch, geometry: Geometry) -> int:
     return int((batch.seq_lens * by_key).sum()) * g.num_kv_heads
 
 
-def plan_items(
-    batch: StepBatch,
-    geometry: Geometry,
-    window: int | None,
-    prefill_form: Form,
-    num_threads: int,
-    *,
-    shortens: bool,
-) -> list[Item]:
-    """Return the items of a step, largest first. Items that read the same keys are adjacent.
-
-    With ``shortens`` only a tile's first positions are multiplied where no query sees the others.
-    """
-    planner = _Planner(batch, geometry, window, prefill_form, shortens)
-    batches = [planner.items(own) for own in planner.batches(num_threads)]
-    batches.sort(key=lambda items: max(item.num_products for item in items), reverse=True)
-    items = [item for own in batches for item in own]
-    if num_threads > 1 and _is_uneven([item.num_products for item in items], num_threads):
-        items = [part for item in items for part in _by_heads(item, num_threads)]
-    return items
-
-
-class _Planner:
-    """Holds what all items of a step have in common."""
+class Planner:
+    """Plans the items of a step in all layers with the same window."""
 
     def __init__(
-        self,
-        batch: StepBatch,
-        geometry: Geometry,
-        window: int | None,
-        prefill_form: Form,
-        shortens: bool,
+        self, batch: StepBatch, geometry: Geometry, window: int | None, form: Form, width_step: int
     ) -> None:
-        self._geometry, self._window, self._prefill_form = geometry, window, prefill_form
-        self._width_step = geometry.width_step if shortens else geometry.tile
+        """Prepare to plan with ``form`` for prefills, and tile widths that are multiples of a step.
+
+        Only a tile's first positions are multiplied where no query sees the others.
+        """
+        self._geometry, self._window, self._prefill_form = geometry, window, form
+        self._width_step = width_step
         self._tiles = Tiles(batch, geometry)
         self._starts: list[int] = batch.cu_seqlens_q.tolist()
         self._counts: list[int] = [stop - start for start, stop in pairwise(self._starts)]
-        self._decode_form = Form.of_decode(geometry)
         self._splits = [list(self._splits_of(s)) for s in range(len(self._counts))]
 
-    def batches(self, num_threads: int) -> Iterator[list[int]]:
+    def items(self, num_threads: int) -> list[Item]:
+        """Return the items, largest first. Items that read the same keys are adjacent."""
+        batches = [self._items_of(own) for own in self._batches(num_threads)]
+        batches.sort(key=lambda items: max(item.num_products for item in items), reverse=True)
+        items = [item for own in batches for item in own]
+        if num_threads > 1 and _is_uneven([item.num_products for item in items], num_threads):
+            items = [part for item in items for part in _by_heads(item, num_threads)]
+        return items
+
+    def _batches(self, num_threads: int) -> Iterator[list[int]]:
         """Batch sequences of the same shape, largest first, with equal work for all threads."""
         shapes: dict[tuple[int, ...], list[int]] = {}
         for s, count in enumerate(self._counts):
@@ -204,13 +189,13 @@ class _Planner:
         """Return how many of a tile's positions are read if ``needed`` (or more) are needed."""
         return min(self._geometry.tile, ceil_div(needed, self._width_step) * self._width_step)
 
-    def items(self, chosen: Sequence[int]) -> list[Item]:
+    def _items_of(self, chosen: Sequence[int]) -> list[Item]:
         """Return the items of a batch, largest first for each of its KV heads.
 
         An item takes all KV heads if the keys of one sequence fit L2.
         """
         g, count, is_decode = self._geometry, self._counts[chosen[0]], self._counts[chosen[0]] == 1
-        form = self._decode_form if is_decode else self._prefill_form
+        form = self._geometry.decode_form if is_decode else self._prefill_form
         num_heads, size = g.num_kv_heads, ceil_div(g.tile, QUERY_TILES)
         if len(chosen) == 1 and not is_decode:
             positions = max(stop - first for first, stop in self._splits[chosen[0]]) * g.tile

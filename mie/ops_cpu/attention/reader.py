@@ -32,41 +32,34 @@ class Scratch:
         return array[:size].reshape(shape)
 
 
-class SplitReader:
-    """Reads the keys and values of a split for some KV heads."""
+def readers_of(
+    split: Split, memory: Floats, scratch: Scratch, *, transposes: bool
+) -> list[SegmentReader]:
+    """Return readers of a split's segments for memory [L, 2, Hkv, N, B, Dh].
 
-    def __init__(self, split: Split, memory: Floats, scratch: Scratch, *, transposes: bool) -> None:
-        """Prepare to read from memory [L, 2, Hkv, N, B, Dh]."""
-        self._is_held = split.is_held
-        per_position = memory.shape[2] * memory.shape[5]
-        sizes = [len(each.at) * each.width * per_position for each in split.segments]
-        total = sum(sizes) if split.is_held else max(sizes)
-        keys = scratch.take("keys", total)
-        values = scratch.take("values", total) if split.is_held else keys
-        transposed = scratch.take("transposed", total) if transposes else None
-        self.segments: list[SegmentReader] = []
-        begin = 0
-        for each, size in zip(split.segments, sizes, strict=True):
-            own = slice(begin, begin + size)
-            reader = SegmentReader(each, memory, (keys[own], values[own]), is_held=split.is_held)
-            if transposed is not None:
-                reader.transpose_into(transposed[own])
-            self.segments.append(reader)
-            begin += size if split.is_held else 0
-
-    def load(self, layer: int) -> None:
-        """Read all keys and values of the layer, if the split is held."""
-        if self._is_held:
-            for segment in self.segments:
-                segment.hold(layer)
+    The segments of a held split have places of their own in the buffers.
+    """
+    per_position = memory.shape[2] * memory.shape[5]
+    sizes = [len(each.at) * each.width * per_position for each in split.segments]
+    total = sum(sizes) if split.is_held else max(sizes)
+    keys = scratch.take("keys", total)
+    values = scratch.take("values", total) if split.is_held else keys
+    transposed = scratch.take("transposed", total) if transposes else None
+    readers: list[SegmentReader] = []
+    begin = 0
+    for each, size in zip(split.segments, sizes, strict=True):
+        own = slice(begin, begin + size)
+        readers.append(SegmentReader(each, memory, keys[own], values[own], is_held=split.is_held))
+        if transposed is not None:
+            readers[-1].transpose_into(transposed[own])
+        begin += size if split.is_held else 0
+    return readers
 
 
 class SegmentReader:
     """Reads the keys and values of a segment, in place or gathered into buffers."""
 
-    def __init__(
-        self, segment: Segment, memory: Floats, buffers: tuple[Floats, Floats], *, is_held: bool
-    ) -> None:
+    def __init__(self, segment: Segment, memory: Floats, *buffers: Floats, is_held: bool) -> None:
         """Prepare to read memory [L, 2, Hkv, N, B, Dh]. Buffers are for keys and for values."""
         num_layers, _, num_heads, _, block_size, head_dim = memory.shape
         self.at, self.width, self._is_held = segment.at, segment.width, is_held
@@ -96,8 +89,8 @@ class SegmentReader:
         self.keys = self._transposed = buffer.reshape(1, *self.keys.shape[1:])
 
     def hold(self, layer: int) -> None:
-        """Read the keys and values, which `read_keys` and `read_values` do not read again."""
-        if not self._is_in_place:
+        """Read a held layer, which `read_keys` and `read_values` do not read again."""
+        if self._is_held and not self._is_in_place:
             self._gather_keys(layer)
             self._gather_values(layer)
         if self._transposed is not None:
