@@ -10,7 +10,7 @@ needs_openblas = pytest.mark.skipif(
 
 
 @needs_openblas
-def test_threads_are_set_inside_and_as_before_outside():
+def test_threads_are_set_inside_the_context_and_restored_after_it():
     blas = Blas()
     with blas.threads(2):
         assert blas.num_threads() == 2
@@ -20,13 +20,13 @@ def test_threads_are_set_inside_and_as_before_outside():
 
 
 @needs_openblas
-def test_it_says_what_it_is():
+def test_blas_reports_its_core_and_version():
     blas = Blas()
     assert blas.version.startswith("OpenBLAS")
     assert blas.core in blas.version
 
 
-def test_another_library_is_left_alone():
+def test_another_library_is_not_controlled():
     blas = Blas(library=object())
     assert not blas.is_controlled
     assert (blas.core, blas.version, blas.num_threads()) == ("unknown", "unknown", None)

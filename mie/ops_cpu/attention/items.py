@@ -15,7 +15,7 @@ from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_cpu.attention.geometry import Geometry
 from mie.ops_cpu.attention.plan import Item, Span
-from mie.ops_cpu.attention.reader import Scratch, SegmentReader
+from mie.ops_cpu.attention.reader import KEYS, VALUES, Scratch, SegmentReader
 
 Readers = list[SegmentReader]
 """The readers of a split."""
@@ -96,7 +96,7 @@ class BoundSpan:
         scores, lanes, largest = self._scores, self._lanes, self._largest
         is_one_tile = scores.shape[1] == 1
         for each in self._operands:
-            np.matmul(each.queries, each.keys[each.reader.read_keys(layer)], out=each.scores)
+            np.matmul(each.queries, each.keys[each.reader.read(layer, KEYS)], out=each.scores)
         for some, limits in self._caps:
             np.fmin(some, limits, out=some)  # also replaces NaN
         if not is_one_tile:
@@ -111,7 +111,7 @@ class BoundSpan:
             np.add.reduce(scores, axis=1, out=lanes)
         np.add.reduce(lanes, axis=-1, out=self._total)
         for each in self._operands:
-            np.matmul(each.scores, each.values[each.reader.read_values(layer)], out=each.weighted)
+            np.matmul(each.scores, each.values[each.reader.read(layer, VALUES)], out=each.weighted)
         if not is_one_tile:
             np.add.reduce(self._weighted, axis=1, out=self._attended)
 

@@ -17,7 +17,7 @@ import numpy as np
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
-from mie.ops_cpu.attention.geometry import Form, Geometry
+from mie.ops_cpu.attention.geometry import SPLIT_SCORES, Form, Geometry
 from mie.ops_cpu.attention.tiles import Segment, Tiles
 
 CACHED = 1 << 18
@@ -134,8 +134,8 @@ class Planner:
         for alike in shapes.values():
             alike.sort(key=self._size, reverse=True)
             sizes = [self._size(s) for s in alike]
-            at_once = self._at_once(alike[0])
-            number = ceil_div(ceil_div(sum(sizes), at_once), num_threads) * num_threads
+            most = SPLIT_SCORES if self._counts[alike[0]] == 1 else CACHED
+            number = ceil_div(ceil_div(sum(sizes), most), num_threads) * num_threads
             for start, stop in pairwise([*_cut(sizes, number), len(alike)]):
                 yield alike[start:stop]
 
@@ -151,25 +151,19 @@ class Planner:
         return count.bit_length(), position, (position + count - 1) // self._geometry.tile
 
     def _size(self, s: int) -> int:
-        """Return a measure of a sequence: positions of a decode, queries of a prefill."""
-        if self._counts[s] > 1:
-            return self._counts[s]
-        first, stop = self._splits[s][0][0], self._splits[s][-1][1]
-        if stop - first > 1:
-            return (stop - first) * self._geometry.tile
-        return self._width(self._tiles.lengths[s] - first * self._geometry.tile)
+        """Return the elements of a sequence's largest operand, for all KV heads.
 
-    def _at_once(self, s: int) -> int:
-        """Return the total size of sequences like this one that are computed together.
-
-        A decode's scores must fit a split. A prefill's queries, scores and keys must fit L2.
+        A decode's are its scores. Its keys are gathered piece by piece.
         """
         g, count, length = self._geometry, self._counts[s], self._tiles.lengths[s]
-        if count == 1:
-            return g.tiles_per_split * g.tile
-        num_rows = count * self._prefill_form.rows_per_query
-        largest = max(num_rows * max(length, g.head_dim), length * g.head_dim)
-        return count * max(1, CACHED // (g.num_kv_heads * largest))
+        if count > 1:
+            num_rows = count * self._prefill_form.rows_per_query
+            return g.num_kv_heads * max(num_rows * max(length, g.head_dim), length * g.head_dim)
+        first, stop = self._splits[s][0][0], self._splits[s][-1][1]
+        positions = (stop - first) * g.tile
+        if stop - first == 1:
+            positions = self._width(length - first * g.tile)
+        return g.num_kv_heads * g.num_rows * positions
 
     def _position(self, s: int) -> int:
         """Return the position of the first query."""
@@ -194,10 +188,10 @@ class Planner:
 
         An item takes all KV heads if the keys of one sequence fit L2.
         """
-        g, count, is_decode = self._geometry, self._counts[chosen[0]], self._counts[chosen[0]] == 1
-        form = self._geometry.decode_form if is_decode else self._prefill_form
+        g, count = self._geometry, self._counts[chosen[0]]
+        form = g.decode_form if count == 1 else self._prefill_form
         num_heads, size = g.num_kv_heads, ceil_div(g.tile, QUERY_TILES)
-        if len(chosen) == 1 and not is_decode:
+        if len(chosen) == 1 and count > 1:
             positions = max(stop - first for first, stop in self._splits[chosen[0]]) * g.tile
             if num_heads * positions * g.head_dim > CACHED:
                 num_heads = 1

@@ -14,6 +14,9 @@ from mie.ops_cpu.allocator import huge_empty
 from mie.ops_cpu.attention.plan import Split
 from mie.ops_cpu.attention.tiles import Segment
 
+KEYS, VALUES = 0, 1
+"""Indices into the second axis of the cache."""
+
 
 class Scratch:
     """Named working memory of one thread, which grows on demand."""
@@ -89,38 +92,30 @@ class SegmentReader:
         self.keys = self._transposed = buffer.reshape(1, *self.keys.shape[1:])
 
     def hold(self, layer: int) -> None:
-        """Read a held layer, which `read_keys` and `read_values` do not read again."""
+        """Read the keys and values of a held split, which `read` does not read again."""
         if self._is_held and not self._is_in_place:
-            self._gather_keys(layer)
-            self._gather_values(layer)
+            self._gather(layer, KEYS)
+            self._gather(layer, VALUES)
         if self._transposed is not None:
             self._transposed[0] = self._as_stored[layer if self._is_in_place else 0]
 
-    def read_keys(self, layer: int) -> int:
-        """Return the index in `keys` of the layer's keys. Slots without a token hold anything."""
-        if self._transposed is not None:
+    def read(self, layer: int, which: int) -> int:
+        """Read the layer's `KEYS` or `VALUES`, and return their index in `keys` or `values`.
+
+        Slots without a token hold anything in keys, and zeros in values.
+        """
+        if self._transposed is not None and which == KEYS:
             return 0
         if self._is_in_place:
             return layer
         if not self._is_held:
-            self._gather_keys(layer)
+            self._gather(layer, which)
         return 0
 
-    def read_values(self, layer: int) -> int:
-        """Return the index in `values` of the layer's values."""
-        if self._is_in_place:
-            return layer
-        if not self._is_held:
-            self._gather_values(layer)
-        return 0
-
-    def _gather_keys(self, layer: int) -> None:
+    def _gather(self, layer: int, which: int) -> None:
         # With "clip" NumPy writes directly to the array, without a copy.
-        self._memory[layer, 0].take(self._block_ids, 1, self._gathered[0], "clip")
-
-    def _gather_values(self, layer: int) -> None:
-        self._memory[layer, 1].take(self._block_ids, 1, self._gathered[1], "clip")
-        if self._empty is not None:
+        self._memory[layer, which].take(self._block_ids, 1, self._gathered[which], "clip")
+        if which == VALUES and self._empty is not None:
             self.values[self._empty] = 0  # the weight is 0, but 0 * NaN is NaN
 
 
