@@ -188,8 +188,7 @@ def plan(lengths, counts, *, heads=(3, 3), head_dim=8, num_threads=2, window=Non
         dtype=np.dtype("float32"),
     )
     batch = Keys(lengths, heads=heads, scattered=True).batch(counts)[1]
-    planner = Planner(batch, geometry, window, geometry.decode_form, geometry.width_step)
-    return planner.items(num_threads)
+    return Planner(batch, geometry, window, is_batch_invariant=True).items(num_threads)
 
 
 def work_of_threads(items, num_threads):

@@ -7,21 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.attention.cache import head_major
-from mie.ops_cpu.attention.geometry import FAST_ROWS, Geometry
+from mie.ops_cpu.attention.geometry import Geometry
 from mie.ops_cpu.attention.items import BoundItem, Readers
-from mie.ops_cpu.attention.plan import (
-    WORTH_SHARING,
-    Item,
-    Planner,
-    Split,
-    estimate_products,
-)
+from mie.ops_cpu.attention.plan import WORTH_SHARING, Item, Planner, Split
 from mie.ops_cpu.attention.reader import Scratch, readers_of
 from mie.ops_cpu.threads.workers import Workers
 
@@ -38,7 +30,8 @@ class Attention:
     def __init__(self, workers: Workers, allocator: CachingAllocator | None = None) -> None:
         self._workers = workers
         self._allocator = allocator or CachingAllocator()
-        self._scratch: dict[Geometry, list[Scratch]] = {}
+        self._geometry: Geometry | None = None
+        self._scratch: list[Scratch] = []
         self._batch: StepBatch | None = None
         self._cache: Floats | None = None
         self._plans: dict[tuple[int, int | None, bool], Plan] = {}
@@ -91,19 +84,13 @@ class Attention:
             block_size=block_size,
             dtype=cache.dtype,
         )
-        # A geometry remembers the results of its trials, so the first one of its kind is kept.
-        g = next((known for known in self._scratch if known == new), new)
-        count = self._workers.num_threads
-        scratch = self._scratch.setdefault(g, [Scratch(g.dtype) for _ in range(count)])
-        if estimate_products(batch, g) <= WORTH_SHARING:
-            count = 1
-        most_rows = int(np.diff(batch.cu_seqlens_q).max()) * g.heads_per_kv
-        is_fast = not is_batch_invariant and most_rows >= FAST_ROWS
-        form = g.fast_form if is_fast else g.decode_form
-        shortens = not is_batch_invariant or g.short_tiles_are_exact
-        planner = Planner(batch, g, window, form, g.width_step if shortens else g.tile)
-        items = planner.items(count)
-        return Plan(items, g, head_major(cache), scratch[:count])
+        if self._geometry != new:  # the old one remembers the results of its trials
+            self._geometry = new
+            self._scratch = [Scratch(new.dtype) for _ in range(self._workers.num_threads)]
+        g = self._geometry
+        planner = Planner(batch, g, window, is_batch_invariant=is_batch_invariant)
+        count = self._workers.num_threads if planner.estimate() > WORTH_SHARING else 1
+        return Plan(planner.items(count), g, head_major(cache), self._scratch[:count])
 
 
 class Plan:

@@ -17,7 +17,7 @@ import numpy as np
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
-from mie.ops_cpu.attention.geometry import SPLIT_SCORES, Form, Geometry
+from mie.ops_cpu.attention.geometry import FAST_ROWS, SPLIT_SCORES, Form, Geometry
 from mie.ops_cpu.attention.tiles import Segment, Tiles
 
 CACHED = 1 << 18
@@ -92,29 +92,32 @@ class Item:
     """The approximate number of products, or of products that take as long."""
 
 
-def estimate_products(batch: StepBatch, geometry: Geometry) -> int:
-    """Return about how many products a layer's attention takes, before it is planned."""
-    g, counts = geometry, np.diff(batch.cu_seqlens_q)
-    by_key = np.maximum(PRODUCTS_PER_KEY, counts * (g.num_rows * g.head_dim))
-    return int((batch.seq_lens * by_key).sum()) * g.num_kv_heads
-
-
 class Planner:
     """Plans the items of a step in all layers with the same window."""
 
     def __init__(
-        self, batch: StepBatch, geometry: Geometry, window: int | None, form: Form, width_step: int
+        self, batch: StepBatch, geometry: Geometry, window: int | None, *, is_batch_invariant: bool
     ) -> None:
-        """Prepare to plan with ``form`` for prefills, and tile widths that are multiples of a step.
-
-        Only a tile's first positions are multiplied where no query sees the others.
-        """
-        self._geometry, self._window, self._prefill_form = geometry, window, form
-        self._width_step = width_step
-        self._tiles = Tiles(batch, geometry)
+        """Choose the form of prefills: a decode's if they have few rows or must give its bits."""
+        g = self._geometry = geometry
+        self._window = window
+        self._tiles = Tiles(batch, g)
         self._starts: list[int] = batch.cu_seqlens_q.tolist()
         self._counts: list[int] = [stop - start for start, stop in pairwise(self._starts)]
         self._splits = [list(self._splits_of(s)) for s in range(len(self._counts))]
+        is_fast = not is_batch_invariant and max(self._counts) * g.heads_per_kv >= FAST_ROWS
+        self._prefill_form = g.fast_form if is_fast else g.decode_form
+        # Only a tile's first positions are multiplied where no query sees the others.
+        shortens = not is_batch_invariant or g.short_tiles_are_exact
+        self._width_step = g.width_step if shortens else g.tile
+
+    def estimate(self) -> int:
+        """Return about how many products a layer takes, or products that take as long."""
+        g, by_query = self._geometry, self._geometry.num_rows * self._geometry.head_dim
+        each = zip(self._counts, self._tiles.lengths, strict=True)
+        return g.num_kv_heads * sum(
+            n * max(PRODUCTS_PER_KEY, count * by_query) for count, n in each
+        )
 
     def items(self, num_threads: int) -> list[Item]:
         """Return the items, largest first. Items that read the same keys are adjacent."""
