@@ -25,9 +25,11 @@ PIECE_BYTES = 1 << 20
 TABLE_BYTES = 1 << 18
 """Maximum bytes of RoPE's tables that repeat a token's row for each head, to form one long row."""
 SILU_WORTH_SHARING = 1 << 16
+"""Elements of SiLU's result below which a hand-over takes longer than it saves."""
 ROPE_WORTH_SHARING = 1 << 18
+"""Elements of RoPE's result below which a hand-over takes longer than it saves."""
 DRAWS_WORTH_SHARING = 1 << 16
-"""Elements below which a hand-over to other threads takes longer than it saves."""
+"""Logits of a step below which a hand-over takes longer than it saves."""
 ROWS_DRAWN = 4
 """Rows that a thread samples at a time."""
 
@@ -114,7 +116,7 @@ class Rotation:
 
     def _open(self, cache: Floats) -> None:
         num_layers, head_dim = cache.shape[0], cache.shape[-1]
-        # View a head's row, or half of it, as one item, which NumPy moves in one go.
+        # NumPy moves a head's row, or half of it, in one go if it is one item.
         self._row = np.dtype((np.void, head_dim * cache.itemsize))
         self._half = np.dtype((np.void, head_dim // 2 * cache.itemsize))
         memory = head_major(cache).reshape(num_layers, 2, -1, head_dim)

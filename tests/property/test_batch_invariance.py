@@ -31,9 +31,10 @@ from mie.ops_cpu.linear.tiled import TiledPlan
 
 VOCAB = LLAMA["vocab_size"]
 SIZES = {"max_position_embeddings": 1024, "eos_token_id": 39}
-# What makes bits differ. Products of fewer keys differ at head sizes that are not a multiple of 16
-# (AVX-512), and in blocks of 4 or with more than 8 query heads a KV head (Haswell). Products of
-# more or fewer rows differ at head and hidden sizes from 32 on (AVX-512), or at any size (Haswell).
+# Sizes at which bits differ. Products of fewer keys differ at head sizes that are not a multiple of
+# 16 (AVX-512). With Haswell kernels they differ in blocks of 4 and with more than 8 query heads for
+# each KV head. Products of more or fewer rows differ at head and hidden sizes from 32 on (AVX-512),
+# and at any size (Haswell).
 ODD = SIZES | {"hidden_size": 100, "intermediate_size": 130, "head_dim": 40}
 MODELS = {
     "llama": LLAMA | ODD | {"num_key_value_heads": 1},

@@ -1,4 +1,4 @@
-"""The memory that results of a step are made of."""
+"""Test the memory that a step's results are made of."""
 
 import gc
 import tracemalloc
@@ -8,7 +8,7 @@ import pytest
 
 from mie.ops_cpu.allocator import HUGE_PAGE, SMALL_BYTES, CachingAllocator, huge_empty
 
-MANY = SMALL_BYTES  # elements of one byte or more: memory of its own
+MANY = SMALL_BYTES  # enough elements for a slab
 
 
 def address(array: np.ndarray) -> int:

@@ -1,4 +1,4 @@
-"""The plans for the matrix product, against `ops.linear.linear` in float64."""
+"""Compare the plans for the matrix product with `ops.linear.linear` in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mie.ops_cpu.threads.blas import Blas
 from mie.ops_cpu.threads.workers import Workers
 
 RNG = np.random.default_rng(0)
-# Of K, N: one tile and less, no multiples of anything, more than one part of K, several tasks.
+# (K, N): one tile or less, odd sizes, more than one part of K, several tasks.
 SHAPES = [(1, 1), (7, 5), (64, 64), (100, 130), (4001, 70), (37, 700)]
 
 
@@ -46,8 +46,10 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def assert_close(got: np.ndarray, wanted: np.ndarray, num_inputs: int) -> None:
-    """Terms of order 1 are rounded once each, and their sums once each: the error is below
-    num_inputs roundings of a sum that is itself of order sqrt(num_inputs)."""
+    """Compare within num_inputs roundings of a sum of order sqrt(num_inputs).
+
+    Terms of order 1 are rounded once each, and so are their sums.
+    """
     bound = float(np.finfo(got.dtype).eps) * (num_inputs + 4) * np.sqrt(num_inputs + 2)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
 

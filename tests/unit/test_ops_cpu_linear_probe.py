@@ -1,4 +1,4 @@
-"""The probe that chooses a plan, and what it remembers."""
+"""Test the probe that chooses a plan, and the answers that it stores."""
 
 from __future__ import annotations
 

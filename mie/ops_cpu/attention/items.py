@@ -22,19 +22,14 @@ Readers = list[SegmentReader]
 
 
 class Operands(NamedTuple):
-    """The operands of a segment's products, of which there are P for each tile.
-
-    keys [L or 1, Hkv, tiles, 1, Dh, width]; values [L or 1, Hkv, tiles, 1, width, Dh]
-    queries [Hkv, tiles or 1, P, rows, Dh]; scores [Hkv, tiles, P, rows, width]
-    weighted [Hkv, tiles, P, rows, Dh]
-    """
+    """The operands of a segment's products. P is the number of products for each tile."""
 
     reader: SegmentReader
-    keys: Floats
-    values: Floats
-    queries: Floats
-    scores: Floats
-    weighted: Floats
+    keys: Floats  # [L or 1, Hkv, tiles, 1, Dh, width]
+    values: Floats  # [L or 1, Hkv, tiles, 1, width, Dh]
+    queries: Floats  # [Hkv, tiles or 1, P, rows, Dh]
+    scores: Floats  # [Hkv, tiles, P, rows, width]
+    weighted: Floats  # [Hkv, tiles, P, rows, Dh]
 
 
 class BoundSpan:

@@ -1,9 +1,9 @@
 """Plan a step's attention once for all layers, as items of work for the threads.
 
-Sequences of the same shape form a batch and are computed together: with few calls each, the threads
-would mostly wait for the GIL. The queries of a batch are cut into **query tiles** that stay within
-a tile of keys, so only the last tile has keys that some of them do not see. A decode is a query
-tile of one query.
+Sequences of the same shape form a **batch** and are computed together. With few calls each, the
+threads would mostly wait for the GIL. The queries of a batch are cut into **query tiles** that stay
+within a tile of keys. So only the last tile has keys that some of them do not see. A decode is a
+query tile of one query.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ hand-overs.
 ITEM_SCORES = 1 << 19
 """Scores of a split that a query tile of one sequence computes at most.
 
-They exceed L2 as well, and for the same reason: with 2**14, 2**15, 2**16 and 2**17 scores a prompt
-of 512 tokens and 9 heads took 29, 14, 11 and 8 ms.
+They exceed L2 as well, and for the same reason. A prompt of 512 tokens and 9 heads took 29, 14, 11
+and 8 ms with 2**14, 2**15, 2**16 and 2**17 scores.
 """
 QUERY_TILES = 2
 """Minimum number of query tiles of a tile. More of them waste fewer products on hidden keys."""
@@ -56,7 +56,7 @@ class Split:
     num_tiles: int
     segments: list[Segment]
     is_held: bool
-    """Whether a thread keeps the keys and values, because several query tiles read them."""
+    """Whether a thread keeps the keys and values for several query tiles."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
