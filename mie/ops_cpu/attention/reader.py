@@ -43,7 +43,10 @@ def readers_of(
     The segments of a held split have places of their own in the buffers.
     """
     per_position = memory.shape[2] * memory.shape[5]
-    sizes = [len(each.at) * each.width * per_position for each in split.segments]
+    sizes = [
+        len(each.at) * each.width * per_position if transposes or each.step is None else 0
+        for each in split.segments
+    ]
     total = sum(sizes) if split.is_held else max(sizes)
     keys = scratch.take("keys", total)
     values = scratch.take("values", total) if split.is_held else keys
