@@ -1,5 +1,5 @@
-"""Read the private state of the memory and the scheduler: as snapshots for the event log, and by
-brute force for the tests.
+"""Read the private state of the memory and the scheduler.
 
-No other room depends on the checks. The engine takes the snapshots.
+The engine takes snapshots for the event log here. The checks compare the state with a computation
+by brute force, and only the tests use them.
 """

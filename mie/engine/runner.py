@@ -13,6 +13,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.engine.rows import GREEDY, Row
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Drawn, StepBatch
@@ -225,7 +226,7 @@ class ModelRunner:
             slot_mapping=self._block_tables[token_rows, block_index] * self.block_size + offset,
             cu_seqlens_q=cu_seqlens_q,
             seq_lens=seq_lens,
-            block_tables=self._tables_of(rows, -(-int(seq_lens.max()) // self.block_size)),
+            block_tables=self._tables_of(rows, ceil_div(int(seq_lens.max()), self.block_size)),
             logits_rows=logits_rows,
         )
 

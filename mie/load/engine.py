@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
+from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.random_weights import RandomWeights
 from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors
@@ -77,7 +78,7 @@ def load_engine(
             num_host_blocks=num_host_blocks,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
-            max_blocks_per_seq=-(-num_positions // config.block_size),
+            max_blocks_per_seq=ceil_div(num_positions, config.block_size),
         )
     runner: Runner = model_runner
     if config.async_scheduling:

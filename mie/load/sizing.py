@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import expected_tensors
 from mie.config.engine import EngineConfig
@@ -191,7 +192,7 @@ def _num_blocks(
         return config.num_blocks
     if config.kv_cache_memory_bytes is not None:
         return _blocks_of("kv_cache_memory_bytes", config, block_bytes)
-    of_a_sequence = -(-max_model_len // config.block_size)
+    of_a_sequence = ceil_div(max_model_len, config.block_size)
     affordable = min(DEFAULT_KV_CACHE_BYTES, left // 4) if is_shared else left
     # Keep a length that was asked for. The model's own is only a maximum.
     at_least = 1 if config.max_model_len is None else of_a_sequence

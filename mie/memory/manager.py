@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mie.arithmetic import ceil_div
 from mie.memory.moves import Emit, Moves, Room
 from mie.memory.pool import BlockPool
 from mie.memory.prefix import Node, PartialMatch, PrefixCache, block_of, path_to, unheld
@@ -82,7 +83,7 @@ class KVCacheManager:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return the number of blocks that ``num_tokens`` tokens need, rounded up."""
-        return -(-num_tokens // self.block_size)
+        return ceil_div(num_tokens, self.block_size)
 
     # Opening: find room first, then allocate.
 

@@ -62,10 +62,12 @@ class StepPlan:
 
     @property
     def num_prefill_tokens(self) -> int:
+        """The number of prompt tokens in the chunks."""
         return sum(len(chunk.token_ids) for chunk in self.chunks)
 
     @property
     def num_tokens(self) -> int:
+        """The number of tokens to compute, which includes one for each decode."""
         return len(self.decodes) + self.num_prefill_tokens
 
     @property

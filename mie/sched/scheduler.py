@@ -62,6 +62,7 @@ class Scheduler:
 
     @property
     def running(self) -> list[Sequence]:
+        """The running sequences."""
         return self._seats.running
 
     def add(self, request: Request) -> None:

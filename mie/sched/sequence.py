@@ -124,6 +124,7 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
+        """Whether all choices have ended."""
         return all(seq.finish_reason for seq in self.sequences)
 
 
@@ -169,6 +170,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
+        """The number of tokens of the prompt and the output."""
         return len(self.token_ids)
 
     @property
@@ -178,6 +180,7 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
+        """The number of output tokens."""
         return len(self.token_ids) - self.request.num_prompt
 
     @property

@@ -54,7 +54,7 @@ COUNTS = (
     Mutant(
         "one-block-too-many",
         MANAGER,
-        "        return -(-num_tokens // self.block_size)",
+        "        return ceil_div(num_tokens, self.block_size)",
         "        return num_tokens // self.block_size + 1",
         "a sequence that just fills its blocks reserves an empty one",
     ),

@@ -77,26 +77,3 @@ def test_a_pool_that_is_too_small_is_reported(trace: Path, tmp_path: Path):
     process = mie("sim", "predict", trace, "--costs", costs, "--num-blocks", "2")
     assert process.returncode == 1
     assert b"the context holds 33" in process.stderr
-
-
-@pytest.mark.slow
-def test_the_predicted_time_of_another_load_is_right(tmp_path: Path):
-    """Costs from the calibration load predict the throughput of random requests to 15 %, on the CPU
-    with the bundled model.
-
-    Other work on the machine disturbs the measurement, so there are three tries.
-    """
-    load, trace, costs = (tmp_path / name for name in ("load.json", "run.jsonl", "costs.json"))
-    load.write_text(calibration().to_json(), encoding="utf-8")
-    other = ("--num-prompts", "48", "--request-rate", "24", "--random-range-ratio", "0.8")
-    errors = []
-    for _ in range(3):
-        run("bench", "throughput", "--workload", load, "--trace", trace)
-        run("sim", "calibrate", trace, "-o", costs)
-        run("bench", "serve", *other, "--trace", trace)
-        found = json.loads(run("sim", "predict", trace, "--costs", costs, "--json"))
-        predicted, measured = (
-            found[side]["total_token_throughput"] for side in ("predicted", "measured")
-        )
-        errors.append(predicted / measured - 1)
-    assert min(map(abs, errors)) < 0.15, errors

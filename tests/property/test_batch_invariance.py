@@ -25,8 +25,8 @@ from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
 from mie.ops_cpu import cpu_backend
 from mie.ops_cpu.attention import attention
+from mie.ops_cpu.attention import geometry as attention_geometry
 from mie.ops_cpu.attention import plan as attention_plan
-from mie.ops_cpu.attention import prefill_plan as attention_prefill_plan
 from mie.ops_cpu.linear.tiled import TiledPlan
 
 VOCAB = LLAMA["vocab_size"]
@@ -49,11 +49,11 @@ seen: Counter[str] = Counter()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_groups():
-    """Use groups of 1, 2 or 4 tiles, and share even the least work between threads."""
+def small_splits():
+    """Use splits of 1, 2 or 4 tiles, and let threads share any work."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention_plan, attention_prefill_plan):
-            patch.setattr(module, "SCORES", 1 << 11)
+        patch.setattr(attention_geometry, "SPLIT_SCORES", 1 << 11)
+        patch.setattr(attention_plan, "ITEM_SCORES", 1 << 11)
         patch.setattr(attention, "WORTH_SHARING", 0)
         patch.setattr(cpu_backend, "TiledPlan", partial(TiledPlan, bytes_per_thread=1))
         yield
@@ -146,12 +146,12 @@ def by_id(row):
 @given(load=loads())
 def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, load):
     model, requests, config = load
-    company = outcome(directories[model], dict(enumerate(requests)), config)
+    in_batch = outcome(directories[model], dict(enumerate(requests)), config)
     own = {"num_threads": 1, "block_size": config["block_size"]}
     for number, (prompt, params, _) in enumerate(requests):
         alone = outcome(directories[model], {number: (prompt, params, 0)}, own)
         assert alone[0]
-        for mine, theirs in zip(alone, company, strict=True):
+        for mine, theirs in zip(alone, in_batch, strict=True):
             for key, value in mine.items():
                 np.testing.assert_array_equal(theirs[key], value)
 

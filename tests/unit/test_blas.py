@@ -26,7 +26,7 @@ def test_the_library_reports_its_name():
     assert blas.core in blas.version
 
 
-def test_another_library_is_left_alone():
+def test_another_library_is_not_controlled():
     blas = Blas(library=object())
     assert not blas.is_controlled
     assert (blas.core, blas.version, blas.num_threads()) == ("unknown", "unknown", None)

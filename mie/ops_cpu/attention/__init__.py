@@ -1,4 +1,5 @@
 """Compute attention over the paged KV cache on threads.
 
-This package knows arrays, blocks and threads. `mie.ops.attention` defines what it computes.
+`mie.ops.attention` defines what it computes. docs/cpu-attention.md is the map: a picture, a
+glossary, which path runs when, and what each constant is.
 """

@@ -1,386 +1,343 @@
-"""Plan a step's attention once for all layers.
+"""Plan a step's attention once for all layers, as items of work for the threads.
 
-Keys are taken in **tiles** of a fixed number of positions, counted from position 0. Tiles are taken
-in **groups** of a fixed number of tiles. So sums are formed in the same order for any batch, any
-chunking and any block positions. A tile whose blocks are adjacent in the pool is read in place. Any
-other is gathered, as is a sequence's last tile while it fills.
+Sequences of the same shape form a **batch** and are computed together. With few calls each, the
+threads would mostly wait for the GIL. The queries of a batch are cut into **query tiles** that stay
+within a tile of keys. So only the last tile has keys that some of them do not see. A decode is a
+query tile of one query.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mie.ops.arrays import Ints
+from mie.arithmetic import ceil_div
+from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
+from mie.ops_cpu.attention.geometry import FAST_ROWS, SPLIT_SCORES, Form, Geometry
+from mie.ops_cpu.attention.tiles import Segment, Tiles
 
-SCORES = 1 << 17
-"""Scores that a thread computes at once. As float32 they take half of a 1 MiB L2 cache."""
-GATHERED = 1 << 18
-"""Elements of keys, or of values, that a decode gathers at once. They stay in the CPU cache too."""
+CACHED = 1 << 18
+"""Elements of keys, values, queries or scores that stay in a core's L2 (1 MiB as float32)."""
 GATHERED_SHORT = 1 << 19
-"""Elements that a decode gathers at once for short contexts.
+"""Elements of keys that are gathered at once where each sequence has one tile.
 
-This exceeds the CPU cache, but with less work for each call the threads would wait longer for each
-other's GIL hand-overs.
+This exceeds L2, but with less work for each call the threads would wait longer for each other's GIL
+hand-overs.
 """
-SMALL_SCORES = 1200
-"""Rows times keys up to which OpenBLAS multiplies by transposed keys without packing them.
+ITEM_SCORES = 1 << 19
+"""Scores of a split that a query tile of one sequence computes at most.
 
-The rule is `M * N` in kernel/x86_64/sgemm_small_kernel_permit_skylakex.c. Larger products take up
-to 3 times as long.
+They exceed L2 as well, and for the same reason. A prompt of 512 tokens and 9 heads took 29, 14, 11
+and 8 ms with 2**14, 2**15, 2**16 and 2**17 scores.
 """
-PREFILL_ROWS = 64
-"""Rows of a prefill's products where they need not equal a decode's rows bit for bit."""
-PARTIAL_SUMS = 8
-"""NumPy sums a row in this many parts. Padding it with a multiple of this many zeros is exact."""
+QUERY_TILES = 2
+"""Minimum number of query tiles of a tile. More of them waste fewer products on hidden keys."""
+PRODUCTS_PER_KEY = 1 << 10
+"""Products that take as long as reading a key and a value of a KV head from memory."""
+WORTH_SHARING = 1 << 22
+"""Products of a layer below which one thread alone is faster than several.
+
+They take about 0.1 ms. Helpers lose that much with their GIL hand-overs.
+"""
+MAX_IMBALANCE = 1.25
+"""The busiest thread's products, relative to the mean, from which items are split by KV heads."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Geometry:
-    """The sizes that all products of a model's attention share."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Split:
+    """The same tiles of each sequence of a batch, at most a split of each."""
 
-    num_kv_heads: int
-    group: int
-    """Number of query heads of a KV head."""
-    head_dim: int
-    block_size: int
-
-    @cached_property
-    def num_rows(self) -> int:
-        """The rows of a product: the query heads of a KV head, rounded up to 4 or 8.
-
-        Kernels take four or eight rows at a time. 3 rows take as long as 4, and 7 take longer than
-        8.
-        """
-        multiple = 4 if self.group <= 4 else 8
-        return -(-self.group // multiple) * multiple
-
-    @cached_property
-    def tile(self) -> int:
-        """The number of positions of a tile, which is whole blocks."""
-        wanted = 128 if self.num_rows * 128 <= SMALL_SCORES else 64
-        return self.block_size * max(1, wanted // self.block_size)
-
-    @cached_property
-    def width_step(self) -> int:
-        """The number of positions that a shortened last tile is a multiple of."""
-        return math.lcm(self.block_size, PARTIAL_SUMS)
-
-    @cached_property
-    def blocks_per_tile(self) -> int:
-        return self.tile // self.block_size
-
-    @cached_property
-    def tiles_per_group(self) -> int:
-        return max(1, SCORES // (self.num_kv_heads * self.num_rows * self.tile))
-
-    def tiles_gathered(self, *, are_short: bool) -> int:
-        """Return how many tiles of all KV heads are gathered at once."""
-        elements = GATHERED_SHORT if are_short else GATHERED
-        return max(1, elements // (self.num_kv_heads * self.tile * self.head_dim))
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Tiles that are read together, either in place at equal distances in the pool, or gathered."""
-
-    at: slice
-    """Index of these tiles in the job or group."""
-    block_ids: Sequence[int]
-    """The blocks of all tiles. If read in place, the first tile's come first."""
-    step: int | None
-    """Blocks from one tile to the next if read in place, else None."""
-    width: int
-    """Number of positions that are read of each tile: all, or those that any tile has filled."""
-    ends: list[tuple[int, int]]
-    """Tiles that are not filled yet: (tile of the stretch, number of filled positions)."""
-
-
-class Tiles:
-    """The tiles of a step's sequences and their place in the pool."""
-
-    def __init__(self, batch: StepBatch, geometry: Geometry) -> None:
-        self._geometry = geometry
-        self.lengths: list[int] = batch.seq_lens.tolist()
-        num_tiles = -(-max(self.lengths) // geometry.tile)
-        num_blocks = num_tiles * geometry.blocks_per_tile
-        given = batch.block_tables[:, :num_blocks]
-        blocks = np.zeros((len(given), num_blocks), np.int64)
-        blocks[:, : given.shape[1]] = given
-        # Table entries beyond a sequence's length may not be valid blocks.
-        positions = np.arange(num_blocks) * geometry.block_size
-        blocks *= positions < batch.seq_lens[:, None]
-        blocks = blocks.reshape(len(given), num_tiles, -1)
-        self._blocks: list[list[list[int]]] = blocks.tolist()
-        self._is_run: list[list[bool]] | None = None  # with short sequences no tile is full
-        if max(self.lengths) >= geometry.tile:
-            is_full = np.arange(1, num_tiles + 1) * geometry.tile <= batch.seq_lens[:, None]
-            self._is_run = (is_full & (np.diff(blocks) == 1).all(-1)).tolist()
-
-    def stretches(
-        self,
-        starts: Sequence[tuple[int, int]],
-        num_tiles: int,
-        most_gathered: int,
-        last_width: int | None = None,
-    ) -> list[Stretch]:
-        """Return the stretches of some units: the next ``num_tiles`` tiles from each of ``starts``.
-
-        A start is (sequence, its tile). Tiles are ordered by position first: the first tile of
-        every unit, then the second, and so on. So the last tiles, which are rarely full, are
-        gathered together, up to ``last_width`` positions.
-        """
-        num_units, tile = len(starts), self._geometry.tile
-        last = num_units * (num_tiles - 1)
-        stretches: list[Stretch] = []
-        gathered = [True] * (num_units * num_tiles)
-        for at, first, step in self._in_place(starts, num_tiles):
-            stretches.append(Stretch(at, [first], step, tile, []))
-            gathered[at] = [False] * len(range(at.start, at.stop, at.step))
-        index = 0
-        while index < len(gathered):
-            stop = index
-            end, width = (last, tile) if index < last else (len(gathered), last_width or tile)
-            end = min(end, index + most_gathered * tile // width)
-            while stop < end and gathered[stop]:
-                stop += 1
-            if stop > index:
-                stretches.append(self._gathered(starts, slice(index, stop), width))
-            index = max(stop, index + 1)
-        return stretches
-
-    def _in_place(
-        self, starts: Sequence[tuple[int, int]], num_tiles: int
-    ) -> Iterator[tuple[slice, int, int]]:
-        """Find runs of two or more tiles at equal distances: (which, first block, distance).
-
-        The tiles belong to one unit if it has many, or else to several units at the same index. A
-        single tile is gathered as fast as it would be read in place.
-        """
-        num_units = len(starts)
-        if num_tiles > num_units:
-            for unit, (s, first) in enumerate(starts):
-                tiles = [(s, first + i) for i in range(num_tiles)]
-                for begin, end, block, step in self._progressions(tiles):
-                    at = slice(unit + begin * num_units, end * num_units, num_units)
-                    yield at, block, step
-        else:
-            for i in range(num_tiles):
-                tiles = [(s, first + i) for s, first in starts]
-                for begin, end, block, step in self._progressions(tiles):
-                    yield slice(i * num_units + begin, i * num_units + end, 1), block, step
-
-    def _progressions(
-        self, tiles: Sequence[tuple[int, int]]
-    ) -> Iterator[tuple[int, int, int, int]]:
-        """Find ascending arithmetic progressions of tiles: (begin, end, first block, distance)."""
-        if self._is_run is None:
-            return
-        firsts = [self._blocks[s][t][0] if self._is_run[s][t] else -1 for s, t in tiles]
-        begin = 0
-        while begin + 1 < len(firsts):
-            end, step = begin + 1, firsts[begin + 1] - firsts[begin]
-            if firsts[begin] >= 0 and step > 0:
-                while end < len(firsts) and firsts[end] - firsts[end - 1] == step:
-                    end += 1
-            if end > begin + 1:
-                yield begin, end, firsts[begin], step
-            begin = end
-
-    def _gathered(self, starts: Sequence[tuple[int, int]], at: slice, width: int) -> Stretch:
-        num_blocks = width // self._geometry.block_size
-        block_ids: list[int] = []
-        ends = []
-        for i in range(at.start, at.stop):
-            number, unit = divmod(i, len(starts))
-            s, first = starts[unit]
-            block_ids += self._blocks[s][first + number][:num_blocks]
-            filled = self.lengths[s] - (first + number) * self._geometry.tile
-            if filled < width:
-                ends.append((i - at.start, filled))
-        return Stretch(at, block_ids, None, width, ends)
+    first_tiles: Ints
+    """The number of each sequence's first tile, or one number for all."""
+    num_tiles: int
+    segments: list[Segment]
+    is_held: bool
+    """Whether a thread keeps the keys and values for several query tiles."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DecodeJob:
-    """Some units of equal size, as the work of one thread.
+class Span:
+    """The tiles start … stop - 1 of a split, which an item's queries see."""
 
-    A unit is the tiles of one group of a sequence that has one query.
-    """
-
-    heads: slice
-    """The KV heads of the job."""
-    rows: slice | Ints
-    """The queries, as indices into T."""
-    num_units: int
-    num_tiles: int
-    """Number of tiles of each unit."""
+    split: Split
+    start: int
+    stop: int
     width: int
-    """Number of positions of each tile that are scored."""
-    stretches: list[Stretch]
-    hidden: list[tuple[slice, NDArray[np.bool_]]]
-    """Pairs of tiles and their hidden positions [tiles, width], which the queries do not see."""
-    parts: slice | None
-    """Index of the results that are to be combined with those of other units."""
+    """Number of positions scored of each tile, less than a tile only if the span is one tile."""
+    caps: list[tuple[int, Floats]]
+    """Tiles with hidden keys: (tile of the span, upper limits [sequences or 1, rows, width])."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodePlan:
-    """The decodes of a step."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """A query tile of each sequence of a batch, for some KV heads. One thread computes it."""
 
-    jobs: list[DecodeJob]
-    """All jobs, largest first."""
-    combinations: list[tuple[int, list[int]]]
-    """The queries with several units, as indices into T, and their parts in order."""
-    num_parts: int
+    rows: Ints
+    """The queries as indices into T [sequences, queries].
 
-
-class _Unit:
-    """The tiles first … stop - 1 of sequence s, which its query sees from position ``begin`` on.
-
-    The last tile has ``filled`` positions with tokens and is read up to ``width``.
+    A sequence with fewer queries repeats its first one as padding.
     """
+    real: tuple[Ints, ...] | None
+    """The queries that are no padding as (sequence, query), or None if all are real."""
+    is_run: bool
+    """Whether the rows are adjacent in T, in this order."""
+    heads: slice
+    form: Form
+    spans: list[Span]
+    num_products: int
+    """The approximate number of products, or of products that take as long."""
 
-    __slots__ = ("begin", "filled", "first", "s", "stop", "width")
 
-    def __init__(self, s: int, first: int, stop: int, begin: int, filled: int, width: int) -> None:
-        self.s, self.first, self.stop, self.begin = s, first, stop, begin
-        self.filled, self.width = filled, width
+class Planner:
+    """Plans the items of a step in all layers with the same window."""
+
+    def __init__(
+        self, batch: StepBatch, geometry: Geometry, window: int | None, *, is_batch_invariant: bool
+    ) -> None:
+        """Choose the form of prefills: a decode's if they have few rows or must give its bits."""
+        g = self._geometry = geometry
+        self._window = window
+        self._tiles = Tiles(batch, g)
+        self._starts: list[int] = batch.cu_seqlens_q.tolist()
+        self._counts: list[int] = [stop - start for start, stop in pairwise(self._starts)]
+        self._splits = [list(self._splits_of(s)) for s in range(len(self._counts))]
+        is_fast = not is_batch_invariant and max(self._counts) * g.heads_per_kv >= FAST_ROWS
+        self._prefill_form = g.fast_form if is_fast else g.decode_form
+        # Only a tile's first positions are multiplied where no query sees the others.
+        shortens = not is_batch_invariant or g.short_tiles_are_exact
+        self._width_step = g.width_step if shortens else g.tile
+
+    def estimate(self) -> int:
+        """Return about how many products a layer takes, or products that take as long."""
+        g, by_query = self._geometry, self._geometry.num_rows * self._geometry.head_dim
+        each = zip(self._counts, self._tiles.lengths, strict=True)
+        return g.num_kv_heads * sum(
+            n * max(PRODUCTS_PER_KEY, count * by_query) for count, n in each
+        )
+
+    def items(self, num_threads: int) -> list[Item]:
+        """Return the items, largest first. Items that read the same keys are adjacent."""
+        batches = [self._items_of(own) for own in self._batches(num_threads)]
+        batches.sort(key=lambda items: max(item.num_products for item in items), reverse=True)
+        items = [item for own in batches for item in own]
+        if num_threads > 1 and _is_uneven([item.num_products for item in items], num_threads):
+            items = [part for item in items for part in _by_heads(item, num_threads)]
+        return items
+
+    def _batches(self, num_threads: int) -> Iterator[list[int]]:
+        """Batch sequences of the same shape, largest first, with equal work for all threads."""
+        shapes: dict[tuple[int, ...], list[int]] = {}
+        for s, count in enumerate(self._counts):
+            if count:
+                shapes.setdefault(self._shape_of(s), []).append(s)
+        for alike in shapes.values():
+            alike.sort(key=self._size, reverse=True)
+            sizes = [self._size(s) for s in alike]
+            most = SPLIT_SCORES if self._counts[alike[0]] == 1 else CACHED
+            number = ceil_div(ceil_div(sum(sizes), most), num_threads) * num_threads
+            for start, stop in pairwise([*_cut(sizes, number), len(alike)]):
+                yield alike[start:stop]
+
+    def _shape_of(self, s: int) -> tuple[int, ...]:
+        """Return what sequences have in common that are computed together.
+
+        Decodes have equally many tiles in each split. Prefills begin at one position, end in the
+        same tile and have similar numbers of queries.
+        """
+        count, position = self._counts[s], self._position(s)
+        if count == 1:
+            return 1, *(stop - first for first, stop in self._splits[s])
+        return count.bit_length(), position, (position + count - 1) // self._geometry.tile
+
+    def _size(self, s: int) -> int:
+        """Return the elements of a sequence's largest operand, for all KV heads.
+
+        A decode's are its scores. Its keys are gathered piece by piece.
+        """
+        g, count, length = self._geometry, self._counts[s], self._tiles.lengths[s]
+        if count > 1:
+            num_rows = count * self._prefill_form.rows_per_query
+            return g.num_kv_heads * max(num_rows * max(length, g.head_dim), length * g.head_dim)
+        first, stop = self._splits[s][0][0], self._splits[s][-1][1]
+        positions = (stop - first) * g.tile
+        if stop - first == 1:
+            positions = self._width(length - first * g.tile)
+        return g.num_kv_heads * g.num_rows * positions
+
+    def _position(self, s: int) -> int:
+        """Return the position of the first query."""
+        return self._tiles.lengths[s] - self._counts[s]
+
+    def _splits_of(self, s: int) -> Iterator[tuple[int, int]]:
+        """Yield the tiles (first, stop) of each split of the positions that any query sees."""
+        g, window = self._geometry, self._window
+        begin = 0 if window is None else max(0, self._position(s) + 1 - window)
+        first, last = begin // g.tile, ceil_div(self._tiles.lengths[s], g.tile)
+        while first < last:
+            stop = min(last, (first // g.tiles_per_split + 1) * g.tiles_per_split)
+            yield first, stop
+            first = stop
+
+    def _width(self, needed: int) -> int:
+        """Return how many of a tile's positions are read if ``needed`` (or more) are needed."""
+        return min(self._geometry.tile, ceil_div(needed, self._width_step) * self._width_step)
+
+    def _items_of(self, chosen: Sequence[int]) -> list[Item]:
+        """Return the items of a batch, largest first for each of its KV heads.
+
+        An item takes all KV heads if the keys of one sequence fit L2.
+        """
+        g, count = self._geometry, self._counts[chosen[0]]
+        form = g.decode_form if count == 1 else self._prefill_form
+        num_heads, size = g.num_kv_heads, ceil_div(g.tile, QUERY_TILES)
+        if len(chosen) == 1 and count > 1:
+            positions = max(stop - first for first, stop in self._splits[chosen[0]]) * g.tile
+            if num_heads * positions * g.head_dim > CACHED:
+                num_heads = 1
+            while size > 1 and num_heads * positions * size * form.rows_per_query > ITEM_SCORES:
+                size = ceil_div(size, 2)
+        bounds = list(pairwise(self._bounds(self._position(chosen[0]), count, size)))
+        splits = self._make_splits(chosen, is_held=len(bounds) > 1 or form.transposes)
+        heads = slice(0, num_heads)
+        items = [self._item(chosen, *ends, heads, form, splits) for ends in reversed(bounds)]
+        if num_heads < g.num_kv_heads:
+            items = [
+                replace(item, heads=slice(head, head + 1))
+                for head in range(g.num_kv_heads)
+                for item in items
+            ]
+        return items
+
+    def _bounds(self, position: int, count: int, size: int) -> Iterator[int]:
+        """Yield the bounds of query tiles of ``size``, counted from a tile's beginning."""
+        at, tile = position, self._geometry.tile
+        while at < position + count:
+            yield at
+            offset = at % tile
+            at += min(tile, (offset // size + 1) * size) - offset
+        yield position + count
+
+    def _make_splits(self, chosen: Sequence[int], *, is_held: bool) -> list[Split]:
+        g, lengths = self._geometry, [self._tiles.lengths[s] for s in chosen]
+        splits = []
+        for ends in zip(*(self._splits[s] for s in chosen), strict=True):
+            num_tiles = ends[0][1] - ends[0][0]
+            filled = max(
+                n - (stop - 1) * g.tile for n, (_, stop) in zip(lengths, ends, strict=True)
+            )
+            starts = [(s, first) for s, (first, _) in zip(chosen, ends, strict=True)]
+            elements = GATHERED_SHORT if num_tiles == 1 else CACHED
+            most = elements // (g.num_kv_heads * g.head_dim)
+            if is_held:
+                most = len(chosen) * num_tiles * g.tile
+            splits.append(
+                Split(
+                    first_tiles=np.array([first for first, _ in ends]),
+                    num_tiles=num_tiles,
+                    segments=self._tiles.segments(starts, num_tiles, self._width(filled), most),
+                    is_held=is_held,
+                )
+            )
+        return splits
+
+    def _item(
+        self,
+        chosen: Sequence[int],
+        first: int,
+        stop: int,
+        heads: slice,
+        form: Form,
+        splits: Sequence[Split],
+    ) -> Item:
+        """Return an item of the queries at first … stop - 1.
+
+        These are positions of the first sequence. The other sequences' queries have the same
+        indices.
+        """
+        num_heads, longest = heads.stop - heads.start, self._counts[chosen[0]]
+        indices = np.arange(first, stop) - self._position(chosen[0])
+        rows = np.array([self._starts[s] for s in chosen])[:, None] + indices
+        real = None
+        if any(self._counts[s] < longest for s in chosen):
+            is_real = indices < np.array([self._counts[s] for s in chosen])[:, None]
+            rows -= np.where(is_real, 0, indices)
+            real = np.nonzero(is_real)
+        # All prefills of a batch begin at one position.
+        places = [self._position(s) for s in (chosen if longest == 1 else chosen[:1])]
+        positions = np.array(places)[:, None] + indices
+        spans = [span for split in splits for span in self._spans(split, positions, form)]
+        num_keys = sum((span.stop - span.start) * span.width for span in spans)
+        by_key = len(indices) * form.rows_per_query * self._geometry.head_dim
+        return Item(
+            rows=rows,
+            real=real,
+            is_run=real is None and bool((np.diff(rows.reshape(-1)) == 1).all()),
+            heads=heads,
+            form=form,
+            spans=spans,
+            num_products=num_heads * len(chosen) * num_keys * max(PRODUCTS_PER_KEY, by_key),
+        )
+
+    def _spans(self, split: Split, positions: Ints, form: Form) -> Iterator[Span]:
+        """Yield what the queries at ``positions`` [sequences or 1, queries] see of the split."""
+        g, window = self._geometry, self._window
+        seen = positions - split.first_tiles[: len(positions), None] * g.tile
+        lowest, highest = int(seen.min()), int(seen.max())
+        start = 0 if window is None else max(0, lowest + 1 - window) // g.tile
+        stop = min(split.num_tiles, highest // g.tile + 1)
+        if start >= stop:
+            return
+        width = self._width(highest + 1 - start * g.tile) if stop - start == 1 else g.tile
+        num_rows = ceil_div(seen.shape[1] * form.rows_per_query, form.num_rows) * form.num_rows
+        query = np.minimum(np.arange(num_rows) // form.rows_per_query, seen.shape[1] - 1)
+        caps = []
+        for tile in range(start, stop):
+            first = tile * g.tile
+            is_behind = window is not None and first <= highest - window
+            if first + width - 1 <= lowest and not is_behind:
+                continue
+            key = np.arange(first, first + width)
+            is_hidden = key > seen[..., None]
+            if window is not None:
+                is_hidden |= key <= seen[..., None] - window
+            limits = np.where(is_hidden, -np.inf, np.nan).astype(g.dtype)
+            caps.append((tile - start, limits.take(query, 1)))
+        yield Span(split=split, start=start, stop=stop, width=width, caps=caps)
 
 
-def plan_decodes(
-    batch: StepBatch,
-    chosen: Sequence[int],
-    tiles: Tiles,
-    geometry: Geometry,
-    window: int | None,
-    num_threads: int,
-    *,
-    shortens: bool,
-) -> DecodePlan:
-    """Plan the decodes of the ``chosen`` sequences of the batch.
+def _cut(sizes: Sequence[int], number: int) -> list[int]:
+    """Return the starts of at most ``number`` batches of similar padded size.
 
-    With ``shortens`` only the filled part of a last tile is multiplied.
+    ``sizes`` descend. The padded size of a batch is the number of sequences times the first size.
     """
-    starts = batch.cu_seqlens_q.tolist()
-    alone: dict[int, list[_Unit]] = {}  # single units, by number of tiles
-    parted: dict[int, list[_Unit]] = {}
-    tile, step = geometry.tile, geometry.width_step
-    for s in chosen:
-        length = tiles.lengths[s]
-        begin = 0 if window is None else max(0, length - window)
-        groups = list(groups_of(begin, length, geometry))
-        kind = alone if len(groups) == 1 else parted
-        for first, stop in groups:
-            filled = min(tile, length - (stop - 1) * tile)
-            width = min(tile, -(-filled // step) * step) if shortens else tile
-            unit = _Unit(s, first, stop, begin, filled, width)
-            kind.setdefault(stop - first, []).append(unit)
-    jobs: list[DecodeJob] = []
-    parts: dict[int, list[tuple[int, int]]] = {}
-    num_parts = 0
-    for units in _bunches(parted, geometry, num_threads):
-        place = slice(num_parts, num_parts + len(units))
-        for i, unit in enumerate(units, start=num_parts):
-            parts.setdefault(starts[unit.s], []).append((unit.first, i))
-        num_parts = place.stop
-        jobs.append(_job(units, starts, tiles, geometry, place))
-    for units in _bunches(alone, geometry, num_threads):
-        jobs.append(_job(units, starts, tiles, geometry, None))
-    if len(jobs) < num_threads:
-        jobs = [part for job in jobs for part in _by_heads(job, geometry, num_threads)]
-    combinations = [(row, [i for _, i in sorted(own)]) for row, own in parts.items()]
-    return DecodePlan(jobs=jobs, combinations=combinations, num_parts=num_parts)
+    most = sum(sizes) // number
+    while True:
+        starts, at = [], 0
+        while at < len(sizes):
+            starts.append(at)
+            at += max(1, most // sizes[at])
+        if len(starts) <= number:
+            return starts
+        most += most // 16 + 1
 
 
-def groups_of(begin: int, end: int, geometry: Geometry) -> Iterator[tuple[int, int]]:
-    """Yield the tiles (first, stop) of positions begin … end - 1, group by group."""
-    first, last = begin // geometry.tile, -(-end // geometry.tile)
-    while first < last:
-        stop = (first // geometry.tiles_per_group + 1) * geometry.tiles_per_group
-        yield first, min(stop, last)
-        first = stop
+def _is_uneven(sizes: Sequence[int], num_threads: int) -> bool:
+    """Return whether threads that take the largest items first would get unequal work."""
+    loads = [0] * num_threads
+    for size in sorted(sizes, reverse=True):
+        loads[loads.index(min(loads))] += size
+    return max(loads) * num_threads > MAX_IMBALANCE * sum(loads)
 
 
-def _bunches(
-    units: dict[int, list[_Unit]], geometry: Geometry, num_threads: int
-) -> Iterator[list[_Unit]]:
-    """Bunch units of equal size, as many as a thread takes at once, largest first.
-
-    Units with similar fill are put together, because all are read as far as the fullest.
-    """
-    for size in sorted(units, reverse=True):
-        equal = sorted(units[size], key=lambda unit: unit.width, reverse=True)
-        costs = [unit.width if size == 1 else size * geometry.tile for unit in equal]
-        at_once = geometry.tiles_per_group * geometry.tile
-        count = max(num_threads, -(-sum(costs) // at_once))
-        most = sum(costs) // count
-        while len(starts := _cut(costs, most)) > count:
-            most += most // 16 + 1
-        for start, stop in pairwise([*starts, len(equal)]):
-            yield equal[start:stop]
-
-
-def _cut(costs: Sequence[int], most: int) -> list[int]:
-    """Return the starts of batches whose padded cost is at most ``most``.
-
-    The padded cost is count × largest unit. The first unit of a batch is its largest.
-    """
-    starts, at = [], 0
-    while at < len(costs):
-        starts.append(at)
-        at += max(1, most // costs[at])
-    return starts
-
-
-def _job(
-    units: Sequence[_Unit],
-    starts: Sequence[int],
-    tiles: Tiles,
-    geometry: Geometry,
-    parts: slice | None,
-) -> DecodeJob:
-    num_units, num_tiles = len(units), units[0].stop - units[0].first
-    last_width = max(unit.width for unit in units)
-    width = last_width if num_tiles == 1 else geometry.tile
-    hidden = []
-    positions = np.arange(width)
-    fronts = [unit.begin - unit.first * geometry.tile for unit in units]
-    if max(fronts) > 0:
-        hidden.append((slice(0, num_units), positions < np.array(fronts)[:, None]))
-    ends = [unit.filled for unit in units]
-    if min(ends) < width:
-        last = slice(num_units * (num_tiles - 1), num_units * num_tiles)
-        hidden.append((last, positions >= np.array(ends)[:, None]))
-    rows = [starts[unit.s] for unit in units]
-    is_run = rows == list(range(rows[0], rows[0] + num_units))
-    return DecodeJob(
-        heads=slice(0, geometry.num_kv_heads),
-        rows=slice(rows[0], rows[0] + num_units) if is_run else np.array(rows),
-        num_units=num_units,
-        num_tiles=num_tiles,
-        width=width,
-        stretches=tiles.stretches(
-            [(unit.s, unit.first) for unit in units],
-            num_tiles,
-            geometry.tiles_gathered(are_short=num_tiles == 1),
-            last_width,
-        ),
-        hidden=hidden,
-        parts=parts,
-    )
-
-
-def _by_heads(job: DecodeJob, geometry: Geometry, num_threads: int) -> Iterator[DecodeJob]:
-    """Split the job by KV heads, if there are fewer jobs than threads."""
-    num_shares = min(num_threads, geometry.num_kv_heads)
-    bounds = [geometry.num_kv_heads * i // num_shares for i in range(num_shares + 1)]
+def _by_heads(item: Item, num_threads: int) -> Iterator[Item]:
+    """Split an item by KV heads, into at most one part for each thread."""
+    num_heads = item.heads.stop - item.heads.start
+    number = min(num_threads, num_heads)
+    bounds = [item.heads.start + num_heads * i // number for i in range(number + 1)]
     for first, stop in pairwise(bounds):
-        yield replace(job, heads=slice(first, stop))
+        size = item.num_products * (stop - first) // num_heads
+        yield replace(item, heads=slice(first, stop), num_products=size)

@@ -1,12 +1,10 @@
-"""Define the interface of a plan for the matrix product."""
+"""Define what the plans for the matrix product have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
-from numpy.typing import NDArray
-
+from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 
 BYTES_PER_THREAD = 5 << 18
@@ -24,22 +22,6 @@ class Matrix(Protocol):
         """Compute `ops.linear.linear`."""
 
 
-class LinearPlan(Protocol):
-    """A layout of matrices and the way to multiply by one."""
-
-    name: str
-    is_batch_invariant: bool
-    """Whether a row's result is the same bit for bit in any batch of rows."""
-
-    def load(
-        self,
-        shape: tuple[int, int],
-        blocks: Iterable[NDArray[Any]],
-        bias: NDArray[Any] | None = None,
-    ) -> Matrix:
-        """Load a matrix from the rows of a checkpoint's (N, K), block by block."""
-
-
 def work_bytes(weight_bytes: int, num_rows: int) -> int:
     """Return the cost of a product in bytes: the weights, scaled by the arithmetic of the rows."""
-    return weight_bytes * -(-num_rows // ROWS_PER_READ)
+    return weight_bytes * ceil_div(num_rows, ROWS_PER_READ)

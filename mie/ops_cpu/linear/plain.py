@@ -39,7 +39,6 @@ class PlainPlan:
     """
 
     name = "plain"
-    is_batch_invariant = False
 
     def __init__(
         self,

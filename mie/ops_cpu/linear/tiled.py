@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import CachingAllocator, huge_empty
 from mie.ops_cpu.linear.matrix import BYTES_PER_THREAD, work_bytes
@@ -79,7 +80,6 @@ class TiledPlan:
     """Multiplies by tiles, which the threads share out."""
 
     name = "tiled"
-    is_batch_invariant = True
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class TiledPlan:
     def apply(self, x: Floats, matrix: TiledMatrix, residual: Floats | None) -> Floats:
         """Compute `ops.linear.linear`."""
         num_rows, num_tiles = len(x), len(matrix.tiles)
-        padded_shape = -(-num_rows // GROUP) * GROUP, num_tiles * WIDTH
+        padded_shape = ceil_div(num_rows, GROUP) * GROUP, num_tiles * WIDTH
         y = self._allocator.empty(padded_shape, self.dtype)
         if num_rows <= MAX_ROWS:
             self._multiply(x, matrix, y, residual)
@@ -139,7 +139,7 @@ class TiledPlan:
     def _groups(self, x: Floats) -> Floats:
         """Return x as [groups, 4, K], padded with rows of zeros."""
         num_rows, num_inputs = x.shape
-        num_groups = -(-num_rows // GROUP)
+        num_groups = ceil_div(num_rows, GROUP)
         if num_rows % GROUP or not x.flags.c_contiguous:
             padded = self._allocator.empty((num_groups * GROUP, num_inputs), self.dtype)
             padded[:num_rows] = x
@@ -157,17 +157,17 @@ class TiledPlan:
             self._product(groups, tiles, matrix.parts, out, 0)
             _add(y, matrix.bias, residual)
             return
-        tasks = iter(_tasks(len(tiles), len(groups), num_threads, num_bytes))
 
-        def work(thread: int) -> None:
-            for which, some in tasks:  # each task is taken by one thread
+        def work(thread: int, tasks: Iterable[tuple[slice, slice]]) -> None:
+            for which, some in tasks:
                 self._product(groups[some], tiles[which], matrix.parts, out[which, some], thread)
                 rows = slice(some.start * GROUP, some.stop * GROUP)
                 columns = slice(which.start * WIDTH, which.stop * WIDTH)
                 bias = None if matrix.bias is None else matrix.bias[columns]
                 _add(y[rows, columns], bias, None if residual is None else residual[rows, columns])
 
-        self._workers.run(work, num_threads)
+        tasks = _tasks(len(tiles), len(groups), num_threads, num_bytes)
+        self._workers.share(work, tasks, num_threads)
 
     def _product(
         self,
@@ -219,8 +219,8 @@ def _tasks(
     some groups.
     """
     number = num_threads * max(1, min(num_bytes // BYTES_PER_TURN // num_threads, MOST_TURNS))
-    largest_by_tiles = -(-num_tiles // number) * num_groups
-    largest_by_groups = num_tiles * -(-num_groups // number)
+    largest_by_tiles = ceil_div(num_tiles, number) * num_groups
+    largest_by_groups = num_tiles * ceil_div(num_groups, number)
     if largest_by_groups < WORTH_READING_TWICE * largest_by_tiles:
         return [(slice(0, num_tiles), some) for some in _shares(num_groups, number)]
     ahead = HEAD_START * num_tiles // num_bytes if number == num_threads else 0
@@ -237,7 +237,7 @@ def _shares(number: int, num_shares: int, ahead: int = 0) -> list[slice]:
 def _empty_tiles(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return tiles for a checkpoint's (N, K), with zeros in the padding."""
     num_outputs, num_inputs = shape
-    num_tiles = -(-num_outputs // WIDTH)
+    num_tiles = ceil_div(num_outputs, WIDTH)
     tiles: NDArray[Any] = np.empty((num_tiles, num_inputs, WIDTH), dtype)
     tiles[-1:, :, num_outputs - (num_tiles - 1) * WIDTH :] = 0
     return tiles
@@ -253,8 +253,8 @@ def _add(y: Floats, bias: Floats | None, residual: Floats | None) -> None:
 
 def _parts(num_inputs: int) -> list[tuple[int, int]]:
     """Return the fewest ranges of K whose products are small, of equal size except one."""
-    num_parts = -(-num_inputs // min(MOST_INPUTS, SMALL_PRODUCT // (GROUP * WIDTH)))
-    size = -(-num_inputs // num_parts)
+    num_parts = ceil_div(num_inputs, min(MOST_INPUTS, SMALL_PRODUCT // (GROUP * WIDTH)))
+    size = ceil_div(num_inputs, num_parts)
     return [(first, min(first + size, num_inputs)) for first in range(0, num_inputs, size)]
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import time
 
+from mie.arithmetic import ceil_div
+
 CACHE_LINE = 64
 """Bytes of a cache line. A lock has its own line, so nothing else slows down the waiting thread."""
 CALIBRATION_TRIES = 1000
@@ -30,7 +32,7 @@ class SpinLock:
 
     def __init__(self) -> None:
         self._memory = ctypes.create_string_buffer(2 * CACHE_LINE)
-        address = -(-ctypes.addressof(self._memory) // CACHE_LINE) * CACHE_LINE
+        address = ceil_div(ctypes.addressof(self._memory), CACHE_LINE) * CACHE_LINE
         self._lock = ctypes.c_void_p(address)
         self._try = ctypes.cast(_LIBRARY.pthread_spin_trylock, ctypes.c_void_p)
         self._find = _LIBRARY["lfind"]  # a private object, because its type is set here

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
+from typing import TypeVar
 
 from mie.ops_cpu.threads import spin
 from mie.ops_cpu.threads.gains import Gains
 from mie.system.resources import available_cpus
 
 Task = Callable[[int], object]
+Item = TypeVar("Item")
 
 HELPER_SPINS = 1e-3
 """Seconds that a helper spin-waits for work before it sleeps.
@@ -80,6 +83,25 @@ class Workers:
             raise work.errors.pop()  # not kept, because its frames refer to the task's data
         end = time.perf_counter()
         self._gains.add(cpu_seconds + work.helpers_seconds - (end - begin), end)
+
+    def share(
+        self,
+        work: Callable[[int, Iterable[Item]], object],
+        items: Sequence[Item],
+        num_threads: int | None = None,
+    ) -> None:
+        """Call work(thread, items) in some threads, and share out the items between the calls.
+
+        Each item goes to one call. Thread i begins with item i each time, because its CPU cache may
+        still hold the data, and then takes the next item that is left. ``thread`` is below
+        ``num_threads``, by default all, and no two calls at a time have the same.
+        """
+        number = min(num_threads or self.num_threads, len(items))
+        if number == 1:
+            work(0, items)
+            return
+        others = iter(items[number:])  # its `next` is atomic
+        self.run(lambda thread: work(thread, chain(items[thread : thread + 1], others)), number)
 
     def close(self) -> None:
         """End the threads. `run` may not be called afterwards."""
