@@ -43,7 +43,7 @@ FINE_TIMES = (
     *(float(f"{digit}e{power}") for power in range(-6, 1) for digit in (1, 2, 5)),
     10.0,
 )
-"""vLLM's lowest limit of a request's latency is 0.3 s, where small models are done."""
+"""Limits of latencies from 1 µs to 10 s. vLLM's lowest is too long for small models."""
 PHASES = ("schedule", "run", "update")
 
 REASONS = ("stop", "length", "abort", "error")

@@ -22,8 +22,7 @@ from mie.sched.policy import Policy
 from mie.sched.sequence import Request, Sequence
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
-"""What a token costs. A prompt's tokens are computed together, and each token of an answer takes a
-step, so the paper counts it twice."""
+"""Weights of tokens; the paper counts those of an answer twice, because each takes a step."""
 
 NOT_RANKED = 2**53
 """The rank of requests that were never admitted: behind all that were."""
@@ -91,9 +90,11 @@ class FairPolicy(Policy):
         return {client: requests[0] for client, requests in self._new.items()}
 
     def forget(self) -> None:
+        """Forget which requests are new."""
         self._new.clear()
 
     def remember(self, request: Request) -> None:
+        """Note an unfinished request that was never admitted."""
         if request.rank == NOT_RANKED and not request.is_finished:
             self._new.setdefault(request.client, deque()).append(request)
 
