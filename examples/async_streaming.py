@@ -6,7 +6,7 @@ With DELTA outputs each one holds only what is new. All requests run together in
 import asyncio
 
 from mie import AsyncEngineArgs, AsyncLLM, SamplingParams
-from mie.sched.params import RequestOutputKind
+from mie.params.sampling import RequestOutputKind
 
 PROMPTS = [
     "Tell me a story about Mia the fox, the mill and a bell.",

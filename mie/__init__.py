@@ -1,4 +1,4 @@
-"""mie: a miniature LLM inference engine whose every number can be checked.
+"""A miniature LLM inference engine whose every number can be checked.
 
     from mie import LLM, SamplingParams
 
@@ -8,41 +8,41 @@ Names are loaded when they are first used, so that ``import mie`` costs nothing.
 import importlib
 from typing import TYPE_CHECKING
 
-from mie.logs import set_up_logging as _set_up_logging
+from mie.system.logs import set_up_logging as _set_up_logging
 from mie.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mie.async_llm import AsyncLLM as AsyncLLM
-    from mie.beam_search import BeamSearchOutput as BeamSearchOutput
-    from mie.beam_search import BeamSearchSequence as BeamSearchSequence
-    from mie.config import EngineConfig as EngineConfig
-    from mie.engine import Engine as Engine
-    from mie.engine_args import AsyncEngineArgs as AsyncEngineArgs
-    from mie.engine_args import EngineArgs as EngineArgs
+    from mie.config.engine import EngineConfig as EngineConfig
+    from mie.config.engine_args import AsyncEngineArgs as AsyncEngineArgs
+    from mie.config.engine_args import EngineArgs as EngineArgs
+    from mie.config.request_limits import RequestLimits as RequestLimits
+    from mie.engine.engine import Engine as Engine
     from mie.errors import MieError as MieError
-    from mie.limits import RequestLimits as RequestLimits
+    from mie.frontend.beam_search import BeamSearchOutput as BeamSearchOutput
+    from mie.frontend.beam_search import BeamSearchSequence as BeamSearchSequence
+    from mie.frontend.outputs import CompletionOutput as CompletionOutput
+    from mie.frontend.outputs import RequestOutput as RequestOutput
     from mie.llm import LLM as LLM
-    from mie.outputs import CompletionOutput as CompletionOutput
-    from mie.outputs import RequestOutput as RequestOutput
-    from mie.sched.beam_params import BeamSearchParams as BeamSearchParams
-    from mie.sched.params import RequestOutputKind as RequestOutputKind
-    from mie.sched.params import SamplingParams as SamplingParams
+    from mie.params.beam_search import BeamSearchParams as BeamSearchParams
+    from mie.params.sampling import RequestOutputKind as RequestOutputKind
+    from mie.params.sampling import SamplingParams as SamplingParams
 
 _HOMES = {
     "LLM": "mie.llm",
     "AsyncLLM": "mie.async_llm",
-    "SamplingParams": "mie.sched.params",
-    "RequestOutputKind": "mie.sched.params",
-    "BeamSearchOutput": "mie.beam_search",
-    "BeamSearchSequence": "mie.beam_search",
-    "BeamSearchParams": "mie.sched.beam_params",
-    "RequestLimits": "mie.limits",
-    "RequestOutput": "mie.outputs",
-    "CompletionOutput": "mie.outputs",
-    "EngineArgs": "mie.engine_args",
-    "AsyncEngineArgs": "mie.engine_args",
-    "EngineConfig": "mie.config",
-    "Engine": "mie.engine",
+    "SamplingParams": "mie.params.sampling",
+    "RequestOutputKind": "mie.params.sampling",
+    "BeamSearchOutput": "mie.frontend.beam_search",
+    "BeamSearchSequence": "mie.frontend.beam_search",
+    "BeamSearchParams": "mie.params.beam_search",
+    "RequestLimits": "mie.config.request_limits",
+    "RequestOutput": "mie.frontend.outputs",
+    "CompletionOutput": "mie.frontend.outputs",
+    "EngineArgs": "mie.config.engine_args",
+    "AsyncEngineArgs": "mie.config.engine_args",
+    "EngineConfig": "mie.config.engine",
+    "Engine": "mie.engine.engine",
     "MieError": "mie.errors",
 }
 

@@ -1,4 +1,4 @@
-"""``python -m mie``."""
+"""Run the command line with ``python -m mie``."""
 
 import sys
 

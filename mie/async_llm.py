@@ -1,4 +1,4 @@
-"""`AsyncLLM`: many concurrent requests from asyncio, spelled as in vLLM."""
+"""Serve many concurrent requests from asyncio with `AsyncLLM`, as in vLLM."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from mie.config import EngineConfig
-from mie.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
+from mie.checkpoint.generation import GenerationConfig
+from mie.config.engine import EngineConfig
+from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
+from mie.config.request_limits import RequestLimits
+from mie.engine.metrics import Metric, Snapshot
 from mie.engine_thread import EngineThread, OutputStream
 from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError, shown
-from mie.limits import RequestLimits
+from mie.frontend.outputs import RequestOutput
+from mie.frontend.prepare import Prompt
+from mie.frontend.request_state import PreparedRequest
 from mie.llm import LLM
-from mie.metrics import Metric, Snapshot
-from mie.model.generation import GenerationConfig
-from mie.outputs import RequestOutput
-from mie.prepare import Prompt
-from mie.request_state import PreparedRequest
-from mie.sched.checks import check_request_id
-from mie.sched.params import SamplingParams
-from mie.step import QueueState
+from mie.params.checks import check_request_id
+from mie.params.sampling import SamplingParams
+from mie.stats.step import QueueState
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What a caller may want to know about the model that an engine serves."""
+    """Facts about the model that an engine serves."""
 
     model: str
-    """The name or directory under which it was loaded."""
+    """The name or directory that it was loaded from."""
     max_model_len: int
-    """Maximum number of tokens of a prompt and its answer together."""
+    """Maximum number of tokens in a prompt and its answer together."""
     max_num_seqs: int
     """Maximum number of sequences that run at once."""
     num_blocks: int
@@ -57,19 +57,19 @@ class Pulse(NamedTuple):
 
 
 class AsyncLLM:
-    """A model, its tokenizer, and an engine that runs in a thread of its own.
+    """A model, its tokenizer, and an engine with its own thread.
 
         async with AsyncLLM("bundled") as llm:
             async for output in llm.generate("Once upon a time", SamplingParams(), "request 1"):
                 print(output.outputs[0].text)
 
-    Every coroutine may be awaited from any event loop. Tokenizing and detokenizing happen outside
-    the event loop's thread.
+    Coroutines may be awaited from any event loop. Text is tokenized and detokenized outside the
+    event loop's thread.
     """
 
     @with_arguments_of(AsyncEngineArgs)
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """Load a model, with the arguments of `LLM`.
+        """Load a model; the arguments are those of `LLM`.
 
         Raises:
             ConfigError: a setting is unknown, out of range, or refused with the reason.
@@ -78,12 +78,12 @@ class AsyncLLM:
         self._llm = LLM(*args, **settings)
         self._loop = self._llm.loop
         self._thread = EngineThread(self._loop)
-        # The thread must not keep this object alive, so that it ends with it.
+        # The thread must not keep this object alive: it ends when the object is collected.
         self._finalizer = weakref.finalize(self, self._thread.stop)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
-        """Load the model that ``engine_args`` describe."""
+        """Load the model that ``engine_args`` describes."""
         return cls(**vars(engine_args))
 
     async def generate(
@@ -99,18 +99,18 @@ class AsyncLLM:
         trace_headers: None = None,
         data_parallel_rank: None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield a request's outputs as they come; the last one has ``finished``.
+        """Yield a request's outputs as they arrive; the last one has ``finished``.
 
-        ``sampling_params.output_kind`` chooses what each output holds. A consumer that is slower
-        than the engine gets merged outputs. Cancelling the task, or closing the generator, aborts
+        ``sampling_params.output_kind`` selects what each output contains. Outputs are merged if the
+        consumer is slower than the engine. Cancelling the task, or closing the generator, aborts
         the request before the next step. Under the fair policy, each ``client`` gets an equal
-        share of tokens. The last four arguments are vLLM's and change nothing.
+        share of tokens. The last four arguments exist for compatibility with vLLM and must be None.
 
         Raises:
             ConfigError: one of the last four is not None.
             RequestError: the request could never be served.
-            RequestFailedError: it failed while it ran, because of an error of its own.
-            EngineDeadError: the engine cannot go on.
+            RequestFailedError: the request failed while it ran.
+            EngineDeadError: the engine is dead.
         """
         refuse_unless_none(
             lora_request=lora_request,
@@ -198,13 +198,13 @@ class AsyncLLM:
         return await asyncio.to_thread(self._llm.chat_prompt, messages, **options)
 
     def encode(self, *args: Any, **options: Any) -> NoReturn:
-        """Refuse to pool: vLLM has this method for embedding models.
+        """Refuse every call: vLLM has this method for embedding models.
 
         Raises:
             RequestError: always.
         """
         raise RequestError(
-            "AsyncLLM.encode needs an embedding model, and mie runs generative ones (call generate)"
+            "AsyncLLM.encode needs an embedding model; mie runs generative models (call generate)"
         )
 
     async def abort(self, request_id: str | Collection[str]) -> None:
@@ -217,15 +217,15 @@ class AsyncLLM:
         await self._thread.call(lambda: [*map(self._loop.processor.abort, list(request_ids))])
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; return False, and do nothing, if a request holds blocks."""
+        """Drop all cached blocks, or return False if a request holds blocks."""
         return await self._thread.call(self._loop.engine.reset_prefix_cache)
 
     async def get_tokenizer(self) -> PretrainedTokenizer:
-        """Return the model's tokenizer, with the names and meanings of transformers."""
+        """Return the model's tokenizer with the interface of transformers."""
         return self._llm.get_tokenizer()
 
     async def get_model_config(self) -> ModelFacts:
-        """Return what is known about the model."""
+        """Return facts about the model."""
         engine, args = self._loop.engine, self._llm.engine_args
         return ModelFacts(
             model=os.fspath(args.model),
@@ -254,20 +254,20 @@ class AsyncLLM:
         return self._llm.tokenizer is not None
 
     async def get_default_sampling_params(self) -> SamplingParams:
-        """Return what is used where no sampling parameters are given; see `LLM`."""
+        """Return a copy of the default parameters; see `LLM.get_default_sampling_params`."""
         return self._llm.get_default_sampling_params()
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        """Return what the model can be asked to do."""
+        """Return the tasks that the model supports."""
         return ("generate",)
 
     async def is_tracing_enabled(self) -> bool:
-        """Return whether requests are traced with OpenTelemetry, which they never are."""
+        """Return False: requests are not traced with OpenTelemetry."""
         return False
 
     async def get_metrics(self) -> list[Metric]:
         """Return counters, gauges and histograms under vLLM's names."""
-        if self._loop.dead_error is not None:  # nobody steps
+        if self._loop.dead_error is not None:  # no thread runs steps any more
             return self._llm.get_metrics()
         name = os.fspath(self._llm.engine_args.model)
         return await asyncio.to_thread((await self.metrics_snapshot()).read, name)
@@ -303,7 +303,7 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        """Whether the engine takes requests."""
+        """Whether the engine accepts requests."""
         return self.dead_error is None
 
     @property
@@ -318,11 +318,11 @@ class AsyncLLM:
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """Why the engine takes no requests, if it takes none."""
+        """Why the engine accepts no requests, or None if it does."""
         return self._loop.dead_error
 
     def shutdown(self) -> None:
-        """End the engine and its thread; requests that run get `EngineDeadError`."""
+        """Stop the engine and its thread; unfinished requests get `EngineDeadError`."""
         self._finalizer()
 
     async def __aenter__(self) -> AsyncLLM:

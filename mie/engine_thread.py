@@ -1,4 +1,4 @@
-"""An engine's loop in a thread of its own, and the tasks of asyncio that wait for its outputs."""
+"""Run an engine's loop in its own thread, and wake the asyncio tasks that wait for its outputs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from mie.errors import EngineDeadError
-from mie.loop import Command, EngineLoop
-from mie.outputs import RequestOutput
-from mie.request_state import Collector, CollectorRef
-from mie.sched.metrics import RequestMetrics
+from mie.frontend.loop import Command, EngineLoop
+from mie.frontend.outputs import RequestOutput
+from mie.frontend.request_state import Collector, CollectorRef
 from mie.sched.sequence import Request
+from mie.stats.request import RequestMetrics
 
 T = TypeVar("T")
 
 
 class _News:
-    """Tells the one task that listens to a collector that there is something to take.
+    """Wakes the one task that waits for news of a collector.
 
-    It does what an `asyncio.Event` does that is cleared after every wait, at half the price: the
-    task awaits ``arrival``, and calls `expect_more` afterwards.
+    It does what an `asyncio.Event` that is cleared after every wait does, at half the cost. The
+    task awaits ``arrival`` and then calls `expect_more`.
     """
 
     def __init__(self) -> None:
@@ -32,11 +32,11 @@ class _News:
         self.arrival: asyncio.Future[None] = self.event_loop.create_future()
 
     def expect_more(self) -> None:
-        """Begin to wait for what arrives from now on."""
+        """Start waiting for news that arrives from now on."""
         self.arrival = self.event_loop.create_future()
 
     def set(self) -> None:
-        """End the wait, in the event loop's own thread."""
+        """End the wait. Call it in the event loop's thread."""
         if not self.arrival.done():
             self.arrival.set_result(None)
 
@@ -96,8 +96,7 @@ class OutputStream:
         self._news.set()
 
     def progress(self) -> tuple[int, int]:
-        """Return how many tokens of the unfinished requests' prompts are computed, and of how
-        many."""
+        """Return the number of computed tokens of unfinished prompts, and of all their tokens."""
         requests = map(self._loop.engine.request, list(self._collector.ref.request_ids))
         unfinished = [request for request in requests if request is not None]
         computed = sum(min(r.sequences[0].num_computed, r.num_prompt) for r in unfinished)
@@ -113,7 +112,7 @@ class OutputStream:
 
 
 class EngineThread:
-    """Turns an `EngineLoop` in a thread of its own."""
+    """Runs an `EngineLoop` in its own thread."""
 
     def __init__(self, loop: EngineLoop) -> None:
         self._loop = loop
@@ -125,22 +124,22 @@ class EngineThread:
         self._thread.start()
 
     def listen(self, collector: Collector) -> _News:
-        """Tell the current task whenever a collector gets news, until `stop_listening`."""
+        """Wake the current task when a collector gets news, until `stop_listening`."""
         news = self._listeners[collector.ref] = _News()
         return news
 
     def stop_listening(self, collector: Collector) -> None:
-        """Tell nothing more."""
+        """Wake the task no more."""
         self._listeners.pop(collector.ref, None)
 
     def post(self, command: Command[Any]) -> None:
-        """Have a command run before the next step."""
+        """Queue a command to run before the next step."""
         self._loop.inbox.append(command)
         self._wake.put(None)
         self._refuse_if_dead()
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call a function between two steps, and return what it returns."""
+        """Call a function between two steps and return its result."""
         self.check_alive()
         done = _News()
         command = Command(function, lambda: _set_all(done.event_loop, [done]))
@@ -149,15 +148,15 @@ class EngineThread:
         return command.result()
 
     def check_alive(self) -> None:
-        """Raise `EngineDeadError` if the engine is dead, or lives in another process."""
+        """Raise `EngineDeadError` if the engine is dead or belongs to another process."""
         if self._process_id != os.getpid():
             raise EngineDeadError(
-                "the engine's thread belongs to the process that was forked; load an AsyncLLM here"
+                "the engine's thread belongs to the parent process; load an AsyncLLM after the fork"
             )
         self._loop.check_alive()
 
     def stop(self) -> None:
-        """End the thread after the step that it computes."""
+        """End the thread after its current step."""
         self._is_stopping = True
         self._wake.put(None)
         if self._process_id == os.getpid() and threading.current_thread() is not self._thread:
@@ -173,7 +172,7 @@ class EngineThread:
                 self._tell(changed)
                 changed.clear()
         except EngineDeadError:
-            pass  # the callers are told below
+            pass  # the callers are notified below
         finally:
             if self._loop.dead_error is None:
                 self._loop.die("the engine was shut down")
@@ -186,13 +185,13 @@ class EngineThread:
             self._wake.get()
 
     def _refuse_if_dead(self) -> None:
-        """Let the callers of commands know that a dead engine runs none."""
+        """Refuse queued commands if the engine is dead."""
         while self._loop.dead_error is not None and self._loop.inbox:
-            with suppress(IndexError):  # another thread was quicker
+            with suppress(IndexError):  # another thread popped it first
                 self._loop.inbox.popleft().refuse(self._loop.dead_error)
 
     def _tell(self, collectors: Iterable[CollectorRef]) -> None:
-        """Wake the tasks that listen to collectors with news, once for each event loop."""
+        """Wake the tasks that wait for collectors with news, once per event loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[_News]] = {}
         for ref in collectors:
             news = self._listeners.get(ref)
@@ -203,7 +202,7 @@ class EngineThread:
 
 
 def _set_all(event_loop: asyncio.AbstractEventLoop, all_news: list[_News]) -> None:
-    """Tell tasks from another thread, unless their loop is closed, so that nothing waits there."""
+    """Wake tasks from another thread. A closed event loop has no waiting tasks."""
 
     def set_here() -> None:
         for news in all_news:

@@ -1,27 +1,28 @@
-"""Every error that ``mie`` raises for something a caller can cause.
+"""Define every error that ``mie`` raises for something that a caller can cause.
 
     MieError
     ├── ConfigError                 a setting is out of range, unknown, or contradicts another
-    │   └── TooLittleMemoryError    what was asked for does not fit; with a table of it
+    │   └── TooLittleMemoryError    the request does not fit the memory; the message has a table
     ├── ModelError                  a model directory cannot be used
-    │   ├── UnsupportedModelError   it asks for something that is not implemented
+    │   ├── UnsupportedModelError   the model needs something that is not implemented
     │   ├── WeightsError            a weights file is broken or does not fit the configuration
     │   └── TokenizerError          the tokenizer is broken or does not fit the configuration
-    ├── RequestError                one request cannot be served; the engine goes on
-    │   ├── RequestFailedError      it failed while it ran, because of an error of its own
+    ├── RequestError                one request cannot be served; the engine continues
+    │   ├── RequestFailedError      the request failed while it ran
     │   └── ChatTemplateError       the chat template is missing, raised, or did not end
-    ├── EngineDeadError             the engine cannot go on; every request it had is lost
-    ├── TraceError                  an event log cannot be read, or tells what cannot have been
+    ├── EngineDeadError             the engine has failed, and its requests are lost
+    ├── TraceError                  an event log cannot be read, or is impossible
     └── MissingExtraError           an optional dependency is not installed
 
-A message says what, got, limit and remedy. Our own broken promises are ``AssertionError``.
+A message says what is wrong, what was given, the limit, and the remedy. A bug in mie raises
+``AssertionError``.
 """
 
 import reprlib
 from typing import Any
 
 MAX_SHOWN = 80
-"""Characters of a value in a message."""
+"""Maximum number of characters of a value in a message."""
 
 
 class MieError(Exception):
@@ -33,7 +34,7 @@ class ConfigError(MieError, ValueError):
 
 
 class TooLittleMemoryError(ConfigError):
-    """What was asked for does not fit the memory. The message has lines: a table, and a remedy."""
+    """The requested settings do not fit the memory. The message has a table and a remedy."""
 
 
 class ModelError(MieError):
@@ -41,7 +42,7 @@ class ModelError(MieError):
 
 
 class UnsupportedModelError(ModelError):
-    """The model asks for an architecture or a feature that is not implemented."""
+    """The model needs an architecture or a feature that is not implemented."""
 
 
 class WeightsError(ModelError):
@@ -53,11 +54,11 @@ class TokenizerError(ModelError):
 
 
 class RequestError(MieError, ValueError):
-    """One request cannot be served; the engine goes on."""
+    """One request cannot be served. The engine continues."""
 
 
 class RequestFailedError(RequestError):
-    """Requests failed while they ran; ``outputs`` has what all requests of the call gave."""
+    """Requests failed while they ran. ``outputs`` has the outputs of all requests of the call."""
 
     def __init__(self, message: str, outputs: list[Any]) -> None:
         super().__init__(message)
@@ -69,29 +70,29 @@ class ChatTemplateError(RequestError):
 
 
 class EngineDeadError(MieError, RuntimeError):
-    """The engine cannot go on, and every request that it had is lost. Load a new one."""
+    """The engine has failed, and its requests are lost. Load a new one."""
 
 
 class TraceError(MieError):
-    """An event log cannot be read, has no such step, or tells what cannot have happened."""
+    """An event log cannot be read, lacks a step, or contains impossible records."""
 
 
 class MissingExtraError(MieError, ImportError):
-    """An optional dependency is not installed; the message names the extra."""
+    """An optional dependency is not installed. The message names the extra."""
 
 
 def shown(value: object) -> str:
-    """The value as messages show it: escaped like a Python literal, and not longer than a line."""
+    """Return the value for a message, escaped like a Python literal and at most a line long."""
     try:
         text = _BRIEF.repr(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
+    except ValueError:  # Python does not print an integer of more than 4,300 digits
         return f"an object of type {type(value).__name__} that cannot be printed"
-    text = " ".join(text.split())  # arrays are written in lines
+    text = " ".join(text.split())  # arrays are printed over several lines
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def shown_text(value: object) -> str:
-    """Short, printable text as it is; anything else as `shown` has it."""
+    """Return short, printable text unchanged, and any other value as `shown` does."""
     is_plain = isinstance(value, str) and len(value) <= MAX_SHOWN and value.isprintable()
     return str(value) if is_plain else shown(value)
 

@@ -1,4 +1,4 @@
-"""`LLM`: prompts in, text out, spelled as in vLLM."""
+"""Generate text from prompts with `LLM`, as in vLLM."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mie.beam_search import BeamSearcher, BeamSearchOutput
-from mie.build import build
-from mie.driver import Driver
-from mie.engine_args import EngineArgs, with_arguments_of
+from mie.config.engine_args import EngineArgs, with_arguments_of
+from mie.engine.metrics import Metric
 from mie.errors import ConfigError
-from mie.loop import EngineLoop
-from mie.metrics import Metric
-from mie.outputs import RequestOutput, raise_failed
-from mie.prepare import Preparer, Prompt, each_prompt
-from mie.progress import ProgressBar
-from mie.request_state import Collector, PreparedRequest
-from mie.sched.beam_params import BeamSearchParams
-from mie.sched.checks import check_request_id
-from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.frontend.beam_search import BeamSearcher, BeamSearchOutput
+from mie.frontend.driver import Driver
+from mie.frontend.loop import EngineLoop
+from mie.frontend.outputs import RequestOutput, raise_failed
+from mie.frontend.prepare import Preparer, Prompt, each_prompt
+from mie.frontend.progress import ProgressBar
+from mie.frontend.request_state import Collector, PreparedRequest
+from mie.load.parts import build
+from mie.params.beam_search import BeamSearchParams
+from mie.params.checks import check_request_id
+from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.text.chat import refuse_unknown_options
 from mie.text.messages import Message, is_batch
 from mie.text.pretrained import PretrainedTokenizer
@@ -35,19 +35,19 @@ class LLM:
         [output] = llm.generate(["Once upon a time"], SamplingParams(max_tokens=64))
         print(output.outputs[0].text)
 
-    All requests run together through one paged cache, whichever call or thread they come from.
-    Any number of threads may call any method. There is no thread of the engine's own: a caller
-    that waits for its outputs computes for all.
+    All requests share one paged cache, whichever call or thread they come from. Any number of
+    threads may call any method. The engine has no thread: a caller that waits for its outputs runs
+    steps for all callers.
     """
 
     @with_arguments_of(EngineArgs)
     def __init__(self, *args: Any, **settings: Any) -> None:
         """Load a model: "bundled", a directory in Hugging Face format, or a hub id.
 
-        The arguments are those of `EngineArgs`, which docs/settings.md explains: the model, its
-        tokenizer and where they come from; backend and dtype; the settings of `EngineConfig`, such
-        as max_num_seqs, num_blocks and scheduling_policy; and vLLM's other arguments at the values
-        that change nothing.
+        The arguments are the fields of `EngineArgs`. They select the model and its tokenizer, the
+        backend and the dtype. They include the settings of `EngineConfig`, such as max_num_seqs and
+        num_blocks. vLLM's other arguments are accepted at values without effect. docs/settings.md
+        explains all of them.
 
         Raises:
             ConfigError: a setting is unknown, out of range, or refused with the reason.
@@ -69,11 +69,11 @@ class LLM:
         self._pretrained: PretrainedTokenizer | None = None
         self.loop = EngineLoop(self.engine, self.tokenizer)
         self._driver = Driver(self.loop, survives_fork=self.engine_args.backend != "cupy")
-        self._collector = self._driver.new_collector()  # of the requests that `step` reports
+        self._collector = self._driver.new_collector()  # for the requests that `step` reports
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
-        """The `LLM` that ``engine_args`` describe."""
+        """Load the model that ``engine_args`` describes."""
         return cls(**vars(engine_args))
 
     def generate(
@@ -84,11 +84,14 @@ class LLM:
         *,
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """The completions of all prompts, in their order.
+        """Return the completions of all prompts in order.
 
-        ``sampling_params`` is for all prompts, or a list with one for each; ``priority`` has one
-        for each, the lowest first, under the policy of that name. A bad prompt raises
-        `RequestError` before anything runs; Ctrl-C ends all of them and gives every block back.
+        ``sampling_params`` is used for all prompts, or is a list with one for each. ``priority`` is
+        a number, or a list with one for each prompt. Under the priority policy the lowest number
+        goes first. Ctrl-C ends all requests and frees their blocks.
+
+        Raises:
+            RequestError: a prompt could never be served; nothing was run.
         """
         each = each_prompt(prompts)
         params = _one_for_each("sampling_params", sampling_params, len(each), None)
@@ -113,9 +116,9 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
-        """The assistant's answers to one conversation, or to each of several.
+        """Return the assistant's answers to one conversation or to several.
 
-        See `apply_chat_template` for what follows ``use_tqdm``.
+        `apply_chat_template` explains the parameters after ``use_tqdm``.
         """
         refuse_unknown_options(LLM.chat, others)
         conversations: list[Any] = list(messages) if is_batch(messages) else [messages]
@@ -136,14 +139,14 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
-        """Yield the growing output of one prompt, after every token.
+        """Yield the output of one prompt after every token.
 
-        `CompletionOutput.new_text` is the new piece. ``output_kind`` of the parameters chooses what
-        each output holds. If the caller is slower than the engine, which other threads may drive,
-        outputs are merged. Closing the iterator ends the request.
+        `CompletionOutput.new_text` is the new piece. The ``output_kind`` of the parameters selects
+        what each output contains. Outputs are merged if the caller is slower than the engine, which
+        other threads may drive. Closing the iterator aborts the request.
 
         Raises:
-            RequestFailedError: the request failed because of an error of its own.
+            RequestFailedError: the request failed.
         """
         collector = self._driver.new_collector()
         try:
@@ -167,13 +170,13 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """Search for the most likely continuations of each prompt.
 
-        Beams share the blocks of their prompt and of what they have in common. At most
+        Beams share the blocks of their prompt and of their common beginning. At most
         ``concurrency_limit`` prompts are searched at a time.
 
         Raises:
             ConfigError: ``lora_request`` is given, or ``concurrency_limit`` is not positive.
             RequestError: a prompt could never be served.
-            RequestFailedError: a beam failed because of an error of its own.
+            RequestFailedError: a beam failed.
         """
         refuse_unknown_options(LLM.generate, {"lora_request": lora_request})
         each = each_prompt(prompts)
@@ -194,24 +197,23 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> str:
-        """The conversation as the model's chat template writes it.
+        """Render the conversation with the model's chat template.
 
         Args:
-            messages: ``{"role": …, "content": …}`` each. A content is text, None or a list of text
-                parts; that of a tool may be any JSON value. Arguments of tool calls may be JSON.
+            messages: a list of ``{"role": …, "content": …}``. A content is text, None or a list of
+                text parts. A tool's content and the arguments of tool calls may be any JSON value.
             chat_template: the text of another template, or the name of one of the model's.
             chat_template_content_format: "string" joins text parts, "openai" makes parts of text,
-                and "auto" does what the template is written for.
+                and "auto" detects what the template expects.
             add_generation_prompt: end with the beginning of the assistant's answer.
-            continue_final_message: end with the last message's text instead, for the model to
-                continue. Needs ``add_generation_prompt=False``.
-            tools: JSON schemas of functions. The template named ``tool_use`` is used if there is
-                one.
-            chat_template_kwargs: whatever else the template reads (``enable_thinking``, …).
+            continue_final_message: end with the last message's text instead, so that the model
+                continues it. Requires ``add_generation_prompt=False``.
+            tools: JSON schemas of functions. The template named ``tool_use`` is used if it exists.
+            chat_template_kwargs: other variables of the template (``enable_thinking``, …).
 
         Raises:
             ConfigError: a parameter is unknown or wrong.
-            RequestError: a message is malformed, or the template does not take it.
+            RequestError: a message is malformed, or the template rejects it.
         """
         refuse_unknown_options(LLM.apply_chat_template, others)
         return self.get_tokenizer().chat_templates.render(
@@ -225,16 +227,16 @@ class LLM:
         )
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
-        """The conversation as a prompt for `generate`; options are `apply_chat_template`'s.
+        """Return the conversation as a prompt for `generate`.
 
-        The template writes BOS itself.
+        The options are those of `apply_chat_template`. The template writes BOS itself.
         """
         text = self.apply_chat_template(messages, **options)
         token_ids = self._preparer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}
 
     def get_tokenizer(self) -> PretrainedTokenizer:
-        """The model's tokenizer, with the names and meanings of transformers."""
+        """Return the model's tokenizer with the interface of transformers."""
         if self._pretrained is None:
             tokenizer = self._preparer.required_tokenizer()
             files = TemplateFiles(self._text_directory)
@@ -243,9 +245,9 @@ class LLM:
         return self._pretrained
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is used where no sampling parameters are given; new at every call.
+        """Return a new copy of the parameters that are used if a call gives none.
 
-        The model's generation_config.json recommends them, unless ``generation_config`` or
+        They come from the model's generation_config.json, unless ``generation_config`` or
         ``override_generation_config`` say otherwise.
         """
         return SamplingParams(**self.generation_config.sampling)
@@ -253,7 +255,7 @@ class LLM:
     def __repr__(self) -> str:
         return f"LLM({str(self.directory)!r}, {self.engine!r})"
 
-    # Request by request, for programs that bring their own loop.
+    # Step-by-step interface for programs with their own loop.
 
     def add_request(
         self,
@@ -263,23 +265,23 @@ class LLM:
         *,
         priority: int = 0,
     ) -> str:
-        """Queue one prompt, which `step` runs, and return its request id.
+        """Queue one prompt for `step`, and return its request id.
 
-        Without ``request_id`` the id is "auto-" and a number. A lower ``priority`` goes first,
-        under the policy of that name.
+        Without ``request_id`` the id is "auto-" and a number. Under the priority policy the lowest
+        ``priority`` goes first.
 
         Raises:
-            RequestError: it could never be served; nothing was added.
+            RequestError: the request could never be served; nothing was added.
         """
         prepared = self.prepare(prompt, sampling_params, None, request_id, priority=priority)
         [added] = self._driver.add([prepared], self._own_collector())
         return added
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step, and return the outputs of the requests of `add_request` that have news.
+        """Run one step and return new outputs of the requests that `add_request` queued.
 
-        Outputs that arrived while other callers computed are returned at once. Every request gives
-        one output with ``finished``, also one that was aborted or that failed.
+        Outputs from steps of other callers are returned at once, without a step. Each request gets
+        one output with ``finished``, even if it was aborted or failed.
         """
         return self._driver.step(self._own_collector())
 
@@ -295,18 +297,18 @@ class LLM:
         self._driver.abort(request_id)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; return False, and do nothing, if a request holds blocks."""
+        """Drop all cached blocks, or return False if a request holds blocks."""
         return self._driver.call(self.engine.reset_prefix_cache)
 
     def get_metrics(self) -> list[Metric]:
         """Return counters, gauges and histograms under vLLM's names."""
         name = os.fspath(self.engine_args.model)
-        if self.loop.dead_error is not None:  # nobody steps
+        if self.loop.dead_error is not None:  # no thread runs steps any more
             return self.engine.get_metrics(name)
         return self._driver.call(lambda: self.engine.get_metrics(name))
 
     def _own_collector(self) -> Collector:
-        if self._collector.process_id != os.getpid():  # forked: the requests are the parent's
+        if self._collector.process_id != os.getpid():  # after a fork: the requests are the parent's
             self._collector = self._driver.new_collector()
         return self._collector
 
@@ -337,7 +339,7 @@ class LLM:
         priority: int = 0,
         client: str | None = None,
     ) -> PreparedRequest:
-        """Check and tokenize a request, in the caller's thread.
+        """Check and tokenize a request in the caller's thread.
 
         Raises:
             ConfigError: a parameter is not allowed.
@@ -348,11 +350,11 @@ class LLM:
 
 
 def _one_for_each(name: str, given: Any, count: int, default: T) -> list[T]:
-    """Return one value for each prompt: of a list, or the same one for all."""
+    """Return one value for each prompt, from a list or by repeating one value."""
     if given is None:
         return [default] * count
     if not isinstance(given, Sequence):
         return [given] * count
     if len(given) != count:
-        raise ConfigError(f"{count} prompts need as many {name}; got {len(given)}")
+        raise ConfigError(f"{count} prompts need {count} {name}; got {len(given)}")
     return list(given)

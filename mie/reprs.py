@@ -1,4 +1,4 @@
-"""Show an object in one line, with its long lists shortened."""
+"""Format objects and amounts as short text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ _MOST_ITEMS = 8
 
 
 def short_repr(self: Any) -> str:
-    """The fields of a dataclass that say something: no None, and long lists shortened."""
+    """Return the fields of a dataclass that are not None, with long lists shortened."""
     values = {field.name: getattr(self, field.name) for field in fields(self) if field.repr}
     return _call(self, {name: value for name, value in values.items() if value is not None})
 
 
 def changed_repr(self: Any) -> str:
-    """The fields of a dataclass that differ from their defaults."""
+    """Return the fields of a dataclass that differ from their defaults."""
     changed = [field.name for field in fields(self) if not _is_default(self, field)]
     return _call(self, {name: getattr(self, name) for name in changed})
+
+
+def count(number: int, noun: str) -> str:
+    """Return the amount and its noun: "1 step", "2,000 steps"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _is_default(owner: Any, field: Field[Any]) -> bool:

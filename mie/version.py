@@ -1,3 +1,3 @@
-"""The version of the package, read by the build too."""
+"""Define the package's version, which the build also reads."""
 
 __version__ = "0.1.0"

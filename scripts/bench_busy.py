@@ -1,10 +1,10 @@
-"""What threads gain or lose on a busy machine: decode with one thread and the default number.
+"""Compare decoding with one thread and with the default number on a busy machine.
 
     python scripts/bench_busy.py [--model DIR] [--requests 1 8 64] [--loops 2] [--rounds 7]
 
-Engines with one thread and with the default number of threads decode by turns, first with
-``--loops`` busy loops beside them, then without. The table has the median of the rounds' tokens per
-second and, of the pairs of neighbouring turns, the median and the smallest ratio.
+An engine with one thread and an engine with the default number take turns at decoding: first beside
+``--loops`` busy loops, then alone. The table has the median tokens per second of each, and the
+median, the smallest and the largest ratio of neighbouring turns.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import mie
 from mie import EngineConfig, SamplingParams
-from mie.engine import Engine
-from mie.load import load_engine
+from mie.engine.engine import Engine
+from mie.load.engine import load_engine
 
 BUNDLED = Path(mie.__file__).parent / "assets" / "tiny"
 PROMPT = list(range(100, 140))
@@ -30,7 +30,7 @@ MAX_TOKENS = 400
 
 @contextlib.contextmanager
 def busy_loops(number: int) -> Iterator[None]:
-    """So many processes that take all the CPU they get."""
+    """Run ``number`` processes that use all the CPU time they get."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
     try:
         yield
@@ -41,21 +41,21 @@ def busy_loops(number: int) -> Iterator[None]:
 
 
 class Decoding:
-    """Requests that decode for ever: those that end are added again."""
+    """An engine that decodes without end: requests that finish are added again."""
 
     def __init__(self, model: Path, num_threads: int | None, num_requests: int) -> None:
         config = EngineConfig(
             num_threads=num_threads,
             max_num_seqs=num_requests,
             enable_prefix_caching=False,
-            linear_plan="tiled",  # what a probe beside busy loops finds is another question
+            linear_plan="tiled",  # a probe beside busy loops is not what is measured here
         )
         self._engine: Engine = load_engine(model, config)
         self._num_requests = num_requests
         self._number = 0
 
     def tokens_per_second(self, seconds: float) -> float:
-        """Over so many seconds; prompts' steps do not count."""
+        """Measure decoding for ``seconds``. Steps that compute prompts do not count."""
         params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
         num_tokens, spent = 0, 0.0
         while spent < seconds:
@@ -71,7 +71,7 @@ class Decoding:
 
 
 def compare(one: Decoding, default: Decoding, rounds: int, seconds: float) -> str:
-    """A line: tokens/s of both, and their ratio."""
+    """Return a row of the table: tokens per second of both engines, and their ratios."""
     pairs = []
     for turn in range(rounds + 1):
         both = [one, default] if turn % 2 else [default, one]
@@ -88,11 +88,11 @@ def compare(one: Decoding, default: Decoding, rounds: int, seconds: float) -> st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=BUNDLED)
-    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--loops", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a turn")
+    parser.add_argument("--model", type=Path, default=BUNDLED, help="model directory")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64], help="batch sizes")
+    parser.add_argument("--loops", type=int, default=os.cpu_count(), help="busy loops beside it")
+    parser.add_argument("--rounds", type=int, default=7, help="turns that count")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a turn")
     options = parser.parse_args()
     print(f"load average {os.getloadavg()[0]:.2f}, {os.cpu_count()} CPUs")
     print("loops requests  1 thread   default   ratio     min     max")

@@ -1,11 +1,11 @@
-"""What it costs to serve concurrent streams: `AsyncLLM` beside `LLM.generate`.
+"""Measure what concurrent streams cost: `AsyncLLM` compared with `LLM.generate`.
 
     python scripts/bench_callers.py [--streams 64] [--tokens 128] [--rounds 5]
 
-Both serve the same prompts, by turns, in one process. `LLM.generate` gets them in one call. With
-`AsyncLLM` each prompt has a task of its own, which takes every output. The table has the median of
-the rounds' tokens per second, and the median and the range of the ratios of neighbouring turns.
-SmolLM2-135M is its published shape with random weights and no tokenizer, so prompts are token ids.
+Both serve the same prompts in one process and take turns. `LLM.generate` gets all prompts in one
+call. With `AsyncLLM` each prompt has its own task, which takes every output. The table has the
+median tokens per second, and the median and the range of the ratios of neighbouring turns.
+SmolLM2-135M has its published shape, random weights and no tokenizer, so its prompts are token ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cpu_bench.shapes import LLAMA, SHAPES
+from bench.cpu.shapes import LLAMA, SHAPES
 
 from mie import LLM, AsyncLLM, RequestOutputKind, SamplingParams
 
@@ -29,7 +29,7 @@ PROMPTS = ("Once upon a time", "Tell me a story about Mia the fox", "The old mil
 
 
 def arguments_of(model: str, folder: Path) -> dict[str, Any]:
-    """The arguments that load a model."""
+    """Return the arguments that load a model."""
     if model == "bundled":
         return {"model": model}
     (folder / "config.json").write_text(json.dumps({**LLAMA, **SHAPES[model]}))
@@ -37,14 +37,14 @@ def arguments_of(model: str, folder: Path) -> dict[str, Any]:
 
 
 def prompts_of(model: str, count: int) -> list[Any]:
-    """Prompts that differ."""
+    """Return ``count`` prompts."""
     if model == "bundled":
         return [PROMPTS[i % len(PROMPTS)] for i in range(count)]
     return [[5 + i, 6, 7, 8, 9, 10, 11, 12] for i in range(count)]
 
 
 async def serve(llm: AsyncLLM, prompts: list[Any], params: SamplingParams) -> list[list[int]]:
-    """Run one task for each prompt, and return their tokens."""
+    """Run one task for each prompt and return the tokens of each."""
 
     async def one(prompt: Any) -> list[int]:
         tokens: list[int] = []
@@ -56,7 +56,7 @@ async def serve(llm: AsyncLLM, prompts: list[Any], params: SamplingParams) -> li
 
 
 async def measure(model: str, folder: Path, streams: int, tokens: int, rounds: int) -> None:
-    """Print a row of the table."""
+    """Measure one model and print its row of the table."""
     settings = {**arguments_of(model, folder), "max_num_seqs": streams, "max_model_len": 512}
     prompts = prompts_of(model, streams)
     options = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}

@@ -1,31 +1,33 @@
-"""Speed on a CPU, beside other engines in the same run.
+"""Measure generation on a CPU, with mie and other engines in the same run.
 
     pip install "mie[bench]"
     python scripts/bench_cpu.py [--models NAME ...] [--engines NAME ...] [--workloads NAME ...]
                                 [--mie-variant NAME:KEY=VALUE,...] [--output PREFIX]
 
-Models of published shapes with random weights, and the bundled model; greedy, end-of-sequence
-disabled. mie runs through its LLM API and its scheduler. The peers: transformers (`generate`; for
-several requests one static batch, and end to end also one after another, at a rate measured on a
-few), llama.cpp through llama-cpp-python's batch API, CTranslate2 (`generate_batch`). A peer that is
-not installed, or does not take a shape, is skipped by name with the reason.
+The models have published shapes and random weights; the bundled model is measured too. Sampling is
+greedy, and the end-of-sequence token is disabled. mie runs through its LLM API and its scheduler.
+The peers are transformers (`generate`), llama.cpp (the batch API of llama-cpp-python) and
+CTranslate2 (`generate_batch`). transformers serves several requests as one static batch, and end to
+end also one after another, at a rate measured on a few. A peer that is not installed, or that does
+not support a shape, is skipped by name with the reason.
 
-Each engine lives in a process of its own, restricted to the same CPUs, and is stopped (SIGSTOP)
-while another is measured, so that no thread of it waits busily. Engines that do not fit into memory
-together are measured in groups, each with mie's first row in it. In a round every engine of the
-group is measured on one workload, one after another, in alternating order; a round that took less
-than a second is repeated until it did, and counts with its median. Tables show medians over rounds
-(least–most); ratios are taken within a round. What is measured stands in cpu_bench/metrics.py.
+Each engine has its own process on the same CPUs. It is stopped (SIGSTOP) while another is measured,
+so that its threads do not spin. Engines that do not fit into memory together are measured in
+groups, each of which has mie's first row. In a round, every engine of the group runs one workload,
+in alternating order. A round below one second is repeated until a second has passed, and counts
+with its median. Tables show medians over rounds (least–most). Ratios are taken within a round.
+bench/cpu/metrics.py defines what is measured.
 
-Beside each row stand the shares of what this machine did at best with as many threads, before and
-after each group (cpu_bench/limits.py): bytes read a second against the bytes a step must read, and
-the best sgemm against the products it must compute (cpu_bench/shapes.py has the formulas).
+Each row also shows its share of the best that this machine does with as many threads, measured
+before and after each group (bench/cpu/limits.py). Decoding compares the bytes that a step must read
+with the bandwidth. Prefill compares its products with the best sgemm. bench/cpu/shapes.py has the
+formulas.
 
-Variables that tune OpenBLAS, OpenMP or MKL are removed, so that engines run as for their users.
-With --without-avx512 they are kept from using it by variables of their own; llama.cpp needs another
-build for that, given as --python llama.cpp=PATH, the interpreter of its environment:
+Variables that tune OpenBLAS, OpenMP or MKL are removed, so that engines run as their users run
+them. With --without-avx512, other variables keep the engines from using AVX-512. llama.cpp needs a
+special build for that; pass its interpreter as --python llama.cpp=PATH:
 
-    CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON" \\
+    CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON" \
         pip install --no-binary llama-cpp-python llama-cpp-python gguf
 """
 
@@ -44,19 +46,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cpu_bench.children import WITHOUT_AVX512, child_environment
-from cpu_bench.entries import FORMATS, entries_of, mie_entries
-from cpu_bench.metrics import WORKLOADS, quick
-from cpu_bench.model_bench import ModelBench
-from cpu_bench.report import as_json, markdown
-from cpu_bench.results import BASELINE, ModelResults
-from cpu_bench.shapes import BUNDLED, MODELS, SHAPES
+from bench.cpu.children import WITHOUT_AVX512, child_environment
+from bench.cpu.entries import FORMATS, entries_of, mie_entries
+from bench.cpu.metrics import WORKLOADS, quick
+from bench.cpu.model_bench import ModelBench
+from bench.cpu.report import as_json, markdown
+from bench.cpu.results import BASELINE, ModelResults
+from bench.cpu.shapes import BUNDLED, MODELS, SHAPES
 
 FAMILIES = tuple(dict.fromkeys(name.split("-")[0] for name in FORMATS))
 
 
 def machine_state(args: argparse.Namespace) -> dict[str, Any]:
-    """What the figures hold for."""
+    """Return the facts about the machine and the software that the figures hold for."""
     cpu_info = Path("/proc/cpuinfo").read_text()
     model = re.search(r"model name\s*:\s*(.*)", cpu_info)
     numbers = re.search(r"cpu family\s*:\s*(\d+)\s*model\s*:\s*(\d+)", cpu_info)
@@ -81,7 +83,7 @@ def machine_state(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``entries`` and ``workloads`` are what it names."""
+    """Parse the command line. ``entries`` and ``workloads`` hold what it names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -91,13 +93,36 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
     add("--rounds", type=int, default=3)
     add("--threads", type=int, default=2, help="CPUs that each engine may use")
-    add("--mie", action="append", default=[], metavar="KEY=VALUE", help="for LLM(...), every row")
-    add("--mie-variant", action="append", default=[], metavar="NAME:KEY=VALUE,...", help="a row")
-    add("--python", action="append", default=[], metavar="FAMILY=PATH", help="its interpreter")
+    add(
+        "--mie",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set an argument of LLM in all of mie's rows",
+    )
+    add(
+        "--mie-variant",
+        action="append",
+        default=[],
+        metavar="NAME:KEY=VALUE,...",
+        help="add a row of mie with these arguments",
+    )
+    add(
+        "--python",
+        action="append",
+        default=[],
+        metavar="FAMILY=PATH",
+        help="run an engine with this interpreter",
+    )
     add("--without-avx512", action="store_true")
-    add("--baseline-requests", type=int, default=2, help="how many transformers runs one by one")
-    add("--quick", action="store_true", help="small workloads, one round: to try the script")
-    add("--output", metavar="PREFIX", help="writes PREFIX.json and PREFIX.md")
+    add(
+        "--baseline-requests",
+        type=int,
+        default=2,
+        help="requests that transformers runs one by one",
+    )
+    add("--quick", action="store_true", help="try the script: small workloads, one round")
+    add("--output", metavar="PREFIX", help="write PREFIX.json and PREFIX.md")
     args = parser.parse_args(words)
     try:
         args.entries = entries_of(args.engines, mie_entries(args.mie, args.mie_variant))
@@ -121,14 +146,17 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def write_report(
     prefix: str, state: Mapping[str, Any], results: list[ModelResults], skipped: list[str]
 ) -> None:
-    """PREFIX.json and PREFIX.md."""
+    """Write PREFIX.json and PREFIX.md."""
     text = json.dumps(as_json(state, results, skipped), indent=2)
     Path(f"{prefix}.json").write_text(text + "\n")
     Path(f"{prefix}.md").write_text(markdown(state, results, skipped) + "\n")
 
 
 def main() -> int:
-    """Measure, print, and write the results after each model; 1 if a row of mie's is missing."""
+    """Measure, print, and write the results after each model.
+
+    Returns 1 if a row of mie is missing, else 0.
+    """
     args = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and so through every `finally`
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])  # children inherit it

@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Speed on a GPU: ceilings, attention, and the engine end to end, in one run.
+"""Measure a GPU in one run: its ceilings, attention, and the engine end to end.
 
     python scripts/bench_gpu.py [--output PREFIX] [--seconds 300]
-    python scripts/bench_gpu.py --dry-run       the same way through, tiny, on the emulator, untimed
+    python scripts/bench_gpu.py --dry-run       run every part on the emulator, tiny and untimed
 
-Every shape is checked against the NumPy operator in float64 before it is timed. A sample is a CUDA
-graph of calls that rotate over three KV caches or more, so that the L2 cache holds none of them;
-where CuPy cannot capture one, the calls as they are. Each engine of the end-to-end part has a
-process of its own. What does not run is a row that says why. Results are written after every row.
+Every shape is compared with the NumPy operator in float64 before it is timed. A sample is a CUDA
+graph of calls that rotate over at least three KV caches, so that the L2 cache does not hold them.
+Where CuPy cannot capture a graph, the calls are launched one by one. Each engine of the end-to-end
+part has its own process. A row that does not run says why. Results are written after every row.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_bench.attention import bench_decode, bench_prefill
-from gpu_bench.ceilings import measure_ceilings
-from gpu_bench.device import CupyDevice, Device, DryDevice, free_device_memory, one_line
-from gpu_bench.end_to_end import ENGINES, bench_end_to_end, child
-from gpu_bench.page import as_markdown
-from gpu_bench.report import Report
-from gpu_bench.shapes import (
+from bench.gpu.attention import bench_decode, bench_prefill
+from bench.gpu.ceilings import measure_ceilings
+from bench.gpu.device import CupyDevice, Device, DryDevice, free_device_memory, one_line
+from bench.gpu.end_to_end import ENGINES, bench_end_to_end, child
+from bench.gpu.page import as_markdown
+from bench.gpu.report import BenchReport
+from bench.gpu.shapes import (
     BLOCK_SIZE,
     MORE,
     PREFILL,
@@ -43,8 +43,8 @@ from mie.errors import MieError
 Part = tuple[str, Callable[[], None]]
 
 
-def bench(device: Device, report: Report, seconds: float) -> None:
-    """Everything, the most wanted first; what the time does not allow is skipped by name."""
+def bench(device: Device, report: BenchReport, seconds: float) -> None:
+    """Run all parts, the most wanted first, and skip by name what the time does not allow."""
     end = time.monotonic() + seconds
     measure_ceilings(device, report)
     for name, measure in parts(device, report, lambda: end - time.monotonic()):
@@ -59,8 +59,8 @@ def bench(device: Device, report: Report, seconds: float) -> None:
         report.save()
 
 
-def parts(device: Device, report: Report, seconds_left: Callable[[], float]) -> Iterable[Part]:
-    """What is measured after the ceilings, in order."""
+def parts(device: Device, report: BenchReport, seconds_left: Callable[[], float]) -> Iterable[Part]:
+    """Yield what is measured after the ceilings, in order."""
 
     def rows(
         what: str, bench_shape: Callable[..., None], shapes: Iterable[object]
@@ -77,7 +77,7 @@ def parts(device: Device, report: Report, seconds_left: Callable[[], float]) -> 
 
 
 def device_state(device: Device, is_dry_run: bool) -> dict[str, Any]:
-    """What the figures hold for."""
+    """Return the facts about the device and the software that the figures hold for."""
     state: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "python": sys.version.split()[0],
@@ -100,18 +100,20 @@ def device_state(device: Device, is_dry_run: bool) -> dict[str, Any]:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line, for people and (``--child``) for the script itself."""
+    """Parse the command line of users, and of this script's own children (``--child``)."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", metavar="PREFIX", help="writes PREFIX.json and PREFIX.md")
-    parser.add_argument("--seconds", type=float, default=300, help="start no row after these")
-    parser.add_argument("--dry-run", action="store_true", help="tiny, on the emulator, untimed")
+    parser.add_argument("--output", metavar="PREFIX", help="write PREFIX.json and PREFIX.md")
+    parser.add_argument("--seconds", type=float, default=300, help="start no row after this time")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="run on the emulator, tiny and untimed"
+    )
     parser.add_argument("--child", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--directory", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, prints, and writes the results: 0, or 1 where something failed."""
+    """Measure, print, and write the results. Return 1 if a row failed, else 0."""
     args = parse_arguments(argv)
     if args.child:
         child(args)
@@ -121,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MieError as error:
         print(f"bench_gpu: {error}", file=sys.stderr)
         return 2
-    report = Report(
+    report = BenchReport(
         state=device_state(device, args.dry_run),
         prefix=Path(args.output) if args.output else None,
         is_dry_run=args.dry_run,

@@ -1,18 +1,19 @@
-"""What a step costs the host: everything but the model.
+"""Measure what a step costs the host, without the model.
 
     python scripts/bench_sched.py [nano-vllm=DIR mini-sglang=DIR mini-vllm=DIR] [--output PREFIX]
 
-Three things are measured, in one thread, with the model and the sampling replaced by a constant
-token:
+A constant token replaces the model and the sampling. One thread measures three things:
 
-    decode step   of 256 running sequences, at 128 and at 8,192 tokens of context: the whole
-                  `Engine.step`, with its scheduler, memory, packing, update, outputs, statistics
-                  and event log
-    admission     of a request whose first 4,096 tokens are cached, to the packed arrays of its
+    decode step   the whole `Engine.step` of 256 running sequences, at 128 and at 8,192 tokens of
+                  context: scheduler, memory, packing, update, outputs, statistics and event log
+
+    admission     from a request whose first 4,096 tokens are cached to the packed arrays of its
                   first step; alone, and with 10,000 other children under the last shared node
-    the log       what of a real step with the bundled model the event log takes (--log)
 
-Public engines stand beside it where a checkout is given (see sched_peers.py). Rounds alternate.
+    the log       the event log's share of a real step with the bundled model
+
+It also measures public engines whose checkouts are given (see bench/sched_peers.py). Rounds
+alternate between the engines.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import sched_peers
-from sched_peers import Admission, cached_prompt, pool_blocks, prompts
+from bench import sched_peers
+from bench.sched_peers import Admission, cached_prompt, pool_blocks, prompts
 
-from mie.config import EngineConfig
-from mie.engine import Engine
+from mie.audit.scheduler import scheduler_snapshot
+from mie.config.engine import EngineConfig
+from mie.engine.engine import Engine
+from mie.engine.runner import ModelRunner
 from mie.events import EventLog
 from mie.events.log import SNAPSHOT_EVERY
-from mie.load import new_scheduler
-from mie.runner import ModelRunner
-from mie.sched.params import SamplingParams
+from mie.load.engine import new_scheduler
+from mie.params.sampling import SamplingParams
 from mie.sched.plan import StepPlan
 from mie.sched.result import ChunkResult, StepResult
 
@@ -52,7 +54,7 @@ BLOCK_SIZE = 16
 
 
 class ConstantRunner(ModelRunner):
-    """The real runner around a model that always answers `sched_peers.TOKEN`."""
+    """The real runner with a model that always answers `sched_peers.TOKEN`."""
 
     def run(self, plan: StepPlan) -> StepResult:
         self.prepare(plan)
@@ -71,7 +73,7 @@ class ConstantRunner(ModelRunner):
 
 
 def no_decoder() -> Any:
-    """A decoder without a model: the cache is nothing at all."""
+    """Return a decoder without a model. Its cache is empty."""
     backend = SimpleNamespace(
         new_kv_cache=lambda shape: None, copy_blocks=lambda cache, src, dst: None
     )
@@ -79,7 +81,7 @@ def no_decoder() -> Any:
 
 
 def new_engine(num_blocks: int, num_seqs: int, log_steps: int = 2000) -> Engine:
-    """An engine with everything but a model."""
+    """Return an engine that has everything but a model."""
     config = EngineConfig(
         block_size=BLOCK_SIZE,
         max_num_seqs=num_seqs,
@@ -122,7 +124,9 @@ class Mie:
         params = SamplingParams(max_tokens=2 * sched_peers.NUM_STEPS_MAX, temperature=0)
         for token_ids in prompts(num_seqs, context):
             engine.add_request(token_ids, params)
-        while engine.scheduler.waiting or engine.scheduler._num_prefilling:
+        while engine.scheduler.waiting or any(
+            seq.is_prefilling for seq in engine.scheduler.running
+        ):
             engine.step()
         assert len(engine.scheduler.running) == num_seqs
         return engine.step
@@ -156,7 +160,10 @@ class Mie:
 
 
 def phases(num_seqs: int, context: int, num_steps: int = 200) -> dict[str, float]:
-    """Milliseconds of the parts of `Engine.step`, medians; ``outputs and log`` is the rest."""
+    """Return the median milliseconds of each part of `Engine.step`.
+
+    ``outputs and log`` is the rest.
+    """
     step = Mie().start(num_seqs, context)
     stats, wholes = [], []
     for _ in range(num_steps):
@@ -176,10 +183,11 @@ def phases(num_seqs: int, context: int, num_steps: int = 200) -> dict[str, float
 
 
 def log_share(num_requests: int, num_steps: int = 300) -> tuple[float, float, float]:
-    """(milliseconds of a step with the bundled model, microseconds of its log, share of the log).
+    """Return the milliseconds of a real step, the microseconds of its log, and the log's share.
 
-    A step costs too little to see a hundredth of it in the difference of two runs. So the records
-    of a real run are emitted once more into a fresh log, with its snapshots, and that is timed.
+    The step runs the bundled model. The difference of two runs cannot show a hundredth of so short
+    a step. So the records of a real run are emitted once more into a fresh log, with its snapshots,
+    and that is timed.
     """
     from mie import LLM
 
@@ -205,7 +213,7 @@ def log_share(num_requests: int, num_steps: int = 300) -> tuple[float, float, fl
             log.end_step(records[-1][1])
         seconds.append((time.perf_counter() - start) / len(steps))
     start = time.perf_counter()
-    engine.scheduler.snapshot()
+    scheduler_snapshot(engine.scheduler)
     snapshot_seconds = (time.perf_counter() - start) / SNAPSHOT_EVERY
     log_seconds = statistics.median(seconds) + snapshot_seconds
     return 1e3 * step_seconds, 1e6 * log_seconds, log_seconds / step_seconds
@@ -215,7 +223,7 @@ def log_share(num_requests: int, num_steps: int = 300) -> tuple[float, float, fl
 
 
 def machine_state() -> dict[str, Any]:
-    """What the figures hold for."""
+    """Return the facts about the machine that the figures hold for."""
     cpu_info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     cpu = re.search(r"model name\s*:\s*(.*)", cpu_info)
     return {
@@ -230,13 +238,15 @@ def machine_state() -> dict[str, Any]:
 
 
 def is_tuning(name: str) -> bool:
-    """Whether an environment variable tunes the BLAS: a user's machine has none of them."""
+    """Return whether a variable tunes the BLAS. A user's machine has none of them."""
     return name.startswith("OPENBLAS_")
 
 
 def in_fresh_process(arguments: Sequence[str]) -> Any:
-    """What this script, called so, prints as JSON. Fresh, since the memory that an earlier engine
-    left behind would be part of the figure."""
+    """Run this script with ``arguments`` as a child and return the JSON that it prints.
+
+    The process is fresh because memory that an earlier engine left behind would change the figure.
+    """
     environment = {k: v for k, v in os.environ.items() if not is_tuning(k)}
     command = [sys.executable, __file__, "--child", *arguments]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
@@ -244,7 +254,7 @@ def in_fresh_process(arguments: Sequence[str]) -> Any:
 
 
 def run_child(arguments: Sequence[str]) -> Any:
-    """One measurement: what is named by the arguments, in milliseconds."""
+    """Run the measurement that the arguments name and return its milliseconds."""
     what, name, path, size = arguments
     if what == "phases":
         return phases(NUM_SEQS, int(size))
@@ -265,7 +275,7 @@ def run_child(arguments: Sequence[str]) -> Any:
 
 
 def measure(peers: dict[str, str], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds by what was measured and by engine, one for each round."""
+    """Return milliseconds by measurement and by engine, one figure for each round."""
     rows = [("step", str(context)) for context in CONTEXTS] + [("admission", str(NUM_CACHED))]
     results: dict[str, dict[str, list[float]]] = {}
     for _ in range(rounds):
@@ -289,7 +299,7 @@ TITLES = {
 
 
 def as_markdown(report: dict[str, Any]) -> str:
-    """The report as tables; milliseconds are medians of rounds (least–most)."""
+    """Return the report as tables. Milliseconds are medians over rounds (least–most)."""
     names = ["mie", *report["versions"]]
     lines = [f"* {key}: {value}" for key, value in report["state"].items()]
     lines += [f"* {name}: {version}" for name, version in report["versions"].items()]
@@ -314,16 +324,16 @@ def as_markdown(report: dict[str, Any]) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line, for people and (``--child``) for the script itself."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("peers", nargs="*", metavar="NAME=DIR", help="checkouts of other engines")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", metavar="PREFIX", help="writes PREFIX.json and PREFIX.md")
+    parser.add_argument("--output", metavar="PREFIX", help="write PREFIX.json and PREFIX.md")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Measures, prints, and writes the results."""
+    """Measure, print, and write the results."""
     if sys.argv[1:2] == ["--child"]:
         print(json.dumps(run_child(sys.argv[2:])))
         return

@@ -1,9 +1,9 @@
-"""How long a user waits: `import mie`, and `mie generate` until its first token.
+"""Measure how long a user waits for `import mie`, and for the first token of `mie generate`.
 
     python scripts/bench_start.py [--rounds 7]
 
-Each figure is the median of fresh processes, from launch: to the end of `import mie` less the
-interpreter's own start, and to the first byte of the bundled model's text.
+Each figure is the median over fresh processes and counts from their launch. The three figures are
+Python alone, Python with `import mie`, and the first byte of the bundled model's text.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 PROMPT = "Tell me a story about Mia the fox, the old mill and a silver bell."
 GENERATE = [sys.executable, "-m", "mie", "generate", "--temperature", "0", PROMPT]
-# As a user has it: nothing tunes OpenBLAS.
+# A user's environment, in which nothing tunes OpenBLAS.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not re.match("OPENBLAS_|OMP_", k)}
 
 

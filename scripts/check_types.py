@@ -1,7 +1,7 @@
 """Run mypy in the one environment its result is pinned for.
 
-mypy's verdict depends on the type stubs that NumPy ships, so it runs where NumPy is the pinned
-version (`constraints.txt`: Python 3.11 and later) and says so where it does not.
+The verdict of mypy depends on the type stubs that NumPy ships. So it runs where NumPy has the
+pinned version (`constraints.txt`: Python 3.11 and later). Elsewhere it says that it did not run.
 """
 
 import re

@@ -1,9 +1,9 @@
-"""Held-out results of the bundled model: perplexity, and the share of stories that are right.
+"""Evaluate the bundled model on held-out prompts: perplexity, and the share of correct stories.
 
     python scripts/eval_tiny_model.py [--temperature 0.7] [--json report.json]
 
-It reads prompts and word lists from `tests/data` and judges the text by rules of its own. It
-shares no code with what wrote the training text, and imports nothing from it.
+It reads prompts and word lists from `tests/data` and judges the text by its own rules. It shares no
+code with the writer of the training text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_TOKENS = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Lists:
-    """The words that may occur: four kinds of prompt words, and all the others."""
+    """The words that may occur: four kinds of prompt words, and all others."""
 
     names: frozenset[str]
     animals: frozenset[str]
@@ -63,23 +63,23 @@ class Story:
         return BETWEEN_SENTENCES.split(self.text.strip())
 
 
-# -- rules: each returns what is wrong, or nothing ------------------------------------------------
+# -- rules: each returns a description of the fault, or nothing ------------------------------------
 
 
 def ends_by_itself(story: Story) -> str | None:
-    """The model has to write its end token within the limit."""
+    """Require that the model writes its end token within the limit."""
     return None if story.finish_reason == "stop" else f"ended by {story.finish_reason}"
 
 
 def is_a_story(story: Story) -> str | None:
-    """A story has at least five sentences and sixty words, in one paragraph."""
+    """Require at least five sentences and sixty words, in one paragraph."""
     if len(story.sentences) < 5 or len(story.words) < 60:
         return f"too short: {len(story.sentences)} sentences, {len(story.words)} words"
     return "more than one paragraph" if "\n" in story.text.strip() else None
 
 
 def sentences_are_formed(story: Story) -> str | None:
-    """Capital first, end mark last, no stray spaces or marks."""
+    """Require a capital first, an end mark last, and no stray spaces or marks."""
     text = story.text.strip()
     if not ENDS_SENTENCE.search(text):
         return "the last sentence has no end"
@@ -94,7 +94,7 @@ def sentences_are_formed(story: Story) -> str | None:
 
 
 def quotes_are_closed(story: Story) -> str | None:
-    """Quotation marks open after a space and close after a mark, in turn."""
+    """Require that quotation marks open after a space and close after a mark, in turn."""
     opened = False
     padded = f" {story.text.strip()} "
     for match in re.finditer('"', padded):
@@ -107,7 +107,7 @@ def quotes_are_closed(story: Story) -> str | None:
 
 
 def words_are_known(story: Story) -> str | None:
-    """Only English words of the training text and the prompt's words."""
+    """Allow only English words of the training text and the prompt's words."""
     facts = story.facts
     known = set(story.lists.words)
     known |= {str(facts[k]).lower() for k in ("name", "animal", "place", "object")}
@@ -117,7 +117,7 @@ def words_are_known(story: Story) -> str | None:
 
 
 def nothing_repeats(story: Story) -> str | None:
-    """No doubled word, and no sentence twice."""
+    """Refuse a doubled word, or a sentence that occurs twice."""
     lowered = [word.lower() for word in story.words]
     for index in range(1, len(lowered)):
         text = story.words[index - 1] + " " + story.words[index]
@@ -128,7 +128,7 @@ def nothing_repeats(story: Story) -> str | None:
 
 
 def articles_fit(story: Story) -> str | None:
-    """ "a" before a consonant, "an" before a vowel."""
+    """Require "a" before a consonant and "an" before a vowel."""
     for article, word in re.findall(r"\b([Aa]n?) ([A-Za-z]+)", story.text):
         vowel = word[0].lower() in "aeiou" or word in ("hour", "honest")
         if vowel != (article.lower() == "an"):
@@ -137,7 +137,10 @@ def articles_fit(story: Story) -> str | None:
 
 
 def small_words_lead_on(story: Story) -> str | None:
-    """A noun after an article, none after a pronoun, and no sentence ends in "and" or "the"."""
+    """Require a noun after an article and none after a pronoun.
+
+    No sentence may end in "and" or "the".
+    """
     text = story.text.lower()
     match = DANGLING.search(text) or NO_NOUN.search(text)
     if match:
@@ -149,7 +152,7 @@ def small_words_lead_on(story: Story) -> str | None:
 
 
 def only_the_prompts_words(story: Story) -> str | None:
-    """No name, animal, place or object but those of the prompt."""
+    """Allow no name, animal, place or object but those of the prompt."""
     facts = story.facts
     allowed = {
         "names": {facts["name"], facts["friend"]},
@@ -166,7 +169,7 @@ def only_the_prompts_words(story: Story) -> str | None:
 
 
 def names_keep_their_animals(story: Story) -> str | None:
-    """Wherever "X the Y" or "a Y named X" stands, X is that animal."""
+    """Require that X is the prompt's animal in every "X the Y" and "a Y named X"."""
     facts = story.facts
     kind = {facts["name"]: facts["animal"], facts["friend"]: facts["friend_animal"]}
     pairs = re.findall(r"\b([A-Z][a-z]+) the ([a-z]+)", story.text)
@@ -178,14 +181,14 @@ def names_keep_their_animals(story: Story) -> str | None:
 
 
 def pronouns_agree(story: Story) -> str | None:
-    """The hero is "she" or "he" throughout; nobody else gets a pronoun."""
+    """Require that the hero is "she" or "he" throughout, and that no other figure has a pronoun."""
     wrong = MALE if story.facts["pronoun"] == "she" else FEMALE
     used = wrong & {word.lower() for word in story.words}
     return f"pronoun {sorted(used)[0]!r}" if used else None
 
 
 def words_come_back(story: Story) -> str | None:
-    """Each of the four words at least twice, and all of them in the last four sentences."""
+    """Require each of the four words at least twice, and all of them in the last four sentences."""
     count = Counter(word.lower() for word in story.words)
     end = {word.lower() for word in WORD.findall(" ".join(story.sentences[-4:]))}
     for key in ("name", "animal", "place", "object"):
@@ -215,13 +218,13 @@ RULES: Sequence[Callable[[Story], str | None]] = (
 
 
 def faults(story: Story) -> dict[str, str]:
-    """What is wrong with the story, by rule; empty when it is right."""
+    """Return what is wrong with the story, by rule. A correct story has no faults."""
     found = ((rule.__name__, rule(story)) for rule in RULES)
     return {name: fault for name, fault in found if fault}
 
 
 def longest_silence(story: Story) -> str:
-    """The longest stretch of text before or between mentions of one of the four words."""
+    """Return the longest stretch of text without a mention of one of the four words."""
     stretches = [
         stretch
         for key in ("name", "animal", "place", "object")
@@ -234,26 +237,26 @@ def longest_silence(story: Story) -> str:
 
 
 def read_lists(folder: Path) -> Lists:
-    """The word lists of `folder`."""
+    """Return the word lists of ``folder``."""
     raw = json.loads((folder / "tiny_words.json").read_text(encoding="utf-8"))
     return Lists(**{kind: frozenset(words.split()) for kind, words in raw.items()})
 
 
 def read_prompts(folder: Path) -> list[dict[str, Any]]:
-    """The held-out prompts of `folder`."""
+    """Return the held-out prompts of ``folder``."""
     lines = (folder / "tiny_heldout.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
 def prompt_text(facts: Mapping[str, Any]) -> str:
-    """The text up to where the story begins, without the first token, which mie adds."""
+    """Return the text before the story, without the first token, which mie adds."""
     if facts["chat"]:
         return f"<|user|>{facts['prompt']}<|assistant|>"
     return facts["prompt"]
 
 
 def generate(llm: Any, prompts: list[dict[str, Any]], temperature: float) -> list[tuple[str, str]]:
-    """Text and finish reason for each prompt."""
+    """Return text and finish reason for each prompt."""
     from mie import SamplingParams
 
     params = SamplingParams(temperature=temperature, max_tokens=MAX_TOKENS, seed=0)
@@ -262,7 +265,7 @@ def generate(llm: Any, prompts: list[dict[str, Any]], temperature: float) -> lis
 
 
 def perplexity(llm: Any, prompts: list[dict[str, Any]]) -> float:
-    """Perplexity of the reference stories, each given its prompt."""
+    """Return the perplexity of the reference stories, each given its prompt."""
     from mie import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
@@ -285,7 +288,7 @@ def perplexity(llm: Any, prompts: list[dict[str, Any]]) -> float:
 def report(
     results: list[tuple[Story, dict[str, str]]], count_tokens: Callable[[str], int]
 ) -> dict[str, Any]:
-    """The numbers of the model card."""
+    """Return the numbers of the model card."""
     silences = sorted(count_tokens(longest_silence(story)) for story, _ in results)
     right = [story for story, wrong in results if not wrong]
     return {
@@ -304,7 +307,7 @@ def report(
 def judge(
     prompts: list[dict[str, Any]], texts: list[tuple[str, str]], lists: Lists
 ) -> list[tuple[Story, dict[str, str]]]:
-    """Each story with its faults."""
+    """Return each story with its faults."""
     stories = [
         Story(text=text.strip("\n"), finish_reason=reason, facts=facts, lists=lists)
         for facts, (text, reason) in zip(prompts, texts, strict=True)
@@ -318,7 +321,7 @@ def main() -> None:
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--json", type=Path, help="also write the report there")
+    parser.add_argument("--json", type=Path, help="also write the report to this file")
     args = parser.parse_args()
 
     from mie import LLM

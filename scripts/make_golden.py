@@ -1,20 +1,21 @@
-"""Makes the golden models: tiny random models, with the logits that Hugging Face gives for them.
+"""Make the golden models: tiny random models, with the logits that Hugging Face computes for them.
 
     pip install "mie[bench]" safetensors
     python scripts/make_golden.py [NAME ...] [--output tests/golden/models]
 
-Each directory is a model as transformers saves it, and ``golden.npz`` with, for each prompt:
+Each directory is a model as transformers saves it. ``golden.npz`` has the rotation frequencies that
+transformers computed and, for each prompt:
 
     <prompt>.ids      the prompt
     <prompt>.greedy   64 greedy tokens after it, with the end-of-sequence token disabled
     <prompt>.rows     positions in prompt + greedy whose logits are recorded
     <prompt>.logits   those logits, float32 [rows, V]
 
-and the rotation frequencies that transformers computed. ``provenance.json`` says what made it.
+``provenance.json`` says what made the files.
 
-A model is kept only if it can tell right from wrong: logits spread, greedy tokens vary and lead by
-a margin that float32 noise cannot turn around, and each feature that the case is about
-(``without``) changes the logits when it is switched off.
+A model is kept only if it can tell right from wrong. Its logits must spread. Its greedy tokens must
+vary, and lead by a margin that float32 noise cannot reverse. Each feature that the case is about
+(``without``) must change the logits when it is switched off.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One model: its configuration, how it is saved, and what it is about."""
+    """One model: its configuration, how it is saved, and the features it is about."""
 
     name: str
     about: str
@@ -78,7 +79,7 @@ class Case:
 
 
 def rope(rope_type: str, theta: float = 10000.0, **parameters: Any) -> dict[str, Any]:
-    """``rope_parameters`` as transformers 5 spells them."""
+    """Return ``rope_parameters`` as transformers 5 spells them."""
     return {"rope_type": rope_type, "rope_theta": theta, **parameters}
 
 
@@ -324,7 +325,7 @@ class Unsuitable(Exception):
 
 
 def make(case: Case, directory: Path) -> None:
-    """Writes the golden directory of ``case``, with the first seed that makes a suitable model."""
+    """Write the golden directory of ``case``, with the first seed that makes a suitable model."""
     for seed in range(MAX_SEEDS):
         save_model(case, seed, directory)
         try:
@@ -339,7 +340,7 @@ def make(case: Case, directory: Path) -> None:
 
 
 def save_model(case: Case, seed: int, directory: Path) -> None:
-    """Saves a random model, replacing ``directory``."""
+    """Save a random model, replacing ``directory``."""
     if directory.exists():
         shutil.rmtree(directory)
     torch.manual_seed(seed)
@@ -355,7 +356,10 @@ def save_model(case: Case, seed: int, directory: Path) -> None:
 
 @torch.no_grad()
 def randomize(model: torch.nn.Module) -> None:
-    """Weights under which activations keep their size, attention selects, and logits spread."""
+    """Draw weights under which activations keep their size and logits spread.
+
+    Attention must select, too.
+    """
     for name, parameter in model.named_parameters():
         noise = torch.randn_like(parameter)
         if "norm" in name:
@@ -367,13 +371,13 @@ def randomize(model: torch.nn.Module) -> None:
 
 
 def gain(name: str) -> float:
-    """The standard deviation of a matrix's outputs for inputs of standard deviation one."""
+    """Return the standard deviation of a matrix's outputs for inputs of standard deviation one."""
     gains = {"q_proj": 1.6, "k_proj": 1.6, "down_proj": 2.5, "lm_head": 3.0, "embed_tokens": 3.0}
     return next((value for part, value in gains.items() if part in name), 1.0)
 
 
 def spelled_as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
-    """The same configuration with the keys of transformers 4."""
+    """Return the same configuration with the keys of transformers 4."""
     config = dict(config)
     scaling = dict(config.pop("rope_parameters"))
     config["rope_theta"] = scaling.pop("rope_theta")
@@ -388,7 +392,7 @@ def spelled_as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def record(case: Case, seed: int, directory: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays of ``golden.npz`` and the facts that go into the provenance."""
+    """Return the arrays of ``golden.npz`` and the facts for the provenance."""
     model = load(directory)
     generator = np.random.default_rng(seed)
     arrays: dict[str, np.ndarray] = {}
@@ -422,7 +426,7 @@ def record(case: Case, seed: int, directory: Path) -> tuple[dict[str, np.ndarray
 
 
 def load(directory: Path, **changes: Any) -> Any:
-    """The saved model in float32, with some keys of its configuration changed."""
+    """Load the saved model in float32, with some keys of its configuration changed."""
     config = AutoConfig.from_pretrained(directory)
     if changes:
         values = config.to_dict() | changes
@@ -434,12 +438,12 @@ def load(directory: Path, **changes: Any) -> Any:
 
 @torch.no_grad()
 def all_logits(model: Any, ids: list[int]) -> np.ndarray:
-    """The logits after every token, computed without a cache; float32 [len(ids), V]."""
+    """Return the logits after every token without a cache, as float32 [len(ids), V]."""
     return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
 
 def greedy_tokens(model: Any, ids: list[int]) -> tuple[list[int], float]:
-    """Greedy tokens and the smallest lead of one over the runner-up."""
+    """Return greedy tokens and the smallest lead of one over the runner-up."""
     sequence, min_gap = list(ids), float("inf")
     for _ in range(NUM_GREEDY):
         logits = all_logits(model, sequence)[-1]
@@ -455,14 +459,17 @@ def greedy_tokens(model: Any, ids: list[int]) -> tuple[list[int], float]:
 
 
 def chosen_rows(prompt_length: int) -> list[int]:
-    """Rows at both ends of the prompt, within it, and among the tokens after it."""
+    """Return rows at both ends of the prompt, within it, and among the tokens after it."""
     last = prompt_length + NUM_GREEDY - 1
     rows = {0, 1, 2, prompt_length // 2, prompt_length - 1, prompt_length, last - 20, last}
     return sorted(rows)
 
 
 def difference(model: Any, arrays: Mapping[str, np.ndarray]) -> float:
-    """The largest difference of the model's logits from the recorded ones, relative to these."""
+    """Return the largest difference of the model's logits from the recorded ones.
+
+    The difference is relative to the recorded logits.
+    """
     ids = [*arrays["long.ids"].tolist(), *arrays["long.greedy"].tolist()]
     wanted = arrays["long.logits"]
     got = all_logits(model, ids)[arrays["long.rows"]]
@@ -470,7 +477,7 @@ def difference(model: Any, arrays: Mapping[str, np.ndarray]) -> float:
 
 
 def float32_noise(model: Any, arrays: Mapping[str, np.ndarray]) -> float:
-    """How far rounding moves the logits of the long prompt. Turns the model to float64.
+    """Return how far rounding moves the logits of the long prompt. Turns the model to float64.
 
     Rotary frequencies stay float32 in transformers, so they are moved by one in the last place.
     """
@@ -484,7 +491,7 @@ def float32_noise(model: Any, arrays: Mapping[str, np.ndarray]) -> float:
 def effect_of(
     change: Mapping[str, Any], case: Case, directory: Path, arrays: Mapping[str, np.ndarray]
 ) -> float:
-    """By how much the logits of the long prompt change with ``change``, relative to their size."""
+    """Return the relative change of the long prompt's logits with ``change``."""
     model = load(directory, **change)
     effect = difference(model, arrays)
     if effect < MIN_EFFECT:
@@ -493,7 +500,7 @@ def effect_of(
 
 
 def provenance(case: Case, seed: int) -> dict[str, Any]:
-    """What made this golden file."""
+    """Return the facts about what made this golden file."""
     return {
         "name": case.name,
         "about": case.about,
@@ -515,12 +522,12 @@ def provenance(case: Case, seed: int) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes ``value`` as transformers writes its files."""
+    """Write ``value`` as transformers writes its files."""
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def main() -> None:
-    """Makes the cases named on the command line, or all."""
+    """Make the cases named on the command line, or all."""
     names = [case.name for case in CASES]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}")

@@ -2,9 +2,9 @@
 
     python scripts/mutate.py [--only NAME] [--rungs RUNG ...] [--jobs N] [--allow N] [--list]
 
-Every mutant of `mutants.py` is applied to a copy of the code, and climbs a ladder of tests, the
-fastest first: it is killed at the first rung that fails, or that takes far longer than it should.
-What climbs to the top has survived: a test is missing, or the line is dead.
+Each mutant of `mutation/mutants.py` is applied to a copy of the code and climbs a ladder of tests,
+the fastest first. The first rung that fails, or takes far longer than it should, kills it. A mutant
+that reaches the top has survived: a test is missing, or the line is dead.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from mutants import MUTANTS, Mutant
+from mutation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_LIMIT = 8 << 30
-"""Bytes of address space for one rung: a mutant that never stops also never stops allocating."""
+"""Bytes of address space for one rung.
 
-# Runs in the copy. Counterexamples need not be small here, so that shrinking them is left out; what
-# is tried is the same as in tests/conftest.py.
+A mutant that never stops also never stops allocating.
+"""
+
+# This runs in the copy. It does not shrink counterexamples. The examples are those of
+# tests/conftest.py.
 RUN_TESTS = f"""
 import pathlib, resource, sys
 import hypothesis, pytest
@@ -47,12 +50,12 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 @dataclass(frozen=True)
 class Rung:
-    """Tests of like speed."""
+    """Tests of similar speed."""
 
     name: str
     files: tuple[str, ...]
     limit: float = 600
-    """Seconds after which it hangs."""
+    """Seconds after which the rung counts as hanging."""
 
 
 RUNGS = (
@@ -86,13 +89,13 @@ class Result:
 
     seconds: float
     killer: str | None = None
-    """The rung that failed; None for a survivor."""
+    """The rung that failed, or None for a survivor."""
     test: str = ""
     """The test that failed first, or "hangs"."""
 
 
 class LadderError(Exception):
-    """The ladder itself does not stand, so that nothing can be said about a mutant."""
+    """The ladder itself fails, so nothing can be said about a mutant."""
 
 
 def main() -> int:
@@ -115,11 +118,13 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--only", metavar="NAME", help="this mutant alone")
+    parser.add_argument("--only", metavar="NAME", help="run only this mutant")
     names = [rung.name for rung in RUNGS]
-    parser.add_argument("--rungs", nargs="+", choices=names, default=names, help="not all")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--allow", type=int, default=3, help="survivors that are no failure")
+    parser.add_argument(
+        "--rungs", nargs="+", choices=names, default=names, help="run only these rungs"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="number of mutants to run at a time")
+    parser.add_argument("--allow", type=int, default=3, help="number of survivors to tolerate")
     parser.add_argument("--list", action="store_true", help="name the mutants, and run nothing")
     return parser.parse_args()
 
@@ -127,7 +132,7 @@ def parse_options() -> argparse.Namespace:
 def run_ladder(
     mutants: Sequence[Mutant], rungs: Sequence[Rung], options: argparse.Namespace
 ) -> int:
-    """Print how far each mutant climbs; 1 if more than allowed survive."""
+    """Print how far each mutant climbs. Return 1 if more survive than allowed."""
     num_survivors = 0
     with copied(ROOT) as source, ThreadPoolExecutor(options.jobs) as pool:
         rungs = [timed(rung, source) for rung in rungs]
@@ -141,17 +146,20 @@ def run_ladder(
 
 
 def timed(rung: Rung, source: Path) -> Rung:
-    """The rung with a limit from how long it takes without a mutation; `LadderError` if it fails
-    even then."""
+    """Return the rung with a limit based on its time without a mutation.
+
+    Raises:
+        LadderError: it fails even then.
+    """
     result = climb(None, source, [rung])
     if result.killer:
-        raise LadderError(f"without any mutation {rung.name} fails: {result.test}")
+        raise LadderError(f"{rung.name} fails without any mutation: {result.test}")
     print(f"without mutation: {rung.name} passes in {result.seconds:.1f} s", flush=True)
     return replace(rung, limit=30 + 3 * result.seconds)
 
 
 def row(mutant: Mutant, result: Result) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     if result.killer:
         note = result.test
     elif mutant.equivalent:
@@ -177,8 +185,10 @@ def climb(mutant: Mutant | None, source: Path, rungs: Sequence[Rung]) -> Result:
 
 @contextmanager
 def copied(source: Path) -> Iterator[Path]:
-    """A temporary directory with the code and its tests. Mutants are made from such a copy, too:
-    the checkout may be worked on meanwhile."""
+    """Copy the code and its tests to a temporary directory.
+
+    Mutants are made from such a copy too, because the checkout may change meanwhile.
+    """
     with tempfile.TemporaryDirectory(prefix="mie-mutant-") as name:
         directory = Path(name).resolve()
         ignore = shutil.ignore_patterns("__pycache__", "golden")
@@ -189,7 +199,7 @@ def copied(source: Path) -> Iterator[Path]:
 
 
 def first_failure(rung: Rung, directory: Path) -> str | None:
-    """The test of the rung that fails first, "hangs" if it never ends, None if all pass."""
+    """Return the first test of the rung that fails, "hangs", or None if all pass."""
     early = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis, imported before pytest runs
     how = ["-x", "-q", "--tb=no", "-m", "not slow", "-p", "no:cacheprovider", "-W", early]
     environment = {

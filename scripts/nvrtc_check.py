@@ -4,10 +4,10 @@
     scripts/nvrtc_check.py              what `make test` checks
     scripts/nvrtc_check.py --update     write what the kernels use now into the ledger
 
-Needs neither a GPU nor a driver nor CuPy: `pip install 'mie[nvrtc]'` brings two compilers, loaded
-through ctypes. No CUDA header is on their path, since users have none either. The ledger,
-tests/kernels/ledger.json, holds for each kernel and target [registers, bytes of static shared
-memory, bytes of stack]. More than that is a failure, and so is any spilled register.
+This needs neither a GPU nor a driver nor CuPy. `pip install 'mie[nvrtc]'` brings two compilers,
+which are loaded through ctypes. They get no CUDA headers, because users have none either. The
+ledger, tests/kernels/ledger.json, holds for each kernel and target [registers, bytes of static
+shared memory, bytes of stack]. More than that is a failure, and so is any spilled register.
 """
 
 import argparse
@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nvrtc_kernels import ENTRIES, ROOT, Entry
+from gpu.nvrtc_kernels import ENTRIES, ROOT, Entry
 
-from mie.cache_dir import open_cache, read_json, write_json
 from mie.ops_gpu.source import NVRTC_OPTIONS, flat_source
+from mie.system.cache_dir import open_cache, read_json, write_json
 
 LEDGER = ROOT / "tests" / "kernels" / "ledger.json"
 
@@ -47,12 +47,12 @@ class Usage(NamedTuple):
     spilled: int = 0
 
 
-Report = dict[str, Usage]
-"""By kernel: "rms_norm.cu rms_norm<float>"."""
+Usages = dict[str, Usage]
+"""The usage of each kernel, by names such as "rms_norm.cu rms_norm<float>"."""
 
 
 class CompileError(Exception):
-    """NVRTC refused a file; the message is its log."""
+    """NVRTC refused a file. The message is its log."""
 
 
 class Nvrtc:
@@ -64,8 +64,12 @@ class Nvrtc:
         self._call("Version", ctypes.byref(major), ctypes.byref(minor))
         self.version = f"{major.value}.{minor.value}"
 
-    def compile(self, source: str, names: Sequence[str], options: Sequence[str]) -> Report:
-        """What each kernel uses. Raises CompileError."""
+    def compile(self, source: str, names: Sequence[str], options: Sequence[str]) -> Usages:
+        """Return what each kernel uses.
+
+        Raises:
+            CompileError: the file does not compile.
+        """
         program = ctypes.c_void_p()
         self._call("CreateProgram", ctypes.byref(program), source.encode(), b"", 0, None, None)
         try:
@@ -104,7 +108,7 @@ class Nvrtc:
 
 
 def read_log(log: str) -> dict[str, Usage]:
-    """What ptxas says of each kernel, by its mangled name."""
+    """Return what ptxas reports about each kernel, by its mangled name."""
     usages = {}
     for part in log.split("Compiling entry function '")[1:]:
         numbers = {
@@ -123,28 +127,28 @@ def read_log(log: str) -> dict[str, Usage]:
 
 
 def installed() -> dict[str, Nvrtc]:
-    """The NVRTC libraries among the installed wheels, by version."""
+    """Return the NVRTC libraries among the installed wheels, by version."""
     site = Path(sysconfig.get_paths()["platlib"])
     found = map(Nvrtc, sorted(site.glob("nvidia/*/lib/libnvrtc.so.1[0-9]")))
     return {nvrtc.version: nvrtc for nvrtc in found}
 
 
 def options_for(arch: int, extra: Sequence[str] = ()) -> list[str]:
-    """CuPy's options for a GPU of this architecture."""
+    """Return CuPy's options for a GPU of this architecture."""
     return [*NVRTC_OPTIONS, *extra, f"-arch=sm_{arch}", *CUPY_OPTIONS, REPORT_OPTION]
 
 
-def compile_all(nvrtc: Nvrtc, arch: int, entries: Sequence[Entry] = ENTRIES) -> Report:
-    """What every kernel uses on one target."""
-    report: Report = {}
+def compile_all(nvrtc: Nvrtc, arch: int, entries: Sequence[Entry] = ENTRIES) -> Usages:
+    """Return what every kernel uses on one target."""
+    report: Usages = {}
     for entry in entries:
         usages = _compile_once(nvrtc, entry, options_for(arch, entry.options))
         report |= {f"{entry.file} {name}": usage for name, usage in usages.items()}
     return report
 
 
-def _compile_once(nvrtc: Nvrtc, entry: Entry, options: Sequence[str]) -> Report:
-    """`Nvrtc.compile`, unless this text was compiled before: its result is kept on disk."""
+def _compile_once(nvrtc: Nvrtc, entry: Entry, options: Sequence[str]) -> Usages:
+    """Return the result of `Nvrtc.compile`, from the cache if this text was compiled before."""
     source = flat_source(entry.path)
     words = [nvrtc.version, source, *entry.names, *options]
     key = hashlib.sha256("\0".join(words).encode()).hexdigest()
@@ -160,8 +164,8 @@ def _compile_once(nvrtc: Nvrtc, entry: Entry, options: Sequence[str]) -> Report:
 # The ledger.
 
 
-def limits(report: Report, entries: Sequence[Entry] = ENTRIES) -> Iterator[str]:
-    """Sentences about what no ledger can excuse."""
+def limits(report: Usages, entries: Sequence[Entry] = ENTRIES) -> Iterator[str]:
+    """Yield sentences about what no ledger can excuse."""
     threads = {f"{entry.file} {name}": entry.threads for entry in entries for name in entry.names}
     for kernel, usage in report.items():
         if usage.spilled:
@@ -170,8 +174,8 @@ def limits(report: Report, entries: Sequence[Entry] = ENTRIES) -> Iterator[str]:
             yield f"{kernel}: {usage.registers} registers do not fit {threads[kernel]} threads"
 
 
-def growth(report: Report, ledger: Report) -> Iterator[str]:
-    """Sentences about where a report goes past the ledger, or the two name different kernels."""
+def growth(report: Usages, ledger: Usages) -> Iterator[str]:
+    """Yield sentences about kernels that exceed the ledger, or are missing on one side."""
     for kernel in sorted(ledger.keys() - report.keys()):
         yield f"{kernel} is in the ledger, and no more (--update)"
     for kernel, usage in report.items():
@@ -188,18 +192,18 @@ def target_name(version: str, arch: int) -> str:
     return f"{version} sm_{arch}"
 
 
-def read_ledger(path: Path = LEDGER) -> dict[str, Report]:
-    """By target, then by kernel."""
+def read_ledger(path: Path = LEDGER) -> dict[str, Usages]:
+    """Return the ledger by target, then by kernel."""
     by_kernel = json.loads(path.read_text()) if path.exists() else {}
-    ledger: dict[str, Report] = {}
+    ledger: dict[str, Usages] = {}
     for kernel, targets in by_kernel.items():
         for target, numbers in targets.items():
             ledger.setdefault(target, {})[kernel] = Usage(*numbers)
     return ledger
 
 
-def write_ledger(ledger: dict[str, Report], path: Path = LEDGER) -> None:
-    """A line for each kernel, so that a change is read easily."""
+def write_ledger(ledger: dict[str, Usages], path: Path = LEDGER) -> None:
+    """Write a line for each kernel, so that a change is easy to read."""
     by_kernel: dict[str, dict[str, list[int]]] = {}
     for target, report in ledger.items():
         for kernel, usage in report.items():
@@ -213,10 +217,10 @@ def write_ledger(ledger: dict[str, Report], path: Path = LEDGER) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--update", action="store_true", help="write the ledger anew")
+    parser.add_argument("--update", action="store_true", help="write a new ledger")
     update = parser.parse_args(argv).update
     compilers, ledger = installed(), read_ledger()
-    now: dict[str, Report] = {}
+    now: dict[str, Usages] = {}
     problems: list[str] = []
     for version, archs in TARGETS.items():
         if version not in compilers:

@@ -2,8 +2,9 @@
 
     python scripts/settings_tables.py
 
-A table stands between ``<!-- settings: SECTION -->`` and ``<!-- end of settings -->``. SECTION is
-one of `mie.settings.Setting`, or "vLLM: refused" or "vLLM: ignored". A test compares.
+A table is between ``<!-- settings: SECTION -->`` and ``<!-- end of settings -->``. SECTION is one
+of `mie.config.settings.Setting`, or "vLLM: refused" or "vLLM: ignored". A test checks that the
+pages are up to date.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from mie.engine_args import EngineArgs
-from mie.limits import RequestLimits
-from mie.settings import BACKENDS, Setting, settings_of
-from mie.vllm_names import VllmNames
+from mie.config.engine_args import EngineArgs
+from mie.config.request_limits import RequestLimits
+from mie.config.settings import BACKENDS, Setting, settings_of
+from mie.config.vllm_names import VllmNames
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 ALL = (*settings_of(EngineArgs), *settings_of(RequestLimits))
@@ -25,12 +26,12 @@ TABLE = re.compile(r"(<!-- settings: (.+?) -->\n).*?(<!-- end of settings -->)",
 
 
 def rewritten(page: str) -> str:
-    """The page with its tables as the declarations say."""
+    """Return the page with its tables as declared."""
     return TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[3]}", page)
 
 
 def table(section: str) -> str:
-    """The rows of a section, in Markdown."""
+    """Return the rows of a section as Markdown."""
     if section.startswith("vLLM: "):
         return "".join(_of_vllm(is_ignored=section == "vLLM: ignored"))
     assert section in SECTIONS, f"there is no section {section!r}; there are {SECTIONS}"

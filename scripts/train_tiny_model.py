@@ -1,13 +1,12 @@
-"""Trains the bundled model from scratch and writes `mie/assets/tiny` and its held-out prompts.
+"""Train the bundled model from scratch and write `mie/assets/tiny` and its held-out prompts.
 
     OMP_WAIT_POLICY=passive python scripts/train_tiny_model.py --minutes 60 --compile
 
-It needs the `train` extra. The text is written on the fly by `tiny_stories`; nothing is
-downloaded. It runs on a GPU when there is one, else on the CPU with bf16 autocast. The run ends
-after `--minutes` or after `--steps`, whichever comes first; only a run that ends by `--steps` sees
-the same documents and learning rates every time, for a slower machine takes fewer steps a minute.
-The environment variable only matters where other programs use the same cores: threads that wait
-then sleep.
+It needs the `train` extra and downloads nothing: `train/tiny_stories.py` writes the text during
+training. It runs on a GPU if there is one, and else on the CPU with bf16 autocast. The run ends
+after `--minutes` or after `--steps`, whichever comes first. Only a run that ends by `--steps` is
+reproducible, because a slower machine takes fewer steps per minute. The environment variable
+matters only if other programs use the same cores. Threads that wait then sleep.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from tiny_stories import (
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor, nn
+from train.tiny_stories import (
     BOS,
     EOS,
     SPECIAL_TOKENS,
@@ -35,16 +36,14 @@ from tiny_stories import (
     usual_words,
     word_list,
 )
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parent.parent
-TEMPLATE = Path(__file__).with_name("tiny_chat_template.jinja")
+TEMPLATE = ROOT / "scripts" / "train" / "tiny_chat_template.jinja"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The model's shape, under the names of the Hugging Face configuration."""
+    """The model's shape, with the names of the Hugging Face configuration."""
 
     vocab_size: int = 2048
     hidden_size: int = 256
@@ -62,7 +61,7 @@ class Config:
 
 
 class RMSNorm(nn.Module):
-    """Rows scaled to unit mean square, in float32 (Zhang and Sennrich, 2019)."""
+    """Scales rows to unit mean square, in float32 (Zhang and Sennrich, 2019)."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -75,7 +74,7 @@ class RMSNorm(nn.Module):
 
 
 def rope_table(config: Config) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of shape [positions, head_dim] for `rotate` (Su et al., 2021)."""
+    """Return cosines and sines [positions, head_dim] for `rotate` (Su et al., 2021)."""
     half = torch.arange(0, config.head_dim, 2) / config.head_dim
     positions = torch.arange(config.max_position_embeddings)
     angles = torch.outer(positions, config.rope_theta**-half).repeat(1, 2)
@@ -83,13 +82,13 @@ def rope_table(config: Config) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [B, heads, T, head_dim], with the halves as the pairs."""
+    """Return the rotary embedding of x [B, heads, T, head_dim], with the halves as the pairs."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 class Attention(nn.Module):
-    """Causal attention; each key and value head serves a group of query heads."""
+    """Causal attention. Each key and value head serves a group of query heads."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -162,7 +161,7 @@ class Llama(nn.Module):
                 nn.init.normal_(weight, std=0.02 / scale)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The last hidden states [B, T, hidden] of tokens [B, T]."""
+        """Return the last hidden states [B, T, hidden] of tokens [B, T]."""
         length = tokens.shape[1]
         x = self.embed_tokens(tokens)
         for layer in self.layers:
@@ -170,7 +169,7 @@ class Llama(nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The logits [..., vocab] of hidden states [..., hidden]."""
+        """Return the logits [..., vocab] of hidden states [..., hidden]."""
         return F.linear(hidden, self.embed_tokens.weight)
 
 
@@ -178,7 +177,7 @@ class Llama(nn.Module):
 
 
 def train_tokenizer(vocab_size: int, seed: int, documents: int = 20_000) -> Tokenizer:
-    """A byte-level BPE tokenizer of exactly `vocab_size` tokens, trained on sample documents."""
+    """Train a byte-level BPE tokenizer of exactly `vocab_size` tokens on sample documents."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -206,7 +205,11 @@ def train_tokenizer(vocab_size: int, seed: int, documents: int = 20_000) -> Toke
 
 
 def slot_ids(tokenizer: Tokenizer) -> set[int]:
-    """The token ids of the slot words; raises when one is not a single token after a space."""
+    """Return the token ids of the slot words.
+
+    Raises:
+        ValueError: a word is not a single token after a space.
+    """
     ids = set()
     for word in usual_words():
         tokens = tokenizer.encode(" " + word, add_special_tokens=False).ids
@@ -222,7 +225,7 @@ Encoded = tuple[list[int], list[bool]]
 
 
 def encode(tokenizer: Tokenizer, document: list[Segment]) -> Encoded:
-    """The tokens of a document and whether each is to be learned."""
+    """Return the tokens of a document and whether each is to be learned."""
     tokens: list[int] = []
     learn: list[bool] = []
     for text, wanted in document:
@@ -233,7 +236,10 @@ def encode(tokenizer: Tokenizer, document: list[Segment]) -> Encoded:
 
 
 class Batches:
-    """Batches of about `size` tokens: one document a row, rows of like length together."""
+    """Batches of about `size` tokens.
+
+    A row is one document, and rows of similar length go together.
+    """
 
     def __init__(self, tokenizer: Tokenizer, writer: Writer, *, size: int, limit: int) -> None:
         self.tokenizer, self.writer = tokenizer, writer
@@ -241,7 +247,7 @@ class Batches:
         self.progress = 0.0
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of tokens and learn masks, both [B, T]; what is beyond a document is masked."""
+        """Yield tokens and learn masks, both [B, T]. Padding is masked."""
         while True:
             rows = sorted(self._rows(512), key=lambda row: len(row[0]))
             groups = list(self._grouped(rows))
@@ -277,7 +283,7 @@ def _pad(rows: list[Encoded]) -> tuple[Tensor, Tensor]:
 
 
 def token_losses(model: Llama, tokens: Tensor, learn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, target and hit, each [N], of the N tokens to be learned."""
+    """Return loss, target and hit, each [N], of the N tokens to be learned."""
     wanted = learn[:, 1:]
     targets = tokens[:, 1:][wanted]
     hidden = model(tokens[:, :-1])
@@ -286,12 +292,12 @@ def token_losses(model: Llama, tokens: Tensor, learn: Tensor) -> tuple[Tensor, T
 
 
 def learning_rate(progress: float, step: int, *, warmup: int = 60, decay: float = 0.4) -> float:
-    """The factor on the peak rate: a linear warm-up, a plateau, a linear fall to zero."""
+    """Return the factor on the peak rate: a linear warm-up, a plateau, a linear fall to zero."""
     return min(1.0, (step + 1) / warmup, (1.0 - progress) / decay)
 
 
 def make_optimizers(model: Llama, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the embeddings and norms."""
+    """Return Muon for the matrices of the layers, and AdamW for the embeddings and norms."""
     matrices = [p for p in model.layers.parameters() if p.ndim == 2]
     norms = [p for p in model.parameters() if p.ndim == 1]
     embeddings = [model.embed_tokens.weight]
@@ -307,7 +313,7 @@ def make_optimizers(model: Llama, rate: float) -> list[torch.optim.Optimizer]:
 
 @dataclass
 class Window:
-    """What a report is about: the losses since a moment."""
+    """The losses since a moment, for a report."""
 
     seconds: float
     tokens: int
@@ -315,7 +321,7 @@ class Window:
 
 
 class Trainer:
-    """Everything that one run changes; `state` and `load` are its checkpoint."""
+    """Everything that one run changes. `state` and `load` are its checkpoint."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         torch.manual_seed(args.seed)
@@ -337,7 +343,7 @@ class Trainer:
         self.heldout = list(heldout_prompts(200, args.seed))
 
     def state(self) -> dict[str, object]:
-        """What a later run needs to go on."""
+        """Return what a later run needs to continue."""
         return {
             "model": self.model.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
@@ -345,7 +351,7 @@ class Trainer:
         }
 
     def load(self, folder: Path) -> None:
-        """Go on from a checkpoint, with fresh documents."""
+        """Continue from a checkpoint, with fresh documents."""
         state = torch.load(folder / "checkpoint.pt", map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
@@ -354,17 +360,17 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """How much of the run is done, from 0 to 1."""
+        """The part of the run that is done, from 0 to 1."""
         by_time = self.seconds / (60 * self.args.minutes)
         by_steps = self.step / self.args.steps if self.args.steps else 0.0
         return min(1.0, max(by_time, by_steps))
 
     def autocast(self) -> torch.autocast:
-        """bf16 for the matrix products."""
+        """Use bf16 for the matrix products."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def train_step(self, tokens: Tensor, learn: Tensor) -> float:
-        """One update; the mean loss of the learned tokens."""
+        """Run one update and return the mean loss of the learned tokens."""
         factor = learning_rate(self.progress, self.step)
         with self.autocast():
             losses, targets, _ = token_losses(
@@ -385,7 +391,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, count: int) -> tuple[float, float]:
-        """Perplexity of held-out stories, and the share of their slot words guessed right."""
+        """Return the perplexity of held-out stories, and the share of slot words guessed right."""
         rows = [encode(self.tokenizer, heldout_document(p)) for p in self.heldout[:count]]
         total, tokens, hits, slots = 0.0, 0, 0.0, 0.0
         for start in range(0, count, 20):
@@ -398,7 +404,7 @@ class Trainer:
         return math.exp(total / tokens), hits / slots
 
     def run(self) -> None:
-        """Train until the budget is spent; report every minute, save every five."""
+        """Train until the budget is spent. Report every minute and save every five."""
         writer = Writer(f"train-{self.args.seed}-{self.step}", odd=0.1)
         batches = Batches(
             self.tokenizer,
@@ -423,7 +429,7 @@ class Trainer:
                 saved = self.seconds
 
     def report(self, window: Window) -> None:
-        """Print how it went since `window` began."""
+        """Print the progress since `window` began."""
         speed = (self.tokens_seen - window.tokens) / (self.seconds - window.seconds)
         loss = sum(window.losses) / len(window.losses)
         perplexity, copied = self.evaluate(40)
@@ -436,13 +442,13 @@ class Trainer:
         )
 
     def save(self) -> None:
-        """Write the checkpoint, in place of the one before."""
+        """Write the checkpoint in place of the previous one."""
         torch.save(self.state(), self.args.scratch / "checkpoint.pt")
         self.tokenizer.save(str(self.args.scratch / "tokenizer.json"))
 
 
 def heldout_document(prompt: dict[str, object]) -> list[Segment]:
-    """A held-out prompt and its reference story, in the form that the model is asked in."""
+    """Return a held-out prompt and its reference story, in the form that the model is asked in."""
     writer = Writer(0)
     pair = str(prompt["prompt"]), str(prompt["reference"])
     if not prompt["chat"]:
@@ -454,7 +460,7 @@ def heldout_document(prompt: dict[str, object]) -> list[Segment]:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Indented JSON with a newline at its end."""
+    """Write indented JSON with a newline at its end."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -521,7 +527,7 @@ def export_heldout(trainer: Trainer, folder: Path) -> None:
 
 
 def main() -> None:
-    """Parse the options, train, export."""
+    """Parse the options, train, and export."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="time budget of the training")
     parser.add_argument("--steps", type=int, default=0, help="end after so many updates")

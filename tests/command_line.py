@@ -1,4 +1,4 @@
-"""``mie`` as a person runs it: a process with its streams."""
+"""Run ``mie`` as a user does: as a process with streams."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Warnings are errors here too, and text comes as UTF-8 whatever the machine's locale.
+# Warnings are errors here too, and text is UTF-8 in any locale.
 COMMAND = [sys.executable, "-W", "error", "-m", "mie"]
 ENVIRONMENT = {**os.environ, "PYTHONUTF8": "1", "COLUMNS": "80"}
 ENVIRONMENT.pop("PYTHONUNBUFFERED", None)  # or argparse would meet a closed pipe, and hide it
 
 PATIENCE = 240.0
-"""Seconds after which a process that should have ended, or said something, has failed. It is far
-more than anything takes on a slow and busy machine."""
+"""Seconds after which a silent process counts as failed, far more than a slow and busy machine
+needs."""
 
 NUMBERS = re.compile(
     r"\[(?P<requests>\d+) requests? · (?P<tokens>\d+) tokens? in [\d.]+ s · [\d.]+ tokens/s"
@@ -30,7 +30,7 @@ NUMBERS = re.compile(
 
 
 def mie(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """The finished process; it must not have shown a traceback."""
+    """Run a command, check that it shows no traceback, and return the finished process."""
     process = subprocess.run(
         [*COMMAND, *map(str, arguments)],
         input=stdin,
@@ -44,15 +44,18 @@ def mie(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProce
 
 
 def start(*arguments: str | Path, **streams: Any) -> subprocess.Popen[bytes]:
-    """A running process with pipes."""
+    """Return a running process with pipes."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     settings = {"env": ENVIRONMENT, **pipes, **streams}
     return subprocess.Popen([*COMMAND, *map(str, arguments)], **settings)
 
 
 class NarrowPipe:
-    """A pipe with room for ``room`` bytes. A process that writes more waits until they are read, so
-    it cannot end before the test has done something to it, however slow the test is."""
+    """A pipe with a buffer of ``room`` bytes.
+
+    A process that writes more waits until they are read. So it cannot end before the test has acted
+    on it, however slow the test is.
+    """
 
     def __init__(self, room: int = 32) -> None:
         self.reader, self.writer = os.pipe()
@@ -62,19 +65,19 @@ class NarrowPipe:
     def wait_for_bytes(self, process: subprocess.Popen[bytes]) -> None:
         """Wait until the process has written something, or has ended."""
         while self._num_waiting() == self._filling and process.poll() is None:
-            time.sleep(0.01)  # leaves the CPU to it
+            time.sleep(0.01)  # yields the CPU
 
     def read(self) -> bytes:
-        """Read what the process writes until it ends; it must be the only one that has the pipe."""
+        """Read until the process ends. No other process may have the pipe."""
         with open(self.reader, "rb") as file:
             return file.read()[self._filling :]
 
     def close_writer(self) -> None:
-        """Leave the writing end to the process that was started."""
+        """Close the writing end, which the started process has inherited."""
         os.close(self.writer)
 
     def close_reader(self) -> None:
-        """Refuse to read any more."""
+        """Close the reading end."""
         os.close(self.reader)
 
     def _num_waiting(self) -> int:
@@ -84,7 +87,7 @@ class NarrowPipe:
 
 
 def error_line(process: subprocess.CompletedProcess[bytes]) -> str:
-    """The one line that a refused command leaves on standard error, with exit code 2."""
+    """Return the only line on standard error of a refused command, which exits with code 2."""
     assert process.returncode == 2, process.stderr.decode()
     assert process.stdout == b""
     (line,) = process.stderr.decode().splitlines()

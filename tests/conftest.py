@@ -1,4 +1,4 @@
-"""Shared by all tests: hypothesis profiles, and the tiny models."""
+"""Set up what all tests share: hypothesis profiles, and the tiny models."""
 
 import os
 import sys
@@ -12,8 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import tiny_models
 
-# The default finds the same examples every time, so that a red run means a change of the code;
-# `make test-all` looks further, at random.
+from mie.ops_cpu.linear import probe
+
+# By default the examples are the same in every run, so that a failure means that the code has
+# changed. `make test-all` tries more examples, at random.
 settings.register_profile("default", derandomize=True, deadline=None)
 settings.register_profile("far", max_examples=3000, deadline=None)
 settings.load_profile(os.environ.get("MIE_HYPOTHESIS", "default"))
@@ -21,9 +23,20 @@ settings.load_profile(os.environ.get("MIE_HYPOTHESIS", "default"))
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the CPU backend remembers of this machine stays out of the user's cache."""
+    """Keep the CPU backend's cache for this machine out of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _steady_linear_plans() -> Iterator[None]:
+    """Let the probe of linear plans find the same at every load, however busy the machine is.
+
+    The plans differ in their last bits, and tests compare what two engines give.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "_fastest", lambda applies, x: [2.0, 1.0])
         yield
 
 

@@ -1,4 +1,4 @@
-"""Event logs made by hand, for tests that need no engine."""
+"""Provide hand-made event logs for tests without an engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EMPTY: dict[str, Any] = {
 def sequence(
     request_id: str, *, num_prompt: int, max_tokens: int | None, n: int, rank: int = 0
 ) -> dict[str, Any]:
-    """What a snapshot says of a sequence from its request."""
+    """Return the part of a snapshot that comes from a sequence's request."""
     return {
         "request_id": request_id,
         "rank": rank,
@@ -55,10 +55,10 @@ REBUILT: dict[str, Any] = {
     "refs": {},
     "tree": {},
 }
-"""When everything but the tokens was forgotten."""
+"""The snapshot of a rebuild, which keeps only the tokens."""
 
 STORY: list[list[Record]] = [
-    # A, of two choices, computes its prompt and forks. B is cut by the budget.
+    # A has two choices, computes its prompt and forks. The budget cuts B.
     [
         ("add", "a", 0, 0, 6, 2, 3),
         ("add", "b", 1, 0, 5, 1, None),
@@ -112,8 +112,8 @@ STORY: list[list[Record]] = [
         ("prefill", B, 5, 1, (0,)),
         ("prefill", C, 6, 1, (0,)),
     ],
-    # D gives up before it runs, its first choice first. A step was broken off, and C computes
-    # again.
+    # D is aborted before it runs, its first choice first. A step was abandoned, and C
+    # computes again.
     [
         ("add", "d", 3, 0, 4, 2, 5),
         ("wait", (3, 1), D),
@@ -137,8 +137,10 @@ STORY: list[list[Record]] = [
         ("decode", (0,)),
     ],
 ]
-"""What one step after the other emits, in blocks of four. Every kind of record but those of `BEAMS`
-and `REBUILD`."""
+"""The records of consecutive steps, with blocks of four tokens.
+
+They include every kind of record except those of `BEAMS` and `REBUILD`.
+"""
 
 BEAMS: list[Record] = [
     ("add", "e", 4, 0, 2, 1, 1),
@@ -157,10 +159,10 @@ BEAMS: list[Record] = [
     ("close", E),
     ("finish", E, "length"),
 ]
-"""A step after the story: F continues E, which has ended and is kept until F has its token."""
+"""A step after the story. F continues E, which has ended and is kept until F has its token."""
 
 REBUILD: list[Record] = [("close", C), ("rebuild", {**EMPTY, **REBUILT})]
-"""A last step: a change broke off in the middle. No record says that C got its token."""
+"""A last step in which a change was interrupted. No record says that C got its token."""
 
 AFTER_STORY: dict[int, dict[str, Any]] = {
     2: {
@@ -249,11 +251,14 @@ AFTER_STORY: dict[int, dict[str, Any]] = {
         },
     },
 }
-"""The state after some of its steps, without the sizes."""
+"""The state after some of the story's steps, without the sizes."""
 
 
 def summary(step: int, **numbers: float) -> dict[str, Any]:
-    """A step's numbers: zeros but for those given. A step takes 5 ms, and one begins every 10."""
+    """Return a step's summary, with zeros for missing values.
+
+    A step takes 5 ms, and one begins every 10 ms.
+    """
     times = {
         "start": step / 100,
         "schedule_seconds": 0.001,
@@ -265,7 +270,7 @@ def summary(step: int, **numbers: float) -> dict[str, Any]:
 
 
 def tell(log: EventLog, story: list[list[Record]] = STORY) -> None:
-    """A story, to a log that has not been started."""
+    """Emit a story to a log that has not been started."""
     log.start(lambda: EMPTY)
     for step, records in enumerate(story, 1):
         for record in records:
@@ -274,7 +279,7 @@ def tell(log: EventLog, story: list[list[Record]] = STORY) -> None:
 
 
 def write_story(path: Path, story: list[list[Record]] = STORY) -> Path:
-    """A story as a file."""
+    """Return a story as a file."""
     with path.open("w") as file:
         log = EventLog(0, file)
         tell(log, story)
@@ -293,7 +298,7 @@ class ToyEngine:
         self.step_number = 0
 
     def step(self) -> dict[str, Any]:
-        """Emit a step's records: its summary."""
+        """Emit the records of a step, and return its summary."""
         seq = (self._number, 0)
         if not self._num_computed:
             self._emit(("add", f"r{self._number}", self._number, 5, 1, 1, 7))
@@ -312,7 +317,7 @@ class ToyEngine:
         return summary(self.step_number)
 
     def snapshot(self) -> dict[str, Any]:
-        """The state in its own words."""
+        """Return the toy's state."""
         blocks = list(range(-(-self._num_computed // 2)))
         seq = (self._number, 0)
         values = {
@@ -333,7 +338,7 @@ class ToyEngine:
 
 
 def run_toy(log: EventLog, num_steps: int) -> list[dict[str, Any]]:
-    """Log so many steps of a toy: the snapshots after each, from step 0 on."""
+    """Log ``num_steps`` steps of a toy, and return the snapshots after each, from step 0 on."""
     toy = ToyEngine(log.emit)
     log.start(toy.snapshot)
     snapshots = [toy.snapshot()]

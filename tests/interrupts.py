@@ -1,4 +1,4 @@
-"""Exceptions at chosen lines: what a signal, or too little memory, can do to a program.
+"""Raise exceptions at chosen lines, as a signal or a lack of memory does.
 
 Nothing here depends on time: a trace function counts the lines of `mie` and raises at one of them.
 """
@@ -21,7 +21,7 @@ ROOT = os.path.dirname(mie.__file__)
 
 
 class Alarm(Exception):
-    """What the handler of SIGALRM raises."""
+    """The exception that the handler of SIGALRM raises."""
 
 
 def _raise_exit(number: int, frame: FrameType | None) -> None:
@@ -46,7 +46,7 @@ KINDS: dict[str, tuple[Callable[[], object], type[BaseException]]] = {
 
 @contextmanager
 def handlers() -> Iterator[None]:
-    """Inside, SIGTERM and SIGALRM have handlers that raise."""
+    """Install handlers of SIGTERM and SIGALRM that raise, for the duration of the block."""
     before = [
         (signal.SIGTERM, signal.signal(signal.SIGTERM, _raise_exit)),
         (signal.SIGALRM, signal.signal(signal.SIGALRM, _raise_alarm)),
@@ -59,11 +59,11 @@ def handlers() -> Iterator[None]:
 
 
 class Injector:
-    """Raises at a line of `mie`, and then perhaps once more at a call soon afterwards."""
+    """Raises at a line of `mie`, and optionally once more at a call soon afterwards."""
 
     def __init__(self, strike: Callable[[], object], line: int, second_call: int | None = None):
         self.num_lines = 0
-        """Lines that ran."""
+        """Number of lines that ran."""
         self.where: list[str] = []
         """The lines at which it raised."""
         self._strike = strike
@@ -71,7 +71,7 @@ class Injector:
         self._second_call = second_call
 
     def run(self, function: Callable[[], object]) -> object:
-        """Call the function under fire."""
+        """Call the function with interruptions."""
         sys.settrace(self._trace)
         try:
             return function()
@@ -93,7 +93,8 @@ class Injector:
         return self._trace_lines
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        """A trace function that raised is not called again; this one sees calls."""
+        """Restart tracing at calls, because Python does not call a trace function again after it
+        raised."""
         if event == "call" and frame.f_code.co_filename.startswith(ROOT):
             assert self._second_call is not None
             self._second_call -= 1
@@ -103,20 +104,21 @@ class Injector:
 
 
 def _leaves_with(frame: FrameType) -> bool:
-    """Return whether the line event is that of a ``with`` that is left.
+    """Return whether the line event is the exit of a ``with``.
 
-    The interpreter looks for signals after calls and at jumps backwards. So none can come between
-    the last call inside a ``with`` and the release of its lock, where the trace function is called
-    once more for the line of the ``with``.
+    The interpreter checks for signals after calls and at backward jumps. So none can arrive between
+    the last call inside a ``with`` and the release of its lock. The trace function is called once
+    more there, for the line of the ``with``.
     """
     first = _with_lines(frame.f_code).get(frame.f_lineno)
     return first is not None and frame.f_lasti > first
 
 
 def _is_nop(frame: FrameType) -> bool:
-    """Return whether the line is that of a ``try``, at which the interpreter looks for no signals.
+    """Return whether the line is that of a ``try``, where the interpreter does not check for
+    signals.
 
-    Nor does it expect an exception there: the line belongs to no ``with`` around it.
+    It does not expect an exception there either: the line belongs to no enclosing ``with``.
     """
     return frame.f_code.co_code[frame.f_lasti] == dis.opmap["NOP"]
 

@@ -1,14 +1,14 @@
-"""The oracle: a whole model and sampler in float64, with no cache, no batch and no paging.
+"""Define the oracle: a model and sampler in float64, without cache, batching or paging.
 
-It imports nothing from mie. Weights are a dict from Hugging Face's names to arrays [N, K];
-``config`` is a config.json as a dict. A token costs a forward pass over everything before it.
+It imports nothing from mie. Weights are a dict from Hugging Face's names to arrays [N, K], and
+``config`` is a config.json as a dict. Each token costs a forward pass over all tokens before it.
 """
 
 import numpy as np
 
 
 def logits(config, weights, ids):
-    """[len(ids), V]: what follows each of the tokens."""
+    """Return the logits [len(ids), V] after each of the tokens."""
     n, num_heads, num_kv = len(ids), config["num_attention_heads"], config["num_key_value_heads"]
     dim, eps = config["head_dim"], config["rms_norm_eps"]
     freq = config["rope_theta"] ** -(np.arange(0, dim, 2) / dim)
@@ -50,13 +50,13 @@ def logits(config, weights, ids):
 
 
 def uniform(seed, stream, choice, position):
-    """The random number of one draw."""
+    """Return the random number of one draw."""
     key, counter = np.uint64([seed % 2**64, choice]), np.uint64([position, stream, 0, 0])
     return (int(np.random.Philox(key=key, counter=counter).random_raw()) >> 11) / 2**53
 
 
 def choose(row, prompt, output, params, banned, u):
-    """The next token, by sorting everything."""
+    """Return the next token, by sorting everything."""
     x = row.copy()
     for token, bias in (params.get("logit_bias") or {}).items():
         x[token] += bias
@@ -78,7 +78,7 @@ def choose(row, prompt, output, params, banned, u):
         return int(np.argmax(x))
     p = np.exp((x - x.max()) / params["temperature"])
     p[p < params.get("min_p", 0.0) * p.max()] = 0
-    order = np.argsort(-x, kind="stable")  # probability falling, id rising among equals
+    order = np.argsort(-x, kind="stable")  # by falling probability, then rising id
     if params.get("top_k", 0) > 0:
         p[order[params["top_k"] :]] = 0
     if params.get("top_p", 1.0) < 1:
@@ -89,7 +89,7 @@ def choose(row, prompt, output, params, banned, u):
 
 
 def generate(config, weights, prompt, params, *, choice=0, stream=0, eos=(), limit=10**9):
-    """(output tokens, finish reason, log-probability of each) of one choice."""
+    """Return (output tokens, finish reason, log-probability of each) of one choice."""
     forced = params.get("trace_decode_token_ids") or ()
     stops = set() if params.get("ignore_eos") else set(eos)
     stops |= set(params.get("stop_token_ids") or ())
@@ -109,10 +109,10 @@ def generate(config, weights, prompt, params, *, choice=0, stream=0, eos=(), lim
 
 
 def beam_search(config, weights, prompt, params, *, eos=(), limit=10**9):
-    """[(tokens, cumulative log-probability, finish reason)], the best ``beam_width`` first.
+    """Return [(tokens, cumulative log-probability, finish reason)], best ``beam_width`` first.
 
-    As vLLM's: each step takes the 2 * beam_width most likely tokens of each beam, puts those that
-    end aside, and keeps the beam_width best of the others.
+    As in vLLM, each step takes the 2 * beam_width most likely tokens of each beam. It sets aside
+    those that end, and keeps the beam_width best of the others.
     """
     width, penalty = params["beam_width"], params.get("length_penalty", 1.0)
 

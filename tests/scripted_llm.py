@@ -1,4 +1,4 @@
-"""An `LLM` whose model is a script, so that a step costs next to nothing."""
+"""Load an `LLM` with a scripted model, so that a step costs next to nothing."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ SETTINGS = [
 
 
 def new_llm(directory: Any, settings: dict[str, Any]) -> LLM:
-    """Load a tiny model, and put the script in its place."""
+    """Load a tiny model, and replace it with the script."""
     llm = LLM(
         directory,
         skip_tokenizer_init=True,

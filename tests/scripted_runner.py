@@ -1,41 +1,43 @@
-"""A runner without a model, which knows what every slot of every block must hold.
+"""Provide a runner without a model, which knows what every slot of every block must contain.
 
-Where a model would store keys and values it stores one number for the whole history up to the
-token, and it draws the next token from that number. So a stale, missing or wrongly shared slot is
-seen in the step that reads it, and what must come out is known whatever the schedule
-(`expected_tokens`).
+Where a model would store keys and values, it stores one number for the whole history up to the
+token, and draws the next token from that number. So it notices a stale, missing or wrongly shared
+slot in the step that reads it. The expected output is known under any schedule (`expected_tokens`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mie.config import EngineConfig
-from mie.engine import Engine
+from mie.config.engine import EngineConfig
+from mie.engine.engine import Engine
+from mie.engine.overlap import OverlappingRunner
+from mie.engine.runner import Launched
 from mie.events import EventLog
-from mie.load import new_scheduler
+from mie.load.engine import new_scheduler
 from mie.memory.moves import Moves
-from mie.overlap import OverlappingRunner
-from mie.runner import Launched
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sched.plan import Chunk, NewRow, StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 
 VOCAB_SIZE = 50
 EOS = 3
 POISON = None
-"""What a slot holds that nobody has written."""
+"""The content of a slot that was never written."""
 
 Blocks = list[list[int | None]]
 
 
 def salt_seed(salt: str | None) -> int | None:
-    """The seed that a request with this salt must have: a plan names no salts, so the history of a
-    request begins with its seed, and a block shared across salts is noticed."""
+    """Return the seed of a request with this salt.
+
+    A plan names no salts. The history of a request therefore begins with its seed, so that a block
+    shared across salts is noticed.
+    """
     return None if salt is None else int.from_bytes(salt.encode(), "big")
 
 
 def histories(seed: int | None, token_ids: Iterable[int], before: int | None = None) -> list[int]:
-    """A number for each token that stands for it and for all before it."""
+    """Return a number for each token that represents it and all tokens before it."""
     history = hash((seed or 0, 0)) if before is None else before
     numbers = []
     for token_id in token_ids:
@@ -45,7 +47,7 @@ def histories(seed: int | None, token_ids: Iterable[int], before: int | None = N
 
 
 def next_token(history: int, choice: int, vocab_size: int = VOCAB_SIZE) -> int:
-    """What follows a history."""
+    """Return the token that follows a history."""
     return hash((history, choice, 1)) % vocab_size
 
 
@@ -58,7 +60,10 @@ def expected_tokens(
     eos: Sequence[int] = (EOS,),
     vocab_size: int = VOCAB_SIZE,
 ) -> tuple[list[int], str]:
-    """The output of one choice and why it ends; prompt and answer have at most ``limit`` tokens."""
+    """Return the output of one choice and its finish reason.
+
+    The prompt and the answer together have at most ``limit`` tokens.
+    """
     most = limit - len(prompt)
     if params.max_tokens is not None:
         most = min(most, params.max_tokens)
@@ -75,7 +80,7 @@ def expected_tokens(
 
 
 def answer_to(plan: StepPlan, draw: Callable[[], int]) -> StepResult:
-    """What a model without state answers, whose tokens ``draw`` gives."""
+    """Return the answer of a stateless model, whose tokens ``draw`` returns."""
     chunks = [
         ChunkResult(
             token_ids=[draw() for _ in chunk.choices],
@@ -89,7 +94,7 @@ def answer_to(plan: StepPlan, draw: Callable[[], int]) -> StepResult:
 
 
 def _scores(chunk: Chunk) -> list[TokenLogprobs]:
-    """A log-probability for each scored position, which tells the position."""
+    """Return a log-probability for each scored position, which identifies the position."""
     ids = [*chunk.token_ids, 0]
     return [
         TokenLogprobs(token_ids=[ids[at + 1 - chunk.start]], logprobs=[-float(at)], rank=1)
@@ -98,7 +103,7 @@ def _scores(chunk: Chunk) -> list[TokenLogprobs]:
 
 
 class _Row:
-    """What the runner remembers of one running sequence."""
+    """The runner's state of one running sequence."""
 
     def __init__(self, new: NewRow) -> None:
         self.choice = new.choice
@@ -114,13 +119,15 @@ class _Row:
 
     def update(self, index: int, block_ids: Sequence[int]) -> None:
         missing = index - len(self.block_ids)
-        self.block_ids += [-1] * missing  # left by a former owner of the row in the same step
+        self.block_ids += [-1] * missing  # from a former owner of the row in the same step
         self.block_ids[index : index + len(block_ids)] = block_ids
 
 
 class ScriptedRunner:
-    """Stands in for `mie.runner.ModelRunner`, and raises AssertionError for a slot that does not
-    hold what it must. ``live_rows`` tells which rows run: a plan does not say who has left."""
+    """Replaces `ModelRunner`, and raises AssertionError for a slot with the wrong content.
+
+    ``live_rows`` returns the rows that run, because a plan does not say which sequences have left.
+    """
 
     is_ahead = False
 
@@ -146,7 +153,7 @@ class ScriptedRunner:
         return self.compute(plan)
 
     def prepare(self, plan: StepPlan) -> None:
-        """Bring rows, tables and blocks to where the plan wants them."""
+        """Bring rows, tables and blocks to the state that the plan requires."""
         for new in plan.new_rows:
             self._rows[new.row] = _Row(new)
         moves = plan.moves
@@ -165,7 +172,7 @@ class ScriptedRunner:
         assert len(set(targets)) == len(targets), "a block is the target of two copies"
 
     def compute(self, plan: StepPlan) -> StepResult:
-        """The plan's decodes and chunks."""
+        """Compute the plan's decodes and chunks."""
         rows = [*plan.decodes, *(chunk.row for chunk in plan.chunks)]
         assert list(plan.decodes) == sorted(plan.decodes), "decodes do not ascend"
         assert len(set(rows)) == len(rows), "a row is computed twice in one step"
@@ -177,7 +184,7 @@ class ScriptedRunner:
         chunks = [self._prefill(chunk) for chunk in plan.chunks]
         return StepResult(token_ids=decoded, logprobs=[None] * len(decoded), chunks=chunks)
 
-    # As `mie.overlap` drives a runner: what a step writes is written when it is launched.
+    # `mie.engine.overlap` drives a runner like this: a step writes when it is launched.
 
     def launch(self, plan: StepPlan) -> Launched:
         return Launched(rows=plan.decodes, logits=None, drawn=self.compute(plan))
@@ -185,9 +192,7 @@ class ScriptedRunner:
     def launch_ahead(self, rows: tuple[int, ...], before: Launched) -> Launched:
         assert {*rows} <= {*before.rows}
         assert not before.drawn.chunks
-        plan = StepPlan(
-            step=0, new_rows=(), moves=Moves((), (), (), ()), decodes=rows, chunks=(), preempted=()
-        )
+        plan = StepPlan(step=0, new_rows=(), moves=Moves(), decodes=rows, chunks=(), preempted=())
         return self.launch(plan)
 
     def collect(self, plan: StepPlan, launched: Launched) -> StepResult:
@@ -202,19 +207,19 @@ class ScriptedRunner:
         pass
 
     def _check_stored(self, row: _Row) -> None:
-        """Every slot before the row's next token holds the row's own history."""
+        """Check that every slot before the row's next token has the row's own history."""
         size = self._block_size
         for start in range(0, row.num_stored, size):
             wanted = row.histories[start : min(start + size, row.num_stored)]
             block_id = row.block_ids[start // size]
             found = self._device[block_id][: len(wanted)]
             assert found == wanted, (
-                f"tokens {start} … {start + len(wanted) - 1} of {row.token_ids} should lie in block"
+                f"tokens {start} … {start + len(wanted) - 1} of {row.token_ids} should be in block"
                 f" {block_id}; it holds {_describe(found, wanted)}"
             )
 
     def _write(self, plan: StepPlan) -> None:
-        """Store the step's tokens, each in a slot that nobody else reads or writes."""
+        """Store the step's tokens, each in a slot that no other row reads or writes."""
         size, read = self._block_size, self._slots_read()
         written: set[tuple[int, int]] = set()
         ends = [(row, self._rows[row].num_stored + 1) for row in plan.decodes]
@@ -233,7 +238,7 @@ class ScriptedRunner:
                 self._device[block_id][offset] = row.histories[position]
 
     def _slots_read(self) -> dict[int, int]:
-        """How many slots of each block some running row reads."""
+        """Return how many slots of each block some running row reads."""
         size = self._block_size
         read: dict[int, int] = {}
         for index in self._live_rows():
@@ -276,7 +281,7 @@ def _describe(found: Sequence[int | None], wanted: Sequence[int]) -> list[str]:
 def scripted_engine(
     config: EngineConfig, num_blocks: int, max_model_len: int, num_host_blocks: int = 0
 ) -> Engine:
-    """An engine whose model is the script; its vocabulary has `VOCAB_SIZE` ids, and `EOS`."""
+    """Return an engine with the scripted model, whose vocabulary has `VOCAB_SIZE` ids and `EOS`."""
     log = EventLog(config.event_log_steps)
     scheduler = new_scheduler(config, num_blocks, max_model_len, log, num_host_blocks)
     runner: Any = ScriptedRunner(

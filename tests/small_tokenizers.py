@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind that the text room must follow, made on the spot."""
+"""Make small tokenizers of every kind that the text room must support."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SENTENCES = [
 
 
 def byte_level() -> Tokenizer:
-    """GPT-2, Llama-3 and Qwen: bytes spelled as letters."""
+    """Return a tokenizer like those of GPT-2, Llama-3 and Qwen, with bytes spelled as letters."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -50,7 +50,10 @@ def byte_level() -> Tokenizer:
 
 
 def llama2() -> Tokenizer:
-    """Llama-2, TinyLlama, Mistral: ``▁`` for spaces, ``<0xE2>`` for unknown bytes, BOS in front."""
+    """Return a tokenizer like those of Llama-2, TinyLlama and Mistral.
+
+    It has ``▁`` for spaces, ``<0xE2>`` for unknown bytes, and BOS in front.
+    """
     backend = Backend(models.BPE())
     backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -83,7 +86,7 @@ def llama2() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """A SentencePiece model converted with the Metaspace decoder."""
+    """Return a SentencePiece model converted with the Metaspace decoder."""
     backend = Backend(models.BPE(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
@@ -93,7 +96,7 @@ def metaspace() -> Tokenizer:
 
 
 def wordpiece() -> Tokenizer:
-    """BERT's pieces: ``##`` continues a word."""
+    """Return a tokenizer with BERT's pieces, where ``##`` continues a word."""
     backend = Backend(models.WordPiece(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
@@ -105,7 +108,7 @@ def wordpiece() -> Tokenizer:
 
 
 def end_of_word() -> Tokenizer:
-    """GPT-1's and CLIP's ``</w>``: the last word ends in a space if another follows."""
+    """Return a tokenizer with GPT-1's and CLIP's ``</w>``, which is a space before another word."""
     backend = Backend(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.decoder = decoders.BPEDecoder()
@@ -122,7 +125,7 @@ def end_of_word() -> Tokenizer:
 
 
 def no_decoder() -> Tokenizer:
-    """A tokenizer.json without a decoder: the library joins tokens with spaces."""
+    """Return a tokenizer.json without a decoder: the library joins tokens with spaces."""
     backend = Backend(models.WordLevel({"<unk>": 0, "a": 1, "cat": 2, "▁": 3}, "<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     return wrap(backend)
@@ -178,7 +181,7 @@ DECODERS = {
 
 
 def with_decoder(name: str) -> Tokenizer:
-    """A vocabulary of awkward tokens, decoded by ``DECODERS[name]``."""
+    """Return a vocabulary of awkward tokens, decoded by ``DECODERS[name]``."""
     backend = Backend(models.WordLevel({token: i for i, token in enumerate(ODD_TOKENS)}, "xx"))
     backend.decoder = DECODERS[name]
     backend.add_special_tokens(["<special>"])
@@ -186,6 +189,6 @@ def with_decoder(name: str) -> Tokenizer:
 
 
 def wrap(backend: Backend, **config: Any) -> Tokenizer:
-    """``backend`` as mie sees it; ``config`` as in tokenizer_config.json."""
+    """Return ``backend`` as mie's tokenizer, with ``config`` as in tokenizer_config.json."""
     flags = {name: config.pop(name) for name in [*config] if name.startswith("add_")}
     return Tokenizer(backend, TokenizerConfig(special_tokens=config, **flags))

@@ -1,4 +1,4 @@
-"""Model directories with random weights, small enough to run thousands of times."""
+"""Make model directories with random weights, small enough to run thousands of times."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 
 
 def random_weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
-    """float32 weights by their Hugging Face names, scaled so that the logits are well apart."""
+    """Return float32 weights by their Hugging Face names, scaled so that logits are well apart."""
     rng = np.random.default_rng(seed)
     hidden, mlp, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     q_size = config["num_attention_heads"] * config["head_dim"]
@@ -74,7 +74,7 @@ def random_weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def write_model(directory: Path, config: dict, weights: dict[str, np.ndarray]) -> Path:
-    """A model directory without a tokenizer."""
+    """Write a model directory without a tokenizer, and return its path."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     save_file(weights, directory / "model.safetensors")
@@ -90,7 +90,7 @@ TINY = {
 
 
 class TinyModel:
-    """A model directory, and the same model as the oracle wants it."""
+    """A model directory, and the same model as the oracle needs it."""
 
     def __init__(self, directory: Path, config: dict) -> None:
         weights = random_weights(config)

@@ -1,6 +1,7 @@
-"""What type checkers, and so editors, must know of the front door. mypy reads it, no test runs it.
+"""State what type checkers and editors must know about the public API. mypy reads this, no test
+runs it.
 
-mypy is told to warn of an ``ignore`` that hides nothing, so each of them is a mistake that it sees.
+mypy warns of an unnecessary ``ignore``, so each ``ignore`` here is a mistake that it must notice.
 """
 
 from mie import LLM, AsyncEngineArgs, EngineArgs

@@ -1,7 +1,8 @@
-"""The command line. One file a command: ``add_parser`` describes it, ``run`` does it.
+"""Define the command line, one file per command.
 
-This room knows text and terminals, never arrays. A command imports the engine when it runs, so that
-help and mistakes in the arguments cost nothing.
+In each file ``add_parser`` describes the command and ``run`` executes it. This room knows text and
+terminals, but no arrays. A command imports the engine when it runs, so that help and mistakes in
+the arguments cost nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from mie.cli import bench, chat, diff, doctor, generate, inspect, serve, sim, trace
 from mie.cli.parser import Parser
 from mie.errors import MieError, TooLittleMemoryError
-from mie.logs import logging_to_stderr
+from mie.system.logs import logging_to_stderr
 from mie.version import __version__
 
 EXIT_ERROR = 2
@@ -23,32 +24,32 @@ EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE
 
 _EPILOG = """\
 examples:
-  mie generate "Once upon a time"                   a story by the model that ships with mie
-  mie generate --temperature 0 --json "Hello" | jq  for programs: one JSON object a line
+  mie generate "Once upon a time"                   a story by the bundled model
+  mie generate --temperature 0 --json "Hello" | jq  one JSON object per line, for programs
   mie generate --input requests.jsonl > out.txt     many requests at once, in one paged cache
   mie generate --model ./Qwen3-0.6B --chat "Why?"   any Llama, Mistral, Qwen2 or Qwen3 directory
   mie chat                                          a conversation
   mie serve                                         a server of OpenAI's interface on port 8000
-  mie inspect ./Qwen3-0.6B                          what it is and what memory it takes
+  mie inspect ./Qwen3-0.6B                          its architecture and memory use
   mie trace run.jsonl                               what the scheduler did in a run, step by step
   mie bench serve --request-rate 8                  latencies and throughput under a load
   mie bench throughput --device a10g                the same scheduler on a simulated GPU
   mie diff                                          NumPy and the GPU kernels, operator by operator
-  mie doctor                                        what this machine can run, and what to mend
+  mie doctor                                        what this machine can run, and remedies
 
 exit codes:
   0  everything was done
-  1  part of it failed; standard error names the lines
+  1  a part failed; standard error names the lines
   2  nothing was done: an argument, the model or the input is wrong
 
-"mie COMMAND --help" tells all about a command.
+Run "mie COMMAND --help" for the options of a command.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line (by default the process's own): its exit code.
+    """Run a command line, by default the process's own, and return the exit code.
 
-    No error that a user can cause shows a traceback: it is one line on standard error.
+    A user's mistake never shows a traceback: the error is one line on standard error.
     """
     try:
         code = _run(argv)
@@ -69,7 +70,7 @@ def _run(argv: Sequence[str] | None) -> int:
     _make_streams_safe()
     try:
         args = _parser().parse_args(argv)
-    except SystemExit as end:  # --help, or a mistake in the arguments, which argparse has shown
+    except SystemExit as end:  # --help, or an error that argparse has printed
         return int(end.code or 0)
     with logging_to_stderr():
         return int(args.run(args))
@@ -94,30 +95,30 @@ def _parser() -> argparse.ArgumentParser:
 
 def _failed(error: Exception) -> int:
     message = str(error)
-    if not isinstance(error, TooLittleMemoryError):  # its lines are a table
-        # What a message quotes from a file must not move a terminal's cursor.
+    if not isinstance(error, TooLittleMemoryError):  # its message is a table
+        # A message may quote a file, whose control characters must not reach the terminal.
         message = "".join(x if x.isprintable() else " " if x == "\n" else "?" for x in message)
     print(f"mie: error: {message}", file=sys.stderr)
     return EXIT_ERROR
 
 
 def _make_streams_safe() -> None:
-    """A closed stream swallows what is written; a terminal without Unicode shows "?" for "é"."""
+    """Discard output to closed streams, and print "?" for characters that a terminal lacks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started us
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # to the end
+        if stream is None:  # closed by the parent process
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until exit
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
 def _flush() -> None:
-    """Write what is buffered while errors can still be caught."""
+    """Flush output while errors can still be caught."""
     sys.stdout.flush()
 
 
 def _output_is_gone(code: int) -> int:
-    """``code``, after making sure that the flush when Python ends has nothing to complain about."""
+    """Return ``code`` after redirecting output, so that Python's flush at exit cannot fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

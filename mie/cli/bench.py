@@ -1,6 +1,6 @@
-"""``mie bench``: throughput, latency and service under load, as vLLM's benchmarks measure them.
+"""Implement ``mie bench``: throughput, latency and serving, measured as in vLLM's benchmarks.
 
-A benchmark is a function in `COMMANDS` that adds its parser, whose arguments carry ``run``.
+Each function in `COMMANDS` adds the parser of a benchmark and sets its ``run``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mie.cli.bench_report import add_report_options, report
 from mie.cli.bench_run import about, errors, exit_code, run_engine_load
 from mie.cli.bench_serve import add_serve
 
-Subparsers = argparse._SubParsersAction  # what add_subparsers returns has no public name
+Subparsers = argparse._SubParsersAction  # the result of add_subparsers has no public type
 
 _EPILOG = """\
 examples:
@@ -34,19 +34,19 @@ examples:
   mie bench latency --batch-size 4
   mie sim workload chats -o chats.json; mie bench serve --workload chats.json
 
-Prompts are random tokens, answers are as long as asked for. What the numbers mean:
-docs/glossary.md; what a simulation is worth: docs/simulator.md.
+Prompts are random tokens, and answers have the requested length. docs/glossary.md defines the
+metrics, and docs/simulator.md says how accurate a simulation is.
 """
 
 
 def add_parser(
     subparsers: Subparsers[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Adds ``mie bench`` to the command line; the arguments of each benchmark carry ``run``."""
+    """Add ``mie bench`` to the command line. Each benchmark's parser sets ``run``."""
     parser = subparsers.add_parser(
         "bench",
         help="measure the engine, or simulate it on another device",
-        description="Measures the engine under a load, or simulates it on another device.",
+        description="Measure the engine under load, or simulate it on another device.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -56,14 +56,14 @@ def add_parser(
     return parser
 
 
-# All requests at once.
+# Throughput: all requests at once.
 
 
 def _add_throughput(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "throughput",
-        help="tokens a second with every request there from the start",
-        description="Tokens a second with every request there from the start.",
+        help="tokens per second when all requests arrive at once",
+        description="Measure tokens per second when all requests arrive at once.",
     )
     add_place_options(parser)
     add_load_options(parser)
@@ -95,7 +95,7 @@ def _run_throughput(args: argparse.Namespace) -> int:
     return exit_code(result)
 
 
-# One batch, again and again.
+# Latency: one batch, repeated.
 
 _LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -103,25 +103,27 @@ _LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 def _add_latency(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "latency",
-        help="how long one batch of requests takes",
-        description="How long one batch of requests takes from its start to its end.",
+        help="latency of one batch of requests",
+        description="Measure the latency of one batch of requests from start to end.",
     )
     add_place_options(parser)
     group = parser.add_argument_group("load")
     for name, default, what in (
-        ("--input-len", 32, "tokens of a prompt"),
-        ("--output-len", 128, "tokens of an answer"),
-        ("--batch-size", 8, "requests at once"),
-        ("--num-iters-warmup", 2, "batches that are not counted"),
-        ("--num-iters", 10, "batches that are"),
+        ("--input-len", 32, "prompt tokens"),
+        ("--output-len", 128, "output tokens"),
+        ("--batch-size", 8, "requests in the batch"),
+        ("--num-iters-warmup", 2, "warm-up batches"),
+        ("--num-iters", 10, "measured batches"),
     ):
-        group.add_argument(name, type=int, default=default, metavar="N", help=f"{what} ({default})")
+        group.add_argument(
+            name, type=int, default=default, metavar="N", help=f"{what} (default: {default})"
+        )
     add_report_options(parser)
     parser.set_defaults(run=_run_latency)
 
 
 def _run_latency(args: argparse.Namespace) -> int:
-    from mie.config import check_integer
+    from mie.config.engine import check_integer
     from mie.sim.clock import SECOND
     from mie.sim.loads import from_lengths
     from mie.sim.metrics import mean_and_std, percentile
@@ -157,4 +159,4 @@ COMMANDS: tuple[Callable[[Subparsers[argparse.ArgumentParser]], None], ...] = (
     add_compare,
     add_book,
 )
-"""What ``mie bench`` offers, in the order of its help."""
+"""Functions that add the benchmarks, in the order of the help."""

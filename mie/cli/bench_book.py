@@ -1,4 +1,4 @@
-"""``mie bench NAME`` and ``mie bench all``: the chapters of the book of benchmarks."""
+"""Implement ``mie bench NAME`` and ``mie bench all``, the chapters of the book of benchmarks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from mie.errors import ConfigError
 from mie.sim.book import TITLES
 
 _DESCRIPTION = """\
-A chapter of the book of benchmarks: what it found, and in words.
+Run a chapter of the book of benchmarks, and print its results and findings.
 
-All but "engine" run the engine's own scheduler and allocator on a simulated clock, and come out the
-same on every machine. With --output-dir each chapter leaves NAME.json and NAME.png there (without
-matplotlib no PNG), and README.md is made anew from all that lies there.
+All chapters except "engine" run the real scheduler and allocator on a simulated clock, so their
+results are the same on every machine. With --output-dir each chapter writes NAME.json there, and
+NAME.png if matplotlib is installed, and rewrites README.md from all results in that directory.
 """
 
 
 def add_book(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds a benchmark for each chapter, and ``all``."""
+    """Add a benchmark for each chapter, and ``all``."""
     for name, title in TITLES.items():
         _add(subparsers, name, (name,), f"book: {title.lower()}")
     _add(subparsers, "all", tuple(TITLES), "book: every chapter, in less than ten minutes")
@@ -43,15 +43,18 @@ def _add(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--scale", choices=("full", "small"), default="full", help="small: a first look in seconds"
+        "--scale",
+        choices=("full", "small"),
+        default="full",
+        help="small gives a first look in seconds (default: full)",
     )
-    parser.add_argument("--output-dir", metavar="DIR", help="where JSON, PNG and README.md go")
+    parser.add_argument("--output-dir", metavar="DIR", help="directory for JSON, PNG and README.md")
     parser.add_argument(
         "--summary",
         metavar="FILE",
-        help="a Markdown file above DIR, whose summary of it is brought up to date",
+        help="Markdown file above DIR whose summary of the book is updated",
     )
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(run=partial(_run, chapters))
 
 
@@ -61,7 +64,7 @@ def _run(chapters: Sequence[str], args: argparse.Namespace) -> int:
     if args.summary is not None and args.output_dir is None:
         raise ConfigError("--summary needs --output-dir")
     directory = None if args.output_dir is None else Path(args.output_dir)
-    if directory is not None:  # what cannot be written is better known before it was measured
+    if directory is not None:  # fail before the measurement if the directory cannot be written
         directory.mkdir(parents=True, exist_ok=True)
         if args.summary is not None:
             report.check_summary(Path(args.summary), directory)
@@ -94,7 +97,7 @@ def _is_simulated(result: Mapping[str, Any]) -> bool:
 
 
 def _place(result: Mapping[str, Any]) -> str:
-    """Whether a chapter is simulated, and on what."""
+    """Return a sentence that says whether a chapter is simulated, and on what."""
     settings = result["settings"]
     if not _is_simulated(result):
         return "Measured on this machine."

@@ -1,4 +1,4 @@
-"""What the benchmarks share: where they run, what they send, and the engine of either kind."""
+"""Define the options that benchmarks share: where to run, and which load to send."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from mie.cli.options import (
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mie.config import EngineConfig
+    from mie.config.engine import EngineConfig
     from mie.sim.driver import Bench
     from mie.sim.workload import Workload
 
 
 def add_place_options(parser: argparse.ArgumentParser) -> None:
-    """The engine, real or simulated, and its trace."""
+    """Add the options of the engine, real or simulated, and its trace."""
     add_engine_options(parser)
     group = parser.add_argument_group(
         "simulation",
-        "The scheduler and the allocator are real; a cost model stands in for the model.",
+        "The scheduler and the allocator are real; a cost model replaces the model.",
     )
     group.add_argument(
-        "--device", metavar="NAME", help="device to simulate; mie sim devices lists them"
+        "--device", metavar="NAME", help="device to simulate (mie sim devices lists them)"
     )
     group.add_argument(
         "--model-shape",
@@ -50,7 +50,7 @@ def add_place_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """The load: a file, or random prompts."""
+    """Add the options of the load: a file, or random prompts."""
     group = parser.add_argument_group("load")
     group.add_argument(
         "--workload", metavar="FILE", help="workload in JSON, as mie sim workload writes it"
@@ -105,12 +105,12 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
 def workload_of(
     args: argparse.Namespace, request_rate: float = math.inf, burstiness: float = 1.0
 ) -> Workload:
-    """The load that ``args`` describe.
+    """Return the load that ``args`` describes.
 
     Raises:
-        ConfigError: an option is out of range, or the file holds no workload.
+        ConfigError: an option is out of range, or the file is not a workload.
     """
-    from mie.config import check_integer, check_real
+    from mie.config.engine import check_integer, check_real
     from mie.sim.draws import Uniform
     from mie.sim.loads import independent
     from mie.sim.workload import Workload
@@ -139,7 +139,7 @@ def workload_of(
 
 
 def place_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Where a benchmark runs, for its results."""
+    """Return where a benchmark runs, as fields of its results."""
     if args.costs is not None:
         return costs_as_place(args.costs)
     if args.device is not None:
@@ -149,7 +149,10 @@ def place_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def costs_as_place(path: str) -> dict[str, Any]:
-    """A file of costs stands for the device and the model that the recorded run had."""
+    """Return the place of a simulation with a cost file.
+
+    The costs imply the device and the model of the recorded run.
+    """
     from mie.sim.calibrate import read_costs
 
     source = read_costs(Path(path))[1].get("trace", "a run that the file does not name")
@@ -159,12 +162,12 @@ def costs_as_place(path: str) -> dict[str, Any]:
 
 @contextmanager
 def open_bench(args: argparse.Namespace) -> Iterator[Bench]:
-    """The engine that ``args`` describe, real or simulated, with its clock.
+    """Open the engine that ``args`` describes, real or simulated, with its clock.
 
     Raises:
         ConfigError: options contradict each other, or one is out of range.
         ModelError: the model cannot be used.
-        OSError: the trace could not be written to its end.
+        OSError: the trace could not be written completely.
     """
     _refuse_contradictions(args)
     with _simulated(args) if args.device or args.costs else _real(args) as bench:
@@ -175,11 +178,11 @@ def open_bench(args: argparse.Namespace) -> Iterator[Bench]:
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
     for is_wrong, message in (
-        (args.device and args.costs, "--device and --costs both say what steps cost; give one"),
+        (args.device and args.costs, "--device and --costs both define the costs; pass one"),
         (args.model_shape and not args.device, "--model-shape needs --device"),
         (
             (args.device or args.costs) and args.model != DEFAULT_MODEL,
-            "--model is the real engine's; a simulated one takes --model-shape",
+            "--model is not supported by a simulated engine; use --model-shape",
         ),
     ):
         if is_wrong:
@@ -187,18 +190,18 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
 
 
 def simulated_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
-    """The settings of a simulated engine; ``defaults`` for options that were not given.
+    """Return the settings of a simulated engine, with ``defaults`` for missing options.
 
     Raises:
-        ConfigError: one is out of range, or means nothing to a simulation.
+        ConfigError: an option is out of range, or has no effect in a simulation.
     """
-    from mie.arguments import option
-    from mie.config import EngineConfig, EngineSettings
-    from mie.engine_args import EngineArgs
-    from mie.settings import settings_of
+    from mie.config.arguments import option
+    from mie.config.engine import EngineConfig, EngineSettings
+    from mie.config.engine_args import EngineArgs
+    from mie.config.settings import settings_of
 
     options = engine_options(args)
-    EngineArgs(**options)  # refuses what no engine has
+    EngineArgs(**options)  # refuses unknown settings
     given = {name: options[name] for name, *_ in settings_of(EngineArgs) if name in options}
     simulated = {
         name

@@ -1,4 +1,4 @@
-"""Results of benchmarks as Markdown, as JSON, and in files."""
+"""Print results of benchmarks as Markdown or JSON, and write them to files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LABELS = {
     "peak_blocks": "Peak blocks",
     "avg_latency": "Average latency (s)",
 }
-"""What is shown of the results, as vLLM words it."""
+"""Results that are shown, in vLLM's words."""
 
 _DISTRIBUTIONS = {
     "ttft": "Time to first token",
@@ -38,14 +38,14 @@ _DISTRIBUTIONS = {
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """How results are shown and where they are kept."""
+    """Add the options of output formats and files."""
     group = parser.add_argument_group("results")
-    group.add_argument("--json", action="store_true", help="print one JSON object, no table")
-    group.add_argument("--output-json", metavar="FILE", help="write the JSON object to a file, too")
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    group.add_argument("--output-json", metavar="FILE", help="also write the JSON object to a file")
 
 
 def report(args: argparse.Namespace, results: Mapping[str, Any]) -> None:
-    """Print the results, and write them where ``args`` say.
+    """Print the results, and write them to the files that ``args`` names.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -67,7 +67,7 @@ def write_results(path: Path, results: Mapping[str, Any]) -> None:
 
 
 def markdown(results: Mapping[str, Any]) -> Iterator[str]:
-    """The results as tables, under a line that says where they come from."""
+    """Yield the results as Markdown tables, after a line that says where they were measured."""
     yield from (place_line(results), "")
     numbers = [
         (label, number(results[name]))
@@ -91,7 +91,7 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def place_line(results: Mapping[str, Any]) -> str:
-    """Whether results are simulated or measured, and on what."""
+    """Return a line that says whether results are simulated or measured, and on what."""
     model = results["model_id"]
     if "base_url" in results:
         return f"Measured over HTTP at {results['base_url']}: {model}"
@@ -121,7 +121,7 @@ def distributions(results: Mapping[str, Any]) -> dict[str, str]:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A Markdown table, its columns aligned for people, too."""
+    """Yield the lines of a Markdown table with aligned columns."""
     widths = [max(len(row[at]) for row in [heads, *rows]) for at in range(len(heads))]
 
     def line(cells: Sequence[str]) -> str:
@@ -134,7 +134,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def number(value: float | None) -> str:
-    """A number for people; a dash where there is none."""
+    """Return a number for display, or a dash for None."""
     if value is None:
         return "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mie.arguments import option
 from mie.cli.bench_options import (
     add_load_options,
     add_place_options,
@@ -19,6 +18,7 @@ from mie.cli.bench_options import (
 from mie.cli.bench_report import add_report_options, report, write_results
 from mie.cli.bench_run import about, errors, exit_code, run_engine_load
 from mie.cli.options import DEFAULT_MODEL, engine_options
+from mie.config.arguments import option
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ Subparsers = argparse._SubParsersAction  # what add_subparsers returns has no pu
 
 
 def add_serve(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+    """Add ``mie bench serve``."""
     parser = subparsers.add_parser(
         "serve",
         help="latencies and goodput while requests keep coming",
@@ -116,7 +117,7 @@ def _add_metric_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_serve(args: argparse.Namespace) -> int:
-    from mie.config import check_integer
+    from mie.config.engine import check_integer
     from mie.sim.metrics import Goodput, summarize
 
     if args.max_concurrency is not None:
@@ -157,7 +158,7 @@ def _stepped(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, An
 
 def _served(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], AnyResult]:
     """The load on the server that ``--base-url`` names."""
-    from mie.config import check_integer
+    from mie.config.engine import check_integer
     from mie.sim.remote import Server, run_load_on
 
     refused = [name for name in ("device", "model_shape", "costs", "trace") if getattr(args, name)]

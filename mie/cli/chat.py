@@ -1,4 +1,4 @@
-"""``mie chat``: a conversation in the terminal."""
+"""Implement ``mie chat``, a conversation in the terminal."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from mie.cli.terminal import AnswerWriter, typing_hidden
 from mie.errors import RequestError
 
 if TYPE_CHECKING:
+    from mie.frontend.outputs import CompletionOutput
     from mie.llm import LLM
-    from mie.outputs import CompletionOutput
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
 _COMMANDS = ("/help", "/exit", "/reset")
-_HINT = "/help shows the commands, /exit ends, /reset starts anew, Ctrl-C stops an answer"
+_HINT = "/help shows the commands, /exit ends, /reset starts over, Ctrl-C stops an answer"
 
 _HELP = '''\
   /help     show this
   /exit     end the conversation (so does Ctrl-D)
   /reset    forget everything but the system message
   """       begin a message of several lines; another """ ends it
-  Ctrl-C    stop the answer; what was said stays in the conversation'''
+  Ctrl-C    stop the answer; its text stays in the conversation'''
 
 _EDITOR_HELP = """\
   Alt-Enter begin a new line in the message
-  a pasted block is one message; the arrow keys bring back earlier ones"""
+  a pasted block is one message; the arrow keys recall earlier messages"""
 
 _EPILOG = f"""\
 in the conversation:
@@ -57,7 +57,7 @@ with the extra "chat" (pip install "mie[chat]"):
 {_EDITOR_HELP}
 
 Nothing is dropped silently: when the context is full, mie says so and waits for /reset.
-Messages may also come from standard input, one a line.
+Messages may also come from standard input, one per line.
 
 examples:
   mie chat
@@ -68,16 +68,16 @@ examples:
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Adds ``mie chat`` to the command line; its arguments carry ``run``."""
+    """Add ``mie chat`` to the command line. Its parser sets ``run``."""
     parser = subparsers.add_parser(
         "chat",
         help="talk with a model",
-        description="Talks with a model, turn by turn.",
+        description="Talk with a model, turn by turn.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
-    parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
     add_trace_option(parser)
     add_engine_options(parser)
     add_sampling_options(parser, max_tokens=None, choices=False)
@@ -86,7 +86,9 @@ def add_parser(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Talks until the input ends; 0, or 1 if a message from a pipe could not be answered.
+    """Talk until the input ends, and return the exit code.
+
+    It is 1 if a message from a pipe could not be answered, else 0.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.positional_model and args.model == DEFAULT_MODEL:
         args.model = args.positional_model
-    sampling_params(args)  # refuses bad values before the model is loaded
+    sampling_params(args)  # refuse bad values before the model is loaded
     with llm_with_trace(args) as llm:
         report_sampling_defaults(args, llm)
         params = sampling_params(args, defaults=llm.generation_config.sampling)
@@ -110,9 +112,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Conversation:
-    """A model and what was said; every answer is printed as it comes.
+    """A model and the messages so far. Answers are printed as they are generated.
 
-    With ``tells_speed`` a line after each answer tells its tokens a second.
+    With ``tells_speed`` each answer is followed by a line with its tokens per second.
 
     Raises:
         ChatTemplateError: the model has no chat template, or one without a system message.
@@ -136,7 +138,7 @@ class Conversation:
         """Print the answer to ``text``, and remember both. Ctrl-C ends the answer early.
 
         Raises:
-            RequestError: the conversation does not fit the context, or the template refuses it;
+            RequestError: the conversation does not fit the context, or the template rejects it;
                 ``text`` is not remembered.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
@@ -154,7 +156,7 @@ class Conversation:
             self.messages = [*messages, {"role": "assistant", "content": choice.text}]
 
     def _printed(self, prompt: dict[str, Any]) -> tuple[CompletionOutput | None, bool]:
-        """The answer, printed as it comes, and whether Ctrl-C stopped it."""
+        """Print the answer as it is generated, and return it and whether Ctrl-C stopped it."""
         choice: CompletionOutput | None = None
         is_stopped = False
         writer = AnswerWriter(sys.stdout)
@@ -173,8 +175,8 @@ class Conversation:
         if num_tokens >= limit:
             raise RequestError(
                 f"the conversation has {num_tokens} tokens with this message; the context holds"
-                f" {limit}, the answer included. The message was not sent: /reset starts anew, or"
-                " send a shorter one"
+                f" {limit}, including the answer. The message was not sent: use /reset, or send a"
+                " shorter one"
             )
 
     def _why_cut(self, choice: CompletionOutput | None) -> list[str]:
@@ -183,27 +185,27 @@ class Conversation:
         if len(choice.token_ids) == self._params.max_tokens:
             return [f"cut at --max-tokens {self._params.max_tokens}"]
         limit = self._llm.engine.max_model_len
-        return [f"the context of {limit} tokens is full: the answer was cut. /reset starts anew"]
+        return [f"the context of {limit} tokens is full: the answer was cut. /reset starts over"]
 
 
 def _talk_in_terminal(conversation: Conversation, model: str) -> None:
     editor = line_editor() if sys.stdout.isatty() else None
     print(f"{model} · {_HINT}", file=sys.stderr)
     if editor is None:
-        print('(pip install "mie[chat]" brings history and pasted blocks)', file=sys.stderr)
+        print('(pip install "mie[chat]" adds history and pasted blocks)', file=sys.stderr)
 
     def read_next() -> Message | None:
         while True:
             try:
                 return read_message(editor or read_plainly)
-            except KeyboardInterrupt:  # the message begins anew
+            except KeyboardInterrupt:  # start the message again
                 print(f"\n({_HINT})")
 
     _talk(conversation, read_next, _HELP if editor is None else f"{_HELP}\n{_EDITOR_HELP}")
 
 
 def _talk(conversation: Conversation, read_next: Callable[[], Message | None], help_: str) -> int:
-    """Answer messages until there are no more: how many could not be answered."""
+    """Answer messages until the input ends, and return how many could not be answered."""
     num_failed = 0
     while (message := read_next()) is not None and message.command != "/exit":
         if message.command == "/reset":

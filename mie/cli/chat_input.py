@@ -1,4 +1,4 @@
-"""The messages that ``mie chat`` reads from a terminal or from a pipe."""
+"""Read the messages of ``mie chat`` from a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mie.errors import RequestError
 QUOTES = '"""'
 
 ReadLine = Callable[[str], "str | None"]
-"""Shows a prompt and gives the line that was typed; None at the end of the input."""
+"""A function that shows a prompt and returns the line typed, or None at the end of the input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +21,11 @@ class Message:
 
     text: str
     is_quoted: bool = False
-    """Whether it stood between triple quotes."""
+    """Whether it was between triple quotes."""
 
     @property
     def command(self) -> str | None:
-        """The command that it is: one line that begins with a slash, and is not quoted."""
+        """The command, if the message is one unquoted line that begins with a slash, else None."""
         line = self.text.strip()
         is_command = line.startswith("/") and "\n" not in line and not self.is_quoted
         return line if is_command else None
@@ -55,7 +55,7 @@ def read_message(read_line: ReadLine) -> Message | None:
 
 
 def read_from_pipe(prompt: str) -> str | None:
-    """Read a line of standard input. ``prompt`` is not shown, because it is no terminal."""
+    """Read a line of standard input, which is not a terminal. ``prompt`` is not shown."""
     raw = sys.stdin.buffer.readline() if sys.stdin is not None else b""
     try:
         return raw.decode("utf-8").rstrip("\r\n") if raw else None
@@ -66,9 +66,9 @@ def read_from_pipe(prompt: str) -> str | None:
 
 
 def read_plainly(prompt: str) -> str | None:
-    """Read a line that is edited with the keys of Python's own readline module."""
+    """Read a line with the editing keys of Python's readline module."""
     with suppress(ImportError):
-        import readline  # noqa: F401  # importing it gives input() its editing keys
+        import readline  # noqa: F401  # importing it enables editing keys in input()
     try:
         return input(prompt)
     except EOFError:

@@ -1,4 +1,4 @@
-"""``mie diff``: the same workload on two backends, operator by operator."""
+"""Implement ``mie diff``: compare two backends on the same workload, operator by operator."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ DEFAULT_PROMPTS = (
     "Tell me a story about Mia the otter, the mill and a bell.",
     "Tell me a story about Mia the otter, the lake and a kite.",
 )
-"""Cut into chunks by the budget; the second finds the beginning of the first in the cache."""
+"""The budget cuts them into chunks, and the second finds the beginning of the first in the cache.
+"""
 
 EXIT_PAST = 1
 
 _EPILOG = """\
-A runs the prompts greedily; B is forced to A's tokens, on the same schedule, so that each call has
-its counterpart. The differences build up through the layers, as they do in use; with --isolate each
-operator of B has A's results as its inputs.
+A runs the prompts greedily. B is forced to use A's tokens on the same schedule, so that each call
+has a counterpart. Differences accumulate through the layers, as they do in use. With --isolate each
+operator of B gets A's results as its inputs.
 
-  max abs   the largest difference
-  max rel   that, over the largest magnitude of A's result
-  row rel   over the largest magnitude of its row, one token's
-  max ULP   the numbers of the coarser dtype between two elements; large near zero
-  allowed   what row rel may be: see docs/diff.md, or the HTML report, for the reasons
+  max abs   the largest absolute difference
+  max rel   max abs divided by the largest magnitude in A's result
+  row rel   the same for each row (token), largest value
+  max ULP   distance in steps of the coarser dtype; large near zero
+  allowed   the limit of row rel; docs/diff.md and the HTML report give the reasons
 
 examples:
-  mie diff --b numpy                            the plain operators and the fast ones
-  mie diff                                      the plain ones and the emulated kernels; needs g++
-  mie diff --b cupy --dtype-b float16           the plain ones and a GPU
-  mie diff --b numpy-plain --dtype-a float64    what float32 costs
-  mie diff --b numpy --kv-cache-dtype-b int8    what a quantised cache costs
-  mie diff --isolate                            which operator is off by itself?
-  mie diff --inject down:2                      is a fault in that operator found?
-  mie diff --layers --html report.html          each layer, and a page to look at
+  mie diff --b numpy                            plain and fast NumPy operators
+  mie diff                                      plain operators and emulated kernels; needs g++
+  mie diff --b cupy --dtype-b float16           plain operators and a GPU
+  mie diff --b numpy-plain --dtype-a float64    the error of float32
+  mie diff --b numpy --kv-cache-dtype-b int8    the error of a quantised cache
+  mie diff --isolate                            which operator alone is wrong?
+  mie diff --inject down:2                      check that a fault in that operator is found
+  mie diff --layers --html report.html          every layer, and an HTML page
 
 exit codes:
   0  everything is within tolerance
-  1  something is past it
+  1  something exceeds its tolerance
   2  nothing was compared: an argument or the model is wrong, or a backend is not available
 """
 
@@ -52,11 +53,11 @@ exit codes:
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Adds ``mie diff`` to the command line; its arguments carry ``run``."""
+    """Add ``mie diff`` to the command line. Its parser sets ``run``."""
     parser = subparsers.add_parser(
         "diff",
         help="compare two backends, operator by operator",
-        description="Runs one workload on two backends and says where and how far they part.",
+        description="Run one workload on two backends, and show where and how much they differ.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -65,33 +66,35 @@ def add_parser(
         "--a",
         default="numpy-plain",
         metavar="NAME",
-        help="the reference: numpy-plain (the default)",
+        help="reference backend (default: numpy-plain)",
     )
     sides.add_argument(
         "--b",
         default="cupy-emulated",
         metavar="NAME",
-        help="what is checked: cupy-emulated (the default), cupy, numpy or numpy-plain",
+        help="backend to check: cupy-emulated (default), cupy, numpy or numpy-plain",
     )
     for name in ("a", "b"):
         sides.add_argument(
-            f"--dtype-{name}", default="float32", metavar="TYPE", help="float32 (the default), …"
+            f"--dtype-{name}", default="float32", metavar="TYPE", help="dtype (default: float32)"
         )
-        sides.add_argument(f"--kv-cache-dtype-{name}", metavar="TYPE", help="auto, int8 or fp8")
+        sides.add_argument(
+            f"--kv-cache-dtype-{name}", metavar="TYPE", help="auto (default), int8 or fp8"
+        )
         sides.add_argument(
             f"--set-{name}",
             action="append",
             default=[],
             type=_setting,
             metavar="NAME=VALUE",
-            help="another setting of the backend's own; repeatable",
+            help="another setting of the backend; may be repeated",
         )
     work = parser.add_argument_group("workload")
     work.add_argument(
         "--model",
         default=DEFAULT_MODEL,
         metavar="MODEL",
-        help="'bundled' (the default), a directory in Hugging Face format, or a hub id",
+        help="'bundled' (default), a directory in Hugging Face format, or a hub id",
     )
     work.add_argument(
         "--prompt",
@@ -99,29 +102,31 @@ def add_parser(
         dest="prompts",
         default=DEFAULT_PROMPTS,
         metavar="TEXT",
-        help="texts to go on with (two that begin alike)",
+        help="prompts to complete (default: two with a common beginning)",
     )
     for flag, default, what in (
-        ("--max-tokens", 8, "new tokens for each prompt"),
-        ("--block-size", 8, "tokens in a block of the KV cache"),
-        ("--max-num-batched-tokens", 8, "tokens that a step computes at most"),
+        ("--max-tokens", 8, "new tokens per prompt"),
+        ("--block-size", 8, "tokens per block of the KV cache"),
+        ("--max-num-batched-tokens", 8, "maximum number of tokens in a step"),
     ):
-        work.add_argument(flag, type=int, default=default, metavar="N", help=f"{what} ({default})")
+        work.add_argument(
+            flag, type=int, default=default, metavar="N", help=f"{what} (default: {default})"
+        )
     parser.add_argument(
-        "--inject", metavar="OP[:LAYER]", help="make one element of an operator of B wrong"
+        "--inject", metavar="OP[:LAYER]", help="corrupt one element of an operator of B"
     )
     parser.add_argument(
-        "--isolate", action="store_true", help="give each operator of B the results of A as inputs"
+        "--isolate", action="store_true", help="use A's results as the inputs of each operator of B"
     )
-    parser.add_argument("--layers", action="store_true", help="a line for each layer")
+    parser.add_argument("--layers", action="store_true", help="print a line for each layer")
     parser.add_argument("--html", metavar="OUT", help="write a report as one HTML file")
-    parser.add_argument("--json", action="store_true", help="print a JSON object instead")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the comparison; 0, or 1 if something is past its tolerance.
+    """Print the comparison, and return 1 if something exceeds its tolerance, else 0.
 
     Raises:
         ConfigError: an argument is out of range, or a backend is not available.
@@ -136,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
     target = None if args.html is None else Path(args.html)
     if target is not None:
-        check_target(target)  # before the work
+        check_target(target)  # fail before the work
     inject = None if args.inject is None else Injection.parse(args.inject)
     workload = workload_of_texts(
         args.model,
@@ -163,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """``NAME=VALUE``; a value that is no number, True or False is a word."""
+    """Parse ``NAME=VALUE``. A value that is not a number, True or False is a string."""
     name, separator, value = text.partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
@@ -184,6 +189,6 @@ def _side(args: argparse.Namespace, name: str) -> Side:
 
 
 def _note_side(name: str, side: Side) -> None:
-    """Say on standard error which side runs now."""
-    slow = " (a GPU played by the CPU, which takes its time)" if "emulated" in side.backend else ""
+    """Print on standard error which side is running."""
+    slow = " (a GPU emulated on the CPU, which is slow)" if "emulated" in side.backend else ""
     print(f"running {name}: {side}{slow}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``mie doctor``: what this machine can run, what is wrong with it, and the remedy."""
+"""Implement ``mie doctor``: what this machine can run, what is wrong with it, and the remedy."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from mie.doctor.gpu import gpu_checks
-from mie.doctor.host import host_checks
+from mie.doctor.diagnosis import BACKENDS, BackendTrial, Diagnosis, examine
 from mie.doctor.machine import Machine
-from mie.doctor.report import BACKENDS, BackendReport, Check, Report, try_backend
+from mie.doctor.survey import Check
 from mie.version import __version__
 
 _EPILOG = """\
-Each line is "ok"; or a "note": it costs speed, or is missing and may well not be needed; or a
-"problem": something that is there does not work. Below it stands the remedy. Backends are tried by
-computing a small step with them; cupy-emulated then builds kernels, some seconds the first time.
+Each line is "ok", a "note" (something is slow or missing, and may not be needed) or a "problem"
+(something is installed and does not work). The line below it is the remedy. Each backend is tried
+on a small step. The first time, cupy-emulated builds its kernels, which takes some seconds.
 
 exit codes:
   0  the machine was examined, whatever was found
@@ -27,13 +26,13 @@ exit codes:
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Adds ``mie doctor`` to the command line; its arguments carry ``run``."""
+    """Add ``mie doctor`` to the command line. Its parser sets ``run``."""
     parser = subparsers.add_parser(
         "doctor",
-        help="tell what this machine can run, and how to mend what it cannot",
+        help="show what this machine can run, and how to fix the rest",
         description=(
-            "Looks at Python, NumPy, CPUs, memory, the compiler, the NVIDIA driver, GPUs, CuPy, "
-            "NVRTC and, on a Jetson, JetPack and the power mode, and tries the backends."
+            "Examine Python, NumPy, CPUs, memory, the compiler, the NVIDIA driver, GPUs, CuPy, "
+            "NVRTC and, on a Jetson, JetPack and the power mode, and try the backends."
         ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -42,7 +41,7 @@ def add_parser(
         "--backend",
         choices=BACKENDS,
         metavar="NAME",
-        help="try this one alone, and exit with 1 if it does not work: numpy, cupy-emulated, cupy",
+        help="try only this one, and exit with 1 if it does not work: numpy, cupy-emulated, cupy",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     parser.set_defaults(run=run)
@@ -50,29 +49,24 @@ def add_parser(
 
 
 def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
-    """Prints the report on ``machine``, by default this one; 1 if the asked backend is not fit."""
+    """Print the report on ``machine``, by default this one, and return the exit code.
+
+    It is 1 if the requested backend does not work, else 0.
+    """
     backends = (args.backend,) if args.backend else BACKENDS
-    report = examine(machine or Machine(), backends)
+    diagnosis = examine(machine or Machine(), backends)
     if args.json:
-        print(json.dumps({"mie": __version__, **asdict(report)}, indent=2))
+        print(json.dumps({"mie": __version__, **asdict(diagnosis)}, indent=2))
     else:
-        print(render(report))
-    asked_and_failed = args.backend and not all(each.works for each in report.backends)
+        print(render(diagnosis))
+    asked_and_failed = args.backend and not all(each.works for each in diagnosis.backends)
     return 1 if asked_and_failed else 0
 
 
-def examine(machine: Machine, backends: tuple[str, ...] = BACKENDS) -> Report:
-    """The report on ``machine``, after trying ``backends``."""
-    return Report(
-        checks=(*host_checks(machine), *gpu_checks(machine)),
-        backends=tuple(try_backend(machine, name) for name in backends),
-    )
-
-
-def render(report: Report) -> str:
-    """The report as text for people, one fact a line, each remedy below what it mends."""
-    lines = [line for check in report.checks for line in _check_lines(check)]
-    return "\n".join([*lines, "", *map(_backend_line, report.backends)])
+def render(diagnosis: Diagnosis) -> str:
+    """Return the report as text, one fact per line, with remedies below problems."""
+    lines = [line for check in diagnosis.checks for line in _check_lines(check)]
+    return "\n".join([*lines, "", *map(_backend_line, diagnosis.backends)])
 
 
 def _check_lines(check: Check) -> Iterator[str]:
@@ -81,6 +75,6 @@ def _check_lines(check: Check) -> Iterator[str]:
         yield f"{'':<23} remedy: {check.remedy}"
 
 
-def _backend_line(backend: BackendReport) -> str:
+def _backend_line(backend: BackendTrial) -> str:
     verdict = "works" if backend.works else f"does not work: {backend.reason}"
     return f"backend  {backend.name:<14} {verdict}"

@@ -1,4 +1,4 @@
-"""``mie generate``: prompts in, completions out, all of them together in one engine."""
+"""Implement ``mie generate``: complete prompts, all together in one engine."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ from mie.cli.requests import (
     prompts_from_stdin,
 )
 from mie.errors import ConfigError, RequestError
+from mie.reprs import count
 
 if TYPE_CHECKING:
+    from mie.frontend.outputs import RequestOutput
     from mie.llm import LLM
-    from mie.outputs import RequestOutput
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256
 
 _EPILOG = """\
-Prompts are arguments, or lines of standard input, or JSON lines with --input: objects with one of
-"prompt", "messages" or "prompt_token_ids", and any sampling parameter by its name, "priority" or
-"cache_salt", such as
+Prompts are arguments, lines of standard input, or JSON lines with --input. A JSON line has one of
+"prompt", "messages" or "prompt_token_ids", and optionally sampling parameters by name, "priority"
+and "cache_salt":
   {"id": 7, "prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
-or lines of OpenAI's batch files, which are answered with --json by records of the same form:
+Lines of OpenAI's batch files are also accepted. With --json the answers have the same form:
   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
-"id" and "custom_id" are repeated in the output, which follows the order of the input. Blank lines
-are skipped. A bad line does not stop the others: its record has an "error", standard error names
-it, and the exit code is 1.
+The output repeats "id" and "custom_id" and has the order of the input. Blank lines are skipped. A
+bad line does not stop the others: its record has an "error", standard error names the line, and
+the exit code is 1.
 
-One prompt is answered token by token; several run together, and each answer is printed whole, in
-order. Standard error ends with a line of numbers.
+A single prompt is answered token by token. Several run together, and complete answers are printed
+in order. The last line on standard error has statistics.
 
 examples:
   mie generate "Once upon a time"
@@ -65,15 +66,15 @@ examples:
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Adds ``mie generate`` to the command line; its arguments carry ``run``."""
+    """Add ``mie generate`` to the command line. Its parser sets ``run``."""
     parser = subparsers.add_parser(
         "generate",
         help="complete prompts",
-        description="Completes prompts, all together in one paged cache.",
+        description="Complete prompts, all together in one paged cache.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="a text to go on with")
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="prompt to complete")
     parser.add_argument(
         "--input", metavar="FILE", help="read requests from a file of JSON lines ('-': from stdin)"
     )
@@ -82,9 +83,9 @@ def add_parser(
         "--apply-chat-template",
         dest="chat",
         action="store_true",
-        help="prompts are a user's messages to the model's chat template",
+        help="treat prompts as user messages and apply the model's chat template",
     )
-    parser.add_argument("--system", metavar="TEXT", help="with --chat: the system message")
+    parser.add_argument("--system", metavar="TEXT", help="system message (requires --chat)")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each answer")
     add_trace_option(parser)
     add_engine_options(parser)
@@ -94,15 +95,17 @@ def add_parser(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the completions; 0, or 1 if a line of ``--input`` could not be served.
+    """Print the completions, and return the exit code.
+
+    It is 1 if a line of ``--input`` could not be served, else 0.
 
     Raises:
         ConfigError: an argument is out of range, or contradicts another.
-        RequestError: a prompt cannot be served; none was.
+        RequestError: a prompt cannot be served; nothing was run.
         ModelError: the model cannot be used.
     """
     requests = _read_requests(args)
-    sampling_params(args)  # refuses bad values before the model is loaded
+    sampling_params(args)  # refuse bad values before the model is loaded
     with llm_with_trace(args) as llm:
         batch = _Batch(llm, args, requests)
         try:
@@ -120,14 +123,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _read_requests(args: argparse.Namespace) -> list[CliRequest | RefusedRequest]:
     if args.system is not None and not args.chat:
-        raise ConfigError("--system needs --chat: it is a message of the chat template")
+        raise ConfigError("--system needs --chat, which applies the chat template")
     if args.input is None:
         prompts = args.prompts or _stdin_or_help()
         return [*from_prompts(prompts, system=args.system, chat=args.chat)]
     if args.prompts or args.chat:
         raise ConfigError(
-            "--input brings its own requests: pass no prompts with it, and no --chat (a line with"
-            ' "messages" is a chat)'
+            "--input cannot be combined with prompts or --chat (use a line with"
+            ' "messages" for a chat)'
         )
     return [*from_json_lines(args.input, args.model)]
 
@@ -142,14 +145,14 @@ def _stdin_or_help() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Added:
-    """A request that the engine has taken."""
+    """A request that was added to the engine."""
 
     request: CliRequest
     request_id: str
 
 
 class _Batch:
-    """The requests of one command, and what became of them."""
+    """The requests of one command and their state."""
 
     def __init__(
         self, llm: LLM, args: argparse.Namespace, requests: Sequence[CliRequest | RefusedRequest]
@@ -164,7 +167,7 @@ class _Batch:
         self.num_failed = 0
 
     def stream(self) -> None:
-        """Print the one answer as its tokens come."""
+        """Print the only answer as its tokens are generated."""
         (request,) = self._requests
         assert isinstance(request, CliRequest)
         prompt, params = self._prepared(request)
@@ -176,7 +179,7 @@ class _Batch:
         print()
 
     def print_all(self) -> None:
-        """Run all requests together; print each record when it and those before it are done."""
+        """Run all requests together, and print their records in order as soon as possible."""
         waiting = deque(self._add_all())
         finished: dict[str, RequestOutput] = {}
 
@@ -196,24 +199,24 @@ class _Batch:
             print_those_due()
 
     def print_numbers(self) -> None:
-        """Say on standard error how much was generated, how fast, and in how much of the cache."""
+        """Print on standard error the number of tokens, the speed, and the use of the cache."""
         stats, seconds = self._llm.engine.stats, perf_counter() - self._began
         tokens = stats.num_generated_tokens
         numbers = [
-            f"{_count(self._num_done, 'request')}",
-            f"{_count(tokens, 'token')} in {seconds:.2f} s",
+            f"{count(self._num_done, 'request')}",
+            f"{count(tokens, 'token')} in {seconds:.2f} s",
             f"{tokens / seconds:.1f} tokens/s",
         ]
         if self._first_token is not None:
             numbers.append(f"first token after {self._first_token:.3f} s")
-        numbers.append(f"peak {_count(stats.peak_blocks, 'block')}")
+        numbers.append(f"peak {count(stats.peak_blocks, 'block')}")
         num_hit = stats.memory.num_hit_tokens + stats.memory.num_partial_hit_tokens
         if num_hit:
             numbers.append(
                 f"{num_hit:,} of {stats.memory.num_queried_tokens:,} prompt tokens cached"
             )
         if stats.num_preemptions:
-            numbers.append(_count(stats.num_preemptions, "preemption"))
+            numbers.append(count(stats.num_preemptions, "preemption"))
         if self.num_failed:
             numbers.append(f"{self.num_failed} failed")
         report_sampling_defaults(self._args, self._llm)
@@ -226,7 +229,7 @@ class _Batch:
         if isinstance(request, RefusedRequest):
             self._report(request)
             return request
-        from mie.sched.params import RequestOutputKind
+        from mie.params.sampling import RequestOutputKind
 
         try:
             prompt, params = self._prepared(request)
@@ -243,7 +246,7 @@ class _Batch:
             return refused
 
     def _report(self, refused: RefusedRequest) -> None:
-        """A line on standard error for one that failed; the others go on."""
+        """Print a line on standard error for a failed request."""
         print(f"mie: error: {' '.join(refused.error.split())}", file=sys.stderr)
         self.num_failed += 1
 
@@ -259,7 +262,7 @@ class _Batch:
         return {**prompt, "cache_salt": request.labels.get("cache_salt")}, params
 
     def _finished(self, total: int) -> Iterator[RequestOutput]:
-        """The outputs as they finish, under a progress bar where somebody can see it."""
+        """Yield finished outputs, with a progress bar if standard error is a terminal."""
         from tqdm import tqdm
 
         shown = bool(self._args.input) and sys.stderr.isatty()
@@ -271,7 +274,7 @@ class _Batch:
                     yield output
 
     def _note_first_token(self, output: RequestOutput) -> None:
-        """Keep the time of the earliest first token of all requests."""
+        """Record the time of the earliest first token of all requests."""
         moment = output.metrics.first_token_time if output.metrics else None
         if moment is not None:
             seconds = moment - self._began
@@ -279,7 +282,7 @@ class _Batch:
 
     def _print(self, request: CliRequest, output: RequestOutput) -> None:
         error = output.error
-        if error is not None:  # its step failed; the others went on
+        if error is not None:  # its step failed; other requests continued
             message = f"{request.origin.source}: {error}"
             refused = RefusedRequest(origin=request.origin, error=message)
             self._report(refused)
@@ -309,10 +312,6 @@ class _Batch:
 
 
 def _title(text: str) -> str:
-    """A heading no wider than the terminal."""
+    """Return a heading that is at most as wide as the terminal."""
     width = max(20, shutil.get_terminal_size().columns - 4)
     return f"=== {text if len(text) <= width else text[: width - 1] + '…'}"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

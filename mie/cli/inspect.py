@@ -1,6 +1,6 @@
-"""``mie inspect``: what a model directory holds, and whether it can be run.
+"""Implement ``mie inspect``: what a model directory contains, and whether mie can run it.
 
-Only headers are read, so this is quick for a model of any size; ``--check`` reads the data.
+It reads only headers, so it is quick for models of any size. ``--check`` also reads the data.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.locate import locate_model
+from mie.checkpoint.size_limits import MAX_JSON_BYTES
+from mie.checkpoint.tensors import num_parameters
+from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
+from mie.config.sizes import format_size, size_argument
 from mie.errors import ModelError, UnsupportedModelError, WeightsError, shown_text
-from mie.model.config import ModelConfig
-from mie.model.json_reader import read_json_object
-from mie.model.locate import locate_model
-from mie.model.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
-from mie.sizes import format_size, size_argument
+from mie.system.json_files import read_json_object
 
 _EPILOG = """\
 exit codes:
@@ -31,13 +33,13 @@ exit codes:
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Adds ``mie inspect`` to the command line; its arguments carry ``run``."""
+    """Add ``mie inspect`` to the command line. Its parser sets ``run``."""
     parser = subparsers.add_parser(
         "inspect",
-        help="show what a model is and what memory it takes",
+        help="show a model's architecture and memory use",
         description=(
-            "Shows a model's architecture, whether it is supported or why not, its sizes, and the "
-            "memory that its weights and its KV cache take. Reads only headers."
+            "Show a model's architecture, whether it is supported or why not, its sizes, and the "
+            "memory of its weights and its KV cache. Only headers are read."
         ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -47,12 +49,12 @@ def add_parser(
         "--kv-cache-memory-bytes",
         type=size_argument,
         metavar="SIZE",
-        help="say how many tokens fit a KV cache of this size, such as 512MiB or 2GB",
+        help="show how many tokens fit a KV cache of this size, such as 512MiB or 2GB",
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="read the weights too, and name every tensor that holds NaN or infinite values",
+        help="also read the weights, and list tensors with NaN or infinite values",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     parser.set_defaults(run=run)
@@ -61,7 +63,7 @@ def add_parser(
 
 @dataclass(frozen=True, kw_only=True)
 class KVCacheFit:
-    """How many tokens fit a KV cache of ``memory_bytes``, by the width of its elements."""
+    """Number of tokens that fit a KV cache of ``memory_bytes``, by the width of its elements."""
 
     memory_bytes: int
     tokens_float32: int
@@ -70,7 +72,7 @@ class KVCacheFit:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelReport:
-    """Everything that ``mie inspect`` knows; what could not be found out is None."""
+    """The facts that ``mie inspect`` shows. Unknown facts are None."""
 
     model: str
     directory: str
@@ -94,7 +96,7 @@ class ModelReport:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the report; 0 if the model can be run, else 1.
+    """Print the report, and return 0 if mie can run the model, else 1.
 
     Raises:
         ModelError: there is no such model directory, or it has no config.json.
@@ -104,18 +106,18 @@ def run(args: argparse.Namespace) -> int:
     )
     print(json.dumps(asdict(report), indent=2) if args.json else render(report))
     for name, count in (report.non_finite or {}).items():
-        print(f"warning: {name} holds {count} NaN or infinite values", file=sys.stderr)
+        print(f"warning: {name} has {count} NaN or infinite values", file=sys.stderr)
     return 0 if report.can_run else 1
 
 
 def inspect_model(
     model: str, *, kv_cache_memory_bytes: int | None = None, check: bool = False
 ) -> ModelReport:
-    """The report on ``model``, which is named as in `locate_model`.
+    """Return the report on ``model``.
 
     Args:
         model: ``"bundled"``, a directory, or a hub id.
-        kv_cache_memory_bytes: the size of a KV cache of which to say how many tokens fit.
+        kv_cache_memory_bytes: size of a KV cache for which the number of tokens is computed.
         check: whether to read the weights and look for NaN and infinite values.
 
     Raises:
@@ -142,9 +144,9 @@ def inspect_model(
         supported=True,
         problem=weights.problem,
         config=config,
-        num_parameters=config.num_parameters,
+        num_parameters=num_parameters(config),
         weights_bytes=weights.num_bytes,
-        weights_bytes_float32=4 * config.num_parameters,
+        weights_bytes_float32=4 * num_parameters(config),
         weights_dtypes=weights.dtypes,
         kv_bytes_per_token_float32=per_token[4],
         kv_bytes_per_token_float16=per_token[2],
@@ -186,11 +188,11 @@ def _kv_cache_fit(config: ModelConfig, memory_bytes: int | None) -> KVCacheFit |
 
 
 def _architecture_name(directory: Path) -> str:
-    """What the file calls its architecture, even if the rest of it is of no use."""
+    """Return the name of the architecture in the file, even if the rest is unusable."""
     path = directory / "config.json"
     if not os.path.lexists(path):
         raise ModelError(f"{directory} is not a model directory: it has no config.json")
-    config = read_json_object(path)
+    config = read_json_object(path, MAX_JSON_BYTES, ModelError)
     names = config.get("architectures") or [config.get("model_type")]
     name = names[0] if isinstance(names, list) else None
     if not isinstance(name, str) or not name:
@@ -199,7 +201,7 @@ def _architecture_name(directory: Path) -> str:
 
 
 def render(report: ModelReport) -> str:
-    """The report as text for people, one fact a line."""
+    """Return the report as text, one fact per line."""
     lines = [("model", report.model), ("architecture", report.architecture)]
     lines.append(("supported", "yes" if report.supported else "no"))
     if report.config is not None:

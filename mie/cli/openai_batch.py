@@ -1,4 +1,4 @@
-"""Lines in the form of OpenAI's batch files: requests, and the records that answer them.
+"""Read requests in the form of OpenAI's batch files, and write the records that answer them.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": […]}}
 
@@ -16,42 +16,43 @@ from typing import TYPE_CHECKING, Any
 from mie.errors import RequestError
 
 if TYPE_CHECKING:
-    from mie.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
+    from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
-_LABELS = ("user", "metadata", "store")  # for OpenAI's own records; they change no answer
+_LABELS = ("user", "metadata", "store")  # for OpenAI's records; they do not change the answer
 
 
 def is_batch_line(values: Mapping[str, Any]) -> bool:
-    """Whether a JSON line has the batch form."""
+    """Return whether a JSON line has the batch form."""
     return "url" in values or "body" in values
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLine:
-    """A line of a batch file; its ``custom_id`` is kept by the caller."""
+    """A line of a batch file. The caller keeps its ``custom_id``."""
 
     values: Mapping[str, Any]
     source: str
 
     @property
     def is_chat(self) -> bool:
+        """Whether the line has chat messages."""
         return self.values.get("url") == CHAT_URL
 
     def request(self, model: str) -> dict[str, Any]:
-        """The line as a plain one: a prompt or messages, and sampling parameters.
+        """Return the line as a plain request: a prompt or messages, and sampling parameters.
 
         Raises:
-            RequestError: the line is malformed, asks for another model, or asks for something that
-                has no effect here.
+            RequestError: the line is malformed, names another model, or has a parameter without
+                effect here.
         """
         values = {name: value for name, value in self._body().items() if name not in _LABELS}
         asked = values.pop("model", model)
         if asked not in (model, Path(model).name):
             raise RequestError(
-                f"{self.source}: model {asked!r} is not loaded; this run answers with {model!r}"
+                f"{self.source}: model {asked!r} is not loaded; this run uses {model!r}"
                 " (change the line, or --model)"
             )
         if values.pop("stream", False):
@@ -105,14 +106,14 @@ class BatchLine:
             values["prompt_token_ids"] = values.pop("prompt")
 
     def _biases(self, biases: Mapping[str, Any]) -> dict[int, Any]:
-        """JSON's keys are text; token ids are integers."""
+        """Convert the keys, which are text in JSON, to token ids."""
         try:
             return {int(token_id): bias for token_id, bias in biases.items()}
         except ValueError as error:
             raise RequestError(f"{self.source}: logit_bias: {error}") from error
 
     def answer(self, output: RequestOutput, model: str) -> dict[str, Any]:
-        """The record of an answered line, without its ``custom_id``."""
+        """Return the record of an answered line, without its ``custom_id``."""
         num_prompt = len(output.prompt_token_ids)
         num_output = sum(len(choice.token_ids) for choice in output.outputs)
         kind = "chatcmpl" if self.is_chat else "cmpl"
@@ -134,7 +135,7 @@ class BatchLine:
 
 
 def refusal(message: str) -> dict[str, Any]:
-    """The record of a line that could not be served, without its ``custom_id``."""
+    """Return the record of a line that could not be served, without its ``custom_id``."""
     return {"response": None, "error": {"code": "invalid_request", "message": message}}
 
 

@@ -1,4 +1,4 @@
-"""Options that commands share, spelled as in vLLM: of the engine, and of sampling."""
+"""Define options that commands share: of the engine and of sampling, spelled as in vLLM."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mie.arguments import given, option
-from mie.engine_args import EngineArgs
+from mie.config.arguments import given, option
+from mie.config.engine_args import EngineArgs
 from mie.errors import ConfigError
 
 if TYPE_CHECKING:
     from mie.llm import LLM
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
 DEFAULT_MODEL = "bundled"
 
 _NOT_OPTIONS = ("seed", "device")
-"""``--seed`` is each request's own, and ``--device`` one to simulate."""
+"""Settings that have no option: ``--seed`` belongs to a request, ``--device`` to the simulator."""
 
 _INTEGER: Mapping[str, Any] = {"type": int, "metavar": "N"}
 _NUMBER: Mapping[str, Any] = {"type": float, "metavar": "X"}
 _FLAG: Mapping[str, Any] = {"action": "store_true"}
 _SWITCH: Mapping[str, Any] = {"action": argparse.BooleanOptionalAction}
 
-# The sampling parameters that have options: how argparse reads them, and their help.
+# Sampling parameters with options, with their argparse keywords and help.
 _SAMPLING: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "max_tokens": (_INTEGER, "maximum number of new tokens"),
     "min_tokens": (_INTEGER, "minimum number of new tokens (default: 0)"),
@@ -74,18 +74,18 @@ _SAMPLING: Mapping[str, tuple[Mapping[str, Any], str]] = {
     ),
 }
 _CHOICES = ("n", "logprobs")
-"""The parameters that make no sense in a conversation."""
+"""Parameters that have no meaning in a conversation."""
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """The model, and every setting of the engine."""
+    """Add options for the model and every setting of the engine."""
     EngineArgs.add_cli_args(parser, omit=_NOT_OPTIONS)
 
 
 def add_sampling_options(
     parser: argparse.ArgumentParser, *, max_tokens: int | None, choices: bool = True
 ) -> None:
-    """How tokens are chosen and when an answer ends; ``choices``: with ``--n`` and the like."""
+    """Add options for sampling and stopping, and with ``choices`` also ``--n`` and the like."""
     parser.set_defaults(default_max_tokens=max_tokens)
     group = parser.add_argument_group(
         "sampling", "A model's generation_config.json may recommend other defaults."
@@ -98,19 +98,19 @@ def add_sampling_options(
 
 
 def load_llm(args: argparse.Namespace, trace: TextIO | None = None, **more: Any) -> LLM:
-    """The model that ``args`` name, with the engine that they describe and ``more`` settings."""
+    """Load the model that ``args`` names, with its engine options and ``more`` settings."""
     from mie.llm import LLM
 
     return LLM(args.model, trace=trace, **{**engine_options(args), **more})
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given, by their names in `EngineArgs`; without the model."""
+    """Return the given options by their names in `EngineArgs`, without the model."""
     return given(args, EngineArgs, omit=("model", *_NOT_OPTIONS))
 
 
 def add_trace_option(parser: argparse.ArgumentParser) -> None:
-    """``--trace FILE``."""
+    """Add ``--trace FILE``."""
     parser.add_argument(
         "--trace", metavar="FILE", help="write the event log to a file, for mie trace"
     )
@@ -118,7 +118,7 @@ def add_trace_option(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def llm_with_trace(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
-    """`load_llm`, with the file that ``--trace`` names open as long as it is needed.
+    """Load the model, with the file of ``--trace`` open as long as it is needed.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -128,17 +128,17 @@ def llm_with_trace(args: argparse.Namespace, **more: Any) -> Iterator[LLM]:
         return
     file = open_trace(args.trace)
     with closing_quietly(file), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # `trace_failed` says it
+        warnings.simplefilter("ignore", UserWarning)  # `trace_failed` reports it
         llm = load_llm(args, file, **more)
         try:
             yield llm
         finally:
-            with suppress(OSError):  # so little is left that its loss only cuts the last line
+            with suppress(OSError):  # losing the rest only cuts the last line
                 llm.engine.log.close()
 
 
 def open_trace(path: str) -> TextIO:
-    """The file for an event log, or `ConfigError`."""
+    """Open the file of an event log, or raise `ConfigError`."""
     try:
         return open(path, "w", encoding="utf-8")
     except OSError as error:
@@ -147,7 +147,7 @@ def open_trace(path: str) -> TextIO:
 
 @contextmanager
 def closing_quietly(file: TextIO) -> Iterator[None]:
-    """Close a file whose failed writes were reported already."""
+    """Close a file whose failed writes were already reported."""
     try:
         yield
     finally:
@@ -156,7 +156,7 @@ def closing_quietly(file: TextIO) -> Iterator[None]:
 
 
 def trace_failed(args: argparse.Namespace, llm: LLM) -> bool:
-    """Whether the trace ended early; standard error says so."""
+    """Return whether the trace ended early, and print it on standard error."""
     error = llm.engine.log_error
     if error is not None:
         message = f"--trace {args.trace} is incomplete: {getattr(error, 'strerror', None) or error}"
@@ -169,12 +169,14 @@ def sampling_params(
     overrides: Mapping[str, Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
-    """The sampling options in ``args``, over the model's ``defaults`` and under ``overrides``.
+    """Return the sampling options in ``args``, completed by ``defaults``.
+
+    ``overrides`` take precedence over both.
 
     Raises:
-        ConfigError: a value is out of range, or an override is no parameter.
+        ConfigError: a value is out of range, or an override is not a parameter.
     """
-    from mie.sched.params import SamplingParams
+    from mie.params.sampling import SamplingParams
 
     limit = {"max_tokens": args.default_max_tokens}
     return SamplingParams(
@@ -183,8 +185,8 @@ def sampling_params(
 
 
 def report_sampling_defaults(args: argparse.Namespace, llm: LLM) -> None:
-    """Say on standard error which defaults of the model are in force and change something."""
-    from mie.sched.params import SamplingParams
+    """Print on standard error which defaults of the model are used and have an effect."""
+    from mie.params.sampling import SamplingParams
 
     neutral = SamplingParams()
     in_force = [

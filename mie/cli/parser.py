@@ -1,4 +1,4 @@
-"""An argument parser that suggests the nearest name for a misspelt one."""
+"""Parse arguments, and suggest the nearest name for a misspelt one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of ``mie`` and of each of its commands, which argparse makes of the same class."""
+    """The parser of ``mie`` and of each of its commands.
 
-    def parse_known_args(  # type: ignore[override]  # its overloads differ in the namespace alone
+    argparse makes the parsers of commands with the class of the main parser.
+    """
+
+    def parse_known_args(  # type: ignore[override]  # its overloads differ only in the namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Refuse an unknown option where the command's own options are known, not in ``mie``."""
+        """Refuse an unknown option in the parser of the command, which knows its options."""
         parsed, rest = super().parse_known_args(args, namespace)
         for word in rest:
             if word.startswith("--"):
@@ -34,6 +37,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """What an error message adds for a misspelt name, or nothing where no name is near."""
+    """Return a suggestion for an error message, or "" if no name is near."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""

@@ -1,4 +1,4 @@
-"""The records that ``mie generate --json`` prints, one JSON object a line."""
+"""Make the records that ``mie generate --json`` prints, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mie.cli.openai_batch import refusal
 
 if TYPE_CHECKING:
     from mie.cli.requests import Origin, RefusedRequest
-    from mie.outputs import CompletionOutput, LogprobRow, RequestOutput
+    from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 
 
 def records_of(origin: Origin, output: RequestOutput, model: str) -> Iterator[dict[str, Any]]:
-    """A record for each choice, or one for all where the request came in OpenAI's batch form."""
+    """Yield a record for each choice, or one record for a request in OpenAI's batch form."""
     if origin.batch is not None:
         yield {**origin.batch.answer(output, model), **origin.ids}
         return
@@ -24,7 +24,7 @@ def records_of(origin: Origin, output: RequestOutput, model: str) -> Iterator[di
 
 
 def record_of_refused(refused: RefusedRequest) -> dict[str, Any]:
-    """The record of a line that could not be served."""
+    """Return the record of a line that could not be served."""
     origin = refused.origin
     if origin.batch is not None:
         return {**origin.ids, **refusal(refused.error)}
@@ -32,7 +32,7 @@ def record_of_refused(refused: RefusedRequest) -> dict[str, Any]:
 
 
 def _as_json(output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-    """One answer for programs, in vLLM's words."""
+    """Return one choice as a JSON object with vLLM's names."""
     return {
         "request_id": output.request_id,
         "index": choice.index,

@@ -1,4 +1,4 @@
-"""What ``mie generate`` is asked for: prompts from arguments, standard input, or JSON lines."""
+"""Read the requests of ``mie generate`` from arguments, standard input, or JSON lines."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _KINDS: Mapping[str, type[Any]] = {"prompt": str, "messages": list, "prompt_toke
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a request comes from, and what its record in the output repeats."""
+    """The source of a request, and what its record in the output repeats."""
 
     source: str
-    """For messages: "prompt 2", "requests.jsonl, line 7"."""
+    """Name in messages, such as "prompt 2" or "requests.jsonl, line 7"."""
     line: int | None = None
-    """The number of its JSON line."""
+    """Number of the JSON line."""
     ids: Mapping[str, Any] = field(default_factory=dict)
-    """The line's own ``id`` and ``custom_id``, whatever they are."""
+    """The line's ``id`` and ``custom_id``, with any value."""
     batch: BatchLine | None = None
-    """The line in OpenAI's batch form, if it has that form."""
+    """The line in OpenAI's batch form, or None if it has another form."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefusedRequest:
-    """A line that cannot be served, and why."""
+    """A line that cannot be served, and the reason."""
 
     origin: Origin
     error: str
@@ -39,7 +39,7 @@ class RefusedRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CliRequest:
-    """One request: one of a prompt, messages or token ids."""
+    """A request with one of a prompt, messages or token ids."""
 
     origin: Origin
     prompt: str | None = None
@@ -50,7 +50,7 @@ class CliRequest:
 
     @property
     def title(self) -> str:
-        """The request in one line, for people."""
+        """The request in one line."""
         if self.prompt is not None:
             return " ".join(self.prompt.split())
         if self.messages is not None:
@@ -59,7 +59,10 @@ class CliRequest:
 
 
 def from_prompts(prompts: Sequence[str], *, system: str | None, chat: bool) -> list[CliRequest]:
-    """A request for each prompt; with ``chat`` as a user's message, after a ``system`` one."""
+    """Return a request for each prompt.
+
+    With ``chat`` the prompt is a user's message, after the ``system`` message if there is one.
+    """
     return [
         _from_prompt(prompt, f"prompt {number}", system=system, chat=chat)
         for number, prompt in enumerate(prompts, start=1)
@@ -77,24 +80,24 @@ def _from_prompt(prompt: str, source: str, *, system: str | None, chat: bool) ->
 
 
 def prompts_from_stdin() -> list[str]:
-    """One prompt a line of standard input, without the blank ones.
+    """Return the lines of standard input that are not blank, as prompts.
 
     Raises:
-        RequestError: a line is not UTF-8, or there is none.
+        RequestError: a line is not UTF-8, or there are no lines.
     """
     lines = [_decoded(raw, f"standard input, line {i}") for i, raw in _lines("-")]
     if not lines:
         raise RequestError(
-            "no prompt: standard input is empty; pass prompts as arguments, one a line on standard"
-            " input, or as JSON lines with --input"
+            "no prompt: standard input is empty; pass prompts as arguments, one per line on"
+            " standard input, or as JSON lines with --input"
         )
     return lines
 
 
 def from_json_lines(path: str, model: str) -> Iterator[CliRequest | RefusedRequest]:
-    """A request, or what is wrong with it, for each line of ``path`` ("-": standard input).
+    """Yield a request or an error for each line of ``path``, where "-" is standard input.
 
-    ``model`` is the one that answers; a line in OpenAI's batch form may name no other.
+    ``model`` is the loaded model. A line in OpenAI's batch form may not name another.
     """
     name = "standard input" if path == "-" else path
     for number, raw in _lines(path):
@@ -112,7 +115,7 @@ def from_json_lines(path: str, model: str) -> Iterator[CliRequest | RefusedReque
 
 
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, numbered from 1."""
+    """Return the lines that are not blank, numbered from 1."""
     lines = _read(path).removeprefix(b"\xef\xbb\xbf").split(b"\n")
     return ((i, line.rstrip(b"\r")) for i, line in enumerate(lines, start=1) if line.strip())
 
@@ -162,5 +165,5 @@ def _from_values(values: dict[str, Any], origin: Origin) -> CliRequest:
 
 
 def _taken(values: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The named values, taken out of ``values``."""
+    """Remove the named values from ``values`` and return them."""
     return {name: values.pop(name) for name in names if name in values}

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mie.arguments import add_settings, given
 from mie.cli.options import DEFAULT_MODEL, add_trace_option, closing_quietly, open_trace
-from mie.engine_args import EngineArgs
+from mie.config.arguments import add_settings, given
+from mie.config.engine_args import EngineArgs
 from mie.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``mie sim``: what the simulator runs on: devices, workloads, and costs from a recorded run."""
+"""Implement ``mie sim``: devices, workloads, and costs from a recorded run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mie.checkpoint.tensors import num_parameters
 from mie.cli.bench_options import costs_as_place, simulated_config
 from mie.cli.bench_report import number, place_line, table
 from mie.cli.options import add_engine_options
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from mie.sim.calibrate import Fit
 
 _EPILOG = """\
-From a run of the real engine to what another load would take, on the same machine:
+To predict another load on the same machine from a run of the real engine:
   mie sim workload calibration -o calibration.json
   mie bench throughput --workload calibration.json --trace run.jsonl
   mie sim calibrate run.jsonl -o costs.json
   mie bench throughput --costs costs.json --num-blocks 1024 --num-prompts 500
 
-And was the prediction right? Against a run that the costs do not come from:
+To check a prediction against a run that was not used for the costs:
   mie bench throughput --trace other.jsonl
   mie sim predict other.jsonl --costs costs.json
 """
@@ -34,27 +35,27 @@ And was the prediction right? Against a run that the costs do not come from:
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Adds ``mie sim`` to the command line; the arguments of each command carry ``run``."""
+    """Add ``mie sim`` to the command line. Each command's parser sets ``run``."""
     parser = subparsers.add_parser(
         "sim",
         help="workloads, devices and calibration for simulated benchmarks",
-        description="Workloads, devices and calibration for simulated benchmarks.",
+        description="Make workloads, list devices, and calibrate simulated benchmarks.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    devices = commands.add_parser("devices", help="the devices and models that are known")
+    devices = commands.add_parser("devices", help="list known devices and models")
     devices.set_defaults(run=_run_devices)
-    workload = commands.add_parser("workload", help="make a workload: JSON, from a seed")
-    workload.add_argument("kind", metavar="KIND", help="burst, poisson, chats, …; 'list' tells all")
+    workload = commands.add_parser("workload", help="make a workload from a seed, as JSON")
+    workload.add_argument("kind", metavar="KIND", help="burst, poisson, chats, …; 'list' lists all")
     workload.add_argument("--seed", type=int, default=0, metavar="N")
     _add_output(workload, "the workload")
     workload.set_defaults(run=_run_workload)
-    extract = commands.add_parser("extract", help="the workload of a recorded run")
+    extract = commands.add_parser("extract", help="extract the workload of a recorded run")
     _add_trace(extract)
     _add_output(extract, "the workload")
     extract.set_defaults(run=_run_extract)
-    calibrate = commands.add_parser("calibrate", help="costs from a recorded run")
+    calibrate = commands.add_parser("calibrate", help="fit costs to a recorded run")
     _add_trace(calibrate)
     _add_output(calibrate, "the costs")
     calibrate.set_defaults(run=_run_calibrate)
@@ -66,22 +67,26 @@ def _add_predict(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     predict = commands.add_parser(
         "predict",
         help="simulate the load of a recorded run, and compare",
-        description="Simulates the load of a recorded run, and compares. The number of blocks is"
-        " the recorded one; give the other engine options as when it was recorded.",
+        description="Simulate the load of a recorded run, and compare. The number of blocks is"
+        " taken from the recording; pass the same other engine options.",
     )
     _add_trace(predict)
-    predict.add_argument("--costs", metavar="FILE", required=True, help="from mie sim calibrate")
-    predict.add_argument("--json", action="store_true", help="print one JSON object, no table")
+    predict.add_argument(
+        "--costs", metavar="FILE", required=True, help="costs from mie sim calibrate"
+    )
+    predict.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_options(predict)
     predict.set_defaults(run=_run_predict)
 
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", metavar="TRACE", help="an event log, as --trace writes it")
+    parser.add_argument("trace", metavar="TRACE", help="event log, as --trace writes it")
 
 
 def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("-o", "--output", metavar="FILE", help=f"where {what} go (standard output)")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help=f"file for {what} (default: standard output)"
+    )
 
 
 def _write(args: argparse.Namespace, text: str) -> None:
@@ -102,11 +107,11 @@ def _run_devices(args: argparse.Namespace) -> int:
         (name, f"{device.bandwidth / 1e9:,.0f}", f"{device.flops / 1e12:,.1f}", device.title)
         for name, device in DEVICES.items()
     ]
-    print("\n".join(table(("device", "GB/s", "TFLOP/s", "what it is"), rows)))
+    print("\n".join(table(("device", "GB/s", "TFLOP/s", "description"), rows)))
     for name, device in DEVICES.items():
         print(f"\n{name}: {device.source}.")
     models = {name: find_shape(name) for name in (*SHAPES, "bundled")}
-    sizes = [(name, f"{model.num_parameters:,}") for name, model in models.items()]
+    sizes = [(name, f"{num_parameters(model):,}") for name, model in models.items()]
     print()
     print("\n".join(table(("model", "parameters"), sizes)))
     return 0
@@ -152,7 +157,7 @@ def _run_calibrate(args: argparse.Namespace) -> int:
 def _cost_rows(fit: Fit) -> list[tuple[str, str]]:
     what = {
         "step_ps": "a step",
-        "matrix_ps": "a step of several tokens, besides",
+        "matrix_ps": "a step of several tokens, in addition",
         "weights_ps": "reading the weights, at least",
         "token_ps": "a token",
         "logits_ps": "a row of logits",
@@ -190,7 +195,7 @@ def _run_predict(args: argparse.Namespace) -> int:
     recording = recording_of(read_log(args.trace), Path(args.trace).name)
     sizes: dict[str, Any] = {"block_size": recording.block_size}
     if args.kv_cache_memory_bytes is None:
-        # A pool with room for all is as good as a larger one, which a file can claim for free.
+        # A pool with room for all tokens is enough. The file may claim any larger number.
         sizes["num_blocks"] = min(recording.num_blocks, recording.num_blocks_of_all)
     config = simulated_config(args, **sizes)
     num_host_blocks = min(recording.num_host_blocks, recording.num_blocks_of_all)

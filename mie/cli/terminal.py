@@ -1,4 +1,4 @@
-"""Print to a terminal with words wrapped, and hide what is typed meanwhile."""
+"""Print to a terminal with word wrapping, and hide typed characters meanwhile."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TAB = "    "
 
 
 class WordWrap:
-    """Writes text that comes in pieces, and breaks its lines between words.
+    """Writes text that arrives in pieces, and breaks its lines between words.
 
-    The last word is held back until it ends, because only then is it known whether it fits.
-    Control characters are left out: a model's text must not steer the terminal.
+    The last word is held back until it ends, because only then is its width known. Control
+    characters are removed, so that a model's text cannot control the terminal.
     """
 
     def __init__(self, write: Callable[[str], object], width: int) -> None:
@@ -27,7 +27,7 @@ class WordWrap:
         self._word = ""
 
     def add(self, text: str) -> None:
-        """Write what is complete of ``text`` and of what came before."""
+        """Write all complete words of ``text`` and of the text before it."""
         for character in text:
             if character == "\n":
                 self._end_line()
@@ -42,7 +42,9 @@ class WordWrap:
         self._end_word()
 
     def _add_to_word(self, character: str) -> None:
-        if _is_wide(character):  # a word of its own, as lines of Chinese or Japanese break
+        if _is_wide(
+            character
+        ):  # a separate word, because Chinese and Japanese lines may break anywhere
             self._end_word()
         self._word += character
         if _is_wide(character) or _width_of(self._word) >= self._width:
@@ -67,7 +69,7 @@ class WordWrap:
 
 
 class AnswerWriter:
-    """Prints an answer as it comes, with its words wrapped where it is read on a terminal."""
+    """Prints an answer as it is generated, with word wrapping on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -83,7 +85,7 @@ class AnswerWriter:
         self._stream.flush()
 
     def finish(self) -> None:
-        """Print what was held back, and end the line."""
+        """Print the held-back text and end the line."""
         if self._wrap is not None:
             self._wrap.finish()
         self._stream.write("\n")
@@ -91,7 +93,10 @@ class AnswerWriter:
 
 
 def _width_of(text: str) -> int:
-    """The columns that ``text`` takes: two for a wide character, none for a combining one."""
+    """Return the width of ``text`` in columns.
+
+    A wide character has two columns and a combining character none.
+    """
     return sum(
         0 if unicodedata.combining(character) else 1 + _is_wide(character) for character in text
     )
@@ -103,9 +108,9 @@ def _is_wide(character: str) -> bool:
 
 @contextmanager
 def typing_hidden(stream: TextIO | None) -> Iterator[None]:
-    """Do not show what is typed while something is printed; keep it for the next prompt.
+    """Hide typed characters while something is printed, and keep them for the next prompt.
 
-    Ctrl-C works as ever. A stream that is no terminal is left alone.
+    Ctrl-C still works. A stream that is not a terminal is left alone.
     """
     if stream is None or not stream.isatty():
         yield

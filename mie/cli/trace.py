@@ -1,4 +1,4 @@
-"""``mie trace``: what the scheduler and the allocator did, from the event log of a run."""
+"""Implement ``mie trace``: what the scheduler and the allocator did, from an event log."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mie.arithmetic import ceil_div
 from mie.cli.trace_blocks import render_blocks
 from mie.cli.trace_perfetto import write_perfetto
 from mie.cli.trace_request import request_lines
-from mie.cli.trace_text import count, percent
+from mie.cli.trace_text import percent
 from mie.errors import ConfigError
 from mie.events import Segment, Snapshot, Summary, read_log, summary_of
 from mie.replay import at
+from mie.reprs import count
 
 MAX_ROWS = 40
-"""Rows of the table, unless asked otherwise."""
+"""Default number of rows in the table."""
 
 _EPILOG = f"""\
-The table has at most {MAX_ROWS} rows. A row stands for the steps since the row before: prefill and
-decode tokens, preemptions and requests done are their sums; the rest is as of its own step.
+The table has at most {MAX_ROWS} rows. A row covers the steps since the previous row. Prefill and
+decode tokens, preemptions and finished requests are sums, and other columns describe the last step.
 
-  KV      blocks that stand in a table, of all
-  waste   slots in them that hold no token
-  shared  blocks that sharing saves, of as many as there would be without it
+  KV      fraction of all blocks that are in a table
+  waste   fraction of empty slots in them
+  shared  fraction of blocks that sharing saves
 
-The line below counts tokens that were computed, and prompt tokens that hit the prefix cache.
+The last line counts computed tokens, and prompt tokens that hit the prefix cache.
 
 examples:
   mie trace run.jsonl                        the run as a table
   mie trace run.jsonl --all                  a row for each step
-  mie trace run.jsonl --step 120             who holds which block after step 120
-  mie trace run.jsonl --request 7            what befell request 7, and why
+  mie trace run.jsonl --step 120             the block map after step 120
+  mie trace run.jsonl --request 7            what happened to request 7, and why
   mie trace run.jsonl --perfetto trace.json  a timeline for https://ui.perfetto.dev
   grep '"event":"preempt"' run.jsonl         the log is JSON lines; see docs/tracing.md
 """
@@ -42,33 +44,31 @@ examples:
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Adds ``mie trace`` to the command line; its arguments carry ``run``."""
+    """Add ``mie trace`` to the command line. Its parser sets ``run``."""
     parser = subparsers.add_parser(
         "trace",
         help="show what the scheduler did in a run",
-        description="Shows what the scheduler and the block allocator did, from an event log.",
+        description="Show what the scheduler and the block allocator did, from an event log.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", metavar="FILE", help="an event log: JSON lines")
+    parser.add_argument("file", metavar="FILE", help="event log (JSON lines)")
     views = parser.add_mutually_exclusive_group()
-    views.add_argument("--all", action="store_true", help="a row for each step")
-    views.add_argument("--every", type=int, metavar="N", help="a row for every N steps")
-    views.add_argument("--step", type=int, metavar="K", help="the block map after step K")
-    views.add_argument("--request", metavar="ID", help="the life of one request, line by line")
-    views.add_argument(
-        "--perfetto", metavar="OUT", help="write a timeline that Perfetto and Chrome can show"
-    )
+    views.add_argument("--all", action="store_true", help="show a row for each step")
+    views.add_argument("--every", type=int, metavar="N", help="show a row for every N steps")
+    views.add_argument("--step", type=int, metavar="K", help="show the block map after step K")
+    views.add_argument("--request", metavar="ID", help="show the events of one request")
+    views.add_argument("--perfetto", metavar="OUT", help="write a timeline for Perfetto or Chrome")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the view that was asked for; 0.
+    """Print the requested view, and return 0.
 
     Raises:
         ConfigError: an argument is out of range.
-        TraceError: the file is no event log, contradicts itself, or has no such step or request.
+        TraceError: the file is not an event log, contradicts itself, or lacks the step or request.
     """
     if args.every is not None and args.every < 1:
         raise ConfigError(f"--every must be at least 1; got {args.every}")
@@ -89,12 +89,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _noting_a_cut(path: str) -> Iterator[Segment]:
-    """The segments of a file; if its end is missing, standard error says so."""
+    """Yield the segments of a file, and print a note on standard error if its end is missing."""
     for segment in read_log(path):
         if segment.is_cut:
             print(
                 f"mie: note: {path} ends in the middle of a line, as a killed run leaves it; "
-                "what comes before is shown",
+                "the rest is shown",
                 file=sys.stderr,
             )
         yield segment
@@ -102,7 +102,7 @@ def _noting_a_cut(path: str) -> Iterator[Segment]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """One step, or several together."""
+    """A row of the table: one step or several."""
 
     step: int
     running: int
@@ -132,7 +132,7 @@ class _Row:
 
 
 def _merged(rows: Sequence[_Row]) -> _Row:
-    """The last row, with what happened in all of them."""
+    """Return the last row, with the sums over all rows."""
     return replace(
         rows[-1],
         prefill=sum(row.prefill for row in rows),
@@ -143,7 +143,7 @@ def _merged(rows: Sequence[_Row]) -> _Row:
 
 
 class _Run:
-    """What the table needs of a log."""
+    """The facts of a log that the table shows."""
 
     def __init__(self, segments: Iterator[Segment]) -> None:
         self.rows: list[_Row] = []
@@ -192,7 +192,7 @@ def _table(run: _Run, every: int | None) -> Iterator[str]:
     yield f"{count(num_blocks, 'block')} of {count(block_size, 'slot')}{host}"
     yield ""
     yield _line([*_WIDTHS])
-    every = every or max(1, -(-len(run.rows) // MAX_ROWS))
+    every = every or max(1, ceil_div(len(run.rows), MAX_ROWS))
     for start in range(0, len(run.rows), every):
         row = _merged(run.rows[start : start + every])
         yield _line(

@@ -1,4 +1,4 @@
-"""The block map: who holds which block after some step, in 80 columns."""
+"""Draw the block map after a step in 80 columns."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from string import ascii_lowercase, ascii_uppercase
 
-from mie.cli.trace_text import WIDTH, clipped, count, percent, title
+from mie.cli.trace_text import WIDTH, clipped, percent, title
 from mie.events import Seq
 from mie.replay import State
+from mie.reprs import count
 
 FREE, CACHED, PINNED = "·", "▒", "?"
 LETTERS = ascii_uppercase + ascii_lowercase
 MAX_WAITING = 20
-"""Lines for the waiting queue."""
+"""Maximum number of lines for the waiting queue."""
 
 _LEGEND = (
     "A letter is a sequence whose table has the block; AB, A+: several share it. Then",
@@ -23,7 +24,7 @@ _LEGEND = (
 
 
 def render_blocks(state: State) -> str:
-    """The map, the queues and the numbers."""
+    """Return the block map, the queues and the numbers as text."""
     labels = dict(zip(state.running, _labels(), strict=False))
     size, blocks = state.blocks.block_size, state.blocks.num_blocks
     lines = [f"After step {state.step}: {count(blocks, 'block')} of {count(size, 'slot')}", ""]
@@ -33,7 +34,7 @@ def render_blocks(state: State) -> str:
 
 
 def _labels() -> Iterator[str]:
-    """A … Z, a … z, AA … zz, and so on."""
+    """Yield the labels A … Z, a … z, AA … zz, and so on."""
     prefixes = [""]
     while True:
         prefixes = [prefix + letter for prefix in prefixes for letter in LETTERS]
@@ -41,7 +42,7 @@ def _labels() -> Iterator[str]:
 
 
 def _cells(state: State, labels: dict[Seq, str]) -> tuple[dict[int, str], str]:
-    """What to show of each block that is held, and of a free one, all of one width."""
+    """Return the cell of each held block, and that of a free block, with equal widths."""
     owners, fills = _owners(state, labels), state.fills()
     parts = {-1: (FREE, "", "")}
     for block, refs in sorted(state.blocks.refs.items()):
@@ -56,12 +57,13 @@ def _cells(state: State, labels: dict[Seq, str]) -> tuple[dict[int, str], str]:
 
 
 def _owners(state: State, labels: dict[Seq, str]) -> dict[int, str]:
-    """The letters of those who have a block in their table; of many, the first and a plus."""
+    """Return the letters of each block's owners. If there are many, it is the first and a plus."""
     owners: dict[int, list[str]] = {}
     for seq, label in labels.items():
         for block in state.sequences[seq].blocks:
             owners.setdefault(block, []).append(label)
-    most = 3 if len(labels) <= len(LETTERS) else 1  # where "AB" is one label, it is not A and B
+    # If labels have two letters, "AB" is one label and cannot mean A and B.
+    most = 3 if len(labels) <= len(LETTERS) else 1
     return {
         block: "".join(names) if len(names) <= most else f"{names[0]}+"
         for block, names in owners.items()
@@ -69,7 +71,7 @@ def _owners(state: State, labels: dict[Seq, str]) -> dict[int, str]:
 
 
 def _grid(held: dict[int, str], free: str, num_blocks: int) -> Iterator[str]:
-    """Rows of cells after the number of their first block; many like rows become one."""
+    """Yield rows of cells, each after the number of its first block. Equal rows are merged."""
     margin = len(str(num_blocks)) + 2
     num_fitting = (WIDTH + 1 - margin) // (len(free) + 1)
     per_row = max(n for n in (1, 2, 4, 8, 16) if n == 1 or n <= num_fitting)
@@ -84,11 +86,11 @@ def _grid(held: dict[int, str], free: str, num_blocks: int) -> Iterator[str]:
 
 
 Row = tuple[int, list[str], int]
-"""Its first block, its cells, and the blocks that it stands for."""
+"""The first block of a row, its cells, and the blocks that it represents."""
 
 
 def _rows(held: dict[int, str], free: str, num_blocks: int, per_row: int) -> Iterator[Row]:
-    """The rows in order; neighbours of free blocks only are one, since a pool may be huge."""
+    """Yield the rows in order, with adjacent rows of free blocks merged: a pool may be huge."""
     start = 0
     for row in sorted({block // per_row for block in held} | {num_blocks // per_row}):
         first, end = row * per_row, min((row + 1) * per_row, num_blocks)
@@ -100,13 +102,16 @@ def _rows(held: dict[int, str], free: str, num_blocks: int, per_row: int) -> Ite
 
 
 def _likeness(row: Row) -> object:
-    """What rows have in common that are shown as one: free blocks only, or cached ones only."""
+    """Return a key that is equal for rows that may be merged.
+
+    These are rows of only free blocks, and rows of only cached blocks.
+    """
     start, cells, _ = row
     return cells if len({*cells}) == 1 and cells[0][0] in (FREE, CACHED) else start
 
 
 def _queues(state: State, labels: dict[Seq, str]) -> Iterator[str]:
-    """A line for each sequence, in the order of the queues."""
+    """Yield a line for each sequence, in the order of the queues."""
     width = max([len(_title(state, seq)) for seq in state.sequences] or [0])
     width = min(max(width, len("running")), 20)
     yield f"{'':4}{'running':<{width}}   row  tokens  computed  blocks"
@@ -127,7 +132,7 @@ def _queues(state: State, labels: dict[Seq, str]) -> Iterator[str]:
 
 
 def _in_width(numbers: Sequence[int], width: int) -> str:
-    """The numbers, or as many as there is room for."""
+    """Return the numbers as text, cut after ``width`` columns."""
     text = " ".join(map(str, numbers))
     return text if len(text) <= width else text[: width - 2].rpartition(" ")[0] + " …"
 

@@ -1,4 +1,4 @@
-"""The timeline of a run as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
+"""Write the timeline of a run as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -21,17 +21,19 @@ from mie.replay import State, walk
 Event = dict[str, Any]
 
 ENGINE, REQUESTS = 1, 2
-"""The processes of the trace: one track of steps and the counters; a track for each sequence."""
+"""The processes of the trace: one for steps and counters, one with a track per sequence."""
 
 STEPS = 1
 """The track of the steps."""
 
 
 def write_perfetto(segments: Iterable[Segment], path: Path, *, source: Path) -> int:
-    """Write the timeline of a log, read from ``source``, to ``path``; returns how many events.
+    """Write the timeline of a log to ``path``, and return the number of events.
+
+    The log was read from ``source``.
 
     Raises:
-        TraceError: the log contradicts itself; ``path`` is as it was.
+        TraceError: the log contradicts itself; ``path`` is unchanged.
         ConfigError: ``path`` cannot be written.
     """
     num_events = 0
@@ -47,10 +49,10 @@ def write_perfetto(segments: Iterable[Segment], path: Path, *, source: Path) -> 
 
 @contextmanager
 def _replacing(path: Path, source: Path) -> Iterator[TextIO]:
-    """A file that takes the place of ``path`` when the block is done; else nothing changes."""
+    """Open a file that replaces ``path`` if the block succeeds. Otherwise nothing changes."""
     path = path.resolve()
     if path.exists() and (not path.is_file() or path.samefile(source)):
-        raise ConfigError(f"--perfetto would write over {path}; name another file")
+        raise ConfigError(f"--perfetto would overwrite {path}; choose another file")
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         file = draft.open("x", encoding="utf-8")
@@ -66,31 +68,33 @@ def _replacing(path: Path, source: Path) -> Iterator[TextIO]:
 
 @dataclass(kw_only=True)
 class _Span:
-    """What a sequence is in the middle of."""
+    """An activity of a sequence that has not ended."""
 
     name: str
     start: int
     args: Event = field(default_factory=dict)
     end: int | None = None
-    """Of decodes, the end of the last one's step. None: it lasts until something else happens."""
+    """For decodes, the end of the last step. None means that it lasts until the next event."""
     step: int = 0
-    """Of decodes, the last one's step."""
+    """For decodes, the last step."""
 
 
 class _Timeline:
-    """Turns records into events. Times are in nanoseconds. Whoever computes in a step does so from
-    its start to its end."""
+    """Turns records into events, with times in nanoseconds.
+
+    A sequence that computes in a step does so from its start to its end.
+    """
 
     def __init__(self) -> None:
         self._spans: dict[Seq, _Span] = {}
         self._tracks: dict[Seq, int] = {}
         self._summary: Summary | None = None
-        self._step = 0  # counted from 1, without the gaps that broken-off steps leave
-        self._start = self._end = 0  # of the step
-        self._has_run = False  # whether the records tell of what came after its computation
+        self._step = 0  # counted from 1, without gaps for abandoned steps
+        self._start = self._end = 0  # of the current step
+        self._has_run = False  # whether the current records are from after its computation
 
     def events(self, segments: Iterable[Segment]) -> Iterator[Event]:
-        """All events, not in order of time."""
+        """Yield all events. They are not sorted by time."""
         yield _meta("process_name", ENGINE, name="engine")
         yield _meta("process_name", REQUESTS, name="requests")
         yield _meta("thread_name", ENGINE, STEPS, name="steps")
@@ -113,7 +117,7 @@ class _Timeline:
             self._end = _nanoseconds(summary["start"] + summary["seconds"])
 
     def _meet(self, state: State) -> Iterator[Event]:
-        """Those who were there when the log began."""
+        """Yield events for sequences that exist at the start of the log."""
         for seq, values in state.sequences.items():
             yield from self._new_track(seq, values.request_id, values.n)
             if values.row is None and not values.is_kept:
@@ -168,7 +172,7 @@ class _Timeline:
                 yield from self._counters(summary, state)
 
     def _rebuild(self, snapshot: Snapshot) -> Iterator[Event]:
-        """Everyone waits again; those who ended in what broke off have no further record."""
+        """Yield events for a rebuild: all sequences wait again, and those that are gone end."""
         for seq in list(self._spans):
             yield from self._end_span(seq, self._start)
         for seq, values in snapshot["sequences"].items():
@@ -182,7 +186,7 @@ class _Timeline:
         return self._end if self._has_run else self._start
 
     def _decode(self, seq: Seq) -> Iterator[Event]:
-        """One more token; a run of decodes in steps without a gap is one slice."""
+        """Count a decode. Decodes in consecutive steps form one slice."""
         span = self._spans.get(seq)
         if span is None or span.step != self._step - 1:
             yield from self._end_span(seq, self._start)
@@ -201,7 +205,7 @@ class _Timeline:
     def _new_track(self, seq: Seq, request_id: str, n: int) -> Iterator[Event]:
         self._tracks[seq] = track = len(self._tracks) + 1
         yield _meta("thread_name", REQUESTS, track, name=title(request_id, seq[1], n))
-        # In the order of the requests, each with its choices below it.
+        # Tracks are ordered by request, then by choice.
         yield _meta("thread_sort_index", REQUESTS, track, sort_index=seq[0] * 1000 + seq[1])
 
     def _instant(self, seq: Seq, name: str, args: Event) -> Event:

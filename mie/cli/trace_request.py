@@ -1,21 +1,22 @@
-"""The life of one request, a line for each thing that befell it."""
+"""Show the life of one request, with a line for each event."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mie.cli.trace_text import clipped, count, title
+from mie.cli.trace_text import clipped, title
 from mie.errors import TraceError
 from mie.events import FIELDS, Record, Segment, Seq, Snapshot
 from mie.replay import State, walk
+from mie.reprs import count
 
 MAX_NAMED = 8
-"""Other requests that a message names."""
+"""Maximum number of other requests in an error message."""
 
 
 def request_lines(segments: Iterable[Segment], request_id: str) -> Iterator[str]:
-    """What the log says of every choice of the request, in order.
+    """Yield a line for each event of the request's choices, in order.
 
     Raises:
         TraceError: the log has no such request, or contradicts itself.
@@ -31,7 +32,7 @@ def request_lines(segments: Iterable[Segment], request_id: str) -> Iterator[str]
 
 @dataclass(kw_only=True)
 class _Decodes:
-    """Tokens that one choice got, one a step."""
+    """Consecutive decodes of one choice."""
 
     first: int
     last: int
@@ -39,12 +40,12 @@ class _Decodes:
 
 
 class _Life:
-    """Picks what concerns a request, and gathers its decodes."""
+    """Selects the events of a request, and groups its decodes."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
-        self._ids: dict[str, None] = {}  # of all requests, in order
-        self._names: dict[Seq, str] = {}  # of its own sequences
+        self._ids: dict[str, None] = {}  # ids of all requests, in order
+        self._names: dict[Seq, str] = {}  # of the request's sequences
         self._decodes: dict[Seq, _Decodes] = {}
 
     @property
@@ -52,12 +53,12 @@ class _Life:
         return self._request_id in self._ids
 
     def others(self) -> str:
-        """The first few requests of the log, in words."""
+        """Return the first few request ids of the log for an error message."""
         ids = [clipped(title(request_id, 0, 1), 40) for request_id in self._ids]
         return ", ".join(ids[:MAX_NAMED] + ["…"] * (len(ids) > MAX_NAMED)) or "none"
 
     def meet(self, record: Record, state: State) -> None:
-        """Take note of sequences that are new."""
+        """Note new sequences."""
         if not self._ids:
             for seq, values in state.sequences.items():
                 self._name(seq, values.request_id, values.n)
@@ -77,7 +78,7 @@ class _Life:
             self._names[seq] = title("", seq[1], n).strip()
 
     def lines(self, step: int, record: Record, state: State) -> Iterator[str]:
-        """What to say of a record, before which the state was ``state``."""
+        """Yield the lines for a record. ``state`` is the state before it."""
         if record[0] == "decode":
             self._gather(step, record, state)
             return
@@ -90,7 +91,7 @@ class _Life:
             yield _line(f"step {step}", self._names[seq], sentence)
 
     def last_lines(self) -> Iterator[str]:
-        """What is left to say at the end of the log."""
+        """Yield the remaining lines at the end of the log."""
         for seq in list(self._decodes):
             yield from self._decode_lines(seq)
 
@@ -122,7 +123,7 @@ def _line(when: str, name: str, sentence: str) -> str:
 
 
 def _seq_of(record: Record) -> Seq | None:
-    """Whom a record is about."""
+    """Return the sequence of a record, or None."""
     kind, *values = record
     if kind == "add":
         return (values[1], 0)
@@ -130,7 +131,7 @@ def _seq_of(record: Record) -> Seq | None:
 
 
 def _sentence(record: Record, state: State) -> str | None:
-    """What a record means to a request; None: nothing that it would notice."""
+    """Describe a record as an event of a request, or return None if it does not affect it."""
     match record:
         case ("add", _, _, _, num_prompt, n, max_tokens):
             limit = "" if max_tokens is None else f", at most {count(max_tokens, 'new token')}"
@@ -152,9 +153,9 @@ def _sentence(record: Record, state: State) -> str | None:
         case ("branch", _, parent, row):
             return f"forked to row {row}, from {state.sequences[parent].request_id}"
         case ("keep", _):
-            return "ended, and keeps its blocks"
+            return "ended, keeps its blocks"
         case ("wait", *_):
-            return "waits for a seat of its own"
+            return "waits for its own row"
         case ("preempt", _, by, mode, rule, num_lost):
             return f"preempted: {mode}, {num_lost} computed tokens lost ({_cause(by, rule, state)})"
         case ("finish", _, reason):
@@ -168,6 +169,6 @@ def _left(num_tokens: int, num_computed: int) -> str:
 
 def _cause(by: Seq | None, rule: str, state: State) -> str:
     if by is None:
-        return "a step was broken off"
+        return "a step was abandoned"
     values = state.sequences[by]
     return f"{title(values.request_id, by[1], values.n)} needed a block; victim: {rule}"

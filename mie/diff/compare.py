@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.backend import SETTINGS, load_backend
-from mie.config import EngineConfig, refuse_unknown
+from mie.config.engine import EngineConfig, refuse_unknown
 from mie.diff.inject import SIZE, Injection, perturb
 from mie.diff.measure import (
     Errors,
@@ -19,11 +18,12 @@ from mie.diff.measure import (
     quotients,
 )
 from mie.diff.recording import Change, Observer, RecordingBackend, Spot
-from mie.diff.report import Candidate, OperatorErrors, Place, Report, Side, TokenPart
+from mie.diff.report import Candidate, DiffReport, OperatorErrors, Place, Side, TokenPart
 from mie.diff.tolerances import Limits
-from mie.diff.workload import Workload
+from mie.diff.workload import DiffWorkload
 from mie.errors import ConfigError
-from mie.load import load_engine
+from mie.load.backends import SETTINGS, load_backend
+from mie.load.engine import load_engine
 from mie.ops.backend import Array, Backend
 from mie.ops.sampling import top_logprobs
 
@@ -41,18 +41,18 @@ class _Run:
     greedy: list[list[int]] = field(default_factory=list)
     """For each step and row, the token of the largest logit."""
     coverage: dict[str, int] = field(default_factory=dict)
-    """What the schedule exercised, by the field names of `Report`."""
+    """What the schedule exercised, by the field names of `DiffReport`."""
 
 
 def compare(
-    workload: Workload,
+    workload: DiffWorkload,
     a: Side,
     b: Side,
     *,
     inject: Injection | None = None,
     isolate: bool = False,
     on_side: Callable[[str, Side], object] = lambda name, side: None,
-) -> Report:
+) -> DiffReport:
     """Compare ``b`` with the reference ``a``.
 
     A runs freely and B is forced to A's tokens, with the same prompts and the same schedule, so
@@ -86,7 +86,7 @@ def compare(
     forced = _run(workload, b, comparison.observe, comparison.change, free.tokens)
     assert free.rows == forced.rows, "the two sides were scheduled differently"
     assert comparison.num_calls == len(recorded), "the two sides made different calls"
-    return Report(
+    return DiffReport(
         model=workload.model,
         a=a,
         b=b,
@@ -104,13 +104,13 @@ def compare(
 
 
 def _run(
-    workload: Workload,
+    workload: DiffWorkload,
     side: Side,
     observe: Observer,
     change: Change | None = None,
     forced: dict[str, list[int]] | None = None,
 ) -> _Run:
-    """Run the workload on one side. With ``forced`` its tokens are those."""
+    """Run the workload on one side, with the tokens in ``forced`` if given."""
     recorders: list[RecordingBackend] = []
 
     def wrap(backend: Backend) -> Backend:
@@ -151,7 +151,7 @@ def _run(
     return run
 
 
-def _config(workload: Workload, side: Side) -> EngineConfig:
+def _config(workload: DiffWorkload, side: Side) -> EngineConfig:
     """Return the workload's config with the side's settings, which must not change the schedule."""
     own = SETTINGS.get(side.backend, ())
     refuse_unknown(f"the {side.backend} backend", side.settings, own)
@@ -175,7 +175,7 @@ class _Comparison:
         self._logits: list[tuple[NDArray[Any], NDArray[Any]]] = []
 
     def change(self, spot: Spot, out: Array) -> None:
-        """Inject the fault, which is large enough to be past the limit."""
+        """Inject the fault, which is large enough to exceed the limit."""
         if self._inject is not None and self._inject.matches(spot):
             limit = self._limits.of(self._recorded[spot].dtype, out.dtype, spot.operator)
             perturb(out, max(SIZE, 4 * limit))
@@ -217,7 +217,7 @@ class _Comparison:
                     )
 
     def _is_near_tie(self, a: NDArray[Any], of_a: int, of_b: int, dtype: np.dtype[Any]) -> bool:
-        """Whether errors within the limit can swap two tokens of a row [V] of A's logits."""
+        """Return whether errors within the limit can swap two tokens of a row [V] of A's logits."""
         logits = a.astype(np.float64)
         gap = abs(float(logits[of_a] - logits[of_b]))
         return gap <= 2 * self._limits.of(a.dtype, dtype, "logits") * float(np.abs(logits).max())

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
-from mie.diff.report import OperatorErrors, Report, TokenPart
+from mie.diff.report import DiffReport, OperatorErrors, TokenPart
 from mie.diff.text import COLUMNS, cells, coverage, difference, number, token_text, tokens, verdict
 from mie.diff.tolerances import ALONE, QUANTIZED, TOLERANCES, Tolerance
 from mie.errors import ConfigError
@@ -43,7 +43,7 @@ def check_target(path: Path) -> None:
         raise ConfigError(f"--html {path}: there is no directory {path.parent}")
 
 
-def write_page(report: Report, path: Path) -> None:
+def write_page(report: DiffReport, path: Path) -> None:
     """Write the page. ``path`` is unchanged until the page is complete.
 
     Raises:
@@ -60,7 +60,7 @@ def write_page(report: Report, path: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def page(report: Report) -> str:
+def page(report: DiffReport) -> str:
     """Return the page."""
     title = f"{report.a} and {report.b}"
     parts = [
@@ -71,18 +71,18 @@ def page(report: Report) -> str:
         *_verdict(report),
         "<h2>Operators, each at its worst layer</h2>",
         *_operators(report.worst_layers),
-        "<p>max rel is the largest difference over the largest magnitude of A's result; row rel, "
-        "which is judged, over that of its row (one token); max ULP counts the numbers of the "
-        "coarser dtype between two elements, and is large near zero.</p>",
-        "<h2>Layers: row rel, shaded by the share of what is allowed</h2>",
+        "<p>max rel is the largest difference divided by the largest magnitude of A's result. row "
+        "rel, which is judged, divides by the largest magnitude of the row (one token). max ULP is "
+        "the distance in steps of the coarser dtype, and is large near zero.</p>",
+        "<h2>Layers: row rel, shaded by the fraction of the limit</h2>",
         *_layers(report),
         *_tokens(report),
         "<h2>Tolerances</h2>",
         f"<p>{escape(report.reason)}</p>",
         *_tolerances("coarser dtype", TOLERANCES),
-        "<p>Of an operator alone, with A's inputs:</p>",
+        "<p>For an operator alone, with A's inputs:</p>",
         *_tolerances("coarser dtype", ALONE),
-        "<p>Of quantised caches, where that is more:</p>",
+        "<p>For quantised caches, where the limits are larger:</p>",
         *_tolerances("cache", QUANTIZED),
     ]
     return (
@@ -94,7 +94,7 @@ def page(report: Report) -> str:
     )
 
 
-def _verdict(report: Report) -> Iterator[str]:
+def _verdict(report: DiffReport) -> Iterator[str]:
     kind = "within" if report.is_within else "past"
     yield f'<p class="verdict {kind}">'
     yield "<br>\n".join(map(escape, verdict(report)))
@@ -111,7 +111,7 @@ def _operators(rows: Sequence[OperatorErrors]) -> Iterator[str]:
     return _table(heads, body)
 
 
-def _layers(report: Report) -> Iterator[str]:
+def _layers(report: DiffReport) -> Iterator[str]:
     by_place = {(row.operator, row.layer): row for row in report.rows}
     operators = list(dict.fromkeys(row.operator for row in report.rows if row.layer is not None))
     layers = sorted({row.layer for row in report.rows if row.layer is not None})
@@ -137,7 +137,7 @@ def _shade(share: float) -> str:
     return next((name for name, most in _SHADES if share <= most), "s4")
 
 
-def _tokens(report: Report) -> Iterator[str]:
+def _tokens(report: DiffReport) -> Iterator[str]:
     yield "<h2>Tokens</h2>"
     yield f"<p>{'<br>'.join(map(escape, tokens(report)))}</p>"
     for part in report.tokens[:1]:

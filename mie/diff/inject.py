@@ -39,7 +39,7 @@ class Injection:
         return self.operator if self.layer is None else f"{self.operator}:{self.layer}"
 
     def matches(self, spot: Spot) -> bool:
-        """Whether this call gets the fault."""
+        """Return whether this call gets the fault."""
         is_operator = self.operator in (spot.operator, spot.method)
         return is_operator and self.layer in (None, spot.layer)
 

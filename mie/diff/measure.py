@@ -50,7 +50,7 @@ def errors_between(a: NDArray[Any], b: NDArray[Any], limit: float) -> Errors:
     of them is infinite.
     """
     assert a.shape == b.shape, f"the reference gave shape {a.shape}, the other {b.shape}"
-    if not a.size:  # a step that samples nothing takes no rows
+    if not a.size:  # a step that samples nothing has no rows
         return Errors(max_abs=0.0, max_rel=0.0, row_rel=0.0, max_ulp=0, worst=(), first=None)
     x, y = (each.astype(np.float64).reshape(_num_rows(each), -1) for each in (a, b))
     difference, largest = differences(x, y), largest_of_rows(x)

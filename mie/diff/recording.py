@@ -31,7 +31,7 @@ ROLES = {
     ("linear", "final_norm"): "head",
     ("run_step", "head"): "logits",
 }
-"""(operator, the role before it) -> its role, by the order of calls in `Decoder.forward`."""
+"""Roles by (operator, previous role), in the order of calls in `Decoder.forward`."""
 
 OPERATORS = tuple(dict.fromkeys(ROLES.values()))
 """The roles, in the order of a step."""
@@ -50,7 +50,7 @@ class Spot:
     """One operator call of a run."""
 
     step: int
-    """Counted from 1."""
+    """Number of the step, from 1."""
     layer: int | None
     """The layer, or None outside the layers."""
     operator: str
@@ -66,13 +66,13 @@ class Spot:
 
 
 Observer = Callable[[Spot, NDArray[Any]], NDArray[Any] | None]
-"""Receives a copy of each result in its own dtype, which widens to float64 exactly.
+"""A function that receives a copy of each result in its own dtype, which widens to float64 exactly.
 
 If it returns an array, that replaces the result.
 """
 
 Change = Callable[[Spot, Array], None]
-"""Can change a result in place before it is observed and used."""
+"""A function that can change a result in place before it is observed and used."""
 
 
 def to_host(array: Array) -> NDArray[Any]:
@@ -143,7 +143,9 @@ class RecordingBackend:
     def rope_write_kv(
         self, qkv: Array, rope: Array, kv_cache: Array, layer: int, batch: StepBatch
     ) -> Array:
-        assert layer == self._layer, f"layer {layer} came when {self._layer} was due"
+        assert layer == self._layer, (
+            f"layer {layer} was called when layer {self._layer} was expected"
+        )
         q = self._inner.rope_write_kv(qkv, rope, kv_cache, layer, batch)
         return self._seen("rope_write_kv", q)
 
@@ -189,7 +191,7 @@ class RecordingBackend:
             self._layer += 1
         return out
 
-    # Operators that are passed on.
+    # Operators that are only delegated.
 
     def memory(self) -> Memory:
         return self._inner.memory()

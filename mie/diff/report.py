@@ -20,6 +20,7 @@ class Side:
 
     @property
     def kv_cache_dtype(self) -> str:
+        """The ``kv_cache_dtype`` of the settings, or "auto"."""
         return str(self.settings.get("kv_cache_dtype", "auto"))
 
 
@@ -61,6 +62,7 @@ class OperatorErrors:
 
     @property
     def is_within(self) -> bool:
+        """Whether ``row_rel`` is within its limit."""
         return self.row_rel <= self.limit
 
     @property
@@ -95,7 +97,7 @@ class TokenPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class DiffReport:
     """The comparison of two sides over one workload."""
 
     model: str

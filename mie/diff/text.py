@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
-from mie.diff.report import Candidate, OperatorErrors, Place, Report, TokenPart
+from mie.diff.report import Candidate, DiffReport, OperatorErrors, Place, TokenPart
+from mie.reprs import count
 
 COLUMNS = ("operator", "layer", "max abs", "max rel", "row rel", "max ULP", "allowed", "")
 _WIDTHS = (-15, 5, 8, 8, 8, 11, 8, 5)
 """Column widths of the table. Negative ones are left-aligned."""
 
 
-def lines(report: Report, *, layers: bool = False) -> Iterator[str]:
+def lines(report: DiffReport, *, layers: bool = False) -> Iterator[str]:
     """Yield the whole report. With ``layers`` each layer has a line, else each operator's worst."""
     title = [f"A {report.a}", f"B {report.b}", report.model]
     yield from [" · ".join(title)] if len(" · ".join(title)) <= 80 else title
@@ -26,15 +27,15 @@ def lines(report: Report, *, layers: bool = False) -> Iterator[str]:
         yield from ["", *_candidates(part)]
 
 
-def coverage(report: Report) -> Iterator[str]:
+def coverage(report: DiffReport) -> Iterator[str]:
     """Describe what the workload exercised."""
     yield (
-        f"{_count(report.num_prompts, 'prompt')}, {_count(report.num_tokens, 'new token')} · "
-        f"{_count(report.num_cached_tokens, 'prompt token')} from the cache, "
-        f"{_count(report.num_copies, 'block')} copied"
+        f"{count(report.num_prompts, 'prompt')}, {count(report.num_tokens, 'new token')} · "
+        f"{count(report.num_cached_tokens, 'prompt token')} from the cache, "
+        f"{count(report.num_copies, 'block')} copied"
     )
     yield (
-        f"{_count(report.num_steps, 'step')}: {report.num_prefill_steps} with prompt tokens, "
+        f"{count(report.num_steps, 'step')}: {report.num_prefill_steps} with prompt tokens, "
         f"{report.num_decode_steps} with decodes, {report.num_mixed_steps} with both"
     )
 
@@ -58,17 +59,17 @@ def number(value: float) -> str:
     return f"{value:.1e}" if value else "0"
 
 
-def verdict(report: Report) -> Iterator[str]:
+def verdict(report: DiffReport) -> Iterator[str]:
     """State whether the two agree, and where they differ."""
     if report.inject is not None:
-        yield f"B was made wrong on purpose: one element of every result of {report.inject}."
+        yield f"B has an injected fault: one element of every result of {report.inject}."
     if report.first is None:
         worst = max(report.rows, key=lambda row: row.share)
         layer = "" if worst.layer is None else f" of layer {worst.layer}"
         share = f"{100 * worst.share:.0f} %"
         yield f"Within tolerance; closest is {worst.operator}{layer}, at {share} of its limit."
     else:
-        yield "Past tolerance, first at"
+        yield "Tolerance exceeded, first at"
         yield f"  {report.first}:"
         yield f"  {difference(report.first)}."
     yield from tokens(report)
@@ -80,14 +81,14 @@ def difference(place: Place) -> str:
     return f"A {place.a:.8g}, B {place.b:.8g}: {relative}"
 
 
-def tokens(report: Report) -> Iterator[str]:
+def tokens(report: DiffReport) -> Iterator[str]:
     """State whether the two would have chosen the same tokens."""
     if not report.tokens:
         yield f"Tokens: both choose the same {report.num_tokens}."
         return
     part = report.tokens[0]
     num_wrong = sum(not each.is_near_tie for each in report.tokens)
-    kind = f"{num_wrong} by more than a near-tie" if num_wrong else "by near-ties only"
+    kind = f"{num_wrong} by more than a near-tie" if num_wrong else "only by near-ties"
     yield f"Tokens: {len(report.tokens)} of {report.num_tokens} differ, {kind}."
     yield f"The first is token {part.token} of prompt {part.prompt}, in step {part.step}."
 
@@ -118,7 +119,3 @@ def _line(texts: Sequence[str]) -> str:
     pairs = zip(texts, _WIDTHS, strict=True)
     padded = (f"{text:<{-w}}" if w < 0 else f"{text:>{w}}" for text, w in pairs)
     return " ".join(padded).rstrip()
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

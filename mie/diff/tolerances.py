@@ -42,8 +42,8 @@ TOLERANCES = MappingProxyType(
             gates=8e-14,
             logits=4e-14,
             reason=(
-                "The numbers of float32, less 29 bits of mantissa. Sums in another order are all "
-                "that sets two float64 sides apart."
+                "The limits of float32, scaled by 29 bits of mantissa. Two float64 sides differ "
+                "only by the order of their sums."
             ),
         ),
         "float32": Tolerance(
@@ -52,10 +52,10 @@ TOLERANCES = MappingProxyType(
             gates=4e-5,
             logits=2e-5,
             reason=(
-                "A rounding is 6e-8. Seen were up to 2e-6 in sums and logits and 4e-6 in attention "
-                "and gates, after two to four layers; ten times that leaves room for deeper "
-                "models, whose errors grow about as the root of the depth. A sum kept in 16 bits, "
-                "or in TF32, is off by 1e-4 and more."
+                "A rounding is 6e-8. The largest errors were 2e-6 in sums and logits and 4e-6 in "
+                "attention and gates, after two to four layers. Ten times that leaves room for "
+                "deeper models, whose errors grow about as the root of the depth. A sum kept in 16 "
+                "bits, or in TF32, is off by 1e-4 and more."
             ),
         ),
         "float16": Tolerance(
@@ -64,9 +64,9 @@ TOLERANCES = MappingProxyType(
             gates=4e-2,
             logits=2e-2,
             reason=(
-                "A rounding is 5e-4, and every operator rounds its result. Seen were up to 7e-3 in "
-                "sums and logits and 1.3e-2 in attention and gates, on random weights; the bundled "
-                "model stays below a half of that."
+                "A rounding is 5e-4, and every operator rounds its result. The largest errors with "
+                "random weights were 7e-3 in sums and logits and 1.3e-2 in attention and gates. "
+                "The bundled model stays below half of that."
             ),
         ),
         "bfloat16": Tolerance(
@@ -75,9 +75,9 @@ TOLERANCES = MappingProxyType(
             gates=0.25,
             logits=0.2,
             reason=(
-                "A rounding is 4e-3, eight times float16's. Seen were up to 5e-2 in sums, 7e-2 in "
-                "attention, gates and logits, on random weights. This finds gross faults only: to "
-                "check a kernel, compare it in float32 or float16."
+                "A rounding is 4e-3, eight times float16's. The largest errors with random weights "
+                "were 5e-2 in sums and 7e-2 in attention, gates and logits. This finds only gross "
+                "faults: to check a kernel, compare it in float32 or float16."
             ),
         ),
     }
@@ -91,7 +91,7 @@ ALONE = MappingProxyType(
             layers=1.2e-14,
             gates=1.2e-14,
             logits=1.2e-14,
-            reason="The numbers of float32, less 29 bits of mantissa.",
+            reason="The limits of float32, scaled by 29 bits of mantissa.",
         ),
         "float32": Tolerance(
             embed=1.2e-7,
@@ -106,8 +106,8 @@ ALONE = MappingProxyType(
             gates=1e-2,
             logits=4e-3,
             reason=(
-                "Inputs and results are rounded, 5e-4 each. Seen were up to 1.1e-3, and 3.3e-3 in "
-                "attention, whose keys and values are rounded once more."
+                "Inputs and results are rounded, 5e-4 each. The largest errors were 1.1e-3, and "
+                "3.3e-3 in attention, whose keys and values are rounded once more."
             ),
         ),
         "bfloat16": Tolerance(
@@ -115,7 +115,7 @@ ALONE = MappingProxyType(
             layers=3e-2,
             gates=8e-2,
             logits=3e-2,
-            reason="Eight times float16's. Seen were up to 9e-3, and 2.9e-2 in attention.",
+            reason="Eight times float16's. The largest errors were 9e-3, and 2.9e-2 in attention.",
         ),
     }
 )
@@ -129,8 +129,9 @@ QUANTIZED = MappingProxyType(
             gates=0.2,
             logits=0.1,
             reason=(
-                "A cache of int8 rounds a vector by up to 1/254 of its largest element. Seen were "
-                "up to 4.5e-2 in sums and 7e-2 in attention and gates, on random weights."
+                "A cache of int8 rounds a vector by up to 1/254 of its largest element. The "
+                "largest errors with random weights were 4.5e-2 in sums and 7e-2 in attention and "
+                "gates."
             ),
         ),
         "fp8": Tolerance(
@@ -139,9 +140,9 @@ QUANTIZED = MappingProxyType(
             gates=1.2,
             logits=0.6,
             reason=(
-                "A cache of float8_e4m3fn rounds each element by up to 1/16. Seen were up to 0.28 "
-                "in sums and 0.47 in attention and gates, on random weights: this finds gross "
-                "faults only."
+                "A cache of float8_e4m3fn rounds each element by up to 1/16. The largest errors "
+                "with random weights were 0.28 in sums and 0.47 in attention and gates. This finds "
+                "only gross faults."
             ),
         ),
         "int8 on both sides": Tolerance(
@@ -150,8 +151,8 @@ QUANTIZED = MappingProxyType(
             gates=2e-2,
             logits=1e-2,
             reason=(
-                "Two caches of int8 hold the same elements, but for one that is rounded the other "
-                "way now and then, by 1/127 of its vector's largest."
+                "Two caches of int8 hold the same elements, except that one is occasionally "
+                "rounded the other way, by 1/127 of its vector's largest."
             ),
         ),
         "fp8 on both sides": Tolerance(
@@ -160,8 +161,8 @@ QUANTIZED = MappingProxyType(
             gates=0.12,
             logits=6e-2,
             reason=(
-                "Two caches of float8_e4m3fn hold the same elements, but for one that is rounded "
-                "the other way now and then, by 1/8 of itself."
+                "Two caches of float8_e4m3fn hold the same elements, except that one is "
+                "occasionally rounded the other way, by 1/8 of itself."
             ),
         ),
     }

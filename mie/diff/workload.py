@@ -4,15 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mie.config import EngineConfig
-from mie.model.config import ModelConfig
-from mie.model.locate import locate_model
-from mie.sched.params import SamplingParams
+from mie.arithmetic import ceil_div
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.locate import locate_model
+from mie.config.engine import EngineConfig
+from mie.params.sampling import SamplingParams
 from mie.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class DiffWorkload:
     """Greedy answers to prompts of token ids, all sent at once.
 
     A small budget cuts prompts into chunks, so a later prompt runs together with the earlier ones'
@@ -37,7 +38,7 @@ class Workload:
     def config(self) -> EngineConfig:
         """Return the config, the same for both sides, so it does not depend on their memory."""
         lengths = [len(prompt) + self.max_tokens for prompt in self.prompts]
-        num_blocks = sum(-(-length // max(1, self.block_size)) for length in lengths)
+        num_blocks = sum(ceil_div(length, max(1, self.block_size)) for length in lengths)
         return EngineConfig(
             block_size=self.block_size,
             num_blocks=max(1, num_blocks + len(lengths) + 1),
@@ -61,7 +62,7 @@ def workload_of_texts(
     max_tokens: int,
     block_size: int,
     max_num_batched_tokens: int,
-) -> Workload:
+) -> DiffWorkload:
     """Return the workload of text prompts for a model by its name.
 
     Raises:
@@ -70,7 +71,7 @@ def workload_of_texts(
     """
     directory = locate_model(model)
     tokenizer = Tokenizer.load(directory, ModelConfig.load(directory).vocab_size)
-    return Workload(
+    return DiffWorkload(
         directory=directory,
         model=model,
         prompts=[tokenizer.encode(text) for text in texts],

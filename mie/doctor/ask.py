@@ -22,8 +22,8 @@ Facts = dict[str, Any]
 TRIED_SHAPE = (2048, 2048)
 """The shape of a matrix in a middling model."""
 
-# CUdevice_attribute, in cuda.h.
-_INTEGRATED, _MAJOR, _MINOR = 18, 75, 76
+_ATTRIBUTES = {"integrated": 18, "major": 75, "minor": 76}
+"""The device attributes to ask for, as cuda.h numbers them in CUdevice_attribute."""
 
 
 def numpy_facts() -> Facts:
@@ -32,11 +32,8 @@ def numpy_facts() -> Facts:
 
     config: Any = np.show_config(mode="dicts")  # type: ignore[call-overload, unused-ignore]
     blas = (config or {}).get("Build Dependencies", {}).get("blas", {})
-    return {
-        "version": np.__version__,
-        "blas": str(blas.get("name", "unknown")),
-        "blas_version": str(blas.get("version", "unknown")),
-    }
+    names = {"blas": blas.get("name", "unknown"), "blas_version": blas.get("version", "unknown")}
+    return {"version": np.__version__, **names}
 
 
 def products_facts() -> Facts:
@@ -44,96 +41,71 @@ def products_facts() -> Facts:
 
     The facts include the remembered shapes whose plan differs from the rest.
     """
-    from mie.cache_dir import CacheError, open_cache
     from mie.ops_cpu.cpu_backend import CpuBackend
-    from mie.ops_cpu.plan_answers import PLANS_CACHE
+    from mie.ops_cpu.linear.plan_answers import PLANS_CACHE
+    from mie.system.cache_dir import open_cache
 
     backend = CpuBackend()
-    probe, cache = backend.find_probe(), {}
+    probe = backend.find_probe()
     with backend.blas.threads(1):
-        plan = probe.choose(*TRIED_SHAPE)
-    try:
-        cache["cache"] = str(open_cache(PLANS_CACHE))
-    except CacheError as error:
-        cache["cache_problem"] = str(error)
-    return {
-        **cache,
-        "odd_plans": [
-            f"{each.shape} {each.plan} (tiled takes {each.ratio:.2f} x as long, {each.day})"
-            for each in probe.answers.odd_ones()
-        ],
-        "plan": plan,
-        "kernels": backend.blas.core,
-        "is_controlled": backend.blas.is_controlled,
-        "num_threads": backend.workers.num_threads,
-    }
+        facts: Facts = {"plan": probe.choose(*TRIED_SHAPE)}
+    facts |= {"kernels": backend.blas.core, "is_controlled": backend.blas.is_controlled}
+    facts["num_threads"] = backend.workers.num_threads
+    facts["odd_plans"] = [
+        f"{each.shape} {each.plan} (tiled takes {each.ratio:.2f} x as long, {each.day})"
+        for each in probe.answers.odd_ones()
+    ]
+    _add(facts, "cache", lambda: str(open_cache(PLANS_CACHE)))
+    return facts
 
 
 def driver_facts(load: Callable[[str], Any] = ctypes.CDLL) -> Facts:
     """Return the CUDA version of the NVIDIA driver and its GPUs, through libcuda."""
     try:
         cuda = load("libcuda.so.1")
-    except OSError as error:
-        return {"found": False, "error": _line(error)}
-    facts: Facts = {"found": True, "gpus": []}
-    version = ctypes.c_int()
+    except OSError:
+        return {"found": False}
+    facts: Facts = {}
+    version, count, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_char_p()
     if cuda.cuDriverGetVersion(ctypes.byref(version)) == 0:
         facts["cuda"] = _version(version.value)
-    count = ctypes.c_int()
     code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
     if code:
-        facts["error"] = _cuda_error(cuda, code)
-    facts["gpus"] = [_driver_gpu(cuda, index) for index in range(count.value)]
-    return facts
-
-
-def _cuda_error(cuda: Any, code: int) -> str:
-    name = ctypes.c_char_p()
-    cuda.cuGetErrorName(code, ctypes.byref(name))
-    return (name.value or f"error {code}".encode()).decode()
+        cuda.cuGetErrorName(code, ctypes.byref(name))
+        facts["error"] = (name.value or f"error {code}".encode()).decode()
+    return {**facts, "gpus": [_driver_gpu(cuda, index) for index in range(count.value)]}
 
 
 def _driver_gpu(cuda: Any, index: int) -> Facts:
-    device = ctypes.c_int()
+    device, size, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
     cuda.cuDeviceGet(ctypes.byref(device), index)
-    name = ctypes.create_string_buffer(256)
     cuda.cuDeviceGetName(name, len(name), device)
-    size = ctypes.c_size_t()
     cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device)
 
-    def attribute(number: int) -> int:
+    about: Facts = {"name": name.value.decode(errors="replace"), "memory": size.value}
+    for key, number in _ATTRIBUTES.items():
         value = ctypes.c_int()
         cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device)
-        return value.value
-
-    return {
-        "name": name.value.decode(errors="replace"),
-        "capability": [attribute(_MAJOR), attribute(_MINOR)],
-        "memory": size.value,
-        "integrated": bool(attribute(_INTEGRATED)),
-    }
+        about[key] = value.value
+    return about
 
 
 def cupy_facts() -> Facts:
-    """Return CuPy's version, the CUDA and the NVRTC it uses, and the GPUs it sees."""
-    facts: Facts = {"packages": _cupy_packages(sys.path), "installed": True}
+    """Return CuPy's version, the CUDA libraries it uses, and the free memory of each GPU."""
+    facts: Facts = {"packages": _cupy_packages(sys.path)}
+    _add(facts, "numpy", lambda: numpy_facts()["version"])
     try:
         import cupy
-    except ModuleNotFoundError as error:
-        if error.name == "cupy":
-            return {**facts, "installed": False}
-        facts["error"] = _line(error)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+            return {**facts, "found": False}
         # CuPy frames the error with advice for many systems.
-        facts["error"] = _line(error).rpartition("Original error: ")[2].strip(" =")
-    _add(facts, "numpy", _numpy_version)
-    if "error" in facts:
-        return facts
+        return {**facts, "error": _line(error).rpartition("Original error: ")[2].strip(" =")}
     facts["version"] = str(cupy.__version__)
     _add(facts, "cuda", lambda: _version(cupy.cuda.runtime.runtimeGetVersion()))
     _add(facts, "nvrtc", lambda: list(cupy.cuda.nvrtc.getVersion()))
     _add(facts, "cublas", lambda: _cublas_version(cupy))
-    _add(facts, "gpus", lambda: _cupy_gpus(cupy.cuda))
+    _add(facts, "free", lambda: _free_bytes(cupy.cuda))
     return facts
 
 
@@ -141,47 +113,26 @@ def _cublas_version(cupy: Any) -> list[int]:
     """Return the version of the cuBLAS that backend cupy multiplies with."""
     from mie.ops_gpu.cublas import load_library
 
-    library, parts = load_library(cupy), []
-    for property_type in (0, 1, 2):  # major, minor and patch level, in library_types.h
-        value = ctypes.c_int()
-        library.cublasGetProperty(property_type, ctypes.byref(value))
-        parts.append(value.value)
-    return parts
-
-
-def _numpy_version() -> str:
-    import numpy as np
-
-    return str(np.__version__)
+    library, parts = load_library(cupy), [ctypes.c_int() for _ in range(3)]
+    for property_type, part in enumerate(parts):  # major, minor and patch level: library_types.h
+        library.cublasGetProperty(property_type, ctypes.byref(part))
+    return [part.value for part in parts]
 
 
 def _cupy_packages(folders: Sequence[str]) -> dict[str, str]:
     """Return the versions of the installed distributions of CuPy: {"cupy-cuda12x": "14.2.0"}."""
-    found = {}
-    for folder in folders:
-        for path in Path(folder or ".").glob("cupy*.dist-info"):
-            match = re.fullmatch(r"(cupy(?:_cuda\w+|_rocm\w+)?)-([^-]+)\.dist-info", path.name)
-            if match:
-                found[match[1].replace("_", "-")] = match[2]
-    return found
+    paths = [path for folder in folders for path in Path(folder or ".").glob("cupy*.dist-info")]
+    pattern = r"(cupy(?:_cuda\w+|_rocm\w+)?)-([^-]+)\.dist-info"
+    found = [match for path in paths if (match := re.fullmatch(pattern, path.name))]
+    return {match[1].replace("_", "-"): match[2] for match in found}
 
 
-def _cupy_gpus(cuda: Any) -> list[Facts]:
-    gpus = []
+def _free_bytes(cuda: Any) -> list[int]:
+    free = []
     for index in range(cuda.runtime.getDeviceCount()):
-        about = cuda.runtime.getDeviceProperties(index)
         with cuda.Device(index):
-            free, _ = cuda.runtime.memGetInfo()
-        gpus.append(
-            {
-                "name": about["name"].decode(errors="replace"),
-                "capability": [about["major"], about["minor"]],
-                "memory": about["totalGlobalMem"],
-                "free": free,
-                "integrated": bool(about.get("integrated", 0)),
-            }
-        )
-    return gpus
+            free.append(cuda.runtime.memGetInfo()[0])
+    return free
 
 
 def backend_facts(name: str) -> Facts:
@@ -201,7 +152,7 @@ def _small_step(name: str) -> int:
     """Run a hidden state of eight ones through a head whose row 37 is the largest, giving 37."""
     import numpy as np
 
-    from mie.backend import load_backend
+    from mie.load.backends import load_backend
     from mie.ops.sampling import RowControls
 
     backend = load_backend(name)
@@ -229,8 +180,7 @@ def _version(number: int) -> list[int]:
 
 def _line(error: BaseException) -> str:
     """Return the message in one line."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return " ".join(filter(None, lines)) or type(error).__name__
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 TOPICS: Mapping[str, Callable[..., Facts]] = {

@@ -14,15 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mie.system.resources import read_text, usable_cpus
+
 ASK_SECONDS = 180.0
 """Timeout in seconds, longer than any build or first compilation. A hung driver never answers."""
-
 
 # The child finds modules where this process does, not in its working directory.
 _ASK = (
     "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); "
     "from mie.doctor.ask import main; main(sys.argv[1:])"
 )
+
+Facts = dict[str, Any]
 
 
 class NoAnswer(Exception):
@@ -41,17 +44,11 @@ class Machine:
 
     def read(self, path: str) -> str | None:
         """Return the text of the file ``path``, or None if it cannot be read."""
-        try:
-            return (self.root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace")
-        except (OSError, ValueError):
-            return None
+        return read_text(str(self.root / path.lstrip("/")))
 
     def read_all(self, pattern: str) -> list[str]:
         """Return the texts of the files that match, such as ``/sys/bus/pci/devices/*/vendor``."""
-        try:
-            paths = sorted(self.root.glob(pattern.lstrip("/")))
-        except OSError:
-            return []
+        paths = sorted(self.root.glob(pattern.lstrip("/")))
         texts = (self.read(str(path.relative_to(self.root))) for path in paths)
         return [text for text in texts if text is not None]
 
@@ -61,9 +58,7 @@ class Machine:
 
     def num_usable_cpus(self) -> int:
         """Return the number of CPUs that this process may run on."""
-        if hasattr(os, "sched_getaffinity"):
-            return len(os.sched_getaffinity(0))
-        return self.num_cpus()
+        return usable_cpus()
 
     def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
         """Run ``command`` and return its output.
@@ -94,7 +89,7 @@ class Machine:
             raise NoAnswer(_ending(process.returncode, errors))
         return output.decode("utf-8", errors="replace")
 
-    def ask(self, *topic: str) -> dict[str, Any]:
+    def ask(self, *topic: str) -> Facts:
         """Return the facts that `mie.doctor.ask` finds about ``topic`` in a separate process.
 
         Raises:
@@ -102,14 +97,19 @@ class Machine:
         """
         # Warnings are not facts, even if the user has turned them into errors.
         command = (sys.executable, "-W", "ignore", "-c", _ASK, "\n".join(sys.path), *topic)
-        lines = self.run(command, timeout=ASK_SECONDS).splitlines()
+        last = self.run(command, timeout=ASK_SECONDS).strip().rpartition("\n")[2]
+        with suppress(ValueError):
+            facts = json.loads(last)
+            if isinstance(facts, dict):
+                return facts
+        raise NoAnswer("gave an answer that is not a JSON object")
+
+    def try_to_ask(self, *topic: str) -> Facts:
+        """Return the facts, or only an "error" that says why there is no answer."""
         try:
-            facts = json.loads(lines[-1])
-        except (IndexError, ValueError):
-            raise NoAnswer("gave an answer that is not JSON") from None
-        if not isinstance(facts, dict):
-            raise NoAnswer("gave an answer that is not a JSON object")
-        return facts
+            return self.ask(*topic)
+        except NoAnswer as why:
+            return {"error": f"the process that tried it {why}"}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -122,11 +122,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _ending(code: int, errors: bytes) -> str:
     if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = str(-code)
+        name = next((known.name for known in signal.Signals if known == -code), str(-code))
         return f"was ended by signal {name}"
-    lines = errors.decode("utf-8", errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
-    return f"ended with code {code}: {last}"
+    last = errors.decode("utf-8", errors="replace").strip().rpartition("\n")[2].strip()
+    return f"ended with code {code}: {last or 'no message'}"

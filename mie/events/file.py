@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from mie.errors import TraceError, shown
 from mie.events.shapes import check_numbers, checked
 from mie.events.vocabulary import FIELDS, SUMMARY_FIELDS, Record, Segment, Snapshot, Step
-from mie.files import open_file
+from mie.system.files import open_file
 
 FORMAT_VERSION = 1
 MAX_LINE_BYTES = 64 << 20

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from mie.memory.audit import check_counts, count_empty_slots, holders_and_tree
+from mie.arithmetic import ceil_div
 from mie.memory.moves import Emit, Moves, Room
 from mie.memory.pool import BlockPool
 from mie.memory.prefix import Node, PartialMatch, PrefixCache, block_of, path_to, unheld
-from mie.memory.stats import MemoryStats
-from mie.memory.swap import SwapSpace
 from mie.memory.table import BlockTable, HostTable, Owner
+from mie.stats.memory import MemoryStats
 
 
 class KVCacheManager:
@@ -36,8 +34,8 @@ class KVCacheManager:
         self.block_size, self.num_blocks = block_size, num_blocks
         self.stats = MemoryStats()
         self._num_host_blocks = num_host_blocks
-        self._has_prefix = enable_prefix_caching
-        self._shares_partial = partial_block_sharing
+        self._shares_full = enable_prefix_caching
+        self._shares_partial = enable_prefix_caching and partial_block_sharing
         self._max_cached = num_blocks if max_cached_blocks is None else max_cached_blocks
         self._emit = emit
         self.reset()
@@ -45,19 +43,20 @@ class KVCacheManager:
     def reset(self) -> None:
         """Drop all tables and cached blocks in any state. ``stats`` keeps counting."""
         self._pool = BlockPool(self.num_blocks)
-        self._swap = SwapSpace(self._num_host_blocks)
-        self._prefix = PrefixCache(self.block_size) if self._has_prefix else None
-        self._updates: list[tuple[int, int, tuple[int, ...]]] = []
-        self._copies: list[tuple[int, int]] = []
+        self._host_pool = BlockPool(self._num_host_blocks)
+        self._prefix = PrefixCache(self.block_size)  # without prefix caching, only empty roots
+        self._moves = Moves()
         self._pinned: list[tuple[int, Node | None]] = []
-        self._num_entries = 0  # over all open tables, as are the next two
+        # Sums over all open tables. A last block that several tables share counts for each of them.
+        # The third number is how many of its empty slots are counted too often.
+        self._num_entries = 0
         self._num_stored = 0
-        self._num_counted_twice = 0  # empty slots of shared last blocks, but for one holder each
+        self._num_counted_twice = 0
 
     @property
     def num_cached(self) -> int:
         """The number of blocks that only the prefix cache holds."""
-        return self._prefix.num_unheld if self._prefix else 0
+        return self._prefix.num_unheld
 
     @property
     def num_available(self) -> int:
@@ -84,7 +83,7 @@ class KVCacheManager:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return the number of blocks that ``num_tokens`` tokens need, rounded up."""
-        return -(-num_tokens // self.block_size)
+        return ceil_div(num_tokens, self.block_size)
 
     # Opening: find room first, then allocate.
 
@@ -95,6 +94,7 @@ class KVCacheManager:
         salt: str | None = None,
         use_cache: bool = True,
         host: HostTable | None = None,
+        parent: BlockTable | None = None,
         num_spare: int = 0,
     ) -> Room | None:
         """Find blocks for a table of all the tokens, with ``num_spare`` blocks left over.
@@ -102,33 +102,40 @@ class KVCacheManager:
         Return None if there are too few. Nothing is allocated. The table shares the longest cached
         run of full blocks. It also copies the cached block that shares the longest prefix with what
         follows. Swapped-out blocks are restored from ``host`` where the cache does not have them.
-        At least the last token is left to compute, so that there are logits.
+        At least the last token is left to compute, so that there are logits. With an open table
+        ``parent``, whose tokens these begin with, the table is a fork of it instead.
         """
         limit = len(token_ids) - 1
         path: list[Node] = []
         partial = None
-        if self._prefix and use_cache:
+        if use_cache and parent is None and self._shares_full:
             path = self._prefix.match(token_ids, limit, salt)
             if self._shares_partial and host is None:
                 partial = self._prefix.match_inside(path, token_ids, limit, salt)
-        num_new = self.blocks_for(len(token_ids)) - len(path)
+        num_shared = parent.num_tokens // self.block_size if parent else len(path)
+        num_new = self.blocks_for(len(token_ids)) - num_shared
         room = self.num_available - num_spare - len(unheld(path))
         if num_new > room:
             return None
         if partial and partial.node and not partial.node.is_held and num_new == room:
             partial = None  # it is pinned for its copy, so it is unavailable as a block
         num_computed = len(path) * self.block_size + (partial.num_tokens if partial else 0)
-        num_computed = max(num_computed, host.num_tokens if host else 0)
-        return Room(token_ids, salt, path, partial, host, num_computed, num_new)
+        source = host or parent
+        num_computed = max(num_computed, source.num_tokens if source else 0)
+        return Room(token_ids, salt, path, partial, host, num_computed, num_new, parent)
 
     def open_table(self, room: Room, owner: Owner, row: int) -> BlockTable:
         """Open the table that `find_room` just found, with blocks for all its tokens."""
+        if room.parent:
+            twin = self.fork(room.parent, owner, row, room.token_ids)
+            is_grown = self.grow(twin, len(room.token_ids))
+            assert is_grown, "find_room counted the blocks"
+            return twin
         table = BlockTable(owner, row, room.token_ids)
         if room.path:
             self._put("share", table, 0, self._hold(*room.path))
             table.num_committed = len(room.path)
-        if self._prefix:
-            self._prefix.enter(table, room.path[-1] if room.path else None, room.salt)
+        self._prefix.enter(table, room.path[-1] if room.path else self._prefix.root(room.salt))
         if room.partial:  # pin before allocating, because allocating can evict it
             self._pin(room.partial)
         index = len(table.block_ids)
@@ -137,7 +144,7 @@ class KVCacheManager:
             self._copy(room.partial.block_id, index, table, "prefix")
         if room.host:
             self._import(room.host, table, index)
-        table.num_tokens = table.num_cached = room.num_computed
+        table.num_tokens = room.num_computed
         self._num_stored += room.num_computed
         return table
 
@@ -148,21 +155,19 @@ class KVCacheManager:
 
         The table must have no empty blocks, and ``token_ids`` must begin with its stored tokens.
         """
-        assert table.is_open
+        assert table.node is not None, "the table is closed"
         assert len(table.block_ids) == self.blocks_for(table.num_tokens), "cannot fork empty blocks"
         twin = BlockTable(owner, row, token_ids)
         self._pool.incref(*table.block_ids)
-        self._updates.append((row, 0, tuple(table.block_ids)))
+        self._moves.updates.append((row, 0, tuple(table.block_ids)))
         twin.block_ids = list(table.block_ids)
         self._num_entries += len(twin.block_ids)
         self.stats.num_shared_blocks += len(twin.block_ids)
         self._num_stored += table.num_tokens
         self._num_counted_twice += self._num_empty_in_last(table)
         twin.num_tokens = twin.num_writable = table.num_writable = table.num_tokens
-        twin.num_cached, twin.num_committed = table.num_cached, table.num_committed
-        twin.has_run = table.has_run
-        if self._prefix:
-            self._prefix.enter(twin, table.node)
+        twin.num_committed, twin.has_run = table.num_committed, table.has_run
+        self._prefix.enter(twin, table.node)
         return twin
 
     # Growing and filling.
@@ -173,7 +178,7 @@ class KVCacheManager:
         The next token's block is about to be written. If it has other holders, it is replaced by a
         copy: copy, decref, swap. The last holder keeps the original.
         """
-        assert table.is_open
+        assert table.node is not None, "the table is closed"
         index = table.num_tokens // self.block_size
         is_shared = (
             table.num_tokens < num_tokens
@@ -201,8 +206,8 @@ class KVCacheManager:
         for table in tables:
             table.num_tokens += 1
             table.has_run = True
-            if not table.num_tokens % size and self._prefix:
-                self._publish(table, self._prefix)
+            if not table.num_tokens % size:
+                self._publish(table)
 
     def commit(self, table: BlockTable, num_tokens: int) -> None:
         """Record that the first ``num_tokens`` tokens are stored, and publish the blocks they fill.
@@ -210,24 +215,24 @@ class KVCacheManager:
         If another sequence published the same tokens first, the table switches to that block and
         releases its own.
         """
-        assert table.is_open
+        assert table.node is not None, "the table is closed"
         assert num_tokens <= len(table.block_ids) * self.block_size, "stored beyond the table"
         self._num_stored += num_tokens - table.num_tokens
         table.num_tokens = num_tokens
         table.has_run = True
-        if self._prefix:
-            self._publish(table, self._prefix)
+        self._publish(table)
 
-    def _publish(self, table: BlockTable, prefix: PrefixCache) -> None:
-        size = self.block_size
-        node = table.node
+    def _publish(self, table: BlockTable) -> None:
+        if not self._shares_full:
+            return
+        size, node = self.block_size, table.node
         assert node is not None
         for index in range(table.num_committed, table.num_tokens // size):
             tokens = tuple(table.token_ids[index * size : (index + 1) * size])
             child = node.children.get(tokens)
             own = table.block_ids[index]
             if child is None:
-                child = prefix.insert(node, tokens, own)
+                child = self._prefix.insert(node, tokens, own)
                 self._pool.incref(own)
                 self._emit(("seal", own, node.block_id, node.salt, tokens))
             else:
@@ -236,26 +241,24 @@ class KVCacheManager:
             node = child
             table.num_committed += 1
         if node is not table.node:
-            prefix.enter(table, node)
+            self._prefix.enter(table, node)
 
     # Leaving.
 
     def close_table(self, table: BlockTable) -> None:
         """Release every block. Blocks in the prefix cache stay there until they are evicted."""
-        assert table.is_open, "closed twice"
+        assert table.node is not None, "closed twice"
         assert not self._pinned, "closed with pending copies"
-        table.is_open = False
         if table.block_ids and self._pool.refcount(table.block_ids[-1]) > 1:
             self._num_counted_twice -= self._num_empty_in_last(table)
         self._num_entries -= len(table.block_ids)
         self._num_stored -= table.num_tokens
         self._emit(("close", table.owner))
         self._pool.decref(*table.block_ids)
-        if self._prefix and table.node is not None:
-            path = path_to(table.node)
-            self._prefix.leave(table)
-            self._prefix.release([n for n in path if self._pool.refcount(block_of(n)) == 1])
-            self._evict(self.num_cached - self._max_cached)
+        path = path_to(table.node)
+        self._prefix.leave(table)
+        self._prefix.release([n for n in path if self._pool.refcount(block_of(n)) == 1])
+        self._evict(self.num_cached - self._max_cached)
         table.block_ids = []
 
     def reset_prefix_cache(self) -> bool:
@@ -273,70 +276,51 @@ class KVCacheManager:
 
         Return None if the host pool is too full. The table stays open, so the caller must close it.
         """
-        assert table.is_open
-        host = self._swap.take_out(table, self.blocks_for(table.num_tokens))
-        if host is not None:
-            self.stats.num_exported += len(host.block_ids)
-            self._emit(("export", table.owner, host.block_ids))
-        return host
+        assert table.node is not None, "the table is closed"
+        num_blocks = self.blocks_for(table.num_tokens)
+        if num_blocks > self._host_pool.num_free:
+            return None
+        host_ids = tuple([self._host_pool.take() for _ in range(num_blocks)])
+        self._moves.exports.extend(zip(table.block_ids, host_ids, strict=False))
+        self.stats.num_exported += num_blocks
+        self._emit(("export", table.owner, host_ids))
+        return HostTable(table.owner, host_ids, table.num_tokens)
 
     def drop_host(self, host: HostTable) -> None:
         """Discard swapped-out blocks."""
-        self._swap.free(host)
+        self._host_pool.decref(*host.block_ids)
         self._emit(("drop", host.owner))
 
     def _import(self, host: HostTable, table: BlockTable, index: int) -> None:
-        pairs = self._swap.take_in(host, table, index)
-        being_read = {block_id for block_id, _ in [*self._copies, *self._swap.exports]}
-        assert being_read.isdisjoint(block_id for _, block_id in pairs), "imports come first"
-        self.stats.num_imported += len(pairs)
-        self._emit(("import", table.owner, *(tuple(p[side] for p in pairs) for side in (0, 1))))
+        """Swap in the blocks from ``index`` on.
+
+        The host blocks are free at once, because a step imports before it exports.
+        """
+        host_ids = host.block_ids[index:]
+        block_ids = tuple(table.block_ids[index : index + len(host_ids)])
+        being_read = {block_id for block_id, _ in [*self._moves.copies, *self._moves.exports]}
+        assert being_read.isdisjoint(block_ids), "imports come first"
+        self._moves.imports.extend(zip(host_ids, block_ids, strict=True))
+        self._host_pool.decref(*host.block_ids)
+        self.stats.num_imported += len(host_ids)
+        self._emit(("import", table.owner, host_ids, block_ids))
 
     # A step.
 
     def take_moves(self) -> Moves:
         """Return the moves that must happen before the step computes. Each is returned once."""
-        moves = Moves(
-            tuple(self._updates),
-            tuple(self._swap.imports),
-            tuple(self._swap.exports),
-            tuple(self._copies),
-        )
-        self._clear_moves()
+        moves, self._moves = self._moves, Moves()
         return moves
 
     def end_step(self) -> None:
         """Unpin the blocks that the moves read: they are done, or the step was abandoned."""
-        self._clear_moves()
+        self._moves = Moves()
         for block_id, node in self._pinned:
             self._emit(("unpin", block_id))
             self._pool.decref(block_id)
-            if self._prefix and node is not None and self._pool.refcount(block_id) == 1:
+            if node is not None and self._pool.refcount(block_id) == 1:
                 self._prefix.release([node])
         self._pinned.clear()
-
-    # For tests and the event log.
-
-    def check_invariants(
-        self, tables: Iterable[BlockTable], host_tables: Iterable[HostTable] = ()
-    ) -> None:
-        """Assert, between steps, that every count equals what the tables and the cache hold."""
-        assert not self._pinned, "a block is pinned between steps"
-        tables = list(tables)
-        check_counts(self._pool, self._prefix, tables)
-        self._swap.check_invariants(host_tables)
-        assert self.num_cached <= self._max_cached, "the cache is over its budget"
-        assert self._num_entries == sum(len(table.block_ids) for table in tables)
-        assert self.num_slots_empty == count_empty_slots(tables, self.block_size)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the held blocks and the prefix tree as plain data."""
-        return {
-            "block_size": self.block_size,
-            "num_blocks": self.num_blocks,
-            "num_host_blocks": self._num_host_blocks,
-            **holders_and_tree(self._pool, self._prefix),
-        }
 
     # Parts of the above.
 
@@ -347,7 +331,7 @@ class KVCacheManager:
         self._num_entries += max(0, index + len(block_ids) - len(table.block_ids))
         table.block_ids[index : index + len(block_ids)] = block_ids
         table.num_writable = len(table.block_ids) * self.block_size
-        self._updates.append((table.row, index, block_ids))
+        self._moves.updates.append((table.row, index, block_ids))
         if kind == "share":
             self.stats.num_shared_blocks += len(block_ids)
         self._emit((kind, table.owner, index, block_ids))
@@ -358,7 +342,6 @@ class KVCacheManager:
 
     def _evict(self, count: int) -> None:
         for _ in range(count):
-            assert self._prefix is not None, "the caller checked num_available"
             block_id = self._prefix.evict()
             self._emit(("evict", block_id))
             self._pool.decref(block_id)
@@ -366,7 +349,6 @@ class KVCacheManager:
 
     def _hold(self, *path: Node) -> tuple[int, ...]:
         """Add a holder to the blocks of a path, or of its last node, and return their ids."""
-        assert self._prefix is not None
         block_ids = tuple(map(block_of, path))
         self._pool.incref(*block_ids)
         self._prefix.hold(unheld(path))
@@ -382,7 +364,7 @@ class KVCacheManager:
 
     def _copy(self, source: int, index: int, table: BlockTable, cause: str) -> None:
         target = table.block_ids[index]
-        self._copies.append((source, target))
+        self._moves.copies.append((source, target))
         self._emit(("copy", source, target, table.owner, cause))
         self.stats.num_copies += 1
         table.num_copies += 1
@@ -390,11 +372,6 @@ class KVCacheManager:
     def _release(self, table: BlockTable, block_id: int) -> None:
         self._emit(("release", table.owner, (block_id,)))
         self._pool.decref(block_id)
-
-    def _clear_moves(self) -> None:
-        self._updates.clear()
-        for pairs in (self._swap.imports, self._swap.exports, self._copies):
-            pairs.clear()
 
     def _num_empty_in_last(self, table: BlockTable) -> int:
         return -table.num_tokens % self.block_size

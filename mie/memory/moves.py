@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mie.memory.prefix import Node, PartialMatch
@@ -10,9 +11,6 @@ from mie.memory.table import BlockTable, HostTable
 
 Emit = Callable[[tuple[Any, ...]], None]
 """Receives a record of the event log."""
-
-Pairs = tuple[tuple[int, int], ...]
-"""Pairs of block ids (from, to)."""
 
 
 class Room(NamedTuple):
@@ -26,21 +24,22 @@ class Room(NamedTuple):
     """A block to copy from after ``path``, because its start matches."""
     host: HostTable | None
     num_computed: int
-    """The number of tokens that need not be computed."""
+    """Number of tokens that need not be computed."""
     num_new: int
-    """The number of blocks to allocate."""
-    parent: BlockTable | None = None
+    """Number of blocks to allocate."""
+    parent: BlockTable | None
     """An open table to fork instead, whose tokens it begins with."""
 
 
-class Moves(NamedTuple):
+@dataclass(slots=True)
+class Moves:
     """What a step does to tables and blocks before it computes, in this order."""
 
-    updates: tuple[tuple[int, int, tuple[int, ...]], ...]
+    updates: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     """(row, index, block ids): entries index, index + 1, … of a row's table."""
-    imports: Pairs
+    imports: list[tuple[int, int]] = field(default_factory=list)
     """(host block, device block)."""
-    exports: Pairs
+    exports: list[tuple[int, int]] = field(default_factory=list)
     """(device block, host block)."""
-    copies: Pairs
+    copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, target), both on the device."""

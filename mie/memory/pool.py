@@ -1,5 +1,7 @@
 """Allocate from a fixed set of blocks with reference counts."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 REGION = 16
@@ -18,34 +20,22 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = self.num_free = num_blocks
         self._refcounts = [0] * num_blocks
-        self._num_free = num_blocks
         # Both lists are popped from the end, lowest id first. Entries can be stale: a block that
         # was taken since it was pushed is skipped.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._free_regions = list(range(num_blocks // REGION - 1, -1, -1))
         self._num_held = [0] * (num_blocks // REGION + 1)  # by region
 
-    @property
-    def num_blocks(self) -> int:
-        return len(self._refcounts)
-
-    @property
-    def num_free(self) -> int:
-        return self._num_free
-
     def refcount(self, block_id: int) -> int:
         """Return the number of holders of the block, which is 0 for a free block."""
         return self._refcounts[block_id]
 
-    def allocate(self) -> int | None:
-        """Allocate a block with one holder, or return None if none is free."""
-        return self.take() if self._num_free else None
-
     def take(self, after: int | None = None) -> int:
-        """Allocate a block when one is known to be free, next to block ``after`` if possible.
+        """Allocate a block with one holder, next to block ``after`` if possible.
 
-        Without ``after`` the block begins a new run.
+        Without ``after`` the block begins a new run. The caller checks that a block is free.
         """
         block_id = self._begin() if after is None else after + 1
         while block_id is None or block_id >= self.num_blocks or self._refcounts[block_id] > 0:
@@ -53,7 +43,7 @@ class BlockPool:
             block_id = self._free.pop()
         self._refcounts[block_id] = 1
         self._num_held[block_id // REGION] += 1
-        self._num_free -= 1
+        self.num_free -= 1
         return block_id
 
     def take_row(self, count: int, block_ids: Sequence[int]) -> tuple[int, ...]:
@@ -86,7 +76,7 @@ class BlockPool:
                 self._free_again(block_id)
 
     def _free_again(self, block_id: int) -> None:
-        self._num_free += 1
+        self.num_free += 1
         self._free.append(block_id)
         if len(self._free) > 2 * self.num_blocks:  # mostly stale or duplicates
             self._free = [i for i in dict.fromkeys(self._free) if self._refcounts[i] == 0]
@@ -94,13 +84,3 @@ class BlockPool:
         self._num_held[region] -= 1
         if self._num_held[region] == 0 and (region + 1) * REGION <= self.num_blocks:
             self._free_regions.append(region)
-
-    def check_invariants(self) -> None:
-        """Assert that the blocks without a holder are exactly those that can be allocated."""
-        unheld = {i for i, count in enumerate(self._refcounts) if count == 0}
-        assert self._num_free == len(unheld), "the free list and the counts disagree"
-        assert unheld <= set(self._free), "a free block is not on the free list"
-        for region in range(self.num_blocks // REGION):
-            blocks = range(region * REGION, (region + 1) * REGION)
-            assert self._num_held[region] == sum(i not in unheld for i in blocks), "a wrong region"
-        assert min(self._refcounts, default=0) >= 0, "a count is negative"

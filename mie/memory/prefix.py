@@ -9,44 +9,31 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mie.memory.table import BlockTable
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """One full block in the tree. There is one root for each salt, and roots hold no block."""
 
-    __slots__ = (
-        "block_id",
-        "children",
-        "is_held",
-        "last_used",
-        "parent",
-        "salt",
-        "sorted_tokens",
-        "tables",
-        "tokens",
-    )
+    parent: Node | None
+    tokens: tuple[int, ...]
+    block_id: int | None
+    salt: str | None
+    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
+    sorted_tokens: list[tuple[int, ...]] = field(default_factory=list)
+    """The sorted keys of ``children``, for binary search.
 
-    def __init__(
-        self, parent: Node | None, tokens: tuple[int, ...], block_id: int | None, salt: str | None
-    ) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        self.block_id = block_id
-        self.salt = salt
-        self.children: dict[tuple[int, ...], Node] = {}
-        self.sorted_tokens: list[tuple[int, ...]] = []
-        """The sorted keys of ``children``, for binary search.
-
-        The key with the longest common prefix is next to the insertion point of a query.
-        """
-        self.tables: dict[BlockTable, None] = {}
-        """The open tables whose last committed block this is (a dict keeps their order)."""
-        self.is_held = True
-        self.last_used = 0
+    The key with the longest common prefix is next to the insertion point of a query.
+    """
+    tables: dict[BlockTable, None] = field(default_factory=dict)
+    """The open tables whose last committed block this is (a dict keeps their order)."""
+    is_held: bool = True
+    last_used: int = 0
 
 
 class PartialMatch(NamedTuple):
@@ -117,14 +104,14 @@ class PrefixCache:
                     best = PartialMatch(table.block_ids[index], count, None)
         return best if best.num_tokens else None
 
-    def enter(self, table: BlockTable, node: Node | None, salt: str | None = None) -> None:
-        """Register ``node`` (None: the salt's root) as an open table's last committed block."""
+    def root(self, salt: str | None) -> Node:
+        """Return the salt's root. It is dropped when its last table or child leaves."""
+        return self._roots.setdefault(salt, Node(None, (), None, salt))
+
+    def enter(self, table: BlockTable, node: Node) -> None:
+        """Register ``node``, which may be a root, as an open table's last committed block."""
         if table.node is not None:
             self.leave(table)
-        if node is None:
-            node = self._roots.get(salt)
-            if node is None:
-                node = self._roots[salt] = Node(None, (), None, salt)
         node.tables[table] = None
         table.node = node
 
@@ -180,35 +167,6 @@ class PrefixCache:
             self._offer(parent)
         return block_of(node)
 
-    def nodes(self) -> Iterator[Node]:
-        """Yield every node that holds a block."""
-        return (node for node in self._walk() if node.block_id is not None)
-
-    def _walk(self) -> Iterator[Node]:
-        stack = list(self._roots.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
-
-    def check_invariants(self, tables: Iterable[BlockTable]) -> None:
-        """Assert the invariants of the tree, and that it knows exactly ``tables``."""
-        known = [table for node in self._walk() for table in node.tables]
-        assert len(known) == len(set(known)), "a table is registered at two nodes"
-        assert set(known) == set(tables), "the tree has a closed table or misses an open one"
-        for root in self._roots.values():
-            assert root.children or root.tables, "an empty root was kept"
-        for node in self._walk():
-            assert node.sorted_tokens == sorted(node.children), "the sorted keys differ"
-            assert all(table.node is node for table in node.tables), "a table is elsewhere"
-            for child in node.children.values():
-                assert child.parent is node
-                assert child.salt == node.salt
-                assert node.block_id is None or node.is_held or not child.is_held, (
-                    "a held node has an unheld parent"
-                )
-        assert self.num_unheld == sum(not node.is_held for node in self.nodes())
-
     def _drop_empty_root(self, node: Node) -> None:
         if node.block_id is None and not node.children and not node.tables:
             del self._roots[node.salt]
@@ -240,13 +198,12 @@ def unheld(path: Sequence[Node]) -> list[Node]:
     return list(path[count:])
 
 
-def path_to(node: Node) -> list[Node]:
-    """Return the nodes from the root's child to ``node``."""
+def path_to(node: Node | None) -> list[Node]:
+    """Return the nodes from the root's child to ``node``, none for a root."""
     path: list[Node] = []
-    at: Node | None = node
-    while at is not None and at.block_id is not None:
-        path.append(at)
-        at = at.parent
+    while node is not None and node.block_id is not None:
+        path.append(node)
+        node = node.parent
     return path[::-1]
 
 

@@ -1,4 +1,4 @@
-"""Define one decoder for every family, its configuration and its weights.
+"""Define one decoder for every family.
 
 This room knows shapes, weights and the Backend contract. It knows no requests and no blocks.
 """

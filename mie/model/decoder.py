@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.model.config import ModelConfig
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import expected_tensors
+from mie.checkpoint.weights import Checkpoint
 from mie.model.rope import rope_inv_freq
-from mie.model.tensors import expected_tensors
-from mie.model.weights import Checkpoint
 from mie.ops.backend import Array, Backend, KVCacheShape, StepBatch
 
 BLOCK_BYTES = 4 << 20
@@ -133,8 +133,7 @@ class _Loader:
         )
 
     def vector(self, name: str) -> Array:
-        vector = self._read(name)
-        return self._backend.load_vector(vector)
+        return self._backend.load_vector(self._read(name))
 
     def embedding(self, name: str) -> Array:
         rows, columns = self._shapes[name]

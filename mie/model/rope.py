@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from mie.model.config import RopeConfig
+    from mie.checkpoint.rope_config import RopeConfig
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
@@ -35,10 +35,13 @@ def rope_inv_freq(
         ``inv_freq`` float64 [Dh/2], and ``attention_scaling``, by which both cos and sin are
         multiplied (1.0 except for YaRN).
 
+    Without scaling it is ``theta ** (-2j / Dh)`` (Su et al., 2021, arXiv:2104.09864, 3.2.2).
+
     Source: ``modeling_rope_utils.py`` of transformers, which computes in float32. Here everything
     is float64.
     """
-    plain = _default(rope.theta, head_dim)
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    plain = np.asarray(rope.theta**-exponents, dtype=np.float64)
     original_context = rope.original_max_position_embeddings or max_position_embeddings
     if rope.rope_type == "linear":
         return plain / rope.factor, 1.0
@@ -48,12 +51,6 @@ def rope_inv_freq(
         return _yarn(rope, plain, original_context), yarn_attention_scaling(rope)
     assert rope.rope_type == "default", rope.rope_type
     return plain, 1.0
-
-
-def _default(theta: float, head_dim: int) -> FloatArray:
-    """Return ``theta ** (-2j / Dh)``; float64 [Dh/2]. Su et al. 2021, arXiv:2104.09864, 3.2.2."""
-    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
-    return np.asarray(theta**-exponents, dtype=np.float64)
 
 
 def _llama3(rope: RopeConfig, plain: FloatArray, original_context: int) -> FloatArray:

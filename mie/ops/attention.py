@@ -6,6 +6,7 @@ computes the same for sequences with one query each, several sequences in one ma
 
 import numpy as np
 
+from mie.arithmetic import ceil_div
 from mie.ops.arrays import Bools, Floats, Ints
 from mie.ops.kv_cache import Cache, gather_kv, take_blocks
 
@@ -112,7 +113,7 @@ def decode_attention(
     order = np.argsort(-seq_lens, kind="stable")
     begin = 0
     while begin < order.size:
-        num_blocks = -(-int(seq_lens[order[begin]]) // block_size)
+        num_blocks = ceil_div(int(seq_lens[order[begin]]), block_size)
         end = begin + max(1, GATHER_BYTES // (num_blocks * block_bytes))
         chosen = order[begin:end]
         tables = block_tables[chosen, :num_blocks]

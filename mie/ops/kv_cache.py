@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 
 QUANTIZED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn)}
@@ -128,7 +129,7 @@ def gather_kv(
     """
     block_size = cache.shape[1]
     first = start // block_size
-    blocks = take_blocks(cache, block_ids[first : -(-stop // block_size)], dtype)
+    blocks = take_blocks(cache, block_ids[first : ceil_div(stop, block_size)], dtype)
     offset = first * block_size
     return blocks.reshape(-1, *cache.shape[2:])[start - offset : stop - offset]
 

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.errors import ConfigError
-from mie.host import available_bytes
 from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, Memory, StepBatch
 from mie.ops.kv_cache import Cache, QuantizedCache
 from mie.ops.sampling import RowControls
+from mie.system.resources import available_bytes
 
 
-class Linear(NamedTuple):
+class NumpyLinear(NamedTuple):
     """A matrix [K, N], the transpose of the checkpoint's, and its bias [N]."""
 
     weight: Floats
@@ -69,16 +69,16 @@ class NumpyBackend:
         shape: tuple[int, int],
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
-    ) -> Linear:
+    ) -> NumpyLinear:
         weight = np.empty(shape[::-1], self.dtype)
         row = 0
         for block in blocks:
             weight[:, row : row + len(block)] = block.astype(self.dtype).T
             row += len(block)
-        return Linear(weight, None if bias is None else bias.astype(self.dtype))
+        return NumpyLinear(weight, None if bias is None else bias.astype(self.dtype))
 
-    def tie_linear(self, embedding: Floats) -> Linear:
-        return Linear(embedding.T, None)
+    def tie_linear(self, embedding: Floats) -> NumpyLinear:
+        return NumpyLinear(embedding.T, None)
 
     def load_rope(
         self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int
@@ -102,7 +102,7 @@ class NumpyBackend:
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
         return norm.rms_norm(x, weight, eps)
 
-    def linear(self, x: Floats, weight: Linear, residual: Floats | None = None) -> Floats:
+    def linear(self, x: Floats, weight: NumpyLinear, residual: Floats | None = None) -> Floats:
         return linear.linear(x, weight.weight, weight.bias, residual)
 
     def head_norm(self, qkv: Floats, first: int, last: int, weight: Floats, eps: float) -> None:

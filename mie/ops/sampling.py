@@ -1,6 +1,7 @@
 """Turn logits into tokens: softmax, logit edits, and the draw.
 
-The order of the edits is vLLM's: logit bias and masks, penalties, temperature, min-p, top-k, top-p.
+The edits are applied in vLLM's order: logit bias and masks, penalties, temperature, min-p, top-k,
+top-p.
 The random number is an input, so the same logits, controls and number give the same token on every
 backend.
 """
@@ -43,7 +44,7 @@ class RowControls:
 
     Then temperature 0 takes the largest logit, and the lowest id among equals. Any other
     temperature divides the logits. ``min_p`` keeps the tokens whose probability is at least
-    ``min_p`` times the largest. Of those, ``top_k`` keeps the first k (0: all). Of those,
+    ``min_p`` times the largest. Then ``top_k`` keeps the first k (0: all). Then
     ``top_p`` keeps the smallest set of first tokens with at least this cumulative probability. The
     order is by falling probability, then rising id. So ``top_k`` keeps at most k tokens, and
     ``top_k=1`` takes the token that temperature 0 takes. ``uniform`` in [0, 1) draws by the inverse

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from mie.arithmetic import ceil_div
+
 HUGE_PAGE = 2 << 20
 """Bytes of a huge page on x86-64, and on aarch64 with 4 KiB pages. Elsewhere only an alignment."""
 SMALL_BYTES = 1 << 16
@@ -24,10 +26,10 @@ def huge_empty(num_bytes: int) -> NDArray[np.uint8]:
     """Return at least this many bytes, in huge pages if they are many and Linux has some."""
     if num_bytes < SMALL_BYTES:
         return np.empty(num_bytes, np.uint8)
-    size = -(-num_bytes // HUGE_PAGE) * HUGE_PAGE
-    room = np.empty(size + HUGE_PAGE, np.uint8)  # NumPy asks for huge pages from 4 MiB on
-    start = -room.ctypes.data % HUGE_PAGE
-    return room[start : start + size]
+    size = ceil_div(num_bytes, HUGE_PAGE) * HUGE_PAGE
+    memory = np.empty(size + HUGE_PAGE, np.uint8)  # NumPy asks for huge pages from 4 MiB on
+    start = -memory.ctypes.data % HUGE_PAGE
+    return memory[start : start + size]
 
 
 class CachingAllocator:

@@ -11,25 +11,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.cache_dir import CacheError, open_cache
 from mie.errors import ConfigError
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.kv_cache import Cache
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops.sampling import RowControls
-from mie.ops_cpu import attention_cache, elementwise
+from mie.ops_cpu import elementwise
 from mie.ops_cpu.allocator import CachingAllocator
-from mie.ops_cpu.attention import Attention
-from mie.ops_cpu.blas import Blas
-from mie.ops_cpu.cpus import available_cpus
+from mie.ops_cpu.attention import cache as attention_cache
+from mie.ops_cpu.attention.attention import Attention
 from mie.ops_cpu.embedding import Embedding
-from mie.ops_cpu.linear import Matrix
-from mie.ops_cpu.linear_plain import PlainMatrix, PlainPlan
-from mie.ops_cpu.linear_tiled import TiledMatrix, TiledPlan
-from mie.ops_cpu.plan_answers import PLANS_CACHE, PlanAnswers
-from mie.ops_cpu.probe import Probe, machine_key
-from mie.ops_cpu.workers import Workers
+from mie.ops_cpu.linear.matrix import Matrix
+from mie.ops_cpu.linear.plain import PlainMatrix, PlainPlan
+from mie.ops_cpu.linear.plan_answers import PLANS_CACHE, PlanAnswers
+from mie.ops_cpu.linear.probe import Probe, machine_key
+from mie.ops_cpu.linear.tiled import TiledMatrix, TiledPlan
+from mie.ops_cpu.threads.blas import Blas
+from mie.ops_cpu.threads.workers import Workers
+from mie.system.cache_dir import CacheError, open_cache
+from mie.system.resources import available_cpus
 
 
 class CpuBackend(NumpyBackend):

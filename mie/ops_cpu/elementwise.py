@@ -5,28 +5,31 @@ Every number equals that of the plain operators bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.ops import sampling
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_cpu.allocator import CachingAllocator
-from mie.ops_cpu.attention_cache import head_major, slot_rows
-from mie.ops_cpu.workers import Workers
+from mie.ops_cpu.attention.cache import head_major, slot_rows
+from mie.ops_cpu.threads.workers import Workers
 
 PIECE_BYTES = 1 << 20
 """Maximum bytes of a result that a thread makes at a time, so that it stays in its cache."""
 TABLE_BYTES = 1 << 18
 """Maximum bytes of RoPE's tables that repeat a token's row for each head, to form one long row."""
 SILU_WORTH_SHARING = 1 << 16
+"""Elements of SiLU's result below which a hand-over takes longer than it saves."""
 ROPE_WORTH_SHARING = 1 << 18
+"""Elements of RoPE's result below which a hand-over takes longer than it saves."""
 DRAWS_WORTH_SHARING = 1 << 16
-"""Elements below which a hand-over to other threads takes longer than it saves."""
+"""Logits of a step below which a hand-over takes longer than it saves."""
 ROWS_DRAWN = 4
 """Rows that a thread samples at a time."""
 
@@ -39,16 +42,15 @@ def by_rows(
     The slices are few and large. A thread that waits for the GIL falls asleep, and waking it takes
     as long as some 20,000 elements.
     """
-    num_pieces = -(-out.nbytes // (workers.num_threads * PIECE_BYTES)) * workers.num_threads
-    size = -(-len(out) // num_pieces)
-    starts = iter(range(0, len(out), size))
+    num_pieces = ceil_div(out.nbytes, workers.num_threads * PIECE_BYTES) * workers.num_threads
+    size = ceil_div(len(out), num_pieces)
 
-    def take_pieces(_: int) -> None:
-        for start in starts:  # each slice is taken by one thread
+    def work_on(_: int, starts: Iterable[int]) -> None:
+        for start in starts:
             rows = slice(start, start + size)
             work(out[rows], *(other[rows] for other in others))
 
-    workers.run(take_pieces)
+    workers.share(work_on, range(0, len(out), size))
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float, allocator: CachingAllocator) -> Floats:
@@ -114,7 +116,7 @@ class Rotation:
 
     def _open(self, cache: Floats) -> None:
         num_layers, head_dim = cache.shape[0], cache.shape[-1]
-        # View a head's row, or half of it, as one item, which NumPy moves in one go.
+        # NumPy moves a head's row, or half of it, in one go if it is one item.
         self._row = np.dtype((np.void, head_dim * cache.itemsize))
         self._half = np.dtype((np.void, head_dim // 2 * cache.itemsize))
         memory = head_major(cache).reshape(num_layers, 2, -1, head_dim)
@@ -162,12 +164,11 @@ def sample(logits: Floats, rows: Sequence[RowControls], workers: Workers) -> lis
     if logits.size < DRAWS_WORTH_SHARING or not any(row.temperature for row in rows):
         return sampling.sample(logits, rows)
     token_ids = [0] * len(rows)
-    starts = iter(range(0, len(rows), ROWS_DRAWN))
 
-    def work(_: int) -> None:
-        for start in starts:  # each slice is taken by one thread
+    def work(_: int, starts: Iterable[int]) -> None:
+        for start in starts:
             some = slice(start, start + ROWS_DRAWN)
             token_ids[some] = sampling.sample(logits[some], rows[some])
 
-    workers.run(work)
+    workers.share(work, range(0, len(rows), ROWS_DRAWN))
     return token_ids

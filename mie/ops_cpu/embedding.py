@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
-from mie.ops_cpu.linear_tiled import WIDTH
-from mie.ops_cpu.widen import stored, widen
+from mie.ops_cpu.linear.tiled import WIDTH
+from mie.ops_cpu.linear.widen import stored, widen
 
 
 class Embedding:
@@ -32,7 +33,9 @@ class Embedding:
         for block in blocks:
             block = stored(block, weight_dtype, dtype)
             if row == 0:
-                self.memory = np.empty((-(-num_rows // WIDTH) * WIDTH, num_columns), block.dtype)
+                self.memory = np.empty(
+                    (ceil_div(num_rows, WIDTH) * WIDTH, num_columns), block.dtype
+                )
                 self.memory[num_rows:] = 0
             self.memory[row : row + len(block)] = block
             row += len(block)

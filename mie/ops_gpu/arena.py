@@ -10,7 +10,7 @@ from mie.ops.backend import Array
 from mie.ops_gpu.arrays import next_power_of_two
 
 Empty = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
-"""Returns an uninitialised array of that shape and dtype under a name."""
+"""A function that returns an uninitialised array of a shape and dtype under a name."""
 
 
 def fresh(xp: Any) -> Empty:

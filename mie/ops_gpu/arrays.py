@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.ops.backend import Array
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -43,11 +44,6 @@ def host_zeros(xp: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray
     pinned = np.frombuffer(xp.cuda.alloc_pinned_memory(num_bytes), np.uint8, num_bytes)
     pinned[:] = 0
     return pinned.view(dtype).reshape(shape)
-
-
-def ceil_div(a: int, b: int) -> int:
-    """Return a / b, rounded up."""
-    return -(-a // b)
 
 
 def next_power_of_two(n: int) -> int:

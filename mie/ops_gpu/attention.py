@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mie.arithmetic import ceil_div
 from mie.ops.backend import Array
 from mie.ops_gpu.arena import Empty, fresh
-from mie.ops_gpu.arrays import ceil_div, kernel_type
+from mie.ops_gpu.arrays import kernel_type
 from mie.ops_gpu.batch import DeviceBatch
 from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.dispatch import WARPS, DecodeKernel, decode_kernel, prefill_kernel
@@ -36,26 +37,32 @@ class AttentionCall:
 
     @property
     def num_heads(self) -> int:
+        """Number of query heads, Hq."""
         return int(self.q.shape[1])
 
     @property
     def num_kv_heads(self) -> int:
+        """Number of KV heads, Hkv."""
         return int(self.kv.shape[2])
 
     @property
     def group(self) -> int:
+        """Number of query heads for each KV head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def head_dim(self) -> int:
+        """Head size, Dh."""
         return int(self.q.shape[2])
 
     @property
     def block_size(self) -> int:
+        """Number of tokens in a block, B."""
         return int(self.kv.shape[3])
 
     @property
     def table_width(self) -> int:
+        """Number of blocks in a table row, M."""
         return int(self.batch.block_tables.shape[1])
 
     @property

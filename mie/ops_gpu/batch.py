@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.ops.arrays import Ints
 from mie.ops.backend import Array, StepBatch
 from mie.ops_gpu.arrays import next_power_of_two, to_host
@@ -50,6 +51,7 @@ class HostBatch(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Number of integers in the buffer."""
         return sum(array.size for array in self.arrays.values())
 
     def on_device(self, integers: Array) -> DeviceBatch:
@@ -106,7 +108,7 @@ def padded_seqs(num_seqs: int) -> int:
     if num_seqs <= 4:
         return next_power_of_two(num_seqs)
     step = 8 if num_seqs <= 32 else 16 if num_seqs <= 256 else 64
-    return -(-num_seqs // step) * step
+    return ceil_div(num_seqs, step) * step
 
 
 def padded(batch: StepBatch, bucket: Bucket) -> StepBatch:

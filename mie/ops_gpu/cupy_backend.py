@@ -13,6 +13,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
 from mie.ops.backend import Array, KVCacheShape, Memory, StepBatch
@@ -20,7 +21,7 @@ from mie.ops.kv_cache import SCALE_BYTES
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
 from mie.ops_gpu.arena import fresh
-from mie.ops_gpu.arrays import DTYPES, block_threads, ceil_div, host_zeros, kernel_type
+from mie.ops_gpu.arrays import DTYPES, block_threads, host_zeros, kernel_type
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, current_chip, device_memory
@@ -53,7 +54,7 @@ def _in_queue(
     return inside
 
 
-class Linear(NamedTuple):
+class CupyLinear(NamedTuple):
     """A matrix [N, K], as checkpoints store it, and its bias [N]."""
 
     weight: Array
@@ -191,12 +192,12 @@ class CupyBackend:
         shape: tuple[int, int],
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
-    ) -> Linear:
+    ) -> CupyLinear:
         weight = self.load_embedding(shape, blocks)
-        return Linear(weight, None if bias is None else self.load_vector(bias))
+        return CupyLinear(weight, None if bias is None else self.load_vector(bias))
 
-    def tie_linear(self, embedding: Array) -> Linear:
-        return Linear(embedding, None)
+    def tie_linear(self, embedding: Array) -> CupyLinear:
+        return CupyLinear(embedding, None)
 
     @_in_queue
     def load_rope(self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int) -> Array:
@@ -252,7 +253,7 @@ class CupyBackend:
         grid = (ceil_div(num_tokens * count, warps),)
         kernel(grid, (32 * warps,), (qkv, weight, *sizes, np.float32(eps)))
 
-    def linear(self, x: Array, weight: Linear, residual: Array | None = None) -> Array:
+    def linear(self, x: Array, weight: CupyLinear, residual: Array | None = None) -> Array:
         shape = (len(x), len(weight.weight))
         name = f"linear {shape[1]}"  # the decoder's matrices without a residual differ in width
         out = self._empty(name, shape, x.dtype) if residual is None else residual
@@ -345,9 +346,9 @@ class CupyBackend:
 
     @_in_queue
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
-        """What `steps.py` says. The logits last until the next step."""
+        """Run a step as `steps.Steps` describes. The logits last until the next step."""
         return self._steps.run(forward, batch)
 
     def _kernel(self, name: str, array: Array, file: str | None = None) -> Callable[..., None]:
-        """The kernel of that name for the array's element type."""
+        """Return the kernel of that name for the array's element type."""
         return self._launcher.kernel(file or f"{name}.cu", f"{name}<{kernel_type(array)}>")

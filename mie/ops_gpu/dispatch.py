@@ -1,7 +1,7 @@
-"""Which kernel attends: two tables, first match wins.
+"""Select the attention kernel by two tables, in which the first match wins.
 
-Types go by what the kernels call them: "float", "f16", "bf16". A cache has the type of the queries,
-or, quantised, "int8" or "e4m3". For the sequences with one query:
+Types have the names that the kernels use: "float", "f16", "bf16". A cache has the type of the
+queries, or, if quantised, "int8" or "e4m3". For sequences with one query:
 
 | dtype     | head_dim         | group  | block_size | KV dtype   | stream | kernel              |
 | --------- | ---------------- | ------ | ---------- | ---------- | ------ | ------------------- |
@@ -9,7 +9,8 @@ or, quantised, "int8" or "e4m3". For the sequences with one query:
 | f16, bf16 | 64, 128          | 1 … 16 | 16, 32, …  | any        | no     | paged_decode_mma    |
 | any       | 8, 16, 24, … 256 | any    | any        | any        | any    | paged_decode        |
 
-The first two take query heads by tiles of eight: one for groups up to 8, else two. For the others:
+The first two process tiles of eight query heads: one for groups up to 8, else two. For the other
+sequences:
 
 | dtype     | head_dim         | group  | block_size | KV dtype   | kernel            |
 | --------- | ---------------- | ------ | ---------- | ---------- | ----------------- |
@@ -21,7 +22,7 @@ The first two take query heads by tiles of eight: one for groups up to 8, else t
 from dataclasses import dataclass
 from typing import Literal
 
-from mie.ops_gpu.arrays import ceil_div
+from mie.arithmetic import ceil_div
 
 WARPS = 4
 
@@ -44,7 +45,7 @@ class DecodeKernel:
 
     kind: Literal["stream", "mma", "plain"]
     parameters: str
-    """The template parameters."""
+    """Template parameters of the kernel."""
     shared_bytes: int
     head_tiles: int = 0
 

@@ -5,8 +5,9 @@ from typing import Protocol
 
 import numpy as np
 
+from mie.arithmetic import ceil_div
 from mie.ops.backend import Array
-from mie.ops_gpu.arrays import block_threads, ceil_div, kernel_type
+from mie.ops_gpu.arrays import block_threads, kernel_type
 from mie.ops_gpu.cublas import Cublas
 from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.queue import Task

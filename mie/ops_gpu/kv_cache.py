@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from mie.arithmetic import ceil_div
 from mie.ops.backend import Array, KVCacheShape
-from mie.ops_gpu.arrays import ceil_div, kernel_type, to_host
+from mie.ops_gpu.arrays import kernel_type, to_host
 from mie.ops_gpu.launcher import Launcher
 
 STAGED_BLOCKS = 256
@@ -37,6 +38,7 @@ class KVCache:
 
     @property
     def is_quantized(self) -> bool:
+        """Whether the elements have one byte and a scale."""
         return bool(self.scales)
 
     @property

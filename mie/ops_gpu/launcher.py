@@ -73,8 +73,8 @@ def _broken_cupy(error: ImportError) -> ConfigError:
     return ConfigError(
         "backend 'cupy' needs CuPy, which is installed but cannot be imported: "
         f"{reason[-1] if reason else 'no reason given'} (a missing libnvrtc or libcublas: install "
-        "CUDA's libraries of the version that this CuPy was built for; else install it anew, one "
-        "CuPy only: pip uninstall cupy-cuda12x cupy-cuda13x, then mie[cuda12] or mie[cuda13])"
+        "CUDA's libraries of the version that this CuPy was built for; otherwise reinstall one "
+        "CuPy: pip uninstall cupy-cuda12x cupy-cuda13x, then install mie[cuda12] or mie[cuda13])"
     )
 
 

@@ -22,19 +22,19 @@ from mie.ops_gpu.queue import Queue
 from mie.ops_gpu.staging import Staging
 
 MAX_ROWS = 128
-"""Rows of one launch: as many blocks as a large chip has multiprocessors.
+"""Number of rows in one launch: as many blocks as a large chip has multiprocessors.
 
 The scratch takes at most 150 MB for a vocabulary of 150,000.
 """
 
 NUM_UNREAD = 2
-"""Steps whose ids may be unread: one that runs, and the one queued behind it.
+"""Number of steps whose ids may be unread: one that runs, and the one queued behind it.
 
 The second reads the first one's ids on the device, so the two do not share memory.
 """
 
 MAX_TOP = 32
-"""Log-probabilities that are found on the device, each by a pass over the row.
+"""Maximum number of log-probabilities found on the device, each by a pass over the row.
 
 OpenAI's API allows at most 20.
 """
@@ -176,7 +176,7 @@ def _threads(vocab_size: int) -> int:
 
 
 def _is_plain(row: RowControls) -> bool:
-    """Whether the row's token is the largest of its unedited logits."""
+    """Return whether the row's token is the largest of its unedited logits."""
     return row.temperature == 0.0 and not row.edits_logits and row.forced_id is None
 
 

@@ -1,9 +1,9 @@
 """Check kernel arguments, because CuPy checks neither their number nor their types.
 
-A parameter's type is written in letters: ``f4`` float, ``i4`` int, ``u1`` unsigned char, …, ``f2``
-and ``b2`` the 16-bit floats, ``s`` a struct. ``*c`` or ``*m`` before it is a pointer to constant or
-to mutable memory. The emulator gets the types from the compiler. For the GPU they are read from the
-source text, which the emulator compares.
+A parameter's type is written in letters: ``f4`` float, ``i4`` int, ``u1`` unsigned char, and so on.
+``f2`` and ``b2`` are the 16-bit floats, and ``s`` is a struct. ``*c`` or ``*m`` before it is a
+pointer to constant or to mutable memory. The emulator gets the types from the compiler. For the GPU
+they are read from the source text, which the emulator compares.
 """
 
 import math
@@ -64,14 +64,17 @@ class Parameter:
 
     @property
     def is_pointer(self) -> bool:
+        """Whether it is a pointer."""
         return self.letters.startswith("*")
 
     @property
     def is_struct(self) -> bool:
+        """Whether it is a struct, passed by value."""
         return self.letters.startswith("s")
 
     @property
     def is_mutable(self) -> bool:
+        """Whether it is a pointer to mutable memory."""
         return self.letters.startswith("*m")
 
     @property
@@ -81,6 +84,7 @@ class Parameter:
 
     @property
     def pointee(self) -> str:
+        """The type in letters, without the pointer."""
         return self.letters[2:]
 
 

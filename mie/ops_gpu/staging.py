@@ -11,7 +11,7 @@ from mie.ops_gpu.arrays import next_power_of_two
 from mie.ops_gpu.queue import Queue
 
 NUM_BUFFERS = 2
-"""Two, so that the host can write one step's numbers while the device reads the last step's."""
+"""Number of buffers: the host writes one while the device reads the other."""
 
 
 class Staging:

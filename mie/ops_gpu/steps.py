@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mie.arithmetic import ceil_div
 from mie.ops.backend import Array, StepBatch
 from mie.ops_gpu.arena import Arena
-from mie.ops_gpu.arrays import block_threads, ceil_div
+from mie.ops_gpu.arrays import block_threads
 from mie.ops_gpu.batch import Bucket, DeviceBatch, bucket_of, host_batch, padded
 from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.queue import Graph, Queue

@@ -71,7 +71,7 @@ class State:
         require(is_in_order, "the snapshot's queues do not match its sequences")
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state as plain data, in the form of `Scheduler.snapshot`."""
+        """Return the state as plain data, as `mie.audit.scheduler` does of the scheduler."""
         return {
             "block_size": self.blocks.block_size,
             "num_blocks": self.blocks.num_blocks,

@@ -13,16 +13,16 @@ preempted sequences come back before new requests.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Iterable
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.memory.moves import Emit
-from mie.sched.policy import Policy, WaitingQueue
+from mie.sched.policy import Policy
 from mie.sched.sequence import Request, Sequence
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
-"""What a token costs. A prompt's tokens are computed together, and each token of an answer takes a
-step, so the paper counts it twice."""
+"""Weights of tokens; the paper counts those of an answer twice, because each takes a step."""
 
 NOT_RANKED = 2**53
 """The rank of requests that were never admitted: behind all that were."""
@@ -53,24 +53,50 @@ class FairPolicy(Policy):
         """The client whose request was admitted last."""
         self._num_admitted = 0
         self._most_accounts = MOST_ACCOUNTS
-        self._queue = FairQueue(self)
-
-    def new_queue(self) -> FairQueue:
-        """Return an empty queue, which replaces the one before."""
-        self._queue = FairQueue(self)
-        return self._queue
+        # Requests that were never admitted, by client. Those that have left are dropped lazily.
+        self._new: dict[str | None, deque[Request]] = {}
 
     def rank(self, request: Request, step: int, running: Iterable[Sequence]) -> int:
         """Lift the counter of a client that begins to wait. Its request is ranked later."""
-        client = request.client
-        if client not in self._queue.clients:
+        client, heads = request.client, self._heads()
+        if client not in heads:
             self._charge(running)
-            others = self._queue.clients or (self._last,)
+            others = heads.keys() or (self._last,)
             floor = min(map(self.served, others))
             self._served[client] = max(self.served(client), floor)
             if len(self._served) > self._most_accounts:
                 self._drop_superfluous(floor)
+        self._new.setdefault(client, deque()).append(request)
         return NOT_RANKED
+
+    def first(self, waiting: list[Sequence]) -> Sequence:
+        """Return the first sequence that comes back, or the head of the client served least."""
+        if waiting[0].request.rank != NOT_RANKED:
+            return waiting[0]
+        heads = self._heads()
+        client = min(heads, key=lambda client: (self.served(client), heads[client].number))
+        leader = heads[client].leader
+        assert leader is not None, "a request that waits has a leader"
+        return leader
+
+    def _heads(self) -> dict[str | None, Request]:
+        """Return the first request of each client that was never admitted."""
+        for client in list(self._new):
+            requests = self._new[client]
+            while requests and (requests[0].rank != NOT_RANKED or requests[0].is_finished):
+                requests.popleft()
+            if not requests:
+                del self._new[client]
+        return {client: requests[0] for client, requests in self._new.items()}
+
+    def forget(self) -> None:
+        """Forget which requests are new."""
+        self._new.clear()
+
+    def remember(self, request: Request) -> None:
+        """Note an unfinished request that was never admitted."""
+        if request.rank == NOT_RANKED and not request.is_finished:
+            self._new.setdefault(request.client, deque()).append(request)
 
     def served(self, client: str | None) -> int:
         """Return a client's counter: the weighted tokens that it was served."""
@@ -78,7 +104,7 @@ class FairPolicy(Policy):
 
     def settle(self, running: Iterable[Sequence]) -> None:
         """Charge what the running requests were served since they were last charged."""
-        if self._queue.clients:
+        if self._new:
             self._charge(running)
 
     def _charge(self, running: Iterable[Sequence]) -> None:
@@ -104,46 +130,10 @@ class FairPolicy(Policy):
 
     def _drop_superfluous(self, floor: int) -> None:
         """Forget counters that do not exceed ``floor``: their clients would be lifted to it."""
-        kept = {*self._queue.clients, self._last}
+        kept = {*self._new, self._last}
         self._served = {
             client: served
             for client, served in self._served.items()
             if served > floor or client in kept
         }
         self._most_accounts = max(MOST_ACCOUNTS, 2 * len(self._served))
-
-
-class FairQueue(WaitingQueue):
-    """A queue in which sequences that come back go first, and then clients take turns."""
-
-    def __init__(self, policy: FairPolicy) -> None:
-        super().__init__()
-        self._policy = policy
-        self._new: dict[str | None, WaitingQueue] = {}  # requests that were never admitted
-
-    @property
-    def clients(self) -> Collection[str | None]:
-        """The clients with requests that were never admitted."""
-        return self._new.keys()
-
-    @property
-    def first(self) -> Sequence:
-        """The sequence that is admitted next. The queue must not be empty."""
-        first = super().first
-        if first.request.rank != NOT_RANKED:
-            return first
-        heads = [(client, queue.first) for client, queue in self._new.items()]
-        return min(heads, key=lambda head: (self._policy.served(head[0]), head[1].key))[1]
-
-    def add(self, seq: Sequence) -> None:
-        super().add(seq)
-        if seq.request.rank == NOT_RANKED:
-            self._new.setdefault(seq.request.client, WaitingQueue()).add(seq)
-
-    def remove(self, seq: Sequence) -> None:
-        super().remove(seq)
-        client = seq.request.client
-        if seq.request.rank == NOT_RANKED:
-            self._new[client].remove(seq)
-            if not self._new[client]:
-                del self._new[client]

@@ -1,20 +1,20 @@
-"""How a waiting sequence gets its blocks: from the prefix cache, the host, or a kept sequence.
+"""Open a waiting sequence's table from the prefix cache, the host, or a kept sequence.
 
-A kept sequence has ended, and its blocks stay for the sequences that continue it: the beams of a
-beam search. Each of them forks its table, so that also the partly filled last block is shared, by a
-copy at the first write. What is kept is a cache. When blocks are short it goes first, and a
-sequence that would have forked from it is computed again.
+A kept sequence has ended, but its blocks stay allocated for the beams of a beam search that
+continue it. Each of them forks its table, so the partly filled last block is shared too, and copied
+at the first write. Kept blocks are a cache. When blocks run out they are released first, and a
+sequence that would have forked from them is computed from its tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.memory.manager import KVCacheManager
 from mie.memory.moves import Emit, Room
 from mie.memory.table import BlockTable
-from mie.sched.sequence import Request, Sequence
+from mie.sched.sequence import Sequence
 
 
 class Opener:
@@ -24,35 +24,28 @@ class Opener:
         self._config = config
         self._manager = manager
         self._emit = emit
-        self._kept: dict[str, Sequence] = {}  # by request id, the oldest first
+        self._kept: dict[str | None, Sequence] = {}  # by request id, the oldest first
 
     @property
     def kept(self) -> list[Sequence]:
-        """Sequences that have ended and hold blocks."""
+        """The ended sequences that hold blocks, oldest first."""
         return list(self._kept.values())
 
     def find_room(self, seq: Sequence, num_spare: int) -> Room | None:
-        """How a table could be had with ``num_spare`` blocks left over; None if it cannot."""
-        parent = self._parent_of(seq)
-        if parent is None:
-            return self._manager.find_room(
-                seq.token_ids,
-                salt=seq.request.cache_salt,
-                use_cache=self._may_use_cache(seq.request),
-                host=seq.host,
-                num_spare=num_spare,
-            )
-        num_full = parent.num_tokens // self._manager.block_size
-        num_new = self._manager.blocks_for(seq.num_tokens) - num_full
-        if num_new > self._manager.num_available - num_spare:
-            return None
-        salt = seq.request.cache_salt
-        return Room(seq.token_ids, salt, [], None, None, parent.num_tokens, num_new, parent)
+        """Find blocks with ``num_spare`` left over, or return None if there are too few."""
+        return self._manager.find_room(
+            seq.token_ids,
+            salt=seq.request.cache_salt,
+            use_cache=seq.request.may_read_cache,
+            host=seq.host,
+            parent=self._parent_of(seq),
+            num_spare=num_spare,
+        )
 
     def _parent_of(self, seq: Sequence) -> BlockTable | None:
-        """The table of a kept sequence that this one continues."""
+        """Return the table of the kept sequence that this one continues, or None."""
         request = seq.request
-        parent = self._kept.get((request.beam and request.beam.parent_id) or "")
+        parent = self._kept.get(request.beam.parent_id) if request.beam else None
         if parent is None or parent.table is None or seq.was_admitted:
             return None
         num_stored = parent.num_computed
@@ -62,30 +55,23 @@ class Opener:
         return parent.table if num_stored < seq.num_tokens else None
 
     def open(self, seq: Sequence, room: Room, row: int) -> BlockTable:
-        """Open the table that was found. Nothing may have happened in between."""
+        """Open the table that `find_room` just found."""
         metrics = seq.request.metrics
         event = (seq.seq_id, row, seq.num_tokens, room.num_computed)
         if room.parent is not None:
             self._emit(("branch", seq.seq_id, room.parent.owner, row))
             metrics.num_cached_tokens = room.num_computed
-            table = self._manager.fork(room.parent, seq.seq_id, row, seq.token_ids)
-            is_grown = self._manager.grow(table, seq.num_tokens)
-            assert is_grown, "there was room"
-            return table
-        if seq.was_admitted:
+        elif seq.was_admitted:
             self._emit(("resume", *event, "recompute" if seq.host is None else "swap"))
             metrics.num_recomputed_tokens += max(0, seq.num_lost - room.num_computed)
         else:
             self._emit(("admit", *event))
-            if not seq.request.was_admitted:
+            if not any(each.was_admitted for each in seq.request.sequences):
                 metrics.num_cached_tokens = room.num_computed
-                if self._may_use_cache(seq.request):
+                if self._config.enable_prefix_caching and seq.request.may_read_cache:
                     self._count_query(seq, room)
         seq.host = None
         return self._manager.open_table(room, seq.seq_id, row)
-
-    def _may_use_cache(self, request: Request) -> bool:
-        return self._config.enable_prefix_caching and request.may_read_cache
 
     def _count_query(self, seq: Sequence, room: Room) -> None:
         num_full = len(room.path) * self._manager.block_size
@@ -98,13 +84,13 @@ class Opener:
     # Keeping.
 
     def keep(self, seq: Sequence, table: BlockTable) -> None:
-        """Let a sequence that has ended hold its blocks."""
+        """Let an ended sequence keep its blocks."""
         self._emit(("keep", seq.seq_id))
         seq.table = table
         self._kept[seq.request.request_id] = seq
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        """Give the blocks back that are kept for these requests; ignore unknown ids."""
+        """Release the blocks that are kept for these requests. Unknown ids are ignored."""
         for request_id in request_ids:
             seq = self._kept.pop(request_id, None)
             if seq is not None and seq.table is not None:
@@ -113,8 +99,8 @@ class Opener:
                 self._emit(("finish", seq.seq_id, seq.finish_reason))
 
     def drop_oldest(self) -> bool:
-        """Give the blocks of the sequence back that was kept first; False if none is kept."""
-        for request_id in self._kept:
-            self.drop([request_id])
-            return True
-        return False
+        """Release the blocks that were kept first. Return False if none are kept."""
+        oldest = next(iter(self._kept), None)
+        if oldest is not None:
+            self.drop([oldest])
+        return oldest is not None

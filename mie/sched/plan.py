@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mie.memory.moves import Moves
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 
 SeqId = tuple[int, int]
 
@@ -62,10 +62,12 @@ class StepPlan:
 
     @property
     def num_prefill_tokens(self) -> int:
+        """The number of prompt tokens in the chunks."""
         return sum(len(chunk.token_ids) for chunk in self.chunks)
 
     @property
     def num_tokens(self) -> int:
+        """The number of tokens to compute, which includes one for each decode."""
         return len(self.decodes) + self.num_prefill_tokens
 
     @property

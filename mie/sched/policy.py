@@ -7,12 +7,15 @@ largest is preempted first. The key is fixed when its request arrives, and under
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from operator import attrgetter
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.memory.moves import Emit
 from mie.sched.sequence import Request, Sequence
+
+_KEY = attrgetter("key")
 
 VICTIM_RULES = {
     "fcfs": "last arrived",
@@ -49,64 +52,39 @@ class Policy:
         self._longest = longest
         self._emit = emit
 
-    def new_queue(self) -> WaitingQueue:
-        """Return an empty queue for waiting sequences."""
-        return WaitingQueue()
-
     def rank(self, request: Request, step: int, running: Iterable[Sequence]) -> int:
-        """Return the rank of a request that arrives now."""
+        """Return the rank of a request that arrives now, and will wait."""
         return rank_of(self._config, request, step, self._longest)
 
+    def first(self, waiting: list[Sequence]) -> Sequence:
+        """Return the sequence that is admitted next. The queue must not be empty."""
+        return waiting[0]
+
     def settle(self, running: Iterable[Sequence]) -> None:
-        """Take in what the running sequences got, before sequences are admitted."""
+        """Charge the running sequences for what they got, before sequences are admitted."""
 
     def admit(self, seq: Sequence) -> None:
-        """Take in that a sequence's blocks were opened. It is in no queue."""
+        """Note that a sequence's blocks were opened. It is in no queue."""
 
     def leave(self, request: Request) -> None:
-        """Take in that a choice of a request has ended."""
+        """Note that a choice of a request has ended."""
+
+    def forget(self) -> None:
+        """Forget which requests wait, because the queues are rebuilt."""
+
+    def remember(self, request: Request) -> None:
+        """Note that a request is in a rebuilt queue."""
 
 
-class WaitingQueue:
-    """A queue of sequences ordered by their keys.
+def enqueue(queue: list[Sequence], seq: Sequence) -> None:
+    """Insert a sequence into a queue, which is ordered by the keys."""
+    insort(queue, seq, key=_KEY)
 
-    Adding and taking the first take logarithmic time. A sequence that leaves from the middle is
-    only marked and is removed later.
-    """
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int, int], Sequence]] = []
-        self._members: set[Sequence] = set()
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __contains__(self, seq: Sequence) -> bool:
-        return seq in self._members
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """Iterate in order, for tests and the event log."""
-        return iter(sorted(self._members, key=lambda seq: seq.key))
-
-    @property
-    def members(self) -> frozenset[Sequence]:
-        """The sequences in no order."""
-        return frozenset(self._members)
-
-    @property
-    def first(self) -> Sequence:
-        """The first sequence. The queue must not be empty."""
-        while self._heap[0][1] not in self._members:
-            heapq.heappop(self._heap)
-        return self._heap[0][1]
-
-    def add(self, seq: Sequence) -> None:
-        assert seq not in self._members, "waits twice"
-        if len(self._heap) > 2 * len(self._members) + 64:  # most entries are marked: remove them
-            self._heap = [entry for entry in self._heap if entry[1] in self._members]
-            heapq.heapify(self._heap)
-        self._members.add(seq)
-        heapq.heappush(self._heap, (seq.key, seq))
-
-    def remove(self, seq: Sequence) -> None:
-        self._members.remove(seq)
+def dequeue(queue: list[Sequence], seq: Sequence) -> bool:
+    """Remove a sequence from a queue. Return False if it is not there."""
+    index = bisect_left(queue, seq.key, key=_KEY)
+    is_there = index < len(queue) and queue[index] is seq
+    if is_there:
+        del queue[index]
+    return is_there

@@ -12,19 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from typing import Any
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.memory.manager import KVCacheManager
-from mie.memory.moves import Emit, Room
+from mie.memory.moves import Emit
 from mie.memory.table import BlockTable
 from mie.sched.admission import check_budget, check_fits
 from mie.sched.ahead import reserve_ahead, rows_ahead
-from mie.sched.audit import check_queues, queues
 from mie.sched.fair import FairPolicy
 from mie.sched.opening import Opener
 from mie.sched.plan import Chunk, SeqId, StepPlan
-from mie.sched.policy import Policy
+from mie.sched.policy import Policy, dequeue, enqueue
 from mie.sched.result import ChunkResult, StepResult
 from mie.sched.seats import Seats
 from mie.sched.sequence import FinishReason, Request, Sequence
@@ -47,40 +45,34 @@ class Scheduler:
         self._emit = emit
         self._max_chunk = config.max_prefill_chunk or config.max_num_batched_tokens
         # The last token's keys and values are never stored.
-        self._longest = min(max_model_len, manager.num_blocks * manager.block_size + 1)
+        self.longest = min(max_model_len, manager.num_blocks * manager.block_size + 1)
+        """Maximum number of tokens of a sequence, the prompt's included."""
         policy = FairPolicy if config.scheduling_policy == "fair" else Policy
-        self._policy = policy(config, self._longest, emit)
+        self._policy = policy(config, self.longest, emit)
         self._num_spare = math.ceil(config.watermark * manager.num_blocks)
         self._step = 0
         self._clear()
 
     def _clear(self) -> None:
-        self.waiting = self._policy.new_queue()
+        self.waiting: list[Sequence] = []
+        self._policy.forget()
         self._seats = Seats(self._config.max_num_seqs)
         self._opener = Opener(self._config, self.manager, self._emit)
         self._exported: list[Sequence] = []  # swapped out in this step
 
     @property
     def running(self) -> list[Sequence]:
+        """The running sequences."""
         return self._seats.running
-
-    @property
-    def longest(self) -> int:
-        """Number of tokens, the prompt's included, at which a sequence ends at the latest."""
-        return self._longest
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
 
     def add(self, request: Request) -> None:
         """Queue a request, or raise `RequestError` if it could never run."""
         check_fits(request, self._config, self.manager, self.max_model_len)
         rank = self._policy.rank(request, self._step, self.running)
-        request.enter(rank, self._longest)
+        request.enter(rank, self.longest)
         event = (request.request_id, request.number, rank, request.num_prompt)
         self._emit(("add", *event, request.params.n, request.params.max_tokens))
-        self.waiting.add(request.sequences[0])
+        enqueue(self.waiting, request.sequences[0])
 
     # One step.
 
@@ -168,7 +160,7 @@ class Scheduler:
 
     def _num_forks_for(self, seq: Sequence) -> int:
         """Return the number of choices that can get a seat and a block without overtaking."""
-        if self.waiting and self.waiting.first.key < seq.key:
+        if self.waiting and self.waiting[0].key < seq.key:
             return 0
         num_blocks = self.manager.num_available - self._num_spare - self._seats.num_promised
         return max(0, min(self._seats.num_free, num_blocks))
@@ -191,7 +183,7 @@ class Scheduler:
         is_static = self._config.batching == "static"
         self._policy.settle(self.running)
         while self.waiting and (budget or is_static):
-            seq = self.waiting.first
+            seq = self._policy.first(self.waiting)
             if not self._seats.num_free:
                 return
             # A sequence that runs alone may take every block, or it could wait forever.
@@ -204,16 +196,13 @@ class Scheduler:
             count = self._chunk_size(seq.num_tokens - room.num_computed, budget)
             if not count and not is_static:
                 return
-            self._open(seq, room)
+            dequeue(self.waiting, seq)
+            table = self._opener.open(seq, room, self._seats.next_row)
+            self._policy.admit(seq)
+            self._seats.take(seq, table, is_prefilling=True)
             if count:
                 chunks.append(self._chunk(seq, count))
             budget = budget - count if count else 0  # later prompts do not overtake
-
-    def _open(self, seq: Sequence, room: Room) -> None:
-        self.waiting.remove(seq)
-        table = self._opener.open(seq, room, self._seats.next_row)
-        self._policy.admit(seq)
-        self._seats.take(seq, table, is_prefilling=True)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Apply a step's result: first the blocks, then one token after another.
@@ -239,9 +228,10 @@ class Scheduler:
             if row is not None:
                 seq.logprobs.append(row)
             seq.token_ids.append(token_id)
-            may_end = token_id in seq.end_token_ids or len(seq.token_ids) >= seq.max_tokens
-            if may_end and seq.ending is not None:
-                self.finish(seq, *seq.ending)
+            if token_id in seq.end_token_ids or len(seq.token_ids) >= seq.max_tokens:
+                ending = seq.ending
+                if ending is not None:
+                    self.finish(seq, *ending)
         return seqs
 
     def _take_in_chunk(self, chunk: Chunk, yielded: ChunkResult) -> list[Sequence]:
@@ -277,7 +267,7 @@ class Scheduler:
     def _wait(self, seq: Sequence, parent: Sequence) -> None:
         """Queue a choice that computes the prompt itself, like its sibling."""
         self._emit(("wait", seq.seq_id, parent.seq_id))
-        self.waiting.add(seq)
+        enqueue(self.waiting, seq)
 
     # Leaving, which is legal in every state.
 
@@ -291,12 +281,11 @@ class Scheduler:
         seq.finish_reason = reason
         self._policy.leave(seq.request)
         if seq.table is not None and seq.request.beam and reason in ("stop", "length"):
-            self._keep(seq, seq.table)
+            self._opener.keep(seq, self._leave(seq))
             return
         if seq.table is not None:
-            self._leave(seq)
-        elif seq in self.waiting:
-            self.waiting.remove(seq)
+            self.manager.close_table(self._leave(seq))
+        elif dequeue(self.waiting, seq):
             self._drop_host(seq)
         else:
             return  # another choice computes its prompt
@@ -311,7 +300,7 @@ class Scheduler:
             self.finish(seq, reason)
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Give the blocks back that were kept for finished requests; ignore unknown ids."""
+        """Release the blocks that are kept for finished requests. Unknown ids are ignored."""
         self._opener.drop(request_ids)
 
     def owner_of(self, row: int) -> Request | None:
@@ -319,21 +308,24 @@ class Scheduler:
         seq = self._seats.rows[row]
         return None if seq is None else seq.request
 
-    def preempt(self, seq: Sequence, by: Sequence | None = None, *, swap: bool = True) -> None:
-        """Preempt a running sequence to free blocks for ``by``. It keeps its tokens and waits."""
+    def preempt(self, seq: Sequence, by: Sequence | None) -> None:
+        """Preempt a running sequence to free blocks for ``by``. It keeps its tokens and waits.
+
+        Without ``by`` the step was abandoned, so the blocks are not worth swapping out.
+        """
         assert seq.table is not None
         metrics = seq.request.metrics
         metrics.num_preemptions += 1
         num_computed, mode = seq.num_computed, "recompute"
-        if swap and self._config.preemption_mode == "swap" and num_computed:
+        if by and self._config.preemption_mode == "swap" and num_computed:
             seq.host = self.manager.swap_out(seq.table)
             mode = "swap" if seq.host else "recompute: host pool full"
         if seq.host is not None:
             metrics.num_swaps += 1
             self._exported.append(seq)
         seq.num_lost = 0 if seq.host else num_computed
-        self._leave(seq)
-        self.waiting.add(seq)
+        self.manager.close_table(self._leave(seq))
+        enqueue(self.waiting, seq)
         rule = self._policy.victim_rule if by else "all: the step was abandoned"
         self._emit(("preempt", seq.seq_id, by and by.seq_id, mode, rule, seq.num_lost))
 
@@ -349,18 +341,15 @@ class Scheduler:
             self._drop_host(seq)
         self._exported.clear()
         while self.running:
-            self.preempt(self.running[-1], swap=False)
+            self.preempt(self.running[-1], by=None)
 
-    def _leave(self, seq: Sequence) -> None:
+    def _leave(self, seq: Sequence) -> BlockTable:
+        """Take a sequence from its seat. Return its table, which is still open."""
         assert seq.table is not None
-        seq.request.metrics.num_copied_blocks += seq.table.num_copies
-        self.manager.close_table(seq.table)
-        self._seats.leave(seq)
-
-    def _keep(self, seq: Sequence, table: BlockTable) -> None:
+        table = seq.table
         seq.request.metrics.num_copied_blocks += table.num_copies
         self._seats.leave(seq)
-        self._opener.keep(seq, table)
+        return table
 
     def _drop_host(self, seq: Sequence) -> None:
         if seq.host is not None:
@@ -380,21 +369,5 @@ class Scheduler:
         self._clear()
         for request in requests:
             for seq in request.restore():
-                self.waiting.add(seq)
-        self._emit(("rebuild", self.snapshot()))
-
-    # For tests and the event log.
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the queues, their sequences and the blocks as plain data."""
-        kept = self._opener.kept
-        return {**self.manager.snapshot(), **queues(list(self.waiting), self.running, kept)}
-
-    def check_invariants(self) -> None:
-        """Assert the invariants that hold between steps. Call it from tests."""
-        waiting = list(self.waiting)
-        holders = [*self.running, *self._opener.kept]
-        tables = [seq.table for seq in holders if seq.table is not None]
-        self.manager.check_invariants(tables, [seq.host for seq in waiting if seq.host is not None])
-        self._seats.check_invariants()
-        check_queues(waiting, self.running)
+                enqueue(self.waiting, seq)
+            self._policy.remember(request)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from bisect import insort
 
 from mie.memory.table import BlockTable
 from mie.sched.plan import NewRow
+from mie.sched.policy import dequeue, enqueue
 from mie.sched.sequence import Sequence
 
 
@@ -42,7 +42,7 @@ class Seats:
         seq.was_admitted, seq.is_prefilling = True, is_prefilling
         self.num_prefilling += is_prefilling
         self.rows[row] = self._new[row] = seq
-        insort(self.running, seq, key=lambda seq: seq.key)
+        enqueue(self.running, seq)
 
     def end_prefill(self, seq: Sequence) -> None:
         """Mark a sequence as decoding from now on."""
@@ -53,7 +53,7 @@ class Seats:
         """Remove a sequence whose table is closed."""
         assert seq.row is not None
         self.end_prefill(seq)
-        self.running.remove(seq)
+        dequeue(self.running, seq)
         heapq.heappush(self._free, seq.row)
         self.rows[seq.row] = None
         self._new.pop(seq.row, None)
@@ -64,13 +64,3 @@ class Seats:
         new_rows = tuple([seq.new_row() for seq in self._new.values()])
         self._new.clear()
         return new_rows
-
-    def check_invariants(self) -> None:
-        """Assert that the running sequences are in order and that each row has one owner."""
-        assert [seq.key for seq in self.running] == sorted(seq.key for seq in self.running)
-        taken = [seq.row for seq in self.running if seq.row is not None]
-        assert sorted([*taken, *self._free]) == list(range(len(self.rows)))
-        assert all(self.rows[seq.row] is seq for seq in self.running if seq.row is not None)
-        assert sum(seq is not None for seq in self.rows) == len(self.running)
-        assert self.num_prefilling == sum(seq.is_prefilling for seq in self.running)
-        assert set(self._new.items()) <= set(enumerate(self.rows)), "a row without an owner"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mie.memory.table import BlockTable, HostTable
-from mie.sched.metrics import RequestMetrics
-from mie.sched.params import SamplingParams
-from mie.sched.plan import Chunk, NewRow
+from mie.params.sampling import SamplingParams
+from mie.sched.plan import Chunk, NewRow, SeqId
 from mie.sched.result import TokenLogprobs
+from mie.stats.request import RequestMetrics
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -69,7 +69,7 @@ class Request:
         self.metrics = RequestMetrics()
         self.error: Exception | None = None
         """The exception that made it fail, or None."""
-        self.sequences = [Sequence(self, index, prompt_token_ids) for index in range(params.n)]
+        self.sequences = [Sequence(self, i, [*prompt_token_ids]) for i in range(params.n)]
 
     def enter(self, rank: int, longest: int) -> None:
         """Set its place in the order of the queues and limit each choice to ``longest`` tokens.
@@ -98,21 +98,14 @@ class Request:
         return live if leader is None else [leader]
 
     @property
-    def is_forked(self) -> bool:
-        """Whether the prompt is computed, so that the choices have diverged. The tokens tell."""
-        return any(seq.num_generated for seq in self.sequences)
-
-    @property
     def leader(self) -> Sequence | None:
-        """The first unfinished choice, which computes the prompt for all. None after the fork."""
-        if self.is_forked:
+        """The first unfinished choice, which computes the prompt for all choices.
+
+        None once a choice has a token, because the choices have diverged.
+        """
+        if any(seq.num_generated for seq in self.sequences):
             return None
         return next((seq for seq in self.sequences if seq.finish_reason is None), None)
-
-    @property
-    def was_admitted(self) -> bool:
-        """Whether any of its choices has run."""
-        return any(seq.was_admitted for seq in self.sequences)
 
     @property
     def is_scored(self) -> bool:
@@ -131,9 +124,11 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
+        """Whether all choices have ended."""
         return all(seq.finish_reason for seq in self.sequences)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """The tokens of one choice, and how many of them are computed.
 
@@ -145,51 +140,37 @@ class Sequence:
     swapped-out sequence is waiting and has a ``host`` table.
     """
 
-    __slots__ = (
-        "end_token_ids",
-        "finish_reason",
-        "host",
-        "index",
-        "is_prefilling",
-        "key",
-        "logprobs",
-        "max_tokens",
-        "num_lost",
-        "request",
-        "row",
-        "seq_id",
-        "stop_reason",
-        "table",
-        "token_ids",
-        "was_admitted",
-    )
+    request: Request
+    index: int
+    token_ids: list[int]
+    seq_id: SeqId = field(init=False)
+    """(the request's number, index), which orders sequences by arrival."""
+    key: tuple[int, int, int] = field(init=False)
+    """Orders the queues: (the policy's rank, number, index). The scheduler sets the rank."""
+    end_token_ids: frozenset[int] = field(init=False)
+    max_tokens: int = 0
+    """Maximum number of tokens, including the prompt's. The scheduler sets it."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One for each generated token, if they were asked for."""
+    table: BlockTable | None = None
+    row: int | None = None
+    host: HostTable | None = None
+    is_prefilling: bool = False
+    """Whether it is running with more to compute than the last sampled token."""
+    was_admitted: bool = False
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_lost: int = 0
+    """Number of computed tokens that its last preemption discarded."""
 
-    def __init__(self, request: Request, index: int, prompt_token_ids: Items[int]) -> None:
-        self.request = request
-        self.index = index
-        self.seq_id = (request.number, index)
-        """Orders sequences by arrival."""
-        self.key = (0, request.number, index)
-        """Orders the queues: (the policy's rank, number, index). The scheduler sets the rank."""
-        self.token_ids = list(prompt_token_ids)
-        self.logprobs: list[TokenLogprobs] = []
-        """One for each generated token, if they were asked for."""
-        self.end_token_ids = request.end_token_ids
-        self.max_tokens = 0
-        """Maximum number of tokens, including the prompt's. The scheduler sets it."""
-        self.table: BlockTable | None = None
-        self.row: int | None = None
-        self.host: HostTable | None = None
-        self.is_prefilling = False
-        """Whether it is running with more to compute than the last sampled token."""
-        self.was_admitted = False
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        self.num_lost = 0
-        """The number of computed tokens that its last preemption discarded."""
+    def __post_init__(self) -> None:
+        self.seq_id = (self.request.number, self.index)
+        self.key = (0, *self.seq_id)
+        self.end_token_ids = self.request.end_token_ids
 
     @property
     def num_tokens(self) -> int:
+        """The number of tokens of the prompt and the output."""
         return len(self.token_ids)
 
     @property
@@ -199,6 +180,7 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
+        """The number of output tokens."""
         return len(self.token_ids) - self.request.num_prompt
 
     @property

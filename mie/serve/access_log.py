@@ -19,11 +19,11 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mie.errors import shown_text
-from mie.sched.metrics import RequestMetrics
 from mie.serve.asgi import answer, facts_of, header, route_of
 from mie.serve.errors import api_error
 from mie.serve.metrics import ServerMetrics
 from mie.serve.sse import CLIENT_LEFT
+from mie.stats.request import RequestMetrics
 
 logger = logging.getLogger("mie.access")
 

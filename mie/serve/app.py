@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from mie.async_llm import AsyncLLM
 from mie.errors import MieError, shown_text
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.serve.anthropic.messages import ROUTES as MESSAGES_ROUTES
 from mie.serve.asgi import route_of
 from mie.serve.config import ServeConfig

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mie.config import check_settings, keyword_checked
+from mie.config.engine import check_settings, keyword_checked
+from mie.config.settings import setting
 from mie.errors import ConfigError
 from mie.serve.edge_config import EdgeSettings
-from mie.settings import setting
 
 
 @keyword_checked

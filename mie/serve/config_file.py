@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from mie.config import refuse_unknown
+from mie.config.engine import refuse_unknown
 from mie.errors import ConfigError, shown
 
 

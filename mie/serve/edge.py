@@ -118,8 +118,7 @@ class Edge:
         return not ending.is_alive()
 
     async def flush(self) -> None:
-        """Wait, but not long, until clients have read what the end of the engine means to them,
-        and the last spans are sent."""
+        """Wait, but not long, until responses have ended and the last spans are sent."""
         await self._wait_idle(FLUSH_SECONDS)
         if self._spans is not None:
             await asyncio.to_thread(self._spans.shutdown)

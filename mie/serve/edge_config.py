@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mie.config.settings import setting
 from mie.serve.keys import Keys
-from mie.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from mie.errors import (
     RequestError,
     RequestFailedError,
 )
-from mie.outputs import CompletionOutput
+from mie.frontend.outputs import CompletionOutput
 
 INVALID = "invalid_request_error"
 MAX_RETRY_AFTER = 60

@@ -36,8 +36,7 @@ class Keys:
 
     @classmethod
     def of(cls, keys: Iterable[str], file: str | None = None) -> Keys | None:
-        """Return the keys given as text, named key-1, key-2, …, and those of a file; None if
-        there are none.
+        """Return the given keys, named key-1, key-2, …, and a file's; None if there are none.
 
         Each line of the file is ``NAME KEY`` or ``NAME sha256:HEX``. Empty lines, and lines that
         begin with #, are skipped.

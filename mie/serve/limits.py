@@ -11,10 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mie.async_llm import AsyncLLM
 from mie.errors import RequestError
-from mie.request_state import PreparedRequest
+from mie.frontend.request_state import PreparedRequest
 from mie.serve.asgi import answer, header
 from mie.serve.errors import MAX_RETRY_AFTER, ApiError, invalid
-from mie.step import QueueState
+from mie.stats.step import QueueState
 
 
 class _BodyTooLarge(Exception):

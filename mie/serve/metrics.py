@@ -19,8 +19,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mie.async_llm import AsyncLLM
+from mie.engine.metrics import Counter, Gauge, Histogram, Metric, Snapshot, Tally
 from mie.errors import EngineDeadError
-from mie.metrics import Counter, Gauge, Histogram, Metric, Snapshot, Tally
 
 LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
 SNAPSHOT_SECONDS = 5.0

@@ -164,4 +164,4 @@ ANSWERS: Mapping[str, Any] = {
         type=_constant("error"), error=_object(type=_STRING, message=_STRING)
     ),
 }
-"""name -> schema of the answers, and of what they have in common."""
+"""Maps names to the schemas of the answers, and of what they have in common."""

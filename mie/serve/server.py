@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 
 from mie.async_llm import AsyncLLM
 from mie.errors import ConfigError
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.serve.access_log import logging_as
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BACKLOG = 2048
 """Connections that wait to be accepted."""
+HANG_UP_SECONDS = 1.0
+"""Time after which connections are cut that do not end by themselves when the server has ended."""
 EXIT_AT_ONCE = 130
 """The exit code after a second signal."""
 
@@ -112,6 +114,8 @@ class Server:
         ending.cancel()
         watching.cancel()
         self._uvicorn.should_exit = True
+        await asyncio.wait((serving,), timeout=HANG_UP_SECONDS)
+        self._uvicorn.hang_up()
         await serving
         return int(has_failed)
 
@@ -150,6 +154,11 @@ class _Uvicorn(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to `Server`."""
         yield
+
+    def hang_up(self) -> None:
+        """Cut the connections that are left, as if their clients had left."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

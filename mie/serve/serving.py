@@ -21,9 +21,9 @@ from starlette.types import Scope
 from mie.async_llm import AsyncLLM, ModelFacts
 from mie.engine_thread import OutputStream
 from mie.errors import shown
-from mie.outputs import RequestOutput
-from mie.request_state import PreparedRequest
-from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.frontend.outputs import RequestOutput
+from mie.frontend.request_state import PreparedRequest
+from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.access_log import work_of
 from mie.serve.asgi import facts_of
 from mie.serve.config import ServeConfig
@@ -188,8 +188,10 @@ class Serving:
 
     @property
     def gap(self) -> float:
-        """Seconds between two chunks of a stream at least: writing them must not slow the engine,
-        which computes in the same process."""
+        """Minimum number of seconds between two chunks of a stream.
+
+        Writing them must not slow the engine, which computes in the same process.
+        """
         rate = self.config.max_chunks_per_second
         return len(self.running) / rate if rate else 0.0
 

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.errors import ConfigError, shown
-from mie.files import read_file
 from mie.sim.costs import Costs
 from mie.sim.metrics import percentile
 from mie.sim.recorded import RecordedStep
+from mie.system.files import read_file
 
 FORMAT_VERSION = 1
 MAX_COSTS_BYTES = 1 << 16

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from mie.config import check_integer, keyword_checked
+from mie.config.engine import check_integer, keyword_checked
 
 
 class StepWork(NamedTuple):

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from mie.arithmetic import ceil_div
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import num_parameters
 from mie.errors import ConfigError
-from mie.model.config import ModelConfig
 from mie.sim.costs import Costs
 
 PICO = 10**12
@@ -132,7 +134,7 @@ def costs_on(device: Device, model: ModelConfig) -> Costs:
     """
     head = model.vocab_size * model.hidden_size
     embeddings = 0 if model.tie_word_embeddings else head  # looked up; a tied one is also the head
-    layers = model.num_parameters - embeddings - head
+    layers = num_parameters(model) - embeddings - head
     kv_bytes = model.kv_bytes_per_token(device.itemsize)
     memory = device.bandwidth * device.bandwidth_percent
     gemm = device.flops * device.gemm_percent
@@ -153,12 +155,12 @@ def costs_on(device: Device, model: ModelConfig) -> Costs:
 
 def _ps(amount: int, percent_a_second: int) -> int:
     """Return the picoseconds for an amount at hundredths of a rate."""
-    return -(-amount * 100 * PICO // percent_a_second)
+    return ceil_div(amount * 100 * PICO, percent_a_second)
 
 
 def blocks_on(device: Device, model: ModelConfig, block_size: int) -> int:
     """Return how many blocks fit beside the weights, or raise `ConfigError` if none does."""
-    weights = model.num_parameters * device.itemsize
+    weights = num_parameters(model) * device.itemsize
     block = block_size * model.kv_bytes_per_token(device.itemsize)
     num_blocks = (device.memory_bytes * 9 // 10 - weights) // block
     if num_blocks < 1:

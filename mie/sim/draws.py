@@ -82,6 +82,7 @@ class Fixed:
     length: int
 
     def draw(self, draws: Draws) -> int:
+        """Draw a length."""
         return self.length
 
 
@@ -93,6 +94,7 @@ class Uniform:
     high: int
 
     def draw(self, draws: Draws) -> int:
+        """Draw a length."""
         return draws.integer(self.low, self.high)
 
 
@@ -106,6 +108,7 @@ class LogNormal:
     high: int
 
     def draw(self, draws: Draws) -> int:
+        """Draw a length."""
         return min(self.high, max(self.low, int(self.median * exp(self.sigma * draws.normal()))))
 
 

@@ -6,13 +6,14 @@ import heapq
 from collections import deque
 from dataclasses import dataclass
 
-from mie.engine import Engine
+from mie.engine.engine import Engine
+from mie.engine.step import SequenceOutput
 from mie.errors import RequestError
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sim.clock import SECOND, Clock
 from mie.sim.metrics import RequestRecord
 from mie.sim.workload import Answer, Workload, WorkloadRequest
-from mie.step import SequenceOutput, StepStats
+from mie.stats.step import StepStats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ def run_load(bench: Bench, workload: Workload, *, max_concurrency: int | None = 
         run.serve()
     finally:
         engine.observers.remove(run.steps.append)
-        for request_id in run.open_choices:  # of a run that was abandoned
+        for request_id in run.open_choices:  # left by an abandoned run
             engine.abort(request_id)
     return LoadResult(
         records=[run.records[request.request_id] for request in workload.requests],
@@ -96,7 +97,7 @@ class _Run:
         self.open_choices: dict[str, int] = {}
         """The number of unfinished choices of each request in the engine."""
         self._bench = bench
-        self._coming: list[tuple[int, int, WorkloadRequest]] = []  # a heap, by moment
+        self._coming: list[tuple[int, int, WorkloadRequest]] = []  # a heap by time
         self._after: dict[str, list[tuple[int, WorkloadRequest]]] = {}
         self._prompts: dict[str, list[int]] = {}
         self._answers: dict[tuple[str, int], list[int]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from mie.config import check_integer, check_real
+from mie.config.engine import check_integer, check_real
 from mie.sim.clock import MILLISECOND, SECOND
 from mie.sim.draws import Draws, Fixed, Lengths, LogNormal, Uniform
 from mie.sim.workload import Answer, Part, Text, Workload, WorkloadRequest

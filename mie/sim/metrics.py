@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 
-from mie.config import check_real, keyword_checked
+from mie.config.engine import check_real, keyword_checked
 from mie.errors import ConfigError
 from mie.sim.clock import MILLISECOND, SECOND
 
@@ -133,7 +133,7 @@ class Goodput:
         return cls(**limits)
 
     def is_met(self, record: RequestRecord) -> bool:
-        """Whether every limit holds. A choice of one token meets any TPOT."""
+        """Return whether every limit holds. A choice of one token meets any TPOT."""
         for limit, values in (
             (self.ttft, [record.ttft]),
             (self.e2el, [record.e2el]),

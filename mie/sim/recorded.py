@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from mie.arithmetic import ceil_div
 from mie.errors import TraceError
 from mie.events import Record, Segment, Seq, Summary
 from mie.replay import State, walk
@@ -47,7 +48,7 @@ class Recording:
         """The number of blocks for every sequence at once, with one more each for copies."""
         size = self.block_size
         return sum(
-            (-(-(record.num_prompt + len(times)) // size) + 2)
+            (ceil_div(record.num_prompt + len(times), size) + 2)
             for record in self.records
             for times in record.token_ns
         )

@@ -10,7 +10,7 @@ from mie.sim.tokens import text_key, text_token
 
 
 class SimRunner:
-    """A `mie.runner.ModelRunner` without a model.
+    """A `mie.engine.runner.ModelRunner` without a model.
 
     A choice's tokens depend only on its request and their positions, so scheduling never changes
     its text. Sampling controls are ignored: an answer has ``max_tokens`` tokens, and there are no

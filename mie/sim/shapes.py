@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mie.model.config import ModelConfig
-from mie.model.locate import locate_model
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.locate import locate_model
 
 SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TextIO
 
-from mie.config import EngineConfig
-from mie.engine import Engine
+from mie.checkpoint.config import ModelConfig
+from mie.config.engine import EngineConfig
+from mie.engine.engine import Engine
 from mie.errors import ConfigError
 from mie.events import EventLog
-from mie.load import new_scheduler
-from mie.model.config import ModelConfig
+from mie.load.engine import new_scheduler
+from mie.load.sizing import DEFAULT_SWAP_BYTES
 from mie.sim.clock import SimClock
 from mie.sim.costs import Costs
 from mie.sim.devices import Device, blocks_on, costs_on
 from mie.sim.driver import Bench
 from mie.sim.runner import SimRunner
-from mie.sizing import DEFAULT_SWAP_BYTES
 
 VOCAB_SIZE = 1 << 18
 """The default vocabulary size, which no model in use exceeds."""

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from mie.config import check_integer, refuse_unknown
+from mie.config.engine import check_integer, refuse_unknown
 from mie.errors import ConfigError
 from mie.sim.tokens import text_key, text_tokens
 

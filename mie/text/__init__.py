@@ -1,4 +1,4 @@
-"""Text to token ids and back: the tokenizer, incremental text, stop strings, chat templates.
+"""Convert between text and token ids: tokenizer, detokenizer, stop strings, chat templates.
 
-This room knows tokenizers and jinja2. It never heard of an array, a model or an engine.
+This room knows tokenizers and jinja2. It knows no arrays, models or engines.
 """

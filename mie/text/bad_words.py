@@ -1,4 +1,4 @@
-"""How the words that an answer must not contain are spelled in tokens."""
+"""Encode bad words, which an answer must not contain."""
 
 from collections.abc import Iterable
 
@@ -7,14 +7,14 @@ from mie.text.tokenizer import Tokenizer
 
 
 def encode_bad_words(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-    """The lists of token ids that spell ``words``: each at the beginning of a text and after a
-    space, as vLLM encodes them.
+    """Return the token ids of each word, at the beginning of a text and after a space, as in vLLM.
 
-    The second spelling is left out where it ends with the first one, which is found inside it.
-    vLLM also leaves it out where it has another number of tokens, and so lets many a word through.
+    The second spelling is left out if it ends with the first one, because a search for the first
+    finds it. vLLM also leaves it out if it has a different number of tokens, and so fails to block
+    many words.
 
     Raises:
-        RequestError: a word is no valid Unicode, or the tokenizer has no tokens for it.
+        RequestError: a word is not valid Unicode, or the tokenizer has no tokens for it.
     """
     spelled: list[tuple[int, ...]] = []
     for word in words:

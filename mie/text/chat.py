@@ -1,4 +1,4 @@
-"""Chat messages to a prompt, by the model's own template."""
+"""Render chat messages as a prompt with the model's chat template."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 class ChatTemplate:
     """A chat template, rendered with Hugging Face's settings in a worker process with limits.
 
-    The prompt that it writes already holds BOS where the model wants it: encode it with
-    ``add_special_tokens=False``. Templates may share a ``renderer`` and so its worker.
+    The template writes BOS itself if the model needs it, so encode the prompt with
+    ``add_special_tokens=False``. Templates may share a ``renderer`` and its worker.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class ChatTemplate:
 
     @cached_property
     def content_format(self) -> str:
-        """What the template takes as a message's content.
+        """The form of message contents that the template expects.
 
-        "openai" if it goes through the parts of a content, else "string".
+        It is "openai" if the template iterates over the parts of a content, else "string".
 
         Raises:
-            ChatTemplateError: it is not a jinja2 template.
+            ChatTemplateError: it is not a valid jinja2 template.
         """
         return str(self._ask({"source": self.source})["format"])
 
@@ -70,20 +70,20 @@ class ChatTemplate:
         documents: Sequence[Any] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt for ``messages``, which the template gets as they are.
+        """Return the prompt for ``messages``, which are passed to the template unchanged.
 
-        Special tokens are known to the template by name (``bos_token``, …); ``variables`` may
-        override them, and bring whatever else the template reads (``enable_thinking``, …). With
-        ``continue_final_message`` the prompt ends with the last message's text.
+        The template can use the special tokens by name (``bos_token``, …). ``variables`` may
+        override them and add others (``enable_thinking``, …). With ``continue_final_message`` the
+        prompt ends with the last message's text.
 
         Raises:
-            RequestError: a message is malformed, or something is not JSON.
-            ChatTemplateError: the template refuses the messages, fails, or meets a limit.
+            RequestError: a message is malformed, or a variable is not a JSON value.
+            ChatTemplateError: the template rejects the messages, fails, or exceeds a limit.
         """
         if continue_final_message and add_generation_prompt:
             raise RequestError(
-                "continue_final_message and add_generation_prompt exclude each other: the one"
-                " continues the last message, the other begins a new one"
+                "continue_final_message and add_generation_prompt exclude each other: the first"
+                " continues the last message, the second begins a new one"
                 " (pass add_generation_prompt=False)"
             )
         messages = checked_messages(messages)
@@ -112,12 +112,12 @@ class ChatTemplate:
             "syntax": f"is not a jinja2 template: line {reply.get('line')}:",
             "compile": "cannot be compiled:",
             "refused": "refused the messages:",
-            "long": "wrote too long a prompt:",
+            "long": "rendered too long a prompt:",
         }.get(reply["error"], "failed:")
         raise ChatTemplateError(f"{self._name} {what} {message}")
 
     def _marked(self, message: dict[str, Any]) -> dict[str, Any]:
-        """``message`` with a mark where its text ends."""
+        """Return ``message`` with a mark at the end of its text."""
         content = message.get("content")
         if isinstance(content, str):
             return {**message, "content": content + _CONTINUE_HERE}
@@ -130,7 +130,7 @@ class ChatTemplate:
         raise RequestError("continue_final_message: the last message has no text to continue")
 
     def _cut(self, text: str) -> str:
-        """``text`` up to the mark, and without the space that a template trimmed before it."""
+        """Return ``text`` up to the mark, without trailing space that the template trimmed."""
         place = text.rfind(_CONTINUE_HERE.strip())
         if place < 0:
             raise ChatTemplateError(
@@ -143,7 +143,7 @@ class ChatTemplate:
 
 
 class ChatTemplates:
-    """The templates of one model directory, and what `LLM.chat` does with them."""
+    """The chat templates of a model directory."""
 
     def __init__(self, files: TemplateFiles) -> None:
         self._files = files
@@ -151,20 +151,20 @@ class ChatTemplates:
         self._loaded: dict[str, ChatTemplate] = {}
 
     def start(self) -> None:
-        """Start the worker that renders, so that it is ready for the first chat. Does not wait."""
+        """Start the render worker before the first chat, without waiting for it."""
         self._renderer.start()
 
     def close(self) -> None:
-        """End the worker that renders. The next chat starts another."""
+        """Stop the render worker. The next chat starts another."""
         self._renderer.close()
 
     def choose(self, chat_template: str | None, tools: Sequence[Any] | None = None) -> ChatTemplate:
-        """The template to use: one by its name, another one's text, or the model's.
+        """Return the template to use: a named one, the given text, or the model's default.
 
-        The model's is the one named ``tool_use`` when there are tools and it has that.
+        The model's template named ``tool_use`` is used if there are tools and it exists.
 
         Raises:
-            ChatTemplateError: there is none.
+            ChatTemplateError: there is no template.
             TokenizerError: the files are broken.
         """
         names = self._files.names
@@ -188,12 +188,12 @@ class ChatTemplates:
         documents: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for ``messages``, spelled as vLLM's ``LLM.chat``; see `LLM.chat`.
+        """Return the prompt for ``messages``. The parameters are those of `LLM.chat`.
 
         Raises:
             ConfigError: a parameter is wrong.
             RequestError: a message is malformed.
-            ChatTemplateError: there is no template, or it does not take the messages.
+            ChatTemplateError: there is no template, or it rejects the messages.
         """
         if chat_template_content_format not in CONTENT_FORMATS:
             raise ConfigError(
@@ -220,34 +220,34 @@ class ChatTemplates:
 
 
 def _new_renderer() -> TemplateRenderer:
-    from mie.text.renderer import TemplateRenderer  # brings subprocess, which only chats need
+    from mie.text.renderer import TemplateRenderer  # imports subprocess, which only chats need
 
     return TemplateRenderer()
 
 
 def _checked_variables(variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """``chat_template_kwargs``, in which no parameter may hide."""
+    """Return ``chat_template_kwargs`` after checking that it contains no parameters."""
     if variables is None:
         return {}
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
-        raise ConfigError(f"chat_template_kwargs must be a mapping of names; got {variables!r}")
+        raise ConfigError(f"chat_template_kwargs must have string keys; got {variables!r}")
     own = [*inspect.signature(ChatTemplates.render).parameters][1:]
     for name in variables:
         if name in own:
             raise ConfigError(
-                f"{name} is a parameter of its own; take it out of chat_template_kwargs"
+                f"{name} is a separate parameter; remove it from chat_template_kwargs"
             )
     return variables
 
 
-# What a caller of `LLM.chat` may pass as vLLM's callers do, at values that change nothing.
+# Parameters of vLLM's `LLM.chat` that are accepted if they are None.
 IGNORED_AT_NONE = ("lora_request", "mm_processor_kwargs", "tokenization_kwargs")
 
 
 def refuse_unknown_options(function: Any, options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for the first of ``options``, unless it is None and one of vLLM's.
+    """Raise `ConfigError` for the first of ``options`` that is not a vLLM parameter set to None.
 
-    ``function`` is the one whose parameters are known.
+    ``function`` is the function whose parameters are known.
     """
     known = [
         parameter.name

@@ -1,12 +1,12 @@
-"""Token ids to text, piece by piece.
+"""Convert token ids to text incrementally.
 
     ids ─ id_to_token ─▶ tokens ─ step ─ step ─ … ─▶ text that no later token can change
 
-A tokenizer's decoder is a list of steps. Each is followed here by a small machine that passes on
-what is settled and holds back what a later token may still change: the first bytes of a character,
-or (``ByteFallback``) a run of byte tokens, whose text depends on the whole run. So the join of all
-deltas equals ``Tokenizer.decode`` of all ids, and every token is looked at once. The steps are
-those of https://github.com/huggingface/tokenizers, ``tokenizers/src/decoders``.
+A tokenizer's decoder is a list of steps. A small state machine for each step emits settled text and
+holds back what a later token may still change. This is the first bytes of a character, or a run of
+byte tokens (``ByteFallback``). The joined deltas therefore equal ``Tokenizer.decode`` of all ids,
+and every token is processed once. The steps are those of the tokenizers library
+(https://github.com/huggingface/tokenizers, ``tokenizers/src/decoders``).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from mie.text.tokenizer import Tokenizer, is_library_error
 
 
 class Detokenizer:
-    """The text of one growing list of token ids.
+    """Incremental text of one growing list of token ids.
 
     Without ``prompt_token_ids`` the deltas join to ``tokenizer.decode(ids, skip_special_tokens)``.
-    With them the text continues the prompt's: the deltas join to what ``decode(prompt + ids)`` adds
-    to ``decode(prompt)``. So a SentencePiece tokenizer keeps the space before the first new word. A
-    character whose first bytes are the prompt's and whose last bytes are new is new.
+    With them the text continues the prompt: the deltas join to what ``decode(prompt + ids)`` adds
+    to ``decode(prompt)``. A SentencePiece tokenizer then keeps the space before the first new word.
+    A character that the prompt begins and new tokens complete counts as new.
 
-    With ``spaces_between_special_tokens`` false, an added token that follows another one is spelled
-    without the space that some decoders put before it. Like vLLM's setting of that name, this needs
-    ``skip_special_tokens=False``, and the prompt's last token does not count.
+    If ``spaces_between_special_tokens`` is false, no space is put between two consecutive added
+    tokens, where some decoders put one. As in vLLM, this requires ``skip_special_tokens=False``,
+    and the prompt's last token does not count.
 
-    A decoder that rewrites whole words at once (CTC, ``</w>`` suffixes) yields its text at the end.
+    A decoder that rewrites whole words (CTC, ``</w>`` suffixes) yields its text at the end.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._steps = _build_steps(tokenizer, skip_special_tokens)
-        self._joined: Mapping[int, str] = {}  # added tokens that get no space between them
+        self._joined: Mapping[int, str] = {}  # added tokens without a space between them
         self._after_joined = False
         self.add(prompt_token_ids)
         for step in self._steps:
@@ -58,7 +58,7 @@ class Detokenizer:
             self._joined = tokenizer.added_tokens
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """The text that ``token_ids`` settle: never half a character, often nothing.
+        """Return the text that ``token_ids`` settle, which is often empty.
 
         Raises:
             RequestError: the tokenizer's own decoder fails.
@@ -75,7 +75,7 @@ class Detokenizer:
             raise
 
     def finish(self) -> str:
-        """The rest of the text; bytes that nothing completed become U+FFFD. Call it once, last.
+        """Return the rest of the text. Incomplete characters become U+FFFD. Call it once, last.
 
         Raises:
             RequestError: the tokenizer's own decoder fails.
@@ -88,13 +88,13 @@ class Detokenizer:
             raise
 
     def pending(self) -> str:
-        """What ``finish`` would give now: text that the next token may still change."""
+        """Return what ``finish`` would return now: text that the next token may still change."""
         if not any(step.held for step in self._steps):
             return ""
         return self.fork().finish()
 
     def fork(self) -> Detokenizer:
-        """A copy that goes its own way from here."""
+        """Return an independent copy."""
         fork = copy.copy(self)
         fork._steps = [step.fork() for step in self._steps]
         return fork
@@ -112,28 +112,28 @@ class Detokenizer:
 
 
 class _Step:
-    """One step of a decoder: tokens in, settled pieces of text out."""
+    """One step of a decoder, which turns tokens into settled pieces of text."""
 
     held = False
     """Whether anything is held back."""
 
     def add(self, pieces: list[str]) -> list[str]:
-        """What ``pieces`` settle."""
+        """Return the pieces that are settled after ``pieces``."""
         raise NotImplementedError
 
     def rest(self) -> list[str]:
-        """What is held back, settled because nothing follows."""
+        """Return the held-back pieces, because no token follows."""
         return []
 
     def end_prompt(self) -> None:
-        """Everything so far is the prompt's: what is held back of it is no new text."""
+        """Mark everything so far, including what is held back, as part of the prompt."""
 
     def take_prompt(self) -> list[str]:
-        """Pieces of the prompt that settled since the last call, before all others."""
+        """Return and clear the prompt's pieces that have settled since the last call."""
         return []
 
     def fork(self) -> _Step:
-        """A copy that goes its own way from here."""
+        """Return an independent copy."""
         return copy.copy(self)
 
 
@@ -145,7 +145,7 @@ def _run(steps: Sequence[_Step], pieces: list[str], is_last: bool = False) -> li
         if is_last:
             pieces = pieces + step.rest()
         prompt = step.take_prompt()
-        if prompt:  # later steps see it, and what they make of it is no new text
+        if prompt:  # later steps see it, but their output for it is not new text
             _run(steps[number:], prompt)
             for later in steps[number:]:
                 later.end_prompt()
@@ -153,7 +153,7 @@ def _run(steps: Sequence[_Step], pieces: list[str], is_last: bool = False) -> li
 
 
 class _PerToken(_Step):
-    """A step that rewrites each token by itself: it holds back nothing."""
+    """A step that rewrites each token independently and holds back nothing."""
 
     def __init__(self, rewrite: Callable[[list[str]], list[str]]) -> None:
         self._rewrite = rewrite
@@ -163,11 +163,11 @@ class _PerToken(_Step):
 
 
 class _HoldsBytes(_Step):
-    """A step that holds back bytes, of which the first may be the prompt's."""
+    """A step that holds back bytes, the first of which may belong to the prompt."""
 
     def __init__(self) -> None:
         self._bytes = b""
-        self._prompt_bytes = 0  # how many of them are the prompt's
+        self._prompt_bytes = 0  # how many held bytes belong to the prompt
         self._prompt_pieces: list[str] = []
 
     @property
@@ -183,7 +183,7 @@ class _HoldsBytes(_Step):
 
 
 class _ByteLevel(_HoldsBytes):
-    """GPT-2's bytes spelled as letters: holds back the first bytes of a character."""
+    """Decodes GPT-2's byte letters and holds back the first bytes of a character."""
 
     def add(self, pieces: list[str]) -> list[str]:
         data = self._bytes + b"".join(map(letters_to_bytes, pieces))
@@ -197,17 +197,17 @@ class _ByteLevel(_HoldsBytes):
         if not text:
             return []
         if self._prompt_bytes and not data.startswith(text[0].encode()):
-            self._prompt_pieces = [text[0]]  # U+FFFD: new bytes did not complete the character
+            self._prompt_pieces = [text[0]]  # U+FFFD: no new bytes completed the character
             text = text[1:]
         self._prompt_bytes = 0
         return [text]
 
 
 class _ByteFallback(_HoldsBytes):
-    """SentencePiece's ``<0xE2>`` tokens: holds back a run of them.
+    """Decodes SentencePiece's ``<0xE2>`` tokens and holds back a run of them.
 
-    A run that is UTF-8 becomes its text. Of any other run every byte becomes U+FFFD, the valid
-    characters in it too, which is why nothing of a run is settled before it ends.
+    A run of valid UTF-8 becomes its text. In any other run every byte becomes U+FFFD, even bytes of
+    valid characters, so nothing is settled before the run ends.
     """
 
     _BYTE = re.compile(r"<0x([+0-9A-Fa-f][0-9A-Fa-f])>")
@@ -231,7 +231,7 @@ class _ByteFallback(_HoldsBytes):
         return self._settle(run)
 
     def _settle(self, run: bytes | bytearray) -> list[str]:
-        """The text of a run that ended, without the characters that the prompt completed."""
+        """Return the text of a complete run, without the characters that end in the prompt."""
         prompt, self._prompt_bytes = self._prompt_bytes, 0
         try:
             text = run.decode("utf-8")
@@ -261,9 +261,9 @@ class _StripStart(_Step):
 
 
 class _Continued(_Step):
-    """A library decoder that rewrites each token by itself, but the first one differently."""
+    """A library decoder that rewrites each token independently, except the first."""
 
-    _BEFORE = "x"  # a first token, so that the others are not
+    _BEFORE = "x"  # stands for the first token, so that no real token is the first
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
@@ -280,7 +280,7 @@ class _Continued(_Step):
 
 
 class _JoinWithSpaces(_Step):
-    """What the library does when a tokenizer has no decoder."""
+    """Joins tokens with spaces, as the library does for a tokenizer without a decoder."""
 
     def __init__(self) -> None:
         self._started = False
@@ -294,7 +294,7 @@ class _JoinWithSpaces(_Step):
 
 
 class _WholeText(_Step):
-    """For decoders whose last word depends on all of the text: holds back everything."""
+    """Holds back everything, for decoders whose last word depends on the whole text."""
 
     held = True
 
@@ -305,7 +305,7 @@ class _WholeText(_Step):
         self._token_ids: list[int] = []
 
     def hold(self, token_ids: Sequence[int]) -> str:
-        """Nothing, after remembering ``token_ids``."""
+        """Store ``token_ids`` and return an empty text."""
         self._token_ids += token_ids
         return ""
 
@@ -329,11 +329,11 @@ class _WholeText(_Step):
 
 
 def _build_steps(tokenizer: Tokenizer, skip_special_tokens: bool) -> list[_Step]:
-    """The machines that follow a tokenizer's decoder, or one that waits for the whole text."""
+    """Return the machines for a tokenizer's decoder, or one that waits for the whole text."""
     if not tokenizer.decoder_steps:
         return [_JoinWithSpaces()]
     steps: list[_Step] = []
-    joined = False  # from some step on, the text is one piece and no token ends
+    joined = False  # true from the step that joins all tokens to one piece
     for spec in tokenizer.decoder_steps:
         kind = spec["type"]
         step = None if kind == "Fuse" else _build_step(spec, joined)
@@ -345,7 +345,7 @@ def _build_steps(tokenizer: Tokenizer, skip_special_tokens: bool) -> list[_Step]
 
 
 def _build_step(spec: dict[str, Any], joined: bool) -> _Step | None:
-    """The machine for one step, or None when there is none that need not wait for the end."""
+    """Return the machine for one step, or None if the step needs the whole text."""
     from tokenizers import decoders
 
     kind = spec["type"]
@@ -368,7 +368,7 @@ def _build_step(spec: dict[str, Any], joined: bool) -> _Step | None:
 
 
 def _replace(old: str | None, new: str, joined: bool) -> _Step | None:
-    """``old`` to ``new``; None for a regular expression, or a pattern that may span two pieces."""
+    """Return a step that replaces ``old``, or None for a regular expression or a joined text."""
     if not old or (joined and len(old) > 1):
         return None
     return _PerToken(lambda pieces: [piece.replace(old, new) for piece in pieces])
@@ -379,7 +379,7 @@ def _cannot_decode(error: BaseException) -> str:
 
 
 def letters_to_bytes(token: str) -> bytes:
-    """The bytes a byte-level token spells; an added token that is plain text spells itself."""
+    """Return the bytes of a byte-level token. Plain text in an added token is encoded as it is."""
     try:
         return bytes([_BYTE_OF_LETTER[letter] for letter in token])
     except KeyError:
@@ -387,7 +387,7 @@ def letters_to_bytes(token: str) -> bytes:
 
 
 def _letter_table() -> dict[str, int]:
-    """GPT-2's table: printable Latin-1 stands for itself, the other bytes for U+0100 onwards."""
+    """Return GPT-2's table: printable Latin-1 stands for itself, other bytes for U+0100 onwards."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}

@@ -1,4 +1,4 @@
-"""What a caller may pass as chat messages, and what templates get."""
+"""Check chat messages and convert them to the form that templates expect."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Message: TypeAlias = Mapping[str, Any]
 """``{"role": "user", "content": "Hello"}``."""
 
 MOST_MESSAGES = 2**16
-"""Each of them is a few tokens at least."""
+"""Maximum number of messages. Each is at least a few tokens."""
 
-_OF_PEOPLE = ("system", "developer", "user", "assistant")  # others are tools, with any content
+_OF_PEOPLE = ("system", "developer", "user", "assistant")  # other roles are tools, with any content
 _TEXT_PARTS = {
     "text": "text",
     "input_text": "text",
@@ -24,12 +24,12 @@ _TEXT_PARTS = {
 
 
 def conversation(messages: Sequence[Message], content_format: str = "string") -> list[Any]:
-    """``messages`` as a template expects them.
+    """Return ``messages`` in the form that a template expects.
 
     With ``content_format`` "string" a content is text, and text parts are joined by newlines. With
-    "openai" it is a list of ``{"type": "text", "text": …}``. A content of None is an empty text,
-    but for an assistant's message with tool calls, which keeps it. What a tool returns may be any
-    JSON value. Arguments of tool calls that are JSON text become objects.
+    "openai" it is a list of ``{"type": "text", "text": …}``. A content of None becomes an empty
+    text, except in an assistant's message with tool calls. A tool may return any JSON value.
+    Arguments of tool calls that are JSON text become objects.
 
     Raises:
         RequestError: there are no messages, one lacks its role, its content is not text, or the
@@ -42,15 +42,15 @@ def conversation(messages: Sequence[Message], content_format: str = "string") ->
 
 
 def is_batch(messages: object) -> bool:
-    """Whether ``messages`` are several conversations, or none, instead of one."""
+    """Return whether ``messages`` is a list of conversations, which may be empty."""
     return _is_list(messages) and (not messages or _is_list(messages[0]))  # type: ignore[index]
 
 
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """``messages`` as plain dicts, each with a role.
+    """Return ``messages`` as plain dicts, each with a role.
 
     Raises:
-        RequestError: they are no list, there are none, or one lacks its role.
+        RequestError: ``messages`` is empty or not a list, or one lacks its role.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(
@@ -78,7 +78,7 @@ def _converted(message: dict[str, Any], where: str, content_format: str) -> dict
         message["tool_calls"] = [
             _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
         ]
-        if not calls:  # templates that ask only whether the key is there
+        if not calls:  # some templates only check whether the key exists
             del message["tool_calls"]
     if message.get("content") is None and message.get("tool_calls"):
         return message
@@ -91,7 +91,7 @@ def _converted(message: dict[str, Any], where: str, content_format: str) -> dict
 
 
 def _is_text(content: Any) -> bool:
-    """Whether it is text, None, or a list of parts that say that they are text."""
+    """Return whether ``content`` is text, None, or a list of text parts."""
     if content is None or isinstance(content, str):
         return True
     return _is_list(content) and all(
@@ -124,7 +124,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def _call(call: Any, where: str) -> Any:
-    """A tool call whose arguments are an object, as templates expect them."""
+    """Return a tool call with its arguments as an object, as templates expect."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise RequestError(f'{where} must be {{"function": {{"name": …, "arguments": …}}}}')

@@ -1,4 +1,4 @@
-"""A tokenizer as users of transformers know it: names, defaults and meanings are transformers'."""
+"""Offer the tokenizer with the names, defaults and meanings of transformers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_EFFECT: Mapping[str, tuple[Any, ...]] = {
 
 
 class BatchEncoding(dict[str, Any]):
-    """Ids and mask of one text or of several; keys are attributes too."""
+    """Token ids and attention mask of one text or several; keys are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -37,10 +37,10 @@ class BatchEncoding(dict[str, Any]):
 
 
 class PretrainedTokenizer:
-    """What `LLM.get_tokenizer` returns.
+    """The tokenizer that `LLM.get_tokenizer` returns.
 
-    It has what programs use of transformers' fast tokenizers, and refuses parameters that it would
-    have to ignore. `tokenizer` is mie's own, which it wraps.
+    It has the commonly used methods of transformers' fast tokenizers, and refuses parameters that
+    it would have to ignore. `tokenizer` is mie's own, which it wraps.
     """
 
     is_fast = True
@@ -56,12 +56,13 @@ class PretrainedTokenizer:
             f" vocab_size={self.vocab_size}, special_tokens={self.special_tokens_map})"
         )
 
-    # Text to ids and back
+    # Encoding and decoding
 
     def __call__(
         self, text: str | Sequence[str], add_special_tokens: bool = True, **options: Any
     ) -> BatchEncoding:
-        """``input_ids`` and ``attention_mask`` of a text, or lists of them for several texts."""
+        """Return ``input_ids`` and ``attention_mask`` of a text, or lists of both for several
+        texts."""
         _refuse("__call__", options)
         if isinstance(text, str):
             return _encoding(self.encode(text, add_special_tokens))
@@ -73,7 +74,7 @@ class PretrainedTokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
-        """The token ids of ``text``."""
+        """Return the token ids of ``text``."""
         _refuse("encode", options)
         return self.tokenizer.encode(text, add_special_tokens)
 
@@ -96,7 +97,10 @@ class PretrainedTokenizer:
         skip_special_tokens: bool = False,
         **options: Any,
     ) -> str | list[str]:
-        """The text of token ids, special tokens included; a list of texts for a list of lists."""
+        """Return the text of token ids, or a list of texts for a list of lists.
+
+        Special tokens are included unless ``skip_special_tokens`` is set.
+        """
         _refuse("decode", options)
         ids = _as_list(token_ids)
         if ids and not _is_id(ids[0]):
@@ -109,57 +113,60 @@ class PretrainedTokenizer:
         skip_special_tokens: bool = False,
         **options: Any,
     ) -> list[str]:
-        """The texts of several lists of token ids."""
+        """Return the texts of several lists of token ids."""
         return [self.decode(each, skip_special_tokens, **options) for each in _as_list(sequences)]
 
     def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
-        """The tokens of ``text`` in the vocabulary's own spelling."""
+        """Return the tokens of ``text`` as the vocabulary spells them."""
         return [str(self._token(each)) for each in self.encode(text, add_special_tokens)]
 
     def convert_ids_to_tokens(
         self, ids: int | Sequence[int], skip_special_tokens: bool = False
     ) -> Any:
-        """The vocabulary's own spelling of an id (None if it has none), or of each in a list."""
+        """Return the vocabulary's spelling of an id, or of each in a list; None for unknown ids."""
         if _is_id(ids):
             return self._token(ids)
         skipped = self.tokenizer.special_ids if skip_special_tokens else frozenset()
         return [self._token(each) for each in _as_list(ids) if each not in skipped]
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """The id of a token (that of ``unk_token``, or None, if it has none), or of each."""
+        """Return the id of a token or of each in a list.
+
+        An unknown token has the id of ``unk_token``, or None if there is no such token.
+        """
         if isinstance(tokens, str):
             token_id = self.tokenizer.token_to_id(tokens)
             return self.unk_token_id if token_id is None else token_id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
-        """The text of tokens in the vocabulary's own spelling."""
+        """Return the text of tokens that are spelled as in the vocabulary."""
         return self.tokenizer.join(list(tokens))
 
     # The vocabulary
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens without added ones."""
+        """Number of tokens without added tokens."""
         return self.tokenizer.num_tokens(with_added_tokens=False)
 
     def __len__(self) -> int:
-        """The number of tokens, added ones included."""
+        """Return the number of tokens, including added tokens."""
         return self.tokenizer.num_tokens(with_added_tokens=True)
 
     def get_vocab(self) -> dict[str, int]:
-        """The id of every token."""
+        """Return the id of every token."""
         return self.tokenizer.vocabulary()
 
     def get_added_vocab(self) -> dict[str, int]:
-        """The id of every added token."""
+        """Return the id of every added token."""
         return {text: token_id for token_id, text in self.tokenizer.added_tokens.items()}
 
     # Special tokens
 
     @cached_property
     def special_tokens_map(self) -> dict[str, str]:
-        """``{"eos_token": "</s>", …}``."""
+        """Special tokens by name: ``{"eos_token": "</s>", …}``."""
         return self.tokenizer.special_tokens
 
     @cached_property
@@ -195,7 +202,7 @@ class PretrainedTokenizer:
 
     @property
     def pad_token(self) -> str | None:
-        """The token that fills batches up elsewhere; mie has no use for it."""
+        """The padding token, which mie does not use."""
         return self.special_tokens_map.get("pad_token")
 
     @property
@@ -205,7 +212,7 @@ class PretrainedTokenizer:
 
     @property
     def unk_token(self) -> str | None:
-        """The token for what the vocabulary cannot spell."""
+        """The token for text that the vocabulary cannot spell."""
         return self.special_tokens_map.get("unk_token")
 
     @property
@@ -222,7 +229,7 @@ class PretrainedTokenizer:
 
     @cached_property
     def chat_template(self) -> str | dict[str, str] | None:
-        """The text of the chat template, those of several by name, or None."""
+        """The text of the chat template, texts by name if there are several, or None."""
         templates = {name: self._files.read(name)[0] for name in self._files.names}
         if not templates:
             return None
@@ -240,11 +247,12 @@ class PretrainedTokenizer:
         return_dict: bool = True,
         **options: Any,
     ) -> Any:
-        """The conversation, or each of several, as the chat template writes it.
+        """Render the conversation, or each of several, with the chat template.
 
-        With ``tokenize`` a mapping with ``input_ids`` and ``attention_mask``, or a list of ids if
-        ``return_dict`` is false; without it the text. Other names are variables of the template.
-        Messages go to the template as they are, but for keys that are None.
+        With ``tokenize`` it returns a mapping with ``input_ids`` and ``attention_mask``, or a list
+        of ids if ``return_dict`` is false. Without ``tokenize`` it returns text. Other names are
+        variables of the template. Messages are passed to the template unchanged, except that keys
+        with the value None are dropped.
         """
         settings = {name: options.pop(name) for name in [*options] if name in _NO_EFFECT}
         _refuse("apply_chat_template", settings)
@@ -272,7 +280,7 @@ class PretrainedTokenizer:
         return encoding if return_dict else encoding["input_ids"]
 
     def _token(self, token_id: Any) -> str | None:
-        with library_errors(RequestError, f"{token_id!r} is no token id"):
+        with library_errors(RequestError, f"{token_id!r} is not a token id"):
             return self.tokenizer.id_to_token(int(token_id))
 
     def _id_of(self, token: str | None) -> int | None:
@@ -292,14 +300,14 @@ def _is_id(value: Any) -> bool:
 
 
 def _as_list(values: Any) -> list[Any]:
-    """``values`` as a list: one id, a sequence, or an array."""
+    """Return ``values``, which is one id, a sequence or an array, as a list."""
     if _is_id(values) and not hasattr(values, "__len__"):
         return [int(values)]
     return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
 def _refuse(method: str, options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an option that would change something."""
+    """Raise `ConfigError` for an option that would have an effect."""
     for name, value in options.items():
         if name not in _NO_EFFECT:
             raise ConfigError(f"{method} has no parameter {name!r}")

@@ -1,10 +1,10 @@
-"""Text of unknown origin, made fit for an error message."""
+"""Make text of unknown origin safe for an error message."""
 
 _LONGEST = 1000
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters escaped, cut after 1,000 characters."""
+    """Return ``text`` with control characters escaped, cut after 1,000 characters."""
     cut = text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut

@@ -1,11 +1,11 @@
-"""The program that renders chat templates: started by `mie.text.renderer`, in a process of its own.
+"""Render chat templates in a separate process, which `mie.text.renderer` starts.
 
     python -I -S render_worker.py CPU_SECONDS MEMORY_BYTES DIRECTORY…
 
-It imports jinja2 from the directories and nothing of mie. Requests come and replies go as JSON
-objects through the socket that is its standard input, each after its length in 8 bytes. It ends
-when the socket closes. The kernel kills it with SIGPROF when one request takes more CPU time than
-allowed, and it ends with `OUT_OF_MEMORY` when the memory limit stops it.
+The program imports jinja2 from the directories and nothing from mie. Its standard input is a socket
+for requests and replies, which are JSON objects after their length in 8 bytes. The program ends
+when the socket closes. The kernel kills it with SIGPROF when a request exceeds its CPU time. It
+exits with `OUT_OF_MEMORY` when it reaches the memory limit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SOCKET = 0
 _CACHED_TEMPLATES = 4
 _LONGEST_MESSAGE = 2000  # characters of an error
 _LONGEST_TEXT = 1 << 23  # characters of a rendered prompt
-_SPARE_MEMORY = 1 << 25  # bytes a worker may keep after a request; one that keeps more is replaced
+_SPARE_MEMORY = 1 << 25  # bytes that a worker may keep after a request before it is replaced
 
 
 def main() -> None:
@@ -60,9 +60,9 @@ class Renderer:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         class GenerationTag(Extension):
-            """``{% generation %}``, which marks an assistant's words in training: its body."""
+            """A tag that marks an assistant's words for training. It renders its body."""
 
-            tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
+            tags = {"generation"}  # noqa: RUF012  # as in jinja2
 
             def parse(self, parser: Parser) -> nodes.Node:
                 line = next(parser.stream).lineno
@@ -82,7 +82,7 @@ class Renderer:
         self._templates: dict[str, Any] = {}
 
     def answer(self, request: bytes) -> dict[str, Any]:
-        """The reply to a request: ``text``, a content ``format``, or an ``error``."""
+        """Return the reply to a request: ``text``, a content ``format``, or an ``error``."""
         values = json.loads(request.decode("utf-8", "surrogatepass"))
         source = values["source"]
         try:
@@ -93,7 +93,7 @@ class Renderer:
             raise
         except self._syntax_error as error:
             return _failure("syntax", error.message or "", line=error.lineno)
-        except Exception as error:  # a template can fail in every way that Python can
+        except Exception as error:  # a template can raise any exception
             return _failure("compile", f"{type(error).__name__}: {error}")
         try:
             text = template.render(values["variables"])
@@ -115,7 +115,7 @@ class Renderer:
         return template
 
     def _content_format(self, source: str) -> str:
-        """The format of contents that the template is written for: "openai" or "string"."""
+        """Return the content format that the template expects: "openai" or "string"."""
         tree = self._sandbox.parse(source)
         messages = _loop_targets(tree, _names_for(tree, "messages", ""))
         for message in messages:
@@ -125,7 +125,7 @@ class Renderer:
 
 
 def _names_for(tree: nodes.Template, name: str, key: str) -> list[tuple[str, str]]:
-    """What stands for ``name`` (or ``name.key``): itself and the variables it is assigned to."""
+    """Return the name (or ``name.key``) and the variables that it is assigned to."""
     from jinja2.nodes import Assign, Name
 
     found = [(name, key)]
@@ -138,7 +138,7 @@ def _names_for(tree: nodes.Template, name: str, key: str) -> list[tuple[str, str
 
 
 def _loop_targets(tree: nodes.Template, names: list[tuple[str, str]]) -> list[str]:
-    """The loop variables of the loops over any of ``names``."""
+    """Return the loop variables of the loops over any of ``names``."""
     from jinja2.nodes import For, Name
 
     return [
@@ -149,7 +149,8 @@ def _loop_targets(tree: nodes.Template, names: list[tuple[str, str]]) -> list[st
 
 
 def _is_access(node: nodes.Node, name: tuple[str, str]) -> bool:
-    """Whether ``node`` is the variable or its key, filtered, tested or sliced or not."""
+    """Return whether ``node`` accesses the variable or its key, possibly filtered, tested or
+    sliced."""
     from jinja2.nodes import Const, Filter, Getattr, Getitem, Name, Slice, Test
 
     variable, key = name
@@ -177,7 +178,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as Hugging Face's templates write it: no HTML escapes."""
+    """Return JSON as in Hugging Face's templates, without HTML escapes."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -192,7 +193,7 @@ def _failure(kind: str, message: str, **more: Any) -> dict[str, Any]:
 
 
 def _set_limits(memory: int) -> None:
-    """Bound the memory, and allow no files, no processes and no core dumps."""
+    """Limit the memory, and forbid files, processes and core dumps."""
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
         resource.setrlimit(limit, (0, 0))
@@ -204,7 +205,7 @@ def _address_space() -> int:
 
 
 def _read(count: int) -> bytes | None:
-    """The next ``count`` bytes, or None when the socket is closed."""
+    """Return the next ``count`` bytes, or None if the socket is closed."""
     data = bytearray()
     while len(data) < count:
         more = os.read(_SOCKET, min(count - len(data), 1 << 20))

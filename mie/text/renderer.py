@@ -1,4 +1,4 @@
-"""Chat templates are rendered in a process of their own, under limits that the kernel keeps."""
+"""Render chat templates in a separate process, under limits that the kernel enforces."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 from mie.errors import ChatTemplateError, RequestError
 from mie.text import render_worker
 
-CPU_SECONDS = 0.4  # of one request, compiling included
-MEMORY_BYTES = 128 << 20  # beyond what the idle worker has
+CPU_SECONDS = 0.4  # per request, including compilation
+MEMORY_BYTES = 128 << 20  # on top of the idle worker's memory
 LARGEST_INPUT = 8 << 20  # bytes of the messages and variables as JSON
 
 _INHERITED = ("LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "TZ")
@@ -28,9 +28,9 @@ class TemplateRenderer:
     """Renders templates in a worker process, which it starts, kills and replaces.
 
     A template is a program that comes with a model or a request. The worker runs it in jinja2's
-    sandbox, with `CPU_SECONDS` and `MEMORY_BYTES`; one that needs more costs the worker its life
-    and the caller a ChatTemplateError. Any number of threads may call; they take turns. The worker
-    ends with its parent, and a forked child starts its own.
+    sandbox, within `CPU_SECONDS` and `MEMORY_BYTES`. If a template exceeds them, the worker is
+    killed and the caller gets a ChatTemplateError. Any number of threads may call; they take turns.
+    The worker ends with its parent, and a forked child starts its own.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class TemplateRenderer:
         os.register_at_fork(after_in_child=lambda: _forget_worker(this()))
 
     def start(self) -> None:
-        """Start the worker, so that it is ready when the first template comes. Does not wait."""
+        """Start the worker before the first template, without waiting for it."""
         with self._lock:
             if self._worker is None:
                 self._worker = _Worker()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The worker's reply; see `mie.text.render_worker`.
+        """Return the worker's reply to a request; see `mie.text.render_worker`.
 
         Raises:
             RequestError: the request is not JSON, or too large.
@@ -55,14 +55,14 @@ class TemplateRenderer:
         data = _as_json(request)
         with self._lock:
             if self._worker is not None and not self._worker.is_alive():
-                self._worker.end()  # ended from outside while it was idle
+                self._worker.end()  # something killed it while it was idle
                 self._worker = None
             if self._worker is None:
                 self._worker = _Worker()
             return self._exchange(self._worker, data)
 
     def close(self) -> None:
-        """End the worker. The next request starts another."""
+        """Stop the worker. The next request starts another."""
         with self._lock:
             worker, self._worker = self._worker, None
             if worker is not None:
@@ -73,7 +73,7 @@ class TemplateRenderer:
         try:
             reply = worker.exchange(data)
         finally:
-            if reply is None or reply["is_last"]:  # an interrupt may have left half a message
+            if reply is None or reply["is_last"]:  # an interrupt may have left a partial message
                 self._worker = None
                 worker.end()
         return reply
@@ -93,7 +93,7 @@ class _Worker:
                     stderr=subprocess.DEVNULL,
                     cwd="/",
                     env={name: os.environ[name] for name in _INHERITED if name in os.environ},
-                    start_new_session=True,  # Ctrl-C in a terminal is not for it
+                    start_new_session=True,  # so that Ctrl-C in a terminal does not reach it
                 )
             except BaseException as error:
                 mine.close()
@@ -104,17 +104,17 @@ class _Worker:
         self._end = weakref.finalize(self, _end_process, process, mine, os.getpid())
 
     def exchange(self, data: bytes) -> dict[str, Any]:
-        """The reply to the request in ``data``.
+        """Return the reply to the request in ``data``.
 
         Raises:
-            ChatTemplateError: the worker ended instead.
+            ChatTemplateError: the worker ended without a reply.
         """
         reply = None
         try:
             self._socket.sendall(len(data).to_bytes(8, "big") + data, socket.MSG_NOSIGNAL)
             header = self._receive(8)
             reply = header and self._receive(int.from_bytes(header, "big"))
-        except OSError:  # it ended while it was being written to
+        except OSError:  # it ended while the request was being written
             pass
         if not reply:
             raise ChatTemplateError(_why(self._process.wait()))
@@ -122,7 +122,7 @@ class _Worker:
         return answer
 
     def is_alive(self) -> bool:
-        """Whether the process still runs."""
+        """Return whether the process is running."""
         return self._process.poll() is None
 
     def end(self) -> None:
@@ -130,10 +130,10 @@ class _Worker:
         self._end()
 
     def forget(self) -> None:
-        """Leave the process to the parent of this one, which was forked from it."""
+        """Leave the process to this process's parent, from which it was forked."""
         self._end.detach()
         self._socket.close()
-        self._process.returncode = 0  # it is no child of this process to be waited for
+        self._process.returncode = 0  # it is not a child of this process
 
     def _receive(self, count: int) -> bytes | None:
         data = bytearray(count)
@@ -162,11 +162,11 @@ def _command() -> list[str]:
 
 
 def _directory_of(package: str) -> str:
-    """The directory that has ``package``, which is not imported here because that takes long."""
+    """Return the directory of ``package``, without a slow import."""
     for directory in map(Path, sys.path):
         if (directory / package / "__init__.py").is_file():
             return str(directory.absolute())
-    raise ChatTemplateError(_cannot_start(f"no directory of sys.path has the package {package}"))
+    raise ChatTemplateError(_cannot_start(f"no directory in sys.path has the package {package}"))
 
 
 def _end_process(process: subprocess.Popen[bytes], connection: socket.socket, owner: int) -> None:
@@ -178,7 +178,7 @@ def _end_process(process: subprocess.Popen[bytes], connection: socket.socket, ow
 
 
 def _forget_worker(renderer: TemplateRenderer | None) -> None:
-    """In a forked child: the worker is the parent's, and another thread may hold the lock."""
+    """Drop the worker and its lock, which another thread may hold, in a forked child."""
     if renderer is not None:
         renderer._lock = threading.Lock()
         worker, renderer._worker = renderer._worker, None
@@ -203,7 +203,7 @@ def _as_json(request: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: object) -> Any:
-    """Mappings and sequences of other types as JSON has them."""
+    """Convert mappings and sequences of other types to dicts and lists."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):

@@ -1,4 +1,4 @@
-"""Stop strings in a text that arrives in pieces."""
+"""Find stop strings in a text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from mie.errors import ConfigError
 
 
 class StopStrings:
-    """Passes a text on until a stop string is complete, holding back what may begin one.
+    """Passes text on until a stop string is complete, and holds back what may begin one.
 
-    The first stop string to be complete wins, and of two that end together the longer: what comes
-    out never depends on how the text was cut into pieces. Each character costs the same, however
-    many stop strings there are. A `fork` shares what was built for them.
+    The first stop string to be complete wins. If two end at the same character, the longer one
+    wins. The output never depends on how the text was cut into pieces. Each character costs the
+    same, however many stop strings there are. A `fork` shares the automaton.
     """
 
     def __init__(self, stop: Sequence[str], include_stop_str_in_output: bool = False) -> None:
@@ -28,11 +28,11 @@ class StopStrings:
         self._stopped = False
 
     def add(self, text: str, exempt: int = 0) -> tuple[str, str | None]:
-        """The text to pass on now, and the stop string that ended it, or None.
+        """Return the text to pass on now, and the stop string that ended it or None.
 
-        A stop string that ends within the first ``exempt`` characters of ``text`` does not count
-        (``min_tokens`` is not reached). One that begins there and ends later does. After a stop
-        string everything is dropped.
+        A stop string that ends within the first ``exempt`` characters of ``text`` does not count,
+        because ``min_tokens`` is not reached there. One that begins there and ends later counts.
+        All text after a stop string is dropped.
         """
         if self._stopped:
             return "", None
@@ -46,20 +46,21 @@ class StopStrings:
         return self._release(self._automaton.kept[self._state]), None
 
     def peek(self, text: str, exempt: int = 0) -> str | None:
-        """The stop string that ``add`` would find; nothing changes."""
+        """Return the stop string that ``add`` would find, without changing anything."""
         return self.fork().add(text, exempt)[1] if text else None
 
     def flush(self) -> str:
-        """What was held back, since nothing follows; the search starts anew."""
+        """Return the held-back text and start a new search."""
         self._state = 0
         return self._release(0)
 
     def fork(self) -> StopStrings:
-        """A copy that goes its own way from here."""
+        """Return an independent copy."""
         return copy.copy(self)
 
     def _search(self, text: str, exempt: int) -> tuple[int, int]:
-        """Where in ``text`` the first stop string ends, and its length; 0 when there is none."""
+        """Return the end of the first stop string in ``text`` and its length, or 0 and 0 if there
+        is none."""
         assert self._automaton is not None
         after, found = self._automaton.after, self._automaton.found
         state = self._state
@@ -84,22 +85,22 @@ class StopStrings:
 
 
 class _Automaton:
-    """The longest beginning of any pattern that a text ends with, character by character.
+    """Tracks the longest prefix of any pattern that ends at the current character.
 
-    A state stands for a beginning of a pattern. States are numbered by length, so that what a new
-    one falls back to is finished before it (Aho and Corasick, "Efficient string matching: an aid to
-    bibliographic search", 1975).
+    A state stands for a prefix of a pattern. States are numbered by length, so that the state that
+    a new one falls back to already exists. Source: Aho and Corasick, "Efficient string matching: an
+    aid to bibliographic search", 1975.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._next: dict[tuple[int, str], int] = {}
-        self._shorter = [0]  # for each state, the longest other one that it ends with
-        self.found = [0]  # the length of the longest pattern that the state ends with
-        self.kept = [0]  # of the state's characters, how many may begin a pattern that is not over
+        self._shorter = [0]  # for each state, its longest proper suffix that is a state
+        self.found = [0]  # length of the longest pattern that ends at the state
+        self.kept = [0]  # number of the state's last characters that may begin a pattern
         self._build(patterns)
 
     def after(self, state: int, character: str) -> int:
-        """The state that follows ``state``."""
+        """Return the state after ``state`` and ``character``."""
         found = self._next.get((state, character))
         while found is None and state:
             state = self._shorter[state]
@@ -128,7 +129,7 @@ class _Automaton:
             self.kept.append(lengths[state] if inner else self.kept[self._shorter[state]])
 
     def _child(self, state: int, character: str) -> int:
-        """The state for ``state`` and one character more, made if it is new."""
+        """Return the state for ``state`` plus one character, creating it if it is new."""
         child = self._next.get((state, character))
         if child is None:
             shorter = self.after(self._shorter[state], character) if state else 0

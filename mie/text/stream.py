@@ -1,4 +1,4 @@
-"""The text of one completion as its tokens arrive: detokenizer and stop strings in one."""
+"""Turn the tokens of a completion into text: a detokenizer and stop strings in one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mie.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    """Token ids in, text out, until a stop string is complete.
+    """Converts token ids to text until a stop string is complete.
 
         stream = TextStream(tokenizer, prompt_token_ids, stop=["\\n\\n"])
-        text, stopped_by = stream.add([token_id])      # for every step
-        text += stream.finish()[0]                     # when the tokens end by themselves
+        text, stopped_by = stream.add([token_id])      # in every step
+        text += stream.finish()[0]                     # if no stop string ended the text
 
-    A stop string is seen with the token that completes it, even where the detokenizer still holds
-    that token's bytes back (Llama-2's newline is a byte token, whose text the next one settles).
-    Only new text is searched, never the prompt's. The choices of one request are `fork` s of one
-    stream: the prompt and the stop strings are then prepared once.
+    A stop string is found with the token that completes it, even if the detokenizer still holds
+    back that token's bytes. (Llama-2's newline is a byte token, whose text is settled by the next
+    token.) Only new text is searched, never the prompt. The choices of one request are `fork` s of
+    one stream, so that the prompt and the stop strings are prepared once.
     """
 
     def __init__(
@@ -41,19 +41,19 @@ class TextStream:
         )
         self._stop = StopStrings(stop, include_stop_str_in_output)
         self._searches = bool(stop)
-        self._exempt = 0  # characters held back that came while unarmed
+        self._exempt = 0  # held-back characters that arrived while unarmed
 
     def fork(self) -> TextStream:
-        """A copy that goes its own way from here."""
+        """Return an independent copy."""
         fork = copy.copy(self)
         fork._detokenizer, fork._stop = self._detokenizer.fork(), self._stop.fork()
         return fork
 
     def add(self, token_ids: Sequence[int], armed: bool = True) -> tuple[str, str | None]:
-        """The text that ``token_ids`` add, and the stop string that ended it, or None.
+        """Return the text that ``token_ids`` add, and the stop string that ended it or None.
 
-        ``armed`` is false while ``min_tokens`` forbids to stop. A stop string that these tokens
-        complete is then text like any other; one that they begin is found when it is complete.
+        ``armed`` is false while ``min_tokens`` forbids stopping. A stop string that these tokens
+        complete is then ordinary text. One that they begin counts when it is complete.
         """
         text, found = self._search(self._detokenizer.add(token_ids), armed)
         if found is not None or not self._searches:
@@ -67,7 +67,7 @@ class TextStream:
         return text, found
 
     def finish(self, armed: bool = True) -> tuple[str, str | None]:
-        """The rest of the text once no token follows, and the stop string found in it, or None."""
+        """Return the rest of the text after the last token, and the stop string in it or None."""
         text, found = self._search(self._detokenizer.finish(), armed)
         return (text, found) if found else (text + self._stop.flush(), None)
 

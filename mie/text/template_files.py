@@ -1,4 +1,4 @@
-"""Where a model directory keeps its chat templates."""
+"""Find the chat templates of a model directory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LARGEST_FILE = 1 << 20  # bytes
 class TemplateFiles:
     """The chat templates of ``directory`` by name.
 
-    The one called ``default`` is in ``chat_template.jinja``. Any may be in
+    The one called ``default`` is in ``chat_template.jinja``. Any template may be in
     ``tokenizer_config.json`` under ``chat_template`` (one template, or a list of named ones), or in
-    ``additional_chat_templates/NAME.jinja``. The first place that has it wins.
+    ``additional_chat_templates/NAME.jinja``. The first of these places that has it is used.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -31,7 +31,7 @@ class TemplateFiles:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """What templates may use by name: ``{"eos_token": "</s>", …}``."""
+        """Special tokens that templates can use by name: ``{"eos_token": "</s>", …}``."""
         return dict(self._config.special_tokens)
 
     @cached_property
@@ -42,10 +42,10 @@ class TemplateFiles:
         return tuple(dict.fromkeys([*own, *self._in_config(), *more]))
 
     def read(self, name: str = "default") -> tuple[str, str]:
-        """The template called ``name``, and where it was found.
+        """Return the template called ``name``, and where it was found.
 
         Raises:
-            ChatTemplateError: there is none of that name, or it cannot be read.
+            ChatTemplateError: there is no template of that name, or it cannot be read.
             TokenizerError: ``tokenizer_config.json`` is broken.
         """
         path = self._directory / TEMPLATE_FILE
@@ -60,7 +60,8 @@ class TemplateFiles:
         raise ChatTemplateError(_missing(self._directory, name, self.names))
 
     def _in_config(self) -> dict[str, str]:
-        """The templates in ``tokenizer_config.json``; one without a name is the default."""
+        """Return the templates in ``tokenizer_config.json``. A template without a name is the
+        default."""
         templates = self._config.chat_template
         if templates is None:
             return {}

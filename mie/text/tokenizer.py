@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the ``tokenizer.json`` of a model directory."""
+"""Convert text to token ids and back with the ``tokenizer.json`` of a model directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mie.errors import MieError, RequestError, TokenizerError
-from mie.interrupts import is_of_the_request
+from mie.system.interrupts import is_of_the_request
 from mie.text.printable import printable
 from mie.text.tokenizer_checks import check_model, checked_tokenizer
 from mie.text.tokenizer_config import TokenizerConfig, read_text
@@ -19,18 +19,17 @@ if TYPE_CHECKING:
     import tokenizers
 
 FILE_NAME = "tokenizer.json"
-_PROBE = "A 1 é\u0301 猫 ▁🦄\n"  # a part that panics does so with any text
+_PROBE = "A 1 é\u0301 猫 ▁🦄\n"  # a component that panics does so with any text
 LARGEST_FILE = 128 << 20  # bytes; the largest in use have 35 million
 
 
 class Tokenizer:
-    """A model's tokenizer: ``encode``, ``decode``, and the ids that mean more than text.
+    """A model's tokenizer: ``encode``, ``decode``, and the ids of special tokens.
 
-    Special tokens are added as Hugging Face adds them: the post-processor in ``tokenizer.json``
-    decides; where it adds none, ``add_bos_token`` and ``add_eos_token`` of
-    ``tokenizer_config.json`` do. ``decode`` is the tokenizers library's:
-    ``clean_up_tokenization_spaces`` is not applied, since it would rewrite text that a stream has
-    already shown.
+    Special tokens are added as Hugging Face adds them, by the post-processor in ``tokenizer.json``.
+    If it adds none, ``add_bos_token`` and ``add_eos_token`` of ``tokenizer_config.json`` decide.
+    ``decode`` does what the tokenizers library does. It does not apply
+    ``clean_up_tokenization_spaces``, which would rewrite text that a stream has already shown.
     """
 
     def __init__(
@@ -56,9 +55,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path, vocab_size: int | None) -> Tokenizer:
-        """The tokenizer in ``directory``, checked against the model's ``vocab_size`` (None: not).
+        """Load the tokenizer in ``directory`` and check it against ``vocab_size`` if that is given.
 
-        A model may have more rows than its tokenizer has ids (padding); never fewer.
+        A model may have more rows than its tokenizer has ids (padding), but never fewer.
 
         Raises:
             TokenizerError: a file is missing or broken, or an id has no row in the model.
@@ -72,11 +71,11 @@ class Tokenizer:
         return tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of ``text``, with BOS and EOS as the model expects them unless told not to.
+        """Return the token ids of ``text``, by default with BOS and EOS as the model expects them.
 
         Raises:
-            RequestError: ``text`` is not a string, holds half of a surrogate pair, or what the
-                vocabulary cannot spell, or the tokenizer fails.
+            RequestError: ``text`` is not a string, contains an unpaired surrogate or text that
+                the vocabulary cannot spell, or the tokenizer fails.
         """
         _check_text(text)
         with library_errors(RequestError, f"{self._source} cannot encode the prompt"):
@@ -84,13 +83,13 @@ class Tokenizer:
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of ``token_ids``. Ids that stand for nothing are left out.
+        """Return the text of ``token_ids``. Ids without a token are left out.
 
         Raises:
             RequestError: an id is negative or does not fit 32 bits, or the tokenizer fails.
         """
         if not token_ids:
-            return ""  # which the library's Strip would not survive
+            return ""  # the library's Strip panics on an empty list
         with library_errors(RequestError, f"{self._source} cannot decode the tokens"):
             try:
                 return self._backend.decode(list(token_ids), skip_special_tokens)
@@ -98,51 +97,51 @@ class Tokenizer:
                 raise RequestError(f"token ids must be integers in [0, 2**32): {error}") from error
 
     def token_str(self, token_id: int) -> str:
-        """The text of one token standing alone, special ones by name: for log-probabilities."""
+        """Return the text of a single token, including a special one, for log-probabilities."""
         return self.decode([token_id], skip_special_tokens=False)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of an id (``Ġworld``, ``▁world``), or None: not an id."""
+        """Return the vocabulary's spelling of an id (``Ġworld``, ``▁world``), or None."""
         return self._backend.id_to_token(token_id)
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token in the vocabulary's own spelling, or None when it has none."""
+        """Return the id of a token as the vocabulary spells it, or None if there is none."""
         return self._backend.token_to_id(token)
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """Names and texts as chat templates know them: ``{"eos_token": "</s>", …}``."""
+        """Special tokens by the names that chat templates use: ``{"eos_token": "</s>", …}``."""
         return dict(self.config.special_tokens)
 
     @cached_property
     def added_tokens(self) -> Mapping[int, str]:
-        """The tokens beside the model's vocabulary, special or not: ``{id: text}``."""
+        """The tokens outside the model's vocabulary, special or not, as ``{id: text}``."""
         return {token_id: token.content for token_id, token in self._added_tokens().items()}
 
     @cached_property
     def vocab_size(self) -> int:
-        """The largest id plus one: the least number of rows a model must have."""
+        """The largest id plus one: the minimum number of rows of a model."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
     def decoder_steps(self) -> tuple[dict[str, Any], ...]:
-        """The steps that turn tokens into text, as ``tokenizer.json`` spells them, unnested."""
+        """The flat list of decoder steps in ``tokenizer.json``, which turn tokens into text."""
         decoder = self._backend.decoder
         return () if decoder is None else tuple(_unnested(json.loads(decoder.__getstate__())))
 
     def join(self, tokens: list[str]) -> str:
-        """The text of tokens in the vocabulary's own spelling."""
+        """Return the text of tokens that are spelled as in the vocabulary."""
         if self._backend.decoder is None:
             return " ".join(tokens)
         with library_errors(RequestError, f"{self._source} cannot decode the tokens"):
             return str(self._backend.decoder.decode(tokens))
 
     def num_tokens(self, *, with_added_tokens: bool) -> int:
-        """How many tokens there are, which may be fewer than `vocab_size`."""
+        """Return the number of tokens, which may be less than `vocab_size`."""
         return int(self._backend.get_vocab_size(with_added_tokens=with_added_tokens))
 
     def vocabulary(self) -> dict[str, int]:
-        """The id of every token, added ones included."""
+        """Return the id of every token, including added tokens."""
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
     def _added_tokens(self) -> dict[int, Any]:
@@ -155,12 +154,12 @@ class Tokenizer:
         token_id = self._backend.token_to_id(text)
         if token_id is None:
             raise TokenizerError(
-                f"tokenizer_config.json says {name} is {text!r}, which {self._source} does not have"
+                f"{name} in tokenizer_config.json is {text!r}, which {self._source} does not have"
             )
         return token_id
 
     def _ids_around(self) -> tuple[list[int], list[int]]:
-        """The ids that ``encode`` adds itself, where the post-processor adds none."""
+        """Return the ids that ``encode`` adds if the post-processor adds none."""
         if self._backend.num_special_tokens_to_add(False) > 0:
             return [], []
         bos = self._wanted(self.config.add_bos_token, "bos_token", self.bos_token_id)
@@ -176,13 +175,13 @@ class Tokenizer:
         if self.vocab_size > vocab_size:
             raise TokenizerError(
                 f"{self._source} has token id {self.vocab_size - 1}, but the model's vocab_size is"
-                f" {vocab_size} (ids 0 … {vocab_size - 1}): they do not belong together"
+                f" {vocab_size} (ids 0 … {vocab_size - 1}): the tokenizer is for another model"
             )
 
 
 @contextmanager
 def library_errors(kind: type[MieError], what: str) -> Iterator[None]:
-    """Turn whatever the tokenizers library raises into ``kind``."""
+    """Convert any exception of the tokenizers library to ``kind``."""
     try:
         yield
     except BaseException as error:
@@ -192,10 +191,7 @@ def library_errors(kind: type[MieError], what: str) -> Iterator[None]:
 
 
 def is_library_error(error: BaseException) -> bool:
-    """Whether the tokenizers library raised ``error``, and not the user or mie.
-
-    A panic of its Rust code is a ``BaseException``, and the library exports no name for it.
-    """
+    """Return whether the tokenizers library raised ``error``, rather than the user or mie."""
     is_panic = type(error).__name__ == "PanicException"
     is_ours = isinstance(error, MieError) or not isinstance(error, Exception)
     return is_panic or (not is_ours and is_of_the_request(error))
@@ -211,7 +207,7 @@ def _parse(path: Path) -> tokenizers.Tokenizer:
         check_model(backend.model, str(path))
         try:
             backend.encode(_PROBE)
-        except Exception:  # a vocabulary without a token for what it cannot spell
+        except Exception:  # the vocabulary has no token for unknown text
             return backend
         return backend
 
@@ -239,6 +235,6 @@ def _check_text(text: object) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise RequestError(
-            f"the prompt holds half of a surrogate pair, U+{ord(text[error.start]):04X}, at"
-            f" character {error.start}: it is not valid Unicode (was it read in a wrong encoding?)"
+            f"the prompt has an unpaired surrogate, U+{ord(text[error.start]):04X}, at"
+            f" character {error.start}: it is not valid Unicode (read with the wrong encoding?)"
         ) from error

@@ -1,8 +1,8 @@
-"""What a ``tokenizer.json`` may ask for: limits that keep a prompt's cost in proportion to it.
+"""Limit what a ``tokenizer.json`` may do, so that a prompt's cost is proportional to its length.
 
-A tokenizer is a small program: its normalizer may double a text 32 times, its patterns may
-backtrack for hours. The library runs it in this process and without limits, on the text of added
-tokens even while it loads. So the parts that can grow a text or take long are read here first.
+A tokenizer is a small program. Its normalizer may double a text 32 times, and its patterns may
+backtrack for hours. The library runs it in this process without limits, and runs it on the text of
+added tokens when it loads the file. The parts that can grow a text or take long are checked first.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 from mie.errors import TokenizerError
 from mie.text.printable import printable
 
-LARGEST_PART = 2 << 20  # characters of one part of the file, the model and added tokens aside
-MOST_STEPS = 64  # of one part
-MOST_GROWTH = 64  # how much longer steps together may make a text; the most in use is about 36
-MOST_ADDED = 1024  # characters or tokens that are added once to a text
-MOST_WORD_CHARACTERS = 1000  # of a WordPiece word; its cost grows with the third power
+LARGEST_PART = 2 << 20  # characters in a part of the file other than the model and added tokens
+MOST_STEPS = 64  # per part
+MOST_GROWTH = 64  # combined growth of a text by all steps; the largest in use is about 36
+MOST_ADDED = 1024  # characters or tokens that are added to a text once
+MOST_WORD_CHARACTERS = 1000  # in a WordPiece word; the cost grows with the cube
 
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 def checked_tokenizer(text: str, path: str) -> str:
-    """The ``tokenizer.json`` in ``text``, as the library may load it.
+    """Return the ``tokenizer.json`` in ``text`` with only parts that are safe to load.
 
     Raises:
-        TokenizerError: it asks for too much, or is not JSON. What else is no tokenizer is left to
-            the library to refuse.
+        TokenizerError: it exceeds a limit or is not JSON. The library refuses anything else that
+            is not a tokenizer.
     """
     try:
         parts = _parts(text)
@@ -47,13 +47,13 @@ def checked_tokenizer(text: str, path: str) -> str:
         _check_templates(steps["post_processor"], path)
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise TokenizerError(f"{path} is not a tokenizer: {printable(str(error))}") from error
-    # The last of two parts of one name counts, so nothing hides behind another spelling of it.
+    # The last of two parts with the same name counts, so another spelling of a name hides nothing.
     checked = ", ".join(f'"{name}": {part}' for name, part in parts.items())
     return f"{text.rstrip()[:-1]}, {checked}}}"
 
 
 def check_model(model: Any, path: str) -> None:
-    """Raise TokenizerError if the library's ``model`` may take too long for a long word."""
+    """Raise `TokenizerError` if the library's ``model`` may take too long on a long word."""
     most = getattr(model, "max_input_chars_per_word", 0)
     _check(most <= MOST_WORD_CHARACTERS, f"max_input_chars_per_word is {most}",
            MOST_WORD_CHARACTERS, path)  # fmt: skip
@@ -64,7 +64,7 @@ def _check(is_fine: bool, what: str, limit: int, path: str) -> None:
         raise TokenizerError(f"{path}: {what}; the limit is {limit}")
 
 
-# Reading only the small parts of a large file
+# Read only the small parts of a large file.
 
 
 _TO_BRACKET = re.compile(
@@ -76,24 +76,24 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def _parts(text: str) -> dict[str, str]:
-    """The parts of the file as they are written, "null" for those that are not there.
+    """Return the JSON text of each part, or "null" for missing parts.
 
-    The model is many megabytes, so what follows it is looked for only if there may be something.
+    The model has many megabytes, so the text after it is parsed only if it may contain a part.
     """
     parts = {}
     for key, start, end in _members(text):
         if key in parts:
-            raise ValueError(f"{key!r} is there twice")
+            raise ValueError(f"{key!r} appears twice")
         if key in _PARTS:
             parts[key] = text[start:end]
     return {name: parts.get(name, "null") for name in _PARTS}
 
 
 def _parts_follow(text: str, start: int) -> bool:
-    """Whether something after ``start`` looks like one of the parts."""
+    """Return whether something after ``start`` looks like one of the parts."""
     for name in _PARTS:
         place = text.find(f'"{name}"', start)
-        while place >= 0:  # tokens may have these names too, but have numbers
+        while place >= 0:  # tokens may have these names, but their values are numbers
             if _PART_VALUE.match(text, place + len(name) + 2):
                 return True
             place = text.find(f'"{name}"', place + 1)
@@ -101,7 +101,7 @@ def _parts_follow(text: str, start: int) -> bool:
 
 
 def _members(text: str) -> Iterator[tuple[str, int, int]]:
-    """The keys of the object in ``text``, and where their values begin and end."""
+    """Yield the keys of the object in ``text`` with the start and end of their values."""
     decoder = json.JSONDecoder()
     place = _expect(text, 0, "{")
     if text[place] == "}":
@@ -122,7 +122,7 @@ def _members(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _expect(text: str, place: int, character: str) -> int:
-    """The place after ``character`` and the space around it."""
+    """Return the position after ``character`` and the space around it."""
     place = _SPACE.match(text, place).end()  # type: ignore[union-attr]  # it matches everywhere
     if text[place] != character:
         raise ValueError(f"expected {character!r} at character {place}")
@@ -146,7 +146,7 @@ def _end_of_value(text: str, start: int) -> int:
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a part, those of inner sequences too."""
+    """Yield the steps of a part, including those of nested sequences."""
     if not isinstance(part, dict):
         return
     if part.get("type") != "Sequence":
@@ -172,9 +172,9 @@ def _check_growth(steps: list[dict[str, Any]], path: str) -> None:
 
 
 def _growth(step: dict[str, Any]) -> float:
-    """How many times as long a step may make a text.
+    """Return the factor by which a step may lengthen a text.
 
-    Unicode's own forms are left out: they are the same after a second time, and 18 times at most.
+    Unicode's normal forms are not counted: they are idempotent and grow a text 18 times at most.
     """
     kind = step.get("type")
     if kind == "Replace":
@@ -191,9 +191,9 @@ def _growth(step: dict[str, Any]) -> float:
 
 
 def _charsmap_growth(charsmap: str) -> int:
-    """The length of the longest text that a SentencePiece table has for a character.
+    """Return the length of the longest replacement in a SentencePiece table.
 
-    The table is its trie's size in four bytes, the trie, and texts that end with a zero byte.
+    The table is the size of its trie in four bytes, the trie, and null-terminated texts.
     """
     data = base64.b64decode(charsmap)
     texts = data[4 + int.from_bytes(data[:4], "little") :]
@@ -201,7 +201,7 @@ def _charsmap_growth(charsmap: str) -> int:
 
 
 def _check_templates(steps: list[dict[str, Any]], path: str) -> None:
-    """A template may write the text once, and a few special tokens around it."""
+    """Raise `TokenizerError` if a template repeats the text or adds many special tokens."""
     for step in steps:
         if step.get("type") != "TemplateProcessing":
             continue
@@ -231,19 +231,22 @@ def _check_pattern(step: dict[str, Any], path: str) -> None:
     regex = pattern.get("Regex") if isinstance(pattern, dict) else None
     if isinstance(regex, str) and _repeats_a_repetition(regex):
         raise TokenizerError(
-            f"{path}: {step.get('type')} repeats a group that has a repetition in it, which may"
-            f" take for ever: {printable(regex)[:200]}"
+            f"{path}: {step.get('type')} repeats a group that contains a repetition, which may"
+            f" never end: {printable(regex)[:200]}"
         )
 
 
 def _repeats_a_repetition(regex: str) -> bool:
-    """Whether there is something like ``(a+)+``, whose matches can be divided in many ways."""
-    inside = [False]  # for every open group, whether it has a repetition
-    closed = False  # whether the group that was closed just now has one
+    """Return whether the pattern contains a nested repetition like ``(a+)+``.
+
+    Its matches can be divided in exponentially many ways.
+    """
+    inside = [False]  # for each open group, whether it contains a repetition
+    closed = False  # whether the group that was just closed contains one
     end = -1
     for found in _PATTERN_TOKEN.finditer(regex):
         if found["open"]:
-            if not found["open"].endswith(")"):  # (?i) is no group
+            if not found["open"].endswith(")"):  # (?i) is not a group
                 inside.append(False)
         elif found["close"]:
             has_one = inside.pop() if len(inside) > 1 else False

@@ -1,15 +1,15 @@
-"""What ``tokenizer_config.json`` says: special tokens, BOS and EOS rules, the chat template."""
+"""Read special tokens, BOS and EOS rules and the chat template from ``tokenizer_config.json``."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mie.errors import TokenizerError
-from mie.files import read_file
+from mie.system.files import read_file
+from mie.system.json_files import read_json_object
 from mie.text.printable import printable
 
 FILE_NAME = "tokenizer_config.json"
@@ -27,10 +27,10 @@ _SPECIAL_NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """The settings of a tokenizer that its ``tokenizer.json`` does not hold."""
+    """Settings of a tokenizer that its ``tokenizer.json`` does not contain."""
 
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # "eos_token" -> "</s>"
-    more_special_tokens: tuple[str, ...] = ()  # those without a name of their own
+    more_special_tokens: tuple[str, ...] = ()  # special tokens without a name
     add_bos_token: bool = False
     add_eos_token: bool = False
     chat_template: Any = (
@@ -39,7 +39,7 @@ class TokenizerConfig:
 
     @classmethod
     def load(cls, directory: Path) -> TokenizerConfig:
-        """The settings in ``directory``, or the defaults when it has no ``tokenizer_config.json``.
+        """Load the settings in ``directory``, or the defaults if the file does not exist.
 
         Raises:
             TokenizerError: the file is not a JSON object, or a token in it is not text.
@@ -47,7 +47,7 @@ class TokenizerConfig:
         path = directory / FILE_NAME
         if not path.exists():
             return cls()
-        values = read_json_object(path)
+        values = read_json_object(path, LARGEST_CONFIG, TokenizerError)
         tokens = {name: _token_text(values.get(name), name, path) for name in _SPECIAL_NAMES}
         return cls(
             special_tokens={name: text for name, text in tokens.items() if text is not None},
@@ -59,10 +59,10 @@ class TokenizerConfig:
 
 
 def read_text(path: Path, largest: int) -> str:
-    """The UTF-8 text of ``path``, which is a file of at most ``largest`` bytes.
+    """Return the UTF-8 text of the file ``path``, which may have at most ``largest`` bytes.
 
     Raises:
-        TokenizerError: the file cannot be read, is too large or not UTF-8; the message names it.
+        TokenizerError: the file cannot be read, is too large or is not UTF-8.
     """
     try:
         return read_file(path, largest).decode("utf-8")
@@ -72,39 +72,22 @@ def read_text(path: Path, largest: int) -> str:
         raise TokenizerError(f"{path} is not UTF-8 text: {error}") from error
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``.
-
-    Raises:
-        TokenizerError: the file cannot be read or holds something else; the message names it.
-    """
-    try:
-        values = json.loads(read_text(path, LARGEST_CONFIG))
-    except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
-        raise TokenizerError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise TokenizerError(f"{path} must hold a JSON object, got a {type(values).__name__}")
-    return values
-
-
 def _token_text(value: object, name: str, path: Path) -> str | None:
-    """A special token's text, which Hugging Face writes as a string or as a serialised token."""
+    """Return the text of a special token, which is a string or a serialized token."""
     if isinstance(value, Mapping):
         value = value.get("content")
     if isinstance(value, str):
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise TokenizerError(
-                f"{path}: {name} holds half of a surrogate pair: {value!a}"
-            ) from error
+            raise TokenizerError(f"{path}: {name} has an unpaired surrogate: {value!a}") from error
     if value is None or isinstance(value, str):
         return value
     raise TokenizerError(f"{path}: {name} must be a string, got {printable(repr(value))}")
 
 
 def _more_tokens(values: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-    name = "additional_special_tokens"  # since transformers 5 "extra_special_tokens"
+    name = "additional_special_tokens"  # called "extra_special_tokens" since transformers 5
     more = values.get(name) or values.get("extra_special_tokens") or []
     if isinstance(more, Mapping):  # named ones
         more = list(more.values())

@@ -1,7 +1,7 @@
-"""The model inside the package: what its card promises, on a part of the held-out prompts.
+"""Check what the bundled model's card promises, on a part of the held-out prompts.
 
 A story must use the prompt's four words again up to 200 tokens later, so a wrong cache entry shows
-in the text: the engine is kept short of blocks here, and preempts.
+in the text. The engine has few blocks here, and preempts.
 """
 
 import sys
@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from mie import LLM, SamplingParams
-from mie.model.config import ModelConfig
-from mie.model.locate import locate_model
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.locate import locate_model
+from mie.checkpoint.tensors import num_parameters
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import eval_tiny_model as checker
@@ -19,7 +20,7 @@ import eval_tiny_model as checker
 MILLION = 1_000_000
 
 
-def test_stories_keep_their_words_even_when_the_engine_is_short_of_blocks():
+def test_stories_keep_their_words_when_the_engine_is_short_of_blocks():
     llm = LLM("bundled", num_blocks=70, max_num_batched_tokens=48)
     prompts = checker.read_prompts(checker.DATA)[:24]
     texts = checker.generate(llm, prompts, temperature=0)
@@ -57,7 +58,12 @@ def test_shape_and_card():
     assert config.num_kv_heads < config.num_heads
     assert config.context_length >= 1024
     card = (directory / "README.md").read_text()
-    for fact in (f"{config.num_parameters:,} parameters", "million tokens", "Perplexity", "of 200"):
+    for fact in (
+        f"{num_parameters(config):,} parameters",
+        "million tokens",
+        "Perplexity",
+        "of 200",
+    ):
         assert fact in card, fact
 
 
@@ -66,13 +72,13 @@ def llm():
     return LLM("bundled")
 
 
-def test_any_text_survives_the_tokenizer(llm):
+def test_any_text_survives_a_round_trip_through_the_tokenizer(llm):
     for text in ("naïve café – 你好 🦊\u200d🔥", "\x00\x7f\r\n\t", "  two  spaces  "):
         ids = llm.tokenizer.encode(text, add_special_tokens=False)
         assert llm.tokenizer.decode(ids) == text
 
 
-def test_it_answers_about_its_story(llm):
+def test_the_model_answers_a_question_about_its_story(llm):
     story = "Tell me a story about Nora the hedgehog, the lighthouse and an umbrella."
     messages = [{"role": "user", "content": story}]
     params = SamplingParams(temperature=0, max_tokens=300)

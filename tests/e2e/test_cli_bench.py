@@ -1,4 +1,4 @@
-"""``mie bench`` as a person runs it, on a simulated device and on the real engine."""
+"""Test ``mie bench`` on a simulated device and on the real engine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ SIMULATED = ("--device", "a10g", "--model-shape", "TinyLlama-1.1B")
 
 
 def results(*arguments: str | Path) -> dict:
-    """What ``--json`` printed."""
+    """Return the object that ``--json`` printed."""
     process = mie("bench", *arguments, "--json")
     assert process.returncode == 0, process.stderr.decode()
     assert process.stderr == b""
     return json.loads(process.stdout)
 
 
-def test_a_simulation_is_the_same_to_the_last_byte(tmp_path: Path):
-    """In another process, with other hashes; preemption, chunks, prefix hits and forks included."""
+def test_a_simulation_gives_the_same_bytes_in_another_process(tmp_path: Path):
+    """The other process has other hash seeds. The run has preemptions, chunks, prefix hits and
+    forks."""
     path = tmp_path / "agents.json"
     assert mie("sim", "workload", "agents", "-o", path).returncode == 0
     options = ["--num-blocks", "150", "--max-num-seqs", "16", "--save-detailed", "--json"]
@@ -46,8 +47,8 @@ def test_a_simulation_is_the_same_to_the_last_byte(tmp_path: Path):
     assert sum(details["output_lens"]) == found["total_output_tokens"]
 
 
-def test_simulated_figures_are_what_they_were():
-    """Integers all the way: these hold on every machine."""
+def test_simulated_figures_have_not_changed():
+    """All quantities are integers, so these figures hold on every machine."""
     found = results("serve", *SIMULATED, "--num-prompts", "40", "--request-rate", "10")
     names = ("duration", "num_steps", "median_ttft_ms", "mean_e2el_ms", "p99_itl_ms", "peak_blocks")
     assert {name: found[name] for name in names} == FIGURES
@@ -63,7 +64,7 @@ FIGURES = {
 }
 
 
-def test_service_has_vllms_fields():
+def test_bench_serve_has_vllms_fields():
     options = ("--goodput", "ttft:30", "--metric-percentiles", "50,99.9", "--max-concurrency", "4")
     found = results(
         "serve", *SIMULATED, "--num-prompts", "12", *options, "--percentile-metrics", "ttft,e2el"
@@ -77,7 +78,7 @@ def test_service_has_vllms_fields():
     assert found["errors"] == {}
 
 
-def test_throughput_has_vllms_fields_and_writes_them(tmp_path: Path):
+def test_bench_throughput_has_vllms_fields_and_writes_them(tmp_path: Path):
     path = tmp_path / "out.json"
     options = ("--num-prompts", "5", "--random-input-len", "40", "--random-range-ratio", "0.5")
     found = results("throughput", *SIMULATED, *options, "--output-json", path)
@@ -89,7 +90,7 @@ def test_throughput_has_vllms_fields_and_writes_them(tmp_path: Path):
     assert found["tokens_per_second"] == found["total_num_tokens"] / found["elapsed_time"]
 
 
-def test_latency_has_vllms_fields():
+def test_bench_latency_has_vllms_fields():
     found = results(
         "latency", *SIMULATED, "--batch-size", "2", "--num-iters", "3", "--num-iters-warmup", "0"
     )
@@ -107,7 +108,7 @@ def test_the_table_is_markdown():
 
 
 @pytest.mark.parametrize("benchmark", ["serve", "throughput", "latency"])
-def test_simulated_results_say_so_with_device_and_model(benchmark: str):
+def test_simulated_results_name_the_device_and_the_model(benchmark: str):
     batch = ("--batch-size", "2", "--num-iters", "1", "--num-iters-warmup", "0")
     options = batch if benchmark == "latency" else ("--num-prompts", "2")
     found = results(benchmark, *SIMULATED, *options)
@@ -144,7 +145,7 @@ def test_a_refused_request_is_named(tiny):
     assert "128 tokens; the context holds 50" in found["errors"]["0"]
 
 
-def test_a_benchmark_is_wanted():
+def test_a_missing_benchmark_name_is_refused():
     process = mie("bench")
     assert process.returncode == 2
     assert b"required: NAME" in process.stderr

@@ -1,4 +1,4 @@
-"""The book of benchmarks as a person asks for it."""
+"""Test the commands for the book of benchmarks."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from mie.sim.book.table import CHAPTERS
 WITHOUT = "import sys; sys.modules['matplotlib'] = None; import mie.cli; sys.exit(mie.cli.main())"
 
 
-def test_a_chapter_tells_its_findings_and_leaves_files(tmp_path: Path):
+def test_a_chapter_prints_its_findings_and_writes_files(tmp_path: Path):
     command = [sys.executable, "-W", "error", "-c", WITHOUT, "bench", "capacity"]
     command += ["--output-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=240, check=True)
@@ -34,8 +34,8 @@ def test_a_plot_is_a_png(tmp_path: Path):
     assert (tmp_path / "capacity.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_all_of_it_at_a_small_scale(tmp_path: Path):
-    """The real engine included, in children of its own."""
+def test_the_whole_book_runs_at_a_small_scale(tmp_path: Path):
+    """This includes the real engine, in child processes."""
     done = mie("bench", "all", "--scale", "small", "--json", "--output-dir", tmp_path)
     assert done.returncode == 0, done.stderr.decode()
     found = json.loads(done.stdout)
@@ -54,13 +54,13 @@ def test_all_of_it_at_a_small_scale(tmp_path: Path):
     assert "is not installed" in peer["skipped"] if "skipped" in peer else peer["loads"]
 
 
-def test_a_summary_needs_a_place():
+def test_a_summary_needs_an_output_directory():
     assert "--summary needs --output-dir" in error_line(
         mie("bench", "capacity", "--summary", "page.md")
     )
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path):
+def test_an_unwritable_directory_is_refused_before_the_measurement(tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text("no marks")
     done = mie("bench", "capacity", "--output-dir", tmp_path / "book", "--summary", page)

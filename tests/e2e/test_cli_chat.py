@@ -1,4 +1,4 @@
-"""``mie chat`` as a process, with messages from a pipe."""
+"""Test ``mie chat`` as a process, with messages from a pipe or a pseudo-terminal."""
 
 import fcntl
 import os
@@ -26,38 +26,38 @@ def test_each_line_is_answered_until_the_input_ends() -> None:
     assert second
 
 
-def test_exit_ends_and_reset_forgets() -> None:
+def test_exit_ends_the_chat_and_reset_clears_it() -> None:
     process = mie(
         "chat", *GREEDY, stdin=b"Who are you?\n/reset\nWho are you?\n/exit\nWho are you?\n"
     )
     first, second = process.stdout.decode().splitlines()
-    assert first == second  # the second was a first again
+    assert first == second  # the second message was again the first of a conversation
     assert process.stderr.decode() == "[a new conversation]\n"
 
 
-def test_a_full_context_is_said_and_nothing_is_dropped() -> None:
+def test_a_full_context_is_reported_and_nothing_is_dropped() -> None:
     process = mie(
         *("chat", *GREEDY, "--max-model-len", "24", "--ignore-eos"),
         stdin=b"Who are you?\nWho are you?\n/reset\nWho are you?\n",
     )
-    assert process.returncode == 1  # one message could not be answered
+    assert process.returncode == 1  # exit code: one message could not be answered
     cut, refused, reset, cut_again = process.stderr.decode().splitlines()
-    assert "the context of 24 tokens is full: the answer was cut. /reset starts anew" in cut
+    assert "the context of 24 tokens is full: the answer was cut. /reset starts over" in cut
     assert "the context holds 24" in refused
-    assert "/reset starts anew" in refused
+    assert "use /reset" in refused
     assert reset == "[a new conversation]"
     assert cut_again == cut
     first, second = process.stdout.decode().splitlines()
     assert first == second
 
 
-def test_an_answer_cut_by_max_tokens_says_so() -> None:
+def test_an_answer_cut_by_max_tokens_is_reported() -> None:
     process = mie("chat", *GREEDY, "--max-tokens", "3", stdin=b"Who are you?\n")
     assert process.stderr == b"[cut at --max-tokens 3]\n"
 
 
-def test_an_interrupt_stops_the_answer_and_not_the_program() -> None:
-    # A story that goes on until the context is full, unless it is stopped; then one that ends.
+def test_an_interrupt_stops_the_answer_but_not_the_program() -> None:
+    # The first story continues until the context is full unless it is stopped. The second one ends.
     pipe = NarrowPipe()
     options = ("--ignore-eos", "--stop", "model of mie")
     with start("chat", *GREEDY, *options, stdout=pipe.writer) as process:
@@ -83,7 +83,7 @@ class Terminal:
         self.keyboard, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 60, 0, 0))
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
-        # No questions for the position of the cursor: nothing here would answer them.
+        # No queries of the cursor's position, which nothing here would answer.
         plain = {"TERM": "xterm", "COLUMNS": "60", "PROMPT_TOOLKIT_NO_CPR": "1"}
         self.process = start(
             "chat", *arguments, env={**ENVIRONMENT, **plain, **environment}, **streams
@@ -103,7 +103,7 @@ class Terminal:
         os.write(self.keyboard, keys.encode())
 
     def shown_until(self, end: str, seconds: float = 60) -> str:
-        """What is shown next, up to ``end``, without what moves the cursor."""
+        """Return the text shown next, up to ``end``, without cursor movements."""
         while (at := self._text().find(end, self._start)) < 0:
             ready, _, _ = select.select([self.keyboard], [], [], seconds)
             assert ready, f"waited for {end!r}; the terminal shows {self._text()[self._start :]!r}"
@@ -131,11 +131,11 @@ def editor(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def test_a_terminal_is_greeted_and_prompted(editor: dict[str, str]) -> None:
+def test_a_terminal_shows_a_greeting_and_a_prompt(editor: dict[str, str]) -> None:
     with Terminal(*GREEDY, **editor) as terminal:
         greeting = terminal.shown_until(">")
         assert "Ctrl-C stops an answer" in greeting
-        assert greeting.count("mie[chat]") == bool(editor)  # what is missing is said once
+        assert greeting.count("mie[chat]") == bool(editor)  # the missing extra is mentioned once
         terminal.type("Who are you?\n")
         answer = terminal.shown_until("tokens/s]")
         assert "I am the tiny story model" in answer
@@ -148,10 +148,10 @@ def test_a_terminal_is_greeted_and_prompted(editor: dict[str, str]) -> None:
         assert terminal.process.wait(60) == 0
 
 
-def test_ctrl_c_begins_the_line_anew(editor: dict[str, str]) -> None:
+def test_ctrl_c_clears_the_line(editor: dict[str, str]) -> None:
     with Terminal(*GREEDY, **editor) as terminal:
         terminal.shown_until(">")
-        for _ in range(100):  # the prompt is shown a moment before signals are listened to
+        for _ in range(100):  # the prompt appears a moment before signals are handled
             terminal.process.send_signal(signal.SIGINT)
             with suppress(AssertionError):
                 assert "/exit ends" in terminal.shown_until(">", seconds=0.2)
@@ -181,7 +181,7 @@ def test_typing_during_an_answer_waits_for_the_next_prompt(editor: dict[str, str
         shown = begun + terminal.shown_until("tokens/s]\n")
         answer = shown[shown.index(whole[:20]) : shown.rindex("[")]
         assert answer.split() == whole.split()
-        terminal.shown_until("Who are you")  # behind the prompt
+        terminal.shown_until("Who are you")  # after the prompt
         terminal.type("?\n")
         terminal.shown_until("tokens/s]")
 
@@ -193,7 +193,7 @@ def test_a_pasted_block_is_one_message(editor: dict[str, str]) -> None:
         terminal.shown_until("/exit")
         terminal.type("\n")
         terminal.shown_until("tokens/s]")
-        terminal.shown_until(">")  # and /exit was no command
+        terminal.shown_until(">")  # /exit was not a command
 
 
 def test_triple_quotes_work_in_a_pipe() -> None:
@@ -213,7 +213,7 @@ def test_unknown_commands_and_bad_input_are_named() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("./no/such",), ("--model", "./no/such")])
-def test_a_model_that_is_not_there_is_named(arguments: tuple[str, ...]) -> None:
+def test_a_missing_model_is_named(arguments: tuple[str, ...]) -> None:
     assert "model directory './no/such' does not exist" in error_line(mie("chat", *arguments))
 
 

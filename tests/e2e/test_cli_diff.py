@@ -1,4 +1,4 @@
-"""``mie diff`` as a process: its table, its page, its JSON, and its exit codes."""
+"""Test ``mie diff`` as a process: its table, page, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from command_line import error_line, mie
 from emulated import needs_compiler
 
 NUMPY = ("--dtype-a", "float64", "--b", "numpy-plain")
-"""What needs no compiler."""
+"""Arguments for which no compiler is needed."""
 
 
 def test_float32_and_float64_agree():
@@ -28,11 +28,11 @@ def test_float32_and_float64_agree():
     ]
 
 
-def test_a_fault_on_purpose_is_found_and_shown_on_a_page(tmp_path: Path):
+def test_an_injected_fault_is_found_and_shown_on_the_page(tmp_path: Path):
     page = tmp_path / "report.html"
     process = mie("diff", *NUMPY, "--inject", "gate_up:2", "--layers", "--html", page)
     assert process.returncode == 1
-    assert b"Past tolerance, first at\n  step 1, layer 2, gate_up, element [" in process.stdout
+    assert b"Tolerance exceeded, first at\n  step 1, layer 2, gate_up, element [" in process.stdout
     assert "step 1, layer 2, gate_up, element [" in page.read_text(encoding="utf-8")
     assert list(tmp_path.iterdir()) == [page]
 
@@ -48,7 +48,7 @@ def test_json_is_one_object():
     assert {row["layer"] for row in report["rows"]} == {None, 0, 1, 2, 3}
 
 
-def test_a_side_may_have_settings_and_operators_may_be_alone():
+def test_a_side_takes_settings_and_operators_can_be_isolated():
     sides = ("--b", "numpy", "--set-b", "num_threads=1", "--kv-cache-dtype-b", "int8")
     process = mie("diff", *sides, "--isolate", "--max-tokens", "2")
     assert process.returncode == 0
@@ -58,7 +58,7 @@ def test_a_side_may_have_settings_and_operators_may_be_alone():
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path):
+def test_mistakes_give_one_line_and_exit_code_2(tmp_path: Path):
     assert "backend 'nix'" in error_line(mie("diff", "--b", "nix"))
     assert "dtype 'float8'" in error_line(mie("diff", "--b", "numpy", "--dtype-b", "float8"))
     assert "no parameter 'block_size'" in error_line(mie("diff", "--set-b", "block_size=8"))
@@ -68,21 +68,21 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path):
     assert "block_size" in error_line(mie("diff", *NUMPY, "--block-size", "0"))
 
 
-def test_a_fault_that_meets_no_call_is_known_after_a_has_run():
+def test_a_fault_that_matches_no_call_is_reported_after_a_has_run():
     process = mie("diff", *NUMPY, "--inject", "q_norm")
     assert process.returncode == 2
     assert process.stdout == b""
     assert "mie: error: --inject q_norm matches no call" in process.stderr.decode()
 
 
-def test_help_says_what_the_columns_mean():
+def test_help_explains_the_columns():
     process = mie("diff", "--help")
     assert process.returncode == 0
-    assert b"max ULP   the numbers of the coarser dtype" in process.stdout
+    assert b"max ULP   distance in steps of the coarser dtype" in process.stdout
 
 
 @needs_compiler
-def test_numpy_and_the_emulated_kernels_are_the_default():
+def test_numpy_and_the_emulated_kernels_are_compared_by_default():
     process = mie("diff")
     assert process.returncode == 0, process.stdout.decode()
     assert process.stdout.startswith("A numpy-plain float32 · B cupy-emulated float32".encode())

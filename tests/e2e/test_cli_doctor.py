@@ -1,4 +1,4 @@
-"""``mie doctor`` as a process: on this machine, and with libraries that are fakes."""
+"""Test ``mie doctor`` as a process, on this machine and with fake libraries."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def fake_cupy(folder: Path, code: str) -> str:
-    """A PYTHONPATH on which ``import cupy`` runs ``code``."""
+    """Return a PYTHONPATH on which ``import cupy`` runs ``code``."""
     (folder / "cupy.py").write_text(code)
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
@@ -73,7 +73,7 @@ def test_this_machine_is_examined() -> None:
     assert ["backend", "numpy", "works"] in words
 
 
-def test_the_same_for_programs() -> None:
+def test_doctor_prints_json() -> None:
     found = report("--backend", "numpy")
     assert found.keys() == {"mie", "checks", "backends"}
     assert found["backends"] == [{"name": "numpy", "works": True, "reason": None}]
@@ -82,24 +82,24 @@ def test_the_same_for_programs() -> None:
 
 
 @needs_compiler
-def test_the_emulated_kernels_work_where_there_is_a_compiler() -> None:
+def test_the_emulated_kernels_work_with_a_compiler() -> None:
     assert doctor("--backend", "cupy-emulated").returncode == 0
 
 
-def test_without_a_compiler_the_emulated_kernels_do_not_work() -> None:
+def test_the_emulated_kernels_do_not_work_without_a_compiler() -> None:
     process = doctor("--backend", "cupy-emulated", CXX="no-such-compiler")
     assert process.returncode == 1
     assert "no-such-compiler is not installed; backend cupy-emulated needs one" in process.stdout
     assert "backend  cupy-emulated  does not work: the kernel emulator" in process.stdout
 
 
-def test_a_variable_that_costs_speed_is_noted() -> None:
+def test_a_variable_that_slows_computation_is_noted() -> None:
     settings = check(report("--backend", "numpy", OPENBLAS_CORETYPE="Haswell"), "BLAS settings")
     assert settings["status"] == "note"
     assert "OPENBLAS_CORETYPE" in settings["remedy"]
 
 
-def test_no_such_backend_shows_the_usage() -> None:
+def test_an_unknown_backend_shows_the_usage() -> None:
     process = doctor("--backend", "abacus")
     assert process.returncode == 2
     assert "invalid choice 'abacus'" in process.stderr
@@ -114,7 +114,9 @@ def test_no_such_backend_shows_the_usage() -> None:
         ("import warnings; warnings.warn('old'); raise ImportError('late')", "late"),
     ],
 )
-def test_a_cupy_that_breaks_takes_nothing_with_it(tmp_path: Path, code: str, value: str) -> None:
+def test_a_cupy_that_crashes_does_not_crash_the_doctor(
+    tmp_path: Path, code: str, value: str
+) -> None:
     found = report("--backend", "cupy", PYTHONPATH=fake_cupy(tmp_path, code))
     assert check(found, "CuPy")["status"] == "problem"
     assert value in check(found, "CuPy")["value"]

@@ -1,4 +1,4 @@
-"""``mie generate`` as a process: what it prints, and what it says about bad input."""
+"""Test ``mie generate`` as a process: what it prints, and how it refuses bad input."""
 
 import fcntl
 import json
@@ -31,7 +31,7 @@ LONG = ("--ignore-eos", "--max-tokens", "120")
 
 @pytest.fixture(scope="module")
 def outputs() -> list[RequestOutput]:
-    """What the library itself answers to two prompts."""
+    """The answers of the library to two prompts."""
     prompts = ["Once upon a time", "One day"]
     params = SamplingParams(temperature=0, max_tokens=12)
     return LLM("bundled").generate(prompts, params, use_tqdm=False)
@@ -47,7 +47,7 @@ def json_lines(text: bytes) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-# What it prints
+# Output.
 
 
 def test_one_prompt_is_answered_and_counted(outputs: list[RequestOutput]) -> None:
@@ -72,20 +72,20 @@ def test_the_first_token_comes_before_the_others() -> None:
         assert process.wait(PATIENCE) == 0
 
 
-def test_several_prompts_come_in_order_under_their_titles(answers: dict[str, str]) -> None:
+def test_several_answers_are_printed_in_order_under_their_titles(answers: dict[str, str]) -> None:
     process = mie("generate", *GREEDY, "Once upon a time", "One day")
     expected = "".join(f"=== {prompt}\n{text}\n\n" for prompt, text in answers.items())
     assert process.stdout.decode() == expected
     assert NUMBERS.search(process.stderr.decode())["requests"] == "2"
 
 
-def test_prompts_come_from_standard_input_one_a_line(answers: dict[str, str]) -> None:
+def test_prompts_are_read_from_standard_input_line_by_line(answers: dict[str, str]) -> None:
     process = mie("generate", *GREEDY, "--json", stdin=b"Once upon a time\r\n\nOne day")
     lines = json_lines(process.stdout)
     assert {line["prompt"]: line["text"] for line in lines} == answers
 
 
-def test_json_lines_tell_everything() -> None:
+def test_json_lines_have_every_field() -> None:
     process = mie(
         *("generate", "--json", "--n", "2", "--seed", "5", "--logprobs", "2", "--max-tokens", "40"),
         *("--temperature", "1.5", "--ignore-eos"),
@@ -104,7 +104,7 @@ def test_json_lines_tell_everything() -> None:
     assert lines[0]["token_ids"] != lines[1]["token_ids"]
 
 
-def test_flags_reach_the_sampler_and_a_seed_does_not_mind_the_company() -> None:
+def test_flags_reach_the_sampler_and_a_seeded_answer_ignores_other_requests() -> None:
     flags = ("generate", "--json", "--seed", "7", "--max-tokens", "20", "--stop", ".")
     (alone,) = json_lines(mie(*flags, "Once upon a time").stdout)
     among = json_lines(mie(*flags, "One day", "Once upon a time", "Then").stdout)
@@ -120,7 +120,7 @@ def test_chat_wraps_the_prompt_in_the_template() -> None:
     assert line["prompt_token_ids"].count(line["prompt_token_ids"][0]) == 1  # one BOS
 
 
-def test_a_file_of_requests_with_bad_lines_serves_the_others(tmp_path: Path) -> None:
+def test_bad_lines_of_a_file_do_not_stop_the_others(tmp_path: Path) -> None:
     lines = [
         b'{"prompt": "Once upon a time", "max_tokens": 3}',
         b"not json",
@@ -161,7 +161,7 @@ def test_a_file_of_requests_with_bad_lines_serves_the_others(tmp_path: Path) -> 
         10: "prompt must be a string, got 5",
         11: "must be a JSON object, got a list",
         12: "token id 999999",
-        13: "half of a surrogate pair",
+        13: "unpaired surrogate",
         14: "the role is tool",
         15: "max_tokens must be an integer at least 1; got 0",
     }
@@ -193,7 +193,7 @@ def test_ids_of_json_lines_are_repeated_in_the_order_of_the_input() -> None:
     assert [record["index"] for record in records[3:]] == [0, 1]
 
 
-def test_a_failed_line_has_its_place_in_the_text_too() -> None:
+def test_a_failed_line_keeps_its_place_in_the_text_output() -> None:
     lines = b'{"prompt": "Once upon a time"}\n{"prompt": 5}\n{"prompt": "One day"}\n'
     process = mie("generate", *GREEDY, "--input", "-", stdin=lines)
     titles = [line for line in process.stdout.decode().splitlines() if line.startswith("===")]
@@ -205,7 +205,7 @@ def batch_line(custom_id: str, url: str, **body: object) -> str:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
 
 
-def test_a_batch_file_of_openai_is_answered_in_its_own_form(tmp_path: Path) -> None:
+def test_an_openai_batch_file_is_answered_in_its_own_form(tmp_path: Path) -> None:
     chat, completions = "/v1/chat/completions", "/v1/completions"
     question = [{"role": "user", "content": "Who are you?"}]
     lines = [
@@ -249,7 +249,7 @@ def test_a_batch_file_of_openai_is_answered_in_its_own_form(tmp_path: Path) -> N
     for record, message in zip(
         records[4:],
         (
-            "model 'gpt-x' is not loaded; this run answers with 'bundled'",
+            "model 'gpt-x' is not loaded; this run uses 'bundled'",
             "url must be '/v1/chat/completions' or '/v1/completions', got '/v1/embeddings'",
             "no parameter 'tools'",
             "stream must be false in a batch",
@@ -262,14 +262,14 @@ def test_a_batch_file_of_openai_is_answered_in_its_own_form(tmp_path: Path) -> N
         assert message in record["error"]["message"]
 
 
-def test_requests_come_from_standard_input_too() -> None:
+def test_requests_are_read_from_standard_input() -> None:
     process = mie("generate", "--input", "-", stdin=b'{"prompt": "One day", "max_tokens": 1}\n[')
     assert process.returncode == 1
     assert "standard input, line 2 is not JSON" in process.stderr.decode()
-    assert b"\r" not in process.stderr  # no progress bar where nobody watches
+    assert b"\r" not in process.stderr  # no progress bar without a terminal
 
 
-def test_a_terminal_sees_a_progress_bar(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_bytes(b'{"prompt": "One day", "max_tokens": 1}')
     terminal, stderr = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 25, 80, 0, 0))  # rows, columns
@@ -287,7 +287,7 @@ def test_help_and_version() -> None:
     assert mie("--version").stdout.startswith(b"mie ")
 
 
-# What goes wrong
+# Errors.
 
 
 @pytest.mark.parametrize(
@@ -306,12 +306,12 @@ def test_help_and_version() -> None:
         (("--backend", "abacus", "Hi"), "abacus"),
         (("--system", "Be brief.", "Hi"), "--system needs --chat"),
         (("--input", "no-such-file"), "cannot read --input no-such-file"),
-        (("--input", "-", "Hi"), "--input brings its own requests"),
+        (("--input", "-", "Hi"), "--input cannot be combined with"),
         (("Hi", ""), "prompt 2 is empty"),
         ((), "standard input is empty"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(arguments: tuple[str, ...], message: str) -> None:
+def test_a_refusal_is_one_line(arguments: tuple[str, ...], message: str) -> None:
     assert message in error_line(mie("generate", *arguments))
 
 
@@ -340,7 +340,7 @@ def test_mistakes_in_the_arguments_show_the_usage(arguments: tuple[str, ...]) ->
         (("--versoin", "doctor"), "unknown option --versoin; did you mean --version?"),
     ],
 )
-def test_misspelt_commands_and_options_get_the_nearest_name(
+def test_misspelt_commands_and_options_suggest_the_nearest_name(
     arguments: tuple[str, ...], message: str
 ) -> None:
     process = mie(*arguments)
@@ -371,7 +371,7 @@ def test_a_pipe_closed_before_the_last_flush_ends_it_quietly() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_disk_is_said_in_one_line() -> None:
+def test_a_full_disk_gives_one_line() -> None:
     with (
         open("/dev/full", "wb") as full,
         start("generate", *GREEDY, "Hi", stdout=full) as process,
@@ -407,7 +407,7 @@ def test_repeated_prompts_and_preemptions_are_counted() -> None:
     assert process.returncode == 0
 
 
-def test_a_closed_standard_error_is_no_error(outputs: list[RequestOutput]) -> None:
+def test_a_closed_standard_error_is_not_an_error(outputs: list[RequestOutput]) -> None:
     command = shlex.join([*COMMAND, "generate", *GREEDY, "Once upon a time"])
     process = subprocess.run(
         f"{command} 2>&-", shell=True, capture_output=True, env=ENVIRONMENT, check=True
@@ -415,7 +415,7 @@ def test_a_closed_standard_error_is_no_error(outputs: list[RequestOutput]) -> No
     assert process.stdout.decode() == outputs[0].outputs[0].text + "\n"
 
 
-def test_an_interrupt_ends_it_with_the_numbers_so_far() -> None:
+def test_an_interrupt_prints_the_numbers_so_far() -> None:
     pipe = NarrowPipe()
     with start("generate", *LONG, "Once upon a time", stdout=pipe.writer) as process:
         pipe.close_writer()

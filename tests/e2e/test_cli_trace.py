@@ -1,4 +1,4 @@
-"""``mie trace`` as a person runs it, on logs made by hand."""
+"""Test ``mie trace`` on hand-made logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def long_log(tmp_path: Path) -> Path:
 
 
 def output(*arguments: str | Path) -> list[str]:
-    """The lines of standard output; nothing may stand on standard error."""
+    """Return the lines of standard output, after checking that standard error is empty."""
     process = mie("trace", *arguments)
     assert process.returncode == 0
     assert process.stderr == b""
@@ -40,7 +40,7 @@ def output(*arguments: str | Path) -> list[str]:
 # The table.
 
 
-def test_the_table_tells_of_each_step(story: Path) -> None:
+def test_the_table_has_a_row_for_each_step(story: Path) -> None:
     lines = output(story)
     assert lines[0] == "8 blocks of 4 slots, and 4 blocks on the host"
     header = "step running waiting prefill decode KV waste shared preempted done"
@@ -53,7 +53,7 @@ def test_the_table_tells_of_each_step(story: Path) -> None:
     assert all(len(line) <= 80 for line in lines)
 
 
-def test_a_row_stands_for_the_steps_since_the_one_before(tmp_path: Path) -> None:
+def test_a_row_covers_the_steps_since_the_previous_row(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("w") as file:
         log = EventLog(0, file)
@@ -78,7 +78,7 @@ def test_a_row_stands_for_the_steps_since_the_one_before(tmp_path: Path) -> None
     ]
 
 
-def test_a_long_run_gets_forty_rows_unless_all_are_wanted(long_log: Path) -> None:
+def test_a_long_run_has_forty_rows_unless_all_are_requested(long_log: Path) -> None:
     rows = output(long_log)[3:-2]
     assert len(rows) == 40
     assert [int(row.split()[0]) for row in rows] == [*range(31, 1234, 31), 1234]
@@ -86,7 +86,7 @@ def test_a_long_run_gets_forty_rows_unless_all_are_wanted(long_log: Path) -> Non
     assert output(long_log)[-1].startswith("[1,234 steps · 177 requests · ")
 
 
-def test_a_log_without_steps_is_a_table_without_rows(tmp_path: Path) -> None:
+def test_a_log_without_steps_gives_a_table_without_rows(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("w") as file:
         EventLog(0, file).start(lambda: EMPTY)
@@ -98,7 +98,7 @@ def test_a_log_without_steps_is_a_table_without_rows(tmp_path: Path) -> None:
 # The block map.
 
 
-def test_the_block_map_shows_who_holds_what(story: Path) -> None:
+def test_the_block_map_shows_the_owners_of_blocks(story: Path) -> None:
     lines = output(story, "--step", "2")
     assert lines[0] == "After step 2: 8 blocks of 4 slots"
     assert lines[2] == "0  AB 4×3 B  3×1 C  4×2 C  1×1 A  3×1 ·      ·      ·"
@@ -113,7 +113,7 @@ def test_the_block_map_shows_who_holds_what(story: Path) -> None:
     ]
 
 
-def test_the_block_map_marks_what_only_the_cache_has_and_who_waits(story: Path) -> None:
+def test_the_block_map_marks_cached_blocks_and_waiting_sequences(story: Path) -> None:
     lines = output(story, "--step", "3")
     assert lines[2] == "0  ▒ 4×1 ▒ 4×1 ▒ 4×1 ·     ▒ 4×1 ·     ·     ·"
     assert lines[9:11] == ["    waiting", "    b                   6  2 host blocks"]
@@ -124,7 +124,7 @@ def test_the_block_map_before_the_first_step_is_empty(story: Path) -> None:
 
 
 def big_snapshot() -> dict[str, Any]:
-    """Thirty sequences over two thousand blocks, with long names; five wait."""
+    """Return the state of thirty long-named sequences in 2,000 blocks, five of them waiting."""
     ids = {number: f"a request with a long name, number {number}" for number in range(60)}
     sequences = {
         (number, 0): {
@@ -159,7 +159,7 @@ def test_a_large_block_map_fits_eighty_columns(tmp_path: Path) -> None:
         EventLog(0, file).start(big_snapshot)
     lines = output(path, "--step", "0")
     assert max(map(len, lines)) <= 80
-    assert len(lines) < 250, "rows that are alike are one"
+    assert len(lines) < 250, "equal rows are merged"
     assert lines[2].startswith("   0  ·")
     assert "A+ 16×30" in lines[2]
     assert any(line.strip() == "… and 696 blocks like these" for line in lines)
@@ -170,7 +170,7 @@ def test_a_large_block_map_fits_eighty_columns(tmp_path: Path) -> None:
 # The life of a request.
 
 
-def test_the_life_of_a_request_says_why(story: Path) -> None:
+def test_the_events_of_a_request_have_causes(story: Path) -> None:
     assert [line.strip() for line in output(story, "--request", "b")] == [
         "step 1  added: 5 prompt tokens",
         "step 1  admitted to row 1: 5 of 5 tokens to compute",
@@ -184,7 +184,7 @@ def test_the_life_of_a_request_says_why(story: Path) -> None:
     ]
 
 
-def test_the_life_of_a_request_with_choices_names_them(story: Path) -> None:
+def test_the_events_of_a_request_name_its_choices(story: Path) -> None:
     assert [line.strip() for line in output(story, "--request", "a")] == [
         "step 1  [0] added: 6 prompt tokens, at most 3 new tokens, 2 choices",
         "step 1  [0] admitted to row 0: 6 of 6 tokens to compute",
@@ -197,28 +197,28 @@ def test_the_life_of_a_request_with_choices_names_them(story: Path) -> None:
     ]
 
 
-def test_a_request_that_runs_on_is_told_to_the_end_of_the_log(story: Path) -> None:
+def test_an_unfinished_request_is_shown_to_the_end_of_the_log(story: Path) -> None:
     lines = [line.strip() for line in output(story, "--request", "c")]
     assert lines[1:3] == [
         "step 4  admitted to row 1: 1 of 7 tokens to compute",
         "step 4  prefix hit: of 7 tokens 4 in full blocks, 2 by a copy from block 4",
     ]
     assert lines[4] == (
-        "step 5  preempted: recompute, 7 computed tokens lost (a step was broken off)"
+        "step 5  preempted: recompute, 7 computed tokens lost (a step was abandoned)"
     )
     assert lines[-1] == "step 6  decoded 1 token"
 
 
-def test_a_choice_that_waits_for_a_seat_says_so(story: Path) -> None:
+def test_a_choice_that_waits_for_a_row_is_shown(story: Path) -> None:
     assert [line.strip() for line in output(story, "--request", "d")] == [
         "step 5  [0] added: 4 prompt tokens, at most 5 new tokens, 2 choices",
-        "step 5  [1] waits for a seat of its own",
+        "step 5  [1] waits for its own row",
         "step 5  [0] finished: abort",
         "step 5  [1] finished: abort",
     ]
 
 
-def test_a_rebuild_is_told_to_those_who_were_there(tmp_path: Path) -> None:
+def test_a_rebuild_is_shown_for_the_requests_that_it_affects(tmp_path: Path) -> None:
     def last_line(rebuilt: dict[str, Any]) -> str:
         story = [*STORY, [("rebuild", {**EMPTY, **rebuilt})]]
         return output(write_story(tmp_path / "story.jsonl", story), "--request", "b")[-1].strip()
@@ -227,13 +227,13 @@ def test_a_rebuild_is_told_to_those_who_were_there(tmp_path: Path) -> None:
     assert last_line({}) == "step 7  has ended: the state was rebuilt"
 
 
-def test_a_rebuild_begins_a_new_wait_on_the_timeline(tmp_path: Path) -> None:
+def test_a_rebuild_starts_a_new_wait_on_the_timeline(tmp_path: Path) -> None:
     events = timeline(write_story(tmp_path / "story.jsonl", [*STORY, REBUILD]))
     assert [event["name"] for event in events].count("rebuilt") == 2
     assert ("c", "waiting", 70.0, 5.0) in list(slices(events, 2))
 
 
-def test_an_unknown_request_is_answered_with_the_known_ones(story: Path) -> None:
+def test_an_unknown_request_lists_the_known_ones(story: Path) -> None:
     line = error_line(mie("trace", story, "--request", "z"))
     assert line.endswith("the log has no request 'z'; it has a, b, c, d")
 
@@ -246,12 +246,12 @@ def timeline(path: Path, *arguments: str) -> list[dict[str, Any]]:
     lines = output(path, "--perfetto", out, *arguments)
     events = json.loads(out.read_text())["traceEvents"]
     assert lines == [f"{out}: {len(events):,} events; open it at https://ui.perfetto.dev"]
-    assert sorted(path.parent.iterdir()) == sorted([path, out]), "a draft was left"
+    assert sorted(path.parent.iterdir()) == sorted([path, out]), "a temporary file was left"
     return events
 
 
 def slices(events: list[dict[str, Any]], process: int) -> Iterator[tuple[str, str, float, float]]:
-    """(track, name, start and length in milliseconds) of the slices, in order."""
+    """Return (track, name, start and length in milliseconds) of the slices, in order."""
     names = {
         (event["pid"], event["tid"]): event["args"]["name"]
         for event in events
@@ -282,7 +282,7 @@ def test_the_timeline_has_a_track_for_each_choice(story: Path) -> None:
     ]
 
 
-def test_instants_tell_the_cause(story: Path) -> None:
+def test_instants_have_a_cause(story: Path) -> None:
     instants = [event for event in timeline(story) if event["ph"] == "i"]
     causes = [event["args"] for event in instants if event["name"] == "preempted"]
     assert [cause["for"] for cause in causes] == ["a [1]", None, "c"]
@@ -322,7 +322,7 @@ def test_slices_of_a_track_never_overlap(long_log: Path) -> None:
         assert start + length <= inside + 1e-9
 
 
-def test_a_log_that_cannot_be_leaves_the_old_timeline(story: Path) -> None:
+def test_an_impossible_log_leaves_the_old_timeline_unchanged(story: Path) -> None:
     out = story.with_name("old.json")
     out.write_text("old")
     with story.open("a") as file:
@@ -333,7 +333,7 @@ def test_a_log_that_cannot_be_leaves_the_old_timeline(story: Path) -> None:
     assert sorted(story.parent.iterdir()) == sorted([story, out])
 
 
-def test_the_timeline_goes_through_a_link(story: Path) -> None:
+def test_the_timeline_is_written_through_a_link(story: Path) -> None:
     target, link = story.with_name("target.json"), story.with_name("link.json")
     target.write_text("old")
     link.symlink_to(target)
@@ -345,20 +345,22 @@ def test_the_timeline_goes_through_a_link(story: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("story.jsonl", "would write over"),
-        (".", "would write over"),
-        (os.devnull, "would write over"),
+        ("story.jsonl", "would overwrite"),
+        (".", "would overwrite"),
+        (os.devnull, "would overwrite"),
         ("nowhere/out.json", "cannot be written: No such file"),
     ],
 )
-def test_the_timeline_writes_over_no_log_or_device(story: Path, name: str, message: str) -> None:
+def test_the_timeline_does_not_overwrite_logs_or_devices(
+    story: Path, name: str, message: str
+) -> None:
     before = story.read_bytes()
     assert message in error_line(mie("trace", story, "--perfetto", story.parent / name))
     assert story.read_bytes() == before
     assert [*story.parent.iterdir()] == [story]
 
 
-# What goes wrong.
+# Errors.
 
 
 def test_a_killed_run_is_shown_up_to_its_end(story: Path) -> None:
@@ -380,7 +382,9 @@ def test_a_killed_run_is_shown_up_to_its_end(story: Path) -> None:
         (b'{"prompt": "Once"}\n', "is not an event log: line 1: not an event"),
     ],
 )
-def test_what_is_no_log_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_a_file_that_is_not_a_log_is_refused(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
     path = tmp_path / "file"
     if content is not None:
         path.write_bytes(content)
@@ -398,13 +402,13 @@ def test_every_must_be_positive(story: Path) -> None:
     assert "--every must be at least 1; got 0" in error_line(mie("trace", story, "--every", "0"))
 
 
-def test_one_view_at_a_time(story: Path) -> None:
+def test_only_one_view_is_allowed(story: Path) -> None:
     process = mie("trace", story, "--step", "1", "--all")
     assert process.returncode == 2
     assert b"not allowed with" in process.stderr
 
 
-def test_names_cannot_reach_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("w") as file:
         log = EventLog(0, file)

@@ -1,8 +1,8 @@
-"""The engine on the emulated GPU gives the tokens of the NumPy backend, through the whole of it:
-chunks, a prefix hit, a fork that copies a block, and a preemption that swaps.
+"""Check that the engine on the emulated GPU gives the tokens of the NumPy backend.
 
-Tokens are compared although both compute in float32: the bundled model's best logit leads by far
-more than rounding in these stories.
+The stories have chunks, a prefix hit, a fork that copies a block, and a preemption that swaps.
+Tokens are compared although both sides compute in float32: the bundled model's best logit leads by
+far more than rounding errors.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ PROMPT = "Tell me a story about Mia the otter, the mill and a bell."
 
 
 def stories(backend: str) -> tuple[list[list[int]], LLM]:
-    """The tokens of a greedy request, of two more, and of a pair of samples, in seven blocks."""
+    """Return the tokens of three greedy requests and of a pair of samples, in seven blocks."""
     llm = LLM(
         "bundled",
         backend=backend,
@@ -36,7 +36,7 @@ def stories(backend: str) -> tuple[list[list[int]], LLM]:
     return [choice.token_ids for output in outputs for choice in output.outputs], llm
 
 
-def test_it_gives_the_tokens_of_the_numpy_backend():
+def test_the_emulated_gpu_gives_the_tokens_of_numpy():
     tokens, llm = stories("cupy-emulated")
     wanted, _ = stories("numpy")
     assert tokens == wanted
@@ -48,8 +48,8 @@ def test_it_gives_the_tokens_of_the_numpy_backend():
     assert manager.num_used == 0
 
 
-def test_float16_goes_through_the_tensor_cores_to_the_same_story():
-    """The best logit of each step leads by at least 0.1, ten times what float16 moves it by."""
+def test_float16_on_tensor_cores_gives_the_same_story():
+    """The best logit leads by at least 0.1 in each step, ten times the error of float16."""
     greedy = SamplingParams(temperature=0, max_tokens=16)
     texts = [
         LLM("bundled", backend=backend, dtype=dtype, num_blocks=8)
@@ -79,7 +79,7 @@ def twins(tmp_path_factory):
         ("cupy-emulated", "bfloat16"),
     ],
 )
-def test_a_single_candidate_is_the_greedy_token_where_logits_are_tied(twins, backend, dtype):
+def test_a_single_candidate_is_the_greedy_token_if_logits_are_tied(twins, backend, dtype):
     llm = LLM(twins, backend=backend, dtype=dtype, num_blocks=64, skip_tokenizer_init=True)
     rng = np.random.default_rng(1)
     prompts = [rng.integers(4, 40, size=5).tolist() for _ in range(6)]

@@ -1,4 +1,4 @@
-"""Each example runs as it stands, and is short."""
+"""Check that each example runs unchanged, and is short."""
 
 import os
 import re
@@ -22,10 +22,10 @@ EXPECTED = {
     "prefix_caching": r"10\d of 10\d tokens cached\nThe answers are the same .*: True\n$",
     "streaming": r"\[\d+ tokens, finish_reason='\w+'\]\n(.|\n)*unfinished requests: False\]\n$",
 }
-"""What each example prints at last."""
+"""The last output of each example."""
 
 
-def test_every_example_is_tried() -> None:
+def test_every_example_is_tested() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == EXPECTED.keys()
 
 
@@ -47,13 +47,13 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_example_is_short_and_says_what_it_shows(name: str) -> None:
+def test_an_example_is_short_and_has_a_docstring(name: str) -> None:
     lines = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()
     assert len(lines) < MAX_LINES
     assert lines[0].startswith('"""')
 
 
-def test_batch_answers_go_to_the_file_that_is_named(tmp_path: Path) -> None:
+def test_batch_answers_go_to_the_named_file(tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     requests = tmp_path / "requests.jsonl"
     body = '{"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 9}'

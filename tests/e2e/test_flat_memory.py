@@ -1,4 +1,4 @@
-"""A decode loop of 10,000 steps allocates nothing that grows."""
+"""Check that memory does not grow in a decode loop of 10,000 steps."""
 
 import gc
 import tracemalloc
@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 
 from mie import EngineConfig, SamplingParams
-from mie.load import load_engine
+from mie.load.engine import load_engine
 
 
 def resident_kib() -> int:
-    """VmRSS of this process."""
+    """Return VmRSS of this process in bytes."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0])
 
 
 def decode(engine, num_steps, rng):
-    """Keep four requests running; they differ, so that the prefix cache fills and evicts."""
+    """Keep four requests running. They differ, so that the prefix cache fills and evicts."""
     params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
     target = engine.stats.num_steps + num_steps
     while engine.stats.num_steps < target:
@@ -33,7 +33,7 @@ def test_memory_stays_flat_over_10000_steps(tiny):
     rss = resident_kib()
     decode(logged, 4000, rng)
     assert resident_kib() - rss < 1024, "RSS grew"
-    # Under tracemalloc steps are slow: fewer show the same to the byte.
+    # Steps are slow under tracemalloc. Fewer steps show the same exactly.
     config = EngineConfig(num_blocks=64, event_log_steps=0)
     engine = load_engine(tiny["llama"].directory, config)
     cache = engine._runner._kv_cache

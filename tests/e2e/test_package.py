@@ -1,4 +1,4 @@
-"""What the build makes of the tree: the sdist, the wheel and the editable install."""
+"""Test the sdist, the wheel and the editable install."""
 
 import os
 import re
@@ -18,7 +18,7 @@ BACKEND = "import sys, hatchling.build; hatchling.build.{hook}(sys.argv[1])"
 
 
 def build(hook: str, directory: Path) -> Path:
-    """The one file that a hook of the build backend leaves in ``directory``."""
+    """Run a hook of the build backend and return the only file that it leaves in ``directory``."""
     subprocess.run(
         [sys.executable, "-c", BACKEND.format(hook=hook), str(directory)],
         cwd=ROOT,
@@ -35,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
 
 
 def files_under(*folders: str) -> set[str]:
-    """The files of the tree, without what Python leaves beside its sources."""
+    """Return the files of the tree, without Python's cache files."""
     return {
         path.relative_to(ROOT).as_posix()
         for folder in folders
@@ -62,6 +62,15 @@ def test_the_description_has_no_relative_links(wheel: ZipFile) -> None:
     assert not re.findall(r"\]\((?!https?:|#)[^)]*\)", metadata)
 
 
+def test_the_description_leaves_out_the_picture_and_nothing_around_it(wheel: ZipFile) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, _, rest = readme.partition("![")
+    after = rest.split("\n\n", maxsplit=1)[1]
+    description = metadata_of(wheel)
+    assert before + after.partition("[")[0] in description
+    assert ".svg" not in description
+
+
 def test_the_wheel_runs_a_model(wheel: ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path / "site")
     paths = [str(tmp_path / "site"), *filter(None, sys.path[1:])]
@@ -71,7 +80,7 @@ def test_the_wheel_runs_a_model(wheel: ZipFile, tmp_path: Path) -> None:
     assert str(tmp_path) in python("-c", code, cwd=tmp_path)
 
 
-def test_the_sdist_has_the_tests_and_all_that_a_build_needs(tmp_path: Path) -> None:
+def test_the_sdist_has_the_tests_and_everything_for_a_build(tmp_path: Path) -> None:
     with tarfile.open(build("build_sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert files_under("mie", "tests", "examples", "scripts", "docs") <= names
@@ -81,7 +90,7 @@ def test_the_sdist_has_the_tests_and_all_that_a_build_needs(tmp_path: Path) -> N
 
 @pytest.fixture
 def editable(tmp_path: Path) -> Path:
-    """A folder that holds what an editable install puts into site-packages."""
+    """A folder with the files that an editable install puts into site-packages."""
     wheel = build("build_editable", tmp_path)
     with ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
@@ -89,7 +98,7 @@ def editable(tmp_path: Path) -> Path:
 
 
 def test_an_editable_install_is_a_plain_path(editable: Path) -> None:
-    """Type checkers read such a file; they do not run the hooks that other backends install."""
+    """Type checkers read such a file. They do not run the import hooks of other build backends."""
     (pth,) = editable.glob("*.pth")
     assert [line for line in pth.read_text().splitlines() if line] == [str(ROOT)]
 
@@ -97,7 +106,7 @@ def test_an_editable_install_is_a_plain_path(editable: Path) -> None:
 def test_an_editable_install_works_beside_a_folder_named_mie(
     editable: Path, tmp_path: Path
 ) -> None:
-    """The folder of a clone named mie is a namespace package when Python finds no regular one."""
+    """A cloned folder named mie is a namespace package if Python finds no regular package."""
     (tmp_path / "home" / "mie").mkdir(parents=True)
     code = f"import site; site.addsitedir({str(editable)!r}); import mie; print(mie.__file__)"
     shown = python("-S", "-c", code, cwd=tmp_path / "home")

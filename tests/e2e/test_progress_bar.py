@@ -1,4 +1,4 @@
-"""A bar while weights are loaded, on a terminal and nowhere else."""
+"""Check that loading weights shows a progress bar only on a terminal."""
 
 import os
 import pty
@@ -11,7 +11,7 @@ from fcntl import ioctl
 LOAD = """
 import itertools
 from tqdm import std
-from mie.load import _progress_bar
+from mie.load.engine import _progress_bar
 seconds = itertools.count()
 std.time = lambda: next(seconds)  # a bar is drawn after half a second
 with _progress_bar(1000, {is_wanted}) as progress:
@@ -28,7 +28,7 @@ def shown_on_a_terminal(is_wanted: bool) -> str:
     leader, follower = pty.openpty()
     ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     subprocess.run(program(is_wanted), stderr=follower, check=True, timeout=240)
-    os.write(follower, b".")  # so that there is something to read
+    os.write(follower, b".")  # gives the test something to read
     shown = os.read(leader, 100_000).decode()
     os.close(follower)
     os.close(leader)
@@ -41,10 +41,10 @@ def test_a_bar_is_drawn_on_a_terminal():
     assert "%|" in shown
 
 
-def test_no_bar_where_none_is_wanted():
+def test_a_progress_bar_can_be_turned_off():
     assert shown_on_a_terminal(False) == "."
 
 
-def test_no_bar_in_a_pipe():
+def test_a_pipe_shows_no_bar():
     done = subprocess.run(program(True), capture_output=True, check=True, timeout=240)
     assert done.stderr == b""

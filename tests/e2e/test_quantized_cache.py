@@ -1,4 +1,4 @@
-"""A quantised KV cache, through the whole of the engine with the bundled model."""
+"""Test a quantised KV cache in the whole engine, with the bundled model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPT = "Tell me a story about Mia the otter, the old mill and a bell."
 def stories(
     backend: str, stored: str, dtype: str = "auto", block_size: int = 8
 ) -> tuple[list[list[int]], LLM]:
-    """Tokens of a prompt in chunks, of a fork, and of sequences that were swapped out."""
+    """Return tokens of a chunked prompt, of a fork, and of sequences that were swapped out."""
     llm = LLM(
         "bundled",
         backend=backend,
@@ -38,7 +38,7 @@ def stories(
 @needs_compiler
 @pytest.mark.parametrize("stored", ["int8", "fp8"])
 def test_the_emulated_gpu_gives_the_tokens_of_the_numpy_backend(stored: str):
-    """Elements that rounding makes neighbours move the logits by much less than the best leads."""
+    """Rounding to a neighbouring element moves the logits by much less than the best one leads."""
     tokens, llm = stories("cupy-emulated", stored)
     assert tokens == stories("numpy-plain", stored)[0]
     stats = llm.engine.scheduler.manager.stats
@@ -47,13 +47,13 @@ def test_the_emulated_gpu_gives_the_tokens_of_the_numpy_backend(stored: str):
 
 
 @needs_compiler
-def test_tensor_cores_tell_the_same_story():
+def test_tensor_cores_give_the_same_story():
     tokens, _ = stories("cupy-emulated", "int8", "float16", block_size=16)
     assert tokens == stories("numpy", "int8", block_size=16)[0]
 
 
 @pytest.mark.parametrize("stored", ["int8", "fp8"])
-def test_the_command_line_tells_a_story_of_what_was_asked(stored: str):
+def test_the_command_line_uses_the_requested_cache_dtype(stored: str):
     arguments = ["--json", "--temperature", "0", "--max-tokens", "60", "--kv-cache-dtype", stored]
     [line] = mie("generate", *arguments, PROMPT).stdout.splitlines()
     text = json.loads(line)["text"]

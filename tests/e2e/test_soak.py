@@ -1,4 +1,4 @@
-"""Thousands of requests through a small pool, under the real engine and a scripted model."""
+"""Serve thousands of requests through a small pool, with the real engine and a scripted model."""
 
 import random
 from collections import Counter
@@ -8,6 +8,8 @@ import pytest
 from scripted_runner import VOCAB_SIZE, expected_tokens, salt_seed, scripted_engine
 
 from mie import EngineConfig, SamplingParams
+from mie.audit.memory import check_memory
+from mie.audit.scheduler import check_scheduler
 
 SALTS = (None, None, None, "tenant a", "tenant b")
 BLOCK_SIZE = 4
@@ -15,7 +17,7 @@ MAX_MODEL_LEN = 120
 
 
 def random_requests(rng, count, max_tokens):
-    """(prompt, params, labels) of requests of which many begin like another one."""
+    """Yield (prompt, params, labels) of requests. Many begin like another one."""
     documents = [[rng.randrange(4, VOCAB_SIZE) for _ in range(40)] for _ in range(8)]
     for _ in range(count):
         shared = rng.choice(documents)[: rng.choice((0, 4, 13, 22, 40))]
@@ -31,9 +33,9 @@ def random_requests(rng, count, max_tokens):
 
 
 def soak(config, *, num_requests, max_tokens, num_blocks, num_host_blocks):
-    """Serve them all, 40 unfinished ones at a time: the engine, and what happened.
+    """Serve all requests, at most 40 at a time, and return the engine and its counts.
 
-    Every token is the oracle's, and nothing leaks.
+    Every token equals the oracle's, and nothing leaks.
     """
     rng = random.Random(0)
     settings = {
@@ -60,8 +62,8 @@ def soak(config, *, num_requests, max_tokens, num_blocks, num_host_blocks):
     assert len(got) == happened["choices finished"] >= num_requests
     assert not engine.has_work
     assert manager.num_used == 0
-    engine.scheduler.check_invariants()
-    manager.check_invariants([], [])
+    check_scheduler(engine.scheduler)
+    check_memory(manager, [])
     return engine, happened
 
 
@@ -81,7 +83,7 @@ def step(engine, unfinished, got, happened):
             if not unfinished[new.request_id]:
                 del unfinished[new.request_id]
     if engine.stats.num_steps % 50 == 0:
-        engine.scheduler.check_invariants()
+        check_scheduler(engine.scheduler)
 
 
 MODES = {
@@ -107,8 +109,8 @@ def test_3000_requests_through_96_blocks(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_400_requests_through_40_blocks_that_are_always_short(mode):
-    """Long answers, and nothing held back for those that run: they preempt one another."""
+def test_400_requests_through_40_blocks_that_never_suffice(mode):
+    """Long answers without a watermark make the sequences preempt one another."""
     config, num_host_blocks = MODES[mode]
     _, happened = soak(
         {**config, "watermark": 0.0, "enable_prefix_caching": False},

@@ -1,7 +1,7 @@
-"""Logits and greedy tokens equal to those of Hugging Face transformers.
+"""Compare logits and greedy tokens with those of Hugging Face transformers.
 
-The models are tiny and random; `scripts/make_golden.py` made them, and each has a provenance. A
-relative difference is the largest difference of logits over the largest logit.
+The models are tiny and random. `scripts/make_golden.py` made them, and each has a provenance. A
+relative difference is the largest difference of logits divided by the largest logit.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import pytest
 from numpy.typing import NDArray
 
 from mie import LLM, SamplingParams
-from mie.backend import load_backend
-from mie.model.config import ModelConfig, RopeConfig
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.rope_config import RopeConfig
+from mie.checkpoint.weights import Checkpoint, expected_tensors
+from mie.load.backends import load_backend
 from mie.model.decoder import Decoder
-from mie.model.weights import Checkpoint, expected_tensors
 from mie.ops.backend import StepBatch
 
 MODELS = Path(__file__).parent / "models"
@@ -31,7 +32,7 @@ Floats = NDArray[np.floating]
 
 
 def load_decoder(name: str, dtype: str, **changes: object) -> Decoder:
-    """The model's decoder, with some fields of its configuration changed after loading."""
+    """Return the model's decoder, with some fields of its configuration changed after loading."""
     config = ModelConfig.load(MODELS / name)
     with Checkpoint.open(MODELS / name, expected_tensors(config)) as checkpoint:
         changed = dataclasses.replace(config, **changes)  # type: ignore[arg-type]
@@ -39,10 +40,10 @@ def load_decoder(name: str, dtype: str, **changes: object) -> Decoder:
 
 
 def all_logits(decoder: Decoder, token_ids: list[int], chunk_size: int) -> Floats:
-    """The logits after every token, computed chunk by chunk through a paged cache."""
+    """Return the logits after every token, computed chunk by chunk through a paged cache."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     cache = decoder.backend.new_kv_cache(decoder.kv_cache_shape(num_blocks, BLOCK_SIZE))
-    table = np.arange(num_blocks)[::-1]  # in no order that an accident could produce
+    table = np.arange(num_blocks)[::-1]  # an order that cannot arise by accident
     logits = []
     for start in range(0, len(token_ids), chunk_size):
         positions = np.arange(start, min(start + chunk_size, len(token_ids)))
@@ -60,7 +61,7 @@ def all_logits(decoder: Decoder, token_ids: list[int], chunk_size: int) -> Float
 
 
 def difference(decoder: Decoder, name: str, prompt: str, chunk_size: int = 1000) -> float:
-    """The relative difference from the golden logits after ``prompt`` and its greedy tokens."""
+    """Return the relative difference from the golden logits for a prompt and its greedy tokens."""
     golden = np.load(MODELS / name / "golden.npz")
     token_ids = [*golden[f"{prompt}.ids"].tolist(), *golden[f"{prompt}.greedy"].tolist()]
     logits = all_logits(decoder, token_ids, chunk_size)[golden[f"{prompt}.rows"]]
@@ -98,7 +99,7 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, dtype: str) -> Non
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if "yarn" in n or "linear" in n or "31" in n])
-def test_the_comparison_sees_the_scaling_of_rope(name: str) -> None:
+def test_a_wrong_rope_scaling_is_noticed(name: str) -> None:
     rope = ModelConfig.load(MODELS / name).rope
     decoder = load_decoder(name, "float32", rope=RopeConfig(theta=rope.theta))
     assert difference(decoder, name, "long") > 100 * TOLERANCE
@@ -106,7 +107,7 @@ def test_the_comparison_sees_the_scaling_of_rope(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in NAMES if "window" in n or "layer_types" in n])
 @pytest.mark.parametrize("wider", [1, 1000])
-def test_the_comparison_sees_a_window(name: str, wider: int) -> None:
+def test_a_wrong_window_is_noticed(name: str, wider: int) -> None:
     windows = ModelConfig.load(MODELS / name).layer_windows
     assert any(windows)
     changed = tuple(window and window + wider for window in windows)
@@ -114,7 +115,7 @@ def test_the_comparison_sees_a_window(name: str, wider: int) -> None:
     assert difference(decoder, name, "long") > 100 * TOLERANCE
 
 
-def test_the_comparison_sees_epsilon() -> None:
+def test_a_wrong_epsilon_is_noticed() -> None:
     decoder = load_decoder("llama2_mha", "float32", rms_norm_eps=1e-3)
     assert difference(decoder, "llama2_mha", "long") > TOLERANCE
 
@@ -141,7 +142,7 @@ def test_the_models_cover_every_family_and_flag() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_model_says_what_made_it(name: str) -> None:
+def test_every_model_has_a_provenance(name: str) -> None:
     provenance = json.loads((MODELS / name / "provenance.json").read_text())
     assert provenance["name"] == name
     assert provenance["script"] == "scripts/make_golden.py"

@@ -1,5 +1,5 @@
-// Kernels that test the emulator itself: each uses one part of the dialect, and test_emulator.py
-// knows what it must give. scripts/gpu_check can run the same ones on a GPU.
+// Kernels that test the emulator itself. Each uses one part of the dialect, and test_emulator.py
+// has the expected results. scripts/gpu_check can run the same kernels on a GPU.
 #include "mie_cuda.cuh"
 
 __global__ void saxpy(const float* __restrict__ x, float* __restrict__ y, float a, int n) {
@@ -7,7 +7,7 @@ __global__ void saxpy(const float* __restrict__ x, float* __restrict__ y, float 
   if (i < n) y[i] += a * x[i];
 }
 
-// Where each thread stands, in three dimensions of both grid and block.
+// The position of each thread, in three dimensions of both grid and block.
 __global__ void positions(int* out) {
   const int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
@@ -96,7 +96,7 @@ __global__ void warp_operations(const int* __restrict__ x, int* __restrict__ out
   put(static_cast<int>(__ballot_sync(MIE_FULL_WARP, value > 50)));
   put(__any_sync(MIE_FULL_WARP, value == x[7]));
   put(__all_sync(MIE_FULL_WARP, value >= 0));
-  // Halves that go different ways, and meet again.
+  // Halves of a warp that diverge and converge again.
   int halves = value;
   if (lane < 16) {
     halves = __shfl_xor_sync(0x0000ffffu, halves, 1);
@@ -173,14 +173,14 @@ __global__ void __launch_bounds__(32) gemm(const T* __restrict__ a, const T* __r
     if (k0 + 16 < k)
       load(slot ^ 1, k0 + 16);
     else
-      cp_async_commit();  // an empty group, so that the wait below is always for the same one
+      cp_async_commit();  // an empty group, so that the wait below always counts the same
     cp_async_wait<1>();
     __syncwarp();
     unsigned a_part[4], b_part[2];
     ldmatrix_x4(a_part, a_ring + slot * 256 + lane % 16 * 16 + lane / 16 * 8);
     ldmatrix_x2(b_part, b_ring + slot * 128 + lane % 8 * 16 + lane / 8 % 2 * 8);
     mma_m16n8k16<T>(d, a_part, b_part);
-    __syncwarp();  // the slot is read; it may be filled again
+    __syncwarp();  // the slot was read and may be refilled
   }
   const int column = column0 + lane % 4 * 2;
   for (int i = 0; i < 4; ++i) {
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(32) gemm(const T* __restrict__ a, const T* __r
   }
 }
 
-// The last block to come adds up what all have written: needs the fence, and the ticket.
+// The last block sums the results of all blocks, which needs the fence and the ticket.
 __global__ void last_block_adds(const float* __restrict__ x, float* partial, int* tickets,
                                 float* y) {
   __shared__ bool is_last;
@@ -208,7 +208,7 @@ __global__ void last_block_adds(const float* __restrict__ x, float* partial, int
   if (threadIdx.x == 0) *y = total;
 }
 
-// Static shared memory as a kernel finds it.
+// The initial contents of static shared memory.
 __global__ void stale_shared(float* out) {
   __shared__ float left_over[32];
   out[blockIdx.x * 32 + threadIdx.x] = left_over[threadIdx.x];

@@ -1,4 +1,4 @@
-"""A stand-in for libcublas over the arrays of fake_cupy.py, with the interface that it has in C."""
+"""Stand in for libcublas, over the arrays of fake_cupy.py and with its C interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = {number: np.dtype(name) for name, number in ELEMENT_TYPES.items() if na
 
 
 class FakeCublas:
-    """libcublas: products are queued in the stream that the handle was given."""
+    """A stand-in for libcublas that queues products in the stream of the handle."""
 
     def __init__(self, cupy: Any) -> None:
         self.handles: list[Any] = []
@@ -25,7 +25,7 @@ class FakeCublas:
 
         def set_stream(handle: Any, stream: int) -> int:
             self.state(handle).stream = stream
-            self.state(handle).workspace = 0  # the library's own again
+            self.state(handle).workspace = 0  # the library's own workspace again
             return 0
 
         def set_workspace(handle: Any, address: int, num_bytes: int) -> int:
@@ -42,7 +42,7 @@ class FakeCublas:
             assert (op_a, op_b, compute, algo) == (OP_T, OP_N, COMPUTE_32F, GEMM_DEFAULT)
             assert a_type == b_type == c_type
             dtype, factors = DTYPES[a_type], (alpha._obj.value, beta._obj.value)
-            # A matrix by columns is its transpose by rows.
+            # A column-major matrix is its transpose in row-major order.
             arrays = (
                 cupy.array_at(a, (m, lda), dtype),
                 cupy.array_at(b, (n, ldb), dtype),

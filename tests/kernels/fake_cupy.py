@@ -1,12 +1,12 @@
-"""A stand-in for CuPy over NumPy arrays that is as lazy as a GPU, and strict.
+"""Stand in for CuPy over NumPy arrays, as lazily as a GPU, and strictly.
 
-Nothing that is queued in a stream is done before somebody waits for it: whoever writes to memory
-that a copy has yet to read, or reads what has yet to arrive, gets wrong numbers here too. Kernels
-are the emulator's, matrix products NumPy's, behind the C interface of cuBLAS.
+Work that is queued in a stream runs only when the host waits for it. So code that overwrites memory
+before a copy has read it, or reads memory before a copy has arrived, gets wrong numbers here too.
+Kernels are the emulator's. Matrix products are NumPy's, behind the C interface of cuBLAS.
 
-Inside ``steady()`` and while capturing, `Violation` is raised for what a step must not do:
-allocate, compile, copy to or from memory that is not pinned, wait for the device, launch into the
-default stream. A graph keeps no memory alive, and refuses to run without it.
+Inside ``steady()`` and while capturing, `Violation` is raised for actions that a step must not
+take: allocating, compiling, copying to or from memory that is not pinned, waiting for the device,
+and launching into the default stream. A graph keeps no memory alive, and refuses to run without it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Task = Callable[[], None]
 
 
 class Violation(AssertionError):
-    """A step did what it must not do."""
+    """A step took an action that is not allowed."""
 
 
 class Array(np.ndarray):
-    """cupy.ndarray: what is done with arrays of a device."""
+    """Stand-in for cupy.ndarray."""
 
     cupy: FakeCupy
 
@@ -59,14 +59,14 @@ class Array(np.ndarray):
 
 
 def owner(array: np.ndarray) -> np.ndarray:
-    """The array whose memory it is."""
+    """Return the array that owns the memory."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 class Stream:
-    """cupy.cuda.Stream: tasks in order, done when somebody waits."""
+    """Stand-in for cupy.cuda.Stream: tasks in order, run when the host waits."""
 
     def __init__(self, cupy: FakeCupy) -> None:
         self.ptr = len(cupy.streams) + 100
@@ -93,7 +93,7 @@ class Stream:
             self.captured.append(launch)
 
     def done(self, num_tasks: int) -> None:
-        """Do the first tasks."""
+        """Run the first tasks."""
         if self.captured is not None:
             raise Violation("a wait while capturing")
         for _ in range(num_tasks):
@@ -115,7 +115,7 @@ class Stream:
 
 
 class Launch:
-    """A kernel or product with its arguments, as CUDA keeps them: addresses and numbers."""
+    """A kernel or product with its arguments as CUDA keeps them: addresses and numbers."""
 
     def __init__(self, name: str, run: Callable[..., None], args: tuple[Any, ...]) -> None:
         self.name = name
@@ -127,13 +127,13 @@ class Launch:
         return [arg.address for arg in self.args if isinstance(arg, _Memory)]
 
     def bound(self) -> Task:
-        """The task, with its memory kept alive until it was done."""
+        """Return the task, which keeps its memory alive until it has run."""
         values = [arg.array() if isinstance(arg, _Memory) else arg for arg in self.args]
         return lambda: self.run(*values)
 
 
 class _Memory:
-    """A pointer: it keeps nothing alive."""
+    """A pointer, which keeps nothing alive."""
 
     def __init__(self, array: Array) -> None:
         self.owner = weakref.ref(owner(array))
@@ -150,7 +150,7 @@ class _Memory:
 
 
 class Graph:
-    """cupy.cuda.Graph."""
+    """Stand-in for cupy.cuda.Graph."""
 
     def __init__(self, cupy: FakeCupy, launches: list[Launch]) -> None:
         self.cupy, self.launches = cupy, launches
@@ -166,7 +166,7 @@ class Graph:
 
 
 class Event:
-    """cupy.cuda.Event."""
+    """Stand-in for cupy.cuda.Event."""
 
     def __init__(self, cupy: FakeCupy) -> None:
         self.cupy = cupy
@@ -187,7 +187,7 @@ class Event:
 
 
 class RawModule:
-    """cupy.RawModule: the file's name is in its text."""
+    """Stand-in for cupy.RawModule, which finds the file's name in its text."""
 
     def __init__(self, cupy: FakeCupy, code: str, name_expressions: tuple[str, ...]) -> None:
         cupy.check("a compilation")
@@ -201,7 +201,7 @@ class RawModule:
 
 
 class Function:
-    """cupy.RawKernel."""
+    """Stand-in for cupy.RawKernel."""
 
     def __init__(self, cupy: FakeCupy, kernel: EmulatedKernel) -> None:
         self.cupy, self.kernel = cupy, kernel
@@ -223,7 +223,7 @@ class Function:
 
 
 class FakeCupy(ModuleType):
-    """The module."""
+    """Stand-in for the module."""
 
     __version__ = "14.0.0"
 
@@ -256,7 +256,7 @@ class FakeCupy(ModuleType):
 
     @contextlib.contextmanager
     def steady(self) -> Iterator[None]:
-        """All is warm: from now on a step only queues."""
+        """Declare that the size is warm: from now on a step may only queue."""
         self.is_steady = True
         try:
             yield
@@ -265,7 +265,7 @@ class FakeCupy(ModuleType):
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Here the host may wait: it wants the sampled ids."""
+        """Allow the host to wait here, for the sampled ids."""
         self.is_reading = True
         try:
             yield
@@ -279,7 +279,7 @@ class FakeCupy(ModuleType):
             raise Violation(f"{what} {'while capturing' if is_capturing else 'in a steady step'}")
 
     def copy(self, host: np.ndarray, stream: Stream | None, task: Task) -> None:
-        """Queue a copy from or to the host; done at once where the memory is not pinned."""
+        """Queue a copy from or to the host. If the memory is not pinned, copy at once."""
         stream = stream or self.current
         if stream.captured is not None:
             raise Violation("a copy while capturing")
@@ -295,7 +295,7 @@ class FakeCupy(ModuleType):
             stream.tasks.append(task)
 
     def finish_streams(self) -> None:
-        """What is queued in the default stream waits for all others."""
+        """Wait for all other streams, as work in the default stream does."""
         for stream in self.streams.values():
             stream.done(len(stream.tasks))
 
@@ -330,11 +330,11 @@ class FakeCupy(ModuleType):
         return memory
 
     def queue(self, stream: int, name: str, run: Callable[..., None], args: Any) -> None:
-        """What a library launches."""
+        """Queue a library's launch."""
         self.streams[stream].launch(Launch(name, run, args))
 
     def array_at(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """The part of one of its arrays that begins there."""
+        """Return the part of an array that begins at an address."""
         memory = next(
             each
             for low, each in list(self.arrays.items())

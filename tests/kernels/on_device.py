@@ -1,9 +1,9 @@
-"""The emulator's tests on a GPU: what they ask of the emulator, they can ask of the hardware.
+"""Run the emulator's tests on a GPU.
 
-With MIE_GPU_TESTS=1 every test of test_emulator.py that takes a launcher runs through CuPy too.
+With MIE_GPU_TESTS=1 every test of test_emulator.py that takes a launcher also runs through CuPy.
 These are the golden vectors of the PTX wrappers: ldmatrix, movmatrix, mma, cp.async, conversions.
-So do those of test_kernels.py and test_sampling.py, the kernels of the engine against the NumPy
-operators, and of test_graphs.py, whole engines with and without graphs. test_cublas.py multiplies.
+test_kernels.py and test_sampling.py then compare the engine's kernels with the NumPy operators, and
+test_graphs.py runs whole engines with and without graphs. test_cublas.py multiplies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IS_WANTED = bool(os.environ.get("MIE_GPU_TESTS"))
 
 
 class DeviceLauncher:
-    """A launcher that takes NumPy arrays to the device, and what the kernel wrote back."""
+    """A launcher that copies NumPy arrays to the device, and copies back what the kernel wrote."""
 
     def __init__(self) -> None:
         self._launcher = CupyLauncher()
@@ -39,21 +39,21 @@ class DeviceLauncher:
         return launch
 
     def mark_uninitialised(self, array: np.ndarray) -> None:
-        """Fill it with ones in every bit, which is a NaN of every float dtype."""
+        """Set all bits of the array, which is a NaN in every float dtype."""
         array.view(np.uint8).fill(0xFF)
 
 
 @functools.cache
 def device_launcher() -> DeviceLauncher:
-    """One for a process, so that it opens every kernel once."""
+    """Return the process's only launcher, so that it opens every kernel once."""
     return DeviceLauncher()
 
 
 def _is_memory(arg: Any) -> bool:
-    """Not a number, nor a struct that is passed by value."""
+    """Return whether the argument is an array, not a number or a struct passed by value."""
     return isinstance(arg, np.ndarray) and arg.dtype.fields is None
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """The same memory in a dtype that every CuPy has."""
+    """Return the same memory in a dtype that every CuPy has."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array

@@ -1,7 +1,7 @@
-"""Matrix products through cuBLAS: what it is asked for, through a C library with its interface.
+"""Test matrix products through cuBLAS, with a C library that has its interface.
 
-The library is a page of C++ with the prototypes of cublas_api.h, so that number, order and size of
-the arguments are checked where a compiler is. With MIE_GPU_TESTS=1 the real one multiplies, too.
+The library is a page of C++ with the prototypes of cublas_api.h, so a compiler checks the number,
+order and size of the arguments. With MIE_GPU_TESTS=1 the real library multiplies, too.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 class Array(np.ndarray):
-    """With the address where CuPy has it."""
+    """An array with its address where CuPy has it."""
 
     @property
     def data(self) -> Any:  # type: ignore[override]
@@ -99,7 +99,7 @@ def on_gpu(array: np.ndarray) -> Any:
 
 
 def aligned(size: int, dtype: str) -> Array:
-    """As CuPy's memory is."""
+    """Return memory that is aligned like CuPy's."""
     raw = np.zeros(size + 256, dtype)
     offset = -raw.ctypes.data % 256
     return on_gpu(raw[offset : offset + size])
@@ -136,7 +136,7 @@ def test_products(cublas: Cublas, num_tokens: int, has_bias: bool, has_residual:
 
 
 @needs_compiler
-def test_the_handle_has_its_stream_and_then_its_workspace(library: ctypes.CDLL, cublas: Cublas):
+def test_the_handle_sets_its_stream_before_its_workspace(library: ctypes.CDLL, cublas: Cublas):
     one = on_gpu(np.ones((1, 1), np.float32))
     cublas.multiply(one, one, one.copy(), is_added=False)
     last = Context.in_dll(library, "last")
@@ -146,7 +146,7 @@ def test_the_handle_has_its_stream_and_then_its_workspace(library: ctypes.CDLL, 
 
 
 @needs_compiler
-def test_a_status_is_an_error_that_names_it(cublas: Cublas):
+def test_a_failed_call_names_its_status(cublas: Cublas):
     half = on_gpu(np.ones((1, 1), np.float16))
     with pytest.raises(CublasError, match=r"cublasGemmEx failed: CUBLAS_STATUS_NOT_SUPPORTED \(15"):
         cublas.multiply(half, half, half.copy(), is_added=False)
@@ -154,7 +154,7 @@ def test_a_status_is_an_error_that_names_it(cublas: Cublas):
 
 @needs_compiler
 @pytest.mark.parametrize("wrong", ["dtype", "shape", "strides"])
-def test_arrays_that_do_not_fit_are_refused(library: ctypes.CDLL, cublas: Cublas, wrong: str):
+def test_mismatched_arrays_are_refused(library: ctypes.CDLL, cublas: Cublas, wrong: str):
     x, weight, out = (np.ones(shape, np.float32) for shape in ((2, 4), (3, 4), (2, 3)))
     if wrong == "dtype":
         out = out.astype(np.float16)
@@ -168,13 +168,13 @@ def test_arrays_that_do_not_fit_are_refused(library: ctypes.CDLL, cublas: Cublas
     assert ctypes.c_int.in_dll(library, "calls").value == calls
 
 
-def test_the_workspace_that_each_chip_wants():
+def test_each_chip_gets_the_recommended_workspace():
     sizes = {75: 4, 80: 4, 87: 4, 89: 4, 90: 32, 100: 32, 120: 32}
     assert {chip: workspace_bytes(chip) >> 20 for chip in sizes} == sizes
 
 
 class CudaModule:
-    """Of cupy.cuda: its cuBLAS is loaded when it is named."""
+    """Stand-in for cupy.cuda, which loads cuBLAS when it is accessed."""
 
     def __init__(self, version: int, error: Exception | None) -> None:
         self.runtime = SimpleNamespace(runtimeGetVersion=lambda: version)
@@ -191,7 +191,7 @@ class CudaModule:
 @pytest.mark.parametrize(
     ("version", "wheel"), [(12060, "nvidia-cublas-cu12"), (13020, "nvidia-cublas")]
 )
-def test_without_the_library_the_message_says_what_to_install(
+def test_a_missing_library_says_what_to_install(
     version: int, wheel: str, monkeypatch: pytest.MonkeyPatch
 ):
     def missing(name: str) -> None:
@@ -204,7 +204,7 @@ def test_without_the_library_the_message_says_what_to_install(
     assert cuda.was_named
 
 
-def test_what_cupy_says_of_a_missing_library_is_passed_on():
+def test_cupys_message_about_a_missing_library_is_passed_on():
     cuda = CudaModule(12060, ImportError("libcublas.so.12: no such file\nand more"))
     with pytest.raises(ConfigError, match=r"cannot be loaded: libcublas\.so\.12: no such file \("):
         load_library(SimpleNamespace(cuda=cuda))
@@ -214,7 +214,7 @@ def test_what_cupy_says_of_a_missing_library_is_passed_on():
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_added", [False, True])
-def test_a_bias_is_put_where_the_product_is_added(mode: str, dtype: str, is_added: bool):
+def test_a_bias_is_written_before_the_product_is_added(mode: str, dtype: str, is_added: bool):
     rng = np.random.default_rng(0)
     bias, out = (rng.normal(size=shape).astype(DTYPES[dtype]) for shape in ((300,), (3, 300)))
     wanted = (bias.astype(np.float32) + is_added * out.astype(np.float32)).astype(DTYPES[dtype])
@@ -228,7 +228,7 @@ if on_device.IS_WANTED:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("num_tokens", [1, 7, 64, 300])
     def test_products_on_the_device(dtype: str, num_tokens: int):
-        """Against float64, with float32 sums: 1e-6 of float32 would be 1e-3 with TF32."""
+        """Compare with float64. With TF32 the error of 1e-6 of float32 sums would be 1e-3."""
         import cupy
 
         from mie.ops_gpu.launcher import CupyLauncher

@@ -1,4 +1,4 @@
-"""What the GPU backends refuse, and how they say so; the launches are in test_kernels.py."""
+"""Test what the GPU backends refuse. test_kernels.py tests the launches."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from emulated import needs_compiler
 
-from mie.backend import load_backend
 from mie.errors import ConfigError, MissingExtraError, UnsupportedModelError
+from mie.load.backends import load_backend
 from mie.ops.backend import KVCacheShape
 from mie.ops_gpu.gemm import NumpyGemm
 
 
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")
-def test_cupy_without_cupy_names_the_extras_in_one_line():
+def test_the_cupy_backend_without_cupy_names_the_extras():
     with pytest.raises(MissingExtraError, match=r"mie\[cuda12\].*mie\[cuda13\]") as caught:
         load_backend("cupy")
     assert "\n" not in str(caught.value)
@@ -40,7 +40,7 @@ def test_other_dtypes_are_refused():
 
 @needs_compiler
 @pytest.mark.parametrize("head_dim", [20, 264])
-def test_a_head_that_no_kernel_takes_is_refused(head_dim: int):
+def test_a_head_size_without_a_kernel_is_refused(head_dim: int):
     shape = KVCacheShape(
         num_layers=1, num_blocks=1, block_size=4, num_kv_heads=1, head_dim=head_dim
     )
@@ -49,7 +49,7 @@ def test_a_head_that_no_kernel_takes_is_refused(head_dim: int):
 
 
 @needs_compiler
-def test_a_weight_that_float16_does_not_hold_is_refused():
+def test_a_weight_too_large_for_float16_is_refused():
     backend, weight = load_backend("cupy-emulated", "float16"), np.array([[1.0], [7e4]])
     with pytest.raises(ConfigError, match=r"70000 does not fit float16 .*bfloat16"):
         backend.load_linear((2, 1), [weight.astype(np.float32)])
@@ -58,7 +58,7 @@ def test_a_weight_that_float16_does_not_hold_is_refused():
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("has_residual", [False, True])
 def test_the_product_of_the_emulator_rounds_once(has_bias: bool, has_residual: bool):
-    """float16 operands, float32 sums; the result may lie in the residual's memory."""
+    """The operands are float16 and the sums float32. The result may be in the residual's memory."""
     rng = np.random.default_rng(0)
     x, weight = rng.normal(size=(3, 64)), rng.normal(size=(5, 64))
     bias, residual = rng.normal(size=5), rng.normal(size=(3, 5))

@@ -1,4 +1,4 @@
-"""CupyLauncher against a stand-in for CuPy: what it asks CuPy for, and what it refuses itself."""
+"""Test CupyLauncher against a stand-in for CuPy: its calls of CuPy, and what it refuses itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X, A, N = np.zeros(8, np.float32), np.float32(1), np.int32(8)
 
 
 class Function:
-    """A stand-in for cupy.RawKernel that keeps what it is launched with."""
+    """A stand-in for cupy.RawKernel that records its launches."""
 
     def __init__(self) -> None:
         self.max_dynamic_shared_size_bytes = 48 * 1024
@@ -56,7 +56,7 @@ def test_a_kernel_is_compiled_once_from_one_text(cupy: Any):
     assert options["options"] == ("-std=c++17", "-DX=1")
     assert options["name_expressions"] == ("scaled<f16>",)
     assert options["backend"] == "nvrtc"
-    # The headers are in the text, and the instantiation: CuPy's cache is keyed by the text.
+    # The text includes headers and instantiation, because CuPy's cache is keyed by the text.
     assert "ldmatrix.sync" in options["code"]
     assert '#include "mie_cuda.cuh"' not in options["code"]
     assert options["code"].startswith("// scaled<f16>\n")
@@ -68,25 +68,25 @@ def test_launches_are_passed_on(cupy: Any):
     assert cupy.function.max_dynamic_shared_size_bytes == 48 * 1024
 
 
-def test_more_shared_memory_is_asked_for(cupy: Any):
+def test_a_kernel_requests_more_shared_memory(cupy: Any):
     CupyLauncher().kernel(FILE, "saxpy")((2,), (8,), (X, X, A, N), shared_bytes=100_000)
     assert cupy.function.max_dynamic_shared_size_bytes == 100_000
 
 
-def test_the_driver_is_not_asked_again(cupy: Any):
+def test_a_small_launch_sets_no_shared_memory_limit(cupy: Any):
     kernel = CupyLauncher().kernel(FILE, "saxpy")
     del cupy.function.max_dynamic_shared_size_bytes
     kernel((2,), (8,), (X, X, A, N), shared_bytes=64)
     assert len(cupy.function.launches) == 1
 
 
-def test_bfloat16_wants_a_cupy_that_has_it(cupy: Any):
+def test_bfloat16_needs_a_cupy_that_supports_it(cupy: Any):
     cupy.__version__ = "13.6.0"
     with pytest.raises(ConfigError, match=r"bfloat16 needs CuPy 14 or newer; this is 13\.6\.0"):
         load_cupy_backend("bfloat16")
 
 
-def test_a_missing_pointer_is_eight_zero_bytes(cupy: Any):
+def test_a_null_pointer_is_eight_zero_bytes(cupy: Any):
     CupyLauncher().kernel(FILE, "saxpy")((1,), (8,), (None, X, A, N))
     [(_, _, args, _)] = cupy.function.launches
     assert args[0].dtype == np.uint64
@@ -105,14 +105,14 @@ def test_arguments_that_do_not_fit_are_refused(cupy: Any, args: tuple[Any, ...])
     assert cupy.function.launches == []
 
 
-def test_without_cupy_the_message_names_the_extras(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_cupy_names_the_extras(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(MissingExtraError, match=r"mie\[cuda12\].*mie\[cuda13\]"):
         CupyLauncher()
 
 
 class Broken(MetaPathFinder):
-    """Finds CuPy, whose import fails as it does without CUDA's libraries."""
+    """A finder of a CuPy whose import fails as it does without CUDA's libraries."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -142,7 +142,7 @@ except ImportError as error:
         ("import fastrlock_that_is_not_there", "No module named 'fastrlock_that_is_not_there'"),
     ],
 )
-def test_a_cupy_that_cannot_be_imported_is_not_called_missing(
+def test_a_broken_cupy_is_not_reported_as_missing(
     monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ):
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
@@ -153,7 +153,7 @@ def test_a_cupy_that_cannot_be_imported_is_not_called_missing(
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_gpu_the_message_says_so(cupy: Any):
+def test_a_missing_gpu_is_reported(cupy: Any):
     cupy.cuda.is_available = lambda: False
     with pytest.raises(ConfigError, match="needs an NVIDIA GPU, and CuPy finds none"):
         CupyLauncher()

@@ -1,4 +1,4 @@
-"""The table of decode kernels, row by row."""
+"""Test the tables of kernels row by row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ORIN_NANO = Chip(num_multiprocessors=8, shared_bytes=164 << 10)
 
 
 STORED = [None, "int8", "e4m3"]
-"""Element types of a cache; None: that of the queries."""
+"""Element types of a cache. None is the type of the queries."""
 
 
 def parameters(*words: object, stored: str | None) -> str:
@@ -51,7 +51,7 @@ def test_16_bit_heads_of_64_and_128_go_to_tensor_cores(may_stream: bool, stored:
     ],
 )
 @pytest.mark.parametrize("stored", STORED)
-def test_everything_else_goes_to_the_plain_kernel(
+def test_other_shapes_go_to_the_plain_kernel(
     element: str, head_dim: int, group: int, block_size: int, stored: str | None
 ):
     chosen = decode_kernel(
@@ -84,8 +84,8 @@ def test_prefill_on_tensor_cores(
     assert chosen.parameters == parameters(element, head_dim, stored=stored)
 
 
-def test_every_choice_fits_the_smallest_chip():
-    """163 KB of shared memory for a block on sm_87."""
+def test_every_kernel_fits_the_smallest_chip():
+    """A block on sm_87 has 163 KB of shared memory."""
     for element, head_dim, group, stored in itertools.product(
         ("f16", "float"), range(8, 257, 8), range(1, 17), STORED
     ):
@@ -97,9 +97,8 @@ def test_every_choice_fits_the_smallest_chip():
         assert chosen.shared_bytes <= 163 << 10
 
 
-def test_the_blocks_that_a_chip_holds():
-    """As many as shared memory lets it: the table of the notes. A quantised cache's take about as
-    much, and as many fit."""
+def test_the_number_of_resident_blocks_is_right():
+    """Shared memory limits the number. A quantised cache needs about as much of it."""
     for stored in ("f16", "int8"):
         wide, narrow = (
             decode_kernel("f16", head_dim, 8, 16, stored=stored, may_stream=True).shared_bytes

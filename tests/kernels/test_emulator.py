@@ -1,4 +1,5 @@
-"""The emulator against NumPy: each part of the dialect gives what CUDA promises, in every order."""
+"""Compare the emulator with NumPy: each part of the dialect does what CUDA promises, in every
+order."""
 
 from __future__ import annotations
 
@@ -158,7 +159,7 @@ def test_rounding_is_to_nearest_even(launcher: Launcher, name: str):
     dtype = FLOATS[name]
     bits = np.random.default_rng(1).integers(0, 2**32, 2000, dtype=np.uint32)
     ties = np.arange(60000, 60048, dtype=np.uint16).view(dtype).astype(np.float32)
-    halfway = (ties[:-1] + ties[1:]) / 2  # between neighbours: the even one wins
+    halfway = (ties[:-1] + ties[1:]) / 2  # halfway between neighbours, which rounds to even
     x = np.concatenate([bits.view(np.float32), halfway, normals((1,))])
     x = np.where(np.isnan(x), np.float32(0), x)
     pairs, y = np.zeros(1024, np.uint32), np.zeros(2048, np.float32)
@@ -171,7 +172,7 @@ def test_rounding_is_to_nearest_even(launcher: Launcher, name: str):
 
 @pytest.mark.parametrize("name", ["f16", "bf16"])
 def test_pairs_are_multiplied_and_added(launcher: Launcher, name: str):
-    """Whole numbers, none of which is rounded."""
+    """The numbers are integers that need no rounding."""
     dtype = FLOATS[name]
     rng = np.random.default_rng(2)
     a, b, c = (rng.integers(-size, size + 1, 512).astype(dtype) for size in (10, 10, 100))
@@ -198,7 +199,8 @@ def test_powers_and_logarithms_of_two(launcher: Launcher):
 
 
 def fragment(matrix: np.ndarray) -> np.ndarray:
-    """What the 32 lanes hold of an 8x8 matrix: elements (g, 2t) and (g, 2t + 1) in a register."""
+    """Return what the 32 lanes hold of an 8x8 matrix: elements (g, 2t) and (g, 2t + 1) in a
+    register."""
     return np.ascontiguousarray(matrix).view(np.uint32).reshape(32)
 
 
@@ -248,11 +250,20 @@ def test_memory_marked_uninitialised_is_nan(is_checked: bool):
     kernel((1,), (32,), (x[2], y[:32], np.float32(1)))  # a kernel has written it by now
 
 
-def test_a_write_past_dynamic_shared_memory_is_seen_in_the_fast_build():
+def test_the_fast_build_reports_writes_past_dynamic_shared_memory():
     counts = np.zeros(101, np.int32)
     kernel = shared_launcher().kernel(FILE, "histogram")
     with pytest.raises(KernelFault, match="bytes past the end of dynamic shared"):
         kernel((1,), (32,), (ints(9), counts, np.int32(9), np.int32(101)), shared_bytes=400)
+
+
+def test_the_watchdog_counts_cpu_time_and_not_wall_time(tmp_path: Path):
+    """A busy machine may keep an honest launch waiting for longer than its limit."""
+    source = '#include <unistd.h>\n#include "mie_cuda.cuh"\n'
+    (tmp_path / "k.cu").write_text(source + "__global__ void k(int* x) { usleep(300000); *x = 1; }")
+    x = np.zeros(1, np.int32)
+    EmulatedLauncher(limit_s=0.1).kernel(str(tmp_path / "k.cu"), "k")((1,), (1,), (x,))
+    assert x[0] == 1
 
 
 # What the launcher refuses.
@@ -296,7 +307,7 @@ def test_a_struct_of_another_size_is_refused():
         kernel((1,), (8,), (X, np.float32(1)))
 
 
-def test_16_bit_storage_is_told_apart():
+def test_16_bit_storage_types_are_distinguished():
     kernel = shared_launcher().kernel(FILE, "scaled<f16>")
     half, other = np.zeros(8, np.float16), np.zeros(8, ml_dtypes.bfloat16)
     with pytest.raises(TypeError, match="argument x must point at float16, got bfloat16"):
@@ -316,7 +327,7 @@ def test_16_bit_storage_is_told_apart():
         ((1,), (1,), 240_000, "240000 bytes of shared memory; at most 232448"),
     ],
 )
-def test_launches_that_no_gpu_could_make_are_refused(
+def test_impossible_launches_are_refused(
     saxpy: Kernel, grid: tuple, block: tuple, shared_bytes: int, message: str
 ):
     with pytest.raises(ValueError, match=message):
@@ -349,7 +360,7 @@ def test_the_compiler_s_errors_are_shown(tmp_path: Path):
         shared_launcher().kernel(str(broken), "broken")
 
 
-def test_a_changed_header_is_built_anew(tmp_path: Path):
+def test_a_changed_header_causes_a_rebuild(tmp_path: Path):
     (tmp_path / "value.cuh").write_text("#define VALUE 1\n")
     source = '#include "mie_cuda.cuh"\n#include "value.cuh"\n'
     (tmp_path / "k.cu").write_text(source + "__global__ void k(int* x) { *x = VALUE; }\n")
@@ -360,7 +371,7 @@ def test_a_changed_header_is_built_anew(tmp_path: Path):
         assert x[0] == value
 
 
-def test_without_a_compiler_the_message_names_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match="no-such-compiler, which is not on the PATH"):
         EmulatedLauncher()

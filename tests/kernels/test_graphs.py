@@ -1,7 +1,7 @@
-"""Steps as graphs: padded to sizes that steps share, captured, and replayed with other numbers.
+"""Test steps as graphs: padded to shared sizes, captured, and replayed with other numbers.
 
-On the emulator a graph is the list of its launches. What it gives must be bit for bit what the same
-steps give launch by launch, and the tokens those of the NumPy backend.
+On the emulator a graph is the list of its launches. Its results must equal those of eager steps bit
+for bit, and its tokens those of the NumPy backend.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 import tiny_models
 from emulated import launcher, needs_compiler
 
-from mie.config import EngineConfig
-from mie.load import load_engine
+from mie.config.engine import EngineConfig
+from mie.load.engine import load_engine
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.batch import Bucket, bucket_of, host_batch, padded, padded_seqs
@@ -26,7 +26,7 @@ from mie.ops_gpu.gemm import NumpyGemm
 from mie.ops_gpu.launcher import EmulatedLauncher
 from mie.ops_gpu.queue import EmulatedQueue
 from mie.ops_gpu.steps import Steps
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 
 WIDE = tiny_models.LLAMA | {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 64}
 MODELS = {
@@ -40,7 +40,7 @@ DEVICES = ["cupy-emulated", *(["cupy"] if on_device.IS_WANTED else [])]
 
 
 class Run:
-    """A random load, through a backend whose logits are kept."""
+    """Run a random load through a backend that keeps its logits."""
 
     def __init__(self, model: Path, backend: str, seed: int, **settings: Any) -> None:
         self.logits: list[np.ndarray] = []
@@ -105,8 +105,8 @@ def test_graph_and_eager_are_equal_bit_for_bit(tmp_path: Path, device: str, name
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["biases", "stream"])
-def test_padded_steps_touch_only_what_is_theirs(tmp_path: Path, name: str):
-    """The checked build sees every access."""
+def test_padded_steps_access_only_their_own_memory(tmp_path: Path, name: str):
+    """The checked build checks every access."""
     config, block_size, dtype = MODELS[name]
     queue = EmulatedQueue()
     checked = CupyBackend(
@@ -133,7 +133,7 @@ def test_padded_steps_touch_only_what_is_theirs(tmp_path: Path, name: str):
 @needs_compiler
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_overlapped_engine_gives_the_same_tokens(tmp_path: Path, device: str):
-    """The tokens of a step are taken on the device by the one that was launched behind it."""
+    """The step launched behind another reads its tokens on the device."""
     config = tiny_models.QWEN2
     model = tiny_models.write_model(tmp_path, config, tiny_models.random_weights(config))
     settings: dict[str, Any] = {"num_blocks": 60, "block_size": 4, "max_num_seqs": 12}
@@ -145,8 +145,8 @@ def test_the_overlapped_engine_gives_the_same_tokens(tmp_path: Path, device: str
 
 
 @needs_compiler
-def test_a_step_ahead_leaves_the_logits_that_are_still_to_be_read(tmp_path: Path):
-    """Logits last until the next step: the last token of a sequence has log-probabilities, too."""
+def test_a_step_launched_ahead_keeps_unread_logits(tmp_path: Path):
+    """Logits last until the next step, so a sequence's last token has log-probabilities, too."""
     config = tiny_models.QWEN2
     model = tiny_models.write_model(tmp_path, config, tiny_models.random_weights(config))
     logprobs = []
@@ -164,7 +164,7 @@ def test_a_step_ahead_leaves_the_logits_that_are_still_to_be_read(tmp_path: Path
 @needs_compiler
 @pytest.mark.parametrize("mode", ["plain", "checked", *DEVICES[1:]])
 @pytest.mark.parametrize("num_tokens", [1, 32, 300])
-def test_tokens_are_taken_on_the_device(mode: str, num_tokens: int):
+def test_a_step_reads_its_tokens_on_the_device(mode: str, num_tokens: int):
     drawn = np.arange(num_tokens, dtype=np.int32) * 7
     rows = np.random.default_rng(0).permutation(num_tokens).astype(np.int32)
     token_ids = np.zeros(num_tokens, np.int32)
@@ -191,7 +191,7 @@ def decodes(lengths: list[int], table_width: int) -> StepBatch:
     )
 
 
-def test_the_sizes():
+def test_padded_sizes_have_the_expected_values():
     sizes = sorted({padded_seqs(count) for count in range(1, 400)})
     assert sizes[:12] == [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112]
     assert sizes[-3:] == [320, 384, 448]
@@ -200,7 +200,7 @@ def test_the_sizes():
         assert count < 17 or padded_seqs(count) < 1.5 * count
 
 
-def test_only_decodes_of_one_row_each_are_padded():
+def test_only_steps_of_single_row_decodes_are_padded():
     batch = decodes([3, 9, 5], 3)
     assert bucket_of(batch) == Bucket(4, 16)
     assert bucket_of(decodes([3] * 9, 33)) == Bucket(16, 64)
@@ -213,7 +213,7 @@ def test_only_decodes_of_one_row_each_are_padded():
     assert bucket_of(StepBatch(**{**vars(batch), "logits_rows": np.array([0, 1])})) is None
 
 
-def test_padding_writes_nowhere_and_sees_nothing():
+def test_padding_writes_nothing_and_reads_nothing():
     batch = decodes([3, 9, 5], 3)
     wide = padded(batch, Bucket(8, 16))
     for name in ("token_ids", "positions", "slot_mapping", "seq_lens"):
@@ -225,14 +225,15 @@ def test_padding_writes_nowhere_and_sees_nothing():
     assert host.arrays["decodes"].tolist() == list(range(8))
     assert host.arrays["decode_tiles"].tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3]
     other = host_batch(padded(decodes([60, 2], 16), Bucket(8, 16)))
-    assert other.size == host.size  # so that every array of a size lies at one address
+    assert other.size == host.size  # so that every array of a size has one address
 
 
 @needs_compiler
 @pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize("head_dim", [16, 64])
-def test_padded_sequences_get_zeros_or_nothing(head_dim: int, is_deterministic: bool):
-    """And the others what they get alone: in one split and several, streamed or not."""
+def test_padded_sequences_get_zeros_or_no_output(head_dim: int, is_deterministic: bool):
+    """The other sequences get the results that they get alone, with one split or several, streamed
+    or not."""
     backend = load_emulated_backend("float16", batch_invariant=is_deterministic)
     rng = np.random.default_rng(0)
     cache = backend.new_kv_cache(
@@ -250,11 +251,11 @@ def test_padded_sequences_get_zeros_or_nothing(head_dim: int, is_deterministic: 
     assert not (is_deterministic and outputs[1][3:].any())
 
 
-def test_an_arena_keeps_what_is_large_enough():
+def test_an_arena_keeps_buffers_that_are_large_enough():
     arena, dtype = Arena(np), np.dtype(np.float32)
     first = arena.empty("x", (5, 3), dtype)
     assert first.shape == (5, 3)
-    again = arena.empty("x", (8, 3), dtype)  # room was made for eight rows
+    again = arena.empty("x", (8, 3), dtype)  # space was allocated for eight rows
     assert again.ctypes.data == first.ctypes.data
     assert arena.empty("y", (5, 3), dtype).ctypes.data != first.ctypes.data
     assert arena.empty("x", (5, 3), np.dtype(np.int32)).ctypes.data != first.ctypes.data

@@ -1,9 +1,9 @@
-"""Every kernel against the NumPy operators, on the emulator.
+"""Compare every kernel with the NumPy operators, on the emulator.
 
-Each runs with its production grid in three orders of threads and blocks, and once more in the
+Each runs with its production grid in three orders of threads and blocks. It runs once more in the
 checked build, which reports accesses out of bounds, uninitialised or racing. Outputs and scratch
-begin as NaN. With MIE_GPU_TESTS=1 each runs on a GPU, too. The operators run in float64 on the
-numbers that the kernel was given, so that the difference is the kernel's own rounding.
+begin as NaN. With MIE_GPU_TESTS=1 each also runs on a GPU. The operators run in float64 on the
+kernel's inputs, so the difference is the kernel's own rounding.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from mie.ops_gpu.queue import EmulatedQueue
 
 pytestmark = needs_compiler
 
-# |got - wanted| / |wanted| that is allowed. The last rounding, to the dtype, alone gives on average
-# 0.3 of its epsilon: 3e-8, 2e-4, 1.7e-3. The drafts' limits (shared notes) are these.
+# Maximum |got - wanted| / |wanted|. The last rounding, to the dtype, alone gives 0.3 of its epsilon
+# on average: 3e-8, 2e-4, 1.7e-3.
 ERRORS = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 6e-3}
 
 DEVICE_MODES = ["cupy"] if on_device.IS_WANTED else []
@@ -48,7 +48,7 @@ def launcher_of(mode: str) -> Any:
 
 
 class PoisoningLauncher:
-    """A launcher whose new arrays are NaN, and known to be uninitialised to the checked build."""
+    """A launcher whose new arrays are NaN, which the checked build treats as uninitialised."""
 
     def __init__(self, mode: str) -> None:
         self._launcher = launcher_of(mode)
@@ -62,7 +62,7 @@ class PoisoningLauncher:
 
     def _empty(self, shape: Any, dtype: Any) -> np.ndarray:
         array = np.empty(shape, dtype)
-        if array.size and array.dtype != np.uint8:  # bytes are what the host uploads
+        if array.size and array.dtype != np.uint8:  # the host uploads bytes
             self._launcher.mark_uninitialised(array)
         return array
 
@@ -97,7 +97,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 
 def normal(dtype: str, *shape: int, seed: int = 0) -> np.ndarray:
-    """Standard normal numbers in the dtype."""
+    """Return standard normal numbers in the dtype."""
     return np.random.default_rng([seed, *shape]).normal(size=shape).astype(DTYPES[dtype])
 
 
@@ -112,7 +112,7 @@ def check(got: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
     assert error < ERRORS[dtype], error
 
 
-# The kernels of a layer. Widths: less than a warp, no multiple of 16 bytes, more than a block.
+# The kernels of a layer, with widths below a warp, not a multiple of 16 bytes, and above a block.
 
 
 @pytest.mark.parametrize("width", [1, 24, 33, 2100])
@@ -134,7 +134,7 @@ def test_rms_norm(mode: str, dtype: str, width: int):
 
 @pytest.mark.parametrize("head_dim", [8, 40, 128])
 def test_head_norm(mode: str, dtype: str, head_dim: int):
-    """Five heads: the last block's warps have no head of their own."""
+    """With five heads, some warps of the last block have no head."""
     qkv, weight = normal(dtype, 1, 8, head_dim), normal(dtype, head_dim, seed=1)
     got = qkv.copy()
     make_backend(mode, dtype).head_norm(got, 1, 6, weight, 1e-6)
@@ -152,7 +152,7 @@ def test_silu_mul(mode: str, dtype: str, width: int):
 
 
 def test_rope_write_kv(mode: str, dtype: str):
-    """Padded tokens (slot -1) leave the cache alone; whole tables of numbers are compared."""
+    """Padded tokens (slot -1) leave the cache unchanged. Whole tables of numbers are compared."""
     backend, head_dim, size = make_backend(mode, dtype), 24, 4
     shape = KVCacheShape(
         num_layers=1, num_blocks=6, block_size=size, num_kv_heads=2, head_dim=head_dim
@@ -177,8 +177,11 @@ def test_rope_write_kv(mode: str, dtype: str):
 @pytest.mark.parametrize("stored", QUANTIZED)
 @pytest.mark.parametrize("head_dim", [8, 256])
 def test_rope_write_kv_quantises(mode: str, dtype: str, stored: str, head_dim: int):
-    """Values are quantised bit for bit as by the operator, keys as near, for their rotation is
-    rounded; heads without size and with NaN among them."""
+    """Values are quantised bit for bit as by the operator. Keys are close, because their rotation
+    is rounded.
+
+    Some heads are zero or contain NaN.
+    """
     backend, size = make_backend(mode, dtype, stored=stored), 3
     shape = KVCacheShape(
         num_layers=1, num_blocks=4, block_size=size, num_kv_heads=2, head_dim=head_dim
@@ -253,7 +256,7 @@ def test_argmax(mode: str, dtype: str, vocab_size: int):
     assert got == wide(logits).argmax(axis=-1).tolist()
 
 
-def test_rows_with_edits_are_chosen_as_numpy_chooses(mode: str, dtype: str):
+def test_edited_rows_give_numpys_tokens(mode: str, dtype: str):
     logits = 4 * normal(dtype, 4, 100)
     rows = [
         RowControls(),
@@ -269,7 +272,8 @@ def test_rows_with_edits_are_chosen_as_numpy_chooses(mode: str, dtype: str):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Every pair of a dtype, a head size, a group and a block size is not tried; each value is."""
+    """Yield cases. Not every combination of dtype, head size, group and block size is tested, but
+    each value is."""
 
     dtype: str
     head_dim: int
@@ -278,7 +282,7 @@ class Shape:
     block_size: int
     window: int | None = None
     stored: str = "auto"
-    """The KV cache's dtype."""
+    """The dtype of the KV cache."""
 
     def __str__(self) -> str:
         return (
@@ -354,7 +358,8 @@ LONG_SHAPES = [
 def test_tensor_cores_widen_every_element_exactly(
     mode: str, dtype: str, stored: str, num_queries: int
 ):
-    """A query that sees one key returns its value: all elements, in each place of a register."""
+    """A query that sees one key returns its value, so every element is tested in each place of a
+    register."""
     codes = np.arange(256, dtype=np.uint8)
     if stored == "fp8":
         codes[codes % 128 == 127] = 0  # NaN, which is never written
@@ -377,10 +382,11 @@ INVARIANT = [("float32", "auto"), ("float16", "auto"), ("float16", "int8")]
 
 
 def make_batch(sequences: list[tuple[int, int]], block_size: int) -> tuple[StepBatch, int]:
-    """Sequences of (number of queries, length) with scattered blocks, and how many blocks."""
+    """Return sequences of (number of queries, length) with scattered blocks, and the number of
+    blocks."""
     needed = [-(-length // block_size) for _, length in sequences]
     free = np.random.default_rng(0).permutation(sum(needed)).tolist()
-    tables = np.full((len(sequences), max(needed) + 1), -1)  # -1: nothing may come of it
+    tables = np.full((len(sequences), max(needed) + 1), -1)  # -1 must have no effect
     for row, count in enumerate(needed):
         tables[row, :count] = [free.pop() for _ in range(count)]
     cu_seqlens_q = np.cumsum([0, *(num_queries for num_queries, _ in sequences)])
@@ -398,10 +404,11 @@ def make_batch(sequences: list[tuple[int, int]], block_size: int) -> tuple[StepB
 
 
 def make_cache(shape: Shape, batch: StepBatch, num_blocks: int) -> tuple[KVCache, np.ndarray]:
-    """One layer that holds numbers for the batch's tokens, and NaN in every other slot; and what it
-    stands for: planes [2, N, B, Hkv, Dh] in float64.
+    """Return a layer of the cache and the numbers that it represents, [2, N, B, Hkv, Dh] in
+    float64.
 
-    In a quantised cache the sizes of values differ by a thousand from token to token.
+    Slots of the batch's tokens have numbers, and every other slot is NaN. In a quantised cache the
+    magnitudes of values differ by a factor of a thousand between tokens.
     """
     dims = (num_blocks, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
     kv = normal(shape.dtype, *dims, seed=7)
@@ -420,7 +427,7 @@ def make_cache(shape: Shape, batch: StepBatch, num_blocks: int) -> tuple[KVCache
 
 
 def as_bits(quantized: QuantizedCache) -> np.ndarray:
-    """The elements as int8, whatever they are."""
+    """Return the elements of any one-byte dtype as int8."""
     return quantized.elements.view(np.int8)
 
 
@@ -453,7 +460,8 @@ def attend(
 @pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_paged_decode(mode: str, shape: Shape, is_deterministic: bool):
-    """Lengths around a block's end, and around the tokens that four warps take at a time."""
+    """The lengths are around the end of a block, and around the tokens that four warps process at
+    once."""
     size = shape.block_size
     lengths = [1, size - 1, size, size + 1, 15, 17, 65]
     attend(mode, shape, [(1, length) for length in lengths], is_deterministic)
@@ -462,13 +470,14 @@ def test_paged_decode(mode: str, shape: Shape, is_deterministic: bool):
 @pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize("shape", LONG_SHAPES, ids=str)
 def test_decode_of_long_sequences(mode: str, shape: Shape, is_deterministic: bool):
-    """More tiles than a ring has stages; cuts inside sequences, and beside them short ones."""
+    """There are more tiles than a ring has stages, cuts inside sequences, and short sequences
+    beside them."""
     lengths = [3, SPLIT_TOKENS, 3 * SPLIT_TOKENS + 5, SPLIT_TOKENS + 1, 64]
     attend(mode, shape, [(1, length) for length in lengths], is_deterministic)
 
 
 def test_a_decode_of_more_tiles_than_a_warp_has_lanes(mode: str):
-    """The ids of the blocks are read 32 tiles of a warp at a time: here twice."""
+    """A warp reads the block ids of 32 tiles at a time, here twice."""
     shape = Shape(dtype="float16", head_dim=64, group=1, num_kv_heads=1, block_size=16)
     lone = Chip(num_multiprocessors=1, shared_bytes=0)
     attend(mode, shape, [(1, 33 * TILE_TOKENS), (1, 20)], chip=lone)
@@ -476,14 +485,14 @@ def test_a_decode_of_more_tiles_than_a_warp_has_lanes(mode: str):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_paged_prefill(mode: str, shape: Shape):
-    """Prompts, chunks, and decodes among them; tiles of keys begin and end inside."""
+    """The batch has prompts, chunks and decodes. Tiles of keys begin and end inside them."""
     attend(mode, shape, [(6, 6), (1, 5), (3, 140), (17, 33), (2, 32), (1, 64), (33, 65)])
 
 
 @pytest.mark.parametrize("mode", ["forward", *DEVICE_MODES])
 @pytest.mark.parametrize(("dtype", "stored"), INVARIANT)
 def test_a_deterministic_decode_does_not_depend_on_its_batch(mode: str, dtype: str, stored: str):
-    """Bit for bit: neither on the others' lengths nor on whether they are split."""
+    """The bits depend neither on the other lengths nor on whether those are split."""
     shape = Shape(dtype=dtype, head_dim=64, group=2, num_kv_heads=2, block_size=16, stored=stored)
     backend = make_backend(mode, shape.dtype, is_deterministic=True)
     batch, num_blocks = make_batch([(1, 300), (1, 40), (1, 700)], shape.block_size)
@@ -504,10 +513,10 @@ def test_a_deterministic_decode_does_not_depend_on_its_batch(mode: str, dtype: s
 @pytest.mark.parametrize("mode", ["forward", *DEVICE_MODES])
 @pytest.mark.parametrize(("dtype", "stored"), INVARIANT)
 @pytest.mark.parametrize("window", [None, 21])
-def test_a_prompt_does_not_depend_on_how_it_is_cut(
+def test_a_prompts_result_does_not_depend_on_its_chunks(
     mode: str, dtype: str, stored: str, window: int | None
 ):
-    """Bit for bit, as long as no chunk is a single token, which is another kernel's."""
+    """The bits are equal if no chunk is a single token, which another kernel computes."""
     shape = Shape(dtype=dtype, head_dim=64, group=3, num_kv_heads=1, block_size=16, stored=stored)
     backend = make_backend(mode, shape.dtype)
     batch, num_blocks = make_batch([(70, 70)], shape.block_size)

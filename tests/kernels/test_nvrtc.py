@@ -1,4 +1,4 @@
-"""Every kernel compiles for every target with CuPy's options, and keeps to the ledger."""
+"""Check that every kernel compiles for every target with CuPy's options, within the ledger."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 
 import nvrtc_check
+from gpu.nvrtc_kernels import ENTRIES, Entry
 from nvrtc_check import CompileError, Nvrtc, Usage, growth, limits, read_ledger
-from nvrtc_kernels import ENTRIES, Entry
 
 from mie.ops_gpu.signature import kernels_in
 from mie.ops_gpu.source import KERNELS, flat_source
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(1024) spilling(volatile float* x) {  // 64 reg
 
 
 @pytest.mark.parametrize("version", nvrtc_check.TARGETS)
-def test_a_spill_is_seen(compilers, version: str):
+def test_a_spill_is_noticed(compilers, version: str):
     nvrtc = compiler(compilers, version)
     report = nvrtc.compile(SPILLING, ["spilling"], nvrtc_check.options_for(87))
     entry = Entry(file="spilling.cu", names=("spilling",))
@@ -81,7 +81,7 @@ def test_a_spill_is_seen(compilers, version: str):
 @pytest.mark.parametrize(
     "source", ["#include <cuda_fp16.h>\n", "#include <cstdint>\n", "float x = INFINITY;\n", "?"]
 )
-def test_what_a_user_s_machine_may_lack_is_refused(compilers, version: str, source: str):
+def test_code_that_needs_other_headers_is_refused(compilers, version: str, source: str):
     nvrtc = compiler(compilers, version)
     kernel = "__global__ void nothing(float* x) {}\n"
     nvrtc.compile(kernel, ["nothing"], nvrtc_check.options_for(87))
@@ -110,18 +110,18 @@ BEFORE = Usage(registers=40, shared=1024, stack=0)
         ),
     ],
 )
-def test_growth_is_seen(now: Usage, found: list[str]):
+def test_a_kernel_that_grows_is_noticed(now: Usage, found: list[str]):
     assert list(growth({"k": now}, {"k": BEFORE})) == found
 
 
-def test_kernels_that_came_and_went_are_seen():
+def test_added_and_removed_kernels_are_noticed():
     assert list(growth({"new": BEFORE}, {"old": BEFORE})) == [
         "old is in the ledger, and no more (--update)",
         "new is not in the ledger (--update)",
     ]
 
 
-def test_a_block_that_does_not_fit_the_registers_is_seen():
+def test_a_block_that_exceeds_the_registers_is_noticed():
     entry = Entry(file="k.cu", names=("k",), threads=1024)
     assert list(limits({"k.cu k": Usage(registers=64, shared=0, stack=0)}, [entry])) == []
     assert list(limits({"k.cu k": Usage(registers=72, shared=0, stack=0)}, [entry])) == [
@@ -129,7 +129,7 @@ def test_a_block_that_does_not_fit_the_registers_is_seen():
     ]
 
 
-def test_a_ledger_is_written_as_it_is_read(tmp_path: Path):
+def test_a_ledger_survives_a_round_trip(tmp_path: Path):
     path = tmp_path / "ledger.json"
     ledger = {"12.6 sm_87": {"k": BEFORE}, "13.4 sm_90": {"k": BEFORE, "l": BEFORE}}
     nvrtc_check.write_ledger(ledger, path)

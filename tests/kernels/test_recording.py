@@ -1,7 +1,7 @@
-"""The whole engine on a stand-in for CuPy that does nothing before it is waited for.
+"""Run the whole engine on a stand-in for CuPy that does nothing before it is waited for.
 
-It fails on what a step must not do once its size is warm, and on what a graph must not hold; that
-each of these is noticed is tested at the end.
+The stand-in fails on actions that a step must not take once its size is warm, and on memory that a
+graph must not use. The last tests check that it notices each of these.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import tiny_models
 from emulated import needs_compiler
 from fake_cupy import FakeCupy, Violation, fake_cupy
 
-from mie.config import EngineConfig
-from mie.engine import Engine
-from mie.load import load_engine
+from mie.config.engine import EngineConfig
+from mie.engine.engine import Engine
+from mie.load.engine import load_engine
 from mie.ops.backend import Backend, StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_gpu.cupy_backend import CupyBackend, load_cupy_backend
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 
 __all__ = ["fake_cupy"]
 pytestmark = needs_compiler
@@ -32,13 +32,13 @@ DRAWN = SamplingParams(temperature=1.3, top_p=0.9, seed=5, max_tokens=40, ignore
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Biases and an output head of its own."""
+    """A model with biases and an untied output head."""
     weights = tiny_models.random_weights(tiny_models.QWEN2)
     return tiny_models.write_model(tmp_path, tiny_models.QWEN2, weights)
 
 
 def reading_backend(cupy: FakeCupy) -> Any:
-    """For `load_engine`: the backend may wait where it reads the sampled ids."""
+    """Patch `load_engine` so that the backend may wait where it reads the sampled ids."""
 
     def wrap(backend: Backend) -> Backend:
         finish = backend.finish_sample
@@ -54,7 +54,7 @@ def reading_backend(cupy: FakeCupy) -> Any:
 
 
 def start(model: Path, cupy: FakeCupy | None, **settings: Any) -> Engine:
-    """An engine with three requests, on the stand-in or on the emulator."""
+    """Return an engine with three requests, on the stand-in or on the emulator."""
     config = EngineConfig(num_blocks=40, block_size=4, max_num_batched_tokens=16, **settings)
     backend = "cupy-emulated" if cupy is None else "cupy"
     wrap = None if cupy is None else reading_backend(cupy)
@@ -65,7 +65,7 @@ def start(model: Path, cupy: FakeCupy | None, **settings: Any) -> Engine:
 
 
 def run(engine: Engine, tokens: dict[str, list[int]], num_steps: int | None = None) -> None:
-    """Add each request's new tokens, of so many steps or to the end."""
+    """Append each request's new tokens, for ``num_steps`` steps or to the end."""
     while engine.has_work and num_steps != 0:
         for output in engine.step().outputs:
             tokens.setdefault(output.request_id, []).extend(output.token_ids)
@@ -111,11 +111,11 @@ def test_cublas_is_set_up_for_captures(fake_cupy: FakeCupy):
     assert state.math_mode == 16  # no reduction in 16 bits, no TF32
 
 
-# Each of the failures is noticed.
+# The stand-in notices each failure.
 
 
 def decodes(*token_ids: int, **drawn: Any) -> StepBatch:
-    """The third token of each of two sequences."""
+    """Return the third token of each of two sequences."""
     return StepBatch(
         token_ids=np.array(token_ids),
         positions=np.array([2, 2]),
@@ -129,7 +129,7 @@ def decodes(*token_ids: int, **drawn: Any) -> StepBatch:
 
 
 class Model:
-    """A forward pass of one product, and what ``also`` does."""
+    """A forward pass of one product, followed by ``also``."""
 
     def __init__(self, backend: CupyBackend) -> None:
         self.backend = backend
@@ -146,7 +146,8 @@ class Model:
         return self.backend.run_step(self.forward, batch or decodes(1, 2))
 
     def draw(self, batch: StepBatch) -> Any:
-        """Tokens of a step that is only queued: of random controls, which are staged too."""
+        """Return tokens of a step that is only queued. Its controls are random, so they are staged,
+        too."""
         rows = [RowControls(temperature=1.0, uniform=0.3), RowControls()]
         return self.backend.start_sample(self.step(batch), rows)
 
@@ -164,7 +165,8 @@ def test_the_stand_in_is_lazy(fake_cupy: FakeCupy, machine: Model):
 
 
 def test_the_next_step_takes_its_tokens_on_the_device(fake_cupy: FakeCupy, machine: Model):
-    """Each is read one step late, and the host never writes what the device has yet to read."""
+    """Each step is read one step late, and the host never overwrites what the device has yet to
+    read."""
     tokens, wanted = np.array([1, 2]), []
     for _ in range(6):
         wanted.append(machine.backend.finish_sample(machine.draw(decodes(*tokens))))
@@ -179,7 +181,7 @@ def test_the_next_step_takes_its_tokens_on_the_device(fake_cupy: FakeCupy, machi
     assert len({tuple(each) for each in wanted}) > 1
 
 
-def test_numbers_written_too_early_are_noticed(
+def test_writing_before_a_copy_has_read_is_noticed(
     fake_cupy: FakeCupy, machine: Model, monkeypatch: pytest.MonkeyPatch
 ):
     wanted = machine.backend.finish_sample(machine.draw(decodes(1, 2)))
@@ -190,7 +192,7 @@ def test_numbers_written_too_early_are_noticed(
     assert machine.backend.finish_sample(drawn) != wanted
 
 
-def test_ids_that_were_written_over_are_not_given_out(machine: Model):
+def test_overwritten_ids_are_not_returned(machine: Model):
     first, second, third = (machine.draw(decodes(1, 2)) for _ in range(3))
     with pytest.raises(AssertionError, match="read too late"):
         machine.backend.finish_sample(first)
@@ -209,15 +211,15 @@ OFFENCES = {
 
 
 @pytest.mark.parametrize("offence", OFFENCES)
-def test_an_offence_is_noticed_while_capturing(fake_cupy: FakeCupy, machine: Model, offence: str):
+def test_a_violation_is_noticed_while_capturing(fake_cupy: FakeCupy, machine: Model, offence: str):
     machine.also = lambda x: OFFENCES[offence](fake_cupy, x)
-    machine.step()  # the first is as it is
+    machine.step()  # the first one is allowed
     with pytest.raises(Violation, match=f"{offence}.* while capturing"):
         machine.step()
 
 
 @pytest.mark.parametrize("offence", OFFENCES)
-def test_an_offence_is_noticed_in_a_steady_step(fake_cupy: FakeCupy, machine: Model, offence: str):
+def test_a_violation_is_noticed_in_a_steady_step(fake_cupy: FakeCupy, machine: Model, offence: str):
     machine.backend._steps._enforce_eager = True
     machine.step()
     fake_cupy.finish_streams()
@@ -239,7 +241,7 @@ def test_a_step_after_a_failed_capture_is_captured(fake_cupy: FakeCupy, machine:
     assert [graph.num_launches for graph in fake_cupy.graphs[-1:]] == [1]
 
 
-def test_integers_that_go_elsewhere_are_noticed(fake_cupy: FakeCupy, machine: Model):
+def test_integers_in_another_buffer_are_noticed(fake_cupy: FakeCupy, machine: Model):
     machine.step()
     machine.step()
     [captured] = machine.backend._steps._captured.values()

@@ -1,8 +1,8 @@
-"""Sampling on the device against `ops.sampling`, on the emulator.
+"""Compare sampling on the device with `ops.sampling`, on the emulator.
 
-Hundreds of rows of random controls: each gives the token that the NumPy operator gives for the same
-numbers in float64. The two add up weights in different orders, so where the uniform number falls
-within a rounding of the border between two tokens either may come; `is_near_border` says where.
+Hundreds of rows have random controls. Each gives the token that the NumPy operator gives for the
+same numbers in float64. The two add weights in different orders, so if the uniform number is within
+a rounding of the border between two tokens, either is correct. `is_near_border` detects this.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JUST_BELOW_1 = float(np.nextafter(1, 0))
 
 
 class PoisoningLauncher:
-    """A launcher whose new arrays are NaN, and known to be uninitialised to the checked build."""
+    """A launcher whose new arrays are NaN, which the checked build treats as uninitialised."""
 
     def __init__(self, mode: str) -> None:
         is_checked = mode == "checked"
@@ -71,7 +71,7 @@ def choose(rng: np.random.Generator, *choices: Any) -> Any:
 
 
 def random_ids(rng: np.random.Generator, vocab_size: int) -> np.ndarray:
-    """Some ids, each once, in any order; now and then none, or all."""
+    """Return distinct ids in random order, sometimes none or all."""
     count = choose(rng, 0, 1, min(20, vocab_size), vocab_size)
     return rng.permutation(vocab_size)[: rng.integers(count + 1)]
 
@@ -102,7 +102,7 @@ def random_controls(rng: np.random.Generator, vocab_size: int) -> RowControls:
 
 
 def random_logits(rng: np.random.Generator, vocab_size: int) -> np.ndarray:
-    """A row: smooth, or full of ties, or with impossible tokens, or flat."""
+    """Return a row that is smooth, full of ties, constant, or has impossible tokens."""
     row = choose(rng, 1.0, 4.0, 30.0) * rng.normal(size=vocab_size)
     if rng.random() < 0.3:
         row = np.round(row)
@@ -114,9 +114,9 @@ def random_logits(rng: np.random.Generator, vocab_size: int) -> np.ndarray:
 
 
 def is_near_border(logits: np.ndarray, row: RowControls, got: int) -> bool:
-    """Whether ``got`` comes of controls that are 1e-13 beside these.
+    """Return whether controls that differ by 1e-13 give ``got``.
 
-    ``uniform`` is that near to the end of the token, or ``top_p`` to the sum of its nucleus.
+    ``uniform`` is then that close to the end of a token, or ``top_p`` to the sum of its nucleus.
     """
     with np.errstate(all="ignore"):
         for top_p in (row.top_p, row.top_p - 1e-13, row.top_p + 1e-13):
@@ -131,7 +131,7 @@ def is_near_border(logits: np.ndarray, row: RowControls, got: int) -> bool:
 
 
 def check_rows(mode: str, logits: np.ndarray, rows: list[RowControls]) -> int:
-    """Compare all rows; how many parted at a border."""
+    """Compare all rows, and return how many differ at a border."""
     got = sample(PoisoningLauncher(mode), logits, rows)
     with np.errstate(all="ignore"):
         wanted = sampling.sample(logits.astype(np.float64), rows)
@@ -186,9 +186,12 @@ def test_a_large_vocabulary():
     assert check_rows("forward", logits, rows) == 0
 
 
-def test_of_equal_tokens_the_lowest_ids_are_kept(mode: str):
-    """Of 0 … 9, each three times, top-k 4 keeps the three nines and the first of the eights, and so
-    does a nucleus of the weight of four."""
+def test_the_lowest_ids_among_equal_tokens_are_kept(mode: str):
+    """The logits are 0 … 9, each three times.
+
+    Top-k 4 keeps the three nines and the first of the eights, and so does a nucleus with the weight
+    of four.
+    """
     logits = np.tile(np.arange(10), 3).astype(np.float32)[None]
     weights = np.exp(np.sort(logits[0]))[::-1].astype(np.float64)
     top_p = weights[:4].sum() / weights.sum()
@@ -207,8 +210,11 @@ def test_of_equal_tokens_the_lowest_ids_are_kept(mode: str):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab_size", [7, 40, 1000, 5000])
 def test_top_k_1_is_greedy_and_constant_rows_are_cut_alike(mode: str, dtype: str, vocab_size: int):
-    """Rows of few different 16-bit values, and constant ones, whose nucleus ends at a multiple of
-    1 / vocab_size: every token equals NumPy's, at the borders too."""
+    """Rows have few different 16-bit values or are constant, and their nucleus ends at a multiple
+    of 1 / vocab_size.
+
+    Every token equals NumPy's, even at the borders.
+    """
     rng = np.random.default_rng([9, vocab_size])
     coarse = rng.integers(0, 5, size=vocab_size) / 4
     greedy = [RowControls(temperature=0.6, top_k=1, uniform=u) for u in (0.0, 0.5, JUST_BELOW_1)]
@@ -225,7 +231,7 @@ def test_top_k_1_is_greedy_and_constant_rows_are_cut_alike(mode: str, dtype: str
     assert got == sampling.sample(logits.astype(np.float64), rows)
 
 
-def test_rows_without_a_largest_number_give_what_numpy_gives(mode: str):
+def test_rows_without_a_largest_number_give_numpys_token(mode: str):
     logits = np.zeros((4, 40), np.float32)
     logits[0] = -np.inf
     logits[1, 7] = np.nan
@@ -237,7 +243,7 @@ def test_rows_without_a_largest_number_give_what_numpy_gives(mode: str):
 
 
 def test_a_token_without_weight_is_never_drawn():
-    """Whatever the uniform number: banned tokens lie between, before and after the others."""
+    """Banned tokens are between, before and after the others, and no uniform number draws them."""
     rng = np.random.default_rng(6)
     logits = rng.normal(size=(1, 300)).astype(np.float32)
     banned = np.flatnonzero(rng.random(300) < 0.7)

@@ -1,16 +1,18 @@
-"""The bug zoo: the checked build reports each planted bug, where it is; the repaired kernel passes.
+"""Test the bug zoo: the checked build reports each planted bug at its line, and accepts the fix.
 
-A checker that misses a kind of bug, or cries wolf, fails here before it misleads about a kernel.
+A checker that misses a kind of bug, or reports a false one, fails here before it misleads about a
+kernel.
 """
 
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from emulated import needs_compiler
 
-from mie.ops_gpu.host.emulator import ORDERS
+from mie.ops_gpu.host.emulator import ORDERS, source_lines
 from mie.ops_gpu.launcher import EmulatedLauncher, KernelFault
 from mie.ops_gpu.signature import plain_kernels
 
@@ -19,8 +21,8 @@ WARP = 32
 
 pytestmark = needs_compiler
 
-# What is reported, for each kernel. Where a thread runs ahead of the write that it should wait
-# for, its read is of uninitialised memory; in another order it is a race.
+# The reports for each kernel. If a thread runs ahead of the write that it should wait for, it reads
+# uninitialised memory. In another order this is a race.
 EXPECTED = {
     "neighbour_without_barrier": "race: a read|uninitialised",
     "write_after_read": "race: a write .* and a read by|race: a read .* and a write by",
@@ -59,6 +61,7 @@ EXPECTED = {
     "copy_to_a_misaligned_place": "misaligned: the shared address",
     "copy_of_a_masked_row": "out of bounds: a read of 16 bytes, .* past the end of x",
     "spin": "watchdog",
+    "spin_on_an_atomic": "watchdog",
 }
 
 BLOCKS = {"blocks_write_one_output": 2, "write_past_the_end": 2, "blocks_without_fence": 4}
@@ -91,7 +94,7 @@ def launcher(request: pytest.FixtureRequest) -> EmulatedLauncher:
 
 
 def run(launcher: EmulatedLauncher, name: str, *options: str) -> None:
-    """Launch a kernel of the zoo as it wants to be."""
+    """Launch a kernel of the zoo with suitable arguments."""
     size = 128 if name == "blocks_write_one_output" else 64
     x = np.linspace(1, 2, size, dtype=np.float32)
     y = np.zeros(size, np.float32)
@@ -107,7 +110,7 @@ def run(launcher: EmulatedLauncher, name: str, *options: str) -> None:
 
 
 def marked_lines(name: str) -> list[int]:
-    """The lines of zoo.cu at which the kernel's bug may be reported."""
+    """Return the lines of zoo.cu at which the kernel's bug may be reported."""
     lines, is_inside = [], False
     for number, line in enumerate(ZOO.read_text().splitlines(), 1):
         if line.startswith("__global__"):
@@ -122,7 +125,7 @@ def test_the_table_names_every_kernel_of_the_zoo():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_bug_is_reported_where_it_is(launcher: EmulatedLauncher, name: str):
+def test_the_bug_is_reported_at_its_line(launcher: EmulatedLauncher, name: str):
     with pytest.raises(KernelFault) as caught:
         run(launcher, name)
     message = str(caught.value)
@@ -145,11 +148,37 @@ def test_the_repaired_kernel_passes_unchecked(name: str):
 
 
 @pytest.mark.parametrize(
-    "name", ["divergent_barrier", "shuffle_in_a_branch", "copy_never_waited_for", "spin"]
+    "name",
+    [
+        "divergent_barrier",
+        "shuffle_in_a_branch",
+        "copy_never_waited_for",
+        "spin",
+        "spin_on_an_atomic",
+    ],
 )
 def test_some_bugs_are_reported_in_the_fast_build_too(name: str):
     with pytest.raises(KernelFault, match=EXPECTED[name]):
         run(EmulatedLauncher(limit_s=0.5), name)
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+@pytest.mark.parametrize("name", ["spin", "spin_on_an_atomic"])
+def test_the_watchdog_finds_a_source_line_at_every_instruction(name: str, is_checked: bool):
+    """It may strike anywhere in the kernel's library: in the kernel, or in what it calls there."""
+    launcher = EmulatedLauncher(check=is_checked, limit_s=0.001)
+    with pytest.raises(KernelFault, match="watchdog"):
+        run(launcher, name)
+    image = launcher._runtime.mie_emu_fault_image().decode()
+    command = ["objdump", "--disassemble", "--no-show-raw-insn", image]
+    listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    body = re.search(rf"<_ZL\d+{name}P.*?>:\n(.*?)\n\n", listing, re.DOTALL)
+    assert body
+    instructions = re.findall(r"^ *([0-9a-f]+):", body[1], re.MULTILINE)
+    targets = re.findall(r"\t[a-z.]+\s+([0-9a-f]+) <", body[1])  # of direct calls and jumps
+    assert len(instructions) > 10
+    for address in {*instructions, *targets}:
+        assert source_lines(image, int(address, 16)), f"no line for {address} in:\n{body[1]}"
 
 
 def test_a_bad_address_does_not_end_the_process_of_the_fast_build():

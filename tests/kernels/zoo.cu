@@ -1,6 +1,6 @@
 // The bug zoo: small kernels, each with one planted bug that the checked build must report, at a line
-// marked "<- caught" (a race has two ends: either). With -DFIX the bug is repaired, and the kernel
-// must pass. test_zoo.py knows what is expected of each. None of these is ever launched on a GPU.
+// marked "<- caught" (for a race, either of its two accesses). With -DFIX the bug is repaired, and
+// the kernel must pass. test_zoo.py has the expected reports. These never run on a GPU.
 #include "mie_cuda.cuh"
 
 #ifdef FIX
@@ -77,7 +77,7 @@ __global__ void blocks_without_fence(const float* x, float* y, int* tickets) {
   y[blockIdx.x] = x[blockIdx.x];
   REPAIR(__threadfence();)
   if (atomicAdd(tickets, 1) != static_cast<int>(gridDim.x) - 1) return;
-  float sum = 0.0f;  // the last block adds up what all have written
+  float sum = 0.0f;  // the last block sums the results of all
   for (unsigned i = 0; i < gridDim.x; ++i)
     sum += y[i];  // <- caught
   y[gridDim.x] = sum;
@@ -210,7 +210,7 @@ __global__ void misaligned_ldmatrix(const float* x, float* y, int n) {
 }
 
 __global__ void signed_overflow(const float* x, float* y, int n) {
-  const int stride = 1 << 26;  // elements of a KV cache, say
+  const int stride = 1 << 26;  // e.g. elements of a KV cache
   const long long at = BUG(n * stride) REPAIR(static_cast<long long>(n) * stride);  // <- caught
   y[threadIdx.x] = x[threadIdx.x] + at;
 }
@@ -293,7 +293,7 @@ __global__ void copy_to_a_misaligned_place(const float* x, float* y, int n) {
 __global__ void copy_of_a_masked_row(const float* x, float* y, int n) {
   float* row = reinterpret_cast<float*>(mie_smem);
   const int i = threadIdx.x;
-  const float* beyond = x + 4 * (i + n / 8);  // the second half lies past the end
+  const float* beyond = x + 4 * (i + n / 8);  // the second half is past the end
   const bool is_inside = i < n / 8;
   BUG((void)is_inside);
   if (i < n / 4) cp_async16_or_zero(row + 4 * i, beyond, REPAIR(is_inside) BUG(true));  // <- caught
@@ -303,9 +303,14 @@ __global__ void copy_of_a_masked_row(const float* x, float* y, int n) {
   y[i] = row[i];
 }
 
-// ---- no end
+// ---- endless loops
 
 __global__ void spin(const float* x, float* y, int n) {
   BUG(volatile float* flag = y + threadIdx.x; while (*flag != x[0] + n) {})  // <- caught
+  y[threadIdx.x] = x[n - 1];
+}
+
+__global__ void spin_on_an_atomic(const float* x, float* y, int n) {
+  BUG(while (atomicAdd(y + threadIdx.x, 0.0f) != x[0] + n) {})  // <- caught
   y[threadIdx.x] = x[n - 1];
 }

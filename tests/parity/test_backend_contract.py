@@ -1,8 +1,8 @@
-"""What every backend must satisfy: its methods equal the plain functions of `mie.ops`.
+"""Check that the methods of every backend equal the plain functions of `mie.ops`.
 
-One body for all backends: a `Machine` says how arrays reach it and come back, and `MACHINES` lists
-those there are. The plain functions run in float64 on the numbers the backend was given, so the
-difference is the backend's own rounding.
+The tests are the same for all backends. A `Machine` copies arrays to a backend and back, and
+`MACHINES` lists the machines. The plain functions run in float64 on the numbers that the backend
+was given, so the difference is the backend's own rounding.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from emulated import HAS_COMPILER, needs_compiler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mie.backend import load_backend
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
+from mie.load.backends import load_backend
 from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
 from mie.ops.sampling import RowControls
@@ -30,21 +30,21 @@ from mie.ops.sampling import RowControls
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A backend under test, and the way of arrays to it and back."""
+    """A backend under test, and the copies of arrays to it and back."""
 
     backend: Backend
     dtype: str
-    """What it computes in."""
+    """The dtype that it computes in."""
     put: Callable[[np.ndarray], Any]
-    """A host array as the backend's own; float arrays in its dtype."""
+    """Return a host array as an array of the backend, with floats in its dtype."""
     get: Callable[[Any], np.ndarray]
-    """A host copy of an array of the backend."""
+    """Return a host copy of an array of the backend."""
     put_cache: Callable[[Any, np.ndarray], None]
     """Overwrite a whole KV cache with a host array [L, 2, N, B, Hkv, Dh]."""
     get_cache: Callable[[Any], np.ndarray]
-    """A KV cache as a host array [L, 2, N, B, Hkv, Dh]."""
+    """Return a KV cache as a host array [L, 2, N, B, Hkv, Dh]."""
     memory_of: Callable[[Any], Any] = lambda embedding: embedding
-    """The array that holds an embedding."""
+    """Return the array that holds an embedding."""
 
 
 def numpy_machine(dtype: str, linear_plan: str = "tiled") -> Machine:
@@ -95,7 +95,7 @@ def emulated_machine() -> Machine:
 
 @functools.cache
 def device_machine() -> Machine:
-    """The emulated machine's way, with CuPy's arrays."""
+    """Return the machine of the device, whose arrays are CuPy's."""
     backend = load_backend("cupy", "float32")
     import cupy
 
@@ -131,24 +131,23 @@ if os.environ.get("MIE_GPU_TESTS"):
 
 
 def machine_params(values: Mapping[str, Any]) -> list[Any]:
-    """One pytest parameter a machine; the emulated ones need a compiler."""
+    """Return one pytest parameter per machine. The emulated ones need a compiler."""
     return [
         pytest.param(value, id=name, marks=[needs_compiler] if "emulated" in name else [])
         for name, value in values.items()
     ]
 
 
-# (relative, absolute) differences that are allowed from float64, by operator and dtype. Inputs are
-# standard normal, so results are of order 1 (sqrt(K) after a product). The kernels sum in another
-# order than NumPy, round the attention's scale with log2(e) in it once more and take exp2 for exp:
-# a rounding or two, which the float32 bounds leave room for. float16 and bfloat16 stand in
-# tests/kernels/test_kernels.py.
+# Allowed (relative, absolute) differences from float64, by operator and dtype. Inputs are standard
+# normal, so results are of order 1 (sqrt(K) after a product). The kernels sum in another order than
+# NumPy, round the attention's scale times log2(e), and use exp2 for exp. The float32 bounds leave
+# room for these roundings. tests/kernels/test_kernels.py has float16 and bfloat16.
 TOLERANCES: dict[tuple[str, str], tuple[float, float]] = {
     # Rows are copied, nothing is computed.
     ("exact", "float32"): (0, 0),
     ("exact", "float64"): (0, 0),
-    # A sum of up to 64 products and two additions; terms cancel, so the bound is absolute:
-    # 66 roundings of at most 6e-8, of terms that sum to about 50, rarely add up to a tenth of that.
+    # A sum of up to 64 products and two additions. Terms cancel, so the bound is absolute: 66
+    # roundings of at most 6e-8, of terms that sum to about 50, rarely reach a tenth of that.
     ("linear", "float32"): (0, 2e-5),
     ("linear", "float64"): (0, 5e-14),
     # A mean of squares (no cancellation), a root, a quotient, two products.
@@ -157,10 +156,10 @@ TOLERANCES: dict[tuple[str, str], tuple[float, float]] = {
     # Two products that may cancel; cos and sin are rounded to the dtype once.
     ("rope", "float32"): (0, 1e-6),
     ("rope", "float64"): (0, 2e-15),
-    # exp is within a few units in the last place; then a sum, a quotient, a product.
+    # exp is accurate to a few units in the last place. A sum, a quotient and a product follow.
     ("silu_mul", "float32"): (1e-6, 0),
     ("silu_mul", "float64"): (4e-15, 0),
-    # An absolute error of a score (a few units, so about 1e-6) is a relative one of its weight.
+    # An absolute error of a score (about 1e-6) is a relative error of its weight.
     ("paged_attention", "float32"): (0, 5e-6),
     ("paged_attention", "float64"): (0, 1e-13),
     # Computed in float64 from logits that are exact in either dtype.
@@ -185,13 +184,13 @@ def check(machine: Machine, operator: str, got: Any, wanted: np.ndarray) -> None
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    """Standard normal numbers that float32 holds exactly, as float64."""
+    """Return standard normal numbers that float32 holds exactly, as float64."""
     rng = np.random.default_rng([seed, *shape])
     return rng.normal(size=shape).astype(np.float32).astype(np.float64)
 
 
 def in_blocks(matrix: np.ndarray, rows: int) -> Iterator[np.ndarray]:
-    """The matrix in blocks of rows; a block is spoiled once the next one is asked for."""
+    """Yield the matrix in blocks of rows; a block is spoiled once the next one is asked for."""
     for start in range(0, len(matrix), rows):
         block = matrix[start : start + rows].copy()
         yield block
@@ -208,7 +207,7 @@ STORED = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)} | {
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("rows_in_block", [1, 3, 100])
 def test_a_checkpoint_is_widened_exactly(machine: Machine, stored: str, rows_in_block: int):
-    """The identity reads a loaded matrix out: a product with one 1 rounds nothing."""
+    """Multiplying the identity returns the loaded matrix, and rounds nothing."""
     backend, dtype = machine.backend, STORED[stored]
     matrix, bias = (100 * normal(7, 5)).astype(dtype), (100 * normal(7, seed=1)).astype(dtype)
     loaded = backend.load_linear((7, 5), in_blocks(matrix, rows_in_block))
@@ -224,7 +223,7 @@ def test_a_checkpoint_is_widened_exactly(machine: Machine, stored: str, rows_in_
 
 @pytest.mark.parametrize("stored", STORED)
 def test_the_extremes_of_a_dtype_survive(machine: Machine, stored: str):
-    """The largest, the smallest normal and the smallest subnormal number."""
+    """These are the largest, the smallest normal and the smallest subnormal number."""
     info = ml_dtypes.finfo(STORED[stored])
     values = np.array([info.max, -info.max, info.tiny, info.smallest_subnormal, 0.0])
     matrix = values.astype(STORED[stored])[:, None]
@@ -233,7 +232,7 @@ def test_the_extremes_of_a_dtype_survive(machine: Machine, stored: str):
     assert got[:, 0].tolist() == [float(value) for value in matrix[:, 0]]
 
 
-def test_a_fused_matrix_is_its_parts_side_by_side(machine: Machine):
+def test_a_fused_matrix_contains_its_parts_side_by_side(machine: Machine):
     q, k = normal(6, 4, seed=1), normal(3, 4, seed=2)
     fused = machine.backend.load_linear((9, 4), iter([q[:4], q[4:], k]))
     x = normal(5, 4)
@@ -241,7 +240,7 @@ def test_a_fused_matrix_is_its_parts_side_by_side(machine: Machine):
     check(machine, "linear", machine.backend.linear(machine.put(x), fused), wanted)
 
 
-def test_a_tied_head_is_the_embedding_and_takes_no_memory_of_its_own(machine: Machine):
+def test_a_tied_head_shares_the_embeddings_memory(machine: Machine):
     matrix, x = normal(11, 6, seed=3), normal(4, 6)
     embedding = machine.backend.load_embedding((11, 6), [matrix])
     head = machine.backend.tie_linear(embedding)
@@ -314,11 +313,12 @@ INV_FREQ = np.array([10000.0 ** (-j / 4) for j in range(4)])
 
 
 def step_batch(sequences: list[tuple[int, int]], seed: int = 0) -> StepBatch:
-    """Sequences of (number of queries, length) as a batch; the tables go on with stale numbers."""
+    """Return a batch of sequences, each (number of queries, length). Tables have stale ids at the
+    end."""
     rng = np.random.default_rng(seed)
     size, free = SHAPE.block_size, rng.permutation(SHAPE.num_blocks).tolist()
     needed = [-(-length // size) for _, length in sequences]
-    # The runner's tables hold old block ids past a sequence's end; nothing may come of them.
+    # The runner's tables have old block ids past a sequence's end, which must have no effect.
     tables = rng.choice([0, 5, SHAPE.num_blocks + 3, -7], (len(sequences), max(needed) + 1))
     positions, slots = [], []
     for row, (num_queries, length) in enumerate(sequences):
@@ -345,7 +345,7 @@ def put_batch(machine: Machine, batch: StepBatch) -> StepBatch:
 
 
 def filled_cache(batch: StepBatch, seed: int = 0) -> np.ndarray:
-    """Planes that hold numbers for the batch's sequences, and NaN in every other slot."""
+    """Return planes with numbers for the batch's sequences, and NaN in every other slot."""
     planes = np.full((2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8), np.nan)
     content = normal(*planes.shape, seed=seed)
     for table, length in zip(batch.block_tables, batch.seq_lens.tolist(), strict=True):
@@ -465,8 +465,8 @@ def test_copy_blocks_copies_keys_and_values_in_every_layer(
     check(machine, "exact", machine.get_cache(cache), wanted)
 
 
-def test_blocks_come_back_from_the_host_as_they_went(machine: Machine):
-    """Out to other host blocks, overwritten on the device, in to other blocks: byte for byte."""
+def test_blocks_return_from_the_host_unchanged(machine: Machine):
+    """Blocks are exported, overwritten, and imported to other blocks, byte for byte."""
     backend, host_shape = machine.backend, replace(SHAPE, num_blocks=4)
     planes = normal(2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8)
     cache, host = backend.new_kv_cache(SHAPE), backend.new_host_cache(host_shape)
@@ -482,7 +482,7 @@ def test_blocks_come_back_from_the_host_as_they_went(machine: Machine):
     assert (after[:, :, untouched] == 7.0).all()
 
 
-def test_a_new_cache_has_the_size_that_was_asked_for(machine: Machine):
+def test_a_new_cache_has_the_requested_size(machine: Machine):
     planes = machine.get_cache(machine.backend.new_kv_cache(SHAPE))
     assert planes.shape == (2, 2, SHAPE.num_blocks, SHAPE.block_size, 3, 8)
     assert planes.nbytes == planes.size * machine.backend.itemsize
@@ -536,7 +536,7 @@ def test_top_logprobs(machine: Machine, num_top: int):
         np.testing.assert_allclose(logprobs, wanted[1], rtol=rtol, atol=atol)
 
 
-def test_run_step_gives_what_forward_gives(machine: Machine):
+def test_run_step_returns_the_result_of_forward(machine: Machine):
     batch, logits = step_batch([(1, 3)]), machine.put(normal(1, 5))
     seen: list[StepBatch] = []
 
@@ -561,12 +561,12 @@ def test_two_backends_live_side_by_side():
         check(machine, "linear", machine.backend.linear(machine.put(x), weight), x @ matrix.T)
 
 
-def test_what_a_backend_says_of_itself(machine: Machine):
+def test_a_backend_reports_its_properties(machine: Machine):
     assert isinstance(machine.backend.name, str)
     assert machine.backend.itemsize == np.dtype(machine.dtype).itemsize
 
 
-def test_a_dtype_that_numpy_does_not_run_is_refused():
+def test_an_unsupported_dtype_of_numpy_is_refused():
     with pytest.raises(ConfigError, match=r"float16.*choose auto, float32 or float64"):
         load_backend("numpy", "float16")
     with pytest.raises(ConfigError, match="'abacus' is not available; choose from: numpy"):

@@ -22,15 +22,19 @@ from hypothesis import strategies as st
 from tiny_models import LLAMA, MISTRAL_WINDOW, QWEN2, QWEN3_TIED, random_weights, write_model
 
 from mie import EngineConfig, SamplingParams
-from mie.load import load_engine
-from mie.ops_cpu import attention, attention_plan, attention_prefill_plan, cpu_backend
-from mie.ops_cpu.linear_tiled import TiledPlan
+from mie.load.engine import load_engine
+from mie.ops_cpu import cpu_backend
+from mie.ops_cpu.attention import attention
+from mie.ops_cpu.attention import geometry as attention_geometry
+from mie.ops_cpu.attention import plan as attention_plan
+from mie.ops_cpu.linear.tiled import TiledPlan
 
 VOCAB = LLAMA["vocab_size"]
 SIZES = {"max_position_embeddings": 1024, "eos_token_id": 39}
-# What makes bits differ. Products of fewer keys differ at head sizes that are not a multiple of 16
-# (AVX-512), and in blocks of 4 or with more than 8 query heads a KV head (Haswell). Products of
-# more or fewer rows differ at head and hidden sizes from 32 on (AVX-512), or at any size (Haswell).
+# What makes bits differ. With AVX-512, products of fewer keys differ at head sizes that are not a
+# multiple of 16, and products of more or fewer rows at head and hidden sizes from 32 on. With
+# Haswell's kernels, products of fewer keys differ in blocks of 4 or with more than 8 query heads
+# for each KV head, and products of more or fewer rows differ at any size.
 ODD = SIZES | {"hidden_size": 100, "intermediate_size": 130, "head_dim": 40}
 MODELS = {
     "llama": LLAMA | ODD | {"num_key_value_heads": 1},
@@ -45,11 +49,11 @@ seen: Counter[str] = Counter()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_groups():
-    """Use groups of 1, 2 or 4 tiles, and share even the least work between threads."""
+def small_splits():
+    """Use splits of 1, 2 or 4 tiles, and let threads share any work."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention_plan, attention_prefill_plan):
-            patch.setattr(module, "SCORES", 1 << 11)
+        patch.setattr(attention_geometry, "SPLIT_SCORES", 1 << 11)
+        patch.setattr(attention_plan, "ITEM_SCORES", 1 << 11)
         patch.setattr(attention, "WORTH_SHARING", 0)
         patch.setattr(cpu_backend, "TiledPlan", partial(TiledPlan, bytes_per_thread=1))
         yield
@@ -140,20 +144,20 @@ def by_id(row):
 
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 @given(load=loads())
-def test_a_request_gets_the_same_alone_and_in_company(directories, load):
+def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, load):
     model, requests, config = load
-    company = outcome(directories[model], dict(enumerate(requests)), config)
+    in_batch = outcome(directories[model], dict(enumerate(requests)), config)
     own = {"num_threads": 1, "block_size": config["block_size"]}
     for number, (prompt, params, _) in enumerate(requests):
         alone = outcome(directories[model], {number: (prompt, params, 0)}, own)
         assert alone[0]
-        for mine, theirs in zip(alone, company, strict=True):
+        for mine, theirs in zip(alone, in_batch, strict=True):
             for key, value in mine.items():
                 np.testing.assert_array_equal(theirs[key], value)
 
 
-def test_the_loads_exercise_what_changes_sums():
-    """The loads exercised what makes sums differ."""
+def test_the_loads_include_every_case_that_changes_sums():
+    """The loads contained every case that makes sums differ."""
     for kind in ("prefix hits", "preempt", "import", "fork", "copy"):
         assert seen[kind], f"{kind} never happened: {seen}"
 

@@ -15,7 +15,8 @@ import pytest
 from scripted_llm import SETTINGS, expected, new_llm
 
 from mie import AsyncLLM, SamplingParams
-from mie.sched.params import RequestOutputKind
+from mie.audit.scheduler import check_scheduler
+from mie.params.sampling import RequestOutputKind
 
 NUM_RUNS = 4000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 1000
 
@@ -52,7 +53,7 @@ class Tokens:
             self.reasons[choice.index] = choice.finish_reason
 
     def check(self, wanted):
-        """Assert that they equal the wanted ones, or their beginning after an early end."""
+        """Assert that the tokens equal the expected ones, or their beginning after an early end."""
         is_whole = self.is_finished and "abort" not in self.reasons
         for got, each in zip(self.tokens, wanted, strict=True):
             assert got == each if is_whole else got == each[: len(got)]
@@ -114,7 +115,7 @@ def check_idle(llm, loop):
     assert not loop.processor._states
     assert not loop.inbox
     assert loop.engine.scheduler.manager.num_used == 0
-    loop.engine.scheduler.check_invariants()
+    check_scheduler(loop.engine.scheduler)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

@@ -1,8 +1,8 @@
-"""An exception at any line costs its caller the call, and nobody else anything.
+"""Check that an exception at any line fails only the caller's own call.
 
-Requests of one call are cut at a random line of `mie`, by a signal handler or by too little memory,
-and some of them once more during the clean-up. A request of another caller must get the tokens it
-gets alone, every block must come home, and the next call must work.
+A signal handler or a lack of memory cuts requests of one call at a random line of `mie`, and some
+of them once more during the clean-up. A request of another caller must get the same tokens as
+alone, every block must be freed, and the next call must work.
 """
 
 import gc
@@ -17,11 +17,12 @@ from interrupts import KINDS, Injector, handlers
 from scripted_llm import SETTINGS, expected, new_llm
 
 from mie import LLM, SamplingParams
+from mie.audit.scheduler import check_scheduler
 from mie.errors import EngineDeadError, RequestFailedError
 
 
 class Story:
-    """Calls of one `LLM` under fire, and the requests of another caller beside them."""
+    """Interrupted calls of one `LLM`, with requests of another caller beside them."""
 
     def __init__(self, directory, settings, kind, rng):
         self.llm = new_llm(directory, settings)
@@ -41,7 +42,7 @@ class Story:
         )
 
     def call(self):
-        """Return a call, what it must give, and a name."""
+        """Return a call, its expected result, and a name."""
         prompts = [self.prompt() for _ in range(self.rng.randrange(1, 4))]
         params = self.params()
         wanted = [[expected(p, params, i) for i in range(params.n)] for p in prompts]
@@ -73,7 +74,7 @@ class Story:
         self.others[request_id] = [expected(prompt, params, i) for i in range(params.n)]
 
     def strike_once(self):
-        """One call, cut at a random line."""
+        """Return one call, cut at a random line."""
         self.add_other()
         function, wanted = self.call()
         line = int(2 ** self.rng.uniform(0, 13))
@@ -84,7 +85,7 @@ class Story:
         except self.error:
             self.counts["cut"] += 1
         except EngineDeadError:
-            # Too little memory twice in a row is more than a step that is tried again survives.
+            # A step is retried once, so it does not survive two consecutive failures.
             assert self.error is MemoryError, injector.where
             assert len(injector.where) == 2, injector.where
             self.counts["died"] += 1
@@ -120,7 +121,7 @@ class Story:
             tokens = [choice.token_ids for choice in output.outputs]
             assert tokens == self.others[request_id], where
         self.others.clear()
-        llm.engine.scheduler.check_invariants()
+        check_scheduler(llm.engine.scheduler)
         assert llm.engine.scheduler.manager.num_used == 0, where
         assert not llm.loop.processor._states, where
 
@@ -140,10 +141,10 @@ def stories(tiny, kind, count, seed):
     return counts
 
 
-# An exception that comes while a generator is being closed is one that Python itself drops.
+# Python drops an exception that is raised while a generator is being closed.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_an_exception_at_any_line_costs_its_caller_only_the_call(tiny, kind):
+def test_an_exception_at_any_line_fails_only_its_call(tiny, kind):
     count = 3000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 500
     counts = stories(tiny, kind, count, seed=kind)
     assert counts["struck"] >= count
@@ -156,8 +157,8 @@ TEXTS = ("Once upon a time", "Tell me a story about Mia", "The old mill")
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_the_text_of_others_is_whole(kind):
-    """The bundled model, so that tokens become text and stop strings end it."""
+def test_the_text_of_other_requests_is_complete(kind):
+    """Use the bundled model, so that tokens become text and stop strings can end it."""
     llm, rng = LLM("bundled", max_num_seqs=4, num_threads=1), random.Random(kind)
     params = [
         SamplingParams(

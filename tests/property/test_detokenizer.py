@@ -91,7 +91,7 @@ def test_text_cut_between_any_two_tokens(name: str, text: str, data: st.DataObje
 
 @pytest.mark.parametrize("name", ["byte_level", "llama2"])
 @given(text=st.text())
-def test_text_comes_back_and_no_delta_shows_a_half_character(name: str, text: str) -> None:
+def test_text_is_restored_and_no_delta_splits_a_character(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
     ids = tokenizer.encode(text, add_special_tokens=False)
     detokenizer = Detokenizer(tokenizer)
@@ -100,7 +100,7 @@ def test_text_comes_back_and_no_delta_shows_a_half_character(name: str, text: st
     assert sum(delta.count("\ufffd") for delta in deltas) == text.count("\ufffd")
 
 
-def test_the_odd_vocabulary_reaches_every_kind_of_step() -> None:
+def test_the_awkward_vocabulary_exercises_every_kind_of_step() -> None:
     # A decoder that the machines do not follow waits for the end; most must not.
     held_back = {
         name

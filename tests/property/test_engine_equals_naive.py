@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mie import EngineConfig, SamplingParams
-from mie.load import load_engine
+from mie.audit.memory import check_memory
+from mie.audit.scheduler import check_scheduler
+from mie.load.engine import load_engine
 
 VOCAB, EOS = 40, 3
 NUM_SCENARIOS = 500
@@ -184,11 +186,11 @@ class Run:
                 self.aborted.add(index)
             self.take_in(engine.step())
             seen["launched ahead"] += engine._runner.is_ahead
-            engine.scheduler.check_invariants()
+            check_scheduler(engine.scheduler)
             step += 1
             assert step < 2000, "the engine has work and does nothing"
-        assert engine.scheduler.manager.num_used == 0, "a block did not come home"
-        engine.scheduler.manager.check_invariants([], [])
+        assert engine.scheduler.manager.num_used == 0, "a block was not freed"
+        check_memory(engine.scheduler.manager, [])
         self.count()
 
     def take_in(self, output):

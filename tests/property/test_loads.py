@@ -46,8 +46,8 @@ LONG, SHORT = ([9] * 100, SamplingParams(max_tokens=50)), ([9], SamplingParams(m
 
 
 @pytest.mark.parametrize("ageing", [1, 3, 10, 200])
-def test_a_long_job_waits_no_longer_than_it_takes_to_age(ageing):
-    """There is one seat, and always a short job that wants it.
+def test_a_long_job_waits_at_most_until_it_has_aged(ageing):
+    """There is one seat, and a short job always competes for it.
 
     The wait is proportional to 1 / ageing. Without ageing it would never end.
     """

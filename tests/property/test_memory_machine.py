@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from mie.audit.memory import check_memory, memory_snapshot
 from mie.memory.manager import KVCacheManager
 
 MAX_TABLES = 6
@@ -151,14 +152,14 @@ class Memory(RuleBasedStateMachine):
             seen["host tables dropped"] += 1
 
     def reset(self, *_):
-        before = self.manager.snapshot()
+        before = memory_snapshot(self.manager)
         if self.manager.reset_prefix_cache():
             assert not self.running
             assert self.manager.num_cached == 0
             seen["resets"] += 1
         else:
             assert self.running
-            assert self.manager.snapshot() == before
+            assert memory_snapshot(self.manager) == before
 
     # Running sequences, first within a step.
 
@@ -175,7 +176,9 @@ class Memory(RuleBasedStateMachine):
             if not self.manager.grow(table, end):
                 assert self.everything() == before
                 missing = self.manager.blocks_for(end) - len(table.block_ids)
-                assert missing + was_shared > self.manager.num_available, "refused in vain"
+                assert missing + was_shared > self.manager.num_available, (
+                    "refused despite free blocks"
+                )
                 seen["grows refused"] += 1
                 return
             self.take_notes()
@@ -194,7 +197,7 @@ class Memory(RuleBasedStateMachine):
             assert self.everything() == before
             num_taken = sum(len(s.host.block_ids) for s in self.waiting if s.host)
             needed = self.manager.blocks_for(seq.table.num_tokens)
-            assert needed + num_taken > len(self.host), "refused in vain"
+            assert needed + num_taken > len(self.host), "refused despite free blocks"
             seen["host pool full"] += 1
             return
         assert seq.host.num_tokens == seq.table.num_tokens
@@ -224,7 +227,7 @@ class Memory(RuleBasedStateMachine):
         assert self.everything() == before, "looking changes nothing"
         if room is None:
             needed = manager.blocks_for(len(seq.token_ids))
-            assert needed + num_spare > manager.num_available, "refused in vain"
+            assert needed + num_spare > manager.num_available, "refused despite free blocks"
             seen["opens refused"] += 1
             return
         self.check_match(seq, room, num_spare)
@@ -232,7 +235,7 @@ class Memory(RuleBasedStateMachine):
         seq.table = table = manager.open_table(room, (seq.number, 0), row)
         assert manager.num_available >= num_spare
         assert len(table.block_ids) == manager.blocks_for(len(seq.token_ids))
-        assert table.num_tokens == table.num_cached == room.num_computed < len(seq.token_ids)
+        assert table.num_tokens == room.num_computed < len(seq.token_ids)
         if host_ids:
             seen["swaps in"] += 1
             seen["swaps in after a prefix hit"] += bool(room.path)
@@ -259,9 +262,7 @@ class Memory(RuleBasedStateMachine):
             self.write(seq, end)
         self.manager.end_step()
         decodes = [
-            seq
-            for seq, end in self.work.items()
-            if end == seq.table.num_tokens + 1 > seq.table.num_cached + 1 and number % 3
+            seq for seq, end in self.work.items() if end == seq.table.num_tokens + 1 and number % 3
         ]
         self.manager.advance([seq.table for seq in decodes])
         for seq, end in self.work.items():
@@ -342,7 +343,7 @@ class Memory(RuleBasedStateMachine):
         """Return everything that can be observed."""
         manager = self.manager
         return (
-            manager.snapshot(),
+            memory_snapshot(manager),
             (manager.num_available, manager.num_cached, manager.num_saved),
             manager.num_slots_empty,
             {name: value for name, value in vars(manager.stats).items() if name != "_window"},
@@ -390,7 +391,7 @@ class Memory(RuleBasedStateMachine):
 
     def cached_paths(self, salt):
         """Return the token sequences that the paths of the tree spell."""
-        tree = self.manager.snapshot()["tree"]
+        tree = memory_snapshot(self.manager)["tree"]
 
         def spelled(block_id):
             if block_id is None:
@@ -439,7 +440,7 @@ class Memory(RuleBasedStateMachine):
         if self.is_opening:
             return
         tables = [seq.table for seq in self.running]
-        self.manager.check_invariants(tables, [seq.host for seq in self.waiting if seq.host])
+        check_memory(self.manager, tables, [seq.host for seq in self.waiting if seq.host])
         used = {block_id for table in tables for block_id in table.block_ids}
         assert self.manager.num_used == len(used)
 
@@ -452,7 +453,7 @@ class Memory(RuleBasedStateMachine):
         for seq in self.waiting:
             if seq.host:
                 self.drop(seq)
-        self.manager.check_invariants([], [])
+        check_memory(self.manager, [])
         assert self.manager.num_used == 0
         assert self.manager.reset_prefix_cache()
         assert self.manager.num_available == self.manager.num_blocks

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mie import EngineConfig, RequestOutputKind, SamplingParams
-from mie.engine import Engine
+from mie.engine.engine import Engine
 from mie.errors import ConfigError, RequestError
-from mie.load import load_engine
+from mie.load.engine import load_engine
 from mie.ops_gpu.sampling import pack
 
 seen: Counter[str] = Counter()
@@ -137,7 +137,7 @@ def check(engine: Engine, odd: dict[str, Any], base: float, is_assigned: bool) -
     try:
         for _ in range(2):  # the prompt, and a decode
             engine.step()
-        rows = [row for row in engine._runner._rows if row is not None]
+        rows = list(engine._runner._rows.values())
         pack([row.controls(0) for row in rows])
         for name in odd:
             seen[name] += 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mie import EngineConfig, SamplingParams
-from mie.load import load_engine
+from mie.load.engine import load_engine
 
 VOCAB = 40
 

@@ -17,12 +17,13 @@ from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
 
 import mie.memory
 import mie.sched
-from mie.config import EngineConfig
+from mie.audit.scheduler import check_scheduler, scheduler_snapshot
+from mie.config.engine import EngineConfig
+from mie.engine.overlap import OverlappingRunner
 from mie.events import EventLog
-from mie.load import new_scheduler
-from mie.overlap import OverlappingRunner
+from mie.load.engine import new_scheduler
+from mie.params.sampling import SamplingParams
 from mie.replay import walk
-from mie.sched.params import SamplingParams
 from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import Request
 
@@ -107,7 +108,7 @@ class Run:
         swaps = config.preemption_mode == "swap"
         hosts = num_host_blocks if swaps else 0
         self.scheduler = new_scheduler(config, num_blocks, 30, self.log, hosts)
-        self.log.start(self.scheduler.snapshot)
+        self.log.start(lambda: scheduler_snapshot(self.scheduler))
         self.manager, self.stats = self.scheduler.manager, self.scheduler.manager.stats
         self.runner = ScriptedRunner(
             num_blocks=num_blocks,
@@ -125,7 +126,7 @@ class Run:
 
     def run(self):
         rng, number = self.rng, 0
-        while number < 5 or self.scheduler.has_work:
+        while number < 5 or self.scheduler.running or self.scheduler.waiting:
             if not self.inject.left and rng.random() < 0.3:
                 self.inject.by_opcode = rng.random() < 0.3
                 self.inject.left = rng.randint(1, 900 if self.inject.by_opcode else 300)
@@ -223,13 +224,14 @@ class Run:
             try:
                 with self.inject("rebuild"):
                     self.scheduler.rebuild(self.requests.values())
+                    self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
             except Injected:
                 continue
             return
 
     def check(self):
         scheduler = self.scheduler
-        scheduler.check_invariants()
+        check_scheduler(scheduler)
         assert scheduler.manager is self.manager
         assert scheduler.manager.stats is self.stats
         queued = {*scheduler.running, *scheduler.waiting}
@@ -266,7 +268,7 @@ class Run:
             assert scored == list(range(len(scored)))
             assert request.is_scored or any(seq in self.cut for seq in request.sequences)
         [(_, _, state)] = deque(walk(self.log.segments()), maxlen=1)
-        assert state.snapshot() == self.scheduler.snapshot()
+        assert state.snapshot() == scheduler_snapshot(self.scheduler)
 
 
 def _logprobs(token_ids):

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_runner import answer_to
 
-from mie.config import EngineConfig
+from mie.audit.scheduler import check_scheduler, scheduler_snapshot
+from mie.config.engine import EngineConfig
 from mie.errors import RequestError
 from mie.events import FIELDS, SUMMARY_FIELDS, EventLog, read_log
-from mie.load import new_scheduler
+from mie.load.engine import new_scheduler
+from mie.params.sampling import SamplingParams
 from mie.replay import State, at
-from mie.sched.params import SamplingParams
 from mie.sched.sequence import Beam, Request
 
 MAX_MODEL_LEN, EOS = 24, 1
@@ -71,7 +72,7 @@ class Run:
         self.scheduler = new_scheduler(
             config, num_blocks, MAX_MODEL_LEN, self.log, num_host_blocks if swaps else 0
         )
-        self.log.start(self.scheduler.snapshot)
+        self.log.start(lambda: scheduler_snapshot(self.scheduler))
         self.requests = []
 
     def add(self, prompt, max_tokens, n, priority, salt):
@@ -109,9 +110,10 @@ class Run:
             self.scheduler.preempt_all()
         elif breaks:
             self.scheduler.rebuild(self.requests)
+            self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
         else:
             self.scheduler.update(plan, answer_to(plan, draw_token))
-        self.scheduler.check_invariants()
+        check_scheduler(self.scheduler)
         self.log.end_step({**dict.fromkeys(SUMMARY_FIELDS, 0), "step": number})
         return self.log.segments()[-1].steps[-1]
 
@@ -127,7 +129,7 @@ class Run:
     beams=st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
     releases=st.sets(st.integers(3, 30), max_size=4),
 )
-@settings(max_examples=max(1000, settings().max_examples))
+@settings(max_examples=max(1300, settings().max_examples))
 def check_run(
     path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken, beams, releases
 ):
@@ -135,7 +137,7 @@ def check_run(
     num_blocks = -(-longest // config.block_size) + spare
     with path.open("w") as file:
         run = Run(config, num_blocks, num_host_blocks, file)
-        state = State.from_snapshot(run.scheduler.snapshot())
+        state = State.from_snapshot(scheduler_snapshot(run.scheduler))
         waiting, number, drawn, snapshots = list(arrivals), 0, 0, []
 
         def draw_token():
@@ -143,7 +145,7 @@ def check_run(
             drawn += 1
             return tokens[drawn % len(tokens)]
 
-        while waiting or run.scheduler.has_work:
+        while waiting or run.scheduler.running or run.scheduler.waiting:
             for arrival in [each for each in waiting if each[0] <= number]:
                 waiting.remove(arrival)
                 prompt, max_tokens, n, *labels = arrival[1:]
@@ -160,7 +162,7 @@ def check_run(
             records = run.step(number, draw_token, number in broken)
             seen.update(kind for kind, *_ in records)
             state.apply_step(records)
-            snapshots.append(run.scheduler.snapshot())
+            snapshots.append(scheduler_snapshot(run.scheduler))
             assert state.snapshot() == snapshots[-1]
             assert number < 1000
         run.log.close()
@@ -170,7 +172,7 @@ def check_run(
         assert at(run.log.segments(), step).snapshot() == snapshots[step - 1]
 
 
-def test_a_replayed_log_is_the_run(tmp_path):
+def test_a_replayed_log_gives_the_states_of_the_run(tmp_path):
     seen.clear()
     check_run(tmp_path / "trace.jsonl")
     for kind in FIELDS:

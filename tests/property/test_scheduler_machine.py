@@ -19,11 +19,13 @@ from hypothesis.stateful import (
 )
 from scripted_runner import EOS, ScriptedRunner, expected_tokens, salt_seed
 
-from mie.config import EngineConfig
+from mie.audit.memory import check_memory
+from mie.audit.scheduler import check_scheduler
+from mie.config.engine import EngineConfig
+from mie.engine.overlap import OverlappingRunner
 from mie.errors import RequestError
 from mie.memory.manager import KVCacheManager
-from mie.overlap import OverlappingRunner
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 
@@ -232,7 +234,8 @@ class Scheduling(RuleBasedStateMachine):
         lent = self.partial_blocks(ran)
         self.records.clear()
         plan = self.schedule()
-        assert not plan.is_empty or not scheduler.has_work, "work, and nothing is done"
+        has_work = scheduler.running or scheduler.waiting
+        assert not plan.is_empty or not has_work, "work, and nothing is done"
         kept = [seq for seq in ran if seq.seq_id not in plan.preempted]
         admitted = [seq for seq in scheduler.running if seq not in kept]
         preempted = [seq for seq in ran if seq.seq_id in plan.preempted]
@@ -348,7 +351,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self):
-        self.scheduler.check_invariants()
+        check_scheduler(self.scheduler)
         seqs = [seq for request in self.live.values() for seq in request.sequences]
         queued = {*self.scheduler.running, *self.scheduler.waiting}
         for seq in seqs:
@@ -363,14 +366,15 @@ class Scheduling(RuleBasedStateMachine):
         seqs = [seq for request in self.live.values() for seq in request.sequences]
         num_tokens = sum(s.request.num_prompt + len(self.expected[s][0]) for s in seqs)
         for _ in range(num_tokens * (len(seqs) + 1)):
-            if not self.scheduler.has_work:
+            if not (self.scheduler.running or self.scheduler.waiting):
                 break
             self.step()
             self.nothing_is_lost()
-        assert not self.scheduler.has_work, "it never ends"
+        assert not self.scheduler.running, "it never ends"
+        assert not self.scheduler.waiting, "it never ends"
         assert not self.live
         assert self.manager.num_used == 0
-        self.manager.check_invariants([], [])
+        check_memory(self.manager, [])
 
 
 PREEMPTED = ("preempted", "swapped out")
@@ -384,7 +388,7 @@ def state_of(request):
         return "swapped out"
     if not running:
         return "preempted" if live[0].was_admitted else "waiting"
-    if not request.is_forked and request.params.n > 1:
+    if request.leader is not None and request.params.n > 1:
         return "unforked"
     if any(not seq.was_admitted for seq in live):
         return "with choices that wait"
@@ -395,7 +399,7 @@ def state_of_choice(seq):
     """Return the state of a choice."""
     if seq.finish_reason is not None:
         return "ended"
-    if not seq.request.is_forked:
+    if seq.request.leader is not None:
         return "as leader" if seq is seq.request.leader else "led"
     return "running" if seq.table else "waiting"
 

@@ -103,7 +103,7 @@ def test_only_new_text_is_searched(
 )
 @example([3 + 0x0A], [300], ["\n"], "llama2")
 @example([3 + 0x0A], [3 + 0x0A], ["\n", "\n\n"], "llama2")
-def test_min_tokens_decide_by_where_a_stop_string_ends(
+def test_min_tokens_count_where_a_stop_string_ends(
     early: list[int], late: list[int], stop: list[str], kind: str
 ) -> None:
     tokenizer = KINDS[kind]()

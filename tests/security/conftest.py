@@ -1,4 +1,4 @@
-"""The process whose children run the hostile cases."""
+"""The warm process whose children run the hostile cases."""
 
 from collections.abc import Iterator
 

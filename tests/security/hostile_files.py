@@ -1,4 +1,4 @@
-"""Model directories to be made hostile, and the pieces that hostile files are made of."""
+"""Make model directories, and pieces of hostile files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from mie.events import EventLog
 
 HUGE = "1" + 400 * "0"
-"""An integer beyond every float."""
+"""An integer larger than every float."""
 
 VIEWS = (
     ["trace"],
@@ -26,21 +26,21 @@ VIEWS = (
     ["sim", "calibrate"],
     ["sim", "predict", "--costs", "COSTS"],
 )
-"""Commands that read a trace; OUT and COSTS stand for files."""
+"""Commands that read a trace. OUT and COSTS stand for files."""
 
 COSTS = {"format": 1, "costs": {"step_ps": 10**9, "token_ps": 10**6}}
-"""Costs that `mie sim predict` takes."""
+"""Valid costs for `mie sim predict`."""
 
 
 def model_directory(directory: Path, **changes: Any) -> Path:
-    """A model with random weights; ``changes`` go into its ``config.json`` alone."""
+    """Write a model with random weights, and ``changes`` in its ``config.json``."""
     config = tiny_models.LLAMA
     tiny_models.write_model(directory, config, tiny_models.random_weights(config))
     return with_config(directory, **changes)
 
 
 def with_config(directory: Path, **changes: Any) -> Path:
-    """The directory, after writing a ``config.json`` with the changes; Ellipsis removes a key."""
+    """Write a ``config.json`` with the changes and return the directory. Ellipsis removes a key."""
     config = {**tiny_models.LLAMA, **changes}
     kept = {key: value for key, value in config.items() if value is not ...}
     (directory / "config.json").write_text(json.dumps(kept))
@@ -48,14 +48,14 @@ def with_config(directory: Path, **changes: Any) -> Path:
 
 
 def with_raw(directory: Path, key: str, text: str) -> Path:
-    """The directory, after adding ``key`` with a value that is spelled ``text`` in JSON."""
+    """Add ``key`` with a value that is spelled ``text`` in JSON. Return the directory."""
     config = json.dumps({name: x for name, x in tiny_models.LLAMA.items() if name != key})
     (directory / "config.json").write_text(f'{config[:-1]}, "{key}": {text}}}')
     return directory
 
 
 def safetensors(header: bytes | str | object, data: bytes = b"") -> bytes:
-    """A weights file with that header: text as it is, anything else as JSON."""
+    """Return a weights file with a header, which is text or is converted to JSON."""
     if isinstance(header, str):
         header = header.encode()
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -63,17 +63,17 @@ def safetensors(header: bytes | str | object, data: bytes = b"") -> bytes:
 
 
 def entry(shape: str = "[1]", dtype: str = '"F32"', offsets: str = "[0, 4]") -> str:
-    """A tensor of a header, as text."""
+    """Return a tensor of a header, as text."""
     return f'{{"dtype": {dtype}, "shape": {shape}, "data_offsets": {offsets}}}'
 
 
 def nested(depth: int, left: str = "[", right: str = "]", middle: str = "") -> str:
-    """JSON within JSON."""
+    """Return JSON text of nested lists or objects."""
     return left * depth + middle + right * depth
 
 
 def write_shards(directory: Path) -> dict[str, str]:
-    """Puts the model's weights into two shards; the weight map of their index."""
+    """Split the model's weights into two shards, and return the weight map of their index."""
     tensors = tiny_models.random_weights(tiny_models.LLAMA)
     (directory / "model.safetensors").unlink(missing_ok=True)
     weight_map = {}
@@ -85,7 +85,7 @@ def write_shards(directory: Path) -> dict[str, str]:
 
 
 def story(directory: Path) -> list[str]:
-    """The lines of a log that tells of all that can happen."""
+    """Return the lines of a log with every kind of record."""
     path = directory / "story.jsonl"
     with path.open("w") as file:
         log = EventLog(0, file)

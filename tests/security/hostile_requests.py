@@ -1,4 +1,4 @@
-"""Requests that ask for too much, or are none. The children of ``zygote.py`` make them."""
+"""Make requests that ask for too much, or are malformed, in children of ``zygote.py``."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from mie.errors import MieError
 MEGABYTES_10 = 10_000_000
 BIG = 10**9
 LONG = 10**5000
-"""An integer that Python does not print."""
+"""An integer with too many digits for Python to print."""
 
 
 @functools.cache
 def llm() -> LLM:
-    """The bundled model, loaded before the children are forked."""
+    """Return the bundled model, loaded before the children are forked."""
     return LLM("bundled", num_threads=1, use_tqdm_on_load=False)
 
 
 def sampled(**params: Any) -> Callable[[], object]:
-    """A request with these parameters."""
+    """Return a request with these parameters."""
     return lambda: llm().generate("a", SamplingParams(**params), use_tqdm=False)
 
 
 def assigned(name: str, value: Any) -> Callable[[], object]:
-    """A request with a parameter that was assigned later."""
+    """Return a request with a parameter that is assigned after construction."""
 
     def run() -> object:
         params = SamplingParams()
@@ -42,34 +42,34 @@ def assigned(name: str, value: Any) -> Callable[[], object]:
 
 
 def prompted(prompt: Callable[[], Any], **options: Any) -> Callable[[], object]:
-    """A request with that prompt."""
+    """Return a request with a prompt."""
     return lambda: llm().generate(prompt(), use_tqdm=False, **options)
 
 
 def queued(prompt: Any = "a", params: Any = None, **options: Any) -> Callable[[], object]:
-    """A request that is queued to be stepped through."""
+    """Return a request that is queued to be stepped through."""
     return lambda: llm().add_request(prompt, params or SamplingParams(), **options)
 
 
 def streamed(prompt: Any, *params: Any) -> Callable[[], object]:
-    """A request whose outputs are streamed."""
+    """Return a request whose outputs are streamed."""
     return lambda: list(llm().stream(prompt, *params))
 
 
 def chatted(messages: Any, **options: Any) -> Callable[[], object]:
-    """A conversation."""
+    """Return a conversation."""
     return lambda: llm().chat(messages, use_tqdm=False, **options)
 
 
 class Liar(list[Any]):
-    """A list that does not end."""
+    """An endless list."""
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.repeat("a")
 
 
 def nested(depth: int) -> Any:
-    """A list in a list in a list."""
+    """Return deeply nested lists."""
     value: Any = 1
     for _ in range(depth):
         value = [value]
@@ -116,7 +116,7 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
     "forced ids": (sampled(trace_decode_token_ids=range(BIG)), "trace_decode_token_ids"),
     "endless bad words": (lambda: SamplingParams(bad_words=forever("a")), "at most 1024 entries"),
     "a bad word of 10 MB": (lambda: SamplingParams(bad_words=["a" * MEGABYTES_10]), "bad_words"),
-    "half a surrogate as a bad word": (sampled(bad_words=["\ud800"]), "surrogate"),
+    "an unpaired surrogate as a bad word": (sampled(bad_words=["\ud800"]), "surrogate"),
     "endless bad ids": (lambda: SamplingParams(bad_words_token_ids=forever([1])), "at most 2048"),
     "endless ids of a bad word": (lambda: SamplingParams(bad_words_token_ids=[forever(1)]),
                                   "at most 1028 entries"),
@@ -138,7 +138,7 @@ PARAMETERS: dict[str, tuple[Callable[[], object], str]] = {
     "sampling parameters that are a mapping": (streamed("a", {"n": 1}), "sampling_params must be"),
     "sampling parameters that are empty": (streamed("a", {}), "sampling_params must be"),
     "sampling parameters of the wrong number": (
-        prompted(lambda: "a", sampling_params=[SamplingParams()] * 5), "1 prompts need as many"),
+        prompted(lambda: "a", sampling_params=[SamplingParams()] * 5), "1 prompts need 1"),
     "an unknown parameter": (lambda: SamplingParams(best_off=1), "best_off"),
 }  # fmt: skip
 
@@ -198,7 +198,7 @@ PROMPTS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: llm().generate("a " * 5_000_000, SamplingParams(truncate_prompt_tokens=5)),
         "the limit is 65536"),
     "the longest text": (prompted(lambda: "猫" * 65_536), "the context holds 1024"),
-    "half a surrogate": (prompted(lambda: "\ud800"), "half of a surrogate pair"),
+    "an unpaired surrogate": (prompted(lambda: "\ud800"), "unpaired surrogate"),
     "10 MB in a batch": (prompted(lambda: ["a", "a" * MEGABYTES_10]), "the limit is 65536"),
     "a stream of a number": (streamed(5), "a prompt is a text or a list of token ids; got 5"),
     "a stream of None": (streamed(None), "a prompt is a text or a list of token ids"),
@@ -218,7 +218,7 @@ LABELS: dict[str, tuple[Callable[[], object], str]] = {
     "a priority of text": (queued(priority="high"), "priority must be an integer"),
     "a float as priority": (queued(priority=1e9), "priority must be an integer"),
     "priority without its policy": (queued(priority=2**62), "scheduling_policy='priority'"),
-    "the wrong number of priorities": (prompted(lambda: "a", priority=[1, 2]), "as many"),
+    "the wrong number of priorities": (prompted(lambda: "a", priority=[1, 2]), "1 prompts need 1"),
     "a long salt": (queued({"prompt": "a", "cache_salt": "a" * MEGABYTES_10}),
                     "cache_salt may have at most 1024 characters"),
     "an empty salt": (queued({"prompt": "a", "cache_salt": ""}), "cache_salt must be a non-empty"),
@@ -270,7 +270,7 @@ def run(group: str, name: str) -> str:
 
 
 def run_beside_others(group: str, name: str) -> str:
-    """Make one while others run, which must not notice."""
+    """Make a hostile request while others run, which it must not affect."""
     own = SamplingParams(max_tokens=8, temperature=0.0)
     expected = llm().generate("Once upon a time", own, use_tqdm=False)
     stream = llm().stream("Once upon a time", own)
@@ -290,7 +290,7 @@ def run_beside_others(group: str, name: str) -> str:
 
 
 def run_async(prompt: str, params: str) -> str:
-    """A hostile request to `AsyncLLM` beside one that goes on."""
+    """Make a hostile request to `AsyncLLM` beside one that continues."""
     return asyncio.run(_beside(*ASYNC[prompt, params]))
 
 
@@ -325,7 +325,7 @@ async def _beside(prompt: Any, params: Any) -> str:
         return "not refused"
 
 
-# Requests that are within the limits, and ask for as much as these allow.
+# Requests as large as the limits allow.
 
 
 def _step(**params: Any) -> str:

@@ -1,6 +1,6 @@
-"""What hostile input costs: CPU seconds and peak memory of a child process.
+"""Measure the cost of hostile input: CPU seconds and peak memory of a child process.
 
-CPU seconds are counted, not time, so a busy machine does not change the verdict.
+CPU seconds do not depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 MAX_CPU_SECONDS = 1.0
 MAX_BYTES = 200_000_000
-"""What any untrusted input may cost before it is refused, above the idle process."""
+"""Limits of the cost of untrusted input before it is refused, above the idle process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What became of a case."""
+    """The outcome of a case."""
 
     cpu_seconds: float
     peak_bytes: int
-    """Above the idle process."""
+    """Peak memory above the idle process."""
     error: str | None = None
     """The class of the exception, "killed", or "hung"."""
     is_ours: bool = False
@@ -37,14 +37,14 @@ class Measured:
     stderr: str = ""
 
     def check_cost(self) -> None:
-        """Fail if the case took too much, or ended in another way than by an error of ours."""
+        """Fail if the case exceeded a limit, or failed with an error that is not one of mie."""
         assert self.error is None or self.is_ours, f"{self.error}: {self.message}\n{self.traceback}"
         assert "Traceback" not in self.stderr, self.stderr
         assert self.cpu_seconds < MAX_CPU_SECONDS, f"{self.cpu_seconds:.2f} s of CPU time"
         assert self.peak_bytes < MAX_BYTES, f"{self.peak_bytes / 1e6:.0f} MB"
 
     def check_refused(self, *named: str) -> None:
-        """Fail unless the case was refused, in words that name all of ``named``."""
+        """Fail unless the case was refused with a message that names all of ``named``."""
         self.check_cost()
         text = self.message + self.stderr
         if self.code is None:
@@ -72,7 +72,7 @@ class Zygote:
         )
 
     def run(self, action: str, *arguments: Any) -> Measured:
-        """The case ``action`` of ``zygote.py``, measured."""
+        """Run the case ``action`` of ``zygote.py``, and return its outcome."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([action, *map(_plain, arguments)]) + "\n")

@@ -1,4 +1,4 @@
-"""Structured mutations: a valid JSON value with one to three hostile changes, from a seed."""
+"""Mutate valid JSON values: one to three hostile changes, from a seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXTS = [
 
 
 def deep(depth: int) -> Any:
-    """A list in a list in a list."""
+    """Return deeply nested lists."""
     value: Any = []
     for _ in range(depth):
         value = [value]
@@ -31,7 +31,7 @@ def deep(depth: int) -> Any:
 
 
 def hostile(draw: random.Random) -> Any:
-    """A value that does not belong where it will stand."""
+    """Return a value of the wrong kind for its place."""
     return draw.choice(
         [
             lambda: draw.choice(NUMBERS),
@@ -48,19 +48,19 @@ def hostile(draw: random.Random) -> Any:
 
 
 def mutated(value: Any, draw: random.Random) -> Any:
-    """A copy of the value with one to three changes."""
+    """Return a copy of the value with one to three changes."""
     value = copy.deepcopy(value)
     for _ in range(draw.choice([1, 1, 1, 2, 3])):
         places = list(containers(value))
-        # A list of many numbers is one place, as is the object of a few settings.
+        # A list of many numbers counts as one place, like an object of a few settings.
         change(draw.choice(places), draw, value)
     return value
 
 
 def nudged(value: Any, draw: random.Random, keep: tuple[str, ...] = ()) -> Any:
-    """A copy with another whole number in one place, which passes every check of shapes.
+    """Return a copy with one integer changed, which passes every check of shapes.
 
-    The numbers under the names ``keep`` stay.
+    Numbers under the names ``keep`` are unchanged.
     """
     value = copy.deepcopy(value)
     places = [
@@ -76,7 +76,7 @@ def nudged(value: Any, draw: random.Random, keep: tuple[str, ...] = ()) -> Any:
 
 
 def containers(value: Any) -> Any:
-    """Every object and every list that holds anything, down to some depth."""
+    """Yield every object and list that is not empty, down to some depth."""
     stack = [(value, 0)]
     while stack:
         found, depth = stack.pop()
@@ -87,7 +87,7 @@ def containers(value: Any) -> Any:
 
 
 def change(place: Any, draw: random.Random, whole: Any) -> None:
-    """One change of an object or a list that holds something."""
+    """Change an object or a list at one place."""
     keys = list(place) if isinstance(place, dict) else list(range(len(place)))
     key = draw.choice(keys)
     kind = draw.choice(["replace"] * 5 + ["scale", "drop", "add", "move", "repeat"])
@@ -106,10 +106,10 @@ def change(place: Any, draw: random.Random, whole: Any) -> None:
 
 
 def text_of(value: Any, draw: random.Random) -> str:
-    """The value as JSON; now and then with a key twice, which JSON allows."""
+    """Return the value as JSON, occasionally with a duplicate key, which JSON allows."""
     text = json.dumps(value, ensure_ascii=draw.random() < 0.5)
     if any("\ud800" <= character < "\ue000" for character in text):
-        text = json.dumps(value)  # UTF-8 has no half of a surrogate pair, but JSON's escapes have
+        text = json.dumps(value)  # UTF-8 has no unpaired surrogates, but JSON escapes do
     if draw.random() < 0.05 and isinstance(value, dict) and value:
         key = json.dumps(draw.choice(list(value)))
         text = f"{text[:-1]}, {key}: {json.dumps(hostile(draw))}}}"

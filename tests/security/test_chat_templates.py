@@ -1,6 +1,6 @@
-"""Hostile chat templates are refused by name, at the cost of a second and 200 MB at most.
+"""Check that hostile chat templates are refused at a cost of at most a second and 200 MB.
 
-And the worker that renders them serves threads and forks, and outlives nobody.
+The worker that renders them serves threads and forks, and always ends with its parent.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ RUNAWAYS = {
     "lipsum": "{{ lipsum(n=1000000) }}",
     "much text": MEGABYTE + "{{ s }}" * 9,
 }
-STOPPED = ("was stopped", "did not end", "wrote too long a prompt")
+STOPPED = ("was stopped", "did not end", "rendered too long a prompt")
 
 
 @pytest.mark.parametrize("name", RUNAWAYS)
-def test_a_template_that_runs_away_is_stopped(name: str, zygote: Zygote) -> None:
+def test_a_runaway_template_is_stopped(name: str, zygote: Zygote) -> None:
     result = zygote.run("render", RUNAWAYS[name])
     result.check_refused("the chat template")
     assert any(word in result.message for word in STOPPED), result
@@ -96,7 +96,7 @@ def test_a_template_that_is_hard_to_compile_costs_little(name: str, zygote: Zygo
     result = zygote.run("render", COMPILED[name])
     result.check_cost()
     harmless = {"many expressions", "many additions", "a chain of filters", "many blocks"}
-    if name not in harmless or result.error:  # a fast machine compiles some in time
+    if name not in harmless or result.error:  # a fast machine compiles some of them in time
         result.check_refused("the chat template")
 
 
@@ -115,12 +115,12 @@ ESCAPES = {
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-def test_a_template_sees_nothing_and_says_nothing_of_python(name: str, zygote: Zygote) -> None:
+def test_a_template_has_no_access_to_python(name: str, zygote: Zygote) -> None:
     result = zygote.run("render", ESCAPES[name])
     result.check_cost()
     for secret in ("TemplateError'", "builtin", "/usr", "root:", "<class"):
         assert secret not in result.message + result.stdout
-    if result.stdout or result.error:  # what is not there is written as nothing
+    if result.stdout or result.error:  # undefined values render as nothing
         result.check_refused()
 
 
@@ -129,7 +129,7 @@ def test_a_template_sees_nothing_and_says_nothing_of_python(name: str, zygote: Z
     ["{{ " + "(" * 60_000, "{% for m in messages %}" * 4000 + "{% endfor %}" * 4000],
     ids=["hard", "deep"],
 )
-def test_finding_the_content_format_is_limited_too(template: str, zygote: Zygote) -> None:
+def test_detecting_the_content_format_is_limited(template: str, zygote: Zygote) -> None:
     zygote.run("content_format", template).check_refused("the chat template")
 
 
@@ -152,7 +152,7 @@ def worker_pid(own: TemplateRenderer) -> int:
     return own._worker._process.pid
 
 
-def test_the_worker_is_replaced_after_a_limit_and_kept_otherwise(own: TemplateRenderer) -> None:
+def test_the_worker_is_replaced_only_after_a_limit(own: TemplateRenderer) -> None:
     assert hello(own) == "hello"
     first = worker_pid(own)
     with pytest.raises(ChatTemplateError, match=r"is not a jinja2 template"):
@@ -211,13 +211,13 @@ print("done")
 """
 
 
-def test_a_forked_child_has_a_worker_of_its_own() -> None:
+def test_a_forked_child_starts_its_own_worker() -> None:
     assert run_script(FORK) == ["done"]
 
 
-def test_an_interrupt_at_any_line_leaves_nothing_behind(own: TemplateRenderer) -> None:
+def test_an_interrupt_at_any_line_leaves_the_renderer_usable(own: TemplateRenderer) -> None:
     def interrupt_at(wanted: int) -> bool:
-        """Whether there was such a line of the renderer to interrupt."""
+        """Interrupt the renderer at a line, and return whether it has that line."""
         lines = 0
 
         def trace(frame: Any, event: str, _: Any) -> Any:
@@ -225,7 +225,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_behind(own: TemplateRenderer) -
             if frame.f_code.co_filename != renderer.__file__:
                 return None
             line = linecache.getline(renderer.__file__, frame.f_lineno)
-            # A signal cannot come between a body and the end of its with, where a tracer can.
+            # A signal cannot arrive between the body of a with and its end, but a tracer can.
             if event == "line" and not line.lstrip().startswith("with "):
                 lines += 1
                 if lines == wanted:
@@ -249,7 +249,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_behind(own: TemplateRenderer) -
     assert line > 20
 
 
-def test_an_interrupt_leaves_no_half_message(
+def test_an_interrupt_leaves_no_partial_message(
     own: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hello(own)
@@ -289,7 +289,7 @@ def run_script(script: str, **options: Any) -> list[str]:
 
 
 def assert_ends(pid: int) -> None:
-    """Wait until the process is gone (or a zombie of a parent that does not look)."""
+    """Wait until the process is gone, or is a zombie because its parent does not wait for it."""
     stat = Path(f"/proc/{pid}/stat")
     for _ in range(600):
         try:
@@ -302,14 +302,14 @@ def assert_ends(pid: int) -> None:
 
 
 @pytest.mark.parametrize("stdin", ["closed", "open"])
-def test_it_works_in_a_script_without_stdin_and_leaves_no_process(stdin: str) -> None:
+def test_rendering_works_without_stdin_and_leaves_no_process(stdin: str) -> None:
     close = (lambda: os.close(0)) if stdin == "closed" else None
     text, pid = run_script(SCRIPT, preexec_fn=close)
     assert text == "hello"
     assert_ends(int(pid))
 
 
-def test_it_does_not_run_the_users_main_or_read_their_python_settings(tmp_path: Path) -> None:
+def test_the_worker_ignores_the_users_main_and_python_settings(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('wrong json')")
     (tmp_path / "main.py").write_text("print('main')\n" + SCRIPT)
     environment = {**os.environ, "PYTHONWARNINGS": "error"}
@@ -324,13 +324,13 @@ def test_it_does_not_run_the_users_main_or_read_their_python_settings(tmp_path: 
     assert process.stdout.splitlines()[:2] == ["main", "hello"]
 
 
-def test_it_ends_when_its_parent_is_killed() -> None:
+def test_the_worker_ends_when_its_parent_is_killed() -> None:
     text, pid = run_script(SCRIPT + "os.kill(os.getpid(), 9)")
     assert text == "hello"
     assert_ends(int(pid))
 
 
-def test_it_is_killed_though_its_parent_ignores_the_signal() -> None:
+def test_the_worker_is_killed_although_its_parent_ignores_the_signal() -> None:
     ignore = "import signal; signal.signal(signal.SIGPROF, signal.SIG_IGN)\n"
     block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF])\n"
     endless = f"""
@@ -342,7 +342,7 @@ except Exception as error:
     assert "did not end" in run_script(ignore + block + SCRIPT + endless)[-1]
 
 
-def test_without_an_interpreter_it_says_so(
+def test_a_missing_interpreter_is_reported(
     own: TemplateRenderer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "executable", "")

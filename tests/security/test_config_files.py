@@ -1,4 +1,4 @@
-"""A hostile ``config.json`` or ``generation_config.json`` is refused by name, at little cost."""
+"""Check that a hostile ``config.json`` or ``generation_config.json`` is refused at little cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from measured import MAX_BYTES, Zygote
 
 
 def rope(kind: str, **changes: str) -> str:
-    """A ``rope_scaling`` of that type, with values that are spelled as they are given."""
+    """Return a ``rope_scaling`` of a type, with the values unchanged."""
     values = {
         "yarn": {"factor": "4.0", "original_max_position_embeddings": "64"},
         "llama3": {"factor": "8", "low_freq_factor": "1", "high_freq_factor": "4"},
@@ -112,7 +112,7 @@ def test_a_hostile_rope_type_is_refused(zygote: Zygote, model: Path, kind: str) 
     zygote.run("config", model).check_refused("config.json", "")
 
 
-def test_a_value_that_is_not_read_does_no_harm(zygote: Zygote, model: Path) -> None:
+def test_a_value_that_is_not_read_is_ignored(zygote: Zygote, model: Path) -> None:
     for value in ("NaN", HUGE, "1e999", nested(900), '"\\ud800"'):
         with_raw(model, "a_key_of_the_future", value)
         result = zygote.run("config", model)
@@ -149,7 +149,7 @@ def test_hostile_json_is_refused(zygote: Zygote, tmp_path: Path, file: str, name
     model_directory(tmp_path)
     (tmp_path / file).write_bytes(data)
     result = zygote.run("config", tmp_path)
-    if file == "generation_config.json" and word == NO_TYPE:  # where it asks for nothing
+    if file == "generation_config.json" and word == NO_TYPE:  # on a path where it requests nothing
         result.check_cost()
         assert result.error is None
     else:
@@ -163,18 +163,18 @@ def test_a_sparse_file_is_not_read(zygote: Zygote, tmp_path: Path) -> None:
     zygote.run("config", tmp_path).check_refused("config.json", "more than 1,048,576 bytes")
 
 
-# What is no file.
+# Paths that are not files.
 
 
 def put(path: Path, kind: str) -> None:
-    """Something else where a file is expected."""
+    """Create a path that is not a regular file."""
     path.unlink(missing_ok=True)
     if kind == "a directory":
         path.mkdir()
     elif kind == "a pipe":
         os.mkfifo(path)
     elif kind == "a socket":
-        # The path of a socket may have 108 characters, so it is bound from its folder.
+        # The path of a socket has at most 108 characters, so it is bound from its folder.
         before = os.getcwd()
         os.chdir(path.parent)
         try:
@@ -203,7 +203,7 @@ FILES = ["config.json", "generation_config.json", "model.safetensors"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("file", FILES)
-def test_what_is_no_file_is_refused_without_waiting(
+def test_a_path_that_is_not_a_file_is_refused_without_waiting(
     zygote: Zygote, tmp_path: Path, file: str, kind: str
 ) -> None:
     model_directory(tmp_path)
@@ -212,7 +212,7 @@ def test_what_is_no_file_is_refused_without_waiting(
     zygote.run(action, tmp_path).check_refused(file, KINDS[kind])
 
 
-def test_the_command_lines_refuse_in_the_same_words(zygote: Zygote, tmp_path: Path) -> None:
+def test_the_commands_refuse_with_the_same_message(zygote: Zygote, tmp_path: Path) -> None:
     model_directory(tmp_path)
     put(tmp_path / "config.json", "/dev/zero")
     for command in (["inspect"], ["generate", "Hello", "--model"], ["chat", "--model"]):
@@ -237,7 +237,7 @@ def test_inspect_shows_no_control_characters(zygote: Zygote, model: Path, name: 
 
 
 def test_the_largest_config_costs_a_fraction_of_the_limit(zygote: Zygote, tmp_path: Path) -> None:
-    """The limits on files leave room: the worst JSON of that size takes half of what is allowed."""
+    """The worst JSON of the maximum size costs half of the limits."""
     model_directory(tmp_path)
     text = '{"a": [' + ",".join([nested(100)] * 5000) + "]}"
     (tmp_path / "config.json").write_text(text)

@@ -1,4 +1,4 @@
-"""Caches on disk that lie, are damaged, or belong to somebody else."""
+"""Test caches on disk that are wrong, damaged, or owned by another user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from mie.cache_dir import (
+from mie.errors import ConfigError
+from mie.ops_cpu.cpu_backend import CpuBackend
+from mie.ops_cpu.linear.plan_answers import PlanAnswers
+from mie.ops_gpu.host import build as build_module
+from mie.ops_gpu.host.build import Builder
+from mie.system.cache_dir import (
     CacheError,
     cache_path,
     is_private_file,
@@ -21,11 +26,6 @@ from mie.cache_dir import (
     read_json,
     write_json,
 )
-from mie.errors import ConfigError
-from mie.ops_cpu.cpu_backend import CpuBackend
-from mie.ops_cpu.plan_answers import PlanAnswers
-from mie.ops_gpu.host import build as build_module
-from mie.ops_gpu.host.build import Builder
 
 DAY = date(2026, 11, 22)
 OTHER_USER = 12345
@@ -40,7 +40,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """$XDG_CACHE_HOME, a folder that does not exist yet."""
+    """A folder for $XDG_CACHE_HOME that does not exist yet."""
     folder = tmp_path / "deep" / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
@@ -51,7 +51,7 @@ def mode(path: Path) -> int:
 
 
 def belongs_to_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend it: only root could give a file away."""
+    """Make a file appear to belong to another user, because only root could change its owner."""
     real_stat, real_lstat, real_fstat = os.stat, os.lstat, os.fstat
     own = real_lstat(path)
 
@@ -67,10 +67,10 @@ def belongs_to_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fstat", lambda *a, **k: changed(real_fstat(*a, **k)))
 
 
-# Where a cache is, and whose.
+# The place of a cache, and its owner.
 
 
-def test_the_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch):
+def test_the_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch):
     assert cache_path("x", {"XDG_CACHE_HOME": "/there"}) == Path("/there/mie/x")
     monkeypatch.setattr(Path, "home", lambda: Path("/home/me"))
     wanted = Path("/home/me/.cache/mie/x")
@@ -79,7 +79,7 @@ def test_the_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch):
     assert cache_path("x", {}) == wanted
 
 
-def test_without_an_absolute_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch):
+def test_a_relative_home_disables_the_cache(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Path, "home", lambda: Path("relative"))
     with pytest.raises(CacheError, match="set XDG_CACHE_HOME"):
         open_cache("x", {})
@@ -137,14 +137,14 @@ def test_a_link_of_another_user_is_not_followed(
     open_cache("x").rmdir()
     (tmp_path / "own").mkdir(mode=0o700)
     (base / "mie" / "x").symlink_to(tmp_path / "own")
-    assert open_cache("x") == base / "mie" / "x"  # a link of one's own
+    assert open_cache("x") == base / "mie" / "x"  # a link of the user's own
     belongs_to_another(base / "mie" / "x", monkeypatch)
     with pytest.raises(CacheError, match="belongs to user"):
         open_cache("x")
 
 
 @pytest.mark.parametrize("target", ["missing", "file"])
-def test_what_is_no_folder_is_not_used(base: Path, target: str):
+def test_a_path_that_is_not_a_folder_is_not_used(base: Path, target: str):
     open_cache("x").rmdir()
     (base / "file").write_text("")
     (base / "mie" / "x").symlink_to(base / target)
@@ -159,7 +159,7 @@ def test_a_folder_below_a_file_is_not_used(base: Path):
         open_cache("x")
 
 
-# What is read.
+# Reading.
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_folder_below_a_file_is_not_used(base: Path):
     ],
     ids=["empty", "cut", "no text", "deep list", "deep object", "long number", "large"],
 )
-def test_a_damaged_file_is_no_file(content: bytes, tmp_path: Path):
+def test_a_damaged_file_is_ignored(content: bytes, tmp_path: Path):
     path = tmp_path / "a.json"
     path.write_bytes(content)
     path.chmod(0o600)
@@ -222,7 +222,7 @@ def test_only_private_regular_files_are_read(
         {"more": 1},
     ],
 )
-def test_a_plan_that_is_not_ours_is_no_answer(changes: dict[str, object], tmp_path: Path):
+def test_a_changed_plan_file_is_ignored(changes: dict[str, object], tmp_path: Path):
     answers = PlanAnswers(tmp_path, "here")
     answers.put("float32 8x8", "tiled", 0.5, DAY)
     assert answers.get("float32 8x8") is not None
@@ -233,7 +233,7 @@ def test_a_plan_that_is_not_ours_is_no_answer(changes: dict[str, object], tmp_pa
 
 
 @pytest.mark.parametrize("content", ["[" * 500_000, "[]", "3", '{"machine": "here"}', "null"])
-def test_a_hostile_plan_file_is_written_anew(content: str, base: Path):
+def test_a_hostile_plan_file_is_replaced(content: str, base: Path):
     backend = CpuBackend(num_threads=1)
     probe = backend.find_probe()
     probe.answers.put("float32 64x64", "plain", 2.0, date.today())
@@ -243,7 +243,7 @@ def test_a_hostile_plan_file_is_written_anew(content: str, base: Path):
     backend.workers.close()
 
 
-def test_a_plan_of_an_unknown_name_is_tried_again(base: Path):
+def test_a_plan_with_an_unknown_name_is_probed_again(base: Path):
     backend = CpuBackend(num_threads=1)
     probe = backend.find_probe()
     probe.answers.put("float32 64x64", "../../evil", 2.0, date.today())
@@ -265,7 +265,7 @@ WRITER = """
 import sys
 from datetime import date
 from pathlib import Path
-from mie.ops_cpu.plan_answers import PlanAnswers
+from mie.ops_cpu.linear.plan_answers import PlanAnswers
 answers = PlanAnswers(Path(sys.argv[1]), "here")
 sys.stdin.readline()  # so that all begin at once
 for i in range(30):
@@ -302,7 +302,7 @@ def test_a_write_that_fails_leaves_no_file(tmp_path: Path):
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The libraries that were built, by a compiler that writes empty files."""
+    """Return the libraries that were built, by a compiler that writes empty files."""
     built: list[Path] = []
 
     def run(self: Builder, command: list[str]) -> str:
@@ -343,7 +343,7 @@ def test_a_library_is_built_once_and_private(base: Path, compiler: list[Path]):
 
 
 @pytest.mark.parametrize("kind", ["link", "open", "another's"])
-def test_a_library_that_is_not_private_is_built_anew(
+def test_a_library_that_is_not_private_is_rebuilt(
     kind: str, base: Path, compiler: list[Path], monkeypatch: pytest.MonkeyPatch
 ):
     library = Builder().runtime()

@@ -1,6 +1,6 @@
-"""Thousands of structured mutations: valid JSON with hostile values in every file that is read.
+"""Fuzz every file that is read with thousands of structured mutations of valid JSON.
 
-Each is either accepted or refused by an error of ours, within a second of CPU time and 200 MB.
+Each case is either accepted or refused by an error of mie, within a second of CPU time and 200 MB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from measured import Measured, Zygote
 from mutations import mutated, nudged, text_of
 
 import mie.cli
-from mie.model.locate import BUNDLED_DIRECTORY
+from mie.checkpoint.locate import BUNDLED_DIRECTORY
 
 ROPE = {
     "rope_type": "yarn",
@@ -41,7 +41,7 @@ CONFIG = {
 
 
 def simulated_run(path: Path) -> list[str]:
-    """The lines of a log with enough steps for `mie sim calibrate`, and a preemption."""
+    """Return the lines of a log with enough steps for `mie sim calibrate`, and a preemption."""
     load = [
         "--num-prompts",
         "4",
@@ -58,7 +58,7 @@ def simulated_run(path: Path) -> list[str]:
 
 
 class Files:
-    """Directories to mutate files in."""
+    """Directories whose files are mutated."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -84,7 +84,7 @@ Case = Callable[[Zygote, Files, random.Random], Measured]
 
 
 def load(zygote: Zygote, directory: Path, draw: random.Random) -> Measured:
-    """Load it, or look at it."""
+    """Load or inspect the file."""
     if draw.random() < 0.7:
         return zygote.run("generate", directory)
     check = ["--check"] if draw.random() < 0.5 else []
@@ -109,7 +109,7 @@ def header(zygote: Zygote, files: Files, draw: random.Random) -> Measured:
     (size,) = struct.unpack("<Q", files.weights[:8])
     values = json.loads(files.weights[8 : 8 + size])
     names, data = list(values), files.weights[8 + size :]
-    draw.shuffle(names)  # which changes nothing
+    draw.shuffle(names)  # which has no effect
     values = {name: values[name] for name in names}
     text = text_of(mutated(values, draw) if draw.random() < 0.9 else values, draw)
     if draw.random() < 0.1:
@@ -135,7 +135,7 @@ def trace(zygote: Zygote, files: Files, draw: random.Random) -> Measured:
     lines = list(draw.choice(files.logs))
     for _ in range(draw.choice([1, 1, 2])):
         at = draw.randrange(len(lines)) if draw.random() < 0.8 else 0
-        is_plain = draw.random() < 0.6  # so that the story is wrong, and not its form
+        is_plain = draw.random() < 0.6  # so that the content is wrong, and not the form
         keep = ("step", "version")
         fields = json.loads(lines[at])
         changed = nudged(fields, draw, keep) if is_plain else mutated(fields, draw)
@@ -164,7 +164,7 @@ CASES: list[Case] = [
 
 
 def fuzz(zygote: Zygote, files: Files, seed: int, count: int) -> None:
-    """Run some cases; a failure names the seed of its own, which finds it again alone."""
+    """Run some cases. A failure names the seed that reproduces it alone."""
     for number in range(seed * count, (seed + 1) * count):
         draw = random.Random(number)
         case = CASES[number % len(CASES)]
@@ -189,7 +189,7 @@ def test_five_thousand_mutations(zygote: Zygote, files: Files, seed: int) -> Non
 
 @pytest.mark.parametrize("case", dict.fromkeys(CASES), ids=lambda case: case.__name__)
 def test_mutations_are_both_accepted_and_refused(zygote: Zygote, files: Files, case: Case) -> None:
-    """A fuzz run that everything passes, or nothing does, tests nothing."""
+    """A fuzz run that accepts or refuses everything tests nothing."""
     verdicts = set()
     for number in range(60):
         result = case(zygote, files, random.Random(number))

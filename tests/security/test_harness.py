@@ -1,4 +1,4 @@
-"""The harness sees what it is there to see."""
+"""Check that the harness notices what it must notice."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def test_a_bad_case_fails(zygote: Zygote, name: str, verdict: str) -> None:
         result.check_cost()
 
 
-def test_a_case_that_is_accepted_is_not_refused(zygote: Zygote) -> None:
+def test_an_accepted_case_does_not_count_as_refused(zygote: Zygote) -> None:
     result = zygote.run("call", f"{Path(__file__).stem}:quiet")
     result.check_cost()
     assert result.stdout == "done"
@@ -63,8 +63,8 @@ def test_a_case_that_is_accepted_is_not_refused(zygote: Zygote) -> None:
         result.check_refused()
 
 
-def test_cases_do_not_add_up(zygote: Zygote) -> None:
-    """Memory and CPU time of one case are not counted for the next."""
+def test_the_costs_of_cases_do_not_accumulate(zygote: Zygote) -> None:
+    """Memory and CPU time of a case do not count for the next one."""
     zygote.run("call", f"{Path(__file__).stem}:large")
     zygote.run("call", f"{Path(__file__).stem}:busy")
     result = zygote.run("call", f"{Path(__file__).stem}:quiet")
@@ -72,6 +72,6 @@ def test_cases_do_not_add_up(zygote: Zygote) -> None:
     assert result.peak_bytes < MAX_BYTES / 4
 
 
-def test_an_error_of_ours_is_told_from_others(zygote: Zygote, tmp_path: Path) -> None:
+def test_errors_of_mie_are_distinguished_from_others(zygote: Zygote, tmp_path: Path) -> None:
     zygote.run("config", tmp_path).check_refused("it has no config.json")
     zygote.run("cli", "inspect", tmp_path).check_refused("it has no config.json")

@@ -1,4 +1,4 @@
-"""Requests that ask for too much are refused by name and cheaply, and do not hurt others."""
+"""Check that excessive requests are refused cheaply and do not affect others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from measured import Zygote
 
 from mie import LLM, EngineArgs, RequestLimits, SamplingParams
 from mie.errors import ConfigError, RequestError
-from mie.prepare import Preparer
+from mie.frontend.prepare import Preparer
 
 CASES = [(group, name) for group, cases in GROUPS.items() for name in cases]
 
@@ -25,13 +25,15 @@ def test_a_hostile_request_is_refused_by_name(zygote: Zygote, group: str, name: 
 
 
 @pytest.mark.parametrize(("group", "name"), CASES[::8])
-def test_a_running_request_does_not_notice(zygote: Zygote, group: str, name: str) -> None:
+def test_a_hostile_request_does_not_affect_a_running_one(
+    zygote: Zygote, group: str, name: str
+) -> None:
     result = zygote.run("call", "hostile_requests:run_beside_others", group, name)
     result.check_refused(GROUPS[group][name][1])
 
 
 @pytest.mark.parametrize(("prompt", "params"), ASYNC)
-def test_a_hostile_request_to_async_llm_hurts_no_other(
+def test_a_hostile_request_to_async_llm_does_not_affect_others(
     zygote: Zygote, prompt: str, params: str
 ) -> None:
     result = zygote.run("call", "hostile_requests:run_async", prompt, params)
@@ -80,7 +82,7 @@ def test_each_limit_is_a_setting(
 
 
 class NeverEncodes:
-    """A tokenizer that must not be asked."""
+    """A tokenizer that must not be called."""
 
     def encode(self, text: str, **options: Any) -> list[int]:
         raise AssertionError(f"{len(text)} characters were encoded")
@@ -111,7 +113,7 @@ def test_every_limit_is_tested_above() -> None:
         for name in limits
     }
     limits = vars(RequestLimits()).keys()
-    assert limits - tested == {"max_request_id_chars"}  # which `prepare` gets apart: below
+    assert limits - tested == {"max_request_id_chars"}  # `prepare` gets it separately; tested below
 
 
 def test_an_engine_takes_its_limits_from_its_settings() -> None:
@@ -146,7 +148,7 @@ def test_wrong_limits_are_refused_by_name(limits: Any, message: str) -> None:
         EngineArgs(request_limits=limits)
 
 
-# What looks odd, and is fine.
+# Unusual requests that are valid.
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_wrong_limits_are_refused_by_name(limits: Any, message: str) -> None:
     ],
     ids=repr,
 )
-def test_ids_of_all_kinds_are_the_same_prompt(own: LLM, prompt: Any) -> None:
+def test_ids_of_every_integer_type_give_the_same_prompt(own: LLM, prompt: Any) -> None:
     params = SamplingParams(max_tokens=3, temperature=0.0)
     [expected] = own.generate([[5, 6]], params, use_tqdm=False)
     [output] = own.generate(prompt, params, use_tqdm=False)
@@ -178,7 +180,7 @@ def test_the_rows_of_an_array_are_prompts(own: LLM) -> None:
     assert own.generate([], use_tqdm=False) == []
 
 
-def test_a_long_list_of_ids_is_cut_where_the_request_says_so(own: LLM) -> None:
+def test_a_long_list_of_ids_is_truncated_on_request(own: LLM) -> None:
     params = SamplingParams(max_tokens=1, truncate_prompt_tokens=3)
     [output] = own.generate({"prompt_token_ids": range(10**9)[:2000]}, params, use_tqdm=False)
     assert output.prompt_token_ids == [1997, 1998, 1999]
@@ -190,6 +192,6 @@ def test_the_default_limit_of_a_prompt_grows_with_the_context() -> None:
     assert RequestLimits(max_prompt_chars=7).prompt_chars(131_072) == 7
 
 
-def test_the_cases_are_many() -> None:
+def test_there_are_many_cases() -> None:
     assert len(CASES) > 130
     assert hostile_requests.llm.cache_info().currsize == 0  # only the children make requests

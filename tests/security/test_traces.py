@@ -1,4 +1,4 @@
-"""A trace from a stranger costs little, and what it says falsely is refused by name."""
+"""Check that an untrusted trace costs little, and that false claims are refused by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from measured import Zygote
 
 
 def views(zygote: Zygote, directory: Path, lines: list[str]) -> list[str]:
-    """What each command says of a trace, after checking what it cost; "" where it was accepted."""
+    """Return each command's error about a trace, or "" if it was accepted, and check its cost."""
     trace, costs = directory / "trace.jsonl", directory / "costs.json"
     trace.write_text("\n".join(lines) + "\n")
     costs.write_text(json.dumps(COSTS))
@@ -61,7 +61,7 @@ SNAPSHOTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SNAPSHOTS)
-def test_a_hostile_snapshot(zygote: Zygote, tmp_path: Path, name: str) -> None:
+def test_a_hostile_snapshot_is_refused(zygote: Zygote, tmp_path: Path, name: str) -> None:
     first, *rest = story(tmp_path)
     views(zygote, tmp_path, [changed(first, **SNAPSHOTS[name]), *rest])
 
@@ -116,7 +116,7 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_hostile_record(zygote: Zygote, tmp_path: Path, name: str) -> None:
+def test_a_hostile_record_is_refused(zygote: Zygote, tmp_path: Path, name: str) -> None:
     kind, changes = RECORDS[name]
     lines = story(tmp_path)
     at = next(at for at, line in enumerate(lines) if json.loads(line)["event"] == kind)
@@ -126,8 +126,8 @@ def test_a_hostile_record(zygote: Zygote, tmp_path: Path, name: str) -> None:
         assert all(messages[2:3] + messages[4:]), messages
 
 
-def test_a_claim_of_many_tokens_in_one_block(zygote: Zygote, tmp_path: Path) -> None:
-    """A log that is consistent, and tells in one line of more tokens than memory can hold."""
+def test_a_claim_of_many_tokens_in_one_block_is_refused(zygote: Zygote, tmp_path: Path) -> None:
+    """The log is consistent, and one line claims more tokens than memory can hold."""
     lines = [changed(story(tmp_path)[0], block_size=2**40, num_blocks=1)]
     number = 2**40
     for fields in (
@@ -141,7 +141,7 @@ def test_a_claim_of_many_tokens_in_one_block(zygote: Zygote, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("size", range(0, 100, 10))
-def test_a_truncated_trace(zygote: Zygote, tmp_path: Path, size: int) -> None:
+def test_a_truncated_trace_is_handled(zygote: Zygote, tmp_path: Path, size: int) -> None:
     text = "\n".join(story(tmp_path))
     views(zygote, tmp_path, text[: len(text) * size // 100].splitlines())
 
@@ -159,7 +159,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_what_is_no_trace(zygote: Zygote, tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_not_a_trace_is_refused(zygote: Zygote, tmp_path: Path, name: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(LINES[name])
     for command in ("trace", "sim extract", "sim calibrate"):
@@ -168,8 +168,10 @@ def test_what_is_no_trace(zygote: Zygote, tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["/dev/zero", "a pipe", "."])
 @pytest.mark.parametrize("command", ["trace", "sim calibrate"])
-def test_what_is_no_file(zygote: Zygote, tmp_path: Path, command: str, kind: str) -> None:
-    """A pipe without a writer is empty: nothing waits."""
+def test_a_path_that_is_not_a_file_is_refused(
+    zygote: Zygote, tmp_path: Path, command: str, kind: str
+) -> None:
+    """A pipe without a writer is empty, and nothing waits for it."""
     path = tmp_path / "trace.jsonl"
     if kind == "a pipe":
         os.mkfifo(path)

@@ -1,4 +1,4 @@
-"""Hostile weights files and indexes are refused by name, at little cost."""
+"""Check that hostile weights files and indexes are refused by name at little cost."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TENSOR = "model.norm.weight"
 
 
 def many(count: int, value: str, last: str = "") -> str:
-    """A header of tensors with numbers for names."""
+    """Return a header of many tensors, whose names are numbers."""
     return "{" + ",".join(f'"{n}":{value}' for n in range(count)) + last + "}"
 
 
 EMPTY = entry("[0]", offsets="[0, 0]")
-# Made when they are needed: some are large.
+# Created when needed, because some are large.
 HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
     "a shape of 99,000 factors": (
         lambda: safetensors(
@@ -119,7 +119,7 @@ HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: safetensors(f'{{"\\u001b[2J\\u0007": {entry()}}}', bytes(4)),
         "\\x1b[2J",
     ),
-    "half of a surrogate pair in a name": (
+    "an unpaired surrogate in a name": (
         lambda: safetensors(f'{{"\\ud800": {entry()}}}', bytes(4)),
         "\\ud800",
     ),
@@ -176,7 +176,7 @@ INDEXES: dict[str, tuple[object, str]] = {
     "a name of 100 letters of 3 bytes": ({TENSOR: "あ" * 100 + ".safetensors"}, "not the name of"),
     "a name of a megabyte": ({TENSOR: "x" * 10**6 + ".safetensors"}, "not the name of"),
     "a NUL": ({TENSOR: "a\0.safetensors"}, "not the name of"),
-    "half of a surrogate pair": ({TENSOR: "\ud800.safetensors"}, "not the name of"),
+    "an unpaired surrogate": ({TENSOR: "\ud800.safetensors"}, "not the name of"),
     "control characters": ({TENSOR: "\x1b[2J.safetensors"}, "not the name of"),
     "the folder above": ({TENSOR: "../model.safetensors"}, "not the name of"),
     "a list": ({TENSOR: ["a.safetensors"]}, "not the name of"),
@@ -221,7 +221,7 @@ def test_a_pipe_as_shard_is_refused(zygote: Zygote, tmp_path: Path) -> None:
 
 
 def linked_shards(directory: Path, data: bytes) -> None:
-    """1,000 shards that are links to one file."""
+    """Create 1,000 shards that are links to one file."""
     (directory / "shard").write_bytes(data)
     for number in range(1000):
         (directory / f"{number:04}.safetensors").symlink_to("shard")
@@ -258,7 +258,7 @@ def test_shards_of_metadata_alone_are_refused(zygote: Zygote, tmp_path: Path) ->
 def test_sizes_at_the_limits_cost_little(
     zygote: Zygote, tmp_path: Path, sizes: dict[str, int]
 ) -> None:
-    """What fits the limits, and not the weights, is refused before memory is taken for it."""
+    """Sizes that fit the limits but not the weights are refused before memory is allocated."""
     with_config(model_directory(tmp_path), **sizes)
     zygote.run("config", tmp_path).check_cost()
     zygote.run("cli", "inspect", tmp_path).check_cost()
@@ -307,10 +307,10 @@ def test_the_largest_and_the_smallest_finite_weights_are_loaded(
         assert result.error is None, result.message
 
 
-def test_every_bit_pattern_is_judged_like_isfinite() -> None:
+def test_every_bit_pattern_is_classified_like_isfinite() -> None:
+    from mie.checkpoint.safetensors_header import TensorEntry
+    from mie.checkpoint.weights import Checkpoint
     from mie.errors import WeightsError
-    from mie.model.safetensors_header import TensorEntry
-    from mie.model.weights import Checkpoint
 
     bits = np.arange(2**16, dtype=np.uint16)
     for dtype, name in ((np.float16, "F16"), (ml_dtypes.bfloat16, "BF16")):

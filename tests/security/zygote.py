@@ -1,8 +1,8 @@
-"""Runs hostile cases in children of one warm process, and measures each.
+"""Run hostile cases in children of one warm process, and measure each.
 
 `measured.Zygote` starts this program. It has imported everything that the cases use, so a child
-costs a fork. Each line of its standard input is a case ``[action, *arguments]``, and each line of
-its standard output says what became of it.
+costs only a fork. Each line of its standard input is a case ``[action, *arguments]``, and each line
+of its standard output is the outcome.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ import mie.sim.driver
 import mie.sim.recorded
 import mie.sim.simulated
 from mie import LLM, SamplingParams
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import expected_tensors, num_parameters
+from mie.checkpoint.weights import Checkpoint
 from mie.errors import MieError
-from mie.model.config import ModelConfig
-from mie.model.tensors import expected_tensors
-from mie.model.weights import Checkpoint
 from mie.text.chat import ChatTemplate
 from mie.text.tokenizer import Tokenizer
 
 MAX_CPU_SECONDS = 20
 MAX_MORE_ADDRESSES = 3 << 30
 MAX_WALL_SECONDS = 60
-"""These keep a failing case from taking the machine down. The tests' own limits are lower."""
+"""Limits that keep a failing case from exhausting the machine. The limits of the tests are lower.
+"""
 MAX_TEXT = 20_000
 
 
-# What a case can do.
+# The actions of a case.
 
 
 def cli(*arguments: str) -> dict[str, Any]:
-    """A command line."""
+    """Run a command line."""
     output, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         code = mie.cli.main(arguments)
@@ -59,49 +60,49 @@ def cli(*arguments: str) -> dict[str, Any]:
 
 
 def config(directory: str) -> dict[str, Any]:
-    """Reads the configuration."""
+    """Read the configuration."""
     model = ModelConfig.load(Path(directory))
-    return {"stdout": f"{model.num_parameters} {model.context_length}"}
+    return {"stdout": f"{num_parameters(model)} {model.context_length}"}
 
 
 def weights(directory: str) -> dict[str, Any]:
-    """Opens the weights, and reads no data."""
+    """Open the weights without reading data."""
     model = ModelConfig.load(Path(directory))
     Checkpoint.open(Path(directory), expected_tensors(model)).close()
     return {}
 
 
 def generate(directory: str) -> dict[str, Any]:
-    """Loads a model without its tokenizer, and generates three tokens."""
+    """Load a model without its tokenizer, and generate three tokens."""
     llm = LLM(directory, skip_tokenizer_init=True, num_blocks=4)
     [output] = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, seed=1), use_tqdm=False)
     return {"stdout": str(output.outputs[0].token_ids)}
 
 
 def tokenizer(directory: str) -> dict[str, Any]:
-    """Loads a tokenizer, and encodes a word and decodes it."""
+    """Load a tokenizer, encode a word and decode it."""
     loaded = Tokenizer.load(Path(directory), None)
     return {"stdout": loaded.decode(loaded.encode("Hello"))}
 
 
 def encode(directory: str, text: str) -> dict[str, Any]:
-    """Loads a tokenizer, and counts the tokens of a text."""
+    """Load a tokenizer, and count the tokens of a text."""
     return {"stdout": str(len(Tokenizer.load(Path(directory), None).encode(text)))}
 
 
 def render(template: str) -> dict[str, Any]:
-    """Renders a chat template, of whose text 80 characters are enough."""
+    """Render a chat template, and return the first 80 characters."""
     text = ChatTemplate(template).render([{"role": "user", "content": "hello"}])
     return {"stdout": text[:80]}
 
 
 def content_format(template: str) -> dict[str, Any]:
-    """Finds out what a template takes as content."""
+    """Find out which content format a template expects."""
     return {"stdout": ChatTemplate(template).content_format}
 
 
 def call(name: str, *arguments: Any) -> dict[str, Any]:
-    """Calls ``module:function``; the module lies beside this file, or can be imported."""
+    """Call ``module:function``. The module is beside this file, or can be imported."""
     module, _, function = name.partition(":")
     return {"stdout": str(getattr(importlib.import_module(module), function)(*arguments))}
 
@@ -118,29 +119,32 @@ ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    hostile_requests.llm()  # which every child has then
+    hostile_requests.llm()  # every child then has it
     gc.freeze()  # so that a child collects its own garbage only
     for line in sys.stdin:
         print(json.dumps(measured(json.loads(line))), flush=True)
 
 
 def status_bytes(name: str) -> int:
-    """A line of this process's status, which Linux gives in kilobytes."""
+    """Return a value of this process's status in bytes; Linux gives kilobytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     [line] = [line for line in lines if line.startswith(f"{name}:")]
     return 1024 * int(line.split()[1])
 
 
 def measured(case: list[Any]) -> dict[str, Any]:
-    """What a case did in a child, its CPU seconds, and its peak memory above the idle child's."""
+    """Return the outcome of a case in a child, its CPU seconds, and its peak memory.
+
+    The memory counts from that of the idle child.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        idle = status_bytes("VmRSS")  # without pages of files that only the parent has mapped
+        idle = status_bytes("VmRSS")  # without file pages that only the parent has mapped
         try:
             outcome = attempted(case)
-            gc.collect()  # which ends the process of the templates, so that its cost is counted
+            gc.collect()  # ends the template worker, so that its cost is counted
             own, others = peak_bytes(resource.RUSAGE_SELF), peak_bytes(resource.RUSAGE_CHILDREN)
             outcome["peak_bytes"] = max(0, own - idle) + others
             with os.fdopen(writer, "w") as file:
@@ -161,12 +165,12 @@ def measured(case: list[Any]) -> dict[str, Any]:
 
 
 def peak_bytes(who: int) -> int:
-    """The peak memory of this process, or of the largest one that it has waited for."""
+    """Return the peak memory of this process or of its largest finished child."""
     return 1024 * resource.getrusage(who).ru_maxrss
 
 
 def everything(reader: int) -> tuple[str, bool]:
-    """What is written to the pipe until its end, and whether that does not come."""
+    """Return everything that is written to the pipe, and whether its end did not arrive."""
     text = b""
     while select.select([reader], [], [], MAX_WALL_SECONDS)[0]:
         more = os.read(reader, 1 << 16)
@@ -179,7 +183,7 @@ def everything(reader: int) -> tuple[str, bool]:
 
 
 def attempted(case: list[Any]) -> dict[str, Any]:
-    """What came of a case: what it printed, or the error that it raised."""
+    """Return the outcome of a case: its output, or the error that it raised."""
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
     addresses = status_bytes("VmSize") + MAX_MORE_ADDRESSES
     resource.setrlimit(resource.RLIMIT_AS, (addresses, addresses))

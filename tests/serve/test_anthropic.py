@@ -12,7 +12,11 @@ import httpx2
 import pytest
 from live_server import INVARIANT, live_bundled
 
-from mie import LLM, SamplingParams
+from mie import LLM, CompletionOutput, SamplingParams
+from mie.serve.anthropic.stream import stop_of
+from mie.serve.config import ServeConfig
+from mie.serve.errors import ApiError, anthropic_body
+from mie.serve.keys import Keys
 
 USER = {"role": "user", "content": "Tell me a story about an otter."}
 
@@ -269,5 +273,41 @@ def test_errors_reach_the_client_as_its_own_exceptions(client: anthropic.Anthrop
 def test_a_broken_body_and_an_unknown_route_have_the_shape_too(url: str):
     broken = httpx2.post(f"{url}/v1/messages", content=b"{")
     assert (broken.status_code, broken.json()["error"]["type"]) == (400, "invalid_request_error")
-    nowhere = httpx2.post(f"{url}/v1/messages/batches", json={})
+    nowhere = httpx2.post(f"{url}/v1/messages/nowhere", json={})
     assert (nowhere.status_code, nowhere.json()["error"]["type"]) == (404, "not_found_error")
+
+
+def test_an_answer_that_was_aborted_is_no_answer():
+    with pytest.raises(ApiError, match="ended the request before") as refused:
+        stop_of(CompletionOutput(index=0, text="Once", finish_reason="abort"))
+    assert anthropic_body(refused.value)["error"]["type"] == "overloaded_error"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (405, "invalid_request_error"),
+        (413, "request_too_large"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (501, "api_error"),
+        (503, "overloaded_error"),
+    ],
+)
+def test_every_status_has_anthropics_type(status: int, kind: str):
+    body = anthropic_body(ApiError(status, "so it is"))
+    assert body == {"type": "error", "error": {"type": kind, "message": "so it is"}}
+
+
+def test_the_key_may_be_in_anthropics_header():
+    with live_bundled(ServeConfig(keys=Keys.of(["right"]))) as url:
+        for key, is_right in (("right", True), ("wrong", False)):
+            with anthropic.Anthropic(base_url=url, api_key=key, max_retries=0) as client:
+                if is_right:
+                    assert create(client, max_tokens=2).usage.output_tokens == 2
+                else:
+                    with pytest.raises(anthropic.AuthenticationError) as refused:
+                        create(client, max_tokens=2)
+                    assert refused.value.body["error"]["type"] == "authentication_error"

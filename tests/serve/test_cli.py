@@ -13,9 +13,9 @@ import pytest
 import mie
 from mie.cli import _parser, main
 from mie.cli.serve import engine_settings
+from mie.config.settings import settings_of
 from mie.errors import ConfigError
 from mie.serve.config import ServeConfig
-from mie.settings import settings_of
 
 ROOT = Path(mie.__file__).parent.parent
 

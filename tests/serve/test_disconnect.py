@@ -18,7 +18,8 @@ from live_server import live
 from stepped import PATIENCE, Stepped, eventually, state_of
 
 from mie import AsyncLLM
-from mie.prepare import Preparer
+from mie.audit.scheduler import check_scheduler
+from mie.frontend.prepare import Preparer
 
 LONG = list(range(100, 164))  # four blocks of 16 tokens
 OTHER = list(range(300, 364))
@@ -104,7 +105,7 @@ def test_blocks_are_free_within_one_step(state, n, stream):
         stepped.hold()  # before the next step
         [request] = stepped.engine.requests
         assert request.request_id == stays
-        stepped.scheduler.check_invariants()
+        check_scheduler(stepped.scheduler)
         held = {b for s in request.sequences if s.table for b in s.table.block_ids}
         assert stepped.scheduler.manager.num_used == len(held)
         close_and_take_one_step(stepped, staying)

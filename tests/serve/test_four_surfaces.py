@@ -24,16 +24,19 @@ def test_response_log_line_metric_and_trace_agree(tmp_path, caplog):
                     running.client.post("/v1/completions", json={**body, "n": 1 + number % 2})
                     for number in range(6)
                 ]
-                answers = [answer.json() for answer in await asyncio.gather(*posts)]
+                answers = await asyncio.gather(*posts)
                 return answers, (await running.client.get("/metrics")).text
 
-    answers, text = asks(ask())
+    responses, text = asks(ask())
+    answers = [response.json() for response in responses]
+    ids = {response.headers["x-request-id"] for response in responses}
     in_responses = {name: sum(a["metrics"][name] for a in answers) for name in NAMES}
     in_responses["num_cached_tokens"] = sum(
         a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers
     )
     lines = [record.facts for record in caplog.records if record.name == "mie.access"]
-    lines = [facts for facts in lines if facts["path"] == "/v1/completions"]
+    lines = [facts for facts in lines if facts["request_id"] in ids]
+    assert len(lines) == len(answers)
     in_log = {name: sum(facts[name] for facts in lines) for name in in_responses}
     scraped = {
         sample.name: sample.value

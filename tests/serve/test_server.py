@@ -9,6 +9,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+from contextlib import suppress
 
 import httpx2
 import pytest
@@ -86,6 +87,27 @@ def test_what_does_not_finish_in_time_is_told_so():
                 assert await running.task == 0
 
     asks(ask())
+
+
+def test_a_client_that_never_ends_its_body_does_not_keep_the_server(monkeypatch, caplog):
+    """It is hung up on, and nothing looks like a bug."""
+    monkeypatch.setattr("mie.serve.edge.FLUSH_SECONDS", 0.0)
+
+    async def ask():
+        async with server_of(load(), shutdown_timeout=0.0) as running:
+            host, port = running.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+            while running.edge.health.num_requests < 1:
+                await asyncio.sleep(0.01)
+            running.server.stop("SIGTERM")
+            assert await running.task == 0
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+
+    asks(ask())
+    assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 def test_an_idle_server_ends_at_once():

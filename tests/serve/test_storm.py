@@ -15,6 +15,7 @@ import pytest
 from live_server import INVARIANT, live
 
 from mie import AsyncLLM
+from mie.audit.scheduler import check_scheduler
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 
@@ -53,7 +54,7 @@ def test_every_request_is_answered_right_and_no_block_stays(
         assert storm.counts.keys() == kinds
         assert storm.counts["answered"] > NUM_REQUESTS / 3
         assert scheduler.manager.num_used == 0
-        scheduler.check_invariants()
+        check_scheduler(scheduler)
         metrics = {each.name: each for each in engine._loop.engine.get_metrics("bundled")}
         assert (metrics["vllm:num_preemptions"].value > 0) == preempts
     finally:

@@ -1,4 +1,4 @@
-"""Tiny model directories for the tests of configuration and weights."""
+"""Write tiny model directories for the tests of configurations and weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from safetensors.numpy import save_file
 
-from mie.model.config import ModelConfig
-from mie.model.tensors import expected_tensors
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import expected_tensors
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -30,13 +30,13 @@ LLAMA = {
 
 
 def hf_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
-    """A small ``config.json`` of the family; a change to Ellipsis removes the key."""
+    """Return a small ``config.json`` of a family. A change to Ellipsis removes the key."""
     config = {**LLAMA, "architectures": [architecture], **changes}
     return {key: value for key, value in config.items() if value is not ...}
 
 
 def random_tensors(config: ModelConfig, dtype: DTypeLike = np.float32) -> dict[str, NDArray[Any]]:
-    """Every tensor of the model, random."""
+    """Return all tensors of the model with random values."""
     generator = np.random.default_rng(0)
     return {
         name: generator.standard_normal(shape).astype(dtype)
@@ -49,7 +49,7 @@ def write_model(
     config: Mapping[str, Any] | None = None,
     tensors: Mapping[str, NDArray[Any]] | None = None,
 ) -> Path:
-    """A model directory with one weights file; random tensors unless given."""
+    """Write a model directory with one weights file, by default with random tensors."""
     directory.mkdir(exist_ok=True)
     config = hf_config() if config is None else config
     (directory / "config.json").write_text(json.dumps(config))
@@ -62,7 +62,7 @@ def write_model(
 def write_shards(
     directory: Path, tensors: Mapping[str, NDArray[Any]], num_shards: int = 2
 ) -> dict[str, str]:
-    """Weights in shards, dealt in turn, with their index; the index's weight map."""
+    """Write weights in shards with their index, and return the weight map."""
     weight_map: dict[str, str] = {}
     for shard in range(num_shards):
         file_name = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
@@ -74,12 +74,12 @@ def write_shards(
 
 
 def write_index(directory: Path, weight_map: object) -> None:
-    """The index of a sharded checkpoint, with whatever ``weight_map``."""
+    """Write the index of a sharded checkpoint with any ``weight_map``."""
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def safetensors_bytes(header: object, data: bytes = b"") -> bytes:
-    """A safetensors file with the given header: bytes as they are, anything else as JSON."""
+    """Return a safetensors file with a header, which is bytes or is converted to JSON."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data

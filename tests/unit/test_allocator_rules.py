@@ -1,24 +1,25 @@
-"""The allocator's finer rules: each was found untested by a mutant of `scripts/mutants.py`."""
+"""Test the allocator's finer rules, which mutants (`scripts/mutation/`) found untested."""
 
 from test_memory import compute, fork, manager, num_cached, opened, stored, write
 
-EMPTY = ((), (), (), ())
+from mie.audit.memory import check_memory
+from mie.memory.moves import Moves
 
 # Forks.
 
 
-def test_after_a_fork_both_must_ask_before_they_write():
+def test_both_sides_of_a_fork_ask_before_they_write():
     memory = manager()
     parent = stored(memory, [1] * 6)
     for table in (parent, fork(memory, parent)):
         assert table.num_writable == table.num_tokens
 
 
-def test_the_runner_is_told_the_blocks_of_a_fork():
+def test_the_runner_receives_the_blocks_of_a_fork():
     memory = manager()
     parent = stored(memory, [1] * 6)
     fork(memory, parent)
-    assert memory.take_moves().updates == ((1, 0, tuple(parent.block_ids)),)
+    assert memory.take_moves().updates == [(1, 0, tuple(parent.block_ids))]
 
 
 def test_a_fork_lends_what_was_computed_for_its_parent():
@@ -44,7 +45,7 @@ def test_the_planned_copy_of_a_fork_is_not_copied_on():
 # Hits.
 
 
-def test_a_salt_keeps_the_beginnings_of_blocks_apart_too():
+def test_a_salt_separates_partial_blocks():
     memory = manager()
     stored(memory, [1, 2, 3, 4])
     stored(memory, [5, 6, 7, 8], salt="a")
@@ -53,13 +54,13 @@ def test_a_salt_keeps_the_beginnings_of_blocks_apart_too():
     assert num_cached(memory, [5, 6, 9]) == 0
 
 
-def test_whoever_may_not_use_the_cache_finds_nothing():
+def test_a_request_that_skips_the_cache_finds_nothing():
     memory = manager()
     stored(memory, [1] * 8)
     assert num_cached(memory, [1] * 9, use_cache=False) == 0
 
 
-def test_a_prompt_on_its_way_lends_the_block_that_it_has_reached():
+def test_an_unfinished_prompt_lends_its_partial_block():
     memory = manager()
     owner = compute(memory, opened(memory, list(range(12))), 6)
     opened(memory, [0, 1, 2, 3, 4, 5, 99])
@@ -102,20 +103,20 @@ def test_a_source_is_pinned_before_a_block_is_taken():
     assert source not in borrower.block_ids
 
 
-def test_a_source_that_came_into_use_stays_held_when_its_copy_is_made():
+def test_a_copied_source_that_is_in_use_stays_held():
     memory = manager()
     memory.close_table(stored(memory, [1, 2, 3, 4]))
     tables = [opened(memory, [1, 2, 9]), opened(memory, [1, 2, 3, 4, 5])]
     memory.take_moves()
     memory.end_step()
     assert memory.num_cached == 0
-    memory.check_invariants(tables)
+    check_memory(memory, tables)
 
 
 # Eviction.
 
 
-def test_a_prefix_that_was_used_again_is_young_again():
+def test_reusing_a_prefix_makes_it_recently_used():
     memory = manager(num_blocks=3)
     for token_ids in ([1] * 4, [2] * 4, [1] * 5):
         memory.close_table(stored(memory, token_ids))
@@ -124,7 +125,7 @@ def test_a_prefix_that_was_used_again_is_young_again():
     assert num_cached(memory, [2] * 5, num_spare=-9) == 0
 
 
-def test_what_was_not_used_for_long_can_still_be_evicted():
+def test_blocks_that_were_not_used_for_long_can_be_evicted():
     memory = manager(num_blocks=4)
     memory.close_table(stored(memory, [1] * 4))
     for _ in range(200):
@@ -133,7 +134,7 @@ def test_what_was_not_used_for_long_can_still_be_evicted():
     assert memory.num_cached == 0
 
 
-def test_what_is_cached_and_shared_gives_no_room_as_well():
+def test_a_cached_block_that_is_shared_gives_no_free_block():
     memory = manager(num_blocks=2)
     memory.close_table(stored(memory, [1] * 4))
     assert memory.num_available == 2
@@ -145,7 +146,7 @@ def test_a_tree_without_blocks_stays_while_a_table_is_open():
     first, second = opened(memory, [1] * 5), opened(memory, [2] * 5)
     memory.close_table(first)
     compute(memory, second)
-    memory.check_invariants([second])
+    check_memory(memory, [second])
     assert num_cached(memory, [2] * 5) == 4
 
 
@@ -158,25 +159,25 @@ def test_a_tenant_that_stored_nothing_is_forgotten():
 # Moves.
 
 
-def test_a_step_that_is_broken_off_leaves_no_moves():
+def test_an_abandoned_step_leaves_no_moves():
     memory = manager(num_host_blocks=2)
     table = stored(memory, [1] * 6)
     memory.swap_out(table)
     opened(memory, [1] * 5 + [9])
     memory.end_step()
-    assert memory.take_moves() == EMPTY
+    assert memory.take_moves() == Moves()
 
 
-def test_what_others_hold_too_is_exported_all_the_same():
+def test_shared_blocks_are_exported():
     memory = manager(num_host_blocks=2)
     parent = stored(memory, [1] * 6)
     twin = fork(memory, parent)
     host = memory.swap_out(twin)
     exports = memory.take_moves().exports
-    assert exports == tuple(zip(parent.block_ids, host.block_ids, strict=True))
+    assert exports == list(zip(parent.block_ids, host.block_ids, strict=True))
 
 
-def test_what_was_swapped_out_is_not_patched_from_the_cache():
+def test_swapped_out_blocks_are_not_patched_from_the_cache():
     memory = manager(num_host_blocks=2)
     table = stored(memory, [1, 2, 3, 4, 5, 6])
     host = memory.swap_out(table)
@@ -184,13 +185,13 @@ def test_what_was_swapped_out_is_not_patched_from_the_cache():
     stored(memory, [1, 2, 3, 4, 5, 9, 9, 9])
     back = opened(memory, [1, 2, 3, 4, 5, 6, 7], host=host)
     moves = memory.take_moves()
-    assert moves.imports == ((host.block_ids[1], back.block_ids[1]),)
-    assert moves.copies == (), "it would come after the import, and undo it"
+    assert moves.imports == [(host.block_ids[1], back.block_ids[1])]
+    assert moves.copies == [], "it would come after the import, and undo it"
 
 
-def test_the_last_holder_goes_on_to_new_blocks():
+def test_the_last_holder_continues_in_new_blocks():
     memory = manager()
     parent = stored(memory, [1] * 6)
     memory.close_table(fork(memory, parent))
-    assert write(memory, parent) == ()
+    assert write(memory, parent) == []
     assert parent.num_writable == 8

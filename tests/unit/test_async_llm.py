@@ -1,4 +1,4 @@
-"""`AsyncLLM`: concurrent requests from asyncio."""
+"""Test `AsyncLLM`: concurrent requests from asyncio."""
 
 import asyncio
 import gc
@@ -8,15 +8,16 @@ import threading
 import pytest
 
 from mie import LLM, AsyncLLM, SamplingParams
+from mie.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError
-from mie.sched.params import RequestOutputKind
+from mie.params.sampling import RequestOutputKind
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
 
 
 @pytest.fixture(scope="module")
 def alone():
-    """The text of each prompt when nothing else runs."""
+    """The text of each prompt when no other request runs."""
     llm = LLM("bundled", max_num_seqs=4)
     return [llm.generate([p], params(), use_tqdm=False)[0].outputs[0].text for p in PROMPTS]
 
@@ -30,14 +31,14 @@ def llm():
         asyncio.run(settled(llm))
         assert not llm._loop.processor._states
         assert engine.scheduler.manager.num_used == 0
-        engine.scheduler.check_invariants()
+        check_scheduler(engine.scheduler)
     assert not llm._thread._listeners
     llm.shutdown()
     assert not llm._thread._thread.is_alive()
 
 
 async def settled(llm):
-    """Wait until the engine has run what was posted; it has no work if every caller is gone."""
+    """Wait until the engine has run its commands. It then has no work if every caller is gone."""
     gc.collect()
     await llm._thread.call(lambda: None)
     assert not llm._loop.engine.has_work
@@ -56,7 +57,7 @@ async def text_of(llm, prompt, sampling=None, **labels):
     return text
 
 
-def test_concurrent_requests_get_what_they_get_alone(llm, alone):
+def test_concurrent_requests_get_the_same_outputs_as_alone(llm, alone):
     async def main():
         return await asyncio.gather(*(text_of(llm, p) for p in PROMPTS * 4))
 
@@ -175,8 +176,8 @@ def test_bad_requests_are_refused_one_by_one(llm, alone):
     assert asyncio.run(main()) == alone[1]
 
 
-def test_a_request_that_makes_a_step_raise_fails_alone(llm, alone, monkeypatch):
-    from mie.rows import Row
+def test_only_the_request_that_makes_a_step_raise_fails(llm, alone, monkeypatch):
+    from mie.engine.rows import Row
 
     original = Row.controls
 
@@ -196,7 +197,7 @@ def test_a_request_that_makes_a_step_raise_fails_alone(llm, alone, monkeypatch):
     assert asyncio.run(main()) == alone[0]
 
 
-def test_a_dead_engine_tells_every_caller(llm):
+def test_a_dead_engine_notifies_every_caller(llm):
     async def main():
         outputs = [llm.generate(p, params(max_tokens=1000)) for p in PROMPTS]
         for each in outputs:
@@ -226,7 +227,7 @@ def test_a_dead_engine_tells_every_caller(llm):
     asyncio.run(main())
 
 
-def test_shutdown_ends_the_thread_and_what_runs():
+def test_shutdown_ends_the_thread_and_running_requests():
     async def main():
         async with AsyncLLM("bundled") as llm:
             assert llm.is_running
@@ -256,7 +257,7 @@ def test_the_thread_ends_with_its_object():
     assert not thread.is_alive()
 
 
-def test_a_forked_child_is_told_to_load_its_own(llm):
+def test_a_forked_child_is_refused_with_a_remedy(llm):
     asyncio.run(text_of(llm, PROMPTS[0]))
     child = os.fork()
     if child == 0:
@@ -264,13 +265,13 @@ def test_a_forked_child_is_told_to_load_its_own(llm):
         try:
             asyncio.run(text_of(llm, PROMPTS[0]))
         except EngineDeadError as error:
-            code = 0 if "belongs to the process that was forked" in str(error) else 2
+            code = 0 if "belongs to the parent process" in str(error) else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_vllms_arguments_are_taken_at_none_and_refused_by_name_otherwise(llm, alone):
+def test_vllms_arguments_are_accepted_as_none_and_otherwise_refused(llm, alone):
     names = ("lora_request", "tokenization_kwargs", "trace_headers", "data_parallel_rank")
 
     async def main():
@@ -288,7 +289,7 @@ def test_pooling_is_refused_by_name(llm):
         llm.encode("Once", pooling_params=None, request_id="1")
 
 
-def test_what_an_engine_tells_of_itself(llm):
+def test_an_engine_reports_its_state(llm):
     async def main():
         assert await llm.get_supported_tasks() == ("generate",)
         assert not await llm.is_tracing_enabled()

@@ -1,16 +1,16 @@
-"""The flag that chooses the machine, and the settings that belong to one."""
+"""Test the setting that selects the backend, and the settings that belong to one."""
 
 import numpy as np
 import pytest
 from emulated import needs_compiler
 
-from mie.backend import BACKENDS, SETTINGS, load_backend
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
+from mie.load.backends import BACKENDS, SETTINGS, load_backend
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
 
 
-def test_every_setting_of_a_backend_is_one_of_the_engine() -> None:
+def test_every_backend_setting_is_an_engine_setting() -> None:
     names = {name for own in SETTINGS.values() for name in own}
     assert names <= set(EngineConfig.__dataclass_fields__)
 
@@ -19,8 +19,10 @@ def test_every_setting_of_a_backend_is_one_of_the_engine() -> None:
 @pytest.mark.parametrize(
     ("stored", "planes"), [("auto", [4 * 16]), ("int8", [16, 4]), ("fp8", [16, 4])]
 )
-def test_a_kv_cache_takes_what_its_backend_says(name: str, stored: str, planes: list[int]) -> None:
-    """Per head and token, of Dh 16: its elements, and its scale in a quantised cache."""
+def test_a_kv_cache_has_the_size_that_its_backend_reports(
+    name: str, stored: str, planes: list[int]
+) -> None:
+    """For each head and token with Dh 16, there are the elements, and a scale if quantised."""
     backend = load_backend(name, config=EngineConfig(kv_cache_dtype=stored))
     shape = KVCacheShape(num_layers=2, num_blocks=3, block_size=4, num_kv_heads=5, head_dim=16)
     cache = backend.new_kv_cache(shape)
@@ -30,7 +32,7 @@ def test_a_kv_cache_takes_what_its_backend_says(name: str, stored: str, planes: 
     assert backend.kv_cache_bytes(shape) == heads_and_tokens * sum(planes)
 
 
-def test_a_setting_reaches_its_backend_and_is_refused_by_the_others() -> None:
+def test_a_setting_reaches_its_backend_and_others_refuse_it() -> None:
     config = EngineConfig(num_threads=3)
     backend = load_backend("numpy", config=config)
     assert backend.workers.num_threads == 3
@@ -41,7 +43,7 @@ def test_a_setting_reaches_its_backend_and_is_refused_by_the_others() -> None:
 
 
 def attention_of_the_last(backend: Backend, lengths: list[int]) -> np.ndarray:
-    """What the last of the sequences attends to, whose numbers are the same in every batch."""
+    """Return the attention of the last sequence, whose numbers are equal in every batch."""
     generator = np.random.default_rng(len(lengths))
     num_blocks = [-(-length // 16) for length in lengths]
     shape = KVCacheShape(

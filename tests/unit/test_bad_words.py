@@ -1,4 +1,4 @@
-"""Bad words: how they are spelled in tokens, what they ban, and that an answer never has one."""
+"""Test bad words: their tokens, what they ban, and that no answer contains one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 import small_tokenizers
 
 from mie import LLM, EngineConfig, SamplingParams
+from mie.engine.bad_words import BadWords
 from mie.errors import RequestError
-from mie.load import load_engine
-from mie.sched.bad_words import BadWords
+from mie.load.engine import load_engine
 from mie.text.bad_words import encode_bad_words
 
 # Spelling.
@@ -31,9 +31,9 @@ class Spelling:
     [
         ({"cat": [1], "_cat": [2]}, ((1,), (2,))),
         ({"cat": [1, 2], "_cat": [3, 2]}, ((1, 2), (3, 2))),
-        ({"cat": [1], "_cat": [9, 1]}, ((1,),)),  # the space is a token of its own
+        ({"cat": [1], "_cat": [9, 1]}, ((1,),)),  # the space is a separate token
         ({"cat": [1, 2], "_cat": [1, 2]}, ((1, 2),)),  # the tokenizer adds the space itself
-        ({"cat": [1, 2], "_cat": [3]}, ((1, 2), (3,))),  # which vLLM leaves out
+        ({"cat": [1, 2], "_cat": [3]}, ((1, 2), (3,))),  # vLLM leaves this one out
     ],
 )
 def test_a_word_is_spelled_with_and_without_a_space(texts, spelled):
@@ -42,7 +42,7 @@ def test_a_word_is_spelled_with_and_without_a_space(texts, spelled):
 
 
 @pytest.mark.parametrize("style", ["byte_level", "llama2", "metaspace", "wordpiece"])
-def test_every_style_of_tokenizer_spells_words(style: str):
+def test_every_kind_of_tokenizer_encodes_bad_words(style: str):
     tokenizer = getattr(small_tokenizers, style)()
     for spelling in encode_bad_words(tokenizer, ["a", "the cat"]):
         assert tokenizer.decode(list(spelling)).strip() in ("a", "the cat")
@@ -55,14 +55,14 @@ def test_a_word_without_tokens_is_refused():
         encode_bad_words(small_tokenizers.byte_level(), ["\ud800"])
 
 
-# What is banned.
+# Bans.
 
 
-def test_a_token_is_banned_where_it_would_complete_a_word():
+def test_a_token_that_would_complete_a_word_is_banned():
     words = BadWords([[1, 2, 3], [2, 4], [5], [2, 6], [6]])
     assert words.read_tokens
     assert sorted(words.completing([9, 1, 2], 2)) == [3, 4, 5, 6, 6]
-    assert sorted(words.completing([9, 1, 2], 1)) == [4, 5, 6, 6]  # 1 is of the prompt
+    assert sorted(words.completing([9, 1, 2], 1)) == [4, 5, 6, 6]  # 1 is in the prompt
     assert sorted(words.completing([1, 2], 0)) == [5, 6]
     assert sorted(words.completing([2, 1], 2)) == [5, 6]
 
@@ -73,7 +73,7 @@ def test_single_tokens_need_no_tokens_before_them():
 
 
 def answers(tiny, requests, **settings):
-    """{(request, choice): tokens}, and how often it was preempted and hit the prefix cache."""
+    """Return {(request, choice): tokens}, and the numbers of preemptions and prefix hits."""
     config = EngineConfig(**{"num_blocks": 64, "block_size": 4, **settings})
     engine = load_engine(tiny["llama"].directory, config, dtype="float64")
     for number, (prompt, params) in enumerate(requests):
@@ -100,7 +100,7 @@ PROMPTS = [[7, 1, 9, 4, 4, 1, 8, 2, 6], [7, 1, 9, 4, 4, 1, 8, 5], [2], [7, 1, 9,
 
 
 def banned_pairs(tokens: list[int]) -> list[list[int]]:
-    """Words of one, two and three tokens that an answer has."""
+    """Return words of one, two and three tokens that an answer contains."""
     return [tokens[0:1], tokens[2:4], tokens[5:8]]
 
 
@@ -116,12 +116,12 @@ def banned_pairs(tokens: list[int]) -> list[list[int]]:
     ids=str,
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_bad_words_equal_the_oracle_however_it_is_scheduled(tiny, settings, temperature):
+def test_bad_words_equal_the_oracle_under_any_schedule(tiny, settings, temperature):
     requests, wanted = [], {}
     for number, prompt in enumerate(PROMPTS):
         params = {"temperature": temperature, "max_tokens": 20, "ignore_eos": True, "seed": number}
         words = banned_pairs(oracle(tiny, prompt, params))
-        for _ in range(2):  # what comes instead has words too
+        for _ in range(2):  # the replacement contains bad words, too
             params["bad_words_token_ids"] = words
             words = words + banned_pairs(oracle(tiny, prompt, params))
         params["n"] = 1 + number % 2

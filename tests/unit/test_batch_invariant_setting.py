@@ -1,4 +1,4 @@
-"""The setting ``batch_invariant`` on the CPU: what it refuses, what "auto" comes to, its flag."""
+"""Test ``batch_invariant`` on the CPU: refusals, the meaning of "auto", and the option."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from mie import EngineConfig
-from mie.backend import load_backend
 from mie.cli.options import add_engine_options, engine_options
 from mie.errors import ConfigError
+from mie.load.backends import load_backend
 from mie.ops_cpu.cpu_backend import CpuBackend
-from mie.ops_cpu.probe import Probe
+from mie.ops_cpu.linear.probe import Probe
 
 SHAPES = ((64, 32), (128, 32))
 
 
 def loaded(**settings: Any) -> CpuBackend:
-    """A backend of one thread that keeps a matrix of each shape."""
+    """Return a backend of one thread that keeps a matrix of each shape."""
     backend = load_backend("numpy", "float32", EngineConfig(num_threads=1, **settings))
     assert isinstance(backend, CpuBackend)
     for shape in SHAPES:
@@ -31,7 +31,7 @@ def loaded(**settings: Any) -> CpuBackend:
 
 @pytest.fixture
 def probe_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets the plan that the probe finds for each of `SHAPES`."""
+    """Set the plan that the probe finds for each of `SHAPES`."""
 
     def say(*plans: str) -> None:
         found = {num_outputs: plan for (num_outputs, _), plan in zip(SHAPES, plans, strict=True)}
@@ -43,7 +43,7 @@ def probe_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.parametrize(
     "settings", [{"linear_plan": "plain"}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}]
 )
-def test_what_cannot_be_invariant_is_refused(settings: dict[str, str]) -> None:
+def test_settings_that_cannot_be_invariant_are_refused(settings: dict[str, str]) -> None:
     got = {"linear_plan": "auto", "kv_cache_dtype": "auto"} | settings
     message = (
         "batch_invariant=True needs linear_plan 'tiled' or 'auto' and kv_cache_dtype 'auto' on "
@@ -66,7 +66,7 @@ def test_another_value_is_refused_by_name(setting: Any) -> None:
     ("plans", "expected"),
     [(("tiled", "tiled"), True), (("tiled", "plain"), False), (("plain", "plain"), False)],
 )
-def test_auto_is_on_where_every_plan_is_tiled(
+def test_auto_is_on_if_every_plan_is_tiled(
     plans: tuple[str, str], expected: bool, probe_says: Callable[..., None]
 ) -> None:
     probe_says(*plans)
@@ -74,7 +74,7 @@ def test_auto_is_on_where_every_plan_is_tiled(
     assert loaded(linear_plan="tiled").is_batch_invariant
 
 
-def test_true_asks_no_probe_and_false_does(probe_says: Callable[..., None]) -> None:
+def test_true_forces_tiled_plans_and_false_uses_the_probe(probe_says: Callable[..., None]) -> None:
     probe_says("plain", "plain")
     backend = loaded(batch_invariant=True)
     assert set(backend.linear_plans.values()) == {"tiled"}
@@ -100,7 +100,7 @@ def test_16_bit_weights_may_be_invariant() -> None:
         (["--no-batch-invariant"], {"batch_invariant": False}),
     ],
 )
-def test_the_flag(flags: list[str], given: dict[str, bool]) -> None:
+def test_the_command_line_has_the_flag(flags: list[str], given: dict[str, bool]) -> None:
     parser = argparse.ArgumentParser()
     add_engine_options(parser)
     options = engine_options(parser.parse_args(flags))

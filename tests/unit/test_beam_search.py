@@ -1,4 +1,4 @@
-"""`LLM.beam_search`: brute force over the oracle's logits gives the same beams."""
+"""Compare `LLM.beam_search` with brute force over the oracle's logits."""
 
 import gc
 import random
@@ -9,6 +9,7 @@ import pytest
 from interrupts import KINDS, Injector, handlers
 
 from mie import LLM, BeamSearchParams, SamplingParams
+from mie.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, RequestError, RequestFailedError
 
 EOS = 3
@@ -31,7 +32,7 @@ def llama(tiny):
 def assert_nothing_is_held(llm):
     assert not llm.has_work
     scheduler = llm.engine.scheduler
-    scheduler.check_invariants()
+    check_scheduler(scheduler)
     assert not scheduler._opener.kept
     assert scheduler.manager.num_used == 0
 
@@ -51,7 +52,7 @@ def assert_equal_to_brute_force(llm, model, prompts, limit=10**9, **params):
 
 @pytest.mark.parametrize("family", ["llama", "mistral_window", "qwen2", "qwen3_tied"])
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_beams_are_those_of_brute_force(tiny, family, width):
+def test_beams_equal_those_of_brute_force(tiny, family, width):
     llm = load(tiny[family])
     assert_equal_to_brute_force(
         llm, tiny[family], [PROMPT, *OTHERS], beam_width=width, max_tokens=7
@@ -73,7 +74,7 @@ def test_beams_are_those_of_brute_force(tiny, family, width):
     ],
     ids=str,
 )
-def test_parameters_do_what_they_do_in_brute_force(llama, tiny, params):
+def test_parameters_have_the_same_effect_as_in_brute_force(llama, tiny, params):
     params = {"beam_width": 3, "max_tokens": 6, **params}
     assert_equal_to_brute_force(llama, tiny["llama"], [PROMPT, *OTHERS], **params)
 
@@ -148,13 +149,13 @@ def test_beams_share_the_blocks_of_a_long_prompt_and_compute_one_token_each(tiny
     assert [step.num_prefill_tokens for step in steps] == [41, *[width] * (max_tokens - 1)]
     num_own = 1 + max_tokens // llm.engine.scheduler.manager.block_size
     for step in steps:
-        # Those of the last step and those of this one, above the shared blocks.
+        # The blocks of the last step and of this one, besides the shared blocks.
         assert step.num_blocks_used <= 10 + 2 * width * num_own
     assert max(step.num_copies for step in steps) == width
     assert_nothing_is_held(llm)
 
 
-def test_a_beam_ends_where_the_context_or_the_cache_ends(tiny):
+def test_a_beam_ends_at_the_limit_of_context_or_cache(tiny):
     params = {"beam_width": 2, "max_tokens": 99, "ignore_eos": True}
     short = load(tiny["llama"], max_model_len=12)
     assert_equal_to_brute_force(short, tiny["llama"], [PROMPT], limit=12, **params)
@@ -265,7 +266,7 @@ def test_searches_of_several_threads_and_other_requests_run_together(llama):
         assert [beam.tokens for beam in found[index].sequences] == tokens
 
 
-def test_the_text_has_the_prompt_and_eos_only_if_asked_for():
+def test_the_text_has_the_prompt_and_eos_only_on_request():
     llm = LLM("bundled", max_num_seqs=4)
     prompt = "Tell me a story about Mia the fox, the mill and a bell."
     texts = []

@@ -1,15 +1,18 @@
-"""What beams cost, where a step of a beam search is a request of one token for each beam."""
+"""Test the costs of beams, where a step of a beam search is a one-token request for each beam."""
 
 from test_scheduler import Driver
 
 BLOCK_SIZE, WIDTH = 4, 4
 PROMPT = list(range(10, 30))
-"""Five full blocks."""
+"""A prompt of five full blocks."""
 
 
 def extend(driver, beams):
-    """Ask for a token after each beam: the blocks that all of them stand in together, those that
-    were taken from the free list, and the tokens that were computed."""
+    """Request a token after each beam, and return three counts.
+
+    They are the blocks that all beams share, the blocks taken from the free list, and the computed
+    tokens.
+    """
     records = []
     driver.manager._emit = records.append
     for beam in beams:
@@ -27,7 +30,7 @@ def test_beams_share_all_full_blocks_and_compute_their_last_one():
     driver.run()
     beams = [[40 + i] for i in range(WIDTH)]
     for length in range(1, 11):
-        # A block that was filled by the request before is in the tree; the last one never was.
+        # A block that the previous request filled is in the tree, except the last one.
         num_own = (length - 1) // BLOCK_SIZE
         num_tail = length - num_own * BLOCK_SIZE
         expected = (5 + WIDTH * (num_own + 1), WIDTH, WIDTH * num_tail)
@@ -35,7 +38,7 @@ def test_beams_share_all_full_blocks_and_compute_their_last_one():
         beams = [[*beam, 50 + length] for beam in beams]
 
 
-def test_beams_that_parted_late_share_what_they_have_in_common():
+def test_beams_that_diverged_late_share_their_common_blocks():
     driver = Driver(num_blocks=64, enable_prefix_caching=True)
     stem = list(range(60, 60 + BLOCK_SIZE + 1))
     extend(driver, [stem])

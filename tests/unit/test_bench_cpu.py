@@ -1,4 +1,4 @@
-"""The CPU benchmark's arithmetic, its command line, and what it does when an engine fails."""
+"""Test the CPU benchmark's arithmetic and command line, and how it handles a failing engine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import bench_cpu
-from cpu_bench import model_bench
-from cpu_bench.children import Child, PeerError, child_environment
-from cpu_bench.engines import EngineSpec
-from cpu_bench.entries import entries_of, grouped, mie_entries, parse_settings
-from cpu_bench.goals import GOALS, goals_reached, verdict
-from cpu_bench.metrics import (
+from bench.cpu import model_bench
+from bench.cpu.children import Child, PeerError, child_environment
+from bench.cpu.engines import EngineSpec
+from bench.cpu.entries import entries_of, grouped, mie_entries, parse_settings
+from bench.cpu.goals import GOALS, goals_reached, verdict
+from bench.cpu.metrics import (
     WORKLOADS,
     Limits,
     Sample,
@@ -28,22 +28,22 @@ from cpu_bench.metrics import (
     sample,
     shares,
 )
-from cpu_bench.model_bench import ModelBench, agreement
-from cpu_bench.report import as_json, markdown
-from cpu_bench.results import ModelResults, ratio, rows_of
-from cpu_bench.shapes import LLAMA, SHAPES, Costs, Format
+from bench.cpu.model_bench import ModelBench, agreement
+from bench.cpu.report import as_json, markdown
+from bench.cpu.results import ModelResults, ratio, rows_of
+from bench.cpu.shapes import LLAMA, SHAPES, Costs, Format
 
-from mie.model.config import ModelConfig
+from mie.checkpoint.config import ModelConfig
 
 TOY = Costs.of(ModelConfig.from_hf({**LLAMA, **SHAPES["toy"]}))
 F32 = Format(weight=4, cache=4)
 LIMITS = Limits(bandwidth=1e10, sgemm=1e11)
 
 
-def test_costs_count_a_toy_by_hand() -> None:
+def test_costs_of_a_toy_model_equal_a_count_by_hand() -> None:
     attention = 64 * 64 + 2 * 64 * 32 + 64 * 64
     weights = 2 * (attention + 3 * 64 * 128)
-    assert TOY.num_weights == weights + 512 * 64  # the head, and not the embedding
+    assert TOY.num_weights == weights + 512 * 64  # the head, but not the embedding
     assert TOY.num_parameters == weights + 2 * 512 * 64
     assert TOY.decode_bytes(3, 10, F32) == 4 * (weights + 512 * 64) + 3 * 10 * 2 * 2 * 2 * 16 * 4
     assert TOY.decode_flops(3, 10) == 3 * (2 * TOY.num_weights + 4 * 10 * 2 * 4 * 16)
@@ -56,7 +56,7 @@ def test_a_tied_head_is_read_once() -> None:
     assert round(costs.num_parameters / 1e6) == 134
 
 
-def test_decode_rate_counts_only_steps_in_which_all_decode() -> None:
+def test_decode_rate_counts_only_steps_when_all_requests_decode() -> None:
     # The second request has its first token at 2 s; the first ends at 4 s. Between: 2 + 3 tokens.
     times = [[1.0, 2.0, 3.0, 4.0], [2.0, 2.5, 3.5, 4.0, 5.0]]
     assert rate(WORKLOADS["decode-8"], times) == pytest.approx(5 / 2)
@@ -65,7 +65,7 @@ def test_decode_rate_counts_only_steps_in_which_all_decode() -> None:
     )
 
 
-def test_decode_rate_needs_a_moment_at_which_all_decode() -> None:
+def test_decode_rate_needs_a_moment_when_all_requests_decode() -> None:
     with pytest.raises(ValueError, match="no moment at which all decode"):
         rate(WORKLOADS["decode-8"], [[1.0, 2.0], [2.0, 3.0]])
 
@@ -81,7 +81,7 @@ def test_a_sample_is_the_median_of_a_round() -> None:
     assert (got.rate, got.time_to_first_token, got.overhead) == (0.5, 2.0, 0.5)
 
 
-def test_shares_of_the_machine() -> None:
+def test_rates_are_fractions_of_the_machines() -> None:
     workload = WORKLOADS["decode-16"]  # 40 tokens of context on average
     bandwidth, sgemm = shares(workload, 160.0, TOY, F32, LIMITS)  # ten steps a second
     assert bandwidth == pytest.approx(10 * TOY.decode_bytes(16, 40, F32) / 1e10)
@@ -92,7 +92,7 @@ def test_shares_of_the_machine() -> None:
 
 
 def test_attention_share_takes_the_weights_out() -> None:
-    """A machine that reads weights at any speed, and the cache at half the bandwidth."""
+    """The machine reads weights at any speed, and the cache at half the bandwidth."""
     limits = Limits(bandwidth=1e6, sgemm=1e10)
     cache = 16 * TOY.num_kv_numbers * 4
     long, short = WORKLOADS["context-16"], WORKLOADS["decode-16"]
@@ -142,7 +142,7 @@ def test_ratios_are_taken_within_a_round(results: ModelResults) -> None:
     assert ratio(results, "decode-64", "mie", "llama.cpp-F32") is None
 
 
-def test_goals(results: ModelResults) -> None:
+def test_goals_are_met_or_missed_by_ratio(results: ModelResults) -> None:
     found = {each.goal.text: each for each in goals_reached([results], avx512=True)}
     assert {text: each.values["mie"] for text, each in found.items()} == {
         "the same, against transformers, one static batch": 3.0,
@@ -184,7 +184,7 @@ def test_settings_are_python_values_or_texts() -> None:
         parse_settings(["a"])
 
 
-def test_variants_stand_beside_mie() -> None:
+def test_variants_are_listed_beside_mie() -> None:
     mine = mie_entries(["num_threads=1"], ["half:weight_dtype=bfloat16,seed=1"])
     assert [each.name for each in mine] == ["mie", "mie half"]
     assert mine[1].settings == {"num_threads": 1, "weight_dtype": "bfloat16", "seed": 1}
@@ -199,7 +199,7 @@ def test_engines_are_called_by_name_or_family() -> None:
     assert names == ["mie", "llama.cpp-F32", "llama.cpp-F16", "llama.cpp-Q8_0", "ctranslate2-int8"]
 
 
-def test_groups_fit_and_share_the_first() -> None:
+def test_groups_fit_a_table_and_share_the_first_engine() -> None:
     needs = {"mie": 4.0, "a": 4.0, "b": 3.0, "c": 5.0, "huge": 99.0, "d": 1.0}
     assert grouped(needs, 12) == [["mie", "a", "b"], ["mie", "c"], ["mie", "huge"], ["mie", "d"]]
     assert grouped({"mie": 99.0}, 12) == [["mie"]]
@@ -209,7 +209,7 @@ def test_agreement_ends_at_the_first_difference() -> None:
     assert agreement([[1, 2, 3], [4, 9, 6]], [[1, 2, 3], [4, 5, 6]]) == "4 of 6"
 
 
-def test_children_get_what_a_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_get_a_users_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENBLAS_CORETYPE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HOME_OF_MIE", "here")
@@ -242,7 +242,7 @@ def spec(family: str, directory: Path) -> EngineSpec:
     )
 
 
-def test_a_child_says_why_it_fails(tmp_path: Path) -> None:
+def test_a_failing_child_reports_the_reason(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match=r"ModelError: .*config\.json"):
         Child(sys.executable, spec("mie", tmp_path), child_environment(False))
     with pytest.raises(PeerError, match="No such file"):
@@ -251,7 +251,7 @@ def test_a_child_says_why_it_fails(tmp_path: Path) -> None:
         Child("false", spec("mie", tmp_path), child_environment(False))
 
 
-def test_a_run_skips_by_name_and_measures_the_rest(
+def test_a_run_names_skipped_engines_and_measures_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ModelBench, "_measure_limits", lambda self: self._limits.append(LIMITS))

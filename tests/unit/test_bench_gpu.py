@@ -1,4 +1,4 @@
-"""The GPU benchmark, gone through without a GPU: shapes, floors, tables, peers by name."""
+"""Run the GPU benchmark without a GPU: shapes, floors, tables, and peers by name."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from emulated import needs_compiler
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import bench_gpu
-from gpu_bench import attention, peers
-from gpu_bench.device import CupyDevice, DryDevice, Samples
-from gpu_bench.end_to_end import Workload, row_of, step_floor_ms
-from gpu_bench.inputs import Inputs, decode_inputs, prefill_inputs
-from gpu_bench.numbers import relative_error, rounded
-from gpu_bench.page import as_markdown, goals
-from gpu_bench.report import Report
-from gpu_bench.shapes import PREFILL, TINY, TINY_PREFILL, UNIFORM, batch_of, ragged_lengths
-from gpu_bench.timing import timed_in_turns
+from bench.gpu import attention, peers
+from bench.gpu.device import CupyDevice, DryDevice, Samples
+from bench.gpu.end_to_end import GpuWorkload, row_of, step_floor_ms
+from bench.gpu.inputs import Inputs, decode_inputs, prefill_inputs
+from bench.gpu.numbers import relative_error, rounded
+from bench.gpu.page import as_markdown, goals
+from bench.gpu.report import BenchReport
+from bench.gpu.shapes import PREFILL, TINY, TINY_PREFILL, UNIFORM, batch_of, ragged_lengths
+from bench.gpu.timing import timed_in_turns
 
-from mie.model.config import ModelConfig
+from mie.checkpoint.config import ModelConfig
 from mie.ops_gpu.arrays import DTYPES
 
 ROOT = Path(__file__).parents[2]
 
 
-def report(is_dry_run: bool = True) -> Report:
-    return Report(state={}, prefix=None, is_dry_run=is_dry_run)
+def report(is_dry_run: bool = True) -> BenchReport:
+    return BenchReport(state={}, prefix=None, is_dry_run=is_dry_run)
 
 
-def test_every_module_is_there_without_torch_and_cupy():
-    """All but the peer that is made of Triton."""
-    names = sorted(path.stem for path in (ROOT / "scripts" / "gpu_bench").glob("*.py"))
-    names = [f"gpu_bench.{name}" for name in names if name not in ("__init__", "triton_decode")]
+def test_every_module_imports_without_torch_and_cupy():
+    """All modules except the peer that uses Triton."""
+    names = sorted(path.stem for path in (ROOT / "scripts" / "bench" / "gpu").glob("*.py"))
+    names = [f"bench.gpu.{name}" for name in names if name not in ("__init__", "triton_decode")]
     code = "import sys; sys.modules.update(torch=None, triton=None, cupy=None); import bench_gpu, "
     done = subprocess.run(
         [sys.executable, "-c", code + ", ".join(names)],
@@ -66,13 +66,13 @@ def test_ragged_lengths_have_the_same_sum(num_seqs: int, context: int):
     assert len(set(lengths)) > 1
 
 
-def test_useful_bytes_are_those_of_the_notes():
-    """Keys and values of the first row are 1073.7 MB; queries and outputs add 1 MB."""
+def test_useful_bytes_equal_a_count_by_hand():
+    """Keys and values of the first row are 1073.7 MB. Queries and outputs add 1 MB."""
     first = UNIFORM[0]
     assert first.useful_bytes == 2**30 + 2 * 64 * 32 * 128 * 2
 
 
-def test_rounding_by_bits_is_rounding():
+def test_rounding_by_bits_is_accurate():
     wide = np.random.default_rng(0).standard_normal(1000)
     dtype = DTYPES["bfloat16"]
     got = rounded(wide, dtype).astype(float)
@@ -80,7 +80,7 @@ def test_rounding_by_bits_is_rounding():
 
 
 class FakeCuda:
-    """Streams, graphs and events that count; ``refuses``: nothing can be captured."""
+    """Streams, graphs and events that count. With ``refuses`` nothing can be captured."""
 
     def __init__(self, refuses: bool) -> None:
         self.refuses, self.num_replays, self.now = refuses, 0, 0.0
@@ -118,7 +118,7 @@ class FakeCuda:
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_samples_are_of_a_graph_or_say_why_not(refuses: bool):
+def test_samples_use_a_graph_or_say_why_not(refuses: bool):
     fake, called = FakeCuda(refuses), []
     device = object.__new__(CupyDevice)
     device.xp = fake.xp
@@ -133,7 +133,7 @@ def test_samples_are_of_a_graph_or_say_why_not(refuses: bool):
         assert (len(called), fake.num_replays) == (8, 7)
 
 
-def test_versions_take_turns_and_one_that_fails_is_a_row():
+def test_versions_alternate_and_a_failure_is_a_row():
     order: list[str] = []
 
     def version(name: str, us: float) -> Any:
@@ -153,7 +153,7 @@ def test_versions_take_turns_and_one_that_fails_is_a_row():
     assert timings["a"]["noise"] > 0
 
 
-def test_a_quantised_cache_is_half_and_its_scales():
+def test_a_quantised_cache_has_half_the_bytes_plus_scales():
     first = replace(UNIFORM[0], kv_cache_dtype="int8")
     kv = 2 * 64 * 4096 * 8
     assert first.useful_bytes == kv * (128 + 4) + 2 * 64 * 32 * 128 * 2
@@ -174,9 +174,9 @@ def test_a_batch_names_every_block_once():
     assert batch.block_tables[:, -1].tolist() == [-1] * 3
 
 
-def test_the_floor_of_a_step_is_its_bytes_at_the_higher_rate():
+def test_the_floor_of_a_step_uses_the_higher_bandwidth():
     config = ModelConfig.from_hf({**small_llama(), "num_hidden_layers": 1})
-    workload = Workload(num_requests=4, num_tokens=8, num_generated=1)
+    workload = GpuWorkload(num_requests=4, num_tokens=8, num_generated=1)
     weights = 2 * (4 * 4 * 4 + 3 * 4 * 8 + 16 * 4)  # q, k, v, o, mlp, head, in 16 bits
     cache = 4 * (16 + 4) * 2 * 4 * 2
     floor = step_floor_ms(config, workload, {"copy_gb_per_s": 1.0, "read_gb_per_s": 2.0})
@@ -198,12 +198,12 @@ def small_llama() -> dict[str, Any]:
     }
 
 
-# Inputs and what is right.
+# Inputs and correct results.
 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_the_kernels_are_right_over_the_benchmarks_inputs(dtype: str):
+def test_the_kernels_are_correct_on_the_benchmarks_inputs(dtype: str):
     device = DryDevice()
     for shape in (replace(TINY, dtype=dtype), replace(TINY, dtype=dtype, kv_cache_dtype="int8")):
         inputs = decode_inputs(device, shape)
@@ -248,7 +248,7 @@ def test_peers_that_cannot_run_are_skipped_by_name(monkeypatch: pytest.MonkeyPat
 
 
 @needs_compiler
-def test_a_peer_that_is_wrong_or_breaks_is_a_row(monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_or_failing_peer_is_a_row(monkeypatch: pytest.MonkeyPatch):
     inputs = peers.TorchInputs(decode_inputs(DryDevice(), TINY))
 
     def broken(inputs: peers.TorchInputs) -> peers.Attend:
@@ -269,7 +269,7 @@ def test_a_peer_that_is_wrong_or_breaks_is_a_row(monkeypatch: pytest.MonkeyPatch
     assert not results.failures
 
 
-# What was asked for.
+# Goals and time limits.
 
 
 def test_goals_are_met_or_missed():
@@ -298,7 +298,7 @@ def test_goals_are_met_or_missed():
     assert goals({**vars(found), "is_dry_run": True}) == []
 
 
-def test_what_the_time_does_not_allow_is_skipped_by_name(monkeypatch: pytest.MonkeyPatch):
+def test_parts_without_time_are_named_as_skipped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bench_gpu, "measure_ceilings", lambda device, report: None)
     device: Any = SimpleNamespace(xp=np)
     found = report(is_dry_run=False)
@@ -310,8 +310,8 @@ def test_what_the_time_does_not_allow_is_skipped_by_name(monkeypatch: pytest.Mon
     assert len(names) == len(set(names)) > 40
 
 
-def test_a_part_that_breaks_leaves_the_others_their_turn(monkeypatch: pytest.MonkeyPatch):
-    def broken(device: Any, shape: Any, report: Report) -> None:
+def test_a_failing_part_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch):
+    def broken(device: Any, shape: Any, report: BenchReport) -> None:
         raise ValueError("by mistake")
 
     monkeypatch.setattr(bench_gpu, "measure_ceilings", lambda device, report: None)

@@ -1,8 +1,8 @@
-"""The number of threads of NumPy's BLAS, and what there is where it is another library."""
+"""Test the number of threads of NumPy's BLAS, and the behaviour with other libraries."""
 
 import pytest
 
-from mie.ops_cpu.blas import Blas
+from mie.ops_cpu.threads.blas import Blas
 
 needs_openblas = pytest.mark.skipif(
     not Blas().is_controlled, reason="NumPy's BLAS here is no OpenBLAS"
@@ -10,7 +10,7 @@ needs_openblas = pytest.mark.skipif(
 
 
 @needs_openblas
-def test_threads_are_set_inside_and_as_before_outside():
+def test_the_thread_count_is_restored_outside():
     blas = Blas()
     with blas.threads(2):
         assert blas.num_threads() == 2
@@ -20,13 +20,13 @@ def test_threads_are_set_inside_and_as_before_outside():
 
 
 @needs_openblas
-def test_it_says_what_it_is():
+def test_the_library_reports_its_name():
     blas = Blas()
     assert blas.version.startswith("OpenBLAS")
     assert blas.core in blas.version
 
 
-def test_another_library_is_left_alone():
+def test_another_library_is_not_controlled():
     blas = Blas(library=object())
     assert not blas.is_controlled
     assert (blas.core, blas.version, blas.num_threads()) == ("unknown", "unknown", None)

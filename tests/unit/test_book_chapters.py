@@ -1,4 +1,4 @@
-"""The book: the same bytes in every process, and pages and plots from the results alone."""
+"""Check that the book has the same bytes in every process, and that pages follow from results."""
 
 import copy
 import hashlib
@@ -28,7 +28,7 @@ for name in sys.argv[2:]:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> Path:
-    """Where a process left the small results of what is simulated."""
+    """The folder with the small results of the simulated chapters, from another process."""
     return run_in_process(tmp_path_factory.mktemp("book"), "1")
 
 
@@ -59,22 +59,24 @@ DIGESTS = {
 
 
 @pytest.mark.parametrize("name", SIMULATED)
-def test_results_are_those_of_other_machines(small: Path, name: str):
-    """A change of the scheduler or of the costs that is meant changes these, too: then run
-    ``mie bench all --output-dir docs/book`` anew, and put the new digests here."""
+def test_results_equal_those_of_other_machines(small: Path, name: str):
+    """An intended change of the scheduler or of the costs also changes these digests.
+
+    Then run ``mie bench all --output-dir docs/book`` again, and put the new digests here.
+    """
     found = hashlib.sha256((small / f"{name}.json").read_bytes()).hexdigest()
     assert found[:16] == DIGESTS[name]
 
 
 @pytest.mark.parametrize("name", ["capacity", "chunking", "policies"])
-def test_the_quick_chapters_are_what_the_book_says(tmp_path: Path, name: str):
+def test_the_quick_chapters_equal_the_book(tmp_path: Path, name: str):
     report.write_json(report.run_chapter(name, "full"), tmp_path)
     assert (tmp_path / f"{name}.json").read_bytes() == (BOOK / f"{name}.json").read_bytes()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["batching", "prefix", "pressure"])
-def test_the_others_are_what_the_book_says(tmp_path: Path, name: str):
+def test_the_slow_chapters_equal_the_book(tmp_path: Path, name: str):
     report.write_json(report.run_chapter(name, "full"), tmp_path)
     assert (tmp_path / f"{name}.json").read_bytes() == (BOOK / f"{name}.json").read_bytes()
 
@@ -86,7 +88,7 @@ def test_the_page_of_the_book_is_made_from_its_results(tmp_path: Path):
     assert (tmp_path / "README.md").read_text() == (BOOK / "README.md").read_text()
 
 
-def test_every_chapter_has_a_title_and_the_other_way_round():
+def test_chapters_and_titles_match():
     assert list(CHAPTERS) == list(TITLES)
 
 
@@ -104,7 +106,7 @@ def test_panels_have_points_and_units(small: Path):
 
 
 def numbers(value, path=()):
-    """Where the measured numbers of a result are."""
+    """Yield the places of the measured numbers in a result."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from numbers(inner, (*path, name))
@@ -116,7 +118,7 @@ def numbers(value, path=()):
 
 
 def test_no_figure_in_a_text_is_typed_in(small: Path):
-    """With other results, every line that gives a finding is another."""
+    """With other results, every line with a finding changes."""
     for result in results(small):
         changed = copy.deepcopy(result)
         for index, path in enumerate(numbers(result)):
@@ -134,10 +136,10 @@ def test_no_figure_in_a_text_is_typed_in(small: Path):
 IDENTITIES = {"share", "watermark", "request_rate", "max_model_len", "block_size", "num_blocks"}
 
 
-# The summary, in somebody's file.
+# The summary in another file.
 
 
-def test_a_summary_stands_between_its_marks(small: Path, tmp_path: Path):
+def test_a_summary_is_written_between_its_marks(small: Path, tmp_path: Path):
     for path in small.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     folder = tmp_path / "book"
@@ -157,7 +159,7 @@ def test_a_summary_stands_between_its_marks(small: Path, tmp_path: Path):
     assert file.read_text() == text
 
 
-def test_a_file_without_marks_or_elsewhere_is_refused(small: Path, tmp_path: Path):
+def test_a_summary_file_without_marks_or_elsewhere_is_refused(small: Path, tmp_path: Path):
     file = tmp_path / "page.md"
     file.write_text("# nothing\n")
     with pytest.raises(ConfigError, match="has no lines"):

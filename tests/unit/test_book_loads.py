@@ -1,4 +1,4 @@
-"""The published conditions are inputs: the same on every machine, and what their authors say."""
+"""Check that the published conditions are the same on every machine, and match their sources."""
 
 import hashlib
 import json
@@ -33,9 +33,12 @@ def test_lengths_of_a_and_b_have_the_published_numbers():
         (lambda: published.poisson(300, 5).digest, "c670dd5b100b0f07"),
     ],
 )
-def test_what_is_drawn_is_the_same_everywhere(values, expected):
-    """If this fails where it did not before, the platform's logarithm rounds a length or an arrival
-    differently, or Python draws otherwise: the simulated figures of the book are not comparable."""
+def test_draws_are_the_same_on_every_machine(values, expected):
+    """Check digests of the draws.
+
+    If this fails on a new platform, its logarithm rounds a length or an arrival differently, or
+    Python draws differently. The simulated figures of the book are then not comparable.
+    """
     assert digest(values()) == expected
 
 

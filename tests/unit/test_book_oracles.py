@@ -1,4 +1,4 @@
-"""Chapters against brute force, where there is one."""
+"""Compare chapters with brute force where possible."""
 
 import random
 
@@ -12,7 +12,7 @@ from mie.sim.shapes import find_shape
 
 @pytest.mark.parametrize("block_size", [1, 7, 16, 512])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_fits_is_a_sum_of_ceilings(block_size, seed):
+def test_capacity_is_a_sum_of_ceilings(block_size, seed):
     rng = random.Random(seed)
     lengths = [rng.randint(1, 512) for _ in range(400)]
     num_free, count = capacity.NUM_SLOTS // block_size, 0
@@ -28,7 +28,7 @@ def test_what_fits_is_a_sum_of_ceilings(block_size, seed):
     )
 
 
-def test_capacity_is_what_was_published():
+def test_capacity_equals_the_published_figures():
     result = capacity.run("full")
     fits = [
         [result[name][kind]["num_sequences"] for kind in ("contiguous", "paged")]
@@ -39,13 +39,13 @@ def test_capacity_is_what_was_published():
     assert contiguous == [64, 32, 16, 8, 4]
 
 
-def test_rounds_are_those_of_seats_that_are_filled_in_turn():
+def test_rounds_equal_those_of_seats_filled_in_turn():
     drain = batching._drain(48, 8, range(3))
     for row in drain["rounds"]:
         answers = [answer for _, answer in published.mixed_lengths(48, row["seed"])]
         batches = [answers[start : start + 8] for start in range(0, 48, 8)]
         assert row["static"] == sum(map(max, batches))
-        ends = [0] * 8  # when each seat is free: the next request takes the first
+        ends = [0] * 8  # the time at which each seat is free; the next request takes the first one
         for answer in answers:
             ends.sort()
             ends[0] += answer
@@ -62,17 +62,17 @@ def test_a_shared_prompt_is_computed_once():
     assert rates == sorted(rates)
     assert rates[0] == 0 < rates[1]
     found = (result["budgets"][0]["num_prefill_tokens"] - 6 * 8) / 6
-    assert found == 512  # of six requests, none finds anything without a budget
+    assert found == 512  # without a budget, none of six requests finds anything
 
 
-def test_whatever_fits_a_pool_completes_in_it():
+def test_every_request_that_fits_the_pool_completes():
     rows = pressure.run("small")["pools"]
     assert all(row["num_completed"] == row["num_servable"] for row in rows)
     assert rows[-1]["num_preemptions"] > 0
     assert rows[-1]["num_cut"] > 0, "the smallest pool is too large to show anything"
 
 
-def test_a_whole_prompt_delays_the_next_token_by_what_it_costs():
+def test_an_unchunked_prompt_delays_the_next_token_by_its_cost():
     result = chunking.run("small")
     costs = costs_on(find_device(chunking.DEVICE), find_shape(chunking.MODEL))
     work = StepWork(

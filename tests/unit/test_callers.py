@@ -1,4 +1,4 @@
-"""Many callers of one `LLM`: streams, calls, step loops and threads, mixed."""
+"""Test many callers of one `LLM`: streams, calls, step loops and threads, mixed."""
 
 import gc
 import os
@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mie import LLM, SamplingParams
+from mie.audit.scheduler import check_scheduler
 from mie.errors import EngineDeadError, RequestError, RequestFailedError
-from mie.outputs import RequestOutput
-from mie.sched.params import RequestOutputKind
+from mie.frontend.loop import Command
+from mie.frontend.outputs import RequestOutput
+from mie.params.sampling import RequestOutputKind
 
 PROMPTS = ("Once upon a time", "Tell me a story about Mia", "The old mill", "A silver bell")
 
@@ -30,7 +32,7 @@ def nothing_leaks(llm):
     assert llm.engine.scheduler.manager.num_used == 0
     assert not llm.loop.processor._states
     assert not llm.loop.inbox
-    llm.engine.scheduler.check_invariants()
+    check_scheduler(llm.engine.scheduler)
 
 
 def params(max_tokens=12, **more):
@@ -39,7 +41,7 @@ def params(max_tokens=12, **more):
 
 @pytest.fixture(scope="module")
 def alone(llm):
-    """The text of each prompt when nothing else runs."""
+    """The text of each prompt when no other request runs."""
     return [llm.generate([p], params(), use_tqdm=False)[0].outputs[0].text for p in PROMPTS]
 
 
@@ -67,7 +69,7 @@ def test_a_call_inside_a_stream_loses_nothing_of_it(llm, alone):
     assert [output.outputs[0].text for output in inner] == [alone[1]] * 2
 
 
-def test_a_stream_that_others_drove_gives_merged_outputs(llm, alone):
+def test_a_stream_driven_by_others_gives_merged_outputs(llm, alone):
     stream = llm.stream(PROMPTS[0], params())
     first = next(stream)
     llm.generate([PROMPTS[1]], params(), use_tqdm=False)
@@ -107,7 +109,7 @@ def test_any_number_of_threads_may_call(llm, alone):
 
 
 def test_threads_may_step_and_add_and_abort(llm, alone):
-    """Each thread runs its own loop; outputs of `add_request` go to whoever steps."""
+    """Each thread runs its own loop. The outputs of `add_request` go to the thread that steps."""
     texts, lock = {}, threading.Lock()
 
     def work(thread):
@@ -177,8 +179,8 @@ def test_outputs_do_not_change_afterwards(llm):
     assert outputs[0].outputs[0].finish_reason is None
 
 
-def test_a_request_that_makes_a_step_raise_fails_alone(llm, alone, monkeypatch):
-    from mie.rows import Row
+def test_only_the_request_that_makes_a_step_raise_fails(llm, alone, monkeypatch):
+    from mie.engine.rows import Row
 
     original = Row.controls
 
@@ -206,7 +208,7 @@ def test_a_request_that_makes_a_step_raise_fails_alone(llm, alone, monkeypatch):
     assert outputs[-1].request_id == request_id
 
 
-def test_the_row_whose_draw_raises_is_to_blame(llm, alone, monkeypatch):
+def test_the_request_whose_draw_raises_fails(llm, alone, monkeypatch):
     backend = llm.engine._runner.backend
     original = backend.sample
 
@@ -228,7 +230,7 @@ def test_the_row_whose_draw_raises_is_to_blame(llm, alone, monkeypatch):
         llm.generate([PROMPTS[1]], params(top_k=7), use_tqdm=False)
 
 
-def test_text_that_cannot_be_spelled_fails_its_request_alone(llm, alone, monkeypatch):
+def test_a_detokenizer_error_fails_only_its_request(llm, alone, monkeypatch):
     from mie.text.stream import TextStream
 
     original = TextStream.add
@@ -255,7 +257,7 @@ def test_an_observer_that_raises_costs_no_output(llm, alone, caplog):
     assert "an observer of the engine raised" in caplog.text
 
 
-def test_an_observer_may_abort_and_nothing_else(llm):
+def test_an_observer_may_only_abort(llm):
     said = []
 
     def observer(stats):
@@ -277,7 +279,7 @@ def test_an_observer_may_abort_and_nothing_else(llm):
     assert "in the middle of a step" in said[0]
 
 
-def test_a_step_that_fails_once_is_tried_again(llm, alone, monkeypatch, caplog):
+def test_a_step_that_fails_once_is_retried(llm, alone, monkeypatch, caplog):
     runner, failed = llm.engine._runner, []
     original = runner.launch
 
@@ -290,10 +292,10 @@ def test_a_step_that_fails_once_is_tried_again(llm, alone, monkeypatch, caplog):
 
     monkeypatch.setattr(runner, "launch", launch)
     assert streamed(llm, 0) == alone[0]
-    assert "a step failed and is tried again: MemoryError" in caplog.text
+    assert "a step failed and will be retried: MemoryError" in caplog.text
 
 
-def test_a_fault_of_nobody_ends_the_engine_and_every_caller_hears_of_it():
+def test_a_fault_of_the_engine_itself_reaches_every_caller():
     own = LLM("bundled", max_num_seqs=4)
     stream = own.stream(PROMPTS[0], params())
     next(stream)
@@ -361,7 +363,7 @@ def test_a_forked_child_serves_its_own_requests(llm, alone):
             try:
                 next(stream)
             except RequestError as error:
-                is_refused = "the process that was forked" in str(error)
+                is_refused = "the parent process" in str(error)
                 code = 0 if text == alone[1] and not has_left and is_refused else 2
         finally:
             os._exit(code)
@@ -388,7 +390,7 @@ def test_a_forked_child_is_refused_the_gpu_at_once(llm, monkeypatch):
 
 
 def test_a_child_forked_in_the_middle_of_another_threads_step_serves(llm, alone):
-    """The lock of the driving thread, and whatever it was changing, are copied as they are."""
+    """The fork copies the driving thread's lock, and anything that it was changing."""
     runner, inside, go_on = llm.engine._runner, threading.Event(), threading.Event()
     original = runner.launch
 
@@ -417,7 +419,7 @@ def test_a_child_forked_in_the_middle_of_another_threads_step_serves(llm, alone)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_ctrl_c_ends_the_main_threads_requests_and_no_others(llm, alone, monkeypatch):
+def test_ctrl_c_ends_only_the_main_threads_requests(llm, alone, monkeypatch):
     runner, strikes = llm.engine._runner, [3]
     original = runner.launch
 
@@ -438,3 +440,19 @@ def test_ctrl_c_ends_the_main_threads_requests_and_no_others(llm, alone, monkeyp
         with pytest.raises(KeyboardInterrupt):
             call_for_ever()
         assert [each.result() for each in others] == alone[1:]
+
+
+def test_a_command_that_is_done_is_not_called_again():
+    """An exception after its result is set makes the loop run it once more."""
+    calls, errors = [], [MemoryError("injected")]
+
+    def notify():
+        if errors:
+            raise errors.pop()
+
+    command = Command(lambda: calls.append("called"), notify)
+    with pytest.raises(MemoryError):
+        command.run()
+    assert command.is_done
+    command.run()
+    assert calls == ["called"]

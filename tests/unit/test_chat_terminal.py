@@ -1,4 +1,4 @@
-"""Messages of several lines, wrapped words, and hidden typing, without a model."""
+"""Test messages of several lines, word wrapping, and hidden typing, without a model."""
 
 import itertools
 import os
@@ -15,7 +15,7 @@ from mie.errors import RequestError
 
 
 def lines(*texts: str) -> ReadLine:
-    """A reader that gives these lines and then the end of the input."""
+    """Return a reader that gives these lines and then the end of the input."""
     left: Iterator[str] = iter(texts)
     return lambda prompt: next(left, None)
 
@@ -30,7 +30,9 @@ def lines(*texts: str) -> ReadLine:
         (('"""', "", "one", "", '"""'), "one"),
     ],
 )
-def test_triple_quotes_hold_a_message_of_several_lines(typed: tuple[str, ...], text: str) -> None:
+def test_triple_quotes_enclose_a_message_of_several_lines(
+    typed: tuple[str, ...], text: str
+) -> None:
     message = read_message(lines(*typed))
     assert message == Message(text=text, is_quoted=True)
     assert message.command is None
@@ -102,6 +104,6 @@ def test_typing_is_hidden_and_kept() -> None:
     os.close(keyboard)
 
 
-def test_a_stream_that_is_no_terminal_is_left_alone() -> None:
+def test_a_stream_that_is_not_a_terminal_is_left_alone() -> None:
     with typing_hidden(None), open(os.devnull, encoding="utf-8") as stream, typing_hidden(stream):
         pass

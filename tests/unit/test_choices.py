@@ -1,7 +1,9 @@
-"""How the n choices of a request find their seats."""
+"""Test how the n choices of a request get their seats."""
 
 import pytest
 from test_scheduler import Driver
+
+from mie.audit.scheduler import check_scheduler
 
 
 def running(driver):
@@ -19,7 +21,7 @@ def lengths(request):
 # The fork.
 
 
-def test_choices_take_the_seats_there_are_and_the_rest_wait():
+def test_choices_take_the_free_seats_and_the_rest_wait():
     driver = Driver(max_num_seqs=3)
     driver.add(2, max_tokens=9)
     request = driver.add(6, n=4, max_tokens=3)
@@ -40,7 +42,7 @@ def test_more_choices_than_seats_are_served():
     assert driver.manager.num_used == 0
 
 
-def test_many_choices_do_not_keep_a_small_request_waiting_beside_an_idle_seat():
+def test_many_choices_do_not_keep_a_small_request_waiting():
     driver = Driver(num_blocks=600, max_num_seqs=8, max_model_len=512, max_num_batched_tokens=256)
     for _ in range(7):
         driver.add(4, max_tokens=200)
@@ -167,10 +169,10 @@ def test_a_choice_that_ends_with_its_first_token_frees_its_seat():
     assert [seq.finish_reason for seq in request.sequences] == ["length"] * 5
 
 
-# Those that wait.
+# Waiting choices.
 
 
-def test_a_choice_that_waited_finds_the_prompt_in_the_cache():
+def test_a_waiting_choice_finds_the_prompt_in_the_cache():
     driver = Driver(max_num_seqs=1, enable_prefix_caching=True)
     request = driver.add(9, n=3, max_tokens=2)
     works = driver.run()
@@ -180,7 +182,7 @@ def test_a_choice_that_waited_finds_the_prompt_in_the_cache():
     assert driver.manager.stats.num_queried_tokens == 9, "a request is one query"
 
 
-def test_without_a_cache_a_choice_that_waited_computes_the_prompt_again():
+def test_a_waiting_choice_recomputes_the_prompt_without_a_cache():
     driver = Driver(max_num_seqs=1)
     driver.add(9, n=2, max_tokens=2)
     assert [work[0] for work in driver.run()] == [9, 1, 9, 1]
@@ -191,14 +193,14 @@ def test_prompt_logprobs_are_computed_once_for_all_choices(caching):
     driver = Driver(max_num_seqs=1, max_num_batched_tokens=4, enable_prefix_caching=caching)
     request = driver.add(9, n=3, max_tokens=2, prompt_logprobs=0)
     spans = []
-    while driver.scheduler.has_work:
+    while driver.has_work:
         spans += [chunk.scored for chunk in driver.step().chunks]
     scored = [position for span in spans for position in range(*span)]
     assert scored == list(range(8))
     assert [-row.logprobs[0] for row in request.prompt_logprobs] == scored
 
 
-def test_nothing_is_launched_ahead_while_a_choice_waits_for_a_free_seat():
+def test_no_step_is_launched_ahead_while_a_choice_waits():
     driver = Driver(max_num_seqs=3, async_scheduling=True)
     driver.add(3, n=2, max_tokens=9)
     driver.step()
@@ -218,7 +220,7 @@ def test_the_next_choice_leads_when_the_first_ends_before_the_fork():
     request = driver.add(8, n=3, max_tokens=2)
     driver.step()
     driver.scheduler.finish(request.sequences[0], "abort")
-    driver.scheduler.check_invariants()
+    check_scheduler(driver.scheduler)
     assert (running(driver), waiting(driver)) == ([], [(0, 1)])
     assert driver.manager.num_used == 0
     plans = [driver.step() for _ in range(2)]
@@ -237,13 +239,13 @@ def test_a_choice_that_ended_before_the_fork_gets_no_seat():
     assert lengths(request) == [2, 0, 2]
 
 
-def test_an_abort_before_the_fork_makes_no_choice_lead():
+def test_an_abort_before_the_fork_ends_all_choices():
     driver = Driver(max_num_batched_tokens=4)
     request = driver.add(8, n=3)
     driver.step()
     driver.scheduler.abort(request)
     assert request.is_finished
-    assert not driver.scheduler.has_work
+    assert not driver.has_work
     assert [record[0] for record in driver.records[-1:]] == ["finish"]
     assert not driver.events("wait")
 
@@ -253,7 +255,7 @@ def test_a_choice_that_waits_for_a_seat_can_be_ended():
     request = driver.add(3, n=3, max_tokens=2)
     driver.step()
     driver.scheduler.finish(request.sequences[1], "abort")
-    driver.scheduler.check_invariants()
+    check_scheduler(driver.scheduler)
     assert waiting(driver) == [(0, 2)]
     driver.run()
     assert lengths(request) == [2, 0, 2]

@@ -1,4 +1,4 @@
-"""The parts of the command line that need no process."""
+"""Test the parts of the command line that need no process."""
 
 import argparse
 import json
@@ -15,8 +15,8 @@ from mie.cli.generate import _Batch, _title
 from mie.cli.options import add_engine_options, add_sampling_options, load_llm, sampling_params
 from mie.cli.requests import CliRequest, Origin
 from mie.errors import ConfigError, RequestError
-from mie.outputs import CompletionOutput
-from mie.sched.params import SamplingParams
+from mie.frontend.outputs import CompletionOutput
+from mie.params.sampling import SamplingParams
 
 
 def parsed(*arguments: str, max_tokens: int | None = 256) -> argparse.Namespace:
@@ -59,7 +59,7 @@ def test_every_sampling_flag_arrives() -> None:
     )
 
 
-def test_zeros_are_given_values_too() -> None:
+def test_zero_counts_as_a_given_value() -> None:
     assert sampling_params(parsed("--temperature", "0", "--seed", "0")) == SamplingParams(
         max_tokens=256, temperature=0, seed=0
     )
@@ -67,7 +67,7 @@ def test_zeros_are_given_values_too() -> None:
         sampling_params(parsed("--max-tokens", "0"))
 
 
-def test_a_requests_own_parameters_win() -> None:
+def test_a_requests_own_parameters_take_precedence() -> None:
     params = sampling_params(parsed("--temperature", "0.5"), {"temperature": 0, "max_tokens": 3})
     assert params == SamplingParams(temperature=0, max_tokens=3)
     with pytest.raises(ConfigError, match="did you mean 'max_tokens'"):
@@ -138,7 +138,7 @@ def test_the_table_of_too_little_memory_stays_a_table(capsys: pytest.CaptureFixt
 
 
 class FakeLLM:
-    """Answers "a1", "a2" …; a message "loop" is interrupted after its first piece."""
+    """Answers "a1", "a2" …. A message "loop" is interrupted after its first piece."""
 
     engine = SimpleNamespace(max_model_len=100)
 
@@ -194,7 +194,7 @@ def test_a_conversation_remembers_both_sides(capsys: pytest.CaptureFixture[str])
     assert talk.messages == [say("system", "Be brief.")]
 
 
-def test_what_was_said_before_an_interrupt_is_remembered() -> None:
+def test_text_before_an_interrupt_is_remembered() -> None:
     llm, talk = conversation()
     talk.answer("loop")
     assert talk.messages == [say("user", "loop"), say("assistant", "a")]
@@ -206,14 +206,14 @@ def test_a_message_that_does_not_fit_is_not_remembered() -> None:
     talk.answer("one")
     talk.answer("two")
     before = list(talk.messages)
-    with pytest.raises(RequestError, match=r"has 100 tokens .* holds 100, .* not sent: /reset"):
+    with pytest.raises(RequestError, match=r"has 100 tokens .* holds 100, .* not sent: use /reset"):
         talk.answer("three")
     assert talk.messages == before
     assert len(llm.prompts) == 2
 
 
 class FailingLLM:
-    """Two requests: the first fails in its step, and the second is answered."""
+    """Runs two requests. The first fails in its step, and the second is answered."""
 
     def __init__(self) -> None:
         self.has_work = True

@@ -1,4 +1,4 @@
-"""`ModelConfig`: every family, both spellings, everything refused, everything malformed."""
+"""Test `ModelConfig`: every family, both spellings, and everything refused or malformed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from model_files import hf_config
 
+from mie.checkpoint.config import SUPPORTED_ARCHITECTURES, ModelConfig
+from mie.checkpoint.rope_config import RopeConfig
+from mie.checkpoint.tensors import num_parameters
 from mie.errors import ModelError, UnsupportedModelError
-from mie.model.config import SUPPORTED_ARCHITECTURES, ModelConfig, RopeConfig
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
 SIZES += ("num_attention_heads",)
@@ -57,7 +59,7 @@ def test_mistral_slides_in_every_layer_by_default() -> None:
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
 
 
-def test_mistral_has_eight_kv_heads_unless_told_otherwise() -> None:
+def test_mistral_has_eight_kv_heads_by_default() -> None:
     sizes = {"num_attention_heads": 16, "hidden_size": 64}
     assert load("MistralForCausalLM", num_key_value_heads=..., **sizes).num_kv_heads == 8
     assert load("MistralForCausalLM", num_key_value_heads=None, **sizes).num_kv_heads == 16
@@ -106,13 +108,13 @@ def test_layer_types_that_repeat_the_rule_are_accepted_everywhere() -> None:
     assert mistral.layer_windows == (3, 3)
 
 
-def test_explicit_head_dim_wins_over_the_quotient() -> None:
+def test_an_explicit_head_dim_overrides_the_quotient() -> None:
     assert load(head_dim=10).head_dim == 10
     assert load(head_dim=10, hidden_size=18).head_dim == 10
     assert load(head_dim=None).head_dim == 4
 
 
-def test_model_type_stands_in_for_absent_architectures() -> None:
+def test_model_type_replaces_missing_architectures() -> None:
     assert load(architectures=..., model_type="qwen3").architecture == "Qwen3ForCausalLM"
 
 
@@ -150,12 +152,12 @@ def test_transformers_4_and_5_spellings_agree(scaling: dict[str, Any], type_key:
         assert getattr(five.rope, key) == scaling[key]
 
 
-def test_theta_in_the_scaling_wins_over_the_one_outside() -> None:
+def test_theta_in_the_scaling_overrides_the_outer_one() -> None:
     rope = load(rope_theta=5.0, rope_parameters={"rope_theta": 6.0}).rope
     assert rope == RopeConfig(theta=6.0)
 
 
-def test_null_scaling_is_no_scaling() -> None:
+def test_null_scaling_means_no_scaling() -> None:
     assert load(rope_theta=50, rope_scaling=None).rope == RopeConfig(theta=50.0)
 
 
@@ -164,17 +166,17 @@ def test_yarn_without_a_factor_takes_it_from_the_two_contexts() -> None:
     assert load(rope_parameters=scaling, max_position_embeddings=64).rope.factor == 4.0
 
 
-def test_original_context_beside_the_scaling_wins() -> None:
+def test_an_original_context_beside_the_scaling_takes_precedence() -> None:
     scaling = {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 16}
     config = load(rope_parameters=scaling, original_max_position_embeddings=20)
     assert config.rope.original_max_position_embeddings == 20
 
 
-def test_dtype_may_carry_the_name_of_torch() -> None:
+def test_dtype_may_have_torchs_prefix() -> None:
     assert load(torch_dtype="torch.float16").dtype == "float16"
 
 
-# What follows from the sizes.
+# Derived sizes.
 
 
 @pytest.mark.parametrize(
@@ -198,14 +200,14 @@ def test_kv_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
 
 
 def published(architecture: str, sizes: str, **changes: Any) -> ModelConfig:
-    """Sizes as "V D F L Hq Hkv"."""
+    """Return a configuration with sizes given as "V D F L Hq Hkv"."""
     keys = (*SIZES, "num_key_value_heads")
     values = dict(zip(keys, map(int, sizes.split()), strict=True))
     return load(architecture, **values, **changes)
 
 
 @pytest.mark.parametrize(
-    ("config", "num_parameters"),
+    ("config", "published"),
     [
         (published("LlamaForCausalLM", "32000 2048 5632 22 32 4"), 1_100_048_384),
         (
@@ -235,10 +237,8 @@ def published(architecture: str, sizes: str, **changes: Any) -> ModelConfig:
         "Qwen3-0.6B",
     ],
 )
-def test_num_parameters_equals_the_published_count(
-    config: ModelConfig, num_parameters: int
-) -> None:
-    assert config.num_parameters == num_parameters
+def test_num_parameters_equals_the_published_count(config: ModelConfig, published: int) -> None:
+    assert num_parameters(config) == published
 
 
 def test_a_config_is_frozen() -> None:
@@ -385,7 +385,7 @@ def test_a_bad_value_names_file_and_key(changes: dict[str, Any], key: str) -> No
     assert key in str(error.value)
 
 
-def test_sliding_layers_without_a_window_contradict() -> None:
+def test_sliding_layers_without_a_window_are_refused() -> None:
     with pytest.raises(ModelError, match=r"sliding_window is null or use_sliding_window is false"):
         load("Qwen2ForCausalLM", sliding_window=4, layer_types=["sliding_attention"] * 2)
 
@@ -426,7 +426,7 @@ def test_generation_config_decides_the_end_of_sequence(
     ["{", b"\xff\xfe{}", "[1, 2]", '"text"', "null", "[" * 100_000, ""],
     ids=["cut", "not UTF-8", "list", "string", "null", "deep", "empty"],
 )
-def test_a_file_that_is_no_json_object_is_named(tmp_path: Path, text: str | bytes) -> None:
+def test_a_file_that_is_not_a_json_object_is_named(tmp_path: Path, text: str | bytes) -> None:
     path = write(tmp_path, "config.json", text)
     with pytest.raises(ModelError) as error:
         ModelConfig.load(tmp_path)

@@ -1,4 +1,4 @@
-"""`mie.diff`: what it measures, what it records, and that it finds every fault it is shown."""
+"""Test `mie.diff`: what it measures and records, and that it finds every injected fault."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ import tiny_models
 from emulated import needs_compiler
 from tiny_models import TINY, TinyModel
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.diff.compare import compare
 from mie.diff.html import check_target, page, write_page
 from mie.diff.inject import Injection
 from mie.diff.measure import coarser, errors_between
 from mie.diff.recording import METHODS, OPERATORS, RecordingBackend, Spot, put, to_host
-from mie.diff.report import Report, Side
+from mie.diff.report import DiffReport, Side
 from mie.diff.text import lines
 from mie.diff.tolerances import ALONE, CLASSES, QUANTIZED, TOLERANCES, Limits, Tolerance
-from mie.diff.workload import Workload
+from mie.diff.workload import DiffWorkload
 from mie.errors import ConfigError, RequestError
-from mie.load import load_engine
+from mie.load.engine import load_engine
 from mie.ops import kv_cache
 from mie.ops.numpy_backend import NumpyBackend
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 
 F64 = Side(backend="numpy-plain", dtype="float64")
 F32 = Side(backend="numpy-plain", dtype="float32")
@@ -43,10 +43,11 @@ def emulated(dtype: str) -> Side:
     return Side(backend="cupy-emulated", dtype=dtype)
 
 
-def workload(model: TinyModel, /, **settings: Any) -> Workload:
-    """Two prompts that begin alike: chunks, a prefix hit with a copied block, and decodes."""
+def workload(model: TinyModel, /, **settings: Any) -> DiffWorkload:
+    """Return two prompts with a common beginning, which cause chunks, a prefix hit, a copied block,
+    and decodes."""
     prompts = [list(range(4, 22)), [*range(4, 14), *range(25, 35)]]
-    work = Workload(
+    work = DiffWorkload(
         directory=model.directory, model="tiny", prompts=prompts, max_tokens=6, block_size=4
     )
     return replace(work, **settings)
@@ -100,7 +101,7 @@ def test_the_relative_error_is_of_the_largest_magnitude_and_judged_row_by_row():
     assert errors_between(a, b, 0).first == (0, 0, 0)
 
 
-def test_numbers_that_are_not_finite():
+def test_differences_of_infinities_and_nans():
     inf, nan = math.inf, math.nan
     same = np.array([inf, -inf, nan, 1.0])
     assert errors_between(same, same, 0).max_rel == 0
@@ -113,7 +114,7 @@ def test_numbers_that_are_not_finite():
     assert (only.max_rel, only.row_rel, only.first) == (inf, inf, (0,))
 
 
-def test_zeros_and_nothing_at_all():
+def test_zeros_and_empty_arrays_have_no_error():
     zeros = np.zeros(3)
     assert errors_between(zeros, zeros, 0).max_rel == 0
     assert errors_between(zeros, np.array([0, 0, 1e-30]), 1).row_rel == math.inf
@@ -126,7 +127,7 @@ def test_zeros_and_nothing_at_all():
 
 
 def recorded(model: TinyModel, prompt: list[int]) -> list[tuple[Spot, np.ndarray]]:
-    """The calls of two greedy tokens."""
+    """Return the recorded calls of two greedy tokens."""
     calls: list[tuple[Spot, np.ndarray]] = []
     engine = load_engine(
         model.directory,
@@ -159,7 +160,7 @@ def test_every_call_has_its_role_and_layer(tiny: dict[str, TinyModel], family: s
 
 def test_a_result_is_recorded_with_its_shape_and_dtype(tiny: dict[str, TinyModel]):
     shapes = {spot.operator: array.shape for spot, array in recorded(tiny["qwen3_tied"], [5, 6, 7])}
-    # Of the second step, which has one token.
+    # From the second step, which has one token.
     assert shapes["embed"] == shapes["down"] == shapes["take_rows"] == (1, 24)
     assert shapes["qkv"] == (1, 96)
     assert shapes["q_norm"] == shapes["k_norm"] == shapes["paged_attention"] == (1, 4, 8)
@@ -168,7 +169,7 @@ def test_a_result_is_recorded_with_its_shape_and_dtype(tiny: dict[str, TinyModel
     assert {array.dtype.name for _, array in recorded(tiny["llama"], [5])} == {"float32"}
 
 
-def test_what_is_recorded_is_a_copy():
+def test_a_recorded_result_is_a_copy():
     class OnDevice:
         def get(self) -> np.ndarray:
             return np.arange(3.0)
@@ -179,7 +180,7 @@ def test_what_is_recorded_is_a_copy():
     assert copy.tolist() == to_host(OnDevice()).tolist() == [0, 1, 2]
 
 
-def test_a_backend_that_skips_the_forward_pass_is_no_backend_to_record():
+def test_a_backend_that_skips_the_forward_pass_cannot_be_recorded():
     class Replays(NumpyBackend):
         def run_step(self, forward: Any, batch: Any) -> np.ndarray:
             return np.zeros((1, 4))
@@ -189,7 +190,7 @@ def test_a_backend_that_skips_the_forward_pass_is_no_backend_to_record():
         recorder.run_step(lambda batch: None, SimpleNamespace(token_ids=[1], logits_rows=[0]))
 
 
-def test_a_call_out_of_order_goes_by_the_operators_own_name():
+def test_a_call_out_of_order_has_the_operators_name():
     calls: list[Spot] = []
     recorder = RecordingBackend(NumpyBackend(), lambda spot, array: calls.append(spot))
     gate_up = np.ones((1, 4), np.float32)
@@ -252,7 +253,7 @@ def test_a_fault_in_any_operator_is_found(tiny: dict[str, TinyModel], family: st
     assert report.first.layer == (0 if in_layers else None)
     assert report.first.relative == pytest.approx(0.01, rel=0.01)
     assert report.first.b == pytest.approx(1.01 * report.first.a, rel=1e-3)
-    # Of a whole chunk nothing is sampled, so that the first rows of logits come later.
+    # A chunk samples nothing, so the first rows of logits appear later.
     has_rows = operator in ("take_rows", "final_norm", "head", "logits")
     assert report.first.step == (3 if has_rows else 1)
 
@@ -280,7 +281,7 @@ def test_a_fault_in_the_second_layer_is_found_there(tiny: dict[str, TinyModel], 
         ("run_step", "logits"),
     ],
 )
-def test_an_operator_of_the_contract_stands_for_its_roles(
+def test_an_operator_of_the_contract_selects_all_its_roles(
     tiny: dict[str, TinyModel], method: str, role: str
 ):
     report = compare(workload(tiny["qwen3_tied"]), F64, F32, inject=Injection.parse(method))
@@ -289,13 +290,13 @@ def test_an_operator_of_the_contract_stands_for_its_roles(
 
 
 @pytest.mark.parametrize("text", ["", "down:", "down:x", "softmax", "down:1:2", "down 1", ":1"])
-def test_a_fault_that_is_none_is_refused(text: str):
+def test_an_invalid_fault_is_refused(text: str):
     with pytest.raises(ConfigError, match=r"--inject takes OP or OP:LAYER; got .* paged_attention"):
         Injection.parse(text)
 
 
 @pytest.mark.parametrize("text", ["q_norm", "down:2", "embed:0"])
-def test_a_fault_that_meets_no_call_is_refused(tiny: dict[str, TinyModel], text: str):
+def test_a_fault_that_matches_no_call_is_refused(tiny: dict[str, TinyModel], text: str):
     sides: list[str] = []
     message = f"--inject {text} matches no call; tiny has layers 0 … 1"
     with pytest.raises(ConfigError, match=message):
@@ -323,7 +324,7 @@ def test_a_wrong_key_in_the_cache_is_seen_by_attention(
     assert (report.first.operator, report.first.layer) == ("paged_attention", 0)
 
 
-def test_a_fault_in_decodes_only_is_the_worst_of_all_steps(
+def test_a_fault_only_in_decodes_is_the_worst_of_all_steps(
     tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
 ):
     silu_mul = NumpyBackend.silu_mul
@@ -362,7 +363,7 @@ def test_a_fault_in_an_isolated_operator_stays_there(tiny: dict[str, TinyModel])
     assert "Each operator alone" in page(right)
 
 
-def test_what_takes_a_results_place_is_rounded_to_its_dtype():
+def test_a_replaced_result_is_rounded_to_its_dtype():
     class OnDevice:
         def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
             self.shape, self.dtype, self.host = shape, dtype, np.zeros(shape, dtype)
@@ -385,7 +386,7 @@ def test_what_takes_a_results_place_is_rounded_to_its_dtype():
 # Settings of a side.
 
 
-def test_a_quantised_cache_of_one_side_is_seen_and_allowed(tiny: dict[str, TinyModel]):
+def test_a_quantised_cache_on_one_side_is_noticed_and_allowed(tiny: dict[str, TinyModel]):
     int8 = replace(F32, settings={"kv_cache_dtype": "int8"})
     report = compare(workload(tiny["llama"]), F32, int8)
     assert report.is_within
@@ -402,8 +403,8 @@ def test_the_fast_operators_are_within_tolerance_of_the_plain_ones(tiny: dict[st
     assert compare(workload(tiny["qwen2"]), F32, fast).is_within
 
 
-def test_a_setting_that_is_not_the_backends_own_is_refused(tiny: dict[str, TinyModel]):
-    """The schedule is the same on both sides."""
+def test_a_setting_of_another_backend_is_refused(tiny: dict[str, TinyModel]):
+    """Both sides have the same schedule."""
     for name in ("max_num_seqs", "num_thread"):
         side = Side(backend="numpy", dtype="float32", settings={name: 2})
         with pytest.raises(ConfigError, match=f"numpy backend has no parameter '{name}'"):
@@ -416,7 +417,7 @@ def test_a_setting_that_is_not_the_backends_own_is_refused(tiny: dict[str, TinyM
 def sampling_wrongly(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[np.ndarray, int], int]
 ) -> None:
-    """In float32, greedy tokens are those that ``change`` makes of (logits, token)."""
+    """Replace greedy tokens in float32 by ``change(logits, token)``."""
     sample = NumpyBackend.sample
 
     def wrong(self: NumpyBackend, logits: np.ndarray, rows: Any) -> list[int]:
@@ -428,7 +429,7 @@ def sampling_wrongly(
     monkeypatch.setattr(NumpyBackend, "sample", wrong)
 
 
-def test_a_token_that_the_logits_do_not_explain_is_past_tolerance(
+def test_a_token_that_contradicts_the_logits_exceeds_the_tolerance(
     tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
 ):
     sampling_wrongly(monkeypatch, lambda logits, token: int(logits.argsort()[-2]))
@@ -454,16 +455,16 @@ def test_a_near_tie_is_named_and_allowed(tmp_path: Path, monkeypatch: pytest.Mon
     weights = tiny_models.random_weights(tiny_models.LLAMA)
     weights["lm_head.weight"][1::2] = weights["lm_head.weight"][::2]
     tiny_models.write_model(tmp_path, tiny_models.LLAMA, weights)
-    work = Workload(directory=tmp_path, model="twins", prompts=[[5, 6, 7]], max_tokens=3)
+    work = DiffWorkload(directory=tmp_path, model="twins", prompts=[[5, 6, 7]], max_tokens=3)
     sampling_wrongly(monkeypatch, lambda logits, token: token ^ 1)
     report = compare(work, F64, F32)
     assert [part.is_near_tie for part in report.tokens] == [True] * 3
     assert report.is_within
-    assert "3 of 3 differ, by near-ties only." in "\n".join(lines(report))
+    assert "3 of 3 differ, only by near-ties." in "\n".join(lines(report))
 
 
 def test_b_is_forced_to_the_tokens_of_a(tiny: dict[str, TinyModel]):
-    """A large fault changes B's choices, and yet every step computes A's tokens."""
+    """A large fault changes B's choices, but every step computes A's tokens."""
     work = workload(tiny["llama"], token_text=lambda token_id: f"<{token_id}>\n")
     wrong = compare(work, F64, F32, inject=Injection.parse("embed"))
     assert wrong.first is not None
@@ -474,7 +475,7 @@ def test_b_is_forced_to_the_tokens_of_a(tiny: dict[str, TinyModel]):
 # Errors.
 
 
-def test_what_is_wrong_with_b_is_known_before_a_runs(tiny: dict[str, TinyModel]):
+def test_problems_with_b_are_reported_before_a_runs(tiny: dict[str, TinyModel]):
     sides: list[str] = []
     for side in (Side(backend="nix", dtype="float32"), Side(backend="numpy", dtype="float16")):
         with pytest.raises(ConfigError):
@@ -514,7 +515,7 @@ def test_the_table_has_a_reason_for_every_row_and_a_limit_for_every_operator(
     assert all(tolerance.reason.endswith(".") for tolerance in table.values())
 
 
-def test_what_is_alone_is_allowed_less():
+def test_isolated_operators_have_narrower_limits():
     for dtype, alone in ALONE.items():
         for name in CLASS_NAMES[1:]:
             assert getattr(alone, name) < getattr(TOLERANCES[dtype], name)
@@ -544,11 +545,11 @@ def test_an_embedding_may_be_rounded_once_on_each_side():
         assert TOLERANCES[name].embed == pytest.approx(2 * 2.0**-bits, rel=0.13)
 
 
-# What a person sees.
+# Reports.
 
 
 @pytest.fixture(scope="module")
-def faulty(tiny: dict[str, TinyModel]) -> Report:
+def faulty(tiny: dict[str, TinyModel]) -> DiffReport:
     work = workload(
         tiny["llama"], model="<b>&model</b>", token_text=lambda token_id: f"<{token_id}>\n" * 9
     )
@@ -558,7 +559,7 @@ def faulty(tiny: dict[str, TinyModel]) -> Report:
 
 
 class Balanced(HTMLParser):
-    """Notes what is opened and never closed, and every attribute."""
+    """Records tags that are never closed, and every attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -576,7 +577,7 @@ class Balanced(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_stands_alone(faulty: Report):
+def test_the_page_is_self_contained(faulty: DiffReport):
     text = page(faulty)
     parser = Balanced()
     parser.feed(text)
@@ -595,8 +596,8 @@ def test_the_page_stands_alone(faulty: Report):
         assert f'class="{shade}"' in text
 
 
-def test_the_page_is_there_whole_or_not_at_all(
-    faulty: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_page_is_written_completely_or_not_at_all(
+    faulty: DiffReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     target = tmp_path / "report.html"
     write_page(faulty, target)
@@ -613,7 +614,7 @@ def test_the_page_is_there_whole_or_not_at_all(
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_page_that_has_no_place_is_refused(tmp_path: Path):
+def test_a_page_without_a_valid_path_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="overwrite the directory"):
         check_target(tmp_path)
     with pytest.raises(ConfigError, match="there is no directory"):
@@ -621,18 +622,18 @@ def test_a_page_that_has_no_place_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("layers", [False, True])
-def test_the_table_fits_a_terminal(faulty: Report, layers: bool):
+def test_the_table_fits_a_terminal(faulty: DiffReport, layers: bool):
     text = list(lines(replace(faulty, model="tiny"), layers=layers))
     assert max(map(len, text)) <= 80
     table = [line for line in text if line.startswith("down ")]
     assert [line.split()[1] for line in table] == (["0", "1"] if layers else ["1"])
     assert [line.endswith("PAST") for line in table] == ([False, True] if layers else [True])
-    assert "B was made wrong on purpose: one element of every result of down:1." in text
-    place = text[text.index("Past tolerance, first at") + 1]
+    assert "B has an injected fault: one element of every result of down:1." in text
+    place = text[text.index("Tolerance exceeded, first at") + 1]
     assert place.startswith("  step 1, layer 1, down, element [")
 
 
-def test_json_has_every_number_even_those_it_has_no_name_for(faulty: Report):
+def test_json_has_every_number_even_infinities(faulty: DiffReport):
     assert faulty.first is not None
     report = replace(faulty, first=replace(faulty.first, relative=math.inf, b=math.nan))
     loaded = json.loads(json.dumps(report.as_json(), allow_nan=False))
@@ -658,8 +659,8 @@ def test_the_emulated_kernels_are_within_tolerance(
 
 
 @needs_compiler
-def test_a_padded_step_and_a_captured_one_are_compared_too(tiny: dict[str, TinyModel]):
-    """Three decodes are padded to four, and steps of one size would be captured."""
+def test_padded_and_captured_steps_are_compared(tiny: dict[str, TinyModel]):
+    """Three decodes are padded to four, and steps of one size are captured."""
     work = workload(tiny["llama"], prompts=[[5, 6], [7, 8], [9, 10]], max_num_batched_tokens=16)
     report = compare(work, F32, emulated("float32"))
     assert report.is_within

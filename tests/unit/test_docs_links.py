@@ -1,4 +1,4 @@
-"""Relative links in the documentation lead to files, headings and functions that exist."""
+"""Check that what the documentation links to or names exists: files, headings, functions, tests."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ PAGES = sorted(
 
 
 def prose(text: str) -> str:
-    """A page without its blocks and spans of code, which may look like links."""
+    """Return a page without code blocks and spans, which may look like links."""
     text = re.sub(r"^(```+|~~~+).*?^\1", "", text, flags=re.DOTALL | re.MULTILINE)
     paragraphs = text.split("\n\n")
     return "\n\n".join(p for p in paragraphs if re.search(r"^(?! {4}|\t)", p, re.MULTILINE))
 
 
 def links(text: str) -> Iterator[tuple[str, str]]:
-    """(text, target) of every link and picture."""
+    """Yield (text, target) of every link and picture."""
     text = prose(text)
     yield from re.findall(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)", text)
     yield from ((name, target) for name, target in re.findall(r"^\[([^\]]+)\]: (\S+)", text, re.M))
 
 
 def anchors(text: str) -> set[str]:
-    """The names that GitHub gives to the headings of a page."""
+    """Return the names that GitHub gives to the headings of a page."""
     found: set[str] = set()
     for title in re.findall(r"^#+ +(.*?) *#*$", prose(text), flags=re.MULTILINE):
         title = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
@@ -44,7 +44,7 @@ def anchors(text: str) -> set[str]:
 
 
 def definitions(path: Path) -> set[str]:
-    """What a module defines: "Pool", "Pool.take", "SIZE"."""
+    """Return the names that a module defines, such as "Pool", "Pool.take", "SIZE"."""
     found = set()
 
     def walk(body: list[ast.stmt], prefix: str) -> None:
@@ -62,7 +62,7 @@ def definitions(path: Path) -> set[str]:
 
 
 def problems(page: Path) -> Iterator[str]:
-    """What is wrong with the links of a page, one sentence each."""
+    """Yield a sentence about each wrong link of a page."""
     for text, target in links(page.read_text()):
         if re.match(r"[a-z]+:", target):
             continue
@@ -78,12 +78,36 @@ def problems(page: Path) -> Iterator[str]:
                 yield f"{page.name}: {path} does not define {name}"
 
 
+TESTS = {path.name: path.read_text() for path in ROOT.glob("tests/**/test_*.py")}
+FUNCTIONS = {name for text in TESTS.values() for name in re.findall(r"\bdef (test_\w+)", text)}
+
+
+def unknown_tests(text: str) -> list[str]:
+    """Return the tests and files of tests that a page names and that do not exist."""
+    spans = [
+        word for span in re.findall(r"`([^`\n]+)`", text) for word in re.split(r"::|[ /]", span)
+    ]
+    named = [word for word in spans if re.fullmatch(r"test_\w+(\.py)?", word)]
+    modules = {name.removesuffix(".py") for name in TESTS}
+    return [name for name in named if name not in TESTS.keys() | FUNCTIONS | modules]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path):
+def test_named_tests_exist(page: Path):
+    assert unknown_tests(page.read_text()) == []
+
+
+def test_an_unknown_test_is_seen():
+    text = "| `test_named_tests_exist` in `test_docs_links.py` | `unit/test_gone.py::test_lost` |"
+    assert unknown_tests(text) == ["test_gone.py", "test_lost"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_existing_targets(page: Path):
     assert list(problems(page)) == []
 
 
-def test_wrong_links_are_seen(tmp_path: Path):
+def test_wrong_links_are_noticed(tmp_path: Path):
     (tmp_path / "code.py").write_text("SIZE = 1\nclass Pool:\n    def take(self): pass\n")
     (tmp_path / "other.md").write_text("# Same\n# Same\n## The `key`: what, and why?\n")
     page = tmp_path / "page.md"

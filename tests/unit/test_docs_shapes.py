@@ -1,4 +1,4 @@
-"""The example of docs/shapes.md is a step that the engine takes."""
+"""Check that the example of docs/shapes.md is a step of the engine."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 
 from mie import EngineConfig, SamplingParams
-from mie.backend import load_backend
-from mie.engine import Engine
+from mie.engine.engine import Engine
+from mie.engine.runner import ModelRunner
 from mie.events import EventLog
-from mie.load import new_scheduler
+from mie.load.backends import load_backend
+from mie.load.engine import new_scheduler
 from mie.memory.manager import KVCacheManager
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
-from mie.runner import ModelRunner
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "shapes.md"
 NUM_BLOCKS, BLOCK_SIZE, VOCAB = 8, 4, 50
 
 
 def documented() -> dict[str, list[list[int | None]]]:
-    """Name -> rows of numbers, from the table of the page; None for a dash."""
+    """Return the rows of numbers by name from the page's table, with None for a dash."""
     [table] = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
     rows: dict[str, list[list[int | None]]] = {}
     name = ""
@@ -36,7 +36,7 @@ def documented() -> dict[str, list[list[int | None]]]:
 
 
 class Recorder:
-    """Stands in for a decoder: remembers the batches, and asks for nothing but tokens' shapes."""
+    """Replaces a decoder: records the batches, and uses only the shapes of tokens."""
 
     def __init__(self) -> None:
         self.backend: Backend = load_backend("numpy")
@@ -69,7 +69,7 @@ def make_engine(recorder: Recorder) -> Engine:
 
 
 def hand_out_in_order(manager: KVCacheManager, order: list[int]) -> None:
-    """Let blocks be allocated in this order, those that are free."""
+    """Make the pool allocate free blocks in this order."""
     pool = manager._pool
     take = pool.take
 
@@ -108,7 +108,7 @@ def test_the_example_is_a_step_of_the_engine():
     assert [sum(x is not None for x in row) for row in table["block_tables"]] == needed
 
 
-def test_the_page_is_read_whole():
+def test_the_whole_table_of_the_page_is_read():
     unknown_to_the_host = {"drawn", "drawn_rows"}
     fields = vars(StepBatch)["__dataclass_fields__"].keys()
     assert documented().keys() == fields - unknown_to_the_host

@@ -1,4 +1,4 @@
-"""``mie doctor`` on machines that are not here: a Jetson, a server, a container, a bare laptop."""
+"""Test ``mie doctor`` on imitated machines: a Jetson, a server, a container, a bare laptop."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from mie import backend as backends
-from mie.cli.doctor import add_parser, examine, render, run
+from mie.cli.doctor import add_parser, render, run
 from mie.doctor import ask
 from mie.doctor import machine as machine_module
-from mie.doctor.gpu import gpu_checks
-from mie.doctor.host import host_checks, memory_limit
+from mie.doctor.cpu import CPU_CHECKS
+from mie.doctor.diagnosis import BACKENDS, examine, run_checks, try_backend
 from mie.doctor.machine import Machine, NoAnswer
-from mie.doctor.report import BACKENDS, Check, Report, try_backend
+from mie.doctor.survey import Check
+from mie.load import backends
 from mie.ops_cpu.cpu_backend import CpuBackend
-from mie.ops_cpu.cpus import cpu_quota
+from mie.system.resources import cpu_quota, memory_limit
 
 GIB = 1 << 30
-ORIN = {"name": "Orin", "capability": [8, 7], "memory": 8 * GIB, "integrated": True}
-HOPPER = {"name": "NVIDIA H200", "capability": [9, 0], "memory": 140 * GIB, "integrated": False}
+ORIN = {"name": "Orin", "major": 8, "minor": 7, "memory": 8 * GIB, "integrated": True}
+HOPPER = {"name": "NVIDIA H200", "major": 9, "minor": 0, "memory": 140 * GIB, "integrated": False}
 MEMORY = "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n"
 KERNEL_MODULE = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build\n"
 )
-NO_CUPY = {"packages": {}, "installed": False}
+NO_CUPY = {"packages": {}, "found": False}
 
 
 PRODUCTS = {"plan": "tiled", "kernels": "SkylakeX", "is_controlled": True, "num_threads": 8}
@@ -45,7 +45,7 @@ PRODUCTS = {"plan": "tiled", "kernels": "SkylakeX", "is_controlled": True, "num_
 
 @dataclass(frozen=True, kw_only=True)
 class FakeMachine(Machine):
-    """Its files lie under ``root``; commands and libraries answer what they are told to."""
+    """A machine with its files under ``root``. Its commands and libraries give prepared answers."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     system: str = "Linux"
@@ -96,42 +96,43 @@ def root(tmp_path: Path) -> Path:
 
 
 def cupy(**changes: Any) -> dict[str, Any]:
-    """The facts of a CuPy that works on one H200."""
+    """Return the facts of a CuPy that works on one H200."""
     usual = {
         "packages": {"cupy-cuda12x": "14.2.0"},
-        "installed": True,
         "version": "14.2.0",
         "numpy": "2.4.6",
         "cuda": [12, 9],
         "nvrtc": [12, 9],
         "cublas": [12, 9, 1],
-        "gpus": [{**HOPPER, "free": 130 * GIB}],
+        "free": [130 * GIB],
     }
     return {name: value for name, value in {**usual, **changes}.items() if value is not None}
 
 
 def driver(*cuda: int, gpus: Sequence[dict[str, Any]] = (HOPPER,), **more: Any) -> dict[str, Any]:
-    return {"found": True, "cuda": list(cuda), "gpus": list(gpus), **more}
+    return {"cuda": list(cuda), "gpus": list(gpus), **more}
 
 
-def host(machine: Machine) -> dict[str, Check]:
-    return {check.name: check for check in host_checks(machine)}
+def cpu(machine: Machine) -> dict[str, Check]:
+    """The checks of what every backend needs, by name."""
+    return {check.name: check for check in run_checks(machine) if check.name in CPU_CHECKS}
 
 
 def gpu(machine: Machine) -> dict[str, Check]:
-    return {check.name: check for check in gpu_checks(machine)}
+    """The checks of what backend cupy needs, by name."""
+    return {check.name: check for check in run_checks(machine) if check.name not in CPU_CHECKS}
 
 
 def on(root: Path, **facts: Any) -> dict[str, Check]:
-    """The GPU checks of a machine whose libraries say ``facts``."""
+    """Return the GPU checks of a machine whose libraries report ``facts``."""
     return gpu(FakeMachine(root=root, facts=facts))
 
 
-# What every backend stands on
+# What every backend needs.
 
 
-def test_a_machine_where_all_is_well(root: Path) -> None:
-    checks = host(FakeMachine(root=root))
+def test_a_healthy_machine_has_no_problems(root: Path) -> None:
+    checks = cpu(FakeMachine(root=root))
     assert {check.status for check in checks.values()} == {"ok"}
     assert {name: check.value for name, check in checks.items()} == {
         "Python": "3.12.1, Linux x86_64",
@@ -153,22 +154,22 @@ def test_a_machine_where_all_is_well(root: Path) -> None:
         ("Darwin", "arm64", "note"),
     ],
 )
-def test_a_platform_nobody_tried_is_a_note(system: str, architecture: str, status: str) -> None:
+def test_an_untested_platform_is_a_note(system: str, architecture: str, status: str) -> None:
     machine = FakeMachine(root=Path("/nowhere"), system=system, architecture=architecture)
-    assert host(machine)["Python"].status == status
+    assert cpu(machine)["Python"].status == status
 
 
 def test_a_numpy_that_crashes_is_a_problem(root: Path) -> None:
     machine = FakeMachine(root=root, facts={"numpy": NoAnswer("was ended by signal SIGILL")})
-    check = host(machine)["NumPy"]
+    check = cpu(machine)["NumPy"]
     assert check.status == "problem"
-    assert check.value == "the process that imported it was ended by signal SIGILL"
+    assert check.value == "the process that tried it was ended by signal SIGILL"
     assert check.remedy is not None
 
 
-def test_matrix_products_say_their_plan(root: Path) -> None:
+def test_matrix_products_name_their_plan(root: Path) -> None:
     plain = {**PRODUCTS, "plan": "plain", "num_threads": 1}
-    checks = host(FakeMachine(root=root, facts={"products": plain}))
+    checks = cpu(FakeMachine(root=root, facts={"products": plain}))
     check, invariance = checks["matrix plans"], checks["invariance"]
     assert check.status == invariance.status == "ok"
     assert check.value == "plan plain; SkylakeX kernels; 1 thread"
@@ -177,32 +178,32 @@ def test_matrix_products_say_their_plan(root: Path) -> None:
         "sets it"
     )
     other = {**PRODUCTS, "kernels": "unknown", "is_controlled": False}
-    check = host(FakeMachine(root=root, facts={"products": other}))["matrix plans"]
+    check = cpu(FakeMachine(root=root, facts={"products": other}))["matrix plans"]
     assert check.status == "note"
     assert "MKL_NUM_THREADS=1" in str(check.remedy)
     failed = {"products": NoAnswer("was ended by signal SIGILL")}
-    checks = host(FakeMachine(root=root, facts=failed))
+    checks = cpu(FakeMachine(root=root, facts=failed))
     assert "invariance" not in checks
     check = checks["matrix plans"]
     assert (check.status, check.value) == (
         "problem",
-        "the process that tried them was ended by signal SIGILL",
+        "the process that tried it was ended by signal SIGILL",
     )
 
 
 def test_shapes_with_another_plan_than_the_rest_are_listed(root: Path) -> None:
     odd = ["float32 8x9 plain (tiled takes 1.30 x as long, 2026-11-22)"]
     facts = {**PRODUCTS, "odd_plans": odd, "cache": "/home/me/my cache"}
-    check = host(FakeMachine(root=root, facts={"products": facts}))["plan cache"]
+    check = cpu(FakeMachine(root=root, facts={"products": facts}))["plan cache"]
     assert (check.status, check.value) == ("note", f"another plan than the rest: {odd[0]}")
     assert str(check.remedy).startswith("rm -r '/home/me/my cache', if")
     facts = {**PRODUCTS, "odd_plans": [], "cache": "/home/me"}
-    assert "plan cache" not in host(FakeMachine(root=root, facts={"products": facts}))
+    assert "plan cache" not in cpu(FakeMachine(root=root, facts={"products": facts}))
 
 
-def test_a_cache_of_plans_that_is_not_used_is_a_note(root: Path) -> None:
-    facts = {**PRODUCTS, "odd_plans": [], "cache_problem": "the cache is not used: a reason"}
-    check = host(FakeMachine(root=root, facts={"products": facts}))["plan cache"]
+def test_an_unused_cache_of_plans_is_a_note(root: Path) -> None:
+    facts = {**PRODUCTS, "odd_plans": [], "cache_error": "the cache is not used: a reason"}
+    check = cpu(FakeMachine(root=root, facts={"products": facts}))["plan cache"]
     assert check.status == "note"
     assert check.value == "the cache is not used: a reason; each process tries the plans anew"
 
@@ -219,7 +220,7 @@ def test_the_doctor_reads_the_remembered_plans(
     assert facts["cache"] == str(tmp_path / "mie" / "linear_plans")
     assert f"b plain (tiled takes 1.30 x as long, {date.today()})" in facts["odd_plans"]
     (tmp_path / "mie").chmod(0o777)
-    assert "other users may write" in Machine().ask("products")["cache_problem"]
+    assert "other users may write" in Machine().ask("products")["cache_error"]
 
 
 def test_matrix_products_are_tried() -> None:
@@ -230,7 +231,7 @@ def test_matrix_products_are_tried() -> None:
 
 def test_a_blas_that_may_be_slow_is_a_note(root: Path) -> None:
     facts = {"numpy": {"version": "1.26.4", "blas": "blas", "blas_version": "3.9.0"}}
-    check = host(FakeMachine(root=root, facts=facts))["NumPy"]
+    check = cpu(FakeMachine(root=root, facts=facts))["NumPy"]
     assert check.status == "note"
     assert check.value == "1.26.4, BLAS blas 3.9.0, which may be a slow one"
 
@@ -252,10 +253,10 @@ def test_a_blas_that_may_be_slow_is_a_note(root: Path) -> None:
         ({"OMP_NUM_THREADS": "0"}, None),
     ],
 )
-def test_variables_that_cost_speed(
+def test_variables_that_slow_computation_are_noted(
     root: Path, environment: Mapping[str, str], remedy: str | None
 ) -> None:
-    check = host(FakeMachine(root=root, environment=environment))["BLAS settings"]
+    check = cpu(FakeMachine(root=root, environment=environment))["BLAS settings"]
     assert check.remedy == remedy
     assert check.status == ("note" if remedy else "ok")
     for name in (remedy or "unset").split()[1:]:
@@ -308,30 +309,30 @@ def test_the_quota_of_a_control_group(
 
 def test_a_quota_below_the_cpus_is_a_note(root: Path) -> None:
     write(root, {**GROUP_2, "/sys/fs/cgroup/cpu.max": "150000 100000\n"})
-    check = host(FakeMachine(root=root, cpus=(16, 8)))["CPUs"]
+    check = cpu(FakeMachine(root=root, cpus=(16, 8)))["CPUs"]
     assert check.value == "8 of 16, and the control group allows the time of 1.5"
     assert check.remedy is not None
     assert "OPENBLAS_NUM_THREADS=2" in check.remedy
-    followed = host(FakeMachine(root=root, environment={"OPENBLAS_NUM_THREADS": "2"}))
+    followed = cpu(FakeMachine(root=root, environment={"OPENBLAS_NUM_THREADS": "2"}))
     assert followed["CPUs"].status == followed["BLAS settings"].status == "ok"
 
 
 def test_the_memory_of_a_control_group(root: Path) -> None:
     write(root, {**GROUP_2, "/sys/fs/cgroup/box/memory.max": f"{GIB // 2}\n"})
     machine = FakeMachine(root=root)
-    assert memory_limit(machine) == GIB // 2
-    check = host(machine)["memory"]
+    assert memory_limit(machine.read) == GIB // 2
+    check = cpu(machine)["memory"]
     assert check.status == "note"
     assert check.value.endswith("; the control group may hold 0.5 GiB")
     write(root, {**GROUP_1, "/sys/fs/cgroup/memory/box/memory.limit_in_bytes": f"{2**63 - 4096}"})
-    assert host(machine)["memory"].value == "8.0 GiB available of 16.0 GiB"
+    assert cpu(machine)["memory"].value == "8.0 GiB available of 16.0 GiB"
 
 
 def test_little_memory_and_unknown_memory_are_notes(tmp_path: Path) -> None:
     machine = FakeMachine(root=tmp_path)
-    assert host(machine)["memory"].value == "unknown: /proc/meminfo does not say"
+    assert cpu(machine)["memory"].value == "unknown: /proc/meminfo does not say"
     write(tmp_path, {"/proc/meminfo": "MemTotal:  8000000 kB\nMemAvailable:  500000 kB\n"})
-    check = host(machine)["memory"]
+    check = cpu(machine)["memory"]
     assert check.status == "note"
     assert "--kv-cache-memory-bytes" in (check.remedy or "")
 
@@ -349,18 +350,18 @@ def test_the_compiler(
     root: Path, environment: Mapping[str, str], commands: Mapping[str, str], value: str
 ) -> None:
     machine = FakeMachine(root=root, environment=environment, commands=commands)
-    check = host(machine)["C++ compiler"]
+    check = cpu(machine)["C++ compiler"]
     assert check.value.startswith(value)
     assert check.status == ("ok" if value == "clang 19" else "note")
     assert (check.remedy is None) == (check.status == "ok")
 
 
-# What backend cupy stands on
+# What backend cupy needs.
 
 
 def test_a_laptop_without_an_nvidia_gpu_has_no_problem(root: Path) -> None:
     intel = "DRIVER=i915\nPCI_CLASS=30000\nPCI_ID=8086:46A6\n"
-    sound = "PCI_CLASS=40300\nPCI_ID=10DE:22BA\n"  # NVIDIA makes more than GPUs
+    sound = "PCI_CLASS=40300\nPCI_ID=10DE:22BA\n"  # NVIDIA also makes other devices
     write(
         root,
         {
@@ -382,13 +383,13 @@ def test_a_gpu_without_a_driver(root: Path) -> None:
     assert checks["CuPy"].status == "note"
 
 
-def test_a_container_that_was_not_given_the_gpu(root: Path) -> None:
+def test_a_container_without_access_to_the_gpu(root: Path) -> None:
     check = on(write(root, {"/proc/driver/nvidia/version": KERNEL_MODULE}))["NVIDIA driver"]
     assert check.value == "kernel module 560.35.03, libcuda.so.1 is not found"
     assert "--gpus all" in (check.remedy or "")
 
 
-def test_a_server_where_all_is_well(root: Path) -> None:
+def test_a_healthy_server_has_no_problems(root: Path) -> None:
     write(root, {"/proc/driver/nvidia/version": KERNEL_MODULE})
     checks = on(root, driver=driver(12, 6), cupy=cupy())
     assert {check.status for check in checks.values()} == {"ok"}
@@ -403,7 +404,7 @@ def test_a_server_where_all_is_well(root: Path) -> None:
 
 def test_every_gpu_has_a_line(root: Path) -> None:
     facts = {"driver": driver(13, 0, gpus=[HOPPER, ORIN])}
-    checks = gpu_checks(FakeMachine(root=root, facts=facts))
+    checks = run_checks(FakeMachine(root=root, facts=facts))
     assert [check.value for check in checks if check.name == "GPU"] == [
         "NVIDIA H200, compute capability 9.0, 140.0 GiB",
         "Orin, compute capability 8.7, 8.0 GiB shared with the CPU",
@@ -411,7 +412,7 @@ def test_every_gpu_has_a_line(root: Path) -> None:
 
 
 def test_a_gpu_that_is_too_old(root: Path) -> None:
-    old = {**HOPPER, "name": "Tesla T4", "capability": [7, 5]}
+    old = {**HOPPER, "name": "Tesla T4", "major": 7, "minor": 5}
     check = on(root, driver=driver(12, 6, gpus=[old]))["GPU"]
     assert check.status == "problem"
     assert "use backend numpy" in (check.remedy or "")
@@ -488,7 +489,7 @@ def test_a_broken_cupy_and_one_that_crashes(root: Path) -> None:
     assert "NVRTC" not in broken
     crashed = on(root, cupy=NoAnswer("was ended by signal SIGSEGV"))["CuPy"]
     assert crashed.status == "problem"
-    assert crashed.value.endswith("the process that asked it was ended by signal SIGSEGV")
+    assert crashed.value.endswith("the process that tried it was ended by signal SIGSEGV")
 
 
 def test_no_nvrtc(root: Path) -> None:
@@ -498,7 +499,7 @@ def test_no_nvrtc(root: Path) -> None:
     assert check.value == 'not found: Failure finding "libnvrtc.so.12"'
     assert check.remedy == "pip install 'cupy-cuda12x[ctk]', or install CUDA toolkit 12"
     assert check.status == "problem"
-    assert on(root, cupy={**missing, "gpus": []})["NVRTC"].status == "note"
+    assert on(root, cupy=missing)["NVRTC"].status == "note"
 
 
 def test_no_cublas(root: Path) -> None:
@@ -510,7 +511,8 @@ def test_no_cublas(root: Path) -> None:
 
 
 def test_the_extras_bring_cuda_but_for_a_jetson_which_has_its_own() -> None:
-    """`cupy-cuda12x[ctk]` is NVIDIA's wheels for servers; a Jetson's kernel is named for it."""
+    """The wheels of `cupy-cuda12x[ctk]` are for servers. A Jetson is recognised by its kernel's
+    name."""
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     for version in (12, 13):
         [line] = re.findall(rf"^cuda{version} = \[(.*?)^\]", project, re.M | re.S)
@@ -551,7 +553,7 @@ def test_a_driver_that_finds_no_gpu(
 
 def test_a_driver_that_hangs(root: Path) -> None:
     check = on(root, driver=NoAnswer("gave no answer within 180 s"))["NVIDIA driver"]
-    assert check.value == "the process that asked it gave no answer within 180 s"
+    assert check.value == "the process that tried it gave no answer within 180 s"
     assert check.remedy is not None
 
 
@@ -578,7 +580,7 @@ def jetson(root: Path) -> Path:
 
 
 def on_jetson(root: Path, mode: str = "MAXN_SUPER", **facts: Any) -> dict[str, Check]:
-    usual = {"driver": driver(12, 6, gpus=[ORIN]), "cupy": cupy(gpus=[ORIN])}
+    usual = {"driver": driver(12, 6, gpus=[ORIN]), "cupy": cupy(free=[GIB])}
     return gpu(
         FakeMachine(
             root=root,
@@ -589,7 +591,7 @@ def on_jetson(root: Path, mode: str = "MAXN_SUPER", **facts: Any) -> dict[str, C
     )
 
 
-def test_a_jetson_where_all_is_well(jetson: Path) -> None:
+def test_a_healthy_jetson_has_no_problems(jetson: Path) -> None:
     checks = on_jetson(jetson)
     assert {check.status for check in checks.values()} == {"ok"}
     assert checks["JetPack"].value == f"6 (L4T 36.4.3), on {MODEL[:-1]}"
@@ -606,7 +608,7 @@ def test_a_slow_power_mode_names_the_fast_one(jetson: Path) -> None:
     assert (check.remedy or "").startswith("sudo nvpmodel -m ID")
 
 
-def test_maxn_is_the_fastest_where_there_is_no_maxn_super(jetson: Path) -> None:
+def test_maxn_is_the_fastest_mode_without_maxn_super(jetson: Path) -> None:
     write(jetson, {"/etc/nvpmodel.conf": "< POWER_MODEL ID=0 NAME=MAXN >\n"})
     assert on_jetson(jetson, mode="MAXN")["power mode"].status == "ok"
 
@@ -650,7 +652,7 @@ def test_a_user_who_may_not_use_the_gpu_of_a_jetson(jetson: Path) -> None:
 
 
 def test_a_jetson_gets_nvrtc_from_its_jetpack(jetson: Path) -> None:
-    facts = {"cupy": cupy(gpus=[ORIN], nvrtc=None, nvrtc_error="gone")}
+    facts = {"cupy": cupy(nvrtc=None, nvrtc_error="gone")}
     check = on_jetson(jetson, **facts)["NVRTC"]
     assert check.remedy == "sudo apt install nvidia-jetpack brings the CUDA toolkit"
     newer = on_jetson(jetson, driver=driver(13, 2, gpus=[ORIN]), **facts)["NVRTC"]
@@ -694,7 +696,7 @@ def test_a_problem_has_a_remedy() -> None:
         (("--backend", "cupy"), 1, ("cupy",)),
     ],
 )
-def test_the_exit_code_is_that_of_the_backend_asked_for(
+def test_the_exit_code_is_that_of_the_requested_backend(
     root: Path,
     capsys: pytest.CaptureFixture[str],
     arguments: tuple[str, ...],
@@ -714,23 +716,23 @@ def test_the_exit_code_is_that_of_the_backend_asked_for(
     assert capsys.readouterr().out.startswith("ok       Python")
 
 
-def test_a_backend_that_takes_its_process_along(root: Path) -> None:
+def test_a_backend_that_crashes_its_process_is_reported(root: Path) -> None:
     facts = {"backend cupy": NoAnswer("was ended by signal SIGSEGV"), "backend numpy": {}}
     report = try_backend(FakeMachine(root=root, facts=facts), "cupy")
     assert report.reason == "the process that tried it was ended by signal SIGSEGV"
     assert not try_backend(FakeMachine(root=root, facts=facts), "numpy").works
 
 
-def test_the_backends_are_those_of_the_flag() -> None:
+def test_the_doctor_tries_the_backends_of_the_flag() -> None:
     # The plain operators run wherever NumPy does.
     assert {*BACKENDS, "numpy-plain"} == set(backends.BACKENDS)
 
 
-def test_a_machine_with_nothing_has_a_report_all_the_same(tmp_path: Path) -> None:
+def test_a_machine_without_libraries_still_has_a_report(tmp_path: Path) -> None:
     nothing = NoAnswer("is not installed")
     topics = ("numpy", "products", "driver", "cupy", *(f"backend {name}" for name in BACKENDS))
     machine = FakeMachine(root=tmp_path, commands={}, facts=dict.fromkeys(topics, nothing))
-    report: Report = examine(machine)
+    report = examine(machine)
     assert not any(backend.works for backend in report.backends)
     assert render(report)
 
@@ -738,7 +740,7 @@ def test_a_machine_with_nothing_has_a_report_all_the_same(tmp_path: Path) -> Non
 # The machine itself
 
 
-def test_a_command_that_answers_fails_crashes_hangs_or_is_not_there(tmp_path: Path) -> None:
+def test_a_command_may_answer_fail_crash_hang_or_be_missing(tmp_path: Path) -> None:
     machine = Machine()
 
     def python(code: str, timeout: float = 60.0) -> str:
@@ -763,13 +765,13 @@ def test_a_command_that_takes_too_long_ends_with_its_children(
     sign = tmp_path / "begun"
 
     class Popen(subprocess.Popen[bytes]):
-        """Its time is up as soon as the command's child runs."""
+        """The time limit ends as soon as the command's child runs."""
 
         def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
             if timeout is None:
-                return super().communicate(input)  # until the child, too, has closed the pipes
+                return super().communicate(input)  # until the child has also closed the pipes
             while not sign.exists():
-                time.sleep(0.01)  # leaves the CPU to it
+                time.sleep(0.01)  # yields the CPU
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(machine_module.subprocess, "Popen", Popen)
@@ -790,7 +792,7 @@ def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("printed", ["", "not json", "[1]"])
-def test_an_answer_that_is_no_json_object(printed: str) -> None:
+def test_an_answer_that_is_not_a_json_object(printed: str) -> None:
     class Babbling(Machine):
         def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
             return printed
@@ -799,16 +801,16 @@ def test_an_answer_that_is_no_json_object(printed: str) -> None:
         Babbling().ask("numpy")
 
 
-# What is asked of the libraries
+# Questions to the libraries.
 
 
-def test_numpy_tells_its_blas() -> None:
+def test_numpy_reports_its_blas() -> None:
     facts = Machine().ask("numpy")
     assert facts == ask.numpy_facts()
     assert facts["version"][0].isdigit()
 
 
-def test_a_file_in_the_folder_is_not_taken_for_a_library(
+def test_a_file_in_the_current_folder_is_not_loaded_as_a_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     write(tmp_path, {"numpy.py": "raise SystemExit(5)", "json.py": "raise SystemExit(6)"})
@@ -817,7 +819,7 @@ def test_a_file_in_the_folder_is_not_taken_for_a_library(
 
 
 class FakeCuda:
-    """libcuda with two GPUs, or with an error."""
+    """A libcuda with two GPUs, or with an error."""
 
     def __init__(self, error: int = 0) -> None:
         self.error = error
@@ -854,16 +856,16 @@ class FakeCuda:
         return 0
 
 
-def test_the_driver_tells_its_gpus() -> None:
+def test_the_driver_reports_its_gpus() -> None:
     facts = ask.driver_facts(lambda name: FakeCuda())
     gpus = [{**ORIN, "name": f"GPU {device}"} for device in (10, 11)]
-    assert facts == {"found": True, "cuda": [12, 6], "gpus": gpus}
+    assert facts == {"cuda": [12, 6], "gpus": gpus}
 
 
 @pytest.mark.parametrize(("code", "name"), [(100, "CUDA_ERROR_NO_DEVICE"), (777, "error 777")])
-def test_the_driver_tells_its_error(code: int, name: str) -> None:
+def test_the_driver_reports_its_error(code: int, name: str) -> None:
     facts = ask.driver_facts(lambda _: FakeCuda(code))
-    assert facts == {"found": True, "cuda": [12, 6], "gpus": [], "error": name}
+    assert facts == {"cuda": [12, 6], "gpus": [], "error": name}
 
 
 def test_no_driver() -> None:
@@ -900,7 +902,7 @@ def fake_cupy(**runtime: Any) -> SimpleNamespace:
 
 
 class FakeCublas:
-    """Of version 12.9.7."""
+    """A library of version 12.9.7."""
 
     def __init__(self, name: str) -> None:
         assert name == "libcublas.so.12"
@@ -910,7 +912,7 @@ class FakeCublas:
         return 0
 
 
-def test_cupy_tells_what_it_sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cupy_reports_its_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("cupy_cuda12x-14.2.0.dist-info", "cupyx_tools-1.dist-info", "cupy"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "no-such")])
@@ -920,22 +922,21 @@ def test_cupy_tells_what_it_sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert facts.pop("numpy")
     assert facts == {
         "packages": {"cupy-cuda12x": "14.2.0"},
-        "installed": True,
         "version": "14.2.0",
         "cuda": [12, 9],
         "nvrtc": [12, 6],
         "cublas": [12, 9, 7],
-        "gpus": [{**ORIN, "free": 5 * GIB}],
+        "free": [5 * GIB],
     }
 
 
-def test_what_cupy_cannot_tell_is_a_fact_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fact_that_cupy_cannot_report_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     def count() -> int:
         raise RuntimeError("cudaErrorInsufficientDriver:\n  too old")
 
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(getDeviceCount=count))
     facts = ask.cupy_facts()
-    assert facts["gpus_error"] == "cudaErrorInsufficientDriver: too old"
+    assert facts["free_error"] == "cudaErrorInsufficientDriver: too old"
     assert facts["nvrtc"] == [12, 6]
     assert "libcublas.so.12" in facts["cublas_error"]
 
@@ -963,14 +964,14 @@ class Trial:
         (OSError("no\nmemory"), {"works": False, "reason": "OSError: no memory"}),
     ],
 )
-def test_a_backend_is_judged_by_what_it_computes(
+def test_a_backend_is_judged_by_its_results(
     monkeypatch: pytest.MonkeyPatch, outcome: int | Exception, facts: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(backends, "load_backend", lambda name: Trial(outcome))
     assert ask.backend_facts("numpy") == facts
 
 
-def test_numpy_computes_what_is_right() -> None:
+def test_the_trial_accepts_numpys_results() -> None:
     assert ask.backend_facts("numpy") == {"works": True}
     reason = ask.backend_facts("abacus")["reason"]
     assert reason.startswith("backend 'abacus' is not available")

@@ -1,4 +1,4 @@
-"""The engine's door: what it refuses, what it survives, and what it reports."""
+"""Test the engine: what it refuses, what it survives, and what it reports."""
 
 import errno
 import io
@@ -7,8 +7,9 @@ import re
 import pytest
 
 from mie import EngineConfig, SamplingParams
+from mie.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, RequestError
-from mie.load import load_engine
+from mie.load.engine import load_engine
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def greedy(**params):
 
 
 def run(engine):
-    """{(request, choice): tokens}"""
+    """Return {(request, choice): tokens}."""
     tokens = {}
     while engine.has_work:
         for new in engine.step().outputs:
@@ -57,7 +58,7 @@ def test_a_bad_request_is_refused_and_leaves_nothing(engine, prompt, params, mes
     assert len(run(engine)["auto-0", 0]) == 16
 
 
-def test_parameters_are_taken_as_they_are_when_the_request_is_added(engine):
+def test_parameters_are_copied_when_the_request_is_added(engine):
     params = greedy(max_tokens=3)
     engine.add_request([1, 2], params)
     params.max_tokens, params.temperature = 9, -1.0
@@ -86,7 +87,7 @@ def test_a_request_id_is_used_once(engine):
     engine.add_request([1], greedy(), "mine")
 
 
-def test_aborting_what_is_unknown_or_finished_does_nothing(engine):
+def test_aborting_an_unknown_or_finished_request_does_nothing(engine):
     engine.abort("nobody")
     engine.add_request([1], greedy(max_tokens=1))
     run(engine)
@@ -94,7 +95,7 @@ def test_aborting_what_is_unknown_or_finished_does_nothing(engine):
     engine.finish("0", 0, "stop", None)
 
 
-def test_whatever_breaks_a_step_loses_nothing(engine, monkeypatch):
+def test_an_exception_in_a_step_loses_nothing(engine, monkeypatch):
     expected = None
     for is_broken in (False, True):
         engine.add_request([1, 2, 3, 4, 5], greedy(n=2, max_tokens=6), "a")
@@ -106,7 +107,7 @@ def test_whatever_breaks_a_step_loses_nothing(engine, monkeypatch):
                     patch.setattr(engine._runner.backend, "sample", _broken)
                     with pytest.raises(RuntimeError, match="broken"):
                         engine.step()
-                engine.scheduler.check_invariants()
+                check_scheduler(engine.scheduler)
             for new in engine.step().outputs:
                 tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
             if not engine.has_work:
@@ -141,14 +142,13 @@ def test_metrics_of_a_request(engine):
     assert metrics.num_preemptions == metrics.num_recomputed_tokens == 0
 
 
-def test_nothing_is_kept_of_finished_requests(engine):
+def test_finished_requests_leave_nothing(engine):
     for _ in range(20):
         engine.add_request([1, 2, 3], greedy(max_tokens=2, n=2))
     engine.add_request([1], greedy(), "gone")
     engine.abort("gone")
     run(engine)
     assert not engine._requests
-    assert not engine._by_number
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_nothing_is_kept_of_finished_requests(engine):
         ({"num_blocks": 10**12}, r"(?s)not enough memory.*\(num_blocks=[0-9]+"),
     ],
 )
-def test_settings_that_do_not_fit_the_model(tiny, settings, message):
+def test_settings_that_do_not_fit_the_model_are_refused(tiny, settings, message):
     with pytest.raises(ConfigError, match=message):
         load_engine(tiny["llama"].directory, EngineConfig(**settings))
 
@@ -183,7 +183,7 @@ def test_unknown_machines_are_refused(tiny, settings, message):
 
 
 class FullDisk(io.StringIO):
-    """A file that takes so many writes and then no more."""
+    """A file that accepts a number of writes and then fails."""
 
     def __init__(self, num_writes):
         super().__init__()

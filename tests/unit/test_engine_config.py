@@ -1,4 +1,4 @@
-"""`EngineConfig`: defaults, ranges, and what a refusal says."""
+"""Test `EngineConfig`: defaults, ranges, and messages of refusals."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_defaults():
         ),
     ],
 )
-def test_what_has_no_meaning_is_refused_by_name(settings, message):
+def test_a_setting_without_effect_is_refused_by_name(settings, message):
     refuses(message, **settings)
 
 
@@ -109,7 +109,7 @@ def test_sizes_are_integers_from_one(name: str):
         refuses(f"{name} must be an integer at least 1; got {wrong!r}", **{name: wrong})
 
 
-def test_none_leaves_a_size_to_the_model_where_it_can():
+def test_none_lets_the_model_determine_a_size():
     for name in OPTIONAL:
         assert getattr(EngineConfig(**{name: None}), name) is None
     for name in REQUIRED:
@@ -131,7 +131,7 @@ def test_the_switch():
         refuses(message, enable_prefix_caching=wrong)
 
 
-def test_the_cache_is_sized_once():
+def test_only_one_setting_may_size_the_cache():
     assert EngineConfig(num_blocks=5).kv_cache_memory_bytes is None
     assert EngineConfig(kv_cache_memory_bytes=5).num_blocks is None
     message = "num_blocks and kv_cache_memory_bytes both size the KV cache; give one"
@@ -151,7 +151,7 @@ def test_an_unknown_name_is_refused_with_a_suggestion(name: str, near: str):
     refuses(f"EngineConfig has no parameter {name!r}; did you mean {near!r}?", **{name: 1})
 
 
-def test_a_name_like_no_other_is_refused_without_a_list():
+def test_an_unknown_name_without_a_near_match_is_refused_without_a_list():
     with pytest.raises(ConfigError, match="no parameter 'xyzzy'; leave it out"):
         EngineConfig(xyzzy=1)
 

@@ -1,4 +1,4 @@
-"""The event log: its ring in memory, and its file."""
+"""Test the event log: its ring in memory, and its file."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_emit_is_one_function_for_life() -> None:
     assert log.segments()[-1].rest == (("evict", 0),)
 
 
-def test_what_came_before_the_start_is_in_the_snapshot_alone() -> None:
+def test_records_before_the_start_are_only_in_the_snapshot() -> None:
     log = EventLog(10)
     log.emit(("evict", 0))
     log.start(lambda: EMPTY, step=7)
@@ -82,7 +82,7 @@ def test_what_came_before_the_start_is_in_the_snapshot_alone() -> None:
     assert log.segments()[0].last == 7
 
 
-def test_a_log_that_keeps_nothing_holds_nothing_and_takes_no_snapshot() -> None:
+def test_a_log_without_steps_or_file_takes_no_snapshot() -> None:
     class Thing:
         pass
 
@@ -101,7 +101,7 @@ def test_a_log_that_keeps_nothing_holds_nothing_and_takes_no_snapshot() -> None:
     log.close()
 
 
-def test_what_segments_gives_does_not_change_later() -> None:
+def test_the_result_of_segments_does_not_change_later() -> None:
     log = EventLog(10)
     run_toy(log, 2)
     before = log.segments()
@@ -138,7 +138,7 @@ def test_a_line_is_small_and_names_its_fields(tmp_path: Path) -> None:
     assert json.loads(lines[1 + len(STORY[0])]) == {**numbers, "event": "step"}
 
 
-def test_the_file_reads_back_as_what_was_in_memory(tmp_path: Path) -> None:
+def test_the_file_equals_the_log_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("w") as file:
         log = EventLog(100, file)
@@ -171,7 +171,7 @@ def test_each_step_is_in_the_file_when_it_ends(tmp_path: Path) -> None:
         assert not segment.is_cut
 
 
-def test_text_of_any_kind_comes_back(tmp_path: Path) -> None:
+def test_any_text_survives_a_round_trip(tmp_path: Path) -> None:
     path, request_id = tmp_path / "log", 'a "ü"\n\u2028\ud800'
     with path.open("w", encoding="ascii") as file:
         log = EventLog(0, file)
@@ -183,7 +183,7 @@ def test_text_of_any_kind_comes_back(tmp_path: Path) -> None:
 
 
 class FullDisk(io.StringIO):
-    """Takes so many writes, and of the next one a half."""
+    """A file that accepts a number of writes, and half of the next one."""
 
     num_left = 3
 
@@ -223,15 +223,15 @@ def test_a_full_device_is_noticed_at_the_first_write() -> None:
         EventLog(0, file).start(lambda: EMPTY)
 
 
-def test_a_rebuild_is_read_back_as_it_was(tmp_path: Path) -> None:
+def test_a_rebuild_survives_a_round_trip(tmp_path: Path) -> None:
     [segment] = read_log(write_story(tmp_path / "log", [*STORY, BEAMS, REBUILD]))
     assert list(segment.steps[-1][:-1]) == REBUILD
 
 
-# Files that are not as they should be.
+# Bad files.
 
 
-def test_a_file_cut_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
+def test_a_truncated_file_is_read_up_to_its_end(tmp_path: Path) -> None:
     path = write_story(tmp_path / "log")
     whole, [segment] = path.read_bytes(), read_log(path)
     first_line = whole.index(b"\n")
@@ -265,7 +265,7 @@ def test_a_file_cut_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
         (b'{"step":0,"event":"snapshot","version":2}\n', "format 2; this mie reads format 1"),
     ],
 )
-def test_a_file_that_is_no_log_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_file_without_a_log_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=message):

@@ -1,4 +1,4 @@
-"""Default sampling parameters, the ids that end a text, and what an engine is built from."""
+"""Test default sampling parameters, the ids that end a text, and `EngineArgs`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import small_tokenizers
 import tiny_models
 
 from mie import LLM, AsyncEngineArgs, EngineArgs, SamplingParams
-from mie.build import build
+from mie.checkpoint.generation import GenerationConfig
+from mie.checkpoint.locate import BUNDLED_DIRECTORY
 from mie.cli import main
 from mie.cli.options import (
     add_engine_options,
@@ -24,8 +25,7 @@ from mie.cli.options import (
     sampling_params,
 )
 from mie.errors import ConfigError, ModelError, RequestError
-from mie.model.generation import GenerationConfig
-from mie.model.locate import BUNDLED_DIRECTORY
+from mie.load.parts import build
 
 RECOMMENDED = {
     "temperature": 0.6,
@@ -48,7 +48,7 @@ AS_PARAMETERS = {
 
 
 def model(directory: Path, generation: dict[str, Any] | None, **config: Any) -> Path:
-    """A directory with a config.json, and a generation_config.json if there is one."""
+    """Return a directory with a config.json, and a generation_config.json if there is one."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({**tiny_models.LLAMA, **config}))
     if generation is not None:
@@ -61,10 +61,10 @@ def loaded(directory: Path, **settings: Any) -> LLM:
     return LLM(directory, load_format="dummy", **settings)
 
 
-# What is recommended.
+# Recommended defaults.
 
 
-def test_the_models_own_is_the_default(tmp_path: Path) -> None:
+def test_the_models_generation_config_is_the_default(tmp_path: Path) -> None:
     llm = loaded(model(tmp_path, RECOMMENDED))
     assert llm.get_default_sampling_params() == SamplingParams(**AS_PARAMETERS)
     assert llm.get_default_sampling_params() is not llm.get_default_sampling_params()
@@ -77,7 +77,7 @@ def test_without_recommendations_the_defaults_are_neutral(
     assert loaded(model(tmp_path, generation)).get_default_sampling_params() == SamplingParams()
 
 
-def test_vllm_means_neutral_and_a_directory_its_own(tmp_path: Path) -> None:
+def test_vllm_means_neutral_and_a_directory_means_its_file(tmp_path: Path) -> None:
     directory = model(tmp_path / "model", RECOMMENDED)
     other = model(tmp_path / "other", {"temperature": 0.3})
     neutral = loaded(directory, generation_config="vllm")
@@ -118,7 +118,7 @@ def test_an_override_replaces_a_key(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named_before_weights_are_read(
+def test_mistakes_are_named_before_weights_are_read(
     generation: dict[str, Any] | None,
     settings: dict[str, Any],
     error: type[Exception],
@@ -135,7 +135,7 @@ def test_a_bad_recommendation_can_be_left_out(tmp_path: Path) -> None:
     assert loaded(directory, generation_config="vllm").get_default_sampling_params()
 
 
-def test_a_generation_config_that_is_broken_is_named(tmp_path: Path) -> None:
+def test_a_broken_generation_config_file_is_named(tmp_path: Path) -> None:
     directory = model(tmp_path / "model", None)
     other = model(tmp_path / "other", {"eos_token_id": "x"})
     with pytest.raises(ModelError, match="eos_token_id must be an integer or a list of integers"):
@@ -145,10 +145,10 @@ def test_a_generation_config_that_is_broken_is_named(tmp_path: Path) -> None:
         loaded(directory, generation_config=other)
 
 
-# Where it holds: where no parameters are given, and nowhere else.
+# They are used only where no parameters are given.
 
 
-def test_generate_and_stream_use_it_only_where_no_parameters_are_given(tmp_path: Path) -> None:
+def test_generate_and_stream_use_it_only_without_parameters(tmp_path: Path) -> None:
     generation = {"temperature": 0.0, "max_new_tokens": 3}
     llm = loaded(model(tmp_path, generation, eos_token_id=None))
     prompt = [1, 2, 3]
@@ -163,7 +163,7 @@ def test_generate_and_stream_use_it_only_where_no_parameters_are_given(tmp_path:
     assert [*llm.stream(prompt)][-1].outputs[0].token_ids == tokens()
 
 
-def test_the_bundled_model_recommends_the_temperature_that_it_was_judged_at() -> None:
+def test_the_bundled_model_recommends_its_evaluation_temperature() -> None:
     values = json.loads((BUNDLED_DIRECTORY / "generation_config.json").read_text())
     assert (values["do_sample"], values["temperature"]) == (True, 0.7)
     assert GenerationConfig.load(BUNDLED_DIRECTORY).sampling == {"temperature": 0.7}
@@ -190,7 +190,7 @@ def test_options_override_the_model_and_a_request_overrides_both() -> None:
     assert sampling_params(arguments(max_tokens=None), None, {}).max_tokens is None
 
 
-def test_the_command_line_says_what_is_in_force(
+def test_the_command_line_prints_the_defaults_in_use(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     generation = {"temperature": 0.6, "top_p": 1.0, "top_k": 20}
@@ -235,7 +235,7 @@ def test_generate_starts_from_the_model(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def with_tokenizer(directory: Path) -> int:
-    """Puts a tokenizer into a model directory: its end-of-sequence id."""
+    """Add a tokenizer to a model directory, and return its end-of-sequence id."""
     tokenizer = small_tokenizers.byte_level()
     tokenizer._backend.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
@@ -243,12 +243,12 @@ def with_tokenizer(directory: Path) -> int:
     return tokenizer.eos_token_id
 
 
-def test_the_tokenizers_eos_ends_a_text_too(tmp_path: Path) -> None:
+def test_the_tokenizers_eos_ends_a_text(tmp_path: Path) -> None:
     directory = model(tmp_path, {"eos_token_id": [5, 6]}, vocab_size=420)
     eos = with_tokenizer(directory)
     llm = loaded(directory, skip_tokenizer_init=False)
     assert llm.model_config.eos_token_ids == (5, 6, eos)
-    # A token is allowed alone, so that it is the one that is drawn.
+    # Only one token is allowed, so it is drawn.
     for token_id in (5, 6, eos, 7):
         params = SamplingParams(allowed_token_ids=[token_id], max_tokens=4)
         [output] = llm.generate("Once", params, use_tqdm=False)
@@ -261,7 +261,7 @@ def test_the_tokenizers_eos_ends_a_text_too(tmp_path: Path) -> None:
     assert without.model_config.eos_token_ids == (5, 6)
 
 
-def test_another_generation_config_brings_its_eos(tmp_path: Path) -> None:
+def test_another_generation_config_supplies_its_eos(tmp_path: Path) -> None:
     directory = model(tmp_path / "model", None)
     other = model(tmp_path / "other", {"eos_token_id": [3, 8]})
     assert loaded(directory, generation_config=other).model_config.eos_token_ids == (3, 8)
@@ -274,7 +274,7 @@ def test_another_generation_config_brings_its_eos(tmp_path: Path) -> None:
 # max_logprobs.
 
 
-def test_a_limit_on_log_probabilities(tmp_path: Path) -> None:
+def test_max_logprobs_limits_log_probabilities(tmp_path: Path) -> None:
     directory = model(tmp_path, None)
     limited, free = loaded(directory, max_logprobs=5), loaded(directory)
     for name in ("logprobs", "prompt_logprobs"):
@@ -291,10 +291,10 @@ def test_a_limit_on_log_probabilities(tmp_path: Path) -> None:
     none.generate([[1, 2]], SamplingParams(logprobs=0), use_tqdm=False)
 
 
-# What `LLM` and `AsyncLLM` are built from.
+# `EngineArgs`.
 
 
-def test_engine_args_build_what_llm_has(tmp_path: Path) -> None:
+def test_engine_args_build_the_parts_of_an_llm(tmp_path: Path) -> None:
     directory = model(tmp_path, RECOMMENDED, vocab_size=420)
     eos = with_tokenizer(directory)
     args = AsyncEngineArgs(directory, load_format="dummy", num_blocks=9, max_num_seqs=3)
@@ -310,7 +310,7 @@ def test_engine_args_build_what_llm_has(tmp_path: Path) -> None:
     assert llm.engine.config == parts.engine.config
 
 
-def test_a_tokenizer_of_its_own(tmp_path: Path) -> None:
+def test_a_separate_tokenizer_can_be_loaded(tmp_path: Path) -> None:
     directory = model(tmp_path / "model", None, vocab_size=420)
     text = tmp_path / "text"
     text.mkdir()

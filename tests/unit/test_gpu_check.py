@@ -1,8 +1,9 @@
-"""The hardware's check and benchmark, gone through without hardware."""
+"""Run the hardware check and benchmark without hardware."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,9 +16,9 @@ from emulated import needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-import gpu_check
-from gpu_checks import parts
-from gpu_checks.run import Done, Outcome, Run, how_it_ended
+from gpu import check as gpu_check
+from gpu import parts
+from gpu.run import Done, Outcome, Run, how_it_ended
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,8 +54,21 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path, monkeypatch: pytest.M
     assert "exit code: 0" in (tmp_path / "gpu_check.log").read_text()
 
 
-def test_without_a_device_one_line_says_so(tmp_path: Path):
-    code = "import sys; sys.modules['cupy'] = None; import gpu_check; sys.exit(gpu_check.main())"
+def test_the_entry_point_starts_from_any_directory(tmp_path: Path):
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "gpu_check"), "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--only PART" in done.stdout
+
+
+def test_a_missing_device_gives_one_line(tmp_path: Path):
+    code = "import sys; sys.modules['cupy'] = None; from gpu.check import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", code, "--child", "environment"],
         cwd=ROOT / "scripts",
@@ -87,7 +101,7 @@ def test_parts_without_time_are_skipped_by_name(tmp_path: Path):
     assert all(f"| {name} | skipped | 0 | no time left |" in page for name in parts.PARTS)
 
 
-def test_a_part_that_breaks_leaves_the_others_their_turn(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_a_failing_part_does_not_stop_the_others(run: Run, monkeypatch: pytest.MonkeyPatch):
     def broken(run: Run, seconds: float) -> Outcome:
         raise ValueError("by mistake")
 
@@ -103,13 +117,13 @@ def test_a_part_that_breaks_leaves_the_others_their_turn(run: Run, monkeypatch: 
 
 def test_a_process_ends_when_its_time_is_up(run: Run, monkeypatch: pytest.MonkeyPatch):
     class Popen(subprocess.Popen):
-        """Its time is up as soon as it has begun."""
+        """The time limit ends as soon as the process has begun."""
 
         def communicate(self, input=None, timeout=None):
             if timeout is None:
                 return super().communicate(input)
             while not (run.directory / "begun").exists():
-                time.sleep(0.01)  # leaves the CPU to it
+                time.sleep(0.01)  # yields the CPU
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(subprocess, "Popen", Popen)
@@ -150,7 +164,7 @@ def test_tests_are_counted_from_their_junit_file(tmp_path: Path):
     assert counts == {"passed": 1, "failed": 1, "skipped": 1, "failures": ["c: 1 != 2"]}
 
 
-def test_no_test_run_is_a_failure(run: Run):
+def test_a_run_without_tests_is_a_failure(run: Run):
     outcome = parts.run_pytest(run, "none", ["tests/unit/test_sizes.py"], "no_such_test", 60)
     assert outcome.status == "failed"
 
@@ -182,7 +196,7 @@ def test_the_benchmark_keeps_its_time(run: Run, monkeypatch: pytest.MonkeyPatch)
         ("end_to_end", {"is_right": {"float16": False, "float32": True}}),
     ],
 )
-def test_what_a_child_finds_wrong_is_a_failure(
+def test_a_wrong_result_in_a_child_is_a_failure(
     run: Run, monkeypatch: pytest.MonkeyPatch, name: str, details: dict[str, Any]
 ):
     answer = Done(exit_code=0, output=f"noise\n{json.dumps(details)}\n")
@@ -193,7 +207,8 @@ def test_what_a_child_finds_wrong_is_a_failure(
 
 
 def test_every_ptx_wrapper_has_golden_vectors():
-    """By name in the kernels of the emulator's tests, or in the dialect that these speak."""
+    """The wrappers are named in the kernels of the emulator's tests, or in the headers that these
+    use."""
     kernels = ROOT / "mie" / "ops_gpu" / "kernels"
     wrappers = re.findall(
         r"__device__ __forceinline__ \w+ (\w+)\(", (kernels / "mie_ptx.cuh").read_text()

@@ -1,4 +1,4 @@
-"""`mie inspect`: what it prints, and its exit code."""
+"""Test `mie inspect`: its output and exit code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from model_files import hf_config, random_tensors, write_model, write_shards
 
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import num_parameters
 from mie.cli.inspect import add_parser, inspect_model
 from mie.errors import ModelError
-from mie.model.config import ModelConfig
 
 CONFIG = ModelConfig.from_hf(hf_config())
 
@@ -28,11 +29,11 @@ def run(*arguments: str | Path) -> int:
 
 
 def facts(text: str) -> dict[str, str]:
-    """The printed lines by their keys."""
+    """Return the printed lines by their keys."""
     return {line[:15].strip(): line[16:] for line in text.splitlines()}
 
 
-def test_it_prints_what_the_model_is_and_takes(
+def test_inspect_prints_architecture_and_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_model(tmp_path)
@@ -47,9 +48,9 @@ def test_it_prints_what_the_model_is_and_takes(
         "hidden size": "16, intermediate 32",
         "vocabulary": "24",
         "context": "64 tokens, RoPE default",
-        "parameters": f"{CONFIG.num_parameters:,}",
-        "weights": f"{CONFIG.num_parameters * 2 / 1024:.1f} KiB in the files (BF16)",
-        "weights loaded": f"{CONFIG.num_parameters * 4 / 1024:.1f} KiB as float32",
+        "parameters": f"{num_parameters(CONFIG):,}",
+        "weights": f"{num_parameters(CONFIG) * 2 / 1024:.1f} KiB in the files (BF16)",
+        "weights loaded": f"{num_parameters(CONFIG) * 4 / 1024:.1f} KiB as float32",
         "KV per token": "128 bytes in float32, 64 bytes in 16 bits",
         "KV cache": "1.5 KiB hold 12 tokens in float32, 24 in 16 bits",
     }
@@ -75,7 +76,7 @@ def test_only_headers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def read(*args: Any) -> None:
         raise AssertionError("data was read")
 
-    monkeypatch.setattr("mie.model.weights.Checkpoint.read", read)
+    monkeypatch.setattr("mie.checkpoint.weights.Checkpoint.read", read)
     assert run(tmp_path) == 0
     with pytest.raises(AssertionError):
         run(tmp_path, "--check")
@@ -87,9 +88,9 @@ def test_json_holds_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture
     report = json.loads(capsys.readouterr().out)
     assert report["supported"] is True
     assert report["problem"] is None
-    assert report["num_parameters"] == CONFIG.num_parameters
-    assert report["weights_bytes"] == 2 * CONFIG.num_parameters
-    assert report["weights_bytes_float32"] == 4 * CONFIG.num_parameters
+    assert report["num_parameters"] == num_parameters(CONFIG)
+    assert report["weights_bytes"] == 2 * num_parameters(CONFIG)
+    assert report["weights_bytes_float32"] == 4 * num_parameters(CONFIG)
     assert report["weights_dtypes"] == {"BF16": 21}
     assert report["kv_bytes_per_token_float32"] == 128
     assert report["kv_cache"] == {
@@ -101,7 +102,7 @@ def test_json_holds_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture
     assert report["non_finite"] is None
 
 
-def test_an_unsupported_model_says_why_and_fails(
+def test_an_unsupported_model_fails_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_model(tmp_path)
@@ -136,14 +137,14 @@ def test_broken_weights_are_a_problem_and_the_rest_is_shown(
     assert run(tmp_path) == 1
     printed = facts(capsys.readouterr().out)
     assert "truncated" in printed["problem"]
-    assert printed["parameters"] == f"{CONFIG.num_parameters:,}"
+    assert printed["parameters"] == f"{num_parameters(CONFIG):,}"
     assert "weights" not in printed
 
 
 def test_shards_are_one_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(hf_config()))
     write_shards(tmp_path, random_tensors(CONFIG))
-    assert inspect_model(str(tmp_path)).weights_bytes == 4 * CONFIG.num_parameters
+    assert inspect_model(str(tmp_path)).weights_bytes == 4 * num_parameters(CONFIG)
 
 
 def test_check_names_tensors_that_are_not_finite(
@@ -159,8 +160,8 @@ def test_check_names_tensors_that_are_not_finite(
     out, err = capsys.readouterr()
     assert facts(out)["check"] == "NaN or infinite values in 2 tensors"
     assert err.splitlines() == [
-        "warning: model.norm.weight holds 3 NaN or infinite values",
-        "warning: lm_head.weight holds 1 NaN or infinite values",
+        "warning: model.norm.weight has 3 NaN or infinite values",
+        "warning: lm_head.weight has 1 NaN or infinite values",
     ]
 
 
@@ -183,7 +184,7 @@ def test_check_finds_a_head_that_contradicts_tied_embeddings(
 
 
 @pytest.mark.parametrize("text", [None, "{"])
-def test_without_a_readable_config_it_raises(tmp_path: Path, text: str | None) -> None:
+def test_an_unreadable_config_raises(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=r"config\.json"):

@@ -1,9 +1,10 @@
-"""What the scheduler keeps for beams, and who may fork it."""
+"""Test what the scheduler keeps for beams, and which requests may fork it."""
 
 import pytest
 from test_scheduler import EOS, Driver
 
-from mie.sched.params import SamplingParams
+from mie.audit.scheduler import check_scheduler
+from mie.params.sampling import SamplingParams
 from mie.sched.sequence import Beam, Request
 
 
@@ -28,7 +29,7 @@ def test_a_beam_keeps_its_blocks_until_it_is_released(driver):
     assert driver.manager.num_used == 2
     driver.scheduler.release(["unknown", parent.request_id])
     assert driver.manager.num_used == 0
-    driver.scheduler.check_invariants()
+    check_scheduler(driver.scheduler)
 
 
 def test_children_fork_all_blocks_and_copy_the_one_that_is_partly_filled(driver):
@@ -40,6 +41,16 @@ def test_children_fork_all_blocks_and_copy_the_one_that_is_partly_filled(driver)
     assert [chunk.token_ids for chunk in plan.chunks] == [(40,), (41,)]
     assert len(plan.moves.copies) == 2
     assert driver.manager.num_used == 1 + 3, "one shared block, and a last one for each"
+
+
+def test_a_beam_is_recomputed_if_no_block_is_left_for_its_copy():
+    driver = Driver(num_blocks=2)
+    parent = add_beam(driver, range(10, 16))
+    driver.run()
+    child = add_beam(driver, [*range(10, 16), 40], parent)
+    plan = driver.step()
+    assert [len(chunk.token_ids) for chunk in plan.chunks] == [7]
+    assert child.metrics.num_cached_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -60,7 +71,7 @@ def test_a_request_that_does_not_continue_the_beam_computes_its_prompt(driver, p
     assert child.metrics.num_cached_tokens == 0
 
 
-def test_what_is_kept_goes_before_anybody_is_preempted(driver):
+def test_kept_blocks_are_freed_before_a_sequence_is_preempted(driver):
     first = add_beam(driver, range(10, 26))
     second = add_beam(driver, range(30, 36))
     driver.step()
@@ -72,7 +83,7 @@ def test_what_is_kept_goes_before_anybody_is_preempted(driver):
     assert [seq.request for seq in driver.scheduler._opener.kept] == [second]
 
 
-def test_what_is_kept_keeps_nobody_out(driver):
+def test_kept_blocks_do_not_prevent_admission(driver):
     add_beam(driver, range(10, 26))
     driver.step()
     request = driver.add(28, max_tokens=2)

@@ -1,4 +1,4 @@
-"""`LLM`, with the bundled model: the API of vLLM's offline examples."""
+"""Test `LLM` with the bundled model: the API of vLLM's offline examples."""
 
 import itertools
 import os
@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from mie import LLM, SamplingParams
+from mie.audit.scheduler import check_scheduler
 from mie.errors import ConfigError, ModelError, RequestError
 
 PROMPT = "Tell me a story about Mia the fox, the old mill and a silver bell."
@@ -24,7 +25,7 @@ def nothing_leaks(llm):
     assert not llm.has_work
     assert llm.engine.scheduler.manager.num_used == 0
     assert not llm._driver._loop.processor._states
-    llm.engine.scheduler.check_invariants()
+    check_scheduler(llm.engine.scheduler)
 
 
 def generate(llm, prompt=PROMPT, **params):
@@ -52,13 +53,13 @@ def test_a_text_and_its_token_ids_are_the_same_prompt(llm):
         assert generate(llm, prompt).outputs[0].token_ids == by_text.outputs[0].token_ids
 
 
-def test_the_text_is_what_the_tokens_say(llm):
+def test_the_text_is_the_decoding_of_the_tokens(llm):
     choice = generate(llm, max_tokens=40, ignore_eos=True).outputs[0]
     assert choice.text == llm.tokenizer.decode(choice.token_ids)
     assert choice.finish_reason == "length"
 
 
-def test_a_story_ends_by_itself(llm):
+def test_a_story_ends_with_eos(llm):
     choice = generate(llm, max_tokens=400).outputs[0]
     assert (choice.finish_reason, choice.stop_reason) == ("stop", None)
     assert choice.token_ids[-1] == llm.tokenizer.eos_token_id
@@ -69,11 +70,11 @@ def test_params_can_be_given_for_each_prompt(llm):
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 7)]
     outputs = llm.generate([PROMPT, PROMPT], params, use_tqdm=False)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 7]
-    with pytest.raises(ConfigError, match="1 prompts need as many sampling_params; got 2"):
+    with pytest.raises(ConfigError, match="1 prompts need 1 sampling_params; got 2"):
         llm.generate([PROMPT], params)
 
 
-def test_a_seeded_request_gives_the_same_text_whatever_runs_beside_it(llm):
+def test_a_seeded_request_gives_the_same_text_in_any_batch(llm):
     params = SamplingParams(temperature=1, seed=7, max_tokens=20)
     alone = llm.generate([PROMPT], params, use_tqdm=False)[0].outputs[0].text
     crowd = llm.generate(["Once", PROMPT, "A fox"] * 4, params, use_tqdm=False)
@@ -101,7 +102,7 @@ def test_min_tokens_holds_back_every_ending(llm):
     assert banned.outputs[0].token_ids[0] != whole.token_ids[0]
 
 
-def test_a_stop_token_is_named_and_is_no_part_of_the_text(llm):
+def test_a_stop_token_is_reported_and_not_part_of_the_text(llm):
     whole = generate(llm, ignore_eos=True).outputs[0]
     stopped = generate(llm, stop_token_ids=[whole.token_ids[5]]).outputs[0]
     assert stopped.stop_reason == stopped.token_ids[-1] == whole.token_ids[5]
@@ -169,7 +170,7 @@ def test_cached_tokens_are_reported(llm):
     assert other.num_cached_tokens == 1, "the token that begins every text"
 
 
-def test_a_salt_keeps_prompts_apart_and_a_reset_forgets(llm):
+def test_a_salt_separates_prompts_and_a_reset_clears_the_cache(llm):
     def num_cached(**salt):
         prompt = {"prompt": "A secret that only one tenant has told " * 3, **salt}
         return generate(llm, prompt).num_cached_tokens
@@ -199,13 +200,13 @@ def test_priorities_need_their_policy_and_one_for_each_prompt(tiny):
     params = SamplingParams(max_tokens=2)
     outputs = llm.generate([[1], [2], [3]], params, use_tqdm=False, priority=[2, 0, 1])
     assert [len(output.outputs[0].token_ids) for output in outputs] == [2, 2, 2]
-    with pytest.raises(ConfigError, match="3 prompts need as many priorities; got 1"):
+    with pytest.raises(ConfigError, match="3 prompts need 3 priorities; got 1"):
         llm.generate([[1], [2], [3]], params, use_tqdm=False, priority=[1])
     with pytest.raises(RequestError, match=r"priority must be an integer; got 1\.5"):
         llm.add_request([1], params, priority=1.5)
 
 
-def test_metrics_tell_where_the_time_went(llm):
+def test_metrics_account_for_the_time(llm):
     metrics = generate(llm, "Once upon a time there was").metrics
     assert metrics.queue_time >= 0
     assert metrics.prefill_time > 0
@@ -293,23 +294,23 @@ def test_chat_takes_vllms_parameters(llm):
         ({"lora_request": "x"}, "lora_request is not supported; got 'x'"),
         ({"continue_final_message": True}, "exclude each other"),
         ({"chat_template_content_format": "xml"}, "must be one of 'auto', 'string', 'openai'"),
-        ({"chat_template_kwargs": {"tools": 1}}, "tools is a parameter of its own"),
+        ({"chat_template_kwargs": {"tools": 1}}, "tools is a separate parameter"),
         ({"chat_template_kwargs": {"x": object()}}, "must be JSON values"),
         ({"chat_template": 5}, "the chat template must be text, got int"),
     ],
 )
-def test_chat_refuses_what_it_does_not_know(llm, method, option, message):
+def test_chat_refuses_unknown_parameters(llm, method, option, message):
     with pytest.raises((ConfigError, RequestError), match=message):
         getattr(llm, method)(CHAT, **option)
 
 
 @pytest.mark.parametrize("messages", [None, 5, "hello", {"role": "user"}, ["hello"], [[]]])
-def test_what_is_no_conversation_is_refused(llm, messages):
+def test_a_malformed_conversation_is_refused(llm, messages):
     with pytest.raises(RequestError, match="messages"):
         llm.chat(messages, use_tqdm=False)
 
 
-def test_get_tokenizer_is_as_transformers_spells_it(llm):
+def test_get_tokenizer_has_the_interface_of_transformers(llm):
     tokenizer = llm.get_tokenizer()
     assert tokenizer is llm.get_tokenizer()
     assert tokenizer(PROMPT).input_ids == llm.tokenizer.encode(PROMPT)
@@ -326,7 +327,7 @@ def test_get_tokenizer_is_as_transformers_spells_it(llm):
         ([999999], "prompt has token id 999999; the vocabulary has ids"),
         ({"text": "typo"}, "a prompt needs 'prompt' or 'prompt_token_ids'; got 'text'"),
         (3, "a prompt is a text or a list of token ids; got 3"),
-        ("\ud800", "half of a surrogate pair"),
+        ("\ud800", "unpaired surrogate"),
     ],
 )
 def test_one_bad_prompt_stops_the_call_before_it_runs(llm, prompt, message):
@@ -356,7 +357,7 @@ def test_ctrl_c_frees_every_block_and_leaves_the_engine_usable(llm, monkeypatch,
 
 
 @pytest.mark.parametrize("method", ["add", "abort"])
-def test_ctrl_c_while_a_request_comes_or_goes_leaves_nothing(llm, monkeypatch, method):
+def test_ctrl_c_while_adding_or_ending_a_request_leaves_nothing(llm, monkeypatch, method):
     original = getattr(llm.engine.scheduler, method)
 
     def interrupted(request):
@@ -395,7 +396,7 @@ def test_unknown_settings_are_refused_with_a_suggestion():
         SamplingParams(max_token=8)
 
 
-def test_without_detokenizing_nothing_is_spelled(llm):
+def test_detokenize_false_gives_no_text(llm):
     output = generate(llm, "Once upon", detokenize=False, logprobs=2, prompt_logprobs=1)
     choice = output.outputs[0]
     assert choice.text == ""
@@ -403,7 +404,7 @@ def test_without_detokenizing_nothing_is_spelled(llm):
     assert {entry.decoded_token for row in rows for entry in row.values()} == {None}
 
 
-def test_without_a_tokenizer_there_are_ids_and_no_text(tiny):
+def test_a_model_without_a_tokenizer_gives_ids_and_no_text(tiny):
     llm = LLM(tiny["llama"].directory, skip_tokenizer_init=True)
     choice = generate(llm, [1, 2, 3], ignore_eos=True, logprobs=1).outputs[0]
     assert (len(choice.token_ids), choice.text) == (16, "")
@@ -414,6 +415,6 @@ def test_without_a_tokenizer_there_are_ids_and_no_text(tiny):
         llm.generate([1], SamplingParams(stop="x"), use_tqdm=False)
 
 
-def test_a_model_without_its_tokenizer_says_so(tiny):
+def test_a_missing_tokenizer_is_reported(tiny):
     with pytest.raises(ModelError, match=r"no tokenizer\.json in"):
         LLM(tiny["llama"].directory)

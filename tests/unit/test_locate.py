@@ -1,4 +1,4 @@
-"""From the name of a model to its directory."""
+"""Test how a model's name leads to its directory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from mie.checkpoint import locate
+from mie.checkpoint.locate import locate_model
 from mie.errors import MissingExtraError, ModelError
-from mie.model import locate
-from mie.model.locate import locate_model
 
 
 def fake_hub(monkeypatch: pytest.MonkeyPatch, snapshot_download: Any) -> None:
@@ -25,12 +25,14 @@ def no_hub(*args: Any, **kwargs: Any) -> str:
     raise AssertionError("the hub was asked")
 
 
-def test_a_directory_is_itself(tmp_path: Path) -> None:
+def test_a_directory_is_returned_unchanged(tmp_path: Path) -> None:
     assert locate_model(str(tmp_path)) == tmp_path
     assert locate_model(tmp_path) == tmp_path
 
 
-def test_a_directory_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_takes_precedence_over_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_hub(monkeypatch, no_hub)
     (tmp_path / "org" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -44,7 +46,7 @@ def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./model", "model", "a/b/c", "../x", "", "~/x"])
-def test_a_missing_directory_says_what_a_model_can_be(
+def test_a_missing_directory_lists_what_a_model_can_be(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_hub(monkeypatch, no_hub)
@@ -83,7 +85,7 @@ def test_a_hub_id_without_the_library_names_the_extra(monkeypatch: pytest.Monkey
     assert "org/model-1.5" in str(error.value)
 
 
-def test_a_hub_id_is_fetched_without_what_is_not_read(
+def test_a_hub_id_is_fetched_without_unused_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []

@@ -1,4 +1,4 @@
-"""Logging by the rules for libraries, and the warnings of preemptions."""
+"""Test that logging follows the rules for libraries, and the warnings of preemptions."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from mie import LLM, SamplingParams
-from mie.logs import PreemptionWarnings
+from mie.system.logs import PreemptionWarnings
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -36,36 +36,36 @@ logger.error("not shown")
 
 
 def test_the_variable_sets_the_level() -> None:
-    code = "import logging, mie; print(logging.getLogger('mie.load').getEffectiveLevel())"
+    code = "import logging, mie; print(logging.getLogger('mie.load.engine').getEffectiveLevel())"
     assert python(code, MIE_LOGGING_LEVEL="debug").stdout == f"{logging.DEBUG}\n"
     process = python(code, MIE_LOGGING_LEVEL="loud")
     assert process.stdout == f"{logging.WARNING}\n"
     assert "MIE_LOGGING_LEVEL must be one of DEBUG, INFO" in process.stderr
 
 
-def test_loading_tells_what_and_how_long_and_the_memory(
+def test_loading_logs_the_model_the_time_and_the_memory(
     tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = tiny["llama"].directory
     with caplog.at_level(logging.INFO, logger="mie"):
         LLM(directory, skip_tokenizer_init=True, num_blocks=9)
     loaded, memory = [record.getMessage() for record in caplog.records]
-    assert {record.name for record in caplog.records} == {"mie.load"}
+    assert {record.name for record in caplog.records} == {"mie.load.engine"}
     assert loaded.startswith(f"loaded {directory} on numpy in ")
     assert "KV cache, 9 blocks of 16 tokens" in memory
 
 
-def test_preemptions_are_warned_of(tiny, caplog: pytest.LogCaptureFixture) -> None:
+def test_preemptions_cause_a_warning(tiny, caplog: pytest.LogCaptureFixture) -> None:
     llm = LLM(tiny["llama"].directory, skip_tokenizer_init=True, num_blocks=6, block_size=4)
     params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
     llm.generate([[1, 2, 3], [4, 5, 6], [7, 8, 9]], params, use_tqdm=False)
     assert llm.engine.stats.num_preemptions > 1
     (record,) = caplog.records
-    assert (record.name, record.levelno) == ("mie.engine", logging.WARNING)
+    assert (record.name, record.levelno) == ("mie.engine.engine", logging.WARNING)
     assert "raise num_blocks" in record.getMessage()
 
 
-def test_many_preemptions_are_few_warnings(caplog: pytest.LogCaptureFixture) -> None:
+def test_many_preemptions_cause_few_warnings(caplog: pytest.LogCaptureFixture) -> None:
     observer = PreemptionWarnings(steps_between=10)
     for step in range(25):
         observer(SimpleNamespace(step=step, num_preempted=2 if step != 3 else 0))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mie.audit.memory import check_memory, check_pool, walk
 from mie.memory.manager import KVCacheManager
 from mie.memory.pool import REGION, BlockPool
 
@@ -53,20 +54,27 @@ def write(memory, table, token_id=7):
 
 
 def test_out_of_memory_is_a_value():
+    memory = manager(num_blocks=1)
+    table = stored(memory, [1] * 4)
+    assert memory.find_room([2]) is None
+    assert memory.grow(table, 5) is False
+
+
+def test_every_block_is_taken_once():
     pool = BlockPool(2)
-    assert {pool.allocate(), pool.allocate()} == {0, 1}
-    assert pool.allocate() is None
+    assert {pool.take(), pool.take()} == {0, 1}
+    assert pool.num_free == 0
 
 
 def test_a_block_is_free_when_its_last_holder_leaves():
     pool = BlockPool(1)
-    block_id = pool.allocate()
+    block_id = pool.take()
     pool.incref(block_id)
     pool.decref(block_id)
     assert pool.num_free == 0
     pool.decref(block_id)
     assert pool.num_free == 1
-    pool.check_invariants()
+    check_pool(pool)
 
 
 @pytest.mark.parametrize("misuse", ["incref", "decref"])
@@ -80,7 +88,7 @@ def test_a_pool_that_counted_wrongly_is_noticed():
     pool = BlockPool(2)
     pool._refcounts[0] = 1
     with pytest.raises(AssertionError, match=r"free list"):
-        pool.check_invariants()
+        check_pool(pool)
     assert pool.take() == 1
     with pytest.raises(AssertionError, match="counted as free than there are"):
         pool.take()
@@ -104,14 +112,14 @@ def test_looking_for_room_takes_nothing():
     assert memory.find_room([0] * 9) is None
     assert memory.find_room([0] * 8).num_new == 2
     assert memory.num_available == 2
-    memory.check_invariants([])
+    check_memory(memory, [])
 
 
 def test_a_table_is_opened_with_blocks_for_all_its_tokens():
     memory = manager()
     table = opened(memory, [0] * 9)
     assert len(table.block_ids) == 3
-    assert memory.take_moves().updates == ((0, 0, tuple(table.block_ids)),)
+    assert memory.take_moves().updates == [(0, 0, tuple(table.block_ids))]
 
 
 def test_growing_is_all_or_nothing():
@@ -137,8 +145,8 @@ def test_full_blocks_are_shared_and_the_last_token_is_always_computed():
     memory = manager(partial_block_sharing=False)
     first = stored(memory, list(range(8)))
     same, longer = opened(memory, list(range(8))), opened(memory, list(range(9)))
-    assert same.num_cached == 4
-    assert longer.num_cached == 8
+    assert same.num_tokens == 4
+    assert longer.num_tokens == 8
     assert longer.block_ids[:2] == first.block_ids
     assert memory.num_saved == 3
 
@@ -149,7 +157,7 @@ def test_tokens_are_compared_with_everything_before_them():
     assert num_cached(memory, [2] * 4 + [1] * 5) == 0
 
 
-def test_a_salt_keeps_tenants_apart():
+def test_a_salt_separates_tenants():
     memory = manager()
     stored(memory, [1] * 6, salt="a")
     assert num_cached(memory, [1] * 7, salt="b") == 0
@@ -166,7 +174,7 @@ def test_without_prefix_caching_nothing_is_shared_or_kept():
     assert memory.num_available == 8
 
 
-def test_two_that_computed_the_same_block_end_up_sharing_it():
+def test_sequences_that_computed_equal_blocks_share_one():
     memory = manager()
     tables = [opened(memory, [1] * 4), opened(memory, [1] * 4)]
     tables[1].row = 1
@@ -175,7 +183,7 @@ def test_two_that_computed_the_same_block_end_up_sharing_it():
         memory.commit(table, 4)
     assert tables[0].block_ids == tables[1].block_ids
     update = (1, 0, tuple(tables[0].block_ids))
-    assert memory.take_moves().updates == (update,), "the runner must be told"
+    assert memory.take_moves().updates == [update], "the runner must be told"
     assert memory.num_used == 1
 
 
@@ -186,9 +194,9 @@ def test_the_beginning_of_a_block_is_reused_by_a_copy():
     memory = manager()
     first = stored(memory, [1, 2, 3, 4, 5, 6, 7, 8])
     other = opened(memory, [1, 2, 3, 4, 5, 6, 9, 9])
-    assert other.num_cached == 6
+    assert other.num_tokens == 6
     assert other.block_ids[0] == first.block_ids[0]
-    assert memory.take_moves().copies == ((first.block_ids[1], other.block_ids[1]),)
+    assert memory.take_moves().copies == [(first.block_ids[1], other.block_ids[1])]
     assert other.num_copies == 1
 
 
@@ -215,7 +223,7 @@ def test_a_running_sequences_block_lends_what_was_written_before_this_step():
     owner.token_ids.append(7)
     assert memory.grow(owner, 7)  # being written in this step
     borrower = opened(memory, [1, 2, 3, 4, 5, 6, 7, 8])
-    assert borrower.num_cached == 6
+    assert borrower.num_tokens == 6
     assert borrower.block_ids[1] != owner.block_ids[1]
     memory.take_moves()
     memory.end_step()
@@ -240,14 +248,14 @@ def test_the_source_of_a_copy_is_pinned_until_the_step_ends():
     memory.take_moves()
     memory.end_step()
     assert memory.num_cached == 1
-    memory.check_invariants([borrower])
+    check_memory(memory, [borrower])
 
 
 def test_a_pinned_source_never_costs_the_last_block():
     memory = manager(num_blocks=2)
     memory.close_table(stored(memory, [1, 2, 3, 4]))
     assert memory.find_room([1, 2, 9, 9, 9]).partial is None
-    assert opened(memory, [1, 2, 9, 9, 9]).num_cached == 0
+    assert opened(memory, [1, 2, 9, 9, 9]).num_tokens == 0
 
 
 def test_partial_sharing_can_be_turned_off():
@@ -271,7 +279,7 @@ def test_each_writer_but_the_last_copies_a_forked_partial_block():
     assert forks[2].block_ids == [full, partial]
     assert len({table.block_ids[1] for table in forks}) == 3
     assert {table.block_ids[0] for table in forks} == {full}
-    memory.check_invariants(forks)
+    check_memory(memory, forks)
 
 
 def test_a_copy_that_does_not_fit_leaves_no_trace():
@@ -280,7 +288,7 @@ def test_a_copy_that_does_not_fit_leaves_no_trace():
     twin = fork(memory, parent)
     assert not memory.grow(twin, 3)
     assert twin.block_ids == parent.block_ids
-    memory.check_invariants([parent, twin])
+    check_memory(memory, [parent, twin])
 
 
 def test_a_sibling_that_leaves_takes_its_share_of_the_empty_slots_along():
@@ -289,7 +297,7 @@ def test_a_sibling_that_leaves_takes_its_share_of_the_empty_slots_along():
     twin = fork(memory, parent)
     memory.close_table(twin)
     assert memory.num_slots_empty == 3
-    memory.check_invariants([parent])
+    check_memory(memory, [parent])
 
 
 # Blocks that outlive their request.
@@ -304,7 +312,7 @@ def test_cached_blocks_outlive_their_request_until_they_are_needed():
     assert memory.stats.num_evictions == 2
 
 
-def test_leaves_go_first_and_the_least_recently_used_of_them():
+def test_the_least_recently_used_leaf_is_evicted_first():
     memory = manager(num_blocks=4, partial_block_sharing=False)
     root, old, new = [0] * 4, [1] * 4, [2] * 4
     for branch in (old, new):
@@ -312,10 +320,10 @@ def test_leaves_go_first_and_the_least_recently_used_of_them():
     filler = opened(memory, [9] * 8)  # one free block, one eviction
     assert num_cached(memory, [*root, *old, 5], num_spare=-9) == 4, "the old branch is gone"
     assert num_cached(memory, [*root, *new, 5], num_spare=-9) == 8, "root and new branch are there"
-    memory.check_invariants([filler])
+    check_memory(memory, [filler])
 
 
-def test_what_is_in_use_is_never_evicted():
+def test_blocks_in_use_are_never_evicted():
     memory = manager(num_blocks=2)
     table = stored(memory, [1] * 4)
     assert opened(memory, [2] * 8) is None
@@ -330,7 +338,7 @@ def test_a_reused_block_is_not_evicted_by_age():
     other = opened(memory, [3] * 8)
     memory.take_moves()
     memory.end_step()
-    memory.check_invariants([again, other])
+    check_memory(memory, [again, other])
     assert not {*again.block_ids} & {*other.block_ids}
 
 
@@ -347,11 +355,11 @@ def test_the_cache_keeps_to_its_budget(budget):
     for token_id in range(4):
         memory.close_table(stored(memory, [token_id] * 8))
         assert memory.num_cached <= budget
-    memory.check_invariants([])
+    check_memory(memory, [])
     assert memory.num_cached == budget
 
 
-def test_reset_begins_the_hit_rate_anew():
+def test_reset_restarts_the_hit_rate():
     memory = manager(8)
     memory.stats.add_query(10, 4, 1)
     assert memory.stats.hit_rate == 0.5
@@ -362,7 +370,7 @@ def test_reset_begins_the_hit_rate_anew():
     assert memory.stats.hit_rate == 0.9
 
 
-def test_reset_forgets_all_unless_blocks_are_in_use():
+def test_reset_clears_the_cache_unless_blocks_are_in_use():
     memory = manager()
     table = stored(memory, [1] * 8, salt="tenant")
     assert not memory.reset_prefix_cache()
@@ -376,19 +384,19 @@ def test_reset_forgets_all_unless_blocks_are_in_use():
 # Swapping.
 
 
-def test_a_swapped_table_holds_no_block_and_comes_back_whole():
+def test_a_swapped_table_holds_no_block_and_returns_complete():
     memory = manager(num_blocks=4, num_host_blocks=3, enable_prefix_caching=False)
     table = stored(memory, [1, 2, 3, 4, 5, 6])
     device = list(table.block_ids)
     host = memory.swap_out(table)
     memory.close_table(table)
-    assert memory.take_moves().exports == tuple(zip(device, host.block_ids, strict=True))
+    assert memory.take_moves().exports == list(zip(device, host.block_ids, strict=True))
     assert memory.num_used == 0
-    memory.check_invariants([], [host])
+    check_memory(memory, [], [host])
     back = opened(memory, [1, 2, 3, 4, 5, 6, 7], host=host)
-    assert back.num_cached == 6
-    assert memory.take_moves().imports == tuple(zip(host.block_ids, back.block_ids, strict=True))
-    memory.check_invariants([back])
+    assert back.num_tokens == 6
+    assert memory.take_moves().imports == list(zip(host.block_ids, back.block_ids, strict=True))
+    check_memory(memory, [back])
 
 
 def test_swapping_in_looks_into_the_prefix_cache_first():
@@ -400,7 +408,7 @@ def test_swapping_in_looks_into_the_prefix_cache_first():
     memory.take_moves()
     back = opened(memory, [1, 2, 3, 4, 5, 6, 7], host=host)
     assert back.block_ids[0] == cached
-    assert memory.take_moves().imports == ((host.block_ids[1], back.block_ids[1]),)
+    assert memory.take_moves().imports == [(host.block_ids[1], back.block_ids[1])]
     assert memory.stats.num_imported == 1
 
 
@@ -411,18 +419,18 @@ def test_the_cache_may_know_more_than_was_swapped_out():
     memory.close_table(table)
     stored(memory, [1] * 8)
     back = opened(memory, [1] * 9, host=host)
-    assert back.num_cached == 8
+    assert back.num_tokens == 8
     memory.take_moves()
     assert memory.stats.num_imported == 0
-    memory.check_invariants([t for n in memory._prefix._walk() for t in n.tables])
+    check_memory(memory, [t for n in walk(memory._prefix) for t in n.tables])
 
 
 def test_a_full_host_pool_is_a_value_and_nothing_is_done():
     memory = manager(num_host_blocks=1)
     table = stored(memory, [1] * 5)
     assert memory.swap_out(table) is None
-    assert memory.take_moves().exports == ()
-    memory.check_invariants([table])
+    assert memory.take_moves().exports == []
+    check_memory(memory, [table])
 
 
 def test_shared_blocks_are_exported_for_each_sibling():
@@ -433,9 +441,9 @@ def test_shared_blocks_are_exported_for_each_sibling():
         hosts.append(memory.swap_out(table))
         memory.close_table(table)
     assert len({h for host in hosts for h in host.block_ids}) == 4
-    memory.check_invariants([], hosts)
+    check_memory(memory, [], hosts)
     memory.drop_host(hosts[0])
-    memory.check_invariants([], hosts[1:])
+    check_memory(memory, [], hosts[1:])
 
 
 # Statistics.
@@ -461,7 +469,7 @@ def test_fragmentation_is_reserved_minus_used_slots():
     compute(memory, table)
     assert memory.num_slots_empty == 2
     other = opened(memory, [1] * 7)
-    assert other.num_cached == 6
+    assert other.num_tokens == 6
     assert memory.num_slots_empty == 2 + 2
     memory.end_step()
     memory.close_table(table)
@@ -495,17 +503,17 @@ def test_a_table_grows_into_its_neighbours():
     assert tables[1].block_ids == [REGION + i for i in range(6)]
 
 
-def test_without_a_free_region_or_neighbour_any_block_does():
+def test_any_block_is_used_without_a_free_region_or_neighbour():
     pool = BlockPool(2 * REGION + 1)
     taken = [pool.take(), pool.take(), pool.take(REGION - 1)]
     assert taken == [0, REGION, 1]  # no region is free, and REGION is held
     assert sorted(taken + [pool.take(2 * REGION) for _ in range(2 * REGION - 2)]) == list(
         range(2 * REGION + 1)
     )
-    assert pool.allocate() is None
+    assert pool.num_free == 0
     pool.decref(*range(2 * REGION + 1))
     assert pool.take() in (0, REGION)
-    pool.check_invariants()
+    check_pool(pool)
 
 
 def test_endless_allocation_and_release_do_not_grow_the_pool():

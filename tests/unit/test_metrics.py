@@ -1,4 +1,4 @@
-"""`get_metrics`: the numbers are those of what was run, under vLLM's names."""
+"""Test that `get_metrics` describes the run under vLLM's names."""
 
 import asyncio
 import threading
@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from mie import LLM, AsyncLLM, SamplingParams
+from mie.engine.metrics import MOST_RECORDS, Counter, Gauge, Histogram, Tally
 from mie.errors import EngineDeadError, RequestFailedError
-from mie.metrics import MOST_RECORDS, Counter, Gauge, Histogram, Tally
 
 PROMPT = [5, 9, 12, 30, 7, 21, 14, 8, 11]
 
@@ -27,12 +27,12 @@ def params(max_tokens=6, **more):
 
 
 def read(metrics):
-    """Each metric by its name; the reasons of endings by theirs."""
+    """Return each metric by its name, and finish reasons by theirs."""
     ended = {m.labels["finished_reason"]: m.value for m in metrics if "success" in m.name}
     return {m.name.removeprefix("vllm:"): m for m in metrics} | {"ended": ended}
 
 
-def test_the_counts_are_those_of_what_was_run(llm):
+def test_the_counts_match_the_run(llm):
     found = read(llm.get_metrics())
     assert found["ended"] == {"stop": 0, "length": 0, "abort": 0, "error": 0}
     llm.generate([PROMPT, PROMPT[:5]], [params(), params(3, n=2)], use_tqdm=False)
@@ -131,7 +131,7 @@ def test_a_snapshot_does_not_change(llm):
     assert llm.engine.get_metrics("m") != before
 
 
-def test_a_bucket_counts_what_is_at_most_its_limit():
+def test_a_bucket_counts_values_up_to_its_limit():
     tally = Tally((1.0, 5.0))
     for value in (0, 1, 1.5, 5, 6, None):
         tally.observe(value)
@@ -140,7 +140,7 @@ def test_a_bucket_counts_what_is_at_most_its_limit():
     assert (histogram.count, histogram.sum) == (5, 13.5)
 
 
-def test_a_running_request_counts_as_far_as_it_has_come(llm):
+def test_an_unfinished_request_counts_its_progress(llm):
     llm.add_request(PROMPT, params())
     found = read(llm.get_metrics())
     assert found["num_requests_waiting"].value == 1
@@ -180,7 +180,7 @@ def test_every_request_ends_in_one_reason(llm, monkeypatch):
 
 @pytest.mark.parametrize("place", ["_forget", "_report", "_outputs"])
 def test_an_exception_counts_no_request_twice_or_never(llm, monkeypatch, place):
-    """It comes at the end of a step, when the request has ended."""
+    """The exception is raised at the end of a step, when the request has ended."""
 
     class Alarm(BaseException):
         pass
@@ -254,7 +254,7 @@ def test_any_thread_may_read_at_any_time(llm):
     assert read(llm.get_metrics())["generation_tokens"].value == 4 * 8 * 6
 
 
-def test_an_async_engine_has_them_too_also_when_it_is_dead(tiny):
+def test_a_dead_async_engine_still_has_metrics(tiny):
     async def main():
         llm = load(tiny["llama"], AsyncLLM)
         async for _ in llm.generate(PROMPT, params()):

@@ -1,4 +1,4 @@
-"""The mutation ladder fits today's source (`scripts/mutate.py` climbs it; this takes no time)."""
+"""Check that the mutation ladder fits the current source. `scripts/mutate.py` runs the ladder."""
 
 import ast
 import sys
@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import mutate
-from mutants import MUTANTS, Mutant
+from mutation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = Mutant("example", "mie/errors.py", "x = 1", "x = 2", "nothing")
@@ -24,19 +24,19 @@ def test_a_mutant_changes_one_place_and_is_still_python(mutant):
 
 
 @pytest.mark.parametrize("source", ["", "x = 1\nx = 1\n"])
-def test_a_snippet_that_is_gone_or_ambiguous_is_noticed(source):
+def test_a_missing_or_ambiguous_snippet_is_noticed(source):
     with pytest.raises(ValueError, match=r"example: the snippet occurs [02] times in mie/errors"):
         EXAMPLE.apply(source)
 
 
-def test_mutants_are_many_and_have_names_of_their_own():
+def test_mutants_are_many_and_have_unique_names():
     assert len(MUTANTS) >= 40
     assert Counter(mutant.name for mutant in MUTANTS).most_common(1)[0][1] == 1
     changes = Counter((mutant.path, mutant.old, mutant.new) for mutant in MUTANTS)
     assert changes.most_common(1)[0][1] == 1, "two mutants are the same"
 
 
-def test_every_mutant_is_one_of_the_memory_or_the_scheduler():
+def test_every_mutant_changes_the_memory_or_the_scheduler():
     assert {mutant.path.rsplit("/", 1)[0] for mutant in MUTANTS} == {"mie/memory", "mie/sched"}
 
 
@@ -46,7 +46,7 @@ def test_every_test_of_the_ladder_exists():
 
 
 def test_a_mutant_is_killed_by_a_test_of_its_copy(tmp_path):
-    """The rungs run in the copy: the code of the checkout stays as it is, and passes."""
+    """The tests run in the copy, so the checkout is unchanged and passes."""
     rung = mutate.Rung("two", ("tests/test_two.py",), limit=60)
     source = tmp_path / "source"
     (source / "tests").mkdir(parents=True)

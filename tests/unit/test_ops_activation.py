@@ -1,4 +1,4 @@
-"""`silu_mul`, against the formula in Python's floats."""
+"""Compare `silu_mul` with the formula in Python's floats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = ("float32", "float64")
 
 
 def silu(z: float) -> float:
-    """z times the logistic function, from whichever of e^z and e^-z is small."""
+    """Return z times the logistic function, computed from the smaller of e^z and e^-z."""
     if z >= 0:
         return z / (1.0 + math.exp(-z))
     return z * math.exp(z) / (1.0 + math.exp(z))
@@ -50,7 +50,7 @@ def test_extreme_gates_reach_their_limits_without_a_warning(size: float, dtype: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_zero_gate_gives_zero_and_small_gates_half_of_themselves(dtype: str):
+def test_a_zero_gate_gives_zero_and_small_gates_are_halved(dtype: str):
     y = silu_mul(np.array([[0.0, 1e-6, 3.0, 1.0]], dtype))
     assert y[0, 0] == 0
     assert y[0, 1] == pytest.approx(5e-7, rel=1e-5)

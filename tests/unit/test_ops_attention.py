@@ -1,7 +1,7 @@
-"""Attention over the paged cache, against one query, one head and one key at a time in float64.
+"""Compare attention over the paged cache with float64 loops over queries, heads and keys.
 
-Every cache here is NaN except in the slots of the sequences' own tokens, and every table goes on
-past its sequence with numbers that name no block.
+Every cache here is NaN except in the slots of the sequences' own tokens, and every table continues
+past its sequence with numbers that are no block ids.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ATOL = {"float32": 5e-6, "float64": 1e-13}
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The arguments of `paged_attention`, by name."""
+    """The arguments of `paged_attention` by name."""
 
     q: np.ndarray
     k_cache: np.ndarray
@@ -49,7 +49,7 @@ def ragged(
     seed: int = 0,
     spread: float = 1.0,
 ) -> Batch:
-    """A batch of (number of queries, length) sequences, their blocks strewn over the cache."""
+    """Return a batch of (number of queries, length) sequences with scattered blocks."""
     rng = np.random.default_rng(seed)
     num_heads, num_kv_heads = heads
     needed = [-(-length // block_size) for _, length in sequences]
@@ -80,7 +80,7 @@ def ragged(
 
 
 def one_query(batch: Batch, row: int, t: int, head: int, window: int | None) -> np.ndarray:
-    """The attention of query t, which belongs to sequence ``row``; [Dh]."""
+    """Return the attention [Dh] of query t of sequence ``row``."""
     end, length = int(batch.cu_seqlens_q[row + 1]), int(batch.seq_lens[row])
     block_size, num_kv_heads = batch.k_cache.shape[1:3]
     kv_head = head // (batch.q.shape[1] // num_kv_heads)
@@ -138,7 +138,8 @@ def test_a_ragged_batch(block_size: int, heads: tuple[int, int], dtype: str):
 @pytest.mark.parametrize("window", [1, 2, 4, 9, 10, 11, 1000])
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 def test_a_sliding_window(block_size: int, window: int, dtype: str):
-    """Smaller than, equal to and larger than the lengths, of which 10 is the largest."""
+    """The windows are smaller than, equal to and larger than the lengths, of which 10 is the
+    largest."""
     batch = ragged(MIXED, block_size=block_size, dtype=dtype)
     check(paged(batch, window), plain(batch, window), dtype)
 
@@ -153,7 +154,7 @@ def test_a_window_never_reads_the_blocks_that_it_has_passed():
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 5, 100])
-def test_tiles_of_queries_join_without_a_seam(window: int | None, monkeypatch: pytest.MonkeyPatch):
+def test_tiles_of_queries_join_exactly(window: int | None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attention, "QUERY_TILE", 4)
     batch = ragged([(3, 3), (4, 4), (5, 5), (13, 20), (1, 6), (8, 30)])
     check(paged(batch, window), plain(batch, window))
@@ -170,7 +171,7 @@ def test_chunks_of_several_tiles_as_shipped(num_queries: int, window: int | None
 
 @pytest.mark.parametrize("cut", [1, 4, 7])
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_chunk_gives_what_the_whole_prompt_gives(cut: int, window: int | None):
+def test_a_chunk_gives_the_same_result_as_the_whole_prompt(cut: int, window: int | None):
     whole = ragged([(8, 8)])
     chunk = Batch(
         **{**vars(whole), "q": whole.q[cut:], "cu_seqlens_q": np.array([0, 8 - cut])},
@@ -192,7 +193,7 @@ def test_a_query_that_sees_one_key_returns_its_value_exactly(dtype: str):
 
 @pytest.mark.parametrize("spread", [1e-3, 30.0, 100.0])
 def test_scores_of_any_size_are_stable(spread: float):
-    """Products reach 1e4 and more: exp of them, unshifted, would overflow."""
+    """Products exceed 1e4, so exp would overflow without the shift."""
     sequences = [(4, 9), (1, 12), (1, 1)]
     batch = ragged(sequences, spread=spread)
     wanted = plain(batch)
@@ -209,7 +210,7 @@ def test_no_sequences():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_decodes_together(block_size: int, heads: tuple[int, int], dtype: str):
+def test_decodes_are_computed_together(block_size: int, heads: tuple[int, int], dtype: str):
     batch = ragged(DECODES, block_size=block_size, heads=heads, dtype=dtype)
     check(decode(batch), plain(batch), dtype)
 
@@ -268,12 +269,12 @@ def test_paged_attention_equals_the_plain_loops(
         check(paged(batch, window), plain(batch, window))
 
 
-# Quantised caches: what the numbers give that the elements and scales stand for.
+# Quantised caches give the results of the numbers that they represent.
 
 
 @pytest.mark.parametrize("stored", QUANTIZED.values(), ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_quantised_cache_is_read_as_the_numbers_it_stands_for(stored: np.dtype, dtype: str):
+def test_a_quantised_cache_is_read_as_the_numbers_it_represents(stored: np.dtype, dtype: str):
     """Slots without a token have a scale of NaN."""
     for batch, attend in (
         (ragged(MIXED, dtype=dtype), paged),

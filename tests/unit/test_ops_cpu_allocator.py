@@ -1,4 +1,4 @@
-"""The memory that results of a step are made of."""
+"""Test the memory that a step's results are made of."""
 
 import gc
 import tracemalloc
@@ -8,7 +8,7 @@ import pytest
 
 from mie.ops_cpu.allocator import HUGE_PAGE, SMALL_BYTES, CachingAllocator, huge_empty
 
-MANY = SMALL_BYTES  # elements of one byte or more: memory of its own
+MANY = SMALL_BYTES  # enough elements for a slab
 
 
 def address(array: np.ndarray) -> int:
@@ -17,7 +17,7 @@ def address(array: np.ndarray) -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])
 @pytest.mark.parametrize("shape", [(3, 5), (0, 7), (MANY,), (3, MANY, 2)])
-def test_an_array_is_as_asked_for(shape: tuple[int, ...], dtype: str) -> None:
+def test_an_array_has_the_requested_shape_and_dtype(shape: tuple[int, ...], dtype: str) -> None:
     array = CachingAllocator().empty(shape, dtype)
     assert array.shape == shape
     assert array.dtype == dtype
@@ -25,7 +25,7 @@ def test_an_array_is_as_asked_for(shape: tuple[int, ...], dtype: str) -> None:
     assert array.flags.writeable
 
 
-def test_what_is_not_referred_to_is_used_again() -> None:
+def test_memory_without_references_is_reused() -> None:
     allocator = CachingAllocator()
     first = allocator.empty((MANY,), "float32")
     at = address(first)
@@ -52,7 +52,7 @@ def test_arrays_in_use_never_overlap() -> None:
         assert all((array == number).all() for number, array in held)
 
 
-def test_no_more_is_kept_than_was_in_use_at_once() -> None:
+def test_the_allocator_keeps_only_what_was_in_use_at_once() -> None:
     """About: a block is rounded up to huge pages, and one more aligns it."""
     allocator, at_once = CachingAllocator(), 4
     rng = np.random.default_rng(0)

@@ -1,7 +1,7 @@
-"""Attention in tiles, against `ops.attention.paged_attention`, and against itself bit for bit.
+"""Compare attention in tiles with `ops.attention.paged_attention`, and with itself bit for bit.
 
-Every cache here is NaN except in the slots of the sequences' own tokens, and every table goes on
-past its sequence with numbers that name no block.
+Every cache here is NaN except in the slots of the sequences' own tokens. Every block table
+continues past its sequence with numbers that are no block.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import pytest
 
 from mie.ops.attention import paged_attention
 from mie.ops.backend import KVCacheShape, StepBatch
-from mie.ops_cpu import attention as attention_module
-from mie.ops_cpu import attention_plan, attention_prefill_plan
-from mie.ops_cpu.attention import Attention
-from mie.ops_cpu.attention_cache import head_major, new_cache
-from mie.ops_cpu.workers import Workers
+from mie.ops_cpu.attention import attention as attention_module
+from mie.ops_cpu.attention import geometry as attention_geometry
+from mie.ops_cpu.attention import plan as attention_plan
+from mie.ops_cpu.attention.attention import Attention
+from mie.ops_cpu.attention.cache import head_major, new_cache
+from mie.ops_cpu.attention.geometry import Geometry
+from mie.ops_cpu.attention.plan import Planner
+from mie.ops_cpu.threads.workers import Workers
 
 # A sum of some hundred weighted values of order 1; scores are of a few units.
 ATOL = {"float32": 5e-6, "float64": 1e-13}
@@ -25,20 +28,19 @@ DTYPES = tuple(ATOL)
 LENGTHS = (1, 127, 128, 129, 300, 256, 700, 40)
 
 
-@pytest.fixture(params=["whole", "in groups"])
-def grouping(request, monkeypatch):
-    """With the groups of real models, and with some of two tiles, so that short sequences have
-    several; then threads share the least work, too."""
-    if request.param == "in groups":
+@pytest.fixture(params=["one split", "several splits"])
+def splits(request, monkeypatch):
+    """Use the splits of real models, or splits of a few tiles and threads that share any work."""
+    if request.param == "several splits":
         monkeypatch.setattr(attention_module, "WORTH_SHARING", 0)
-        for module in (attention_plan, attention_prefill_plan):
-            monkeypatch.setattr(module, "SCORES", 1 << 13)
+        monkeypatch.setattr(attention_geometry, "SPLIT_SCORES", 1 << 13)
+        monkeypatch.setattr(attention_plan, "ITEM_SCORES", 1 << 13)
 
 
 class Keys:
-    """The tokens of some sequences in a cache: in one run of blocks each, or strewn about."""
+    """The tokens of some sequences in a cache, in one run of blocks each or in scattered blocks."""
 
-    def __init__(self, lengths, *, heads, strewn, block_size=16, head_dim=8, dtype="float64"):
+    def __init__(self, lengths, *, heads, scattered, block_size=16, head_dim=8, dtype="float64"):
         rng = np.random.default_rng(7)
         self.lengths, self.heads, self.block_size = np.array(lengths), heads, block_size
         needed = [-(-length // block_size) for length in lengths]
@@ -53,7 +55,7 @@ class Keys:
         self.cache = new_cache(shape, np.dtype(dtype))
         self.cache.fill(np.nan)
         ids = list(range(num_blocks))
-        if strewn:
+        if scattered:
             np.random.default_rng(8).shuffle(ids)
         self.tables = np.full((len(lengths), max(needed) + 2), 10**9)
         total = sum(lengths)
@@ -69,7 +71,7 @@ class Keys:
         self.starts = np.concatenate([[0], np.cumsum(lengths)])
 
     def batch(self, counts):
-        """The step in which each sequence's last tokens are queries: those, and the batch."""
+        """Return the queries and the batch of a step that computes each sequence's last tokens."""
         rows = np.concatenate(
             [np.arange(end - n, end) for n, end in zip(counts, self.starts[1:], strict=True)]
         )
@@ -98,11 +100,11 @@ def attend(keys, counts, window=None, *, num_threads=2, invariant=True):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("strewn", [False, True])
+@pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("heads", [(1, 1), (9, 3), (10, 2)])
 @pytest.mark.parametrize("window", [None, 5, 200])
-def test_equals_the_definition(grouping, dtype, strewn, heads, window):
-    keys = Keys(LENGTHS, heads=heads, strewn=strewn, dtype=dtype)
+def test_attention_equals_the_definition(splits, dtype, scattered, heads, window):
+    keys = Keys(LENGTHS, heads=heads, scattered=scattered, dtype=dtype)
     for counts in ([1] * 8, [1, 5, 1, 129, 300, 1, 70, 40]):
         q, batch = keys.batch(counts)
         for invariant in (False, True):
@@ -114,8 +116,8 @@ def test_equals_the_definition(grouping, dtype, strewn, heads, window):
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 100, 128, 256])
-def test_any_block_size(block_size):
-    keys = Keys(LENGTHS, heads=(4, 2), strewn=True, block_size=block_size)
+def test_attention_equals_the_definition_for_any_block_size(block_size):
+    keys = Keys(LENGTHS, heads=(4, 2), scattered=True, block_size=block_size)
     for counts in ([1] * 8, [1, 5, 1, 129, 300, 1, 70, 40]):
         q, batch = keys.batch(counts)
         got = attend(keys, counts)
@@ -125,19 +127,21 @@ def test_any_block_size(block_size):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [(1, 1), (9, 3), (8, 1)])
 @pytest.mark.parametrize("window", [None, 100])
-def test_a_query_depends_on_nothing_but_what_it_sees(grouping, dtype, heads, window):
-    """Bit for bit: alone or among others, as a decode or in a prompt, whole or in chunks, its
-    blocks adjacent or not, with one thread or three."""
-    everyone = [attend(Keys(LENGTHS, heads=heads, strewn=False, dtype=dtype), LENGTHS, window)]
-    strewn = Keys(LENGTHS, heads=heads, strewn=True, dtype=dtype)
-    everyone += [attend(strewn, LENGTHS, window, num_threads=n) for n in (1, 3)]
+def test_a_result_depends_only_on_what_the_query_sees(splits, dtype, heads, window):
+    """It is the same bit for bit alone and in a batch, in a decode, a prompt and a chunk.
+
+    It is also the same for adjacent and scattered blocks, and for one thread and three.
+    """
+    everyone = [attend(Keys(LENGTHS, heads=heads, scattered=False, dtype=dtype), LENGTHS, window)]
+    scattered = Keys(LENGTHS, heads=heads, scattered=True, dtype=dtype)
+    everyone += [attend(scattered, LENGTHS, window, num_threads=n) for n in (1, 3)]
     for other in everyone[1:]:
         np.testing.assert_array_equal(other, everyone[0])
     last = [stop - 1 for stop in np.cumsum(LENGTHS)]
-    for decoded in (attend(strewn, [1] * 8, window, num_threads=n) for n in (1, 2, 3)):
+    for decoded in (attend(scattered, [1] * 8, window, num_threads=n) for n in (1, 2, 3)):
         np.testing.assert_array_equal(decoded, everyone[0][last])
     for count in (2, 3, 40):
-        chunk = attend(strewn, [min(count, n) for n in LENGTHS], window)
+        chunk = attend(scattered, [min(count, n) for n in LENGTHS], window)
         rows = np.concatenate(
             [
                 np.arange(stop - min(count, stop - start), stop)
@@ -146,14 +150,14 @@ def test_a_query_depends_on_nothing_but_what_it_sees(grouping, dtype, heads, win
         )
         np.testing.assert_array_equal(chunk, everyone[0][rows])
     for i in (3, 6):
-        alone = Keys(LENGTHS, heads=heads, strewn=True, dtype=dtype)
+        alone = Keys(LENGTHS, heads=heads, scattered=True, dtype=dtype)
         alone.lengths, alone.tables = alone.lengths[i : i + 1], alone.tables[i : i + 1]
         alone.starts = alone.starts[i : i + 2]
         np.testing.assert_array_equal(attend(alone, [1], window), everyone[0][last[i]][None])
 
 
-def test_a_plan_is_not_kept_for_another_step():
-    keys = Keys(LENGTHS, heads=(4, 2), strewn=True)
+def test_a_plan_is_not_reused_in_another_step():
+    keys = Keys(LENGTHS, heads=(4, 2), scattered=True)
     attention = Attention(Workers(1))
     for counts in ([1] * 8, [1, 5, 1, 2, 3, 1, 7, 4], [1] * 8):
         q, batch = keys.batch(counts)
@@ -167,32 +171,62 @@ def test_a_plan_is_not_kept_for_another_step():
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_last_tiles_read_in_part_change_no_bit(monkeypatch, window):
-    keys = Keys((1, 127, 9, 300, 256, 16, 40), heads=(9, 3), strewn=True, dtype="float32")
+def test_reading_only_the_filled_part_of_a_tile_changes_no_bit(monkeypatch, window):
+    keys = Keys((1, 127, 9, 300, 256, 16, 40), heads=(9, 3), scattered=True, dtype="float32")
     in_part = attend(keys, [1] * 7, window)
-    monkeypatch.setattr(attention_module, "equals_in_part", lambda *_: False)
+    monkeypatch.setattr(Geometry, "short_tiles_are_exact", False)
     np.testing.assert_array_equal(attend(keys, [1] * 7, window), in_part)
 
 
-@pytest.mark.parametrize("num_threads", [2, 3, 10])
-def test_decodes_are_shared_out_alike(num_threads):
-    """By what is read: of each as much as of the fullest that it is put together with."""
-    lengths = [(17 + 29 * i) % 80 + 1 for i in range(64)]
-    keys = Keys(lengths, heads=(3, 3), strewn=True)
-    batch = keys.batch([1] * 64)[1]
-    geometry = attention_plan.Geometry(num_kv_heads=3, group=1, head_dim=8, block_size=16)
-    tiles = attention_plan.Tiles(batch, geometry)
-    plan = attention_plan.plan_decodes(
-        batch, range(64), tiles, geometry, None, num_threads, shortens=True
+def plan(lengths, counts, *, heads=(3, 3), head_dim=8, num_threads=2, window=None):
+    """Return the items of a step."""
+    geometry = Geometry(
+        num_kv_heads=heads[1],
+        heads_per_kv=heads[0] // heads[1],
+        head_dim=head_dim,
+        block_size=16,
+        dtype=np.dtype("float32"),
     )
-    costs = [job.num_units * job.width for job in plan.jobs]
+    batch = Keys(lengths, heads=heads, scattered=True).batch(counts)[1]
+    return Planner(batch, geometry, window, is_batch_invariant=True).items(num_threads)
+
+
+def work_of_threads(items, num_threads):
+    """Return the products of threads that take the items in order as soon as they are idle."""
+    loads = [0] * num_threads
+    for item in items:
+        loads[loads.index(min(loads))] += item.num_products
+    return loads
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 10])
+def test_threads_get_equal_decodes(num_threads):
+    """What each thread reads is about equal, and padding to the fullest tile costs little."""
+    lengths = [(17 + 29 * i) % 80 + 1 for i in range(64)]
+    items = plan(lengths, [1] * 64, num_threads=num_threads)
+    costs = [len(item.rows) * item.spans[0].width for item in items]
     assert len(costs) == num_threads
     assert sum(costs) < 1.3 * sum(-(-length // 16) * 16 for length in lengths)
     assert max(costs) < 1.25 * sum(costs) / num_threads
 
 
-def test_what_is_no_number_spoils_only_its_own():
-    keys = Keys(LENGTHS, heads=(9, 3), strewn=True)
+@pytest.mark.parametrize(
+    ("lengths", "counts"), [([700], [1]), ([700] * 3, [1] * 3), ([700], [60]), ([900, 5], [1, 1])]
+)
+def test_few_items_are_split_by_kv_heads(lengths, counts):
+    items = plan(lengths, counts, heads=(8, 4), num_threads=2)
+    loads = work_of_threads(items, 2)
+    assert max(loads) < 1.25 * sum(loads) / 2
+    assert max(item.heads.stop - item.heads.start for item in items) == 2
+
+
+def test_equal_items_are_not_split_by_kv_heads():
+    items = plan([40] * 64, [1] * 64, heads=(8, 4), num_threads=2)
+    assert [item.heads for item in items] == [slice(0, 4)] * 2
+
+
+def test_nan_in_a_query_affects_only_its_own_result():
+    keys = Keys(LENGTHS, heads=(9, 3), scattered=True)
     expected = attend(keys, [1] * 8)
     keys.q[keys.starts[4] - 1] = np.nan
     got = attend(keys, [1] * 8)
@@ -200,15 +234,15 @@ def test_what_is_no_number_spoils_only_its_own():
     np.testing.assert_array_equal(np.delete(got, 3, 0), np.delete(expected, 3, 0))
 
 
-def test_rows_in_empty_places_change_no_bit(monkeypatch):
-    """3 query heads a KV head: of a product's 4 rows a decode uses 3, and a prompt all of them."""
-    keys = Keys(LENGTHS, heads=(9, 3), strewn=False, dtype="float32")
+def test_using_all_rows_of_a_product_changes_no_bit(monkeypatch):
+    """With 3 query heads for each KV head, a decode uses 3 of 4 rows, and a prompt uses all."""
+    keys = Keys(LENGTHS, heads=(9, 3), scattered=False, dtype="float32")
     packed = attend(keys, LENGTHS)
-    monkeypatch.setattr(attention_module, "rows_are_alike", lambda *_: False)
+    monkeypatch.setattr(Geometry, "rows_are_alike", False)
     np.testing.assert_array_equal(attend(keys, LENGTHS), packed)
 
 
-def test_a_cache_is_zeros_and_head_major():
+def test_a_new_cache_is_zero_and_head_major():
     shape = KVCacheShape(num_layers=2, num_blocks=5, block_size=3, num_kv_heads=2, head_dim=4)
     cache = new_cache(shape, np.dtype("float32"))
     assert cache.shape == (2, 2, 5, 3, 2, 4)
@@ -216,7 +250,7 @@ def test_a_cache_is_zeros_and_head_major():
     assert head_major(cache).flags.c_contiguous
 
 
-def test_memory_that_cannot_be_had_is_a_memory_error():
+def test_a_cache_that_does_not_fit_raises_memory_error():
     shape = KVCacheShape(
         num_layers=2, num_blocks=10**12, block_size=16, num_kv_heads=2, head_dim=64
     )

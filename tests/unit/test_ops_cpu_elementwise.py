@@ -10,9 +10,9 @@ from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_cpu import elementwise
 from mie.ops_cpu.allocator import CachingAllocator
-from mie.ops_cpu.attention_cache import new_cache
+from mie.ops_cpu.attention.cache import new_cache
 from mie.ops_cpu.elementwise import Rotation
-from mie.ops_cpu.workers import Workers
+from mie.ops_cpu.threads.workers import Workers
 
 rng = np.random.default_rng(5)
 

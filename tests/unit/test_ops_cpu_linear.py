@@ -1,4 +1,4 @@
-"""The plans for the matrix product, against `ops.linear.linear` in float64."""
+"""Compare the plans for the matrix product with `ops.linear.linear` in float64."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mie.backend import load_backend
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
+from mie.load.backends import load_backend
 from mie.ops import linear
-from mie.ops_cpu.blas import Blas
 from mie.ops_cpu.embedding import Embedding
-from mie.ops_cpu.linear import LinearPlan
-from mie.ops_cpu.linear_plain import PlainPlan
-from mie.ops_cpu.linear_tiled import MAX_ROWS, TiledPlan
-from mie.ops_cpu.widen import stored, widen
-from mie.ops_cpu.workers import Workers
+from mie.ops_cpu.linear.plain import PlainPlan
+from mie.ops_cpu.linear.tiled import MAX_ROWS, TiledPlan
+from mie.ops_cpu.linear.widen import stored, widen
+from mie.ops_cpu.threads.blas import Blas
+from mie.ops_cpu.threads.workers import Workers
 
 RNG = np.random.default_rng(0)
-# Of K, N: one tile and less, no multiples of anything, more than one part of K, several tasks.
+# (K, N): one tile or less, odd sizes, more than one part of K, several tasks.
 SHAPES = [(1, 1), (7, 5), (64, 64), (100, 130), (4001, 70), (37, 700)]
 
 
@@ -33,8 +32,10 @@ def workers() -> Iterator[Workers]:
     workers.close()
 
 
-def make_plan(name: str, dtype: str, workers: Workers, weight_dtype: str = "auto") -> LinearPlan:
-    """A plan that shares out the smallest product."""
+def make_plan(
+    name: str, dtype: str, workers: Workers, weight_dtype: str = "auto"
+) -> PlainPlan | TiledPlan:
+    """Return a plan that shares even the smallest product between threads."""
     if name == "plain":
         return PlainPlan(np.dtype(dtype), workers, bytes_per_thread=1)
     return TiledPlan(np.dtype(dtype), workers, weight_dtype, bytes_per_thread=1)
@@ -45,8 +46,10 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def assert_close(got: np.ndarray, wanted: np.ndarray, num_inputs: int) -> None:
-    """Terms of order 1 are rounded once each, and their sums once each: the error is below
-    num_inputs roundings of a sum that is itself of order sqrt(num_inputs)."""
+    """Compare within num_inputs roundings of a sum of order sqrt(num_inputs).
+
+    Terms of order 1 are rounded once each, and so are their sums.
+    """
     bound = float(np.finfo(got.dtype).eps) * (num_inputs + 4) * np.sqrt(num_inputs + 2)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)
 
@@ -74,14 +77,14 @@ def test_a_plan_multiplies_any_number_of_rows(
 
 
 @pytest.mark.parametrize("name", ["plain", "tiled"])
-def test_neither_bias_nor_residual_is_needed(name: str, workers: Workers):
+def test_bias_and_residual_are_optional(name: str, workers: Workers):
     weight, x = normal(70, 9), normal(5, 9)
     matrix = make_plan(name, "float64", workers).load((70, 9), [weight])
     assert_close(matrix.apply(x, None), x @ weight.T, 9)
 
 
 @pytest.mark.parametrize("name", ["plain", "tiled"])
-def test_operands_may_lie_anywhere(name: str, workers: Workers):
+def test_operands_may_have_any_strides(name: str, workers: Workers):
     weight = normal(70, 70)
     matrix = make_plan(name, "float64", workers).load((70, 70), [weight])
     x, residual = normal(70, 8).T, normal(70, 16).T[::2]
@@ -91,7 +94,7 @@ def test_operands_may_lie_anywhere(name: str, workers: Workers):
 
 
 @pytest.mark.parametrize("name", ["plain", "tiled"])
-def test_operands_are_only_read(name: str, workers: Workers):
+def test_operands_are_not_written(name: str, workers: Workers):
     matrix = make_plan(name, "float64", workers).load((70, 9), [normal(70, 9)])
     x, residual = normal(5, 9), normal(5, 70)
     first = matrix.apply(x, residual)
@@ -100,7 +103,7 @@ def test_operands_are_only_read(name: str, workers: Workers):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(64, 64), (576, 130), (4001, 70)])
-def test_a_row_of_tiled_depends_on_nothing_but_itself(
+def test_a_row_of_the_tiled_plan_depends_only_on_itself(
     dtype: str, shape: tuple[int, int], workers: Workers
 ):
     num_inputs, num_outputs = shape
@@ -154,7 +157,7 @@ def test_widening_is_exact_for_every_finite_float16():
     np.testing.assert_array_equal(out.view(np.uint32), values.astype("float32").view(np.uint32))
 
 
-def test_weights_that_cannot_be_kept_are_refused():
+def test_weights_that_cannot_stay_in_16_bits_are_refused():
     single = np.dtype("float32")
     with pytest.raises(ConfigError, match="'bfloat16'; the checkpoint has weights in float32"):
         stored(np.ones((2, 2), "float32"), "bfloat16", single)
@@ -163,7 +166,7 @@ def test_weights_that_cannot_be_kept_are_refused():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_backend_says_which_plans_it_loaded(tied: bool):
+def test_a_backend_reports_the_plans_it_loaded(tied: bool):
     for plan in ("plain", "tiled"):
         backend = load_backend("numpy", config=EngineConfig(linear_plan=plan))
         assert backend.linear_is_batch_invariant  # vacuously

@@ -1,4 +1,4 @@
-"""The probe that chooses a plan, and what it remembers."""
+"""Test the probe that chooses a plan, and the answers that it stores."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mie.backend import load_backend
-from mie.config import EngineConfig
-from mie.ops_cpu import probe as probe_module
-from mie.ops_cpu.blas import Blas
-from mie.ops_cpu.linear_plain import PlainPlan
-from mie.ops_cpu.linear_tiled import TiledPlan
-from mie.ops_cpu.plan_answers import Answer, PlanAnswers
-from mie.ops_cpu.probe import Probe, machine_key
-from mie.ops_cpu.workers import Workers
+from mie.config.engine import EngineConfig
+from mie.load.backends import load_backend
+from mie.ops_cpu.linear import probe as probe_module
+from mie.ops_cpu.linear.plain import PlainPlan
+from mie.ops_cpu.linear.plan_answers import Answer, PlanAnswers
+from mie.ops_cpu.linear.probe import Probe, machine_key
+from mie.ops_cpu.linear.tiled import TiledPlan
+from mie.ops_cpu.threads.blas import Blas
+from mie.ops_cpu.threads.workers import Workers
+
+FASTEST = probe_module._fastest
+"""The real one: `conftest.py` puts fixed times in its place."""
 
 
 @pytest.fixture
@@ -56,7 +59,7 @@ def today(monkeypatch: pytest.MonkeyPatch) -> list[date]:
         ([0.3, 0.3, 9.0], "tiled", False),
     ],
 )
-def test_an_answer_is_kept_if_all_rounds_agree_by_a_margin(
+def test_an_answer_is_stored_if_all_rounds_agree_by_a_margin(
     ratios: list[float],
     wanted: str,
     is_kept: bool,
@@ -117,12 +120,13 @@ def test_an_old_answer_is_tried_again(
 
 
 def test_a_round_compares_both_plans(new_probe: Callable[..., Probe], monkeypatch):
+    monkeypatch.setattr(probe_module, "_fastest", FASTEST)
     assert new_probe().choose(64, 128) in ("plain", "tiled")
     monkeypatch.setattr(probe_module, "_fastest", lambda applies, x: [2.0, len(x) * 1.0])
     assert new_probe()._ratio(64, 128) == pytest.approx(8.0)  # (4 * 16 * 64) ** (1 / 3) / 2
 
 
-def test_shapes_that_hold_another_plan_than_the_rest(tmp_path: Path):
+def test_shapes_whose_plan_differs_from_the_rest_are_listed(tmp_path: Path):
     answers = PlanAnswers(tmp_path, "here")
     assert answers.odd_ones() == []
     for shape, plan in [("a", "tiled"), ("b", "plain"), ("c", "tiled"), ("d", "tiled")]:
@@ -132,7 +136,7 @@ def test_shapes_that_hold_another_plan_than_the_rest(tmp_path: Path):
     assert PlanAnswers(None, "here").odd_ones() == []
 
 
-def test_a_folder_that_cannot_be_written_is_no_problem(
+def test_an_unwritable_folder_is_tolerated(
     tmp_path: Path, new_probe: Callable[..., Probe], rounds: list[float]
 ):
     (tmp_path / "file").write_text("")
@@ -142,7 +146,7 @@ def test_a_folder_that_cannot_be_written_is_no_problem(
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_fastest_of_several_counts():
+def test_the_fastest_of_several_runs_counts():
     seconds = iter([0, 1, 5, 4, 3, 6])  # in turns; the first ones do not count
     now = 0.0
 
@@ -152,17 +156,17 @@ def test_the_fastest_of_several_counts():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe_module.time, "perf_counter", lambda: now)
-        assert probe_module._fastest((apply, apply), np.ones((1, 1))) == [3, 4]
+        assert FASTEST((apply, apply), np.ones((1, 1))) == [3, 4]
 
 
-def test_another_cpu_blas_numpy_or_number_of_threads_is_another_machine():
+def test_the_machine_key_has_cpu_blas_numpy_and_threads():
     key = machine_key(Blas(), 2)
     assert key != machine_key(Blas(), 3)
     for part in (Blas().core, Blas().version, np.__version__):
         assert part in key
 
 
-def test_a_backend_asks_the_probe_unless_it_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_a_backend_asks_the_probe_unless_a_plan_is_set(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Probe, "choose", lambda self, num_inputs, num_outputs: "tiled")
     for plan, wanted in (("auto", "tiled"), ("plain", "plain")):
         backend = load_backend("numpy", config=EngineConfig(linear_plan=plan))

@@ -1,4 +1,4 @@
-"""Writing, gathering and copying the blocks of a paged cache, against loops over slots."""
+"""Compare writing, gathering and copying blocks of a paged cache with loops over slots."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_write_kv_reaches_one_plane_of_a_larger_cache():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_gather_kv_gives_any_stretch_of_a_sequence(block_size: int, dtype: str):
+def test_gather_kv_returns_any_range_of_a_sequence(block_size: int, dtype: str):
     cache = frozen(normal(3, (NUM_BLOCKS, block_size, NUM_KV_HEADS, HEAD_DIM), dtype))
     block_ids = [5, 0, 6, 2]
     length = len(block_ids) * block_size
@@ -81,7 +81,7 @@ def test_gather_kv_gives_any_stretch_of_a_sequence(block_size: int, dtype: str):
 
 
 @pytest.mark.parametrize("stale", [10**9, -(10**9), NUM_BLOCKS])
-def test_gather_kv_never_looks_at_stale_entries(stale: int):
+def test_gather_kv_never_reads_stale_entries(stale: int):
     cache = normal(4, (NUM_BLOCKS, 3, NUM_KV_HEADS, HEAD_DIM))
     table = np.array([stale, 4, 1, stale, stale])  # a window passed the first block
     got = gather_kv(cache, table, 3, 8)
@@ -136,7 +136,7 @@ FORMATS = tuple(QUANTIZED.values())
 
 
 def every_element(dtype: np.dtype) -> np.ndarray:
-    """All finite numbers of the format, sorted."""
+    """Return all finite numbers of the format, sorted."""
     numbers = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float64)
     return np.unique(numbers[np.isfinite(numbers) & (np.abs(numbers) <= LARGEST[dtype])])
 
@@ -146,7 +146,7 @@ def every_element(dtype: np.dtype) -> np.ndarray:
 def test_each_number_becomes_the_nearest_element_of_its_vector_s_scale(
     stored: np.dtype, dtype: str
 ):
-    """Against a search through all elements; midpoints occur, and go to the even one."""
+    """The reference searches all elements. Midpoints occur, and round to the even element."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 3, 64)) * 10.0 ** rng.integers(-6, 5, (40, 3, 1))
     x[0] = np.linspace(-LARGEST[stored], LARGEST[stored], 192).round(1).reshape(3, 64)
@@ -184,7 +184,7 @@ def test_ties_go_to_the_even_element():
 
 
 @pytest.mark.parametrize("stored", FORMATS, ids=str)
-def test_vectors_of_no_size_are_zero_and_spoiled_ones_nan(stored: np.dtype):
+def test_zero_vectors_stay_zero_and_nonfinite_ones_become_nan(stored: np.dtype):
     tiny = SMALLEST_SCALE * LARGEST[stored]
     rows = [[0, 0], [tiny * 0.9, 0], [tiny, -tiny], [np.inf, 1], [-np.inf, 1], [np.nan, 1], [1, 1]]
     for dtype in DTYPES:
@@ -196,13 +196,13 @@ def test_vectors_of_no_size_are_zero_and_spoiled_ones_nan(stored: np.dtype):
         assert not back[:2].any()
         np.testing.assert_allclose(back[2], rows[2], rtol=1e-6)
         assert np.isnan(back[3:6]).all()
-    huge = quantize(np.array([[1e300, 1.0]]), stored)  # its scale is no float32
+    huge = quantize(np.array([[1e300, 1.0]]), stored)  # its scale does not fit float32
     assert np.isnan(huge.scales).all()
 
 
 @pytest.mark.parametrize("stored", FORMATS, ids=str)
-def test_a_quantised_cache_is_written_gathered_and_copied_as_another_is(stored: np.dtype):
-    """All of it against a float cache of the same numbers."""
+def test_a_quantised_cache_behaves_like_a_float_cache(stored: np.dtype):
+    """Everything is compared with a float cache of the same numbers."""
     shape = (2, 2, NUM_BLOCKS, 3, NUM_KV_HEADS, HEAD_DIM)
     cache, plain = QuantizedCache.zeros(shape, stored), np.zeros(shape, np.float32)
     assert cache.shape == shape

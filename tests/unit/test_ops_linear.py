@@ -1,4 +1,4 @@
-"""`embed` and `linear`, against loops and einsum in float64."""
+"""Compare `embed` and `linear` with loops and einsum in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = ("float32", "float64")
 
 
 def normal(seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Random numbers that nobody may write to."""
+    """Return random numbers in a read-only array."""
     array = np.random.default_rng([seed, *shape]).normal(size=shape).astype(dtype)
     array.flags.writeable = False
     return array
@@ -39,7 +39,7 @@ def test_linear(shape: tuple[int, int, int], dtype: str, has_bias: bool, has_res
 
     assert y.shape == (num_tokens, num_outputs)
     assert y.dtype == dtype
-    # A sum of n products rounds at most n times, in whatever order: Higham, 2002, section 3.1.
+    # A sum of n products rounds at most n times in any order: Higham, 2002, section 3.1.
     bound = (num_inputs + 2) * np.finfo(dtype).eps * magnitude
     assert np.all(abs(y - wanted) <= bound)
 

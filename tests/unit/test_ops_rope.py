@@ -1,4 +1,4 @@
-"""`rope_table` and `rope`: the rotation, its properties, and Hugging Face's spelling of it."""
+"""Test `rope_table` and `rope`: the rotation, its properties, and Hugging Face's order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def normal(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def at(positions: list[int], head_dim: int, dtype: str = "float64") -> np.ndarray:
-    """The rows of the table at some positions."""
+    """Return the rows of the table at the positions."""
     return rope_table(frequencies(head_dim), 1.0, max(positions, default=0) + 1, dtype)[positions]
 
 
@@ -50,8 +50,9 @@ def test_pairs_turn_as_complex_numbers(shape: tuple[int, int, int], dtype: str):
         assert abs(got - turned) <= tolerance * max(1.0, abs(turned))
 
 
-def test_it_is_rotate_half_of_hugging_face():
-    """modeling_llama.py: (q * cos) + (rotate_half(q) * sin), cos and sin doubled along Dh."""
+def test_rope_equals_rotate_half_of_hugging_face():
+    """The reference is modeling_llama.py: (q * cos) + (rotate_half(q) * sin), with cos and sin
+    doubled along Dh."""
     x, positions = normal((9, 3, 16), "float64"), np.arange(40, 49)
     angles = positions[:, None] * frequencies(16)
     doubled = np.concatenate([angles, angles], axis=-1)[:, None]
@@ -73,7 +74,7 @@ def test_the_norm_of_every_pair_is_kept():
 
 
 @pytest.mark.parametrize("distance", [0, 1, 17, 300])
-def test_a_product_of_q_and_k_depends_on_their_distance_alone(distance: int):
+def test_a_product_of_q_and_k_depends_only_on_their_distance(distance: int):
     rng = np.random.default_rng(distance)
     q, k = rng.normal(size=(2, 1, 1, 16))
     products = [

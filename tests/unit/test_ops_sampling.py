@@ -1,4 +1,4 @@
-"""Softmax, the edits of a row of logits, and the draw, against plain Python and the oracle."""
+"""Compare softmax, the edits of a row of logits, and the draw with plain Python and the oracle."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_softmax_of_one_element(value: float):
     assert log_softmax(np.array([value])).tolist() == [0.0]
 
 
-def test_softmax_gives_nothing_to_what_is_forbidden():
+def test_softmax_gives_forbidden_tokens_zero_probability():
     assert softmax(frozen([-INF, 2.0, -INF, 2.0])).tolist() == [0.0, 0.5, 0.0, 0.5]
     assert log_softmax(frozen([-INF, 2.0])).tolist() == [-INF, 0.0]
 
@@ -89,7 +89,7 @@ def test_softmax_gives_nothing_to_what_is_forbidden():
 def test_greedy_takes_the_largest_and_the_lowest_id_among_equals(dtype: str):
     logits = frozen([[0, 3, 3, 1], [5, 5, 5, 5], [-2, -4, -1, -1], [-INF, -INF, -9, -INF]], dtype)
     assert sample(logits, [RowControls()] * 4) == [1, 0, 2, 2]
-    # The same through the edits, which take another way.
+    # The same with edits, which use another code path.
     edited = RowControls(bias=(np.array([0]), np.array([0.0])))
     assert sample(logits, [edited] * 4) == [1, 0, 2, 2]
 
@@ -108,7 +108,7 @@ def test_rows_keep_their_own_controls():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
-def test_a_forced_token_is_returned_whatever_the_logits_say(temperature: float):
+def test_a_forced_token_is_returned_regardless_of_the_logits(temperature: float):
     logits = frozen([-INF, 9.0, 0.0])
     row = RowControls(temperature=temperature, forced_id=0, banned_ids=np.array([0]), top_k=1)
     assert sample_row(logits, row) == 0
@@ -181,7 +181,9 @@ EDITS: dict[str, tuple[dict[str, Any], list[float]]] = {
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("controls", "wanted"), EDITS.values(), ids=EDITS)
-def test_edits(controls: dict[str, Any], wanted: list[float], dtype: str):
+def test_each_edit_changes_the_logits_as_defined(
+    controls: dict[str, Any], wanted: list[float], dtype: str
+):
     logits = frozen(LOGITS, dtype)
     row = RowControls(**controls)
     edited = edit_logits(logits, row)
@@ -191,7 +193,7 @@ def test_edits(controls: dict[str, Any], wanted: list[float], dtype: str):
     assert row.edits_logits == bool(controls)
 
 
-def test_edits_are_made_in_float64():
+def test_edits_are_computed_in_float64():
     logits = frozen([2**24, 2**24 + 2], np.float32)
     bias = (np.array([0]), np.array([3.0]))  # float32 would round 2**24 + 3 to 2**24 + 4
     assert edit_logits(logits, RowControls(bias=bias)).tolist() == [2**24 + 3, 2**24 + 2]
@@ -241,7 +243,7 @@ def test_top_p_keeps_the_lowest_ids_among_equals():
 @pytest.mark.parametrize("size", [1, 2, 10, 40, 1000, 100_000])
 @pytest.mark.parametrize("percent", [1, 10, 30, 50, 70, 90, 99])
 def test_top_p_of_a_constant_row_keeps_exactly_its_share(size: int, percent: int):
-    """Every border of the nucleus is a multiple of 1 / size: a rounding would show."""
+    """Every border of the nucleus is a multiple of 1 / size, so a rounding would show."""
     ids = kept(np.full(size, -3.25), top_p=percent / 100)
     assert ids == list(range(max(1, -(-size * percent // 100))))
 
@@ -252,7 +254,7 @@ def test_top_k_of_a_constant_row_keeps_the_first_ids(top_k: int):
 
 
 def sixteen_bit_logits(rng: np.random.Generator, size: int) -> np.ndarray:
-    """A row as a 16-bit model gives it: rounded to few bits, so that many logits are equal."""
+    """Return a row rounded to few bits as in a 16-bit model, so that many logits are equal."""
     row = rng.normal(0, rng.choice([0.01, 1.0, 8.0]), size) + rng.choice([0.0, 100.0])
     dtype = rng.choice(["float16", "bfloat16", "rounded", "constant"])
     if dtype == "constant":
@@ -264,7 +266,7 @@ def sixteen_bit_logits(rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 def kept_by_a_full_sort(x: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
-    """The tokens that are kept, by one stable sort of the whole row."""
+    """Return the kept tokens by one stable sort of the whole row."""
     order = np.argsort(-x, kind="stable").tolist()
     weights = {i: math.exp(x[i] - x.max()) for i in order if x[i] > -INF}
     ids = [i for i in order if weights.get(i, 0) and math.log(weights[i]) >= np.log(min_p or 1e-99)]
@@ -316,7 +318,7 @@ def test_a_single_candidate_is_the_greedy_token(controls: dict[str, Any], seed: 
 @pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999, ALMOST_ONE])
 @pytest.mark.parametrize("spread", [30.0, 1.0, 0.05])
 def test_top_p_over_heads_of_any_length(size: int, top_p: float, spread: float):
-    """The search looks at 64 tokens, then 512, and so on: it must not show."""
+    """The search looks at 64 tokens, then 512, and so on, which must not affect the result."""
     x = spread * normal(size)
     weights = {i: math.exp(value - x.max()) for i, value in enumerate(x.tolist())}
     total, reached, wanted = math.fsum(weights.values()), [], set()
@@ -342,7 +344,7 @@ def test_min_p_compares_with_the_largest():
     assert kept([7.0, 7.0, 6.9], min_p=1.0) == [0, 1]
 
 
-def test_the_nucleus_is_taken_of_what_top_k_left():
+def test_the_nucleus_is_taken_after_top_k():
     logits = np.log([0.4, 0.3, 0.2, 0.1])
     assert kept(logits, top_k=2, top_p=0.57) == [0]  # 0.4 / 0.7 = 0.571
     assert kept(logits, top_k=2, top_p=0.58) == [0, 1]
@@ -350,7 +352,7 @@ def test_the_nucleus_is_taken_of_what_top_k_left():
     assert kept(logits, top_k=3, min_p=0.6) == [0, 1]
 
 
-def test_what_is_forbidden_is_never_kept():
+def test_forbidden_tokens_are_never_kept():
     logits = [-INF, 1.0, -INF, 0.0]
     assert kept(logits, top_k=3) == [1, 3]
     assert kept(logits, top_p=0.999) == [1, 3]
@@ -362,13 +364,13 @@ def test_what_is_forbidden_is_never_kept():
 
 @pytest.mark.parametrize("uniform", [0.0, 0.1, 0.25, 0.5, 0.75, ALMOST_ONE])
 def test_draw_inverts_the_cumulative_distribution(uniform: float):
-    """Probabilities 0, ¼, ¼, 0, ½, 0: exact in floating point, so that the limits are too."""
+    """The probabilities 0, ¼, ¼, 0, ½, 0 are exact in floating point, and so are their sums."""
     x = frozen([-INF, 0.0, 0.0, -INF, math.log(2), -INF])
     wanted = 1 if uniform < 0.25 else 2 if uniform < 0.5 else 4
     assert draw(x, uniform) == wanted
 
 
-def test_the_ends_of_the_unit_interval_stay_among_the_possible():
+def test_the_ends_of_the_unit_interval_give_possible_tokens():
     for size in (1, 2, 3, 10, 1000, 50_000):
         x = np.full(size + 2, -INF)
         x[1:-1] = normal(size)
@@ -385,7 +387,7 @@ def test_a_draw_from_one_candidate():
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_evenly_spread_numbers_give_every_token_its_share(temperature: float):
-    """The inverse of a distribution function maps n equidistant numbers to n p ± 1 of each."""
+    """The inverse of a distribution maps n equidistant numbers to n p ± 1 of each token."""
     logits, n = normal(12, seed=3), 4000
     row = [math.exp(value / temperature) for value in logits.tolist()]
     counts = Counter(
@@ -397,7 +399,7 @@ def test_evenly_spread_numbers_give_every_token_its_share(temperature: float):
 
 
 def test_random_numbers_give_the_distribution():
-    """Chi-square with 9 degrees of freedom exceeds 33.7 once in 10,000 times; the seed is fixed."""
+    """Chi-square with 9 degrees of freedom exceeds 33.7 once in 10,000 cases. The seed is fixed."""
     probabilities, n = [0.02, 0.05, 0.08, 0.2, 0.15, 0.1, 0.1, 0.03, 0.17, 0.1], 5000
     logits, rng = frozen(np.log(probabilities)), np.random.default_rng(11)
     counts = Counter(
@@ -411,7 +413,7 @@ def test_random_numbers_give_the_distribution():
 
 
 def brute_force(logits: np.ndarray, row: RowControls) -> int:
-    """The token, from the words of `RowControls`, in Python's floats."""
+    """Return the token by the definition of `RowControls`, in Python's floats."""
     if row.forced_id is not None:
         return row.forced_id
     x = dict(enumerate(logits.astype(float).tolist()))
@@ -548,7 +550,7 @@ def test_top_logprobs_cuts_a_tie_at_the_lower_ids():
     assert rank == 1
 
 
-def test_top_logprobs_of_what_is_forbidden_and_of_one_token():
+def test_top_logprobs_of_forbidden_tokens_and_of_one_token():
     ids, logprobs, rank = top_logprobs(frozen([-INF, 1e4, -1e4]), 0, 1)
     assert (ids, logprobs, rank) == ([0, 1], [-INF, 0.0], 3)
     assert top_logprobs(frozen([3.0]), 0, 5) == ([0], [0.0], 1)

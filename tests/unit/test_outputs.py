@@ -1,4 +1,4 @@
-"""Outputs as JSON and back, and what objects show of themselves."""
+"""Test the conversion of outputs to JSON and back, and the repr of objects."""
 
 import json
 import math
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mie import LLM, CompletionOutput, EngineConfig, RequestOutput, SamplingParams
 from mie.errors import ConfigError
-from mie.outputs import Logprob
-from mie.sched.metrics import RequestMetrics
+from mie.frontend.outputs import Logprob
+from mie.stats.request import RequestMetrics
 
 
 def through_json(output: RequestOutput) -> RequestOutput:
@@ -96,14 +96,14 @@ def test_numbers_that_json_lacks_come_back() -> None:
         ({"metrics": 3}, "RequestOutput.metrics must be a JSON object; got 3"),
     ],
 )
-def test_what_is_no_output_is_refused_by_name(change: dict, message: str) -> None:
+def test_an_object_that_is_not_an_output_is_refused(change: dict, message: str) -> None:
     values = {"request_id": "0", "prompt": None, "prompt_token_ids": [1], "outputs": []}
     assert RequestOutput.from_dict(values).prompt_token_ids == [1]
     with pytest.raises(ConfigError, match=message):
         RequestOutput.from_dict({**values, **change})
 
 
-# What objects show of themselves
+# The repr of objects.
 
 
 def lines(llm: LLM) -> Iterator[str]:
@@ -120,7 +120,7 @@ def lines(llm: LLM) -> Iterator[str]:
     yield repr(EngineConfig(max_num_seqs=8))
 
 
-def test_a_repr_says_what_it_is_in_a_line(llm: LLM) -> None:
+def test_a_repr_is_one_descriptive_line(llm: LLM) -> None:
     choice, output, whole, engine, tokenizer, config = lines(llm)
     ids = "[0, 1, 2, 3, 4, 5, 6, 7, … 500 in all]"
     assert choice == f"CompletionOutput(index=0, text='x', new_text='', token_ids={ids})"

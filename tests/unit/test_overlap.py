@@ -1,18 +1,19 @@
-"""Steps that are launched before the one before them is done."""
+"""Test steps that are launched before the previous one is done."""
 
 from collections.abc import Callable
 
 import pytest
 
 from mie import EngineConfig, SamplingParams
-from mie.engine import Engine
-from mie.load import load_engine
+from mie.audit.scheduler import check_scheduler
+from mie.engine.engine import Engine
+from mie.load.engine import load_engine
 
 SIZES = {"num_blocks": 40, "block_size": 3, "max_num_seqs": 4}
 
 
 class Overlap:
-    """An engine with overlap, and how many rows it decoded."""
+    """Return an engine with overlap, and a count of its decoded rows."""
 
     def __init__(self, directory, **settings) -> None:
         config = EngineConfig(async_scheduling=True, **{**SIZES, **settings})
@@ -45,7 +46,7 @@ def run(engine: Engine) -> dict[tuple[str, int], list[int]]:
     while engine.has_work:
         for new in engine.step().outputs:
             tokens.setdefault((new.request_id, new.index), []).extend(new.token_ids)
-        engine.scheduler.check_invariants()
+        check_scheduler(engine.scheduler)
     assert engine.scheduler.manager.num_used == 0
     return tokens
 
@@ -64,7 +65,7 @@ REQUESTS = [
 ]
 
 
-def test_the_tokens_are_those_without_overlap(tiny):
+def test_the_tokens_equal_those_without_overlap(tiny):
     directory = tiny["llama"].directory
     plain = load_engine(directory, EngineConfig(**SIZES))
     add_all(plain, REQUESTS)
@@ -74,12 +75,12 @@ def test_the_tokens_are_those_without_overlap(tiny):
     assert overlap.num_ahead > 10
 
 
-def test_a_sequence_that_ends_by_its_token_costs_one_row_and_by_its_length_none(tiny):
+def test_ending_by_token_costs_one_row_and_by_length_none(tiny):
     overlap = Overlap(tiny["llama"].directory)
     params = SamplingParams(max_tokens=9, ignore_eos=True, temperature=0)
     overlap.engine.add_request([5, 6, 7], params)
     tokens = run(overlap.engine)["auto-0", 0]
-    # The prompt's step gives the first token, the next step is planned as ever.
+    # The prompt's step gives the first token, and the next step is planned as usual.
     assert (overlap.num_ahead, overlap.num_rows) == (7, 7)
 
     stop = next(token for token in tokens[4:] if token not in tokens[: tokens.index(token)])
@@ -100,7 +101,7 @@ def test_a_sequence_that_ends_by_its_token_costs_one_row_and_by_its_length_none(
         {"frequency_penalty": 0.5},
     ],
 )
-def test_what_needs_the_tokens_waits_for_them(tiny, params):
+def test_steps_that_need_the_tokens_wait_for_them(tiny, params):
     overlap = Overlap(tiny["llama"].directory)
     overlap.engine.add_request([5, 6], SamplingParams(max_tokens=6, ignore_eos=True, **params))
     run(overlap.engine)
@@ -108,7 +109,7 @@ def test_what_needs_the_tokens_waits_for_them(tiny, params):
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_an_abort_between_steps_leaves_the_launched_step_to_the_others(tiny, stays):
+def test_an_abort_keeps_the_launched_step_for_other_requests(tiny, stays):
     overlap = Overlap(tiny["llama"].directory)
     engine = overlap.engine
     params = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0)
@@ -127,7 +128,7 @@ def test_an_abort_between_steps_leaves_the_launched_step_to_the_others(tiny, sta
     assert tokens["new", 0] == run(alone)["new", 0]
 
 
-def test_a_step_that_breaks_off_takes_the_launched_one_with_it(tiny):
+def test_a_failed_step_discards_the_launched_one(tiny):
     directory = tiny["llama"].directory
     params = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0)
     overlap, plain = Overlap(directory), load_engine(directory, EngineConfig(**SIZES))
@@ -160,7 +161,7 @@ def test_a_new_request_waits_for_one_launched_step_at_most(tiny):
     assert steps == [{"first"}, {"first", "second"}]
 
 
-def test_without_a_block_for_it_a_step_is_planned_as_ever(tiny):
+def test_a_step_without_a_free_block_is_not_launched_ahead(tiny):
     directory, sizes = tiny["llama"].directory, {**SIZES, "num_blocks": 6}
     params = SamplingParams(max_tokens=14, ignore_eos=True, temperature=0)
     overlap, plain = Overlap(directory, **sizes), load_engine(directory, EngineConfig(**sizes))

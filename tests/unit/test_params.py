@@ -1,4 +1,4 @@
-"""`SamplingParams`: the defaults of vLLM, what is allowed, and what a refusal says."""
+"""Test `SamplingParams`: the defaults of vLLM, allowed values, and messages of refusals."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 from mie import BeamSearchParams, RequestLimits, RequestOutputKind, SamplingParams
 from mie.errors import ConfigError, MieError, RequestError
-from mie.sched.params import truncated
-from mie.sched.unsupported import UNSUPPORTED
+from mie.params.sampling import truncated
+from mie.params.unsupported import UNSUPPORTED
 
 
 def refuses(message: str, **params: Any) -> None:
@@ -60,7 +60,7 @@ def test_the_defaults_are_those_of_vllm():
     }
 
 
-# Numbers. Name: (allowed, refused, how the range reads).
+# Numbers by name: (allowed, refused, the text of the range).
 
 INTEGERS: dict[str, tuple[list[Any], list[Any], str]] = {
     "n": ([1, 2, 1024], [0, -1, 1025, 10**9], "in 1 … 1024"),
@@ -117,7 +117,7 @@ def test_only_finite_numbers_are_numbers(name: str, value: Any):
 
 
 @pytest.mark.parametrize("name", ["n", "top_k", "min_tokens"])
-def test_none_is_no_number(name: str):
+def test_none_is_not_a_number(name: str):
     refuses(f"{name} must be an integer", **{name: None})
 
 
@@ -264,7 +264,7 @@ def test_logit_bias_without_entries_is_none():
     assert SamplingParams(logit_bias={}).logit_bias is None
 
 
-def test_logit_bias_is_within_what_the_api_allows():
+def test_logit_bias_is_limited_as_in_the_api():
     for amount in (-100, 100, 0):
         assert SamplingParams(logit_bias={1: amount}).logit_bias == {1: float(amount)}
     for wrong in (100.5, -101, math.nan, math.inf, "1", None, True):
@@ -295,7 +295,7 @@ def test_an_unknown_name_is_refused_with_a_suggestion(name: str, near: str):
     refuses(f"SamplingParams has no parameter {name!r}; did you mean {near!r}?", **{name: 1})
 
 
-def test_a_name_like_no_other_is_refused_without_a_list():
+def test_an_unknown_name_without_a_near_match_is_refused_without_a_list():
     with pytest.raises(ConfigError, match="no parameter 'xyzzy'; leave it out"):
         SamplingParams(xyzzy=1)
 
@@ -383,7 +383,7 @@ def test_parameters_pickle():
     assert pickle.loads(pickle.dumps(params)) == params
 
 
-def test_what_was_passed_in_is_copied():
+def test_arguments_are_copied():
     stop, tokens, bias = ["a"], [1], {1: 1.0}
     params = SamplingParams(stop=stop, stop_token_ids=tokens, logit_bias=bias)
     stop.append("b")
@@ -411,18 +411,18 @@ def test_huge_numbers_are_refused_like_any_others():
 
 
 @pytest.mark.parametrize("value", [b"abc", {"a": 1}])
-def test_what_only_looks_like_a_list_is_refused(value):
+def test_values_that_only_resemble_a_list_are_refused(value):
     with pytest.raises(ConfigError, match="stop must be"):
         SamplingParams(stop=value)
     with pytest.raises(ConfigError, match="stop_token_ids must be a list"):
         SamplingParams(stop_token_ids=value)
 
 
-# What one request may ask for.
+# Limits of one request.
 
 
 def counted(values: Any, most: int) -> Any:
-    """An iterator that fails when more than ``most`` values are taken."""
+    """Yield an iterator that fails when more than ``most`` values are taken."""
     for number, value in enumerate(values):
         assert number < most, "read past the limit"
         yield value
@@ -475,15 +475,15 @@ def test_a_server_may_set_lower_limits():
 
 
 @pytest.mark.parametrize("wrong", [[[1]], [{}], [set()], [b"x"], [None], [np.array([1, 2])]])
-def test_ids_that_are_no_integers_are_refused(wrong: list[Any]):
+def test_ids_that_are_not_integers_are_refused(wrong: list[Any]):
     refuses("each of stop_token_ids must be an integer at least 0", stop_token_ids=wrong)
 
 
-def test_an_array_without_dimensions_is_no_list():
+def test_an_array_without_dimensions_is_not_a_list():
     refuses("stop_token_ids must be a list of token ids", stop_token_ids=np.array(3))
 
 
-def test_a_message_repeats_no_more_than_a_part_of_a_value():
+def test_a_message_quotes_at_most_a_part_of_a_value():
     with pytest.raises(ConfigError) as error:
         SamplingParams(temperature="x" * 10**6)
     assert len(str(error.value)) < 1000
@@ -491,7 +491,7 @@ def test_a_message_repeats_no_more_than_a_part_of_a_value():
         SamplingParams(n=-(10**5000))
 
 
-# Names of vLLM that mie does not have.
+# Parameters that only vLLM has.
 
 ASKED = {
     "best_of": 3,
@@ -512,7 +512,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_what_mie_does_not_have_is_accepted_where_it_changes_nothing(name: str):
+def test_unsupported_parameters_are_accepted_without_effect(name: str):
     for neutral in UNSUPPORTED[name][0]:
         assert SamplingParams(**{name: neutral}, seed=1) == SamplingParams(seed=1)
     refuses(f"{name} is not supported: ", **{name: ASKED[name]})
@@ -535,7 +535,7 @@ def test_bad_words_are_words():
     refuses("each of bad_words_token_ids must name at least one token", bad_words_token_ids=[[]])
 
 
-def test_output_kinds_are_those_of_vllm():
+def test_output_kinds_equal_those_of_vllm():
     assert [(kind.name, kind.value) for kind in RequestOutputKind] == [
         ("CUMULATIVE", 0),
         ("DELTA", 1),

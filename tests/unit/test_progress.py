@@ -1,4 +1,4 @@
-"""The progress bar of `generate`: requests, and tokens a second."""
+"""Test the progress bar of `generate`: requests, and tokens per second."""
 
 import io
 from functools import partial
@@ -7,8 +7,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mie.outputs import CompletionOutput, RequestOutput
-from mie.progress import ProgressBar
+from mie.frontend.outputs import CompletionOutput, RequestOutput
+from mie.frontend.progress import ProgressBar
 
 
 def output(num_prompt: int, *num_tokens: int) -> RequestOutput:
@@ -19,7 +19,7 @@ def output(num_prompt: int, *num_tokens: int) -> RequestOutput:
 
 
 class FakeBar(SimpleNamespace):
-    """A bar under which four seconds have gone by."""
+    """A bar that has run for four seconds."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, format_dict={"elapsed": 4.0}, num_done=0, is_closed=False)
@@ -31,7 +31,7 @@ class FakeBar(SimpleNamespace):
         self.is_closed = True
 
 
-def test_the_bar_tells_tokens_a_second_of_all_choices() -> None:
+def test_the_bar_shows_tokens_per_second_of_all_choices() -> None:
     bars: list[FakeBar] = []
 
     def make(**keywords: Any) -> FakeBar:
@@ -54,7 +54,7 @@ def test_tqdm_draws_it() -> None:
     assert "toks/s" in shown.getvalue()
 
 
-def test_no_bar_where_none_is_wanted(capsys) -> None:
+def test_a_progress_bar_can_be_turned_off(capsys) -> None:
     with ProgressBar(1, False) as bar:
         bar.update(output(3, 5))
     assert capsys.readouterr().err == ""

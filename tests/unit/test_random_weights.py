@@ -1,4 +1,4 @@
-"""``load_format="dummy"``: weights from a seed and a config.json, and nothing else."""
+"""Test ``load_format="dummy"``, which needs only a config.json and a seed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import tiny_models
 from safetensors.numpy import save_file
 
 from mie import LLM, SamplingParams
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.random_weights import RandomWeights
+from mie.checkpoint.tensors import expected_tensors, num_parameters
 from mie.errors import MieError, WeightsError
-from mie.model.config import ModelConfig
-from mie.model.random_weights import RandomWeights
-from mie.model.tensors import expected_tensors
 
 FAMILIES = [
     tiny_models.LLAMA,
@@ -33,7 +33,7 @@ def config_alone(directory: Path, config: dict[str, Any]) -> Path:
 
 
 def answer(directory: Path, **settings: Any) -> tuple[list[int], list[float]]:
-    """Greedy tokens and their log-probabilities."""
+    """Return greedy tokens and their log-probabilities."""
     llm = LLM(directory, skip_tokenizer_init=True, num_blocks=8, num_threads=1, **settings)
     params = SamplingParams(temperature=0, max_tokens=6, logprobs=0, ignore_eos=True)
     [output] = llm.generate([PROMPT], params, use_tqdm=False)
@@ -43,7 +43,9 @@ def answer(directory: Path, **settings: Any) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize("config", FAMILIES, ids=lambda config: config["model_type"])
-def test_a_config_alone_runs_and_its_seed_decides(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_config_alone_runs_with_weights_from_the_seed(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     directory = config_alone(tmp_path, config)
     first = answer(directory, load_format="dummy")
     assert np.isfinite(first[1]).all()
@@ -52,7 +54,7 @@ def test_a_config_alone_runs_and_its_seed_decides(config: dict[str, Any], tmp_pa
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_the_weights_are_those_of_a_checkpoint_with_the_same_numbers(
+def test_random_weights_equal_a_checkpoint_with_the_same_numbers(
     dtype: str, tmp_path: Path
 ) -> None:
     config = {**tiny_models.QWEN2, "torch_dtype": dtype}
@@ -69,18 +71,18 @@ def test_the_weights_are_those_of_a_checkpoint_with_the_same_numbers(
     assert answer(written, load_format="safetensors") == answer(written, load_format="auto")
 
 
-def test_matrices_keep_the_size_of_what_they_multiply() -> None:
+def test_random_matrices_preserve_the_scale_of_activations() -> None:
     config = {**tiny_models.LLAMA, "vocab_size": 3000, "hidden_size": 512}
     weights = RandomWeights(ModelConfig.from_hf(config))
     embedding = weights.read("model.embed_tokens.weight")
     assert embedding.std() == pytest.approx(1 / np.sqrt(512), rel=0.01)
     assert (weights.read("model.norm.weight") == 1).all()
-    assert weights.nbytes == 4 * ModelConfig.from_hf(config).num_parameters
+    assert weights.nbytes == 4 * num_parameters(ModelConfig.from_hf(config))
     assert len(list(weights.blocks("model.embed_tokens.weight"))) == 3
     assert not np.array_equal(embedding[:1024], embedding[1024:2048])
 
 
-def test_without_it_the_weights_are_asked_for(tmp_path: Path) -> None:
+def test_missing_weights_are_refused_without_load_format_dummy(tmp_path: Path) -> None:
     directory = config_alone(tmp_path, tiny_models.LLAMA)
     for load_format in ("auto", "safetensors"):
         with pytest.raises(WeightsError, match=r"has neither model\.safetensors nor"):
@@ -90,7 +92,7 @@ def test_without_it_the_weights_are_asked_for(tmp_path: Path) -> None:
 # hf_overrides.
 
 
-def test_an_override_is_as_good_as_another_config(tmp_path: Path) -> None:
+def test_an_override_equals_another_config(tmp_path: Path) -> None:
     changed = {"rope_theta": 50.0, "rms_norm_eps": 1e-2, "max_position_embeddings": 64}
     plain = config_alone(tmp_path / "plain", tiny_models.LLAMA)
     other = config_alone(tmp_path / "other", {**tiny_models.LLAMA, **changed})
@@ -111,7 +113,7 @@ def test_an_override_is_as_good_as_another_config(tmp_path: Path) -> None:
         ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel'"),
     ],
 )
-def test_an_override_is_refused_as_the_file_would_be(
+def test_a_bad_override_is_refused_like_the_file(
     overrides: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     directory = config_alone(tmp_path, tiny_models.LLAMA)

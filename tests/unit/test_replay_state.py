@@ -1,4 +1,4 @@
-"""The state rebuilt from an event log, and what it refuses."""
+"""Test the state that is rebuilt from an event log, and which records it refuses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from mie.replay import State, at, walk
 
 
 def told(num_steps: int = len(STORY), more: int = 0) -> State:
-    """The state after some steps of the story, and so many records of the next."""
+    """Return the state after some steps of the story, and some records of the next step."""
     state = State.from_snapshot(EMPTY)
     for step, records in enumerate(STORY[:num_steps], 1):
         state.apply_step((*records, ("step", summary(step))))
@@ -43,7 +43,7 @@ def told(num_steps: int = len(STORY), more: int = 0) -> State:
     return state
 
 
-# What records do.
+# Effects of records.
 
 
 @pytest.mark.parametrize("step", AFTER_STORY)
@@ -66,7 +66,7 @@ def test_a_snapshot_gives_its_state_back(step: int) -> None:
     assert snapshot == before, "the snapshot was changed"
 
 
-def test_a_rebuild_begins_anew() -> None:
+def test_a_rebuild_resets_the_state() -> None:
     state = told()
     state.apply_step((*REBUILD, ("step", summary(7))))
     assert state.snapshot() == {**EMPTY, **REBUILT}
@@ -94,7 +94,9 @@ def test_a_kept_sequence_lends_its_blocks_until_it_is_closed() -> None:
         (13, ("finish", E, "length"), "its table is still open"),
     ],
 )
-def test_a_kept_sequence_cannot(count: int, record: Record, message: str) -> None:
+def test_invalid_records_of_a_kept_sequence_are_refused(
+    count: int, record: Record, message: str
+) -> None:
     state = told()
     for each in BEAMS[:count]:
         state.apply(each)
@@ -102,8 +104,8 @@ def test_a_kept_sequence_cannot(count: int, record: Record, message: str) -> Non
         state.apply_step((record, ("step", summary(7))))
 
 
-def test_lists_do_as_well_as_tuples() -> None:
-    """Those who emit may hand over lists; a file gives tuples."""
+def test_lists_are_accepted_like_tuples() -> None:
+    """Emitters may pass lists, and a file gives tuples."""
     state = State.from_snapshot(EMPTY)
     for records in STORY:
         for record in records:
@@ -150,7 +152,7 @@ def test_pins_of_a_snapshot_are_known() -> None:
         state.apply(("unpin", 4))
 
 
-# What cannot have been.
+# Impossible records.
 
 
 IMPOSSIBLE: list[tuple[tuple[int, int], Record, str]] = [
@@ -229,11 +231,11 @@ IMPOSSIBLE: list[tuple[tuple[int, int], Record, str]] = [
     ((2, 0), ("drop", A), "it has no host blocks"),
     ((2, 0), ("step", summary(2)), "step 2 comes too late"),
 ]
-"""(Steps of the story, records of the next one), what comes then, and what is wrong with it."""
+"""Cases of (steps of the story, records of the next one, the wrong record, the error)."""
 
 
 @pytest.mark.parametrize(("told_until", "record", "message"), IMPOSSIBLE)
-def test_what_cannot_have_happened_is_refused(
+def test_impossible_records_are_refused(
     told_until: tuple[int, int], record: Record, message: str
 ) -> None:
     state = told(*told_until)
@@ -277,7 +279,7 @@ def test_a_snapshot_that_contradicts_itself_is_refused(
 # Going through a log.
 
 
-def test_any_step_that_a_log_holds_can_be_had() -> None:
+def test_any_step_of_a_log_can_be_restored() -> None:
     log = EventLog(2500)
     snapshots = run_toy(log, 5100)
     first = log.segments()[0].after
@@ -293,13 +295,13 @@ def test_any_step_that_a_log_holds_can_be_had() -> None:
             at(log.segments(), step)
 
 
-def test_any_step_of_a_file_can_be_had(tmp_path: Path) -> None:
+def test_any_step_of_a_file_can_be_restored(tmp_path: Path) -> None:
     path = write_story(tmp_path / "log")
     for step in AFTER_STORY:
         assert at(read_log(path), step).snapshot() == {**EMPTY, **AFTER_STORY[step]}
 
 
-def test_a_step_that_was_broken_off_is_no_step() -> None:
+def test_an_abandoned_step_does_not_exist() -> None:
     log = EventLog(10)
     log.start(lambda: EMPTY)
     for step in (1, 3):

@@ -1,4 +1,4 @@
-"""Rotation frequencies, against the formulas' sources and against transformers' own numbers."""
+"""Compare rotation frequencies with the sources of the formulas and with transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mie.model.config import ModelConfig, RopeConfig
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.rope_config import RopeConfig
 from mie.model.rope import rope_inv_freq
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "models").iterdir())
@@ -90,7 +91,7 @@ def test_yarn_without_truncation_ramps_between_fractions_of_pairs() -> None:
     np.testing.assert_allclose(inv_freq, plain(1e4) * (slowed / 8 + 1 - slowed), rtol=1e-12)
 
 
-def test_yarn_with_a_ramp_of_no_width_steps() -> None:
+def test_yarn_with_a_ramp_of_zero_width_is_a_step() -> None:
     rope = RopeConfig(rope_type="yarn", factor=8.0, original_max_position_embeddings=4)
     inv_freq, _ = rope_inv_freq(rope, HEAD_DIM, 99)
     np.testing.assert_allclose(inv_freq[1:], plain(1e4)[1:] / 8, rtol=1e-12)
@@ -119,7 +120,7 @@ def test_yarn_attention_scaling(changes: dict[str, float], scaling: float) -> No
 
 
 @pytest.mark.parametrize("rope", [LLAMA3, YARN], ids=lambda rope: rope.rope_type)
-def test_max_position_embeddings_stands_in_for_an_absent_original_context(rope: RopeConfig) -> None:
+def test_max_position_embeddings_replaces_a_missing_original_context(rope: RopeConfig) -> None:
     absent = RopeConfig(**{**vars(rope), "original_max_position_embeddings": None})
     original = rope.original_max_position_embeddings
     assert original is not None

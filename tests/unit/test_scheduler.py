@@ -5,10 +5,11 @@ import pickle
 import pytest
 from scripted_runner import answer_to
 
-from mie.config import EngineConfig
+from mie.audit.scheduler import check_scheduler
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, RequestError
 from mie.memory.manager import KVCacheManager
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 
@@ -16,7 +17,7 @@ EOS = 3
 
 
 class Driver:
-    """A scheduler whose steps are answered at once."""
+    """A scheduler with a model that answers at once."""
 
     def __init__(self, num_blocks=16, max_model_len=64, num_host_blocks=0, **config):
         settings = {
@@ -62,13 +63,17 @@ class Driver:
 
     def answer(self, plan, answer=7):
         got = self.scheduler.update(plan, answer_to(plan, lambda: answer))
-        self.scheduler.check_invariants()
+        check_scheduler(self.scheduler)
         return got
 
+    @property
+    def has_work(self):
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
     def run(self, max_steps=1000):
-        """Run until all is done, and return the work of every step."""
+        """Run until everything is done, and return the work of every step."""
         works = []
-        while self.scheduler.has_work:
+        while self.has_work:
             self.step()
             works.append(self.work)
             assert len(works) < max_steps, "the scheduler has work and does nothing"
@@ -92,7 +97,7 @@ def test_a_prompt_is_computed_in_chunks_and_samples_at_its_end():
     assert [len(plan.chunks[0].token_ids) for plan in plans] == [4, 4, 2]
     assert [plan.chunks[0].choices for plan in plans] == [(), (), (0,)]
     assert driver.step().decodes == (0,)
-    assert not driver.scheduler.has_work
+    assert not driver.has_work
 
 
 def test_decodes_come_before_running_prefills_before_admissions():
@@ -136,7 +141,7 @@ def test_the_budget_holds_for_decodes_too_and_the_first_go_first():
     assert works[:3] == [{0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1}]
 
 
-def test_without_chunking_a_prompt_waits_whole_and_nobody_passes_it():
+def test_an_unchunked_prompt_waits_and_is_not_overtaken():
     driver = Driver(enable_chunked_prefill=False, max_num_batched_tokens=16, max_model_len=16)
     for num_prompt in (10, 8, 2):
         driver.add(num_prompt, max_tokens=2)
@@ -190,7 +195,7 @@ def test_seats_are_limited():
 # Admission.
 
 
-def test_nobody_overtakes_the_head_of_the_queue():
+def test_the_head_of_the_queue_is_never_overtaken():
     driver = Driver(num_blocks=4)
     driver.add(8, max_tokens=8)
     driver.step()
@@ -220,7 +225,7 @@ def test_admission_leaves_the_watermark_free_unless_nothing_runs():
     assert driver.work == {1: 12, 2: 12}, "two of eight blocks stay free"
 
 
-def test_running_is_never_preempted_to_admit():
+def test_a_running_sequence_is_never_preempted_to_admit():
     driver = Driver(num_blocks=4, scheduling_policy="priority")
     driver.add(9, max_tokens=4, priority=5)
     driver.step()
@@ -230,7 +235,7 @@ def test_running_is_never_preempted_to_admit():
 
 
 @pytest.mark.parametrize("admits", [False, True])
-def test_nobody_is_admitted_in_a_step_that_preempted(admits):
+def test_no_request_is_admitted_in_a_step_that_preempted(admits):
     policy = {"scheduling_policy": "priority", "admit_after_preemption": admits}
     driver = Driver(num_blocks=5, **policy)
     driver.add(4, max_tokens=9)
@@ -301,7 +306,7 @@ def test_sjf_takes_the_shortest_job():
 
 
 @pytest.mark.parametrize(("ageing", "bound"), [(1, 40), (8, 8)])
-def test_sjf_starves_nobody(ageing, bound):
+def test_sjf_starves_no_request(ageing, bound):
     driver = Driver(max_num_seqs=1, scheduling_policy="sjf", sjf_ageing=ageing)
     driver.add(1, max_tokens=1)
     driver.step()
@@ -342,7 +347,7 @@ def test_the_last_admitted_is_preempted_keeps_its_tokens_and_comes_back_first():
     assert second.sequences[0].num_generated == 2
     assert driver.work == {0: 1}
     driver.add(1)
-    assert driver.scheduler.waiting.first.request is second
+    assert driver.scheduler.waiting[0].request is second
     driver.run()
     assert [len(r.sequences[0].token_ids) for r in (first, second)] == [16, 16]
     assert second.metrics.num_preemptions == 1
@@ -350,11 +355,11 @@ def test_the_last_admitted_is_preempted_keeps_its_tokens_and_comes_back_first():
     assert driver.events("preempt")[0][1:4] == ((1, 0), (0, 0), "recompute")
 
 
-def test_who_is_preempted_computes_nothing_in_that_step():
+def test_a_victim_computes_nothing_in_that_step():
     driver = Driver(num_blocks=3, max_num_batched_tokens=2, block_size=2)
     driver.add(1, max_tokens=8)
     driver.add(1, max_tokens=8)
-    while driver.scheduler.has_work:
+    while driver.has_work:
         plan = driver.step()
         assert plan.num_tokens <= 2
         assert not {number for number, _ in plan.preempted} & set(driver.work)
@@ -377,10 +382,10 @@ def test_a_swapped_sequence_comes_back_without_computing():
     assert victim.metrics.num_swaps == 1
     assert victim.metrics.num_recomputed_tokens == 0
     assert victim.sequences[0].num_generated == 9
-    assert driver.manager._swap._pool.num_free == 4
+    assert driver.manager._host_pool.num_free == 4
 
 
-def test_a_full_host_pool_falls_back_to_recompute_and_says_so():
+def test_a_full_host_pool_falls_back_to_recompute_and_is_recorded():
     driver = Driver(num_blocks=4, num_host_blocks=1, preemption_mode="swap")
     driver.add(7, max_tokens=9)
     victim = driver.add(7, max_tokens=9)
@@ -395,7 +400,7 @@ def test_a_step_never_swaps_both_ways():
     for _ in range(4):
         driver.add(3, max_tokens=9)
     num_exported = 0
-    while driver.scheduler.has_work:
+    while driver.has_work:
         plan = driver.step()
         num_exported += len(plan.moves.exports)
         assert not (plan.moves.imports and plan.moves.exports)
@@ -403,7 +408,7 @@ def test_a_step_never_swaps_both_ways():
 
 
 @pytest.mark.parametrize("when", ["exported", "imported"])
-def test_a_broken_off_swap_is_computed_again(when):
+def test_an_abandoned_swap_is_recomputed(when):
     driver = Driver(num_blocks=4, num_host_blocks=4, preemption_mode="swap")
     driver.add(7, max_tokens=9)
     victim = driver.add(7, max_tokens=9)
@@ -412,7 +417,7 @@ def test_a_broken_off_swap_is_computed_again(when):
         driver.answer(plan)
         plan = driver.scheduler.schedule()
     driver.scheduler.preempt_all()
-    driver.scheduler.check_invariants()
+    check_scheduler(driver.scheduler)
     assert victim.sequences[0].host is None
     assert driver.manager.num_used == 0
     driver.run()
@@ -441,7 +446,7 @@ def test_one_choice_can_finish_without_ending_its_siblings():
     request = driver.add(6, n=3, max_tokens=5)
     driver.step()
     driver.scheduler.finish(request.sequences[0], "stop", "END")
-    driver.scheduler.check_invariants()
+    check_scheduler(driver.scheduler)
     driver.run()
     assert [seq.finish_reason for seq in request.sequences] == ["stop", "length", "length"]
     assert [seq.num_generated for seq in request.sequences] == [1, 5, 5]
@@ -462,9 +467,9 @@ def test_abort_is_legal_in_every_state(steps, n, mode):
     for request in requests:
         driver.scheduler.abort(request)
         driver.scheduler.abort(request)
-        driver.scheduler.check_invariants()
+        check_scheduler(driver.scheduler)
     assert driver.manager.num_used == 0
-    assert not driver.scheduler.has_work
+    assert not driver.has_work
 
 
 def test_eos_stop_tokens_and_limits_end_a_sequence():
@@ -478,7 +483,7 @@ def test_eos_stop_tokens_and_limits_end_a_sequence():
     ]:
         driver = Driver()
         [seq] = driver.add(3, **params).sequences
-        while driver.scheduler.has_work:
+        while driver.has_work:
             driver.step(answer)
         assert (seq.finish_reason, seq.stop_reason, seq.num_generated) == expected, params
 
@@ -503,11 +508,11 @@ def test_the_context_and_the_pool_end_a_sequence_with_length():
         ),
     ],
 )
-def test_what_can_never_run_is_refused_at_the_door(num_prompt, params, message):
+def test_a_request_that_can_never_run_is_refused(num_prompt, params, message):
     driver = Driver(num_blocks=8)
     with pytest.raises(RequestError, match=message):
         driver.add(num_prompt, **params)
-    assert not driver.scheduler.has_work
+    assert not driver.has_work
 
 
 def test_the_largest_that_fits_is_served():
@@ -525,19 +530,19 @@ def test_prompt_logprobs_skip_prefix_hits_and_are_scored_once():
     driver.step()
     request = driver.add(9, max_tokens=6, prompt_logprobs=0)
     spans = []
-    while driver.scheduler.has_work:
+    while driver.has_work:
         spans += [chunk.scored for chunk in driver.step().chunks if chunk.seq_id[0] == 2]
     scored = [position for span in spans for position in range(*span)]
     assert scored == list(range(8)), "each position with a next token, once"
     assert request.metrics.num_cached_tokens == 0
 
 
-def test_what_was_scored_before_a_preemption_is_not_scored_again():
+def test_scores_before_a_preemption_are_not_computed_again():
     driver = Driver(max_num_batched_tokens=5)
     request = driver.add(12, prompt_logprobs=0)
     spans = [driver.step().chunks[0].scored]
-    driver.scheduler.preempt(request.sequences[0])
-    while driver.scheduler.has_work:
+    driver.scheduler.preempt(request.sequences[0], by=request.sequences[0])
+    while driver.has_work:
         spans += [chunk.scored for chunk in driver.step().chunks]
     assert spans[:4] == [(0, 5), (0, 0), (5, 10), (10, 11)]
 
@@ -547,7 +552,7 @@ def test_after_its_scores_are_out_a_preempted_request_may_use_the_cache():
     driver.add(9, max_tokens=8)
     request = driver.add(8, max_tokens=4, first_id=40, prompt_logprobs=0)
     driver.step()
-    driver.scheduler.preempt(request.sequences[0])
+    driver.scheduler.preempt(request.sequences[0], by=request.sequences[0])
     plan = driver.step()
     resumed = next(chunk for chunk in plan.chunks if chunk.seq_id[0] == 1)
     assert resumed.start == 8
@@ -561,13 +566,13 @@ def test_a_plan_is_plain_data():
     assert pickle.loads(pickle.dumps(plan)) == plan
 
 
-def test_a_broken_off_step_is_computed_again():
+def test_an_abandoned_step_is_recomputed():
     driver = Driver(enable_prefix_caching=True)
     requests = [driver.add(5), driver.add(6, n=2), driver.add(7)]
     driver.step()
     driver.scheduler.schedule()
     driver.scheduler.preempt_all()
-    driver.scheduler.check_invariants()
+    check_scheduler(driver.scheduler)
     assert driver.manager.num_used == 0
     assert [seq.seq_id for seq in driver.scheduler.waiting] == [(0, 0), (1, 0), (1, 1), (2, 0)]
     driver.run()

@@ -1,4 +1,4 @@
-"""Test finer rules of the scheduler, which mutants of `scripts/mutants.py` found untested."""
+"""Test finer rules of the scheduler, which mutants (`scripts/mutation/`) found untested."""
 
 import pytest
 from test_scheduler import Driver
@@ -14,7 +14,7 @@ def test_choices_share_the_budget_too():
     assert [seq.num_generated for seq in request.sequences] == [3, 3, 3]
 
 
-def test_a_choice_that_writes_alone_leaves_its_siblings_their_block():
+def test_a_choice_that_writes_leaves_its_siblings_block_unchanged():
     driver = Driver(max_num_batched_tokens=1)
     driver.add(1, n=2)
     driver.step()
@@ -23,7 +23,7 @@ def test_a_choice_that_writes_alone_leaves_its_siblings_their_block():
     assert len(plan.moves.copies) == 1
 
 
-def test_decodes_go_by_row_whatever_the_priority():
+def test_decodes_are_ordered_by_row_and_not_by_priority():
     driver = Driver(scheduling_policy="priority")
     for priority in (5, -5):
         driver.add(2, priority=priority)
@@ -76,13 +76,13 @@ def test_a_request_is_one_query_however_often_it_is_admitted():
     driver = Driver(enable_prefix_caching=True)
     request = driver.add(9)
     driver.step()
-    driver.scheduler.preempt(request.sequences[0])
+    driver.scheduler.preempt(request.sequences[0], by=request.sequences[0])
     driver.run()
     assert driver.manager.stats.num_queried_tokens == 9
     assert driver.manager.stats.num_hit_tokens == 0
 
 
-def test_hits_in_whole_blocks_and_inside_one_are_told_apart():
+def test_full_and_partial_block_hits_are_counted_separately():
     driver = Driver(enable_prefix_caching=True)
     driver.add(8, max_tokens=1)
     driver.run()
@@ -96,11 +96,11 @@ def test_hits_in_whole_blocks_and_inside_one_are_told_apart():
 # Preemption.
 
 
-def test_what_the_cache_kept_is_not_recomputed():
+def test_cached_blocks_are_not_recomputed():
     driver = Driver(enable_prefix_caching=True)
     request = driver.add(9)
     driver.step()
-    driver.scheduler.preempt(request.sequences[0])
+    driver.scheduler.preempt(request.sequences[0], by=request.sequences[0])
     driver.run()
     assert request.metrics.num_recomputed_tokens == 1, "9 were computed, and 8 found again"
 
@@ -129,12 +129,12 @@ def test_a_sequence_without_computed_tokens_is_not_swapped_out():
     request = driver.add(4)
     driver.step()
     assert driver.work == {0: 4}, "the second is admitted, and waits for its turn"
-    driver.scheduler.preempt(request.sequences[0])
+    driver.scheduler.preempt(request.sequences[0], by=request.sequences[0])
     assert request.sequences[0].host is None
     assert request.metrics.num_swaps == 0
 
 
-def test_a_broken_off_step_keeps_what_earlier_steps_swapped_out():
+def test_an_abandoned_step_keeps_earlier_swaps():
     driver, seq = swapped_out()
     driver.scheduler.schedule()
     driver.scheduler.preempt_all()
@@ -146,7 +146,7 @@ def test_a_broken_off_step_keeps_what_earlier_steps_swapped_out():
 # Rows.
 
 
-def test_the_runner_hears_once_of_each_row():
+def test_each_row_is_announced_to_the_runner_once():
     driver = Driver()
     driver.add(6, n=2)
     assert [[row.row for row in driver.step().new_rows] for _ in range(3)] == [[0], [1], []]
@@ -185,4 +185,4 @@ def test_requests_that_are_aborted_in_the_queue_cost_no_memory():
     driver.step()
     for _ in range(1000):
         driver.scheduler.abort(driver.add(3))
-    assert len(driver.scheduler.waiting._heap) < 100
+    assert driver.scheduler.waiting == []

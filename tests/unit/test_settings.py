@@ -1,4 +1,4 @@
-"""Each setting is declared once; everything else that names settings agrees with that."""
+"""Check that everything that names settings agrees with their declarations."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from mie import LLM, AsyncEngineArgs, EngineArgs, EngineConfig
-from mie.arguments import option
-from mie.backend import SETTINGS
 from mie.cli import main
 from mie.cli.options import _SAMPLING, add_engine_options, add_sampling_options, engine_options
-from mie.config import EngineSettings, check_setting
-from mie.engine_args import ModelSettings
+from mie.config.arguments import option
+from mie.config.engine import EngineSettings, check_setting
+from mie.config.engine_args import ModelSettings
+from mie.config.settings import BACKENDS, Setting, settings_of
+from mie.config.vllm_names import VllmNames
 from mie.errors import ConfigError
-from mie.sched.params import SamplingParams
-from mie.settings import BACKENDS, Setting, settings_of
-from mie.vllm_names import VllmNames
+from mie.load.backends import SETTINGS
+from mie.params.sampling import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "settings_tables.py"))
@@ -41,7 +41,7 @@ def refused(message: str, **arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("name", DECLARED)
-def test_a_setting_is_declared_completely(name: str) -> None:
+def test_every_setting_is_declared_completely(name: str) -> None:
     default, declared = DECLARED[name]
     check_setting(name, default, declared)
     assert declared.help
@@ -65,7 +65,7 @@ def test_a_backend_has_the_settings_that_are_declared_as_its_own() -> None:
     assert "num_threads" in SETTINGS["numpy"]
 
 
-# What is made of them.
+# What follows from them.
 
 
 @pytest.mark.parametrize("front", [LLM, LLM.__init__, AsyncEngineArgs])
@@ -129,7 +129,7 @@ def test_a_sampling_option_is_a_sampling_parameter() -> None:
 @pytest.mark.parametrize(
     "page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: str(path.name)
 )
-def test_the_tables_of_the_docs_are_those_of_the_declarations(page: Path) -> None:
+def test_the_tables_of_the_docs_equal_the_declarations(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert SCRIPT["rewritten"](text) == text, "run scripts/settings_tables.py"
 
@@ -152,7 +152,7 @@ VALUES: dict[str, tuple[str, ...]] = {"integer": ("1",), "size": ("1GiB",), "num
 
 
 def arguments_of(name: str, declared: Setting) -> list[str]:
-    """An option at a value that it may have."""
+    """Return an option with an allowed value."""
     if declared.kind == "switch":
         return [option(name)]
     if declared.kind == "mapping":
@@ -170,7 +170,7 @@ def arguments_of(name: str, declared: Setting) -> list[str]:
         and not declared.alias_of
     ],
 )
-def test_what_a_simulation_does_not_have_is_refused_by_name(
+def test_settings_without_effect_on_a_simulation_are_refused(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*SIMULATED, *arguments_of(name, DECLARED[name][1])]) == 2
@@ -185,7 +185,7 @@ def test_the_example_of_a_setting_without_effect(capsys: pytest.CaptureFixture[s
     assert "tensor_parallel_size=2 is not supported" in other
 
 
-def test_what_a_simulation_has_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_a_simulation_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     small = ("--num-gpu-blocks-override", "64", "--max-num-seqs", "2", "--sjf-ageing", "2")
     policy = ("--scheduling-policy", "sjf", "--tensor-parallel-size", "1")
     assert main([*SIMULATED, *small, *policy]) == 0
@@ -250,7 +250,7 @@ COMMON: dict[str, Any] = {
 }
 
 
-def test_common_arguments_of_vllm_are_accepted_where_they_change_nothing() -> None:
+def test_common_arguments_of_vllm_are_accepted_without_effect() -> None:
     assert len(COMMON) == 52
     args = EngineArgs("bundled", **COMMON)
     assert args.engine_config() == EngineConfig(max_logprobs=20)
@@ -266,18 +266,18 @@ def test_a_value_that_would_change_something_is_refused_with_the_reason(name: st
 
 
 @pytest.mark.parametrize("name", [name for name, each in NEUTRAL.items() if not each.allowed])
-def test_some_arguments_change_nothing_at_any_value(name: str) -> None:
+def test_some_arguments_are_accepted_at_any_value(name: str) -> None:
     for value in (None, True, False, 3, "something", {"image": 2}):
         EngineArgs(**{name: value})
 
 
-def test_a_number_is_no_switch_and_a_list_is_a_sequence() -> None:
+def test_a_number_is_not_a_switch_and_a_list_is_a_sequence() -> None:
     refused("tensor_parallel_size=True is not supported", tensor_parallel_size=True)
     refused("enable_lora=0 is not supported", enable_lora=0)
     EngineArgs(logits_processors=[], cpu_offload_gb=0.0)
 
 
-def test_what_changes_nothing_does_not_reach_the_engine() -> None:
+def test_arguments_without_effect_do_not_reach_the_engine() -> None:
     for backend in BACKENDS:
         args = EngineArgs(backend=backend, enforce_eager=True, gpu_memory_utilization=0.5)
         config = args.engine_config()
@@ -287,7 +287,7 @@ def test_what_changes_nothing_does_not_reach_the_engine() -> None:
     refused("enforce_eager must be True or False; got 'x'", enforce_eager="x")
 
 
-def test_swap_space_is_bytes_where_anything_is_swapped() -> None:
+def test_swap_space_is_converted_to_bytes_if_swapping_is_on() -> None:
     for value in (0, 0.5, 4, 1 << 30):
         assert EngineArgs(swap_space=value).engine_config().swap_space is None
     swaps = EngineArgs(swap_space=1 << 30, preemption_mode="swap")
@@ -317,7 +317,7 @@ def test_a_dtype_is_spelled_as_in_vllm(given: str, name: str) -> None:
     assert EngineArgs(dtype=given).dtype_name == name
 
 
-# Names that are wrong.
+# Wrong names.
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_dtype_is_spelled_as_in_vllm(given: str, name: str) -> None:
         ("block_sise", "block_size"),
     ],
 )
-def test_a_typing_error_gets_the_nearest_name_and_no_list(name: str, near: str) -> None:
+def test_a_typing_error_suggests_the_nearest_name(name: str, near: str) -> None:
     for front in (EngineArgs, AsyncEngineArgs, LLM):
         message = f"{front.__name__} has no parameter {name!r}; did you mean {near!r}?"
         with pytest.raises(ConfigError) as raised:
@@ -356,7 +356,7 @@ def test_a_value_out_of_range_is_refused_by_name(arguments: dict[str, Any], mess
     refused(message, **arguments)
 
 
-# There and back.
+# Round trips.
 
 
 def test_engine_args_survive_the_command_line() -> None:
@@ -381,14 +381,14 @@ def test_engine_args_survive_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "x"])
-def test_an_option_that_wants_json_says_so(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_that_needs_json_says_so(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
     with pytest.raises(SystemExit):
         parser.parse_args(["--hf-overrides", text])
     assert "is not" in capsys.readouterr().err
 
 
-def test_the_repr_tells_what_differs() -> None:
+def test_the_repr_shows_what_differs() -> None:
     assert repr(EngineArgs()) == "EngineArgs('bundled')"
     args = AsyncEngineArgs("m", max_num_seqs=8, trust_remote_code=True)
     assert repr(args) == "AsyncEngineArgs('m', max_num_seqs=8, trust_remote_code=True)"

@@ -1,4 +1,4 @@
-"""Calibration: known costs are found again, and the least squares are least."""
+"""Check that calibration finds known costs, and that the least squares are minimal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, TraceError
 from mie.events import read_log
 from mie.sim.calibrate import fit_costs, non_negative_least_squares, read_costs
@@ -34,7 +34,7 @@ TRUE = Costs(
 
 
 def record(path: Path, costs: Costs, workload: Workload, **settings: object) -> Recording:
-    """The log of a simulated run, read back."""
+    """Return the log of a simulated run, read back."""
     config = EngineConfig(**{"num_blocks": 2000, **settings})
     with path.open("w") as file:
         bench = simulated(costs, config, trace=file)
@@ -52,8 +52,8 @@ def test_costs_are_found_again(tmp_path: Path):
         assert getattr(fit.costs, name) == pytest.approx(value, rel=0.02, abs=200_000), name
 
 
-def test_moves_are_charged_where_there_are_enough_of_them(tmp_path: Path):
-    """A pressed pool swaps in many steps; a copy that one step makes by chance costs nothing."""
+def test_moves_are_charged_if_there_are_enough_of_them(tmp_path: Path):
+    """A small pool swaps in many steps. A copy that occurs in one step by chance costs nothing."""
     true = Costs(step_ps=10**9, token_ps=10**7, swap_ps=3 * 10**7)
     settings = {"num_blocks": 40, "preemption_mode": "swap", "watermark": 0.0}
     load = independent(num_requests=40, input_len=Uniform(5, 90), output_len=Uniform(40, 200))
@@ -108,8 +108,10 @@ def test_least_squares_are_least_and_not_negative(seed: int):
 
 
 def test_a_load_is_read_from_its_log(tmp_path: Path):
-    """Arrivals at the steps that first see them, lengths, choices, and prompts where their blocks
-    were sealed: shared ones are shared again."""
+    """The load has arrivals, lengths, choices, and the prompts whose blocks were sealed.
+
+    Requests arrive at the steps that first see them, and shared prompts are shared again.
+    """
     requests = (
         WorkloadRequest(request_id="a", prompt=(Text(0, 32), Text(1, 3)), max_tokens=4),
         WorkloadRequest(request_id="b", prompt=(Text(0, 32), Text(2, 7)), max_tokens=9, n=2),
@@ -138,7 +140,7 @@ def test_a_load_is_read_from_its_log(tmp_path: Path):
     ]
 
 
-def test_too_little_to_learn_from_is_refused(tmp_path: Path):
+def test_a_trace_with_too_few_steps_is_refused(tmp_path: Path):
     load = independent(num_requests=1)
     recording = record(tmp_path / "run.jsonl", TRUE, load, max_model_len=200)
     with pytest.raises(ConfigError, match="19 steps"):
@@ -150,7 +152,7 @@ def test_too_little_to_learn_from_is_refused(tmp_path: Path):
         recording_of(read_log(empty))
 
 
-def test_costs_go_to_a_file_and_back(tmp_path: Path):
+def test_costs_survive_a_round_trip_through_a_file(tmp_path: Path):
     recording = record(tmp_path / "run.jsonl", TRUE, calibration(max_requests=4))
     fit = fit_costs(recording.steps)
     path = tmp_path / "costs.json"
@@ -162,7 +164,7 @@ def test_costs_go_to_a_file_and_back(tmp_path: Path):
 
 
 @pytest.mark.parametrize("values", ["{", [], {"format": 1}, {"format": 1, "costs": {"x_ps": 1}}])
-def test_what_holds_no_costs_is_refused(tmp_path: Path, values: object):
+def test_a_file_without_costs_is_refused(tmp_path: Path, values: object):
     path = tmp_path / "costs.json"
     path.write_text(values if isinstance(values, str) else json.dumps(values))
     with pytest.raises(ConfigError, match=r"costs\.json|x_ps"):

@@ -1,4 +1,4 @@
-"""What ``mie bench`` and ``mie sim`` refuse, each with one line."""
+"""Test what ``mie bench`` and ``mie sim`` refuse, each with one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SIMULATED = ("--device", "a10g", "--model-shape", "TinyLlama-1.1B")
 
 
 def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The line on standard error; nothing was done."""
+    """Return the only line on standard error of a command that did nothing."""
     assert main(arguments) == 2
     output = capsys.readouterr()
     assert output.out == ""
@@ -29,7 +29,7 @@ def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             ("serve", "--device", "a10g", "--backend", "numpy"),
             "--backend has no effect on a simulated engine",
         ),
-        (("serve", "--device", "a10g", "--costs", "x"), "give one"),
+        (("serve", "--device", "a10g", "--costs", "x"), "pass one"),
         (("serve", "--costs", "nowhere.json"), "nowhere.json"),
         (
             ("serve", *SIMULATED, "--dtype", "float16"),

@@ -1,4 +1,4 @@
-"""The cost model: its formula, the table of devices, and the runner that charges it."""
+"""Test the cost model: its formula, the table of devices, and the runner that charges it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import io
 
 import pytest
 
-from mie.config import EngineConfig
+from mie.checkpoint.tensors import num_parameters
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError, ModelError
 from mie.events import read_log
-from mie.sched.params import SamplingParams
+from mie.params.sampling import SamplingParams
 from mie.sim import loads
 from mie.sim.costs import Costs, StepWork, causal_pairs
 from mie.sim.devices import DEVICES, blocks_on, costs_on, find_device
@@ -47,7 +48,7 @@ def test_few_tokens_wait_for_the_weights_and_many_for_the_arithmetic():
     assert [costs.step_ns(IDLE._replace(num_tokens=n)) for n in (1, 10, 11, 30)] == [10, 10, 11, 30]
 
 
-def test_a_lone_token_pays_no_matrix_product_and_moves_alone_read_no_weights():
+def test_a_single_token_costs_no_product_and_moves_read_no_weights():
     costs = Costs(weights_ps=10_000, matrix_ps=7_000, swap_ps=1_000)
     assert costs.step_ns(IDLE._replace(num_tokens=1)) == 10
     assert costs.step_ns(IDLE._replace(num_tokens=2)) == 17
@@ -59,7 +60,7 @@ def test_time_passes_in_every_step():
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 5), (3, 4), (7, 19)])
-def test_causal_pairs_are_those_of_the_mask(start: int, end: int):
+def test_causal_pairs_equal_a_count_over_the_mask(start: int, end: int):
     pairs = [(q, k) for q in range(start, end) for k in range(end) if k <= q]
     assert causal_pairs(start, end) == len(pairs)
 
@@ -74,7 +75,7 @@ def test_wrong_costs_are_refused(values: dict):
 
 
 @pytest.mark.parametrize(
-    ("name", "num_parameters"),
+    ("name", "published"),
     [
         ("TinyLlama-1.1B", 1_100_048_384),
         ("Qwen2.5-0.5B", 494_032_768),
@@ -82,19 +83,19 @@ def test_wrong_costs_are_refused(values: dict):
         ("Llama-3.1-8B", 8_030_261_248),
     ],
 )
-def test_shapes_have_the_published_parameters(name: str, num_parameters: int):
-    assert find_shape(name).num_parameters == num_parameters
+def test_shapes_have_the_published_parameters(name: str, published: int):
+    assert num_parameters(find_shape(name)) == published
     assert name in SHAPES
 
 
-def test_a_directory_has_a_shape_and_nothing_has_none(tiny):
+def test_a_directory_has_a_shape_and_a_missing_one_is_refused(tiny):
     assert find_shape(str(tiny["llama"].directory)).vocab_size == 40
     with pytest.raises(ModelError, match="Llama-9"):
         find_shape("Llama-9")
 
 
 def test_costs_of_llama_on_an_h200_by_hand():
-    """16 bits, 80 % of 4.8 TB/s, half of 989 TFLOP/s, in floats."""
+    """The reference uses 16 bits, 80 % of 4.8 TB/s and half of 989 TFLOP/s, in floats."""
     costs = costs_on(DEVICES["h200"], find_shape("Llama-3.1-8B"))
     head = 128_256 * 4096
     layers = 8_030_261_248 - 2 * head
@@ -110,12 +111,12 @@ def test_costs_of_llama_on_an_h200_by_hand():
 def test_a_tied_head_is_read_once():
     model = find_shape("SmolLM2-135M")
     costs = costs_on(DEVICES["cpu-2-cores"], model)
-    assert costs.weights_ps == pytest.approx(model.num_parameters * 4 / (0.85 * 50e9) * 1e12)
+    assert costs.weights_ps == pytest.approx(num_parameters(model) * 4 / (0.85 * 50e9) * 1e12)
 
 
-def test_as_many_blocks_as_fit_beside_the_weights():
+def test_the_cache_has_as_many_blocks_as_fit_beside_the_weights():
     model, device = find_shape("TinyLlama-1.1B"), DEVICES["a10g"]
-    left = 0.9 * 24e9 - 2 * model.num_parameters
+    left = 0.9 * 24e9 - 2 * num_parameters(model)
     assert blocks_on(device, model, 16) == int(left / (16 * 22_528))
     with pytest.raises(ConfigError, match="leaves no block"):
         blocks_on(DEVICES["jetson-orin-nano"], find_shape("Llama-3.1-8B"), 16)
@@ -123,7 +124,7 @@ def test_as_many_blocks_as_fit_beside_the_weights():
         find_device("a10")
 
 
-def test_what_does_not_fit_is_refused():
+def test_a_model_that_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="context is 2048"):
         simulated_on(
             DEVICES["a10g"], find_shape("TinyLlama-1.1B"), EngineConfig(max_model_len=4096)
@@ -158,7 +159,7 @@ def load() -> loads.Workload:
 
 
 def times_left_out(bench: Bench) -> list[dict]:
-    """What the steps of a run did, but for when."""
+    """Return the work of a run's steps, without times."""
     result = run_load(bench, load())
     assert not any(record.error for record in result.records)
     assert result.num_preempted
@@ -168,8 +169,8 @@ def times_left_out(bench: Bench) -> list[dict]:
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_the_scheduler_does_the_same_as_with_a_model(tiny, mode: str):
-    """Every count of every step, with preemptions, against the real runner and its arrays."""
-    from mie.load import load_engine
+    """All counts of every step equal those of the real runner and its arrays, with preemptions."""
+    from mie.load.engine import load_engine
     from mie.sim.clock import WallClock
 
     config = EngineConfig(**PRESSED, preemption_mode=mode, max_model_len=64)
@@ -181,9 +182,12 @@ def test_the_scheduler_does_the_same_as_with_a_model(tiny, mode: str):
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_the_log_of_a_run_tells_the_work_that_was_charged(tmp_path, mode: str):
-    """The runner counts the work of its plans; reading the log counts it again, from the records
-    and the state that they lead to. A cost of one picosecond for each kind shows each apart."""
+def test_the_log_of_a_run_has_the_work_that_was_charged(tmp_path, mode: str):
+    """The runner counts the work of its plans, and reading the log counts it again.
+
+    The log's records and states give the count. A cost of one picosecond for each kind tests each
+    separately.
+    """
     config = EngineConfig(**PRESSED, preemption_mode=mode)
     path = tmp_path / "run.jsonl"
     units = {field.removeprefix("num_"): 1000 for field in StepWork._fields}
@@ -205,8 +209,8 @@ def test_the_log_of_a_run_tells_the_work_that_was_charged(tmp_path, mode: str):
         assert sum(counts) or (name, mode) == ("swap", "recompute")
 
 
-def test_answers_depend_on_their_request_alone():
-    """Whatever the pool: its size, and so the preemptions, change no token."""
+def test_answers_depend_only_on_their_request():
+    """The size of the pool, and so the preemptions, change no token."""
     answers = []
     for num_blocks in (24, 400):
         bench = simulated(Costs(), EngineConfig(**{**PRESSED, "num_blocks": num_blocks}))

@@ -1,4 +1,4 @@
-"""Draws that are the same everywhere: against the C library, and against what they were."""
+"""Compare draws with the C library, and with earlier draws bit for bit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_exp_is_the_exponential(x: float):
     assert exp(x) == pytest.approx(math.exp(x), rel=3e-13)
 
 
-def test_draws_are_what_they_were():
-    """To the last bit: these are what workloads, and so all results, rest on."""
+def test_draws_have_not_changed():
+    """Workloads, and so all results, depend on every bit of these."""
     draws = Draws(7)
     assert [draws.integer(1, 6) for _ in range(8)] == [2, 1, 4, 1, 4, 3, 1, 4]
     found = [draws.normal(), draws.gamma(1), draws.gamma(0.25), draws.gamma(3.5)]
@@ -40,11 +40,11 @@ GOLDEN = [
 
 @pytest.mark.parametrize("shape", [0.25, 1, 2.5, 9])
 def test_gamma_has_its_moments(shape: float):
-    """Mean and variance are the shape; the tolerance is four standard errors."""
+    """Mean and variance equal the shape. The tolerance is four standard errors."""
     draws = Draws(1)
     values = [draws.gamma(shape) for _ in range(20_000)]
     assert statistics.fmean(values) == pytest.approx(shape, abs=4 * math.sqrt(shape / 20_000))
-    spread = math.sqrt((6 * shape + 2 * shape * shape) / 20_000)  # of the sample's variance
+    spread = math.sqrt((6 * shape + 2 * shape * shape) / 20_000)  # for the sample's variance
     assert statistics.pvariance(values) == pytest.approx(shape, abs=4 * spread)
 
 

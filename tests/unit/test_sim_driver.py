@@ -1,10 +1,10 @@
-"""The driver: who arrives when, and what is noted of it, on a clock whose steps take 10 ns."""
+"""Test when requests arrive and what is recorded, on a clock whose steps take 10 ns."""
 
 from __future__ import annotations
 
 import pytest
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.sim.clock import SimClock, WallClock
 from mie.sim.costs import Costs
 from mie.sim.driver import Bench, LoadResult, run_load
@@ -17,7 +17,7 @@ STEP = 10
 
 
 def bench(**settings: int) -> Bench:
-    """Ten nanoseconds a step."""
+    """Return a bench whose steps take ten nanoseconds."""
     sizes = {"num_blocks": 64, "block_size": 4, **settings}
     return simulated(Costs(step_ps=1000 * STEP), EngineConfig(**sizes))
 
@@ -36,7 +36,7 @@ def request(request_id: str, arrival_ns: int = 0, **values: object) -> WorkloadR
     return WorkloadRequest(request_id=request_id, arrival_ns=arrival_ns, **given)
 
 
-def test_tokens_are_noted_when_their_step_ends():
+def test_tokens_are_recorded_when_their_step_ends():
     result = run_load(bench(), from_lengths([(5, 3)]))
     (record,) = result.records
     assert record.token_ns == [[10, 20, 30]]
@@ -44,7 +44,7 @@ def test_tokens_are_noted_when_their_step_ends():
     assert len(result.steps) == 3
 
 
-def test_who_comes_during_a_step_arrived_then_and_waits_for_its_end():
+def test_a_request_that_arrives_during_a_step_waits_for_its_end():
     result = run_load(bench(), workload(request("a"), request("b", 13)))
     record = record_of(result, "b")
     assert (record.arrival_ns, record.first_step_ns, record.queue) == (13, 20, 7)
@@ -58,7 +58,7 @@ def test_an_idle_engine_waits_for_the_next_arrival():
     assert len(result.steps) == 6
 
 
-def test_records_stand_in_the_order_of_the_workload():
+def test_records_have_the_order_of_the_workload():
     result = run_load(bench(), workload(request("late", 50), request("early")))
     assert [record.request_id for record in result.records] == ["late", "early"]
 
@@ -69,15 +69,17 @@ def test_a_turn_comes_after_its_answer_and_the_time_to_think():
 
 
 def test_an_answer_is_quoted_as_it_was_generated():
-    """The second prompt is the first and its answer; the prefix cache has all of that but what was
-    never stored, the last token."""
+    """The second prompt consists of the first prompt and its answer.
+
+    The prefix cache has all of it except the last token, which was never stored.
+    """
     second = request("b", after="a", prompt=(Text(97, 5), Answer("a"), Text(9, 2)))
     result = run_load(bench(), workload(request("a", max_tokens=8), second))
     assert record_of(result, "b").num_prompt == 5 + 8 + 2
     assert record_of(result, "b").num_cached == 5 + 8 - 1
 
 
-def test_each_choice_is_quoted_by_itself():
+def test_each_choice_is_quoted_separately():
     turns = [
         request(str(choice), after="a", prompt=(Text(97, 5), Answer("a", choice)))
         for choice in range(3)
@@ -87,7 +89,7 @@ def test_each_choice_is_quoted_by_itself():
     assert [record_of(result, str(choice)).num_cached for choice in range(3)] == [12] * 3
 
 
-def test_with_a_limit_the_next_is_sent_when_one_has_ended():
+def test_max_concurrency_delays_the_next_request():
     requests = [request("a"), request("b"), request("c", 5), request("d", 1000)]
     result = run_load(bench(), workload(*requests), max_concurrency=2)
     assert [record.arrival_ns for record in result.records] == [0, 0, 30, 1000]
@@ -100,7 +102,7 @@ def test_a_request_with_choices_ends_with_its_last():
     assert record_of(result, "b").arrival_ns == record_of(result, "a").end_ns == 30
 
 
-def test_the_refused_are_told_with_those_who_wait_for_them():
+def test_refused_requests_are_recorded_with_their_dependents():
     long = request("a", prompt=(Text(1, 5000),))
     requests = [long, request("b", after="a"), request("c", after="b"), request("d")]
     result = run_load(bench(), workload(*requests), max_concurrency=1)
@@ -114,7 +116,7 @@ def test_the_refused_are_told_with_those_who_wait_for_them():
     assert record_of(result, "d").num_output == 3
 
 
-def test_a_run_that_breaks_off_leaves_no_request_and_no_observer():
+def test_an_interrupted_run_leaves_no_request_and_no_observer():
     subject = bench()
 
     def stop(stats: object) -> None:
@@ -142,10 +144,10 @@ def test_totals_of_a_run():
     assert result.peak_blocks == stats.peak_blocks > 32
     assert result.num_cached_tokens == stats.memory.num_hit_tokens > 0
     num_computed = sum(record.num_prompt - record.num_cached for record in result.records)
-    assert result.num_prefill_tokens > num_computed  # the preempted were computed again
+    assert result.num_prefill_tokens > num_computed  # preempted tokens were computed again
 
 
-def test_chats_find_their_past_in_the_cache():
+def test_chats_find_their_history_in_the_cache():
     load = chats(num_chats=3, request_rate=None)
     result = run_load(bench(num_blocks=4000), load)
     later = [record for record in result.records if not record.request_id.endswith(".0")]
@@ -154,7 +156,7 @@ def test_chats_find_their_past_in_the_cache():
         assert record.num_cached > record.num_prompt / 2
 
 
-def test_the_real_engine_is_driven_alike(tiny):
+def test_the_real_engine_is_driven_in_the_same_way(tiny):
     from mie.llm import LLM
 
     llm = LLM(tiny["llama"].directory, skip_tokenizer_init=True, num_blocks=64)
@@ -167,7 +169,7 @@ def test_the_real_engine_is_driven_alike(tiny):
         assert 0 <= record.queue < record.ttft <= record.e2el
         assert all(gap > 0 for gap in record.itl)
     assert result.records[1].arrival_ns == result.records[0].end_ns + 1_000_000
-    assert record_of(result, "b").num_cached == 16  # a block of the 24 tokens that were stored
+    assert record_of(result, "b").num_cached == 16  # one block of the 24 stored tokens
 
 
 def test_a_simulated_clock_never_runs_backwards():

@@ -1,4 +1,4 @@
-"""Metrics against brute force: NumPy's percentiles, and sums over lists of moments."""
+"""Compare metrics with brute force: NumPy's percentiles, and sums over lists of times."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def records(draw: st.DrawFn) -> RequestRecord:
 
 
 @given(st.lists(records(), max_size=6), st.integers(0, 120), st.integers(0, 60))
-def test_a_summary_is_what_the_moments_say(found: list[RequestRecord], ttft: int, tpot: int):
+def test_a_summary_equals_a_computation_from_the_times(
+    found: list[RequestRecord], ttft: int, tpot: int
+):
     duration = max((record.end_ns for record in found), default=0)
     limits = Goodput(ttft=ttft / MS, tpot=tpot / MS)
     summary = summarize(found, duration, percentiles=(25, 99.9), goodput=limits)
@@ -123,21 +125,21 @@ def test_fields_are_named_and_ordered_as_vllms():
     assert list(summary)[-4:] == ["mean_itl_ms", "median_itl_ms", "std_itl_ms", "p99_itl_ms"]
 
 
-def test_the_refused_count_as_failed_and_never_as_good():
+def test_refused_requests_count_as_failed_and_not_as_good():
     refused = RequestRecord(request_id="x", num_prompt=9, arrival_ns=0, error="too long")
     summary = summarize([refused], 10, goodput=Goodput())
     assert (summary["completed"], summary["failed"], summary["request_goodput"]) == (0, 1, 0)
     assert summary["total_input_tokens"] == 0
 
 
-def test_goodput_in_words():
+def test_goodput_is_parsed():
     assert Goodput.parse(["ttft:500", "e2el:2.5"]) == Goodput(ttft=500.0, e2el=2.5)
     for words, message in (("ttft", "understood"), ("itl:5", "itl"), ("ttft:-1", "goodput ttft")):
         with pytest.raises(ConfigError, match=message):
             Goodput.parse([words])
 
 
-def test_what_is_unknown_is_refused():
+def test_unknown_metrics_and_percentiles_are_refused():
     with pytest.raises(ConfigError, match="speed"):
         summarize([], 1, metrics=("speed",))
     with pytest.raises(ConfigError, match="percentile"):

@@ -1,4 +1,4 @@
-"""Workloads: the same bytes for a seed, there and back through JSON, and refused if absurd."""
+"""Check that a seed always gives the same workload, and test JSON and refusals."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ DIGESTS = {
     "agents": "54dfa9d90e070e9733785deaa084d97a",
     "calibration": "02a2c219c8d75ab16611659198582666",
 }
-"""SHA-256 of each preset from seed 0, its first half."""
+"""First half of the SHA-256 of each preset from seed 0."""
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_what_it_was(name: str):
+def test_presets_have_not_changed(name: str):
     assert PRESETS[name](0).digest[:32] == DIGESTS[name]
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_json_and_back(name: str, tmp_path: Path):
+def test_a_workload_survives_a_round_trip_through_json(name: str, tmp_path: Path):
     workload = PRESETS[name](3)
     path = tmp_path / "workload.json"
     path.write_text(workload.to_json(), encoding="utf-8")
@@ -58,7 +58,7 @@ def test_every_kind_of_part_survives_json():
     assert Workload.from_json(workload.to_json()) == workload
 
 
-def test_equal_texts_are_equal_and_others_are_not():
+def test_equal_texts_have_equal_tokens_and_others_differ():
     request = WorkloadRequest(
         request_id="x", prompt=(Text(1, 64), Tokens((3,)), Answer("w"), Text(2, 64)), max_tokens=1
     )
@@ -74,7 +74,7 @@ def test_equal_texts_are_equal_and_others_are_not():
 # Recipes.
 
 
-def test_without_a_rate_all_come_at_once():
+def test_without_a_rate_all_requests_arrive_at_once():
     assert {request.arrival_ns for request in independent(num_requests=9).requests} == {0}
 
 
@@ -94,7 +94,7 @@ def test_no_rate_is_refused(arguments: dict):
         independent(**arguments)
 
 
-def test_a_turn_quotes_all_that_was_said():
+def test_a_turn_quotes_the_whole_conversation():
     turns = [request for request in chats(num_chats=2).requests if request.request_id[0] == "0"]
     for earlier, later in pairwise(turns):
         assert later.after == earlier.request_id
@@ -117,7 +117,7 @@ def test_long_prompts_come_between():
     assert [request.arrival_ns for request in long] == [500_000_000, 1_500_000_000, 2_500_000_000]
 
 
-def test_lengths_of_anyones_making():
+def test_a_workload_is_made_from_given_lengths():
     workload = from_lengths([(3, 5), (1, 2)], [10, 20])
     assert [(r.prompt[0].length, r.max_tokens, r.arrival_ns) for r in workload.requests] == [
         (3, 5, 10),
@@ -168,7 +168,7 @@ def test_an_absurd_workload_is_refused(requests: object, message: str, tmp_path:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 2}'])
-def test_what_is_no_workload_is_refused(text: str):
+def test_a_file_that_is_not_a_workload_is_refused(text: str):
     with pytest.raises(ConfigError, match=r"JSON|format 1"):
         Workload.from_json(text)
 

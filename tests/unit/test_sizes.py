@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Test the parsing and formatting of sizes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
+from mie.config.sizes import format_size, parse_size, size_argument
 from mie.errors import ConfigError
-from mie.sizes import format_size, parse_size, size_argument
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_parse_size(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "1e9", "12 XB", "1,000", "5M", "٣", "1.", "nan"])
-def test_what_is_not_a_size_is_refused_with_examples(text: str) -> None:
+def test_a_text_that_is_not_a_size_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ConfigError, match="such as 512MiB") as error:
         parse_size(text)
     assert repr(text) in str(error.value)

@@ -1,4 +1,4 @@
-"""What an engine takes of the memory there is, and what is said where that is too little."""
+"""Test how much memory an engine takes, and the messages if that is too little."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,25 +15,27 @@ import tiny_models
 from emulated import needs_compiler
 from tiny_models import TinyModel
 
-from mie import host, sizing
-from mie.backend import load_backend
-from mie.config import EngineConfig
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import num_parameters
+from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
-from mie.load import load_engine
-from mie.model.config import ModelConfig
+from mie.load import sizing
+from mie.load.backends import load_backend
+from mie.load.engine import load_engine
+from mie.load.sizing import DEFAULT_KV_CACHE_BYTES, MemoryPlan, plan_memory, smaller_settings
 from mie.ops.backend import Memory
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops_gpu.chip import device_memory
-from mie.sizing import DEFAULT_KV_CACHE_BYTES, MemoryPlan, plan_memory
+from mie.system import resources
 
 MODEL = ModelConfig.from_hf(tiny_models.LLAMA)
 BLOCK = 16 * 2 * 2 * 2 * 8 * 4
-"""Bytes: B, keys and values, L, Hkv, Dh, float32."""
+"""Bytes of a block: B, keys and values, L, Hkv, Dh, float32."""
 CONTEXT = 256
 
 
 class Backend(NumpyBackend):
-    """A backend with as much memory as it is told."""
+    """A backend that reports a given amount of memory."""
 
     def __init__(self, available: int, *, is_shared: bool = True, dtype: str = "float32") -> None:
         super().__init__(dtype)
@@ -45,23 +46,31 @@ class Backend(NumpyBackend):
 
 
 def needs(**settings: Any) -> int:
-    """Bytes of weights and a step."""
+    """Return the bytes of weights and of a step."""
     plan = plan_memory(EngineConfig(num_blocks=1, **settings), MODEL, Backend(1 << 40))
     return plan.weight_bytes + plan.step_bytes
 
 
 def planned(left: int, /, is_shared: bool = True, **settings: Any) -> MemoryPlan:
-    """The plan where weights and a step leave so many bytes."""
+    """Return the plan if weights and a step leave a number of bytes."""
     backend = Backend(needs() + left, is_shared=is_shared)
-    return plan_memory(EngineConfig(**settings), MODEL, backend)
+    return checked(EngineConfig(**settings), backend)
 
 
-# How much is taken.
+def checked(config: EngineConfig, backend: Backend) -> MemoryPlan:
+    """Return the plan, or raise its refusal, as `load_engine` does."""
+    plan = plan_memory(config, MODEL, backend)
+    if not plan.fits:
+        raise plan.refusal(list(smaller_settings(config, MODEL, backend, plan)))
+    return plan
+
+
+# The amount that is used.
 
 
 def test_weights_are_counted_in_the_backends_elements():
     plan = plan_memory(EngineConfig(), MODEL, Backend(1 << 40))
-    assert plan.weight_bytes == 4 * MODEL.num_parameters
+    assert plan.weight_bytes == 4 * num_parameters(MODEL)
     double = plan_memory(EngineConfig(), MODEL, Backend(1 << 40, dtype="float64"))
     assert double.weight_bytes == 2 * plan.weight_bytes
     assert double.block_bytes == 2 * plan.block_bytes == 2 * BLOCK
@@ -80,12 +89,12 @@ def test_by_default_every_sequence_could_be_as_long_as_the_context():
     assert planned(1 << 40, max_num_seqs=2, max_model_len=33).num_blocks == 2 * 3
 
 
-def test_shared_memory_is_taken_by_a_quarter_and_a_gpus_own_as_a_whole():
+def test_a_quarter_of_shared_memory_and_all_of_a_gpus_is_used():
     assert planned(101 * BLOCK).num_blocks == 25
     assert planned(101 * BLOCK, is_shared=False).num_blocks == 101
 
 
-def test_shared_memory_has_a_most():
+def test_the_share_of_shared_memory_is_limited():
     huge = replace(MODEL, max_position_embeddings=1 << 30)
     plan = plan_memory(EngineConfig(), huge, Backend(1 << 40))
     assert plan.num_blocks == DEFAULT_KV_CACHE_BYTES // BLOCK
@@ -93,7 +102,7 @@ def test_shared_memory_has_a_most():
     assert own.num_blocks == own.left_bytes // BLOCK > 100 * plan.num_blocks
 
 
-def test_a_length_that_was_asked_for_is_kept_and_the_models_own_is_not():
+def test_a_requested_length_is_kept_and_the_models_may_shrink():
     assert planned(40 * BLOCK, max_model_len=CONTEXT).num_blocks == CONTEXT // 16
     plan = planned(40 * BLOCK)
     assert plan.num_blocks == 10
@@ -101,11 +110,11 @@ def test_a_length_that_was_asked_for_is_kept_and_the_models_own_is_not():
     assert planned(BLOCK).num_blocks == 1
 
 
-def test_the_room_to_swap_is_of_what_the_cache_leaves(monkeypatch: pytest.MonkeyPatch):
+def test_the_swap_pool_comes_from_memory_that_the_cache_leaves(monkeypatch: pytest.MonkeyPatch):
     plan = planned(1000 * BLOCK, preemption_mode="swap")
     assert (plan.num_blocks, plan.num_host_blocks) == (250, 750 // 4)
     assert plan.fits
-    assert "space to swap 187 blocks" in plan.table()
+    assert "host memory for 187 swapped blocks" in plan.table()
     monkeypatch.setattr(sizing, "available_bytes", lambda: 80 * BLOCK)
     own = planned(1000 * BLOCK, is_shared=False, preemption_mode="swap")
     assert (own.num_blocks, own.num_host_blocks) == (1000, 20)
@@ -131,9 +140,7 @@ def refusal(call: Callable[[], object]) -> str:
         ("max_model_len", CONTEXT, 15 * 16, 15 * 16 + 1),
     ],
 )
-def test_the_setting_that_fits_is_named_and_does_fit(
-    setting: str, asked: int, fitting: int, more: int
-):
+def test_the_suggested_setting_fits(setting: str, asked: int, fitting: int, more: int):
     left = 15 * BLOCK + 9
     text = refusal(lambda: planned(left, **{setting: asked}))
     assert f"({setting}={fitting}" in text
@@ -141,37 +148,56 @@ def test_the_setting_that_fits_is_named_and_does_fit(
     refusal(lambda: planned(left, **{setting: more}))
 
 
-def test_fewer_tokens_a_step_are_named_where_they_help():
+def test_fewer_tokens_per_step_are_suggested_if_they_help():
     available = needs(max_num_batched_tokens=300) + BLOCK
-    text = refusal(lambda: plan_memory(EngineConfig(), MODEL, Backend(available)))
+    text = refusal(lambda: checked(EngineConfig(), Backend(available)))
     assert "(max_num_batched_tokens=256 fits)" in text
     fitting = EngineConfig(max_num_batched_tokens=256)
     assert plan_memory(fitting, MODEL, Backend(available)).fits
 
 
-def test_where_the_weights_alone_do_not_fit_the_table_shows_it():
-    text = refusal(lambda: plan_memory(EngineConfig(), MODEL, Backend(1000)))
+def test_the_table_shows_weights_that_do_not_fit():
+    text = refusal(lambda: checked(EngineConfig(), Backend(1000)))
     assert text.endswith("(end other programs, or use a smaller model)")
     rows = dict(re.findall(r"^  (\S.*?) +([\d.,]+) MiB$", text, re.M))
     assert list(rows) == [
         "weights",
-        "a step of 2048 tokens, about",
+        "step of 2048 tokens (estimate)",
         "KV cache, 1 blocks of 16 tokens",
-        "together",
+        "total",
         "available",
     ]
-    assert float(rows["weights"]) == pytest.approx(4 * MODEL.num_parameters / 2**20, abs=0.05)
+    assert float(rows["weights"]) == pytest.approx(4 * num_parameters(MODEL) / 2**20, abs=0.05)
 
 
-def test_another_setting_is_named_only_if_it_fits():
-    config, available = EngineConfig(num_blocks=100), needs() + 60 * BLOCK
-    half = Backend(available)
-    half.dtype, half.itemsize = np.dtype(np.float16), 2
-    variants = [("dtype=float16", config, half), ("nothing=new", config, Backend(available))]
-    text = refusal(lambda: plan_memory(config, MODEL, Backend(available), variants))
+def test_a_data_type_is_suggested_only_if_it_fits(
+    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
+):
+    config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
+
+    def load(name: str, dtype: str, config: EngineConfig) -> Backend:
+        backend = Backend(needs() + 60 * BLOCK)
+        if dtype == "float16":
+            backend.dtype, backend.itemsize = np.dtype(np.float16), 2
+        return backend
+
+    monkeypatch.setattr("mie.load.engine.load_backend", load)
+    text = refusal(lambda: load_engine(directory, config))
     assert "(num_blocks=60; or " in text
-    assert "; or dtype=float16 fits)" in text
-    assert "nothing" not in text
+    assert text.endswith("; or dtype=float16 fits)")
+    assert text.count("dtype") == 1, "the others change nothing in this backend"
+
+
+@pytest.mark.parametrize(("left", "fitting"), [(60, ["kv_cache_dtype=int8"]), (10, [])])
+def test_a_data_type_that_the_backend_lacks_is_not_named(
+    tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch, left: int, fitting: list[str]
+):
+    memory = Memory(available_bytes=needs() + left * BLOCK, is_shared=True)
+    monkeypatch.setattr(NumpyBackend, "memory", lambda self: memory)
+    config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
+    text = refusal(lambda: load_engine(directory, config))
+    assert f"(num_blocks={left}" in text
+    assert re.findall(r"\w*dtype=\w+", text) == fitting
 
 
 @pytest.mark.parametrize("name", ["kv_cache_memory_bytes", "swap_space"])
@@ -182,10 +208,10 @@ def test_less_than_a_block_is_refused(name: str):
         planned(1 << 40, **settings)
 
 
-def test_memory_that_is_not_there_after_all_is_a_table_too(
+def test_a_failed_allocation_shows_the_table(
     tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
 ):
-    """And no piece of the cache outlives the attempt."""
+    """No part of the cache remains after the failed attempt."""
     pieces: list[int] = []
 
     class Piece:
@@ -209,7 +235,7 @@ def test_memory_that_is_not_there_after_all_is_a_table_too(
     assert not pieces
 
 
-def test_an_engine_that_does_not_fit_says_what_does(
+def test_an_engine_that_does_not_fit_suggests_what_does(
     tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
 ):
     memory = Memory(available_bytes=needs() + 9 * BLOCK, is_shared=True)
@@ -223,8 +249,10 @@ def test_an_engine_that_does_not_fit_says_what_does(
 @needs_compiler
 @pytest.mark.parametrize("name", ["numpy-plain", "numpy", "cupy-emulated"])
 def test_weights_are_streamed_without_doubling(name: str):
-    """Beside the matrix there are a block and its conversions, and what a trial of the plans takes;
-    never a second matrix."""
+    """Besides the matrix, memory holds a block with its conversions and the trial of the plans.
+
+    It never holds a second matrix.
+    """
     backend, shape, rows = load_backend(name, "float32"), (8192, 1024), 256
     block = np.ones((rows, shape[1]), np.float16)
     tracemalloc.start()
@@ -239,17 +267,10 @@ def test_weights_are_streamed_without_doubling(name: str):
     assert peak < matrix_bytes + 16 * block.nbytes
 
 
-# What there is.
+# Available memory.
 
 
-def machine(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-MEMINFO = {"proc/meminfo": "MemTotal:  8000000 kB\nMemFree:  100 kB\nMemAvailable:  4000 kB\n"}
+MEMINFO = {"/proc/meminfo": "MemTotal:  8000000 kB\nMemFree:  100 kB\nMemAvailable:  4000 kB\n"}
 
 
 @pytest.mark.parametrize(
@@ -258,41 +279,41 @@ MEMINFO = {"proc/meminfo": "MemTotal:  8000000 kB\nMemFree:  100 kB\nMemAvailabl
         ({}, 4000 << 10),
         (
             {
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/b/memory.max": "max\n",
-                "sys/fs/cgroup/a/b/memory.current": "5\n",
-                "sys/fs/cgroup/a/memory.max": "1000000\n",
-                "sys/fs/cgroup/a/memory.current": "900000\n",
-                "sys/fs/cgroup/a/memory.stat": "anon 1\nfile 50000\n",
+                "/proc/self/cgroup": "0::/a/b\n",
+                "/sys/fs/cgroup/a/b/memory.max": "max\n",
+                "/sys/fs/cgroup/a/b/memory.current": "5\n",
+                "/sys/fs/cgroup/a/memory.max": "1000000\n",
+                "/sys/fs/cgroup/a/memory.current": "900000\n",
+                "/sys/fs/cgroup/a/memory.stat": "anon 1\nfile 50000\n",
             },
             150000,
         ),
         (
             {
-                "proc/self/cgroup": "9:cpu,memory:/box\n8:pids:/x\n",
-                "sys/fs/cgroup/memory/box/memory.limit_in_bytes": "70000\n",
-                "sys/fs/cgroup/memory/box/memory.usage_in_bytes": "30000\n",
+                "/proc/self/cgroup": "9:cpu,memory:/box\n8:pids:/x\n",
+                "/sys/fs/cgroup/memory/box/memory.limit_in_bytes": "70000\n",
+                "/sys/fs/cgroup/memory/box/memory.usage_in_bytes": "30000\n",
             },
             40000,
         ),
         (
             {
-                "proc/self/cgroup": "0::/\n",
-                "sys/fs/cgroup/memory.max": "10\n",
-                "sys/fs/cgroup/memory.current": "20\n",
+                "/proc/self/cgroup": "0::/\n",
+                "/sys/fs/cgroup/memory.max": "10\n",
+                "/sys/fs/cgroup/memory.current": "20\n",
             },
             0,
         ),
     ],
 )
-def test_the_host_has_what_linux_and_the_control_group_allow(
-    tmp_path: Path, files: dict[str, str], available: int
+def test_the_hosts_memory_is_limited_by_linux_and_the_control_group(
+    files: dict[str, str], available: int
 ):
-    assert host.available_bytes(machine(tmp_path, {**MEMINFO, **files})) == available
+    assert resources.available_bytes({**MEMINFO, **files}.get) == available
 
 
-def test_without_meminfo_it_is_all_of_the_machines(tmp_path: Path):
-    assert host.available_bytes(tmp_path) > 1 << 28
+def test_without_meminfo_the_machines_memory_is_used():
+    assert resources.available_bytes({}.get) > 1 << 28
 
 
 def cupy(*, free: int, total: int, pooled: int = 0, integrated: int = 0) -> Any:
@@ -305,13 +326,13 @@ def cupy(*, free: int, total: int, pooled: int = 0, integrated: int = 0) -> Any:
     )
 
 
-def test_of_a_gpus_own_memory_a_share_is_left():
+def test_a_share_of_a_gpus_memory_is_left_free():
     memory = device_memory(cupy(free=800, total=1000, pooled=50), 0.9)
     assert memory == Memory(available_bytes=750, is_shared=False)
     assert device_memory(cupy(free=50, total=1000), 0.9).available_bytes == 0
 
 
-def test_a_gpu_in_the_hosts_memory_has_what_the_host_has(monkeypatch: pytest.MonkeyPatch):
+def test_a_gpu_that_shares_memory_has_the_hosts_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mie.ops_gpu.chip.available_bytes", lambda: 5000)
     found = device_memory(cupy(free=1, total=8000, integrated=1), 0.9)
     assert found == Memory(available_bytes=5000, is_shared=True)

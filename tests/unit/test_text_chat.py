@@ -1,4 +1,4 @@
-"""ChatTemplate: where it is found, how it renders, and that nothing in it can run away."""
+"""Test ChatTemplate: where it is found, how it renders, and its limits."""
 
 import json
 from collections.abc import Iterator
@@ -40,10 +40,10 @@ def no_worker_is_left() -> Iterator[None]:
     RENDERER.close()
 
 
-# Where it is found
+# Files.
 
 
-def test_the_jinja_file_comes_first(tmp_path: Path) -> None:
+def test_the_jinja_file_is_used_first(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("file {{ bos_token }}")
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": "config", "bos_token": "<s>"})
@@ -51,12 +51,12 @@ def test_the_jinja_file_comes_first(tmp_path: Path) -> None:
     assert load(tmp_path).render(HELLO) == "file <s>"
 
 
-def test_then_the_tokenizer_config(tmp_path: Path) -> None:
+def test_the_tokenizer_config_is_used_second(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "config"}))
     assert load(tmp_path).render(HELLO) == "config"
 
 
-def test_of_a_list_the_default_or_the_one_asked_for(tmp_path: Path) -> None:
+def test_a_list_of_templates_has_a_default_and_names(tmp_path: Path) -> None:
     templates = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     assert load(tmp_path).render(HELLO) == "D"
@@ -69,13 +69,13 @@ def test_of_a_list_the_default_or_the_one_asked_for(tmp_path: Path) -> None:
         TemplateFiles(tmp_path).read("rag")
 
 
-def test_then_the_folder_of_more_templates(tmp_path: Path) -> None:
+def test_the_folder_of_templates_is_used_third(tmp_path: Path) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "default.jinja").write_text("more")
     assert load(tmp_path).render(HELLO) == "more"
 
 
-def test_without_any_the_error_says_what_was_tried_and_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_template_lists_the_places_and_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ChatTemplateError) as caught:
         load(tmp_path)
     for part in ("chat_template.jinja", "tokenizer_config.json", "additional_chat_templates"):
@@ -96,7 +96,7 @@ def test_a_template_that_is_not_utf8_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-# How it renders
+# Rendering.
 
 
 def test_blocks_leave_no_blank_lines() -> None:
@@ -138,7 +138,7 @@ def test_special_tokens_and_variables_are_known_by_name() -> None:
         ("{% set x %}a{{ 1 }}{% endset %}{{ x }}{% filter upper %}b{% endfilter %}", "a1B"),
     ],
 )
-def test_what_templates_use_works(template: str, expected: str) -> None:
+def test_features_that_templates_use_work(template: str, expected: str) -> None:
     assert render(template) == expected
 
 
@@ -147,16 +147,16 @@ def test_a_long_conversation_is_well_within_the_limits() -> None:
     assert len(render(CHATML, messages)) > 2_000_000
 
 
-def test_every_rendering_has_its_own_time() -> None:
+def test_every_rendering_has_its_own_time_limit() -> None:
     busy = "{% for i in range(99999) %}{% for j in range(9) %}{% endfor %}{% endfor %}"
     assert [render(busy + "{{ messages[0].content }}") for _ in range(20)] == ["hello"] * 20
 
 
-def test_half_a_surrogate_pair_passes_through() -> None:
+def test_an_unpaired_surrogate_passes_through() -> None:
     assert render("{{ messages[0].content }}", [{"role": "user", "content": "\ud83d"}]) == "\ud83d"
 
 
-# What goes wrong
+# Errors.
 
 
 def test_the_templates_own_refusal_is_passed_on() -> None:
@@ -180,12 +180,12 @@ def test_the_templates_own_refusal_is_passed_on() -> None:
         ("{{ raise_exception('a\x1b[2J\nb\u202e') }}", r"messages: a\\x1b\[2J\\nb\\u202e$"),
     ],
 )
-def test_a_template_that_fails_says_so(template: str, message: str) -> None:
+def test_a_failing_template_is_reported(template: str, message: str) -> None:
     with pytest.raises(ChatTemplateError, match=message):
         render(template)
 
 
-def test_what_is_not_json_is_refused() -> None:
+def test_values_that_are_not_json_are_refused() -> None:
     for value in ({1, 2}, b"bytes", object()):
         with pytest.raises(RequestError, match="must be JSON values: got a value of type"):
             render("", variable=value)
@@ -195,7 +195,7 @@ def test_what_is_not_json_is_refused() -> None:
         render("", [{"role": "user", "content": "x" * (9 << 20)}])
 
 
-# What LLM.chat does with its parameters
+# The parameters of LLM.chat.
 
 PARTS = (
     "{% for m in messages %}{% for part in m['content'] %}<{{ part.text }}>{% endfor %}{% endfor %}"
@@ -224,7 +224,7 @@ def test_the_content_format_is_found_in_the_template(template: str, expected: st
     assert ChatTemplate(template, renderer=RENDERER).content_format == expected
 
 
-def test_contents_are_what_the_template_is_written_for() -> None:
+def test_contents_have_the_format_that_the_template_expects() -> None:
     templates = ChatTemplates(TemplateFiles(Path("nowhere")))
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}]
     texts = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": None}]
@@ -262,7 +262,7 @@ def test_a_final_message_can_be_continued(template: str, message: Any, expected:
     assert text.endswith(expected)
 
 
-def test_what_cannot_be_continued_is_refused() -> None:
+def test_a_message_that_cannot_be_continued_is_refused() -> None:
     with pytest.raises(RequestError, match="exclude each other"):
         render(CHATML, continue_final_message=True, add_generation_prompt=True)
     for template, message, reason in [
@@ -281,9 +281,9 @@ def test_template_kwargs_reach_the_template_and_hide_no_parameter() -> None:
         HELLO, chat_template="{{ enable_thinking }}", chat_template_kwargs=kwargs
     )
     assert text == "False"
-    with pytest.raises(ConfigError, match="tools is a parameter of its own"):
+    with pytest.raises(ConfigError, match="tools is a separate parameter"):
         templates.render(HELLO, chat_template="", chat_template_kwargs={"tools": []})
-    with pytest.raises(ConfigError, match="must be a mapping of names"):
+    with pytest.raises(ConfigError, match="must have string keys"):
         templates.render(HELLO, chat_template="", chat_template_kwargs=["x"])
 
 
@@ -319,7 +319,7 @@ def test_a_tool_may_return_any_value(content: Any) -> None:
     assert conversation([{"role": "tool", "content": content}])[0]["content"] == content
 
 
-def test_a_tools_text_is_text_like_any_other() -> None:
+def test_a_tools_text_is_treated_as_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert conversation([{"role": "tool", "content": parts}])[0]["content"] == "a\nb"
     assert conversation([{"role": "tool", "content": None}])[0]["content"] == ""

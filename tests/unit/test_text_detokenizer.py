@@ -1,4 +1,4 @@
-"""Detokenizer and TextStream, case by case (the promise itself is in property/)."""
+"""Test Detokenizer and TextStream case by case; property/ tests the general promise."""
 
 import pytest
 from small_tokenizers import KINDS, wrap
@@ -31,7 +31,7 @@ def test_a_character_in_four_tokens_appears_with_the_fourth() -> None:
     assert deltas(tokenizer, ids) == ["", "", "", "🦄"]
 
 
-def test_a_character_that_breaks_off_is_replaced_when_that_is_certain() -> None:
+def test_an_incomplete_character_is_replaced_once_that_is_certain() -> None:
     tokenizer = KINDS["byte_level"]()
     ids = [tokenizer.token_to_id(letter) for letter in "ðŁa"]
     assert deltas(tokenizer, ids) == ["", "", "\ufffda"]
@@ -51,7 +51,7 @@ def test_the_space_between_prompt_and_text_is_kept() -> None:
     word = [tokenizer.token_to_id("▁the")]
     assert Detokenizer(tokenizer).add(word) == "the"
     assert Detokenizer(tokenizer, prompt).add(word) == " the"
-    assert Detokenizer(tokenizer, [1]).add(word) == "the"  # BOS is no text
+    assert Detokenizer(tokenizer, [1]).add(word) == "the"  # BOS is not text
 
 
 def test_a_character_that_the_prompt_began_is_completed() -> None:
@@ -87,7 +87,7 @@ def test_a_stop_string_of_byte_tokens_stops_at_once() -> None:
     word = tokenizer.token_to_id("▁the")
     stream = TextStream(tokenizer, stop=["\n"])
     assert stream.add([word]) == ("the", None)
-    assert stream.add([NEWLINE]) == ("", "\n")  # the run is still open, yet nothing follows
+    assert stream.add([NEWLINE]) == ("", "\n")  # the run is incomplete, but the text ends here
 
 
 def test_min_tokens_lets_a_stop_string_pass() -> None:
@@ -116,7 +116,7 @@ def test_bytes_held_back_inside_min_tokens_stop_nothing_later() -> None:
     assert stream.add([NEWLINE]) == ("", "\n\n")
 
 
-def test_a_prompts_newline_is_neither_text_nor_a_stop_string() -> None:
+def test_a_newline_of_the_prompt_is_neither_text_nor_a_stop_string() -> None:
     tokenizer = KINDS["llama2"]()
     word = tokenizer.token_to_id("▁the")
     stream = TextStream(tokenizer, [word, NEWLINE], stop=["\n"])
@@ -130,7 +130,7 @@ def test_a_character_that_the_prompt_began_is_new_text() -> None:
     assert stream.add([3 + 0xA9]) == ("", "é")
     broken = Detokenizer(tokenizer, [3 + 0xC3])
     assert broken.add([3 + 0x41]) == ""
-    assert broken.finish() == "\ufffd"  # of two, of which the first is the prompt's
+    assert broken.finish() == "\ufffd"  # of two bytes, the first of which belongs to the prompt
 
 
 @pytest.mark.parametrize(("kind", "token"), [("no_decoder", "cat"), ("wordpiece", "the")])
@@ -150,7 +150,7 @@ def test_spaces_between_special_tokens(kind: str, token: str) -> None:
     assert text(skip=True, spaces_between_special_tokens=False) == f"{token} {token}"
 
 
-def test_choices_are_forks_of_one_stream() -> None:
+def test_choices_can_fork_one_stream() -> None:
     for kind in KINDS:
         tokenizer = KINDS[kind]()
         ids = tokenizer.encode("a cat", add_special_tokens=False)
@@ -160,14 +160,14 @@ def test_choices_are_forks_of_one_stream() -> None:
         assert texts == [tokenizer.decode([*ids, *ids])[len(tokenizer.decode(ids)) :]] * 2
 
 
-def test_finish_gives_what_a_stop_string_had_held_back() -> None:
+def test_finish_returns_text_held_back_for_a_stop_string() -> None:
     tokenizer = KINDS["byte_level"]()
     stream = TextStream(tokenizer, stop=["sea shore"])
     assert stream.add(tokenizer.encode("the sea")) == ("the ", None)
     assert stream.finish() == ("sea", None)
 
 
-def test_a_character_that_is_still_open_is_no_replacement_character() -> None:
+def test_an_incomplete_character_is_not_yet_replaced() -> None:
     tokenizer = KINDS["byte_level"]()
     first, second = (tokenizer.token_to_id(letter) for letter in "Ã©")
     stream = TextStream(tokenizer, stop=["\ufffd"])

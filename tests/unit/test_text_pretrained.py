@@ -1,4 +1,4 @@
-"""`PretrainedTokenizer` answers as transformers 5.23 does, from which the expected values are."""
+"""Compare `PretrainedTokenizer` with transformers 5.23, which gave the expected values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bundled() -> Iterator[PretrainedTokenizer]:
     tokenizer.chat_templates.close()
 
 
-def test_a_call_gives_ids_and_mask(bundled: PretrainedTokenizer) -> None:
+def test_a_call_returns_ids_and_mask(bundled: PretrainedTokenizer) -> None:
     encoding = bundled(TEXT)
     assert dict(encoding) == {"input_ids": IDS, "attention_mask": [1] * 8}
     assert encoding.input_ids == encoding["input_ids"]
@@ -74,7 +74,7 @@ def test_tokens(bundled: PretrainedTokenizer) -> None:
     assert bundled.convert_tokens_to_ids(["<|bos|>", *TOKENS]) == IDS
     assert bundled.convert_tokens_to_ids("no such token") is None
     assert bundled.convert_tokens_to_string(TOKENS) == TEXT
-    with pytest.raises(RequestError, match="-1 is no token id"):
+    with pytest.raises(RequestError, match="-1 is not a token id"):
         bundled.convert_ids_to_tokens(-1)
 
 
@@ -152,7 +152,7 @@ def test_apply_chat_template(bundled: PretrainedTokenizer) -> None:
         (lambda t: t.decode([1], clean_up_tokenization_spaces=True), "is not supported"),
     ],
 )
-def test_what_would_be_ignored_is_refused(
+def test_options_that_would_be_ignored_are_refused(
     bundled: PretrainedTokenizer, call: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,4 @@
-"""StopStrings, case by case (equality with str.find is in property/)."""
+"""Test StopStrings case by case; property/ compares it with str.find."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_a_stop_string_across_three_pieces_is_found_and_removed() -> None:
     assert search.add("r> and more") == ("", "</answer>")
 
 
-def test_the_stop_string_stays_on_request() -> None:
+def test_the_stop_string_is_included_on_request() -> None:
     search = StopStrings(["END"], include_stop_str_in_output=True)
     assert search.add("the EN") == ("the ", None)
     assert search.add("D.") == ("END", "END")
@@ -32,7 +32,7 @@ def test_the_first_complete_one_wins_however_the_text_is_cut() -> None:
         assert [stop for stop in found if stop] == ["bc"]
 
 
-def test_of_two_that_end_together_the_longer_wins() -> None:
+def test_the_longer_of_two_that_end_together_wins() -> None:
     assert StopStrings(["c", "bc"]).add("abc") == ("a", "bc")
 
 
@@ -45,7 +45,7 @@ def test_nothing_comes_after_a_stop_string() -> None:
 
 def test_a_long_stop_string_costs_one_look_per_character() -> None:
     search = StopStrings(["a" * 20_000 + "b"])
-    emitted = "".join(search.add("a")[0] for _ in range(60_000))  # quadratic: minutes
+    emitted = "".join(search.add("a")[0] for _ in range(60_000))  # quadratic search: minutes
     assert len(emitted) == 40_000
 
 
@@ -91,7 +91,7 @@ def test_thousands_of_stop_strings_cost_no_more_for_a_character(
     assert search.add("x b04999")[1] == "b04999"
 
 
-def test_forks_share_what_was_built_and_go_their_own_ways() -> None:
+def test_forks_share_the_automaton_and_are_independent() -> None:
     search = StopStrings(["abc"])
     search.add("a")
     fork = search.fork()

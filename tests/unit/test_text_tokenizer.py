@@ -1,4 +1,4 @@
-"""Tokenizer: loading, special tokens, and every way its files can be wrong."""
+"""Test Tokenizer: loading, special tokens, and broken files."""
 
 import json
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_truncation_and_padding_in_the_file_do_not_touch_prompts(tmp_path: Path)
     assert tokenizer.decode(tokenizer.encode(SENTENCES[0])) == SENTENCES[0]
 
 
-def test_decode_skips_special_tokens_unless_told_not_to() -> None:
+def test_decode_skips_special_tokens_by_default() -> None:
     tokenizer = KINDS["byte_level"]()
     ids = [*tokenizer.encode("sea"), tokenizer.eos_token_id]
     assert tokenizer.decode(ids) == "sea"
@@ -120,10 +120,10 @@ def test_a_tokenizer_json_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "tokenizer_config.json is not valid JSON"),
-        ("[1]", "tokenizer_config.json must hold a JSON object, got a list"),
+        ("[1]", "tokenizer_config.json must contain a JSON object, got a list"),
         ("[" * 100_000, "tokenizer_config.json is not valid JSON"),
         ('{"eos_token": 5}', "eos_token must be a string, got 5"),
-        ('{"eos_token": "<nope>"}', "eos_token is '<nope>', which .* does not have"),
+        ('{"eos_token": "<nope>"}', "eos_token in .* is '<nope>', which .* does not have"),
         ('{"add_bos_token": true}', "sets add_bos_token but names no bos_token"),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_broken_tokenizer_config_is_named(tmp_path: Path, text: str, message: 
         Tokenizer.load(tmp_path, None)
 
 
-def test_half_a_surrogate_pair_is_refused_with_its_place() -> None:
+def test_an_unpaired_surrogate_is_refused_with_its_position() -> None:
     with pytest.raises(RequestError, match=r"U\+D83D, at character 2"):
         KINDS["byte_level"]().encode("hi\ud83d")
 
@@ -145,6 +145,6 @@ def test_a_prompt_must_be_a_string() -> None:
 
 
 @pytest.mark.parametrize("token_id", [-1, 2**32, "a"])
-def test_ids_that_are_no_ids_are_refused(token_id: Any) -> None:
+def test_invalid_ids_are_refused(token_id: Any) -> None:
     with pytest.raises(RequestError, match="token ids must be integers"):
         KINDS["byte_level"]().decode([token_id])

@@ -1,4 +1,4 @@
-"""The tutorial: all steps give the same tokens, and its pages show the code that runs."""
+"""Check that all steps of the tutorial give the same tokens, and that its pages show the code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = 9
 
 
 class Steps:
-    """The modules of the tutorial, a tiny model, and what an oracle answers for it."""
+    """The tutorial's modules, a tiny model, and the oracle's answers for it."""
 
     def __init__(self, modules: dict[int, ModuleType], tiny) -> None:
         self.modules = modules
@@ -40,7 +40,7 @@ class Steps:
         return [self.modules[3].Sequence(str(i), p, COUNT) for i, p in enumerate(PROMPTS)]
 
     def complete(self, engine, arrivals: list) -> None:
-        """Run an engine until all of the sequences are done, which arrive one a step."""
+        """Run an engine until all sequences are done, with one arriving per step."""
         while arrivals or engine.waiting or engine.running:
             if arrivals:
                 engine.add(arrivals.pop(0))
@@ -85,7 +85,7 @@ def test_step_3_needs_room_for_the_whole_text(steps: Steps):
         steps.modules[3].generate(steps.model, pool, steps.modules[3].Sequence("A", [1, 2], COUNT))
 
 
-def test_step_4_gives_each_sequence_the_tokens_that_it_gets_alone(steps: Steps):
+def test_step_4_gives_each_sequence_the_same_tokens_as_alone(steps: Steps):
     pool = steps.modules[3].Pool(steps.model, num_blocks=40, block_size=3)
     seqs, rng = steps.sequences(), random.Random(0)
     while unfinished := [seq for seq in seqs if len(seq.tokens) < seq.max_tokens]:
@@ -99,7 +99,7 @@ def test_step_4_gives_each_sequence_the_tokens_that_it_gets_alone(steps: Steps):
 @pytest.mark.parametrize("budget", [1, 3, 40])
 @pytest.mark.parametrize("num_blocks", [9, 12, 40])
 @pytest.mark.parametrize("number", [5, 6])
-def test_steps_5_and_6_give_the_same_tokens_however_little_memory_there_is(
+def test_steps_5_and_6_give_the_same_tokens_with_any_amount_of_memory(
     steps: Steps, number: int, num_blocks: int, budget: int
 ):
     pools = {5: steps.modules[3].Pool, 6: steps.modules[6].SharingPool}
@@ -111,7 +111,7 @@ def test_steps_5_and_6_give_the_same_tokens_however_little_memory_there_is(
     assert sorted(pool.free) == list(range(num_blocks))
 
 
-def test_step_5_preempts_and_refuses_what_can_never_fit(steps: Steps):
+def test_step_5_preempts_and_refuses_requests_that_can_never_fit(steps: Steps):
     pool = steps.modules[3].Pool(steps.model, num_blocks=9, block_size=2)
     engine = steps.modules[5].Engine(steps.model, pool)
     with pytest.raises(ValueError, match="A needs more blocks than there are"):
@@ -143,7 +143,7 @@ def test_step_6_computes_a_shared_prefix_once_and_keeps_no_block(steps: Steps):
 
 
 @pytest.mark.parametrize("num_blocks", [8, 20])
-def test_a_fork_of_step_6_gives_the_tokens_that_it_gives_alone(steps: Steps, num_blocks: int):
+def test_a_fork_of_step_6_gives_the_same_tokens_as_alone(steps: Steps, num_blocks: int):
     pool = steps.modules[6].SharingPool(steps.model, num_blocks, block_size=2)
     engine = steps.modules[6].SharingEngine(steps.model, pool)
     parent = steps.modules[3].Sequence("A", PROMPTS[0], COUNT)
@@ -162,7 +162,7 @@ def test_a_fork_of_step_6_gives_the_tokens_that_it_gives_alone(steps: Steps, num
     assert pool.holders == [0] * num_blocks
 
 
-def test_the_engine_writes_the_text_of_the_first_page(steps: Steps):
+def test_the_engine_generates_the_text_on_the_first_page(steps: Steps):
     step = steps.modules[1]
     prompt = step.encode("Once there was a fox named Ruby")
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -186,7 +186,7 @@ def blocks(number: int, language: str) -> list[str]:
 
 
 def code_lines(text: str) -> list[str]:
-    """Lines without their indentation: pages show methods by themselves, outside their class."""
+    """Return the lines without indentation, because pages show methods outside their class."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -197,7 +197,7 @@ def test_a_pages_code_is_its_file_from_top_to_bottom(number: int):
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_page_shows_what_its_file_prints(
+def test_a_page_shows_the_output_of_its_file(
     number: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.syspath_prepend(str(FOLDER))
@@ -211,7 +211,7 @@ def test_a_page_shows_what_its_file_prints(
     assert shown == f"$ python docs/tutorial/step_{number}.py\n" + capsys.readouterr().out
 
 
-def test_the_tutorial_needs_numpy_and_safetensors_only():
+def test_the_tutorial_needs_only_numpy_and_safetensors():
     own = {f"step_{n}" for n in NUMBERS}
     for number in NUMBERS:
         for node in ast.walk(ast.parse((FOLDER / f"step_{number}.py").read_text())):

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from mie import EngineConfig, SamplingParams
-from mie.load import load_engine
-from mie.ops_cpu import attention, cpus, gains, spin
-from mie.ops_cpu import workers as workers_module
-from mie.ops_cpu.gains import Gains
-from mie.ops_cpu.workers import Workers
+from mie.load.engine import load_engine
+from mie.ops_cpu.attention import attention
+from mie.ops_cpu.threads import gains, spin
+from mie.ops_cpu.threads import workers as workers_module
+from mie.ops_cpu.threads.gains import Gains
+from mie.ops_cpu.threads.workers import Workers
+from mie.system.resources import available_cpus
 
 PATIENCE = 120.0
 """Seconds after which a wait has failed. Waits that succeed take no time."""
@@ -88,6 +90,31 @@ def test_each_task_runs_once_a_call(
         ran: list[int] = []
         workers.run(ran.append)
         assert sorted(ran) == list(range(num_threads))
+
+
+@pytest.mark.parametrize("number", [None, 1, 2])
+@pytest.mark.parametrize("num_items", [1, 2, 3, 20])
+def test_each_shared_item_goes_to_one_call(
+    num_items: int, number: int | None, new_workers: Callable[[int], Workers]
+) -> None:
+    workers, items = new_workers(3), [f"item {i}" for i in range(num_items)]
+    got: dict[int, list[str]] = {}
+    workers.share(lambda thread, own: got.update({thread: list(own)}), items, number)
+    assert sorted(item for own in got.values() for item in own) == sorted(items)
+    assert sorted(got) == list(range(min(number or 3, num_items)))
+
+
+def test_a_thread_begins_with_its_own_item(new_workers: Callable[[int], Workers]) -> None:
+    workers, everyone = new_workers(3), threading.Barrier(3)
+    first: dict[int, int] = {}
+
+    def work(thread: int, items: Iterator[int]) -> None:
+        first[thread] = next(items)
+        everyone.wait(PATIENCE)
+
+    for _ in range(10):
+        workers.share(work, range(3))
+        assert first == {0: 0, 1: 1, 2: 2}
 
 
 def test_tasks_run_side_by_side(new_workers: Callable[[int], Workers]) -> None:
@@ -180,7 +207,7 @@ def test_there_may_be_fewer_tasks_than_threads(new_workers: Callable[[int], Work
     assert [workers.at_most(number) for number in (-1, 0, 3, 9)] == [1, 1, 3, 4]
 
 
-def test_work_is_not_kept_after_the_call(new_workers: Callable[[int], Workers]) -> None:
+def test_workers_keep_no_reference_to_finished_work(new_workers: Callable[[int], Workers]) -> None:
     class Large:
         def __call__(self, index: int) -> None:
             pass
@@ -285,7 +312,7 @@ def test_an_interrupt_at_any_bytecode_leaves_no_task_running_and_the_workers_usa
 
 
 @pytest.mark.usefixtures("helpers_get_no_cpu")
-def test_an_interrupt_at_any_bytecode_while_no_helper_comes(
+def test_an_interrupt_at_any_bytecode_while_no_helper_runs(
     new_workers: Callable[[int], Workers],
 ) -> None:
     workers = new_workers(3)
@@ -527,4 +554,4 @@ def test_threads_fit_the_quota(
     """Check one quota. tests/unit/test_doctor.py has the files of either version."""
     files = {"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": quota}
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert cpus.available_cpus(files.get) == wanted
+    assert available_cpus(files.get) == wanted

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mie.cache_dir import CacheError, is_private_file, open_cache
 from mie.errors import ConfigError, MieError
 from mie.ops_gpu.source import KERNELS
+from mie.system.cache_dir import CacheError, is_private_file, open_cache
 
 HERE = Path(__file__).parent
 
@@ -31,6 +31,7 @@ _KERNEL = (
     "-g1",
     "-gdwarf-4",  # binutils 2.40 misreads some files of DWARF 5
     "-fno-exceptions",
+    "-fno-plt",  # a stub of the PLT has no source line, and the watchdog may strike in it
     "-fno-strict-aliasing",  # a kernel reads 16-bit floats through uint4
     "-ffp-contract=off",  # otherwise the rounding of a*b+c would vary between CPUs
     "-Wno-attributes",

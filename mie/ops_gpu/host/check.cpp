@@ -1,9 +1,9 @@
-// The checked build: each access is looked up here, byte by byte.
+// The checked build: each access is checked here, byte by byte.
 //
-// Two accesses of one byte, one of them a write, must be ordered: by a block barrier, inside a warp
-// by __syncwarp (a vector clock per lane), or between blocks by fence and atomic. Shuffles and
-// votes order nothing, and the order in which the emulator happens to run the fibers does not
-// count: a race is reported in every order.
+// Two accesses of one byte, one of them a write, must be ordered by a block barrier, inside a warp
+// by __syncwarp (a vector clock per lane), or between blocks by a fence and an atomic. Shuffles and
+// votes order nothing. The order in which the emulator runs the fibers does not count either: a
+// race is reported in every order.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -19,19 +19,19 @@ extern thread_local __attribute__((aligned(128), visibility("default"))) unsigne
 
 namespace mie_emu {
 
-// Who did it, and when (epoch 0: never).
+// The thread and the time of an access. Epoch 0 means never.
 struct Event {
   uint32_t epoch, clock;
   uint16_t thread;
 };
 
-// What is known of one byte: its last plain write, and the atomic operations and reads since.
+// The history of one byte: its last plain write, and the atomic operations and reads since.
 struct Shadow {
   Event write, atomic;
   uint32_t read_epoch, read_clock, read_lanes;
   uint16_t reader_warp;
-  bool is_pending;            // the write is a cp.async, not yet waited for
-  bool is_atomic_by_threads;  // in the atomic's epoch, by more than one
+  bool is_pending;            // the write is a cp.async that was not waited for
+  bool is_atomic_by_threads;  // more than one thread in the atomic's epoch
   bool is_read_by_warps, is_read_by_other_block;
 };
 constexpr size_t PAGE_BYTES = 256;
@@ -41,7 +41,7 @@ struct Region {  // an array among the arguments
   uintptr_t low, high;
   bool is_writable;
   std::string name;
-  unsigned char* written;  // one flag a byte, where the contents began as garbage; or null
+  unsigned char* written;  // one flag per byte if the contents began as garbage, else null
 };
 
 struct Checker {
@@ -50,14 +50,14 @@ struct Checker {
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> global;
   uintptr_t last_page_address = 0;
   Page* last_page = nullptr;
-  // Blocks in the order in which they ran: their first epochs; and up to which epoch each has
-  // published its writes (an atomic operation after a fence).
+  // The first epoch of each block in the order in which they ran, and the epoch up to which it has
+  // published its writes (by an atomic operation after a fence).
   std::vector<uint32_t> first_epochs, published;
   bool has_fenced = false, has_acquired = false;
 };
 static Checker checker;
 
-struct Place {  // of an access: so far into what
+struct Place {  // of an access: the region and the offset in it
   const char* name;
   uintptr_t offset;
   bool is_shared;
@@ -100,7 +100,8 @@ void note_fence() { checker.has_fenced = true; }
 
 static bool is_of_this_block(uint32_t epoch) { return epoch >= runtime.block_first_epoch; }
 
-// Has the earlier block that was in `epoch` published what it did there, and this one looked?
+// Whether the earlier block that ran in `epoch` has published its writes, and this block has read
+// the flag.
 static bool is_published(uint32_t epoch) {
   const auto& first = checker.first_epochs;
   const auto block = std::upper_bound(first.begin(), first.end(), epoch) - first.begin() - 1;
@@ -183,7 +184,7 @@ static std::string by(uint32_t epoch, uint32_t thread) {
 }
 
 [[noreturn]] static void report_race(const Place& place, Access access, const std::string& before) {
-  fail("race: %s of %s and %s, with nothing that orders them", verb(access), place.text().c_str(),
+  fail("race: %s of %s and %s, without synchronization", verb(access), place.text().c_str(),
        before.c_str());
 }
 
@@ -200,7 +201,7 @@ static void check_byte(Shadow& shadow, Access access, const Place& place) {
   const bool reads = access == Access::READ || access == Access::ATOMIC;
   if (place.is_shared && !is_of_this_block(shadow.write.epoch)) {
     if (reads) fail("uninitialised: %s of %s, not yet written", verb(access), place.text().c_str());
-    shadow = Shadow{};  // it was an earlier block's
+    shadow = Shadow{};  // it belonged to an earlier block
   }
   if (!is_after(shadow.write))
     report_race(place, access, "a write" + by(shadow.write.epoch, shadow.write.thread));
@@ -209,7 +210,7 @@ static void check_byte(Shadow& shadow, Access access, const Place& place) {
                 "an atomic operation" + by(shadow.atomic.epoch, shadow.atomic.thread));
   const bool is_arrival = access == Access::WRITE && shadow.write.thread == self().linear;
   if (shadow.is_pending && !is_arrival)
-    fail("too early: %s of %s, where a cp.async is still on its way", verb(access),
+    fail("too early: %s of %s, where a cp.async is still pending", verb(access),
          place.text().c_str());
   if (access == Access::READ) return record_read(shadow);
   if (!is_after_reads(shadow)) report_race(place, access, earlier_read(shadow));
@@ -217,7 +218,7 @@ static void check_byte(Shadow& shadow, Access access, const Place& place) {
   record_write(shadow, access);
 }
 
-// ---- where an address lies
+// ---- finding the region of an address
 
 static void check_shared(std::vector<Shadow>& shadows, const char* name, uintptr_t offset,
                          size_t size, Access access) {
@@ -265,7 +266,7 @@ static void check_written(unsigned char* written, size_t size, Access access, co
 
 static void check_global(uintptr_t address, size_t size, Access access) {
   const Region *inside = nullptr, *writable = nullptr, *garbage = nullptr;
-  for (const Region& region : checker.regions) {  // they may overlap: x as input and as output
+  for (const Region& region : checker.regions) {  // regions may overlap: x as input and output
     if (address < region.low || address + size > region.high) continue;
     inside = &region;
     if (region.is_writable) writable = &region;
@@ -291,6 +292,7 @@ static bool lies_in(uintptr_t address, const std::vector<T>& memory) {
 
 void check_access(const void* p, size_t size, Access access) {
   if (!runtime.in_kernel || !size) return;
+  if (runtime.is_expired) fail(TIME_IS_OVER);
   const auto address = reinterpret_cast<uintptr_t>(p);
   if (address >= runtime.stacks_low && address < runtime.stacks_high) return;  // local memory
   if (lies_in(address, runtime.fibers) || p == &current) return;  // threadIdx and the like

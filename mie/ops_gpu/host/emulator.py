@@ -79,7 +79,11 @@ class EmulatedLauncher:
         limit_s: float = 120.0,
         submit: Callable[[Callable[[], None]], None] = lambda task: task(),
     ) -> None:
-        """Set ``submit``, which runs a launch now or later (`EmulatedQueue.submit`)."""
+        """Set ``submit``, which runs a launch now or later (`EmulatedQueue.submit`).
+
+        A launch that uses more than ``limit_s`` seconds of CPU time is a `KernelFault`. Time in
+        which other processes have the CPU does not count.
+        """
         if order not in ORDERS:
             raise ConfigError(f"order {order!r} is not one of {', '.join(ORDERS)}")
         self.xp: ModuleType = np

@@ -1,5 +1,5 @@
-// Stacks, and the switch from one to another: written by hand, because ucontext's saves the signal
-// mask with a system call and threads are 50 times slower still.
+// Stacks, and the switch between them. It is written by hand, because ucontext saves the signal
+// mask with a system call, and threads are another 50 times slower.
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -74,8 +74,8 @@ namespace mie_emu {
 
 static constexpr size_t STACK = 128 * 1024, GUARD = 64 * 1024;  // GUARD: a page on any CPU
 
-// One mapping; below each stack an inaccessible gap, so that an overflow is a fault and not a
-// neighbour.
+// One mapping with an inaccessible gap below each stack, so that an overflow causes a fault and
+// does not reach the next stack.
 void reserve_stacks(uint32_t count) {
   const size_t size = count * (STACK + GUARD);
   if (runtime.stacks_high - runtime.stacks_low >= size) return;

@@ -33,7 +33,9 @@ static void give_up(const void* instruction, const char* what, const void* where
   if (!runtime.has_failed) {
     runtime.has_failed = true;
     snprintf(runtime.message, sizeof runtime.message, what, where);
-    note_fault(is_kernel_code(instruction) ? instruction : runtime.caller);
+    // A return address may be on the next line; the byte before it is inside the call.
+    const void* call = static_cast<const char*>(runtime.caller) - 1;
+    note_fault(is_kernel_code(instruction) ? instruction : call);
   }
   siglongjmp(on_fault, 1);
 }
@@ -41,13 +43,14 @@ static void give_up(const void* instruction, const char* what, const void* where
 static void handle(int signal, siginfo_t* info, void* context) {
   const void* instruction = instruction_of(context);
   if (signal == watchdog_signal()) {
-    // Elsewhere malloc may be at work, and must not be left: yield_to_next() will see the flag.
+    // Elsewhere malloc may be running and must not be left. The next enter() or check_access() sees
+    // the flag.
     runtime.is_expired = true;
     if (runtime.in_kernel && is_kernel_code(instruction))
-      give_up(instruction, "watchdog: the time is over, a thread spins", nullptr);
+      give_up(instruction, TIME_IS_OVER, nullptr);
     return;
   }
-  if (!runtime.in_kernel) {  // not ours: let it kill the process as it would have
+  if (!runtime.in_kernel) {  // not caused by a kernel: let it kill the process as usual
     std::signal(signal, SIG_DFL);
     raise(signal);
     return;
@@ -59,7 +62,7 @@ static void handle(int signal, siginfo_t* info, void* context) {
 }
 
 SignalGuard::SignalGuard(uint32_t limit_ms) {
-  static char stack[64 * 1024];  // the fiber's own may be what overflowed
+  static char stack[64 * 1024];  // the fiber's stack may have overflowed
   stack_t alternate{};
   alternate.ss_sp = stack;
   alternate.ss_size = sizeof stack;
@@ -74,15 +77,15 @@ SignalGuard::SignalGuard(uint32_t limit_ms) {
   event.sigev_notify = SIGEV_THREAD_ID;
   event.sigev_signo = watchdog_signal();
   event._sigev_un._tid = static_cast<pid_t>(syscall(SYS_gettid));
-  has_timer_ = limit_ms && !timer_create(CLOCK_MONOTONIC, &event, &timer_);
+  has_timer_ = limit_ms && !timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer_);
   if (!has_timer_) return;
   itimerspec when{};
   when.it_value = {limit_ms / 1000, static_cast<long>(limit_ms % 1000) * 1000000};
-  when.it_interval = {0, 20 * 1000000};  // again and again, until it meets the kernel's own code
+  when.it_interval = {0, 20 * 1000000};  // repeatedly, until it interrupts the kernel's own code
   timer_settime(timer_, 0, &when, nullptr);
 }
 
-// The watchdog's handler stays: a signal that comes late must not end the process.
+// The watchdog's handler stays, because a late signal must not end the process.
 SignalGuard::~SignalGuard() {
   if (has_timer_) timer_delete(timer_);
   for (int i = 0; i < COUNT; ++i) sigaction(FAULTS[i], &previous_[i], nullptr);

@@ -1,4 +1,4 @@
-// While a kernel runs: a bad address becomes an error of the launch, and a hang ends.
+// While a kernel runs, a bad address becomes an error of the launch, and a hang is ended.
 #pragma once
 #include <csetjmp>
 #include <csignal>

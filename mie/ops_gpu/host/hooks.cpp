@@ -1,5 +1,5 @@
-// What g++ -fsanitize=thread,alignment,bounds,... calls. Neither libtsan nor libubsan is linked:
-// the calls come here, and their rules are CUDA's.
+// The functions that g++ -fsanitize=thread,alignment,bounds,... calls. Neither libtsan nor libubsan
+// is linked. The calls arrive here, and the rules are CUDA's.
 #include <cstring>
 
 #include "state.h"
@@ -13,7 +13,7 @@ static void access(const void* p, size_t size, Access how, const void* caller) {
   mie_emu::check_access(p, size, how);
 }
 
-// An access that the compiler believes to be aligned, since its type says so.
+// An access that the compiler assumes to be aligned because of its type.
 static void aligned_access(const void* p, size_t size, Access how, const void* caller) {
   runtime.caller = caller;
   if (runtime.in_kernel && reinterpret_cast<uintptr_t>(p) % size)
@@ -42,7 +42,7 @@ static void undefined(const void* data, const void* caller, const char* what) {
   void __tsan_volatile_write##SIZE(void* p) { aligned_access(p, SIZE, Access::WRITE, CALLER); } \
   void __tsan_unaligned_read##SIZE(void* p) { access(p, SIZE, Access::READ, CALLER); }          \
   void __tsan_unaligned_write##SIZE(void* p) { access(p, SIZE, Access::WRITE, CALLER); }
-// -fno-sanitize-recover calls the _abort forms; g++ has more arguments than we need in some.
+// -fno-sanitize-recover calls the _abort forms. Some have more arguments than needed here.
 #define UNDEFINED_HOOK(NAME, WHAT)                                                 \
   void __ubsan_handle_##NAME(void* data, void*) { undefined(data, CALLER, WHAT); } \
   void __ubsan_handle_##NAME##_abort(void* data, void*) { undefined(data, CALLER, WHAT); }

@@ -1,4 +1,4 @@
-// A launch: blocks one after another, the threads of a block as fibers that run until they must
+// A launch runs blocks one after another. The threads of a block are fibers that run until they
 // wait.
 #include <dlfcn.h>
 #include <link.h>
@@ -50,7 +50,7 @@ void fail(const char* format, ...) {
     va_start(arguments, format);
     vsnprintf(runtime.message, sizeof runtime.message, format, arguments);
     va_end(arguments);
-    note_fault(static_cast<const char*>(runtime.caller) - 1);  // inside the call, not after it
+    note_fault(static_cast<const char*>(runtime.caller) - 1);  // inside the call instruction
   }
   leave_kernel();
   abort();
@@ -84,7 +84,6 @@ static void report_deadlock() {
 // ---- the scheduler
 
 void yield_to_next() {
-  if (runtime.is_expired) fail("watchdog: the time is over");
   Fiber& from = self();
   const auto count = static_cast<uint32_t>(runtime.order.size());
   uint32_t position = runtime.position;
@@ -183,13 +182,13 @@ static void run_thread() {
   Fiber& fiber = self();
   Warp& warp = runtime.warps[fiber.warp];
   warp.exited |= 1u << fiber.lane;
-  runtime.caller = nullptr;  // it stands nowhere any more
+  enter(nullptr);  // it has ended
   for (const Meeting& meeting : warp.meetings)
     if (meeting.arrived && (meeting.mask >> fiber.lane & 1u))
       fail("divergence: %s (%s:%d) with mask %08x waits for lane %u, which exits", meeting.what,
            file_name(meeting.site), meeting.site.line, meeting.mask, fiber.lane);
   if (!fiber.copies.empty())
-    fail("not waited for: a thread exits with cp.async copies on their way");
+    fail("not waited for: a thread exits with pending cp.async copies");
   if (runtime.at_barrier)
     fail("divergent barrier: a thread exits while %u threads wait at %s:%d", runtime.at_barrier,
          file_name(runtime.barrier_site), runtime.barrier_site.line);
@@ -290,14 +289,14 @@ int run(const Launch& launch, void (*entry)(void*), void* argument, const void* 
 
 }  // namespace mie_emu
 
-// ---- what emulator.py calls besides the kernel
+// ---- functions that emulator.py calls besides the kernel
 
 extern "C" {
 #pragma GCC visibility push(default)
 const char* mie_emu_message() { return mie_emu::runtime.message; }
 const char* mie_emu_fault_image() { return mie_emu::runtime.fault_image; }
 uint64_t mie_emu_fault_offset() { return mie_emu::runtime.fault_offset; }
-int mie_emu_fault_place(uint32_t* block_and_thread) {  // 1 if it is one thread's
+int mie_emu_fault_place(uint32_t* block_and_thread) {  // 1 if the fault belongs to one thread
   const mie_emu::Thread& thread = *mie_emu::current;
   const uint32_t place[6] = {thread.block.x, thread.block.y, thread.block.z,
                              thread.index.x, thread.index.y, thread.index.z};

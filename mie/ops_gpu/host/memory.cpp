@@ -7,14 +7,14 @@ namespace mie_emu {
 
 static constexpr unsigned COPY_BYTES = 16;
 
-// The bytes arrive at the wait; until then the destination is poison, so that a kernel that reads
-// too early finds NaN, not what an earlier copy left there.
+// The bytes arrive at the wait. Until then the destination is poison, so that a kernel that reads
+// too early finds NaN, not the data of an earlier copy.
 void cp_async16(void* shared, const void* global, bool is_valid, Site) {
   MIE_ENTER();
   if (reinterpret_cast<uintptr_t>(shared) % COPY_BYTES)
-    fail("misaligned: the shared address %p of cp.async is no multiple of 16", shared);
+    fail("misaligned: the shared address %p of cp.async is not a multiple of 16", shared);
   if (is_valid && reinterpret_cast<uintptr_t>(global) % COPY_BYTES)
-    fail("misaligned: the global address %p of cp.async is no multiple of 16", global);
+    fail("misaligned: the global address %p of cp.async is not a multiple of 16", global);
   if (runtime.launch.is_checked) {
     if (is_valid) check_access(global, COPY_BYTES, Access::READ);
     check_access(shared, COPY_BYTES, Access::ISSUE);
@@ -46,7 +46,6 @@ void cp_async_wait(int groups_left) {
 
 void atomic_access(void* p, unsigned size) {
   MIE_ENTER();
-  if (runtime.is_expired) fail("watchdog: the time is over, a thread spins");
   if (reinterpret_cast<uintptr_t>(p) % size) fail("misaligned: an atomic operation at %p", p);
   if (runtime.launch.is_checked) check_access(p, size, Access::ATOMIC);
 }

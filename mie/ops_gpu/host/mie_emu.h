@@ -1,5 +1,5 @@
-// CUDA C on a CPU: what a .cu file sees when g++ compiles it with -DMIE_EMULATE.
-// One fiber per CUDA thread; see mie_emu_runtime.h for what runs it.
+// CUDA C on a CPU: the header of a .cu file that g++ compiles with -DMIE_EMULATE.
+// Each CUDA thread is a fiber, which the runtime in mie_emu_runtime.h runs.
 #pragma once
 #include "mie_emu_runtime.h"
 #include "mie_emu_types.h"
@@ -14,8 +14,8 @@
 #define __restrict__ __restrict
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// Thread-local: one .so's TLS segment is exactly its static shared memory, so that the runtime can
-// find and poison it. In a function thread_local implies static, as __shared__ does.
+// Thread-local, so that the TLS segment of a .so is exactly its static shared memory, which the
+// runtime can find and poison. In a function thread_local implies static, as __shared__ does.
 #define __shared__ thread_local
 extern thread_local __attribute__((aligned(128), visibility("default"))) unsigned char mie_smem[];
 
@@ -58,9 +58,9 @@ extern thread_local __attribute__((aligned(128), visibility("default"))) unsigne
 #define __any_sync(mask, p) (mie_emu::ballot(mask, (p) != 0, MIE_SITE) != 0)
 #define __all_sync(mask, p) (mie_emu::ballot(mask, (p) == 0, MIE_SITE) == 0)
 
-// Inlined, so that an address in it is one in the kernel, whose line a report can name. They touch
-// the emulator's own memory through functions of the runtime, which the checked build does not
-// watch.
+// Inlined, so that an address in it is in the kernel and a report can name its line. These
+// functions access the emulator's memory through the runtime, which the checked build does not
+// instrument.
 #define MIE_INLINE inline __attribute__((always_inline))
 
 namespace mie_emu {
@@ -73,7 +73,7 @@ template <Shuffle MODE, typename T>
 MIE_INLINE T shuffle(Site site, uint32_t mask, T value, unsigned by, unsigned width = 32) {
   static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
   const unsigned lane = current->lane, offset = lane & (width - 1), first = lane - offset;
-  unsigned source = lane;  // also where the source would lie outside the group of `width` lanes
+  unsigned source = lane;  // also if the source is outside the group of `width` lanes
   if (MODE == Shuffle::INDEX) source = first + (by & (width - 1));
   if (MODE == Shuffle::UP && offset >= by) source = lane - by;
   if (MODE == Shuffle::DOWN && offset + by < width) source = lane + by;
@@ -98,7 +98,7 @@ MIE_INLINE T atomic(T* p, Update update) {
 
 }  // namespace mie_emu
 
-// ---- atomics; the second parameter does not take part in deduction, as in CUDA's overloads
+// ---- atomics; the second parameter is not deduced, as in CUDA's overloads
 namespace mie_emu {
 template <typename T>
 struct Same {

@@ -1,4 +1,4 @@
-// What the generated stub adds to a kernel file: a kernel's signature, and its launch.
+// The code that the generated stub adds to a kernel file: a kernel's signature, and its launch.
 #pragma once
 #include <cstdio>
 #include <tuple>
@@ -9,12 +9,12 @@
 
 namespace mie_emu {
 
-// Not instrumented by the checked build: the launch's own memory is not the kernel's.
+// Not instrumented by the checked build, because the launch's memory is not the kernel's.
 #define MIE_UNCHECKED __attribute__((no_sanitize("thread")))
 
 // A parameter's type in letters, as mie/ops_gpu/signature.py reads them: i4 u4 f4 ... for numbers,
-// f2 and b2 for the 16-bit floats, s<size> for a struct, and *c or *m before what a pointer to
-// constant or to mutable memory points at.
+// f2 and b2 for the 16-bit floats, s<size> for a struct. *c or *m before a type is a pointer to
+// constant or to mutable memory.
 template <typename T>
 void write_type(char* out, size_t size) {
   if constexpr (std::is_pointer<T>::value) {
@@ -62,7 +62,7 @@ struct Call {
 
 template <typename... Parameters>
 MIE_UNCHECKED int launch(void (*kernel)(Parameters...), const Launch* how, void** arguments) {
-  static thread_local volatile char anchor;  // a touch gives this .so's TLS block an address
+  static thread_local volatile char anchor;  // accessing it gives this .so's TLS block an address
   anchor = 0;
   Call<Parameters...> call{kernel, arguments};
   return run(*how, &Call<Parameters...>::entry, &call,

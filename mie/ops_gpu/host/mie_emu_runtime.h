@@ -1,4 +1,4 @@
-// The door between a kernel (compiled from its .cu) and the runtime (mie_emu_*.cpp).
+// The interface between a kernel (compiled from its .cu) and the runtime (the .cpp files here).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,10 +16,10 @@ struct Launch {
   uint32_t order;
   uint64_t seed;
   uint32_t is_checked;
-  uint32_t limit_ms;  // of wall clock, for the watchdog
+  uint32_t limit_ms;  // of the thread's CPU time, for the watchdog
 };
 
-// The CUDA thread that runs now.
+// The running CUDA thread.
 struct Thread {
   uint3 index, block;
   uint3 block_size, grid_size;
@@ -27,8 +27,8 @@ struct Thread {
 };
 extern __attribute__((visibility("default"))) Thread* current;
 
-// Where in the source a collective stands: threads that meet must stand at the same one. (A return
-// address would not do: the optimiser may have copied the call.)
+// The place of a collective operation in the source. Threads that meet must be at the same place.
+// (A return address does not identify it, because the optimiser may copy the call.)
 struct Site {
   const char* file;
   int line;
@@ -44,8 +44,8 @@ void warp_barrier(uint32_t mask, Site site);
 void memory_fence();
 
 constexpr unsigned LANE_BYTES = 64;
-// Leaves `size` bytes for the other lanes of `mask`, meets them, and gives the bytes of all lanes:
-// LANE_BYTES for each, valid until this thread's next exchange.
+// Passes `size` bytes to the other lanes of `mask`, waits for them, and returns the bytes of all
+// lanes, LANE_BYTES for each. They are valid until this thread's next exchange.
 const unsigned char* exchange(uint32_t mask, const void* bytes, unsigned size, const char* what,
                               Site site);
 
@@ -59,12 +59,12 @@ unsigned movmatrix_trans(unsigned a, Site site);
 void mma_m16n8k16(float* d, const unsigned* a, const unsigned* b, float (*widen)(uint16_t),
                   Site site);
 
-// Before an atomic operation; the caller then loads and stores (blocks and fibers never run at
-// once).
+// Called before an atomic operation. The caller then loads and stores, because blocks and fibers
+// never run concurrently.
 void atomic_access(void* p, unsigned size);
 void copy_unchecked(void* to, const void* from, unsigned size);
 
-// Runs the kernel; 0, or 1 with a message in mie_emu_message().
+// Runs the kernel. Returns 0, or 1 with a message in mie_emu_message().
 int run(const Launch& launch, void (*entry)(void*), void* argument, const void* kernel_address);
 #pragma GCC visibility pop
 

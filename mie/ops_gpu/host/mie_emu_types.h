@@ -1,4 +1,4 @@
-// What CUDA C has built in and C++ has not: vector types, bit casts, small mathematics, 16-bit
+// Features of CUDA C that C++ lacks: vector types, bit casts, mathematical functions, 16-bit
 // floats.
 #pragma once
 #include <cmath>
@@ -54,8 +54,8 @@ static inline int __float_as_int(float f) { return mie_bit_cast<int>(f); }
 static inline float __uint_as_float(unsigned i) { return mie_bit_cast<float>(i); }
 static inline unsigned __float_as_uint(float f) { return mie_bit_cast<unsigned>(f); }
 
-// The fast functions of the GPU are a few ulp off; libm's are close enough for the tolerances of
-// the tests. glibc declares some of these names itself, hence macros.
+// The fast functions of the GPU are a few ulp off. libm's are close enough for the tolerances of
+// the tests. These are macros, because glibc declares some of the names.
 #define __expf(x) expf(x)
 #define __exp10f(x) exp10f(x)
 #define __logf(x) logf(x)
@@ -136,7 +136,7 @@ static inline uint16_t float_to_bf16(float f) {  // to nearest, ties to even
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
-// By way of a float: exact results stay exact, others may be rounded twice.
+// Computed as float: exact results stay exact, others may be rounded twice.
 static inline uint32_t fma_pair(uint32_t a, uint32_t b, uint32_t c, float (*wide)(uint16_t),
                                 uint16_t (*narrow)(float)) {
   uint32_t result = 0;

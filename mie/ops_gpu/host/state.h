@@ -1,4 +1,4 @@
-// What the parts of the runtime share. Kernels never see this header.
+// The state that the parts of the runtime share. Kernels do not include this header.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace mie_emu {
 
 enum class State : uint8_t { READY, AT_BLOCK_BARRIER, AT_WARP_BARRIER, DONE };
 
-struct Copy {  // a cp.async on its way
+struct Copy {  // a pending cp.async
   void* shared;
   const void* global;
   bool is_valid;
@@ -23,13 +23,13 @@ struct Fiber : Thread {
   const char* waits_for;
   Site site;
   uint32_t mask;
-  int buffer;          // of the warp, held since the last exchange; -1: none
-  uint32_t clock[32];  // what this lane knows of each lane of its warp; its own counts its barriers
-  int open_group;      // of cp.async; groups below it are committed
+  int buffer;          // the warp's buffer since the last exchange, or -1
+  uint32_t clock[32];  // what this lane knows of each lane; its own entry counts its barriers
+  int open_group;      // the open group of cp.async; lower ones are committed
   std::vector<Copy> copies;
 };
 
-// Lanes that wait for the others of their mask; free where none has arrived.
+// Lanes that wait for the others of their mask. It is free if none has arrived.
 struct Meeting {
   uint32_t mask, arrived;
   const char* what;
@@ -40,7 +40,7 @@ struct Meeting {
 struct Warp {
   uint32_t present, exited, open_meetings;
   Meeting meetings[32];
-  // A lane holds at most one buffer, or waits with others for one: 32 are enough.
+  // A lane holds at most one buffer, or waits with others for one, so 32 are enough.
   unsigned char buffers[32][32][LANE_BYTES];
   uint8_t holders[32];
 };
@@ -53,8 +53,8 @@ struct Runtime {
 
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  std::vector<uint32_t> order;  // in which the fibers run
-  uint32_t position = 0;        // of the running one in `order`
+  std::vector<uint32_t> order;  // the order in which the fibers run
+  uint32_t position = 0;        // index of the running one in `order`
   uint32_t alive = 0, at_barrier = 0;
   Site barrier_site{};
   int votes = 0, vote_results[2] = {};
@@ -78,12 +78,19 @@ struct Runtime {
 };
 extern Runtime runtime;
 
-#define MIE_ENTER() (runtime.caller = __builtin_return_address(0))
-
 inline Fiber& self() { return *static_cast<Fiber*>(current); }
 uint3 thread_index(uint32_t linear);
 const char* file_name(Site site);  // without its folder
 void note_fault(const void* instruction);
+
+constexpr char TIME_IS_OVER[] = "watchdog: the launch used more CPU time than limit_s allows";
+
+// Where the kernel enters the runtime: the watchdog ends the launch at the kernel's own call.
+inline void enter(const void* caller) {
+  runtime.caller = caller;
+  if (runtime.is_expired) fail(TIME_IS_OVER);
+}
+#define MIE_ENTER() enter(__builtin_return_address(0))
 
 // fibers.cpp
 extern "C" void mie_emu_switch(void** save, void* load);

@@ -1,4 +1,4 @@
-// What the lanes of a warp do together: barriers, exchanges, and the matrix instructions.
+// The collective operations of a warp: barriers, exchanges, and the matrix instructions.
 #include <algorithm>
 #include <cstring>
 
@@ -6,7 +6,7 @@
 
 namespace mie_emu {
 
-// What each lane of the mask knew, all of them know now.
+// Merges the knowledge of all lanes of the mask.
 static void join_clocks(uint32_t mask, Fiber* lanes) {
   uint32_t joined[32] = {}, latest = 0;
   for (uint32_t rest = mask; rest; rest &= rest - 1) {
@@ -24,8 +24,8 @@ static void release_buffer(Fiber& fiber, Warp& warp) {
   fiber.buffer = -1;
 }
 
-// The open meeting of these lanes at this place, or a free slot. Others may be open: half a warp
-// may still shuffle among itself while the other half waits for it elsewhere.
+// The open meeting of these lanes at this place, or a free slot. Others may be open: one half of a
+// warp may still shuffle while the other half waits for it elsewhere.
 static Meeting& find_meeting(Warp& warp, uint32_t mask, const char* what, Site site) {
   Meeting* free = nullptr;
   uint32_t seen = 0;
@@ -39,19 +39,19 @@ static Meeting& find_meeting(Warp& warp, uint32_t mask, const char* what, Site s
     if (meeting.mask == mask && meeting.site.line == site.line && meeting.what == what)
       return meeting;
   }
-  return *free;  // there is one: a lane waits at one meeting only
+  return *free;  // there is one, because a lane waits at only one meeting
 }
 
-// Returns when all lanes of the mask have come; with `bytes`, they find each other's in a buffer
-// that they share. A meeting costs the same however many lanes come: an exchange that copied for
-// all 32 was five times slower.
+// Returns when all lanes of the mask have arrived. With `bytes` they exchange data in a shared
+// buffer. A meeting costs the same for any number of lanes. An exchange that copied for all 32 was
+// five times slower.
 static void meet(uint32_t mask, const void* bytes, unsigned size, const char* what, Site site) {
   Fiber& fiber = self();
   Warp& warp = runtime.warps[fiber.warp];
   Fiber* lanes = &runtime.fibers[fiber.warp * 32];
   const uint32_t bit = 1u << fiber.lane;
   if (!(mask & bit)) fail("mask: lane %u calls %s, but is not in %08x", fiber.lane, what, mask);
-  mask &= warp.present;  // the last warp may be cut short
+  mask &= warp.present;  // the last warp may be incomplete
   if (mask & warp.exited)
     fail("mask: %08x of %s names lanes %08x, which have exited", mask, what, mask & warp.exited);
   release_buffer(fiber, warp);
@@ -123,7 +123,7 @@ void ldmatrix(unsigned* r, const void* row, int matrices, bool transposed, Site 
   const void* caller = runtime.caller;
   const unsigned lane = self().lane;
   const unsigned char* lanes = exchange_with(~0u, &row, sizeof row, "ldmatrix", site);
-  runtime.caller = caller;  // others ran meanwhile
+  runtime.caller = caller;  // other fibers ran meanwhile
   for (int i = 0; i < matrices; ++i) {
     uint16_t pair[2];
     for (unsigned j = 0; j < 2; ++j) {
@@ -131,7 +131,7 @@ void ldmatrix(unsigned* r, const void* row, int matrices, bool transposed, Site 
       if (transposed) std::swap(from_row, column);
       const auto* elements = of_lane<const uint16_t*>(lanes, 8 * i + from_row);
       if (reinterpret_cast<uintptr_t>(elements) % 16)
-        fail("misaligned: the row address %p that lane %u gives to ldmatrix is no multiple of 16",
+        fail("misaligned: the row address %p that lane %u gives to ldmatrix is not a multiple of 16",
              static_cast<const void*>(elements), 8 * i + from_row);
       if (runtime.launch.is_checked) check_access(elements + column, 2, Access::READ);
       pair[j] = elements[column];
@@ -154,7 +154,7 @@ unsigned movmatrix_trans(unsigned a, Site site) {
 }
 
 // PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". Products and sums are
-// rounded to float in order of k; the hardware's order is its own.
+// rounded to float in order of k. The hardware's order is unspecified.
 void mma_m16n8k16(float* d, const unsigned* a, const unsigned* b, float (*widen)(uint16_t),
                   Site site) {
   MIE_ENTER();

@@ -1,7 +1,7 @@
 // The one header that a kernel file includes. It defines the dialect of CUDA C of our kernels.
 //
 // A .cu file is compiled by NVRTC for the GPU, and by g++ (-DMIE_EMULATE) for the host emulator.
-// Hence:
+// The rules are:
 //   * no other header, no std:: and no CUDA header, because the user's machine has NVRTC only;
 //   * asm is in mie_ptx.cuh only;
 //   * a kernel is `__global__ void name(...)` or a template of it, never extern "C";

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mie.outputs import CompletionOutput, RequestOutput, raise_failed
-from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.frontend.outputs import CompletionOutput, RequestOutput, raise_failed
+from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.anthropic.protocol import (
     FIELDS,
     CountTokensRequest,

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from mie.outputs import CompletionOutput, RequestOutput, raise_failed
+from mie.frontend.outputs import CompletionOutput, RequestOutput, raise_failed
 from mie.serve.errors import ApiError, anthropic_body, api_error, refuse_unfinished
 from mie.serve.serving import Generation
 from mie.serve.sse import json_string

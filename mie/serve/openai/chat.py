@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.params import job_of, read, sampling_params
 from mie.serve.openai.protocol import ChatCompletionRequest
@@ -104,12 +104,14 @@ class ChatWriter(ChunkWriter):
     # Chunks
 
     def begin(self, choice: Choice, output: RequestOutput) -> list[str]:
+        """Return the chunks that begin a choice."""
         return [
             f'{{"index": {choice.index}, "delta": {{"role": "assistant", "content": ""}}, '
             '"logprobs": null, "finish_reason": null}'
         ]
 
     def text(self, choice: Choice, text: str, extras: str) -> str:
+        """Return a chunk with new text."""
         extras = extras or ', "logprobs": null'
         return (
             f'{{"index": {choice.index}, "delta": {{"content": {json_string(text)}}}{extras}, '
@@ -117,13 +119,15 @@ class ChatWriter(ChunkWriter):
         )
 
     def end(self, choice: Choice, text: str, extras: str, output: CompletionOutput) -> list[str]:
+        """Return the chunks that end a choice."""
         last = f'{{"index": {choice.index}, "delta": {{}}, "logprobs": null, {reason(output)}}}'
-        has_rest = text or (extras and output.token_ids)
+        has_rest = text or choice.has_news
         return [self.text(choice, text, extras), last] if has_rest else [last]
 
     def logprobs_of(
         self, choice: Choice, token_ids: list[int], rows: list[LogprobRow | None]
     ) -> Any:
+        """Return log-probabilities in the shape of this route."""
         assert self.logprobs is not None
         return self.logprobs.chat([row for row in rows if row is not None])
 

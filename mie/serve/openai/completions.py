@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.errors import shown
-from mie.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 from mie.serve.errors import ApiError, invalid
 from mie.serve.openai.params import job_of, read, sampling_params
 from mie.serve.openai.protocol import CompletionRequest
@@ -110,6 +110,7 @@ class CompletionWriter(ChunkWriter):
     # Chunks
 
     def begin(self, choice: Choice, output: RequestOutput) -> list[str]:
+        """Return the chunks that begin a choice."""
         if not self._echoes:
             return []
         ids = output.prompt_token_ids
@@ -122,6 +123,7 @@ class CompletionWriter(ChunkWriter):
         return [self.text(choice, self._prompt_text(output), extras)]
 
     def text(self, choice: Choice, text: str, extras: str) -> str:
+        """Return a chunk with new text."""
         extras = extras or ', "logprobs": null'
         return (
             f'{{"index": {choice.index}, "text": {json_string(text)}{extras}, '
@@ -129,6 +131,7 @@ class CompletionWriter(ChunkWriter):
         )
 
     def end(self, choice: Choice, text: str, extras: str, output: CompletionOutput) -> list[str]:
+        """Return the chunks that end a choice."""
         if not self.has_new_tokens:
             text, extras = "", ""
         extras = extras or ', "logprobs": null'
@@ -138,6 +141,7 @@ class CompletionWriter(ChunkWriter):
     def logprobs_of(
         self, choice: Choice, token_ids: list[int], rows: list[LogprobRow | None]
     ) -> Any:
+        """Return log-probabilities in the shape of this route."""
         assert self.logprobs is not None
         if choice.offsets is None:
             prompt = self.generation.prepared[choice.index // self.n].token_ids

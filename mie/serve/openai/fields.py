@@ -1,5 +1,4 @@
-"""The fields of requests that have no effect of their own: which are accepted, and why others are
-refused."""
+"""Fields of requests that have no effect: which are accepted, and why others are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ _NO_TOOLS = "tools cannot be called yet"
 _NO_STORE = "nothing is stored between requests"
 
 Unsupported = Mapping[str, tuple[tuple[Any, ...], str]]
-"""name -> (values that change nothing, the reason for refusing any other)."""
+"""Maps names to the values that change nothing and the reason for refusing any other."""
 
 
 @dataclass(frozen=True, kw_only=True)

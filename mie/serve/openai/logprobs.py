@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mie.outputs import LogprobRow
+from mie.frontend.outputs import LogprobRow
 from mie.text.detokenizer import Detokenizer
 from mie.text.token_bytes import TokenBytes
 from mie.text.tokenizer import Tokenizer
@@ -37,8 +37,7 @@ class LogprobWriter:
         self._skips_special = skips_special
 
     def spelled(self, token_id: int) -> str:
-        """Return a token's text; part of a character is spelled as ``bytes:\\xe2``, as OpenAI
-        does."""
+        """Return a token's text, or ``bytes:\\xe2`` for a part of a character, as OpenAI does."""
         if self._as_ids or self._bytes is None:
             return f"token_id:{token_id}"
         data = self._bytes(token_id)

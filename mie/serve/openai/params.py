@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 
 from mie.errors import shown
-from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.asgi import route_of
 from mie.serve.errors import ApiError, invalid, unsupported
 from mie.serve.openai.fields import OPENAI, Fields

@@ -15,8 +15,9 @@ MAX_STOP_STRINGS = 16
 T = TypeVar("T")
 
 Items = Annotated[list[T], Field(fail_fast=True)]
-"""A list that is checked up to its first wrong item: a body may hold millions of them, and pydantic
-makes an error of each."""
+"""A list that is checked up to its first wrong item.
+
+Pydantic would make an error of each, and a body may hold millions."""
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0)]
 Biases = Annotated[

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mie.outputs import CompletionOutput, RequestOutput, raise_failed
-from mie.sched.params import RequestOutputKind, SamplingParams
+from mie.frontend.outputs import CompletionOutput, RequestOutput, raise_failed
+from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.asgi import route_of
 from mie.serve.errors import ApiError, api_error, invalid, refuse_unfinished
 from mie.serve.openai.logprobs import LogprobWriter

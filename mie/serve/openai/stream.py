@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 
 from mie.errors import MieError
-from mie.outputs import CompletionOutput, LogprobRow, RequestOutput, raise_failed
+from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput, raise_failed
 from mie.serve.errors import ApiError, api_error
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.openai.params import wants_usage
@@ -30,6 +30,8 @@ class Choice:
         self.index = index
         self.offsets: TextOffsets | None = None
         self.has_begun = False
+        self.has_news = False
+        """Whether the extras of the last chunk report any token."""
         self.num_tokens = 0
         self.token_ids: list[int] = []
         self.rows: list[LogprobRow | None] = []
@@ -197,6 +199,7 @@ class ChunkWriter:
         """Return further keys of a choice, and forget what they report."""
         token_ids, choice.token_ids = choice.token_ids, []
         rows, choice.rows = choice.rows, []
+        choice.has_news = bool(token_ids)
         extras = ""
         if self.logprobs is not None:
             value = self.logprobs_of(choice, token_ids, rows) if token_ids else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mie.outputs import RequestOutput
+from mie.frontend.outputs import RequestOutput
 
 
 def usage_of(num_prompt: int, num_completion: int, num_cached: int) -> dict[str, Any]:

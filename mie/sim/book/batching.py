@@ -210,7 +210,7 @@ def panels(result: Result) -> list[Panel]:
             ],
         ),
         Panel(
-            title="First token of the slowest hundredth",
+            title="p99 TTFT as the load rises",
             x_label="offered load (requests/s)",
             y_label="p99 TTFT (ms)",
             log_y=True,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from mie.config import EngineConfig
+from mie.config.engine import EngineConfig
 from mie.sim.costs import Costs
 from mie.sim.driver import LoadResult, run_load
 from mie.sim.simulated import simulated

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mie.config import EngineConfig
+from mie.checkpoint.config import ModelConfig
+from mie.config.engine import EngineConfig
 from mie.errors import MieError
-from mie.load import load_engine
-from mie.model.config import ModelConfig
+from mie.load.engine import load_engine
 from mie.sim.clock import WallClock
 from mie.sim.draws import Fixed
 from mie.sim.driver import Bench, LoadResult, run_load

@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mie.checkpoint.locate import locate_model
 from mie.events import read_log
-from mie.model.locate import locate_model
 from mie.sim.book.chapter import (
     Headline,
     Panel,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
-from mie.model.config import ModelConfig
-from mie.model.random_weights import RandomWeights
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.random_weights import RandomWeights
 from mie.sim.shapes import SHAPES
 
 

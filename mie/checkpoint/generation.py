@@ -1,0 +1,97 @@
+"""Read the recommended sampling parameters of a model from its ``generation_config.json``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mie.checkpoint.json_reader import JsonReader
+from mie.checkpoint.size_limits import MAX_JSON_BYTES
+from mie.errors import ConfigError, ModelError
+from mie.system.json_files import read_json_object
+
+FILE_NAME = "generation_config.json"
+
+# The keys that are used, as vLLM uses them, and the sampling parameters they set.
+_PARAMETERS: Mapping[str, str] = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """Default sampling parameters, by their names in `SamplingParams`, and their source."""
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    eos_token_ids: tuple[int, ...] = ()
+    """The end-of-sequence ids of the file, in addition to the model's."""
+    source: str = "vllm"
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        where: str | os.PathLike[str] = "auto",
+        overrides: Mapping[str, Any] | None = None,
+    ) -> GenerationConfig:
+        """Load the generation config of the model in ``directory``.
+
+        Args:
+            directory: the model directory, whose file need not exist.
+            where: "auto", the model's own; "vllm", none; or a directory that must have the file.
+            overrides: keys that replace those of the file.
+
+        Raises:
+            ConfigError: an override is not a supported key.
+            ModelError: the file is missing or broken, or has ids of a wrong kind.
+        """
+        overrides = overrides or {}
+        for key in overrides.keys() - _PARAMETERS.keys():
+            known = ", ".join(_PARAMETERS)
+            raise ConfigError(f"override_generation_config has no key {key!r}; it takes {known}")
+        path = None if where == "vllm" else _file(directory, where)
+        values = {} if path is None else read_json_object(path, MAX_JSON_BYTES, ModelError)
+        return cls(
+            sampling={
+                name: value
+                for key, name in _PARAMETERS.items()
+                if (value := {**values, **overrides}.get(key)) is not None
+            },
+            eos_token_ids=_eos_token_ids(JsonReader(values=values, source=str(path))),
+            source=_source(path, overrides),
+        )
+
+
+def _file(directory: Path, where: str | os.PathLike[str]) -> Path | None:
+    if where == "auto":
+        path = directory / FILE_NAME
+        return path if path.exists() else None
+    path = Path(where).expanduser() / FILE_NAME
+    if not path.exists():
+        raise ModelError(
+            f"generation_config {os.fspath(where)!r} is not a directory with a {FILE_NAME}; pass "
+            "'auto', 'vllm' or such a directory"
+        )
+    return path
+
+
+def _source(path: Path | None, overrides: Mapping[str, Any]) -> str:
+    file = [] if path is None else [str(path)]
+    return " and ".join([*file, *(["override_generation_config"] if overrides else [])]) or "vllm"
+
+
+def _eos_token_ids(reader: JsonReader) -> tuple[int, ...]:
+    value = reader.values.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise reader.error("eos_token_id", "must be an integer or a list of integers", value)
+    return tuple(ids)

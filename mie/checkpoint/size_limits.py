@@ -1,0 +1,51 @@
+"""Limit the size of everything in a model directory, which is untrusted input.
+
+Each limit is far beyond every published model of the supported families. Below them, no file can
+take more than a second of CPU time or 200 MB before it is accepted or refused (`tests/security`).
+"""
+
+MAX_JSON_BYTES = 1 << 20
+"""Bytes of ``config.json`` or ``generation_config.json``, which have a few kilobytes.
+
+The parsed form takes up to 50 times the bytes of the file.
+"""
+
+MAX_HEADER_BYTES = 2 << 20
+"""Bytes of the headers of all weights files of a model, and of the index of its shards.
+
+A tensor takes about 120 bytes. Llama 3.1 405B has 140 kB, and `MAX_LAYERS` layers of Qwen2 have 1.9
+MB.
+"""
+
+MAX_SHARDS = 1024
+"""Number of weights files of one model. Llama 3.1 405B has 191."""
+
+MAX_NAME_BYTES = 255
+"""Bytes of a file name, as Linux allows it."""
+
+MAX_DIMENSIONS = 8
+"""Dimensions of a tensor. A model's tensors have one or two."""
+
+MAX_LAYERS = 1024
+"""Number of layers. Llama 3.1 405B has 126. Each has a dozen names before weights are opened."""
+
+MAX_WIDTH = 1 << 20
+"""Hidden and intermediate sizes, numbers of heads, and their size. Llama 3.1 405B has 53,248."""
+
+MAX_VOCABULARY = 1 << 24
+"""Rows of the embedding. Gemma has 262,144."""
+
+MAX_CONTEXT = (1 << 31) - 1
+"""Positions, windows and context lengths. Positions are 32-bit integers in the kernels."""
+
+MAX_TOKEN_IDS = 1024
+"""Number of end-of-sequence ids. Each generated token is compared with them."""
+
+MIN_EPS, MAX_EPS = 1e-20, 1.0
+"""Bounds of ``rms_norm_eps``, which must not vanish in float32. Models have 1e-5 and 1e-6."""
+
+MIN_THETA, MAX_THETA = 1.001, 1e15
+"""Bounds of ``rope_theta``, whose logarithm is a divisor. Models for a million tokens have 3e9."""
+
+MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
+"""Bounds of the factors, frequencies and scalings of RoPE. Models have 0.1 … 128."""

@@ -1,0 +1,101 @@
+"""Add command-line options for the settings of a dataclass, and read them back."""
+
+import argparse
+import json
+from collections.abc import Collection
+from dataclasses import fields
+from typing import Any
+
+from mie.config.settings import Neutral, Setting, settings_of
+from mie.config.sizes import size_argument
+from mie.config.vllm_names import parse_neutral
+
+_METAVARS = {
+    "integer": "N",
+    "size": "SIZE",
+    "number": "X",
+    "choice": "NAME",
+    "text": "NAME",
+    "mapping": "JSON",
+}
+
+
+def add_settings(parser: argparse.ArgumentParser, cls: type, omit: Collection[str] = ()) -> None:
+    """Add an option for each setting of ``cls`` except those in ``omit``, grouped by section.
+
+    The namespace has None for an option that is not given.
+    """
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    aliases = {each.alias_of: name for name, _, each in settings_of(cls) if each.alias_of}
+    for name, default, declared in settings_of(cls):
+        if name in omit or declared.alias_of or declared.kind == "object":
+            continue
+        if declared.section not in groups:
+            groups[declared.section] = parser.add_argument_group(declared.section)
+        names = [name, aliases[name]] if name in aliases else [name]
+        groups[declared.section].add_argument(
+            *map(option, names), dest=name, default=None, **_argparse_keywords(default, declared)
+        )
+
+
+def add_neutral_names(
+    parser: argparse.ArgumentParser, cls: type, omit: Collection[str] = ()
+) -> None:
+    """Add a hidden option for each of vLLM's arguments that have no effect."""
+    for each in fields(cls):
+        declared: Neutral | None = each.metadata.get("neutral")
+        if declared is not None and each.name not in omit:
+            keywords: dict[str, Any] = {"type": parse_neutral}
+            if isinstance(each.default, bool):
+                keywords = {"action": argparse.BooleanOptionalAction}
+            parser.add_argument(option(each.name), default=None, help=argparse.SUPPRESS, **keywords)
+
+
+def given(args: argparse.Namespace, cls: type, omit: Collection[str] = ()) -> dict[str, Any]:
+    """Return the given options by field name of ``cls``, except those in ``omit``."""
+    objects = [name for name, _, declared in settings_of(cls) if declared.kind == "object"]
+    names = [each.name for each in fields(cls) if each.name not in (*omit, *objects)]
+    values = {name: getattr(args, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def option(name: str) -> str:
+    """Return the command-line spelling of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def describe(default: object, declared: Setting) -> str:
+    """Return the help text of a setting with its choices and default."""
+    notes = []
+    if declared.choices and declared.kind == "choice":
+        notes.append(", ".join(declared.choices))
+    if declared.kind == "size":
+        notes.append("such as 512MiB")
+    if declared.default_text:
+        notes.append(f"default: {declared.default_text}")
+    elif default is not None:
+        shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default
+        notes.append(f"default: {shown}")
+    return f"{declared.help} ({'; '.join(notes)})" if notes else declared.help
+
+
+def _argparse_keywords(default: object, declared: Setting) -> dict[str, Any]:
+    help_text = describe(default, declared).replace("%", "%%")
+    if declared.kind == "switch":
+        return {"action": argparse.BooleanOptionalAction, "help": help_text}
+    types = {"integer": int, "size": size_argument, "number": float, "mapping": _json_object}
+    return {
+        "type": types.get(declared.kind, str),
+        "metavar": _METAVARS[declared.kind],
+        "help": help_text,
+    }
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return value

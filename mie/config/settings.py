@@ -1,0 +1,75 @@
+"""Declare settings, each in one place with everything that is said about it elsewhere.
+
+A setting is a field of a dataclass, made by `setting`. The checks, the command-line options, the
+refusals of backends and of the simulator, and the tables of the docs read its `Setting`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+Kind = Literal["integer", "size", "number", "switch", "choice", "text", "mapping", "object"]
+"""The kind of value. A size is an integer of bytes, and an object has no command-line option."""
+
+BACKENDS = ("numpy", "numpy-plain", "cupy", "cupy-emulated")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Facts about a setting besides its name, type and default."""
+
+    kind: Kind
+    help: str
+    """Help text: one phrase in lower case, without the default."""
+    section: str
+    low: float = 0
+    high: float | None = None
+    above_low: bool = False
+    choices: tuple[str, ...] = ()
+    is_optional: bool = False
+    """Whether None is allowed."""
+    default_text: str = ""
+    """Text for the default if its value does not explain itself, such as None."""
+    backends: tuple[str, ...] = ()
+    """The backends that the setting belongs to, or empty if it belongs to the engine."""
+    is_ignorable: bool = False
+    """Whether `EngineArgs` accepts it where it has no effect, as vLLM does."""
+    is_simulated: bool = True
+    """Whether it has an effect on a simulated engine."""
+    alias_of: str = ""
+    """The setting that this one is an alias of."""
+
+
+def setting(default: object, kind: Kind, help: str, section: str, **more: Any) -> Any:
+    """Return a dataclass field for a setting. ``more`` has further fields of `Setting`."""
+    declared = Setting(
+        kind=kind, help=help, section=section, **{"is_optional": default is None, **more}
+    )
+    return field(default=default, metadata={"setting": declared})
+
+
+def settings_of(cls: type) -> Iterator[tuple[str, Any, Setting]]:
+    """Yield (name, default, declaration) of each setting of a dataclass, in order."""
+    for each in fields(cls):
+        if "setting" in each.metadata:
+            yield each.name, each.default, each.metadata["setting"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neutral:
+    """Facts about an argument that only vLLM has: the values without effect."""
+
+    allowed: tuple[Any, ...] | None
+    """Allowed values, or None if every value is allowed."""
+    why: str
+    """Why other values are not supported, or why no value has an effect."""
+
+
+def neutral(default: object, why: str, *also: object) -> Any:
+    """Return a dataclass field that allows only its default and the values in ``also``."""
+    return field(default=default, metadata={"neutral": Neutral(allowed=(default, *also), why=why)})
+
+
+def without_effect(default: object, why: str) -> Any:
+    """Return a dataclass field that allows any value, because none has an effect."""
+    return field(default=default, metadata={"neutral": Neutral(allowed=None, why=why)})

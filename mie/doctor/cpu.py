@@ -1,0 +1,146 @@
+"""Check what every backend depends on: Python, NumPy, CPUs, memory and a compiler."""
+
+from __future__ import annotations
+
+import shlex
+
+from mie.doctor.machine import NoAnswer
+from mie.doctor.survey import Finding, Survey, gibibytes, note, ok, problem
+from mie.reprs import count
+from mie.system.resources import memory_info, memory_limit
+
+ARCHITECTURES = ("x86_64", "aarch64", "arm64")
+FAST_BLAS = ("openblas", "mkl", "accelerate", "blis", "nvpl", "armpl", "flexiblas")
+LITTLE_MEMORY = 1 << 30
+
+_REINSTALL = "pip install --force-reinstall 'numpy>=1.26,<3'"
+_TUNING = {
+    "OPENBLAS_CORETYPE": "sets which CPU NumPy's products are written for",
+    "OPENBLAS_L2_SIZE": "sets the cache size NumPy's products are cut for",
+}
+
+
+def _python(survey: Survey) -> list[Finding]:
+    machine = survey.machine
+    value = f"{machine.python}, {machine.system} {machine.architecture}"
+    if machine.system == "Linux" and machine.architecture in ARCHITECTURES:
+        return ok(value)
+    return note(f"{value}; mie is made for Linux on x86-64 and aarch64, and is not tried elsewhere")
+
+
+def _numpy(survey: Survey) -> list[Finding]:
+    facts = survey.numpy
+    if "error" in facts:
+        return problem(facts["error"], _REINSTALL)
+    value = f"{facts['version']}, BLAS {facts['blas']} {facts['blas_version']}"
+    if any(name in facts["blas"].lower() for name in FAST_BLAS):
+        return ok(value)
+    remedy = "pip install --force-reinstall numpy brings one with OpenBLAS"
+    return note(f"{value}, which may be a slow one", remedy)
+
+
+def _blas_settings(survey: Survey) -> list[Finding]:
+    """Check for environment variables that make NumPy slower."""
+    set_names = [name for name in _TUNING if survey.environment.get(name)]
+    found = {name: f"{name}={survey.environment[name]} {_TUNING[name]}" for name in set_names}
+    if survey.threads and survey.threads[1] != survey.cpus:
+        name, threads = survey.threads
+        found[name] = f"{name}={threads}, with {count(survey.cpus, 'CPU')} to run on"
+    if not found:
+        return ok("none that cost speed")
+    return note("; ".join(found.values()), f"unset {' '.join(found)}")
+
+
+def _matrix_plans(survey: Survey) -> list[Finding]:
+    """Check how the CPU engine multiplies by a matrix."""
+    facts = survey.products
+    if "error" in facts:
+        return problem(facts["error"], _REINSTALL)
+    threads = count(facts["num_threads"], "thread")
+    value = f"plan {facts['plan']}; {facts['kernels']} kernels; {threads}"
+    if facts["is_controlled"]:
+        return ok(value)
+    return note(
+        f"{value}; the threads of this BLAS are its own, beside those of mie",
+        "export OMP_NUM_THREADS=1 (MKL_NUM_THREADS=1, BLIS_NUM_THREADS=1), or install a NumPy with "
+        "OpenBLAS",
+    )
+
+
+def _plan_cache(survey: Survey) -> list[Finding]:
+    facts = survey.products
+    if "cache_error" in facts:
+        value = f"{facts['cache_error']}; each process tries the plans anew"
+        return note(value, "make the folder one that only this user can write to")
+    if not facts.get("odd_plans"):
+        return []
+    remedy = (
+        f"rm -r {shlex.quote(facts['cache'])}, if other programs kept the machine busy that day"
+    )
+    return note(f"another plan than the rest: {'; '.join(facts['odd_plans'])}", remedy)
+
+
+def _invariance(survey: Survey) -> list[Finding]:
+    """Tell what `CpuBackend.is_batch_invariant` is for a model of such matrices."""
+    if "plan" not in survey.products:
+        return []
+    if survey.products["plan"] == "tiled":
+        return ok("auto is on: plan tiled, which it needs, is fast enough here")
+    value = "auto is off: plan tiled, which it needs, is slower than plain here"
+    return ok(f"{value}; --batch-invariant sets it")
+
+
+def _cpus(survey: Survey) -> list[Finding]:
+    present, usable = survey.machine.num_cpus(), survey.machine.num_usable_cpus()
+    value = f"{usable} of {present}" if usable < present else f"{usable}"
+    if survey.quota is None or survey.quota >= usable:
+        return ok(value)
+    value += f", and the control group allows the time of {survey.quota:g}"
+    if survey.threads and survey.threads[1] <= survey.cpus:
+        return ok(value)
+    return note(
+        value,
+        f"export OPENBLAS_NUM_THREADS={survey.cpus}, so that threads do not wait for each other; "
+        "or raise the container's limit",
+    )
+
+
+def _memory(survey: Survey) -> list[Finding]:
+    sizes, limit = memory_info(survey.machine.read), memory_limit(survey.machine.read)
+    if not {"MemTotal", "MemAvailable"} <= sizes.keys():
+        return note("unknown: /proc/meminfo does not say")
+    total, available = sizes["MemTotal"], sizes["MemAvailable"]
+    value = f"{gibibytes(available)} available of {gibibytes(total)}"
+    if limit is not None and limit < total:
+        value += f"; the control group may hold {gibibytes(limit)}"
+        available = min(available, limit)
+    if available >= LITTLE_MEMORY:
+        return ok(value)
+    return note(value, "end other programs, or set a small --kv-cache-memory-bytes, such as 64MiB")
+
+
+def _compiler(survey: Survey) -> list[Finding]:
+    """Check the C++ compiler that backend cupy-emulated builds the kernels with."""
+    named = survey.environment.get("CXX") or "g++"
+    try:
+        return ok(survey.machine.run([*shlex.split(named), "--version"]).splitlines()[0])
+    except NoAnswer as why:
+        error = f"{named} {why}"
+    except (IndexError, ValueError):  # it printed nothing, or a quote is not closed
+        error = f"{named} is no compiler"
+    remedy = "apt install g++, or name a compiler in CXX"
+    return note(f"{error}; backend cupy-emulated needs one", remedy)
+
+
+CPU_CHECKS = {
+    "Python": _python,
+    "NumPy": _numpy,
+    "BLAS settings": _blas_settings,
+    "matrix plans": _matrix_plans,
+    "plan cache": _plan_cache,
+    "invariance": _invariance,
+    "CPUs": _cpus,
+    "memory": _memory,
+    "C++ compiler": _compiler,
+}
+"""The checks in the order in which they are printed."""

@@ -1,0 +1,115 @@
+"""Gather the facts that the checks judge, and define the results of checks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mie.doctor.machine import Machine
+from mie.system.resources import cpu_quota, whole_cpus
+
+# The order in which OpenBLAS looks for its number of threads.
+_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+
+Status = Literal["ok", "note", "problem"]
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check.
+
+    A "note" costs speed, or is missing and may not be needed. A "problem" keeps something that is
+    present from working. ``remedy`` says what to do, if anything.
+    """
+
+    name: str
+    status: Status
+    value: str
+    remedy: str | None = None
+
+    def __post_init__(self) -> None:
+        assert self.remedy or self.status != "problem", self
+
+
+Finding = tuple[Status, str, str | None]
+"""The status, the value and the remedy of a `Check`."""
+
+
+def ok(value: str) -> list[Finding]:
+    """Return the finding that all is well."""
+    return [("ok", value, None)]
+
+
+def note(value: str, remedy: str | None = None) -> list[Finding]:
+    """Return a finding that costs speed, or that something is missing that may not be needed."""
+    return [("note", value, remedy)]
+
+
+def problem(value: str, remedy: str) -> list[Finding]:
+    """Return the finding that something is present and does not work."""
+    return [("problem", value, remedy)]
+
+
+class Survey:
+    """The facts about a machine, gathered before any check."""
+
+    oldest_cuda = 12
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.environment = machine, machine.environment
+        self.numpy, self.products = machine.try_to_ask("numpy"), machine.try_to_ask("products")
+        self.driver, self.cupy = machine.try_to_ask("driver"), machine.try_to_ask("cupy")
+        self.quota = cpu_quota(machine.read)
+        self.cpus = whole_cpus(machine.num_usable_cpus(), self.quota)
+        """How many CPUs threads can use continuously."""
+        self.threads = next(self._thread_settings(), None)
+        """The variable that sets NumPy's number of threads, and that number."""
+        self.gpus: list[dict[str, Any]] = self.driver.get("gpus", [])
+        self.driver_cuda = version_of(self.driver.get("cuda"))
+        """The newest CUDA version that the driver runs."""
+        self.cupy_cuda = (version_of(self.cupy.get("cuda")) or (self.oldest_cuda,))[0]
+        """The major version of the CUDA that the installed CuPy is built for."""
+        self.extra = "mie[cuda13]" if (self.driver_cuda or (0,))[0] >= 13 else "mie[cuda12]"
+        """The extra of mie whose CuPy fits the driver."""
+        self.l4t_release = machine.read("/etc/nv_tegra_release")
+        self.board = (machine.read("/proc/device-tree/model") or "").strip("\0\n ")
+        is_jetson = re.search("jetson|tegra", self.board, re.IGNORECASE)
+        self.is_jetson = self.l4t_release is not None or is_jetson is not None
+        driver = machine.read("/proc/driver/nvidia/version") or ""
+        module = re.search(r"\s(\d+\.\d+(?:\.\d+)*)\s", driver)
+        self.kernel_module = module and module[1]
+        self.has_gpu = bool(self.gpus or self.kernel_module or self.is_jetson or self._is_on_pci())
+        """Whether there is an NVIDIA GPU, even if it cannot be used."""
+
+    def _thread_settings(self) -> Iterator[tuple[str, int]]:
+        for name in _THREADS:
+            threads = self.environment.get(name, "").strip()
+            if threads.isdecimal() and int(threads) > 0:
+                yield name, int(threads)
+
+    def _is_on_pci(self) -> bool:
+        """Return whether NVIDIA's display controllers are on the PCI bus."""
+        events = self.machine.read_all("/sys/bus/pci/devices/*/uevent")
+        nvidia = [text for text in events if re.search(r"^PCI_ID=10DE:", text, re.MULTILINE)]
+        return any(re.search(r"^PCI_CLASS=3\d{4}$", text, re.MULTILINE) for text in nvidia)
+
+
+def version_of(value: Any) -> Version | None:
+    """Return the numbers that a version begins with: (14, 2, 0) of "14.2.0rc1" or of a list."""
+    if isinstance(value, list):
+        return tuple(value)
+    match = re.match(r"\d+(\.\d+)*", str(value))
+    return tuple(map(int, match[0].split("."))) if match else None
+
+
+def dotted(version: Version) -> str:
+    """Return "12.6" for (12, 6)."""
+    return ".".join(map(str, version))
+
+
+def gibibytes(num_bytes: int) -> str:
+    """Return "7.4 GiB" for bytes, always in one unit so that amounts are easy to compare."""
+    return f"{num_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,377 @@
+"""Turn requests of token ids into tokens, one step at a time. The engine never sees text."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Literal, Protocol
+
+from mie.audit.scheduler import scheduler_snapshot
+from mie.config.engine import EngineConfig
+from mie.engine.meter import StepMeter
+from mie.engine.metrics import EngineMetrics, Metric, Snapshot
+from mie.engine.runner import RowFault
+from mie.engine.step import SequenceOutput, StepOutput
+from mie.errors import RequestError
+from mie.events import EventLog
+from mie.params.checks import (
+    automatic_id,
+    check_labels,
+    check_logprobs,
+    check_something_allowed,
+    check_token_ids,
+)
+from mie.params.sampling import SamplingParams
+from mie.sched.admission import check_fits
+from mie.sched.plan import StepPlan
+from mie.sched.result import StepResult
+from mie.sched.scheduler import Scheduler
+from mie.sched.sequence import Beam, FinishReason, Request
+from mie.sched.sequence import Sequence as RunningSequence
+from mie.stats.step import EngineStats, QueueState, StepStats
+from mie.system.interrupts import is_of_the_request
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """Computes steps: `ModelRunner`, one that overlaps, or the simulator's."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next step is already launched, so that no sequence can be admitted to it."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run the plan and sample."""
+
+
+class Engine:
+    """Runs requests until they finish. Only one thread at a time may call it.
+
+    The truth about a request is its tokens, which its sequences hold. Blocks are a cache of them.
+    So an exception at any line, for example from a signal handler, costs time and no output. The
+    next call recomputes what the exception left in doubt.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        scheduler: Scheduler,
+        runner: Runner,
+        log: EventLog,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Create an engine. ``clock`` returns monotonic seconds, real or simulated."""
+        self.config = config
+        self.scheduler = scheduler
+        self.log = log
+        self.log_error: Exception | None = None
+        """Why the event log ended early, or None. The requests continue."""
+        self.stats = EngineStats(scheduler.manager.stats)
+        self.metrics = EngineMetrics(scheduler.max_model_len)
+        self.observers: list[Callable[[StepStats], None]] = []
+        self._runner = runner
+        self.vocab_size = vocab_size
+        """Number of token ids that the model knows."""
+        self.max_model_len = scheduler.max_model_len
+        """Maximum number of tokens of a prompt and its answer together."""
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._requests: dict[str, Request] = {}
+        self._num_requests = 0
+        # The state that an exception leaves behind. "torn": the scheduler was being changed. "cut":
+        # a step did not finish, so its blocks are undefined. "late": finished requests are listed.
+        self._state: Literal["sound", "torn", "cut", "late"] = "sound"
+        self._clock = clock
+        self._meter = StepMeter(scheduler, began=clock())
+        log.start(lambda: scheduler_snapshot(scheduler))
+
+    def __repr__(self) -> str:
+        manager, scheduler = self.scheduler.manager, self.scheduler
+        return (
+            f"Engine({manager.num_blocks} blocks of {manager.block_size} tokens,"
+            f" max_model_len={self.max_model_len}, {len(scheduler.running)} running,"
+            f" {len(scheduler.waiting)} waiting)"
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._requests)
+
+    @property
+    def requests(self) -> list[Request]:
+        """The unfinished requests in the order of arrival."""
+        return list(self._requests.values())
+
+    def request(self, request_id: str) -> Request | None:
+        """Return an unfinished request, or None if there is none with this id."""
+        return self._requests.get(request_id)
+
+    def new_request_id(self) -> str:
+        """Return the id that the next request gets if its caller gives none."""
+        return automatic_id(self._num_requests)
+
+    def add_request(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        client: str | None = None,
+        beam: Beam | None = None,
+    ) -> str:
+        """Queue a prompt of token ids and return its request id.
+
+        Under the priority policy a lower ``priority`` goes first. Under the fair policy each
+        ``client`` gets an equal share. Only requests with the same ``cache_salt`` share cached
+        blocks. Ids such as "auto-7" are reserved for the engine. The
+        blocks of a ``beam`` are kept when it ends, until `release`.
+
+        Raises:
+            ConfigError: a field of ``params`` has a value that is not allowed.
+            RequestError: the request can never be served. Nothing was added.
+        """
+        check_labels(request_id, priority, cache_salt, client)
+        if request_id in self._requests:
+            raise RequestError(f"request id {request_id!r} is in use; choose another")
+        params = params.verified()
+        check_token_ids(token_ids, params, self.vocab_size)
+        if beam is None:  # the candidates of a beam are not for the caller
+            check_logprobs(params, self.config.max_logprobs)
+        else:
+            assert params.n == params.max_tokens == 1, "a beam gives one token"
+        number = self._num_requests
+        request = Request(
+            self.new_request_id() if request_id is None else request_id,
+            number,
+            token_ids,
+            params,
+            self.eos_token_ids,
+            self.config.seed,
+            priority=int(priority),
+            cache_salt=cache_salt,
+            client=client,
+            beam=beam,
+        )
+        check_something_allowed(params, request.end_token_ids, self.vocab_size)
+        check_fits(request, self.config, self.scheduler.manager, self.max_model_len)
+        request.metrics.arrival_time = self._clock()
+        with self._changing():
+            self._num_requests = number + 1
+            self.scheduler.add(request)
+            self._requests[request.request_id] = request
+        return request.request_id
+
+    def abort(self, request_id: str) -> None:
+        """End a request in any state and free its blocks. An unknown id is ignored."""
+        with self._changing():
+            request = self._requests.get(request_id)
+            if request is not None:
+                self.scheduler.abort(request)
+                self._forget(request)
+
+    def fail(self, request_id: str, error: Exception) -> None:
+        """End a request that caused an error. The other requests continue."""
+        with self._changing():
+            request = self._requests.get(request_id)
+            if request is not None:
+                logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
+                request.error = error
+                self.scheduler.abort(request, "error")
+                self._forget(request)
+
+    def finish(
+        self, request_id: str, index: int, reason: FinishReason, stop_reason: int | str | None
+    ) -> None:
+        """End one choice of a request. Its siblings continue."""
+        with self._changing():
+            request = self._requests.get(request_id)
+            if request is not None:
+                self.scheduler.finish(request.sequences[index], reason, stop_reason)
+                if request.is_finished:
+                    self._forget(request)
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Release the blocks that finished beams keep. Other requests are ignored."""
+        with self._changing():
+            self.scheduler.release(request_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop all cached blocks. Return False, unchanged, if a request holds blocks."""
+        with self._changing():
+            return self.scheduler.manager.reset_prefix_cache()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Repair the scheduler if necessary, and mark it as torn until the block is done."""
+        self.recover()
+        self._state = "torn"
+        yield
+        self._state = "sound"
+
+    def get_metrics(self, model_name: str) -> list[Metric]:
+        """Return the counters, gauges and histograms under vLLM's names."""
+        return self.metrics_snapshot().read(model_name)
+
+    def metrics_snapshot(self) -> Snapshot:
+        """Return what `get_metrics` reads, for another thread to read."""
+        self.recover()
+        requests = self._requests.values()
+        return self.metrics.snapshot(self.config, self.scheduler, self.stats, requests)
+
+    def queue(self, client: str | None = None) -> QueueState:
+        """Return how many requests of a client wait. Any thread may call it.
+
+        Clients differ under the fair policy only; under others, all requests have the client None.
+        """
+        waiting = [seq for seq in [*self.scheduler.waiting] if seq.request.client == client]
+        arrivals = [seq.request.metrics.arrival_time for seq in waiting]
+        return QueueState(
+            num_requests=len(waiting),
+            num_tokens=sum(seq.num_tokens for seq in waiting),
+            num_free_seats=self.config.max_num_seqs - len(self.scheduler.running),
+            longest_wait=self._clock() - min(arrivals) if arrivals else 0.0,
+        )
+
+    def step(self) -> StepOutput:
+        """Compute one step.
+
+        If a request's own sampling or log-probabilities raise, it fails alone (`Request.error`),
+        and the step is planned again without it. Any other exception reaches the caller, and the
+        running sequences wait again with the tokens they had.
+        """
+        failed: list[str] = []
+        while True:
+            try:
+                return self._step(failed)
+            except RowFault as fault:
+                owner = self.scheduler.owner_of(fault.row)
+                if owner is None or not is_of_the_request(fault.error):
+                    self.recover()
+                    raise fault.error from None
+                failed.append(owner.request_id)
+                self.fail(owner.request_id, fault.error)
+            except BaseException:
+                self.recover()
+                raise
+
+    def _step(self, failed: Sequence[str]) -> StepOutput:
+        self.recover()
+        times = [self._clock()]
+        is_foretold = self._runner.is_ahead and bool(self.scheduler.running)
+        self._state = "torn"
+        plan = self.scheduler.schedule(may_admit=not is_foretold)
+        assert not (plan.is_empty and self.has_work), "the engine has work and does nothing"
+        owners = [owner for chunk in plan.chunks if (owner := self.scheduler.owner_of(chunk.row))]
+        blocks = self._meter.block_counts(plan)
+        self._state = "cut"
+        times.append(self._clock())
+        result = self._runner.run(plan)
+        times.append(self._clock())
+        self._state = "torn"
+        sampled = self.scheduler.update(plan, result)
+        self._state = "late"
+        times.append(self._clock())
+        last_times = [seq.request.metrics.last_token_time for seq in sampled]
+        self.metrics.add_step(plan.num_tokens, [times[-1] - last for last in last_times if last])
+        self._stamp(owners, sampled, times[0], times[-1])
+        output = StepOutput(
+            outputs=tuple(self._outputs(sampled, result)),
+            prompt_logprobs={
+                owner.request_id: chunk.prompt_logprobs
+                for owner, chunk in zip(owners, result.chunks, strict=True)
+                if chunk.prompt_logprobs
+            },
+            failed=tuple(failed),
+            stats=self._meter.stats(plan, blocks, times, self._forget_finished(sampled)),
+        )
+        self._state = "sound"
+        self.stats.add(output.stats, len(sampled))
+        self.metrics.add_stats(output.stats)
+        self._report(output.stats)
+        return output
+
+    def recover(self) -> None:
+        """Repair the state that an exception left behind, if one did."""
+        if self._state == "sound":
+            return
+        if self._state == "cut":
+            self._state = "torn"
+            self.scheduler.preempt_all()
+        elif self._state == "torn":
+            self.scheduler.rebuild(self._requests.values())
+            self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
+        self._state = "late"
+        for request in [each for each in self._requests.values() if each.is_finished]:
+            self._forget(request)
+        self._state = "sound"
+
+    def drop_all(self) -> None:
+        """Drop every request, for example in a forked child whose parent serves them."""
+        self._requests.clear()
+        self._state = "torn"
+        self.recover()
+
+    def _report(self, stats: StepStats) -> None:
+        """Notify the log and the observers. An observer that raises is removed."""
+        try:
+            self.log.end_step(vars(stats))
+        except Exception as error:  # a full disk must not cost the step's tokens
+            self.log_error = error
+            logger.error("the event log ends at step %d: %s", stats.step, error)
+        for observer in self.observers[:]:
+            try:
+                observer(stats)
+            except Exception:
+                self.observers.remove(observer)
+                logger.exception("an observer of the engine raised, and is removed: %r", observer)
+
+    def _outputs(
+        self, sampled: Sequence[RunningSequence], result: StepResult
+    ) -> Iterator[SequenceOutput]:
+        logprobs = chain(result.logprobs, *(chunk.logprobs for chunk in result.chunks))
+        for seq, row in zip(sampled, logprobs, strict=True):
+            yield SequenceOutput(
+                seq.request.request_id,
+                seq.index,
+                (seq.token_ids[-1],),
+                () if row is None else (row,),
+                seq.finish_reason,
+                seq.stop_reason,
+                seq.request.metrics,
+            )
+
+    def _forget_finished(self, sampled: Sequence[RunningSequence]) -> int:
+        """Remove the requests that ended, and return their number."""
+        num_before = len(self._requests)
+        for seq in sampled:
+            if seq.finish_reason is not None and seq.request.is_finished:
+                self._forget(seq.request)
+        return num_before - len(self._requests)
+
+    def _stamp(
+        self,
+        owners: Sequence[Request],
+        sampled: Sequence[RunningSequence],
+        start: float,
+        now: float,
+    ) -> None:
+        """Set the times of the requests whose prompts ran, and of those that got tokens."""
+        for owner in owners:
+            if owner.metrics.first_step_time is None:
+                owner.metrics.first_step_time = start
+        for seq in sampled:
+            metrics = seq.request.metrics
+            metrics.last_token_time = now
+            if metrics.first_token_time is None:
+                metrics.first_token_time = now
+
+    def _forget(self, request: Request) -> None:
+        self.metrics.end(request)
+        self._requests.pop(request.request_id, None)

@@ -1,0 +1,100 @@
+"""Hold the runner's state of a running sequence, and choose the controls of its next token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mie.engine.bad_words import BadWords
+from mie.ops.sampling import RowControls
+from mie.sched.plan import NewRow
+
+GREEDY = RowControls()
+"""Takes the largest logit."""
+
+
+class Row:
+    """The runner's state of one running sequence."""
+
+    def __init__(self, new: NewRow) -> None:
+        self.token_ids = list(new.token_ids)  # for a plain row, only the initial tokens
+        self.num_prompt = new.num_prompt
+        self.params = new.params
+        self.choice = new.choice
+        self._new = new
+        self._bad_words = BadWords(new.params.bad_words_token_ids or ())
+        bias = new.params.logit_bias
+        self._bias = (np.array(list(bias)), np.array(list(bias.values()))) if bias else None
+        allowed = new.params.allowed_token_ids
+        self._allowed_ids = None if allowed is None else np.unique(allowed)
+        self.is_plain = _is_plain(new)
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether its next step can be launched before this step's token is known."""
+        params = self.params
+        counts_tokens = params.presence_penalty or params.frequency_penalty
+        has_penalty = counts_tokens or params.repetition_penalty != 1.0
+        return params.logprobs is None and not (has_penalty or self._bad_words.read_tokens)
+
+    def controls(self, choice: int, num_pending: int = 0) -> RowControls:
+        """Return the controls of a future token of the row.
+
+        ``num_pending`` tokens between the row's last token and that one are not known yet.
+        """
+        if self.is_plain:
+            return GREEDY
+        params = self.params
+        num_tokens = len(self.token_ids) + num_pending
+        num_generated = num_tokens - self.num_prompt
+        forced = params.trace_decode_token_ids or ()
+        seen_ids = output_ids = output_counts = None
+        if params.repetition_penalty != 1.0:
+            seen_ids = np.unique(self.token_ids)
+        if num_generated and (params.presence_penalty or params.frequency_penalty):
+            generated = self.token_ids[self.num_prompt :]
+            output_ids, output_counts = np.unique(generated, return_counts=True)
+        banned_ids = self._bad_words.completing(self.token_ids, num_generated)
+        if num_generated < params.min_tokens:
+            banned_ids += self._new.banned_ids
+        return RowControls(
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            uniform=self._uniform(choice, num_tokens) if params.temperature > 0 else 0.0,
+            bias=self._bias,
+            allowed_ids=self._allowed_ids,
+            banned_ids=np.array(banned_ids) if banned_ids else None,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            seen_ids=seen_ids,
+            output_ids=output_ids,
+            output_counts=output_counts,
+            forced_id=forced[num_generated] if num_generated < len(forced) else None,
+        )
+
+    def _uniform(self, choice: int, position: int) -> float:
+        """Return the random number of a position, which depends on nothing but the request.
+
+        It is Philox (Salmon et al., 2011) keyed by (seed, choice) and counted by (position,
+        stream).
+        """
+        seed, stream = self._new.draw_key
+        generator = np.random.Philox(
+            key=np.array([seed % 2**64, choice], np.uint64),
+            counter=np.array([position, stream, 0, 0], np.uint64),
+        )
+        return float(int(generator.random_raw()) >> 11) * 2.0**-53
+
+
+def _is_plain(new: NewRow) -> bool:
+    """Whether the largest logit alone decides at every position."""
+    params = new.params
+    return (
+        params.temperature == 0
+        and params.repetition_penalty == 1
+        and not (params.presence_penalty or params.frequency_penalty)
+        and not (params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids)
+        and not (params.trace_decode_token_ids or (params.min_tokens and new.banned_ids))
+    )

@@ -1,0 +1,320 @@
+"""Run a step's plan on a backend, which is the only place where host lists become arrays.
+
+The runner keeps one row for each running sequence (its block table, tokens and sampling) and
+applies the plan's deltas to it. So the cost of a step depends on what changed, not on the total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.arithmetic import ceil_div
+from mie.engine.rows import GREEDY, Row
+from mie.model.decoder import Decoder
+from mie.ops.backend import Array, Drawn, StepBatch
+from mie.ops.sampling import RowControls
+from mie.sched.plan import Chunk, StepPlan
+from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Launched:
+    """A launched step whose results may not be known yet."""
+
+    rows: tuple[int, ...]
+    """The rows that decode in it, ascending: those of its plan, and those that have ended since."""
+    logits: Array
+    drawn: Drawn
+
+
+class RowFault(Exception):
+    """The sampling or the log-probabilities of one row raised. Other rows are not affected."""
+
+    def __init__(self, row: int, error: Exception) -> None:
+        super().__init__(f"row {row}: {type(error).__name__}: {error}")
+        self.row = row
+        self.error = error
+
+
+class ModelRunner:
+    """A decoder, its KV cache and the rows of the running sequences."""
+
+    is_ahead = False
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        num_blocks: int,
+        num_host_blocks: int = 0,
+        block_size: int,
+        max_num_seqs: int,
+        max_blocks_per_seq: int,
+    ) -> None:
+        self.decoder = decoder
+        self.backend = decoder.backend
+        self.block_size = block_size
+        shape = decoder.kv_cache_shape(num_blocks, block_size)
+        self._kv_cache = self.backend.new_kv_cache(shape)
+        self._host_cache: Array = None
+        if num_host_blocks:
+            host_shape = decoder.kv_cache_shape(num_host_blocks, block_size)
+            self._host_cache = self.backend.new_host_cache(host_shape)
+        self._rows: dict[int, Row] = {}
+        self._rows_with_history: set[int] = set()  # rows whose sampling depends on earlier tokens
+        # Arrays by row, changed only by the deltas of plans.
+        self._block_tables: Ints = np.zeros((max_num_seqs, max_blocks_per_seq), np.int64)
+        self._num_stored: Ints = np.zeros(max_num_seqs, np.int64)
+        self._last_tokens: Ints = np.zeros(max_num_seqs, np.int64)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Move blocks, compute the plan's tokens and sample."""
+        self.prepare(plan)
+        if plan.is_empty:
+            return StepResult(token_ids=[], logprobs=[], chunks=[])
+        return self.collect(plan, self.launch(plan))
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin a step that was prepared. `collect` waits for it."""
+        logits = self.backend.run_step(self._forward, self.pack(plan))
+        chosen = [(chunk.row, choice) for chunk in plan.chunks for choice in chunk.choices]
+        rows = [*plan.decodes, *(row for row, _ in chosen)]
+        controls = [self._controls(row) for row in plan.decodes]
+        controls += [self._controls(row, choice) for row, choice in chosen]
+        # The rows that are sampled from come first, and those of prompt log-probabilities follow.
+        drawn = self._start_sample(rows, logits[: len(rows)], controls) if rows else None
+        return Launched(rows=plan.decodes, logits=logits, drawn=drawn)
+
+    def _controls(
+        self, row: int, choice: int | None = None, *, num_pending: int = 0
+    ) -> RowControls:
+        """Return how a row's next token is chosen, or raise `RowFault`."""
+        state = self._rows[row]
+        try:
+            return state.controls(state.choice if choice is None else choice, num_pending)
+        except Exception as error:
+            raise RowFault(row, error) from error
+
+    def _start_sample(
+        self, rows: Sequence[int], logits: Array, controls: Sequence[RowControls]
+    ) -> Drawn:
+        """Begin to sample a token for each of ``rows``. If that raises, find the row to blame.
+
+        A row is to blame if it raises alone while a greedy draw from its logits does not.
+        """
+        try:
+            return self.backend.start_sample(logits, controls)
+        except Exception:
+            for i, row in enumerate(rows):
+                error = self._sampling_error(logits[i : i + 1], controls[i])
+                if error and not self._sampling_error(logits[i : i + 1], GREEDY):
+                    raise RowFault(row, error) from error
+            raise
+
+    def _sampling_error(self, logits: Array, controls: RowControls) -> Exception | None:
+        try:
+            self.backend.finish_sample(self.backend.start_sample(logits, [controls]))
+        except Exception as error:
+            return error
+        return None
+
+    def launch_ahead(self, rows: Sequence[int], before: Launched) -> Launched | None:
+        """Begin the step after ``before``, which has no chunks and is not collected yet.
+
+        It computes one more token for each of ``rows``, which must be rows of ``before``. Return
+        None if the sampling of one needs more than is known, or if ``before``'s logits are still to
+        be read.
+        """
+        # This includes the rows of sequences that end, because the next step overwrites their
+        # logits.
+        if not all(self._rows[row].may_run_ahead for row in before.rows):
+            return None
+        row_ids = np.array(rows, np.int64)
+        batch = replace(
+            self._decode_batch(row_ids, np.zeros_like(row_ids), self._num_stored[row_ids] + 1),
+            drawn=before.drawn,
+            drawn_rows=np.searchsorted(before.rows, row_ids),
+        )
+        logits = self.backend.run_step(self._forward, batch)
+        controls = [self._controls(row, num_pending=1) for row in rows]
+        drawn = self._start_sample(rows, logits, controls)
+        return Launched(rows=tuple(rows), logits=logits, drawn=drawn)
+
+    def discard(self, launched: Launched) -> None:
+        """Wait for a step whose results are no longer needed."""
+        if launched.drawn is not None:
+            self.backend.finish_sample(launched.drawn)
+
+    def prepare(self, plan: StepPlan) -> None:
+        """Apply the plan's changes to rows, tables and blocks."""
+        for new in plan.new_rows:
+            state = self._rows[new.row] = Row(new)
+            self._rows_with_history.discard(new.row)
+            if not state.is_plain:
+                self._rows_with_history.add(new.row)
+            self._num_stored[new.row] = new.num_computed
+            self._last_tokens[new.row] = new.token_ids[-1]
+        moves = plan.moves
+        for row, index, block_ids in moves.updates:
+            if len(block_ids) == 1:
+                self._block_tables[row, index] = block_ids[0]
+            else:
+                self._block_tables[row, index : index + len(block_ids)] = block_ids
+        if moves.imports:
+            host_ids, block_ids = zip(*moves.imports, strict=True)
+            self.backend.import_blocks(self._host_cache, self._kv_cache, host_ids, block_ids)
+        if moves.exports:
+            block_ids, host_ids = zip(*moves.exports, strict=True)
+            self.backend.export_blocks(self._kv_cache, self._host_cache, block_ids, host_ids)
+        if moves.copies:
+            self.backend.copy_blocks(self._kv_cache, *zip(*moves.copies, strict=True))
+
+    def _forward(self, batch: StepBatch) -> Array:
+        return self.decoder.forward(batch, self._kv_cache)
+
+    def pack(self, plan: StepPlan) -> StepBatch:
+        """Return the plan as one ragged batch: its decodes, then its chunks."""
+        rows = np.array(plan.decodes, np.int64)
+        token_ids, positions = self._last_tokens[rows], self._num_stored[rows]
+        if not plan.chunks:
+            return self._decode_batch(rows, token_ids, positions)
+        chunks = plan.chunks
+        counts = np.array([len(chunk.token_ids) for chunk in chunks])
+        begins = np.cumsum(counts) - counts
+        chunk_rows = np.array([chunk.row for chunk in chunks])
+        new_ids = chain.from_iterable(chunk.token_ids for chunk in chunks)
+        starts = np.array([chunk.start for chunk in chunks])
+        offsets = np.arange(counts.sum()) - np.repeat(begins, counts)
+        begins += len(rows)
+        decodes = np.arange(len(rows))
+        return self._batch(
+            np.concatenate([rows, chunk_rows]),
+            np.concatenate([rows, np.repeat(chunk_rows, counts)]),
+            np.concatenate([token_ids, np.fromiter(new_ids, np.int64)]),
+            np.concatenate([positions, np.repeat(starts, counts) + offsets]),
+            np.concatenate([decodes, begins[:1], begins + counts]),
+            np.concatenate([decodes, np.array(_logits_rows(chunks, begins.tolist()), np.int64)]),
+        )
+
+    def _decode_batch(self, rows: Ints, token_ids: Ints, positions: Ints) -> StepBatch:
+        """Return a batch with one token of each row."""
+        each = np.arange(len(rows) + 1)
+        return self._batch(rows, rows, token_ids, positions, each, each[:-1])
+
+    def _batch(
+        self,
+        rows: Ints,
+        token_rows: Ints,
+        token_ids: Ints,
+        positions: Ints,
+        cu_seqlens_q: Ints,
+        logits_rows: Ints,
+    ) -> StepBatch:
+        """Return a batch of the tokens of ``rows`` [S]; ``token_rows`` [T] is each token's row."""
+        block_index, offset = np.divmod(positions, self.block_size)
+        seq_lens = positions[cu_seqlens_q[1:] - 1] + 1
+        return StepBatch(
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=self._block_tables[token_rows, block_index] * self.block_size + offset,
+            cu_seqlens_q=cu_seqlens_q,
+            seq_lens=seq_lens,
+            block_tables=self._tables_of(rows, ceil_div(int(seq_lens.max()), self.block_size)),
+            logits_rows=logits_rows,
+        )
+
+    def _tables_of(self, rows: Ints, num_blocks: int) -> Ints:
+        """Return the start of the rows' tables, as a view if the rows are the first ones."""
+        if rows[-1] == len(rows) - 1 and bool((rows[:-1] < rows[1:]).all()):
+            return self._block_tables[: len(rows), :num_blocks]
+        return self._block_tables[rows, :num_blocks]
+
+    def collect(self, plan: StepPlan, launched: Launched) -> StepResult:
+        """Wait for a step and return its results in the order of its plan. The rows advance."""
+        drawn, logits = launched.drawn, launched.logits
+        token_ids = [] if drawn is None else self.backend.finish_sample(drawn)
+        decoded, indices = token_ids[: len(launched.rows)], list(range(len(launched.rows)))
+        if launched.rows != plan.decodes:  # some have ended since
+            wanted = set(plan.decodes)
+            indices = [i for i, row in enumerate(launched.rows) if row in wanted]
+            decoded = [decoded[i] for i in indices]
+        logprobs = [
+            self._token_logprobs(row, logits, i, token_id)
+            for i, row, token_id in zip(indices, plan.decodes, decoded, strict=True)
+        ]
+        chunks = self._chunk_results(plan.chunks, logits, token_ids, len(launched.rows))
+        self.advance(plan, decoded)
+        return StepResult(token_ids=decoded, logprobs=logprobs, chunks=chunks)
+
+    def advance(self, plan: StepPlan, decoded: Sequence[int]) -> None:
+        """Record what a step stored, and the tokens that its decodes sampled."""
+        rows = list(plan.decodes)
+        self._num_stored[rows] += 1
+        self._last_tokens[rows] = decoded
+        if self._rows_with_history:
+            for row, token_id in zip(rows, decoded, strict=True):
+                if row in self._rows_with_history:
+                    self._rows[row].token_ids.append(token_id)
+        for chunk in plan.chunks:
+            self._num_stored[chunk.row] = chunk.end
+
+    def _chunk_results(
+        self, chunks: Sequence[Chunk], logits: Array, token_ids: Sequence[int], num_decodes: int
+    ) -> list[ChunkResult]:
+        """Return the results of the chunks, whose tokens follow those of the decodes."""
+        results, at, at_scored = [], num_decodes, len(token_ids)
+        for chunk in chunks:
+            row = self._rows[chunk.row]
+            chosen = list(token_ids[at : at + len(chunk.choices)])
+            scored = row.token_ids[chunk.scored[0] + 1 : chunk.scored[1] + 1]
+            logprobs = [
+                self._token_logprobs(chunk.row, logits, i, token_id)
+                for i, token_id in enumerate(chosen, at)
+            ]
+            prompt = [
+                self._logprobs(chunk.row, logits, i, token_id, row.params.prompt_logprobs or 0)
+                for i, token_id in enumerate(scored, at_scored)
+            ]
+            at, at_scored = at + len(chosen), at_scored + len(scored)
+            if chosen:  # the first is this row's; the siblings' rows are announced later
+                row.token_ids.append(chosen[0])
+                self._last_tokens[chunk.row] = chosen[0]
+            results.append(ChunkResult(token_ids=chosen, logprobs=logprobs, prompt_logprobs=prompt))
+        return results
+
+    def _token_logprobs(
+        self, row: int, logits: Array, at: int, token_id: int
+    ) -> TokenLogprobs | None:
+        num_top = self._rows[row].params.logprobs
+        return None if num_top is None else self._logprobs(row, logits, at, token_id, num_top)
+
+    def _logprobs(
+        self, row: int, logits: Array, at: int, token_id: int, num_top: int
+    ) -> TokenLogprobs:
+        """Return the log-probabilities of the logits at ``at``, or raise `RowFault`."""
+        try:
+            ids, logprobs, rank = self.backend.top_logprobs(logits, at, token_id, num_top)
+        except Exception as error:
+            raise RowFault(row, error) from error
+        return TokenLogprobs(token_ids=ids, logprobs=logprobs, rank=rank)
+
+
+def _logits_rows(chunks: Sequence[Chunk], begins: Sequence[int]) -> list[int]:
+    """Return the rows of the batch whose logits are wanted, given the chunks' first rows.
+
+    First comes the last row of each chunk, once for each choice that samples from it. The positions
+    with prompt log-probabilities follow.
+    """
+    sampled: list[int] = []
+    scored: list[int] = []
+    for chunk, begin in zip(chunks, begins, strict=True):
+        sampled += [begin + len(chunk.token_ids) - 1] * len(chunk.choices)
+        scored += [begin + position - chunk.start for position in range(*chunk.scored)]
+    return sampled + scored

@@ -1,0 +1,106 @@
+"""Define the outputs that users get, with vLLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mie.errors import RequestFailedError
+from mie.frontend.outputs_json import as_dict, from_dict
+from mie.reprs import short_repr
+from mie.sched.sequence import FinishReason
+from mie.stats.request import RequestMetrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logprob:
+    """The log-probability of a token at a position, before temperature and logit edits."""
+
+    logprob: float
+    rank: int | None
+    """Rank of the token at its position; 1 is the most likely."""
+    decoded_token: str | None
+    """Text of the token, or None if the request is not detokenized."""
+
+
+LogprobRow = dict[int, Logprob]
+"""Log-probabilities by token id: the chosen token first, then the most likely ones."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CompletionOutput:
+    """One of the n choices of a request."""
+
+    index: int
+    text: str = ""
+    """The text so far, or only the new text if ``output_kind`` is DELTA."""
+    new_text: str = ""
+    """The text that is new since the previous output."""
+    token_ids: list[int] = field(default_factory=list)
+    """The generated tokens so far, or only the new ones if ``output_kind`` is DELTA."""
+    cumulative_logprob: float | None = None
+    """Sum of the chosen tokens' log-probabilities, if ``logprobs`` was requested."""
+    logprobs: list[LogprobRow] | None = None
+    """An entry for each of ``token_ids``, if ``logprobs`` was requested."""
+    finish_reason: FinishReason | None = None
+    """The reason of the end: "stop", "length", "abort" or "error"; None while it runs."""
+    stop_reason: int | str | None = None
+    """The stop string or stop token id; None for EOS and other reasons."""
+
+    __repr__ = short_repr
+
+    def finished(self) -> bool:
+        """Return whether this choice has ended."""
+        return self.finish_reason is not None
+
+
+@dataclass(kw_only=True, slots=True)
+class RequestOutput:
+    """The state of a request and its choices at one moment."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[LogprobRow | None] | None = None
+    """An entry for each prompt token computed so far.
+
+    It is None for the first token, which nothing predicts.
+    """
+    outputs: list[CompletionOutput]
+    """All choices, or those with news if ``output_kind`` is DELTA."""
+    finished: bool = False
+    """Whether every choice has ended. This is true only in the last output of a request."""
+    num_cached_tokens: int | None = None
+    """Number of prompt tokens that were found in the prefix cache."""
+    metrics: RequestMetrics | None = None
+    """Statistics of the request, which are updated while it runs."""
+    error: str | None = None
+    """The error message if ``finish_reason`` is "error"."""
+
+    __repr__ = short_repr
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields as JSON values, which `from_dict` converts back."""
+        return as_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RequestOutput:
+        """Return the output that `as_dict` converted.
+
+        Raises:
+            ConfigError: a field is unknown or missing, or its value is of another type.
+        """
+        return from_dict(cls, values)
+
+
+def raise_failed(outputs: list[RequestOutput]) -> None:
+    """Raise `RequestFailedError` if one of these requests failed."""
+    failed = [output for output in outputs if output.error is not None]
+    if failed:
+        first = failed[0]
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise RequestFailedError(
+            f"request {first.request_id} failed: {first.error}{more}; the others are in `outputs`",
+            outputs,
+        )

@@ -1,0 +1,171 @@
+"""Check and tokenize requests in the caller's thread, and turn them into what the engine runs.
+
+The cost of a refusal does not grow with the input: a prompt that is too long is refused by its
+length, before it is encoded or copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from numbers import Integral
+from typing import Any, TypeAlias
+
+from mie.config.request_limits import RequestLimits
+from mie.errors import ConfigError, RequestError, shown
+from mie.frontend.request_state import PreparedRequest
+from mie.params.checks import check_labels, check_length
+from mie.params.sampling import RequestOutputKind, SamplingParams, truncated
+from mie.text.bad_words import encode_bad_words
+from mie.text.tokenizer import Tokenizer
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
+
+A mapping may also have a ``"cache_salt"``: only prompts with equal salts share cached blocks.
+"""
+
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparer:
+    """Checks and tokenizes requests."""
+
+    tokenizer: Tokenizer | None
+    limits: RequestLimits
+    max_model_len: int
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        output_kind: RequestOutputKind | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        client: str | None = None,
+    ) -> PreparedRequest:
+        """Return the prepared request. If ``output_kind`` is None, that of ``params`` is used.
+
+        Raises:
+            ConfigError: a parameter is not allowed.
+            RequestError: the prompt or a label is malformed, or exceeds a limit.
+        """
+        if not isinstance(params, SamplingParams):
+            raise ConfigError(f"sampling_params must be SamplingParams; got {shown(params)}")
+        params = without_text(params, self.tokenizer, self.limits)
+        given = _as_mapping(prompt)
+        cache_salt = given.get("cache_salt")
+        check_labels(request_id, priority, cache_salt, client, self.limits)
+        text, token_ids = self._tokenize(given, params)
+        return PreparedRequest(
+            prompt=text,
+            token_ids=token_ids,
+            params=params,
+            request_id=request_id,
+            priority=int(priority),
+            cache_salt=cache_salt,
+            client=client,
+            output_kind=params.output_kind if output_kind is None else output_kind,
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a prompt, or refuse it by its length before it is encoded."""
+        tokenizer = self.required_tokenizer()
+        limit = self.limits.prompt_chars(self.max_model_len)
+        if isinstance(text, str) and len(text) > limit:
+            raise RequestError(
+                f"prompt has {len(text)} characters; the limit is {limit} (shorten it, or raise "
+                "max_prompt_chars in request_limits)"
+            )
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def required_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer, or raise `RequestError` if there is none."""
+        if self.tokenizer is None:
+            raise RequestError(
+                "this LLM has no tokenizer (skip_tokenizer_init=True); pass token ids"
+            )
+        return self.tokenizer
+
+    def _tokenize(
+        self, given: Mapping[str, Any], params: SamplingParams
+    ) -> tuple[str | None, list[int]]:
+        text, token_ids = given.get("prompt"), given.get("prompt_token_ids")
+        if text is not None and not isinstance(text, str):
+            raise RequestError(f"a prompt's text must be a string; got {shown(text)}")
+        if token_ids is None:
+            token_ids = self.encode(str(text))
+        elif not is_token_list(token_ids):
+            raise RequestError(f"prompt_token_ids must be a list; got {shown(token_ids)}")
+        elif params.truncate_prompt_tokens is None:
+            check_length(len(token_ids), self.max_model_len)
+        kept = truncated(token_ids, params, self.max_model_len)
+        return text, kept.tolist() if hasattr(kept, "tolist") else list(kept)
+
+
+def without_text(
+    params: SamplingParams, tokenizer: Tokenizer | None, limits: RequestLimits
+) -> SamplingParams:
+    """Return a checked copy of parameters with bad words as tokens, for an engine without text.
+
+    Raises:
+        ConfigError: a field was assigned a value that is not allowed.
+        RequestError: stop strings or bad words are given, and there is no tokenizer.
+    """
+    params = params.verified(limits)
+    for name, what in (("stop", "stop strings"), ("bad_words", "bad words")):
+        if getattr(params, name) and tokenizer is None:
+            raise RequestError(f"{what} need a tokenizer; load the model with its tokenizer")
+    if params.bad_words and tokenizer is not None:
+        encoded = encode_bad_words(tokenizer, params.bad_words)
+        params.bad_words_token_ids = (*(params.bad_words_token_ids or ()), *encoded)
+        params.bad_words = None
+    return params
+
+
+def each_prompt(prompts: Any) -> list[Any]:
+    """Return the prompts of a call, which may be a single prompt.
+
+    Raises:
+        RequestError: they are neither a prompt nor a list.
+    """
+    if _is_prompt(prompts):
+        return [prompts]
+    if not is_token_list(prompts) and getattr(prompts, "ndim", None) != 2:
+        raise RequestError(f"prompts must be a prompt or a list of prompts; got {shown(prompts)}")
+    return list(prompts)
+
+
+def is_token_list(value: Any) -> bool:
+    """Return whether a value may be token ids: a sequence or an array of one dimension."""
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        return False
+    return isinstance(value, Sequence) or getattr(value, "ndim", None) == 1
+
+
+def _is_prompt(value: Any) -> bool:
+    """Return whether the value is one prompt: a text, a mapping, or token ids."""
+    if isinstance(value, str | Mapping) or getattr(value, "ndim", None) == 1:
+        return True
+    return is_token_list(value) and len(value) > 0 and isinstance(value[0], Integral)
+
+
+def _as_mapping(prompt: Any) -> Mapping[str, Any]:
+    """Return a prompt of any kind as a mapping with known keys."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if is_token_list(prompt):
+        return {"prompt_token_ids": prompt}
+    if not isinstance(prompt, Mapping):
+        raise RequestError(f"a prompt is a text or a list of token ids; got {shown(prompt)}")
+    if prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
+        got = ", ".join(map(shown, islice(prompt, 8))) or "neither"
+        raise RequestError(f"a prompt needs 'prompt' or 'prompt_token_ids'; got {got}")
+    for key, value in prompt.items():
+        if key not in _KEYS and value is not None:
+            raise RequestError(
+                f"a prompt has no key {shown(key)}; it may have {', '.join(map(repr, _KEYS))}"
+            )
+    return prompt

@@ -1,0 +1,308 @@
+"""Track the outputs of a request, and how much of them its caller has taken.
+
+The tokens, log-probabilities and endings belong to the request's sequences. The state here is
+derived from them, so that anything an exception leaves half-done is derived again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
+from mie.params.sampling import RequestOutputKind, SamplingParams
+from mie.sched.result import TokenLogprobs
+from mie.sched.sequence import Beam, FinishReason, Request
+from mie.sched.sequence import Sequence as RunningSequence
+from mie.text.stream import TextStream
+from mie.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRequest:
+    """A request with a tokenized prompt, ready to be queued."""
+
+    prompt: str | None
+    token_ids: list[int]
+    params: SamplingParams
+    request_id: str | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    client: str | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    beam: Beam | None = None
+
+
+class CollectorRef(weakref.ref["Collector"]):
+    """A weak reference to a collector, with the ids of its requests."""
+
+    __slots__ = ("beam_ids", "request_ids")
+
+    def __init__(self, collector: Collector, when_gone: Callable[[CollectorRef], object]) -> None:
+        super().__init__(collector, when_gone)  # type: ignore[call-arg]  # as __new__
+        self.request_ids: set[str] = set()
+        self.beam_ids: set[str] = set()  # requests that may keep their blocks after they end
+
+
+class Collector:
+    """The requests of one caller, where the thread that steps the engine files outputs.
+
+    A request lives as long as its collector. When the caller drops the collector, the request is
+    aborted.
+    """
+
+    def __init__(self, when_gone: Callable[[CollectorRef], object] = lambda ref: None) -> None:
+        self.ref = CollectorRef(self, when_gone)
+        """The reference that requests hold. Nothing in the engine holds the collector itself."""
+        self.process_id = os.getpid()
+        self._news: deque[RequestState] = deque()
+        self._lock = threading.Lock()  # several threads may call `LLM.step`
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` returns anything."""
+        return bool(self._news)
+
+    def take(self) -> list[RequestOutput]:
+        """Return one output for each request with news, merged since the last call."""
+        outputs = []
+        with self._lock:
+            while self._news:
+                output = self._news[0].take()
+                self._news.popleft()
+                if output is not None:
+                    outputs.append(output)
+        return outputs
+
+    def file(self, state: RequestState) -> None:
+        """Note that a request has news."""
+        self._news.append(state)
+
+
+class _Choice:
+    """The text of a choice, as far as its tokens were processed, and what was handed out."""
+
+    def __init__(self, sequence: RunningSequence) -> None:
+        self.sequence = sequence
+        self.num_taken = 0  # tokens that were handed out
+        self.num_characters_taken = 0
+        self.is_over = False  # the end was handed out
+        self.is_torn = False
+        self.begin(None)
+
+    def begin(self, stream: TextStream | None) -> None:
+        """Process the tokens from the first one on."""
+        self.stream = stream
+        self.num_tokens = 0
+        self.text = ""
+        self.logprobs: list[LogprobRow] = []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+
+class RequestState:
+    """A request, the text of its choices, and how much its caller has received."""
+
+    def __init__(
+        self,
+        prepared: PreparedRequest,
+        request: Request,
+        tokenizer: Tokenizer | None,
+        collector: CollectorRef,
+    ) -> None:
+        self.request = request
+        self.collector = collector
+        self.is_finished = False
+        self.prepared = prepared
+        self._is_delta = prepared.output_kind is RequestOutputKind.DELTA
+        self._is_final_only = prepared.output_kind is RequestOutputKind.FINAL_ONLY
+        self._has_logprobs = prepared.params.logprobs is not None
+        self._tokenizer = tokenizer if prepared.params.detokenize else None
+        self._lock = threading.Lock()  # the engine's thread adds, the caller's takes
+        self._is_filed = False  # it is in its collector's news
+        self._is_over = False  # the final output was handed out
+        self._prompt_logprobs: list[LogprobRow | None] = [None]
+        self._num_prompt_taken = 0
+        self._choices = [_Choice(sequence) for sequence in request.sequences]
+        stream = self._new_stream()
+        for choice in self._choices:
+            choice.begin(stream and stream.fork())
+
+    def advance(self) -> None:
+        """Process the sequences' new tokens.
+
+        Raises:
+            Exception: any error of the tokenizer, for which the request is to blame.
+        """
+        with self._lock:
+            for choice in self._choices:
+                self._advance(choice)
+            self.is_finished = all(choice.finish_reason for choice in self._choices)
+
+    def file(self, collector: Collector) -> bool:
+        """Add the request to its caller's news if it has any; return whether it was added."""
+        with self._lock:
+            is_new = self.is_finished and not self._is_over
+            if not self._is_final_only:
+                is_new |= any(each.num_tokens > each.num_taken for each in self._choices)
+            if not is_new or self._is_filed:
+                return False
+            collector.file(self)
+            self._is_filed = True
+            return True
+
+    def stopped(self) -> list[_Choice]:
+        """Return the choices that have met a stop string while their sequences still run."""
+        return [c for c in self._choices if c.finish_reason and not c.sequence.finish_reason]
+
+    def fail(self) -> None:
+        """Stop decoding text, because the tokenizer failed."""
+        with self._lock:
+            self._tokenizer = None
+            for choice in self._choices:
+                choice.stream, choice.is_torn = None, False
+
+    def take(self) -> RequestOutput | None:
+        """Return the next output for the caller, or None after the final one.
+
+        Under CUMULATIVE it has everything so far, otherwise only what was not handed out.
+        """
+        request, prepared = self.request, self.prepared
+        with self._lock:
+            if self._is_over:
+                return None
+            error = request.error
+            output = RequestOutput(
+                request_id=request.request_id,
+                prompt=prepared.prompt,
+                prompt_token_ids=prepared.token_ids,
+                prompt_logprobs=self._take_prompt_logprobs(),
+                outputs=[self._completion(each) for each in self._choices if self._is_due(each)],
+                finished=self.is_finished,
+                num_cached_tokens=request.metrics.num_cached_tokens,
+                metrics=request.metrics,
+                error=None if error is None else f"{type(error).__name__}: {error}",
+            )
+            for choice in self._choices:
+                choice.num_taken = choice.num_tokens
+                choice.num_characters_taken = len(choice.text)
+                choice.is_over = choice.finish_reason is not None
+            self._is_filed = False
+            self._is_over = output.finished
+        return output
+
+    def _is_due(self, choice: _Choice) -> bool:
+        """Return whether the next output has this choice. Under DELTA it must have news."""
+        is_new = choice.num_tokens > choice.num_taken or choice.finish_reason is not None
+        return not self._is_delta or (is_new and not choice.is_over)
+
+    def _completion(self, choice: _Choice) -> CompletionOutput:
+        is_delta, has_logprobs = self._is_delta, self._has_logprobs
+        start = choice.num_taken if is_delta else 0
+        num_prompt = self.request.num_prompt
+        new_text = choice.text[choice.num_characters_taken :]
+        return CompletionOutput(
+            index=choice.sequence.index,
+            text=new_text if is_delta else choice.text,
+            new_text=new_text,
+            token_ids=choice.sequence.token_ids[
+                num_prompt + start : num_prompt + choice.num_tokens
+            ],
+            cumulative_logprob=choice.cumulative_logprob if has_logprobs else None,
+            logprobs=choice.logprobs[start:] if has_logprobs else None,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
+
+    def _take_prompt_logprobs(self) -> list[LogprobRow | None] | None:
+        if self.prepared.params.prompt_logprobs is None:
+            return None
+        rows = self._prompt_logprobs
+        rows.extend(map(self._logprob_row, self.request.prompt_logprobs[len(rows) - 1 :]))
+        start = self._num_prompt_taken if self._is_delta else 0
+        self._num_prompt_taken = len(rows)
+        return rows[start:]
+
+    def _advance(self, choice: _Choice) -> None:
+        sequence = choice.sequence
+        if choice.finish_reason is not None:
+            return
+        if choice.is_torn:
+            choice.begin(self._new_stream())
+        reason = sequence.finish_reason
+        first = self.request.num_prompt + choice.num_tokens
+        new = sequence.token_ids[first:]
+        if not new and reason is None:
+            return
+        choice.is_torn = True
+        for position, token_id in enumerate(new, start=first + 1):
+            is_last = position == len(sequence.token_ids)
+            if self._add_token(choice, token_id, reason if is_last else None):
+                break
+        else:
+            if reason is not None:
+                self._end(choice, reason)
+        choice.is_torn = False
+
+    def _add_token(self, choice: _Choice, token_id: int, reason: FinishReason | None) -> bool:
+        """Process a token and return whether it completes a stop string.
+
+        ``reason`` is the reason if the sequence ends with this token.
+        """
+        params = self.prepared.params
+        if params.logprobs is not None:
+            row: TokenLogprobs = choice.sequence.logprobs[choice.num_tokens]
+            choice.logprobs.append(self._logprob_row(row))
+            choice.cumulative_logprob += row.logprobs[0]
+        choice.num_tokens += 1
+        if choice.stream is None:
+            return False
+        # EOS and stop tokens are not part of the text.
+        is_spelled = reason != "stop" or params.include_stop_str_in_output
+        is_armed = choice.num_tokens > params.min_tokens
+        text, stop = choice.stream.add([token_id] if is_spelled else [], is_armed)
+        choice.text += text
+        if stop is not None:
+            choice.finish_reason, choice.stop_reason = "stop", stop
+        return stop is not None
+
+    def _end(self, choice: _Choice, reason: FinishReason) -> None:
+        """Flush the stream of a sequence that has ended. The rest may complete a stop string."""
+        choice.finish_reason, choice.stop_reason = reason, choice.sequence.stop_reason
+        if choice.stream is not None:
+            text, stop = choice.stream.finish(choice.num_tokens > self.prepared.params.min_tokens)
+            choice.text += text
+            if stop is not None:
+                choice.finish_reason, choice.stop_reason = "stop", stop
+
+    def _new_stream(self) -> TextStream | None:
+        if self._tokenizer is None:
+            return None
+        params = self.prepared.params
+        return TextStream(
+            self._tokenizer,
+            self.prepared.token_ids,
+            stop=params.stop_strings,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+
+    def _logprob_row(self, row: TokenLogprobs) -> LogprobRow:
+        """Return a row with the chosen token's rank. The others are ordered by rank."""
+        entries = {}
+        others = 0
+        for token_id, logprob in zip(row.token_ids, row.logprobs, strict=True):
+            if token_id == row.token_ids[0]:
+                rank = row.rank
+            else:
+                others += 1
+                rank = others + (row.rank <= others)
+            text = self._tokenizer.token_str(token_id) if self._tokenizer else None
+            entries[token_id] = Logprob(logprob=logprob, rank=rank, decoded_token=text)
+        return entries

@@ -1,0 +1,169 @@
+"""Assemble an engine from a model directory.
+
+This is the one place that wires the parts together.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from mie.arithmetic import ceil_div
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.random_weights import RandomWeights
+from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors
+from mie.config.engine import EngineConfig
+from mie.engine.engine import Engine, Runner
+from mie.engine.overlap import OverlappingRunner
+from mie.engine.runner import ModelRunner
+from mie.errors import ConfigError
+from mie.events import EventLog
+from mie.load.backends import load_backend
+from mie.load.sizing import fits, plan_memory, smaller_settings
+from mie.memory.manager import KVCacheManager
+from mie.model.decoder import Decoder
+from mie.ops.backend import Backend
+from mie.sched.scheduler import Scheduler
+from mie.system.logs import PreemptionWarnings
+
+
+def load_engine(
+    directory: Path,
+    config: EngineConfig | None = None,
+    *,
+    backend: str = "numpy",
+    dtype: str = "auto",
+    trace: TextIO | None = None,
+    wrap: Callable[[Backend], Backend] | None = None,
+    model: ModelConfig | None = None,
+    load_format: str = "auto",
+    use_tqdm: bool = True,
+) -> Engine:
+    """Load an engine for token ids with the model in ``directory``.
+
+    ``trace`` gets the event log as JSON lines. ``wrap`` can put another backend around the one that
+    is loaded. ``model`` replaces the contents of config.json. A ``load_format`` of "dummy"
+    generates random weights from the config's seed. ``use_tqdm`` shows a progress bar on a
+    terminal.
+
+    Raises:
+        ConfigError: a setting is out of range for the model or the machine.
+        ModelError: the directory cannot be used; nothing stays loaded.
+    """
+    began = time.perf_counter()
+    config = config or EngineConfig()
+    model = model or ModelConfig.load(directory)
+    machine = load_backend(backend, dtype, config)
+    if wrap is not None:
+        machine = wrap(machine)
+    if config.async_scheduling is None:
+        config = replace(config, async_scheduling=machine.is_asynchronous)
+    plan = plan_memory(config, model, machine)
+    if not plan.fits:
+        smaller = smaller_settings(config, model, machine, plan)
+        raise plan.refusal([*smaller, *_smaller_dtypes(backend, dtype, config, model)])
+    num_positions, num_host_blocks = plan.num_positions, plan.num_host_blocks
+    log = EventLog(config.event_log_steps, trace)
+    with plan.guarded():
+        scheduler = new_scheduler(config, plan.num_blocks, plan.max_model_len, log, num_host_blocks)
+        weights = _weights(directory, model, None if load_format != "dummy" else config.seed)
+        decoder = _load_decoder(weights, model, machine, num_positions, use_tqdm)
+        model_runner = ModelRunner(
+            decoder,
+            num_blocks=plan.num_blocks,
+            num_host_blocks=num_host_blocks,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_blocks_per_seq=ceil_div(num_positions, config.block_size),
+        )
+    runner: Runner = model_runner
+    if config.async_scheduling:
+        runner = OverlappingRunner(model_runner, scheduler.ahead)
+    engine = Engine(
+        config,
+        scheduler,
+        runner,
+        log,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+    )
+    engine.observers.append(PreemptionWarnings())
+    engine.metrics.sizes = {
+        "mie:weights_bytes": plan.weight_bytes,
+        "mie:kv_bytes": plan.num_blocks * plan.block_bytes,
+    }
+    logger = logging.getLogger(__name__)
+    logger.info("loaded %s on %s in %.2f s", directory, backend, time.perf_counter() - began)
+    logger.info("memory plan:\n%s", plan.table())
+    return engine
+
+
+def new_scheduler(
+    config: EngineConfig,
+    num_blocks: int,
+    max_model_len: int,
+    log: EventLog,
+    num_host_blocks: int = 0,
+) -> Scheduler:
+    """Return a scheduler with its memory manager, both writing to ``log``."""
+    manager = KVCacheManager(
+        num_blocks,
+        config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        partial_block_sharing=config.partial_block_sharing,
+        max_cached_blocks=config.max_cached_blocks,
+        num_host_blocks=num_host_blocks,
+        emit=log.emit,
+    )
+    return Scheduler(config, manager, max_model_len, log.emit)
+
+
+def _smaller_dtypes(
+    backend: str, dtype: str, config: EngineConfig, model: ModelConfig
+) -> Iterator[str]:
+    """Yield the data types with which the model fits, if the backend supports them."""
+    for changes, changed_dtype in (
+        ({"kv_cache_dtype": "int8"}, dtype),
+        ({"weight_dtype": model.dtype}, dtype),
+        ({}, "float16"),
+    ):
+        with suppress(ConfigError):
+            changed = replace(config, **changes)  # type: ignore[arg-type]  # these are words
+            if fits(changed, model, load_backend(backend, changed_dtype, changed)):
+                text = ", ".join(f"{name}={value}" for name, value in changes.items())
+                yield text or "dtype=float16"
+
+
+def _weights(directory: Path, model: ModelConfig, dummy_seed: int | None) -> Checkpoint:
+    """Open the directory's weights, or random ones if there is a seed for them."""
+    if dummy_seed is not None:
+        return RandomWeights(model, dummy_seed)
+    return Checkpoint.open(directory, expected_tensors(model))
+
+
+def _load_decoder(
+    weights: Checkpoint, model: ModelConfig, machine: Backend, num_positions: int, use_tqdm: bool
+) -> Decoder:
+    with weights as checkpoint:
+        if model.tie_word_embeddings:
+            check_tied_head(checkpoint)
+        with _progress_bar(checkpoint.nbytes, use_tqdm) as progress:
+            return Decoder(model, machine, checkpoint, num_positions, progress)
+
+
+@contextmanager
+def _progress_bar(num_bytes: int, is_wanted: bool) -> Iterator[Callable[[int], object]]:
+    """Show a bar on a terminal for a load of more than a moment. Do nothing elsewhere."""
+    if not is_wanted or not sys.stderr.isatty():
+        yield lambda num_new: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(
+        total=num_bytes, desc="loading weights", unit="B", unit_scale=True, delay=0.5, leave=False
+    ) as bar:
+        yield bar.update

@@ -1,0 +1,115 @@
+"""Load the parts that `LLM` and `AsyncLLM` consist of from `EngineArgs`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.generation import GenerationConfig
+from mie.checkpoint.locate import locate_model
+from mie.config.engine_args import EngineArgs
+from mie.engine.engine import Engine
+from mie.errors import ConfigError, ModelError
+from mie.load.engine import load_engine
+from mie.params.sampling import SamplingParams
+from mie.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parts:
+    """A loaded model: its engine, its tokenizer, and the contents of its files."""
+
+    directory: Path
+    text_directory: Path
+    """The directory of the tokenizer and the chat template."""
+    model: ModelConfig
+    """Its ``eos_token_ids`` include those of the generation config and the tokenizer."""
+    tokenizer: Tokenizer | None
+    engine: Engine
+    generation: GenerationConfig
+    """The default sampling parameters: ``SamplingParams(**generation.sampling)``."""
+
+
+def build(args: EngineArgs) -> Parts:
+    """Load the model that ``args`` describe.
+
+    The configuration, the tokenizer and the default sampling parameters are read before the
+    weights, because they load fast and may be wrong.
+
+    Raises:
+        ConfigError: a setting does not fit the model or the machine.
+        ModelError: the model cannot be used; nothing stays loaded.
+    """
+    directory, text_directory = _locate(args)
+    model = ModelConfig.load(directory, args.hf_overrides)
+    tokenizer = None
+    if not args.skip_tokenizer_init:
+        tokenizer = Tokenizer.load(text_directory, model.vocab_size)
+    generation = GenerationConfig.load(
+        directory, args.generation_config, args.override_generation_config
+    )
+    _check_sampling(generation.sampling, generation.source)
+    model = replace(model, eos_token_ids=_eos_token_ids(model, generation, tokenizer))
+    engine = load_engine(
+        directory,
+        args.engine_config(),
+        backend=args.backend,
+        dtype=args.dtype_name,
+        trace=args.trace,
+        model=model,
+        load_format=args.load_format,
+        use_tqdm=args.use_tqdm_on_load,
+    )
+    return Parts(
+        directory=directory,
+        text_directory=text_directory,
+        model=model,
+        tokenizer=tokenizer,
+        engine=engine,
+        generation=generation,
+    )
+
+
+def _locate(args: EngineArgs) -> tuple[Path, Path]:
+    """Return the directories of the model and of its tokenizer."""
+    directory = locate_model(
+        args.model,
+        revision=args.revision,
+        cache_dir=args.download_dir,
+        needs_weights=args.load_format != "dummy",
+    )
+    if args.tokenizer is None and args.tokenizer_revision in (None, args.revision):
+        return directory, directory
+    text_directory = locate_model(
+        args.model if args.tokenizer is None else args.tokenizer,
+        revision=args.tokenizer_revision,
+        cache_dir=args.download_dir,
+        needs_weights=False,
+    )
+    return directory, text_directory
+
+
+def _check_sampling(values: Mapping[str, Any], source: str) -> None:
+    try:
+        SamplingParams(**values)
+    except ConfigError as error:
+        remedy = "correct it, or pass generation_config='vllm' to ignore the file"
+        raise ConfigError(f"{source}: {error} ({remedy})") from error
+
+
+def _eos_token_ids(
+    model: ModelConfig, generation: GenerationConfig, tokenizer: Tokenizer | None
+) -> tuple[int, ...]:
+    """Return every id that ends a text, each once."""
+    for token_id in generation.eos_token_ids:
+        if not 0 <= token_id < model.vocab_size:
+            raise ModelError(
+                f"{generation.source}: eos_token_id {token_id} must lie in 0 … "
+                f"{model.vocab_size - 1} (vocab_size - 1)"
+            )
+    of_tokenizer = [] if tokenizer is None else [tokenizer.eos_token_id]
+    ids = [*model.eos_token_ids, *generation.eos_token_ids, *of_tokenizer]
+    return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))

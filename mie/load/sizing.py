@@ -1,0 +1,218 @@
+"""Divide the available memory among the weights, a step, and the cache.
+
+Everything is computed before anything is loaded, so a configuration that does not fit costs no
+time. The error has a table of the memory that each part needs, and names settings that fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from mie.arithmetic import ceil_div
+from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.tensors import expected_tensors
+from mie.config.engine import EngineConfig
+from mie.errors import ConfigError, TooLittleMemoryError
+from mie.ops.backend import Backend, KVCacheShape, Memory
+from mie.system.resources import available_bytes
+
+DEFAULT_KV_CACHE_BYTES = 4 << 30
+"""Default maximum of the KV cache in memory that other programs share.
+
+It is also at most a quarter of what is left there. A GPU's own memory may be filled.
+"""
+
+DEFAULT_SWAP_BYTES = 4 << 30
+"""Default maximum of host memory for swapped blocks, and at most a quarter of what is left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """The sizes of an engine's parts."""
+
+    backend: str
+    memory: Memory
+    max_model_len: int
+    block_size: int
+    block_bytes: int
+    weight_bytes: int
+    step_bytes: int
+    """Estimated bytes of the results of a full step, without the backend's internal memory."""
+    num_batched_tokens: int
+    num_blocks: int
+    num_host_blocks: int
+
+    @property
+    def num_positions(self) -> int:
+        """The maximum number of tokens of a sequence."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    @property
+    def left_bytes(self) -> int:
+        """The bytes that weights and steps leave for the KV cache. Negative if they do not fit."""
+        host_bytes = self.num_host_blocks * self.block_bytes if self.memory.is_shared else 0
+        return self.memory.available_bytes - self.weight_bytes - self.step_bytes - host_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether all of it fits at once."""
+        return self.num_blocks * self.block_bytes <= self.left_bytes
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Raise `TooLittleMemoryError` if an allocation fails while loading."""
+        try:
+            yield
+        except MemoryError as error:
+            message = f"the {self.backend} backend could not get the memory it needs:\n"
+            remedy = "lower num_blocks, kv_cache_memory_bytes or max_model_len"
+            raise TooLittleMemoryError(f"{message}{self.table()}\n({remedy})") from error
+
+    def refusal(self, remedies: Sequence[str]) -> TooLittleMemoryError:
+        """Return the error for a plan that does not fit. The ``remedies`` are settings that do."""
+        remedy = "; or ".join(remedies) + " fits" if remedies else ""
+        return TooLittleMemoryError(
+            f"not enough memory for the {self.backend} backend:\n{self.table()}\n"
+            f"({remedy or 'end other programs, or use a smaller model'})"
+        )
+
+    def table(self) -> str:
+        """Return a table of the memory that each part needs."""
+        cache_bytes, host_bytes = (
+            number * self.block_bytes for number in (self.num_blocks, self.num_host_blocks)
+        )
+        rows = [
+            ("weights", self.weight_bytes),
+            (f"step of {self.num_batched_tokens} tokens (estimate)", self.step_bytes),
+            (f"KV cache, {self.num_blocks} blocks of {self.block_size} tokens", cache_bytes),
+        ]
+        if host_bytes and self.memory.is_shared:
+            rows.append((f"host memory for {self.num_host_blocks} swapped blocks", host_bytes))
+        rows.append(("total", sum(num_bytes for _, num_bytes in rows)))
+        rows.append(("available", self.memory.available_bytes))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"  {name:<{width}} {size / 2**20:>14,.1f} MiB" for name, size in rows)
+
+
+def plan_memory(config: EngineConfig, model: ModelConfig, backend: Backend) -> MemoryPlan:
+    """Choose the number of blocks: the requested one, or enough for every sequence if it fits.
+
+    The plan may need more memory than there is (`MemoryPlan.fits`).
+
+    Raises:
+        ConfigError: a setting is beyond the model, or less than one block.
+    """
+    max_model_len, memory = _max_model_len(config, model), backend.memory()
+    block_bytes = backend.kv_cache_bytes(_one_block(config, model))
+    weight_bytes = sum(map(backend.weight_bytes, expected_tensors(model).values()))
+    step_bytes = _step_bytes(config, model, backend)
+    left = max(0, memory.available_bytes - weight_bytes - step_bytes)
+    num_blocks = _num_blocks(config, max_model_len, block_bytes, left, memory.is_shared)
+    host_left = left - num_blocks * block_bytes if memory.is_shared else available_bytes()
+    return MemoryPlan(
+        backend=backend.name,
+        memory=memory,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        block_bytes=block_bytes,
+        weight_bytes=weight_bytes,
+        step_bytes=step_bytes,
+        num_batched_tokens=config.max_num_batched_tokens,
+        num_blocks=num_blocks,
+        num_host_blocks=_num_host_blocks(config, block_bytes, host_left),
+    )
+
+
+def fits(config: EngineConfig, model: ModelConfig, backend: Backend) -> bool:
+    """Whether a plan with these settings is possible and fits."""
+    try:
+        return plan_memory(config, model, backend).fits
+    except ConfigError:  # a block of that backend may be larger than the requested bytes
+        return False
+
+
+def smaller_settings(
+    config: EngineConfig, model: ModelConfig, backend: Backend, plan: MemoryPlan
+) -> Iterator[str]:
+    """Yield the settings that ask for too much, each at a value with which the model fits."""
+    num_blocks = plan.left_bytes // plan.block_bytes
+    if num_blocks > 0:
+        if config.num_blocks is not None:
+            yield f"num_blocks={num_blocks}"
+        elif config.kv_cache_memory_bytes is not None:
+            yield f"kv_cache_memory_bytes={num_blocks * plan.block_bytes}"
+        else:
+            yield f"max_model_len={num_blocks * plan.block_size}"
+    num_tokens = config.max_num_batched_tokens // 2
+    while num_tokens and not fits(
+        replace(config, max_num_batched_tokens=num_tokens), model, backend
+    ):
+        num_tokens //= 2
+    if num_tokens:
+        yield f"max_num_batched_tokens={num_tokens}"
+
+
+def _one_block(config: EngineConfig, model: ModelConfig) -> KVCacheShape:
+    return KVCacheShape(
+        num_layers=model.num_layers,
+        num_blocks=1,
+        block_size=config.block_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+    )
+
+
+def _step_bytes(config: EngineConfig, model: ModelConfig, backend: Backend) -> int:
+    """Return the bytes of the results that live at once in a layer's widest part, plus logits."""
+    num_tokens = config.max_num_batched_tokens
+    attention = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
+    widest = 2 * model.hidden_size + max(attention, 3 * model.intermediate_size)
+    num_rows = min(num_tokens, config.max_num_seqs)
+    itemsize = backend.weight_bytes((1,))
+    return (num_tokens * widest + num_rows * model.vocab_size) * itemsize
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    if config.max_model_len is None:
+        return model.context_length
+    if config.max_model_len > model.context_length:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}; the model's context is "
+            f"{model.context_length} (lower max_model_len)"
+        )
+    return config.max_model_len
+
+
+def _num_blocks(
+    config: EngineConfig, max_model_len: int, block_bytes: int, left: int, is_shared: bool
+) -> int:
+    if config.num_blocks is not None:
+        return config.num_blocks
+    if config.kv_cache_memory_bytes is not None:
+        return _blocks_of("kv_cache_memory_bytes", config, block_bytes)
+    of_a_sequence = ceil_div(max_model_len, config.block_size)
+    affordable = min(DEFAULT_KV_CACHE_BYTES, left // 4) if is_shared else left
+    # Keep a length that was asked for. The model's own is only a maximum.
+    at_least = 1 if config.max_model_len is None else of_a_sequence
+    return min(config.max_num_seqs * of_a_sequence, max(at_least, affordable // block_bytes))
+
+
+def _num_host_blocks(config: EngineConfig, block_bytes: int, left: int) -> int:
+    if config.preemption_mode != "swap":
+        return 0
+    if config.swap_space is None:
+        return max(0, min(DEFAULT_SWAP_BYTES, left // 4)) // block_bytes
+    return _blocks_of("swap_space", config, block_bytes)
+
+
+def _blocks_of(name: str, config: EngineConfig, block_bytes: int) -> int:
+    """Return how many blocks fit in the bytes of that setting."""
+    num_bytes: int = getattr(config, name)
+    if num_bytes < block_bytes:
+        raise ConfigError(
+            f"{name} is {num_bytes}; one block of {config.block_size} tokens takes "
+            f"{block_bytes} (raise it to at least that, or lower block_size)"
+        )
+    return num_bytes // block_bytes

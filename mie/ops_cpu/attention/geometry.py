@@ -1,0 +1,133 @@
+"""Define the sizes of attention's products, and the constants that they follow from.
+
+Figures were measured on 2 cores of an AMD EPYC (Zen 4, AVX-512, 1 MiB of L2 each) with float32.
+docs/cpu-attention.md has the tables.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mie.arithmetic import ceil_div
+from mie.ops.arrays import Floats
+
+TILE = 128
+"""Positions of a tile, unless blocks or `MAX_UNPACKED_SCORES` need another size."""
+MAX_UNPACKED_SCORES = 1200
+"""Scores of a product up to which OpenBLAS does not pack the transposed keys first.
+
+The rule is `M * N` in kernel/x86_64/sgemm_small_kernel_permit_skylakex.c. Larger products take up
+to 3 times as long.
+"""
+SPLIT_SCORES = 1 << 17
+"""Scores of a split, over all KV heads. As float32 they take half of a core's L2."""
+FAST_ROWS = 64
+"""Rows of a prefill's product where it need not equal a decode's bit for bit.
+
+A core reaches 112 GFLOP/s with them, and 72 with a decode's rows.
+"""
+PARTIAL_SUMS = 8
+"""Parts in which NumPy sums a row. Padding it with a multiple of this many zeros is exact."""
+
+
+class Form(NamedTuple):
+    """The form of an item's products."""
+
+    num_rows: int
+    rows_per_query: int
+    """Rows of a product for each query, of which the last may be padding."""
+    transposes: bool
+    """Whether keys are transposed first, which makes the products faster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """The sizes that all products of a model's attention share."""
+
+    num_kv_heads: int
+    heads_per_kv: int
+    """Number of query heads that share a KV head."""
+    head_dim: int
+    block_size: int
+    dtype: np.dtype[Any]
+
+    @cached_property
+    def num_rows(self) -> int:
+        """The rows of a product: the query heads of a KV head, rounded up to 4 or 8.
+
+        Kernels take 4 or 8 rows at a time. 3 rows take as long as 4, and 7 take longer than 8.
+        """
+        multiple = 4 if self.heads_per_kv <= 4 else 8
+        return ceil_div(self.heads_per_kv, multiple) * multiple
+
+    @cached_property
+    def tile(self) -> int:
+        """The number of positions of a tile, which is whole blocks."""
+        wanted = TILE if self.num_rows * TILE <= MAX_UNPACKED_SCORES else TILE // 2
+        return self.block_size * max(1, wanted // self.block_size)
+
+    @cached_property
+    def tiles_per_split(self) -> int:
+        """The number of tiles whose scores fit `SPLIT_SCORES`, at least one."""
+        return max(1, SPLIT_SCORES // (self.num_kv_heads * self.num_rows * self.tile))
+
+    @cached_property
+    def width_step(self) -> int:
+        """The number of positions that a shortened tile is a multiple of."""
+        return math.lcm(self.block_size, PARTIAL_SUMS)
+
+    @cached_property
+    def decode_form(self) -> Form:
+        """The form of a decode, which gives the same bits for a query in any item.
+
+        Rows that are padding in a decode hold other queries of a prefill, if that changes no bit.
+        """
+        rows_per_query = self.heads_per_kv if self.rows_are_alike else self.num_rows
+        return Form(self.num_rows, rows_per_query, transposes=False)
+
+    @property
+    def fast_form(self) -> Form:
+        """The fastest form for many queries."""
+        return Form(FAST_ROWS, self.heads_per_kv, transposes=True)
+
+    @cached_property
+    def short_tiles_are_exact(self) -> bool:
+        """Whether a tile's first positions give the same bits as all, if other weights are 0."""
+        queries, keys = self._samples()
+        scores = queries @ keys.T
+        for width in range(self.width_step, self.tile, self.width_step):
+            weights = np.exp(scores)
+            weights[:, width:] = 0
+            if (queries @ keys[:width].T != scores[:, :width]).any():
+                return False
+            if (weights[:, :width] @ keys[:width] != weights @ keys).any():
+                return False
+            if (weights[:, :width].sum(-1) != weights.sum(-1)).any():
+                return False
+        return True
+
+    @cached_property
+    def rows_are_alike(self) -> bool:
+        """Whether a query gives the same bits in each row of a product."""
+        queries, keys = self._samples()
+        scores = queries @ keys.T
+        weights = np.exp(scores)
+        weighted = weights @ keys
+        for by in range(1, self.num_rows):
+            if (np.roll(queries, by, 0) @ keys.T != np.roll(scores, by, 0)).any():
+                return False
+            if (np.roll(weights, by, 0) @ keys != np.roll(weighted, by, 0)).any():
+                return False
+        return True
+
+    def _samples(self) -> tuple[Floats, Floats]:
+        """Return random queries and keys of one product."""
+        generator = np.random.default_rng(0)
+        queries = generator.normal(size=(self.num_rows, self.head_dim))
+        keys = generator.normal(size=(self.tile, self.head_dim))
+        return queries.astype(self.dtype), keys.astype(self.dtype)

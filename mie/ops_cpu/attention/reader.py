@@ -1,0 +1,137 @@
+"""Read the tiles of a split from the KV cache."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import DTypeLike
+
+from mie.ops.arrays import Floats
+from mie.ops_cpu.allocator import huge_empty
+from mie.ops_cpu.attention.plan import Split
+from mie.ops_cpu.attention.tiles import Segment
+
+KEYS, VALUES = 0, 1
+"""Indices into the second axis of the cache."""
+
+
+class Scratch:
+    """Named working memory of one thread, which grows on demand."""
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self._dtype = np.dtype(dtype)
+        self._arrays: dict[str, Floats] = {}
+
+    def take(self, name: str, *shape: int) -> Floats:
+        """Return an uninitialised array of that shape. It overwrites the last one of that name."""
+        size = math.prod(shape)
+        array = self._arrays.get(name)
+        if array is None or array.size < size:
+            array = huge_empty(size * self._dtype.itemsize).view(self._dtype)
+            self._arrays[name] = array
+        return array[:size].reshape(shape)
+
+
+def readers_of(
+    split: Split, memory: Floats, scratch: Scratch, *, transposes: bool
+) -> list[SegmentReader]:
+    """Return readers of a split's segments for memory [L, 2, Hkv, N, B, Dh].
+
+    The segments of a held split have places of their own in the buffers.
+    """
+    per_position = memory.shape[2] * memory.shape[5]
+    sizes = [
+        len(each.at) * each.width * per_position if transposes or each.step is None else 0
+        for each in split.segments
+    ]
+    total = sum(sizes) if split.is_held else max(sizes)
+    keys = scratch.take("keys", total)
+    values = scratch.take("values", total) if split.is_held else keys
+    transposed = scratch.take("transposed", total) if transposes else None
+    readers: list[SegmentReader] = []
+    begin = 0
+    for each, size in zip(split.segments, sizes, strict=True):
+        own = slice(begin, begin + size)
+        readers.append(SegmentReader(each, memory, keys[own], values[own], is_held=split.is_held))
+        if transposed is not None:
+            readers[-1].transpose_into(transposed[own])
+        begin += size if split.is_held else 0
+    return readers
+
+
+class SegmentReader:
+    """Reads the keys and values of a segment, in place or gathered into buffers."""
+
+    def __init__(self, segment: Segment, memory: Floats, *buffers: Floats, is_held: bool) -> None:
+        """Prepare to read memory [L, 2, Hkv, N, B, Dh]. Buffers are for keys and for values."""
+        num_layers, _, num_heads, _, block_size, head_dim = memory.shape
+        self.at, self.width, self._is_held = segment.at, segment.width, is_held
+        self._memory, self._block_ids = memory, np.array(segment.block_ids)
+        self._is_in_place = segment.step is not None
+        self._transposed: Floats | None = None
+        shape = num_heads, len(segment.at), 1, segment.width, head_dim
+        if segment.step is not None:
+            *outer, by_block, by_position, by_element = memory.strides
+            strides = *outer, segment.step * by_block, 0, by_position, by_element
+            first = memory[:, :, :, segment.block_ids[0] :]
+            both = as_strided(first, (num_layers, 2, *shape), strides, writeable=False)
+            planes = [both[:, 0], both[:, 1]]
+        else:
+            gathered = num_heads, len(segment.block_ids), block_size, head_dim
+            self._gathered = [buffer.reshape(gathered) for buffer in buffers]
+            planes = [buffer.reshape(1, *shape) for buffer in buffers]
+            self._empty = _empty_slots(segment)
+        self.keys: Floats = planes[0].swapaxes(-1, -2)
+        """[L or 1, Hkv, tiles, 1, Dh, width]"""
+        self.values: Floats = planes[1]
+        """[L or 1, Hkv, tiles, 1, width, Dh]"""
+
+    def transpose_into(self, buffer: Floats) -> None:
+        """Let `hold` transpose the keys in memory."""
+        self._as_stored = self.keys
+        self.keys = self._transposed = buffer.reshape(1, *self.keys.shape[1:])
+
+    def hold(self, layer: int) -> None:
+        """Read the keys and values of a held split, which `read` does not read again."""
+        if self._is_held and not self._is_in_place:
+            self._gather(layer, KEYS)
+            self._gather(layer, VALUES)
+        if self._transposed is not None:
+            self._transposed[0] = self._as_stored[layer if self._is_in_place else 0]
+
+    def read(self, layer: int, which: int) -> int:
+        """Read the layer's `KEYS` or `VALUES`, and return their index in `keys` or `values`.
+
+        Slots without a token hold anything in keys, and zeros in values.
+        """
+        if self._transposed is not None and which == KEYS:
+            return 0
+        if self._is_in_place:
+            return layer
+        if not self._is_held:
+            self._gather(layer, which)
+        return 0
+
+    def _gather(self, layer: int, which: int) -> None:
+        # With "clip" NumPy writes directly to the array, without a copy.
+        self._memory[layer, which].take(self._block_ids, 1, self._gathered[which], "clip")
+        if which == VALUES and self._empty is not None:
+            self.values[self._empty] = 0  # the weight is 0, but 0 * NaN is NaN
+
+
+def _empty_slots(segment: Segment) -> tuple[Any, ...] | None:
+    """Return the index, in [1, Hkv, tiles, 1, width, Dh], of the slots without a token.
+
+    It is one index for all tiles, because many small fills take longer than the gathering.
+    """
+    if not segment.ends:
+        return None
+    if len(segment.ends) == 1:
+        tile, filled = segment.ends[0]
+        return 0, slice(None), tile, 0, slice(filled, None)
+    tiles, filled_positions = np.array(segment.ends).T
+    which, positions = np.nonzero(np.arange(segment.width) >= filled_positions[:, None])
+    return 0, slice(None), tiles[which], 0, positions

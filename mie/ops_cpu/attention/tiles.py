@@ -1,0 +1,122 @@
+"""Find the tiles of a step's sequences in the block pool.
+
+A tile whose blocks are adjacent in the pool is read in place. Any other is gathered, as is a
+sequence's last tile while it fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mie.arithmetic import ceil_div
+from mie.ops.backend import StepBatch
+from mie.ops_cpu.attention.geometry import Geometry
+
+Start = tuple[int, int]
+"""A sequence and its tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tiles that are read together, either in place at equal distances in the pool, or gathered."""
+
+    at: range
+    """The tiles among those of their split."""
+    width: int
+    """Number of positions that are read of each tile."""
+    block_ids: list[int]
+    """The blocks of all tiles. If they are read in place, only the first block."""
+    step: int | None = None
+    """Blocks from one tile to the next if they are read in place, else None."""
+    ends: tuple[tuple[int, int], ...] = ()
+    """Tiles that are not filled yet: (tile of the segment, number of filled positions)."""
+
+
+class Tiles:
+    """The tiles of a step's sequences and their places in the pool."""
+
+    def __init__(self, batch: StepBatch, geometry: Geometry) -> None:
+        self._geometry = geometry
+        self.lengths: list[int] = batch.seq_lens.tolist()
+        tile, longest = geometry.tile, max(self.lengths)
+        num_tiles = ceil_div(longest, tile)
+        num_blocks = num_tiles * (tile // geometry.block_size)
+        given = batch.block_tables[:, :num_blocks]
+        blocks = np.zeros((len(given), num_blocks), np.int64)
+        blocks[:, : given.shape[1]] = given
+        # Table entries beyond a sequence's length may not be valid blocks.
+        positions = np.arange(num_blocks) * geometry.block_size
+        blocks *= positions < batch.seq_lens[:, None]
+        by_tile = blocks.reshape(len(given), num_tiles, -1)
+        self._blocks: list[list[list[int]]] = by_tile.tolist()
+        self._is_run: list[list[bool]] | None = None  # no sequence fills a tile
+        if longest >= tile:
+            is_full = np.arange(1, num_tiles + 1) * tile <= batch.seq_lens[:, None]
+            self._is_run = (is_full & (np.diff(by_tile) == 1).all(-1)).tolist()
+
+    def segments(
+        self, starts: Sequence[Start], num_tiles: int, last_width: int, most: int
+    ) -> list[Segment]:
+        """Return how to read the next ``num_tiles`` tiles from each of ``starts``.
+
+        The first tiles of all sequences come first, then the second ones, and so on. So the last
+        tiles, which are rarely full, are gathered together, up to ``last_width`` positions. At most
+        ``most`` positions are gathered at once.
+        """
+        tiles = [(s, first + i) for i in range(num_tiles) for s, first in starts]
+        found = list(self._in_place(tiles, len(starts)))
+        is_gathered = [True] * len(tiles)
+        for segment in found:
+            for i in segment.at:
+                is_gathered[i] = False
+        first, last = 0, len(tiles) - len(starts)
+        while first < len(tiles):
+            end, width = (last, self._geometry.tile) if first < last else (len(tiles), last_width)
+            end = min(end, first + max(1, most // width))
+            stop = first
+            while stop < end and is_gathered[stop]:
+                stop += 1
+            if stop > first:
+                found.append(self._gathered(tiles, range(first, stop), width))
+            first = max(stop, first + 1)
+        return found
+
+    def _in_place(self, tiles: Sequence[Start], num_sequences: int) -> Iterator[Segment]:
+        """Find two or more full tiles at equal ascending distances.
+
+        They belong to one sequence if it has many, or else to several sequences at the same index.
+        A single tile is gathered as fast as it would be read in place.
+        """
+        if self._is_run is None:
+            return
+        firsts = [self._blocks[s][t][0] if self._is_run[s][t] else -1 for s, t in tiles]
+        if len(tiles) > num_sequences**2:
+            lines = [range(i, len(tiles), num_sequences) for i in range(num_sequences)]
+        else:
+            starts = range(0, len(tiles), num_sequences)
+            lines = [range(start, start + num_sequences) for start in starts]
+        for line in lines:
+            begin = 0
+            while begin + 1 < len(line):
+                block = firsts[line[begin]]
+                step, end = firsts[line[begin + 1]] - block, begin + 1
+                if block >= 0 and step > 0:
+                    while end < len(line) and firsts[line[end]] == block + (end - begin) * step:
+                        end += 1
+                if end > begin + 1:
+                    yield Segment(line[begin:end], self._geometry.tile, [block], step)
+                begin = end
+
+    def _gathered(self, tiles: Sequence[Start], at: range, width: int) -> Segment:
+        num_blocks = width // self._geometry.block_size
+        block_ids: list[int] = []
+        ends = []
+        for i, (s, t) in enumerate(tiles[at.start : at.stop]):
+            block_ids += self._blocks[s][t][:num_blocks]
+            filled = self.lengths[s] - t * self._geometry.tile
+            if filled < width:
+                ends.append((i, filled))
+        return Segment(at, width, block_ids, ends=tuple(ends))

@@ -1,0 +1,117 @@
+"""Convert the values of parameters to plain numbers, strings, tuples and dicts.
+
+Each function raises `ConfigError` with the name, the value and the range. Lists are read only up to
+their limit, so an endless iterator is refused as quickly as a long list.
+"""
+
+import reprlib
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from numbers import Integral, Real
+from typing import Any
+
+from mie.errors import ConfigError
+
+MAX_SHOWN = 500
+"""Maximum number of characters of a value in an error message."""
+
+
+def shown(value: object) -> str:
+    """Return the value's ``repr`` for an error message, shortened if it is long."""
+    shortener = reprlib.Repr()
+    shortener.maxstring = shortener.maxlong = shortener.maxother = MAX_SHOWN
+    try:
+        return shortener.repr(value)
+    except ValueError:  # Python refuses to print an integer of more than 4,300 digits
+        return f"an object of type {type(value).__name__} that cannot be printed"
+
+
+def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """Return ``value`` as an ``int`` in low … high. Bools and floats are refused."""
+    number: int | None = _converted(int, Integral, value)
+    if number is None or number < low or (high is not None and number > high):
+        allowed = f"at least {low}" if high is None else f"in {low} … {high}"
+        raise ConfigError(f"{name} must be an integer {allowed}; got {shown(value)}")
+    return number
+
+
+def real(name: str, value: Any, low: float, high: float, *, above_low: bool = False) -> float:
+    """Return ``value`` as a finite ``float`` in low … high, or above low. Bools are refused."""
+    number: float | None = _converted(float, Real, value)
+    if number is None or not low <= number <= high or (above_low and number == low):
+        bracket = "(" if above_low else "["
+        allowed = f"in {bracket}{low:g}, {high:g}]"
+        raise ConfigError(f"{name} must be a number {allowed}; got {shown(value)}")
+    return number
+
+
+def _converted(kind: Any, abstract: type, value: Any) -> Any:
+    """Return kind(value), or None if ``value`` is not such a number."""
+    if not isinstance(value, abstract) or isinstance(value, bool):
+        return None
+    try:
+        return kind(value)
+    except (ArithmeticError, TypeError, ValueError):  # too large for a float, or NaT
+        return None
+
+
+def items(name: str, value: Any, kind: str, limit: int) -> tuple[Any, ...]:
+    """Return the items of ``value``, at most ``limit``. ``kind`` says what it must be in words."""
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    try:
+        iterator = iter(value) if is_list else None
+    except TypeError:  # an array without dimensions
+        iterator = None
+    if iterator is None:
+        raise ConfigError(f"{name} must be {kind}; got {shown(value)}")
+    found = tuple(islice(iterator, limit + 1))
+    if len(found) > limit:
+        raise ConfigError(f"{name} may have at most {limit} entries; got more")
+    return found
+
+
+def token_ids(name: str, value: Any, limit: int, *, may_be_empty: bool = False) -> tuple[int, ...]:
+    """Return a list of token ids as a tuple of ``int``."""
+    ids = items(name, value, "a list of token ids", limit)
+    if not ids and not may_be_empty:
+        raise ConfigError(f"{name} must name at least one token, or be None; got an empty list")
+    if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0:
+        return ids  # a fast path, because there may be a million
+    each = f"each of {name}"
+    return tuple([integer(each, token_id, 0) for token_id in ids])
+
+
+def strings(
+    name: str, value: Any, limit: int, max_chars: int, *, kind: str = "a list of strings"
+) -> tuple[str, ...]:
+    """Return a list of strings of 1 … ``max_chars`` characters as a tuple."""
+    found = items(name, value, kind, limit)
+    for string in found:
+        if not isinstance(string, str) or not string:
+            raise ConfigError(f"each of {name} must be a non-empty string; got {shown(string)}")
+        if len(string) > max_chars:
+            raise ConfigError(
+                f"each of {name} may have at most {max_chars} characters; got {len(string)}"
+            )
+    return tuple(map(str, found))
+
+
+def biases(name: str, value: Any, limit: int, most: float) -> dict[int, float]:
+    """Return a mapping from token ids to numbers in -most … most as a ``dict``.
+
+    Ids may be strings of digits, because JSON has no other keys and clients of OpenAI's API send
+    them.
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must map token ids to numbers; got {shown(value)}")
+    bias: dict[int, float] = {}
+    keys = items(name, iter(value), "a mapping", limit)
+    numbers = list(map(value.__getitem__, keys))
+    is_plain = set(map(type, keys)) <= {int} and set(map(type, numbers)) <= {float}
+    if is_plain and min(keys, default=0) >= 0 and all(-most <= x <= most for x in numbers):
+        return dict(zip(keys, numbers, strict=True))  # a fast path, because there may be a million
+    for key, number in zip(keys, numbers, strict=True):
+        is_number = isinstance(key, str) and key.isdecimal() and len(key) < 20
+        token_id = integer(f"each key of {name}", int(key) if is_number else key, 0)
+        bias[token_id] = real(f"{name} of token {token_id}", number, -most, most)
+    return bias

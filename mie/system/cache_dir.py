@@ -1,0 +1,139 @@
+"""Use a folder of the user's cache only if it is private.
+
+A cache decides how a program computes, or is loaded into it as code. So a folder or a file is used
+only if no other user can have written to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 1 << 20
+"""Bytes of a JSON file that is read. Those that mie writes are far smaller."""
+
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+"""Flags with which a pipe does not make `open` wait, and a link is refused."""
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+class CacheError(Exception):
+    """A cache cannot be used. The message says which folder, and why."""
+
+
+def cache_path(name: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return where the cache ``name`` of mie belongs, whether it exists or not.
+
+    That is in $XDG_CACHE_HOME, or in ~/.cache without the variable. The XDG Base Directory
+    Specification says to ignore a relative path in it.
+
+    Raises:
+        CacheError: the user has no home directory.
+    """
+    base = environment.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):
+        return Path(base) / "mie" / name
+    with suppress(RuntimeError):
+        home = Path.home()
+        if home.is_absolute():
+            return home / ".cache" / "mie" / name
+    raise CacheError("there is no cache: the user has no home directory (set XDG_CACHE_HOME)")
+
+
+def open_cache(name: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Make the folder of the cache ``name`` if needed, and return it. It is private.
+
+    Raises:
+        CacheError: it cannot be made, or other users may have written to it or to its parent.
+    """
+    path = cache_path(name, environment)
+    try:
+        _make(path)
+        for folder in (path.parent, path):
+            _check(folder)
+    except OSError as error:
+        raise CacheError(f"the cache {path} cannot be used: {error.strerror}") from None
+    return path
+
+
+def is_private_file(path: Path) -> bool:
+    """Return whether ``path`` is a regular file that only this user can have written."""
+    try:
+        about = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(about.st_mode) and _is_private(about)
+
+
+def read_json(path: Path) -> Any:
+    """Return the file's content, or None if it is missing, damaged, too large or not private."""
+    with suppress(OSError, ValueError, RecursionError):
+        handle = os.open(path, _OPEN)
+        with open(handle, "rb") as file:
+            about = os.fstat(handle)
+            if stat.S_ISREG(about.st_mode) and _is_private(about):
+                text = file.read(MAX_BYTES + 1)
+                return json.loads(text) if len(text) <= MAX_BYTES else None
+    return None
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` to the file atomically.
+
+    Raises:
+        CacheError: it cannot be written.
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=1)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise CacheError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _make(path: Path) -> None:
+    """Make the folder and its missing parents with mode 0700, independent of the umask."""
+    if path.is_dir():
+        return
+    _make(path.parent)
+    with suppress(FileExistsError):  # another process was faster, or it is not a folder
+        path.mkdir(mode=0o700)
+
+
+def _check(folder: Path) -> None:
+    """Check that no other user can write to the folder, and close it to readers.
+
+    Raises:
+        CacheError: it is not private.
+    """
+    about = os.stat(folder)
+    if not stat.S_ISDIR(about.st_mode):
+        raise CacheError(f"the cache {folder} cannot be used: it is not a folder")
+    owner = os.geteuid()
+    if about.st_uid != owner or os.lstat(folder).st_uid != owner:
+        raise CacheError(
+            f"the cache {folder} is not used: it belongs to user {about.st_uid}, not to user "
+            f"{owner}, who runs this program (set XDG_CACHE_HOME to a folder of your own)"
+        )
+    if about.st_mode & _WRITABLE_BY_OTHERS:
+        raise CacheError(
+            f"the cache {folder} is not used: other users may write to it (remove it: mie "
+            "makes a new one with mode 0700)"
+        )
+    if stat.S_IMODE(about.st_mode) != 0o700:
+        folder.chmod(0o700)
+
+
+def _is_private(about: os.stat_result) -> bool:
+    return about.st_uid == os.geteuid() and not about.st_mode & _WRITABLE_BY_OTHERS

@@ -1,0 +1,119 @@
+"""Count the CPUs and the bytes of memory that are available to this process.
+
+A control group, such as a container, may allow less than the machine has. A limit of any group
+applies, from the process's own group up to the root. Version 2 has one tree of groups, and version
+1 has one tree for each controller.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+Read = Callable[[str], str | None]
+"""Returns the text of a file by its absolute path, or None if it cannot be read."""
+
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"),
+)
+"""The limit, the use, and the entry of memory.stat that counts the page cache, by version 2 and 1.
+
+The kernel reclaims the page cache when a process needs the memory.
+"""
+
+
+def read_text(path: str) -> str | None:
+    """Return the file's text, or None."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return None
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def available_cpus(read: Read = read_text) -> int:
+    """Return how many CPUs threads can use continuously, given the affinity and the quota."""
+    return whole_cpus(usable_cpus(), cpu_quota(read))
+
+
+def whole_cpus(usable: int, quota: float | None) -> int:
+    """Return ``usable``, limited to the control group's quota rounded up."""
+    return usable if quota is None else max(1, min(usable, math.ceil(quota)))
+
+
+def cpu_quota(read: Read = read_text) -> float | None:
+    """Return the CPU quota of the process's control group, or None without a limit."""
+    quotas = []
+    for group in _groups(read, "cpu"):
+        text = read(f"{group}/cpu.max")  # "150000 100000", or "max 100000"
+        if text is None:
+            text = f"{read(f'{group}/cpu.cfs_quota_us')} {read(f'{group}/cpu.cfs_period_us')}"
+        quotas.append(_ratio(text))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def available_bytes(read: Read = read_text) -> int:
+    """Return how many bytes a program can allocate without swapping out others.
+
+    This is Linux's MemAvailable, or what the control group has left if that is less. Other systems
+    tell only the machine's memory.
+    """
+    available = memory_info(read).get("MemAvailable")
+    if available is None:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(0, min([available, *(left for _, left in _memory_groups(read))]))
+
+
+def memory_limit(read: Read = read_text) -> int | None:
+    """Return the memory limit of the process's control group in bytes, or None without one."""
+    return min((limit for limit, _ in _memory_groups(read)), default=None)
+
+
+def memory_info(read: Read = read_text) -> dict[str, int]:
+    """Return the amounts in /proc/meminfo, in bytes: MemTotal, MemAvailable and more."""
+    found = re.findall(r"^(\w+): +(\d+) kB$", read("/proc/meminfo") or "", re.MULTILINE)
+    return {name: int(number) << 10 for name, number in found}
+
+
+def _memory_groups(read: Read) -> Iterator[tuple[int, int]]:
+    """Yield the limit of each control group that has one, and what it has left, in bytes."""
+    for group in _groups(read, "memory"):
+        for limit_file, use_file, cache in _MEMORY_FILES:
+            limit = _number(read(f"{group}/{limit_file}"))
+            if limit is not None:
+                use = _number(read(f"{group}/{use_file}")) or 0
+                stat = read(f"{group}/memory.stat") or ""
+                cached = re.search(rf"^{cache} (\d+)$", stat, re.MULTILINE)
+                yield limit, limit - use + int(cached[1] if cached else 0)
+
+
+def _groups(read: Read, controller: str) -> Iterator[PurePosixPath]:
+    """Yield the folders of the process's control groups, from its own up to the root."""
+    for line in (read("/proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers or controller in controllers.split(","):
+            root = PurePosixPath("/sys/fs/cgroup", controller if controllers else "")
+            group = PurePosixPath(path.lstrip("/"))
+            yield from (root / folder for folder in (group, *group.parents))
+
+
+def _number(text: str | None) -> int | None:
+    """Return the number that ``text`` is, or None. "max" means no limit."""
+    return int(text) if text is not None and text.strip().isdecimal() else None
+
+
+def _ratio(text: str) -> float | None:
+    """Return time divided by period. "max" or a time of -1 means no limit."""
+    numbers = [int(word) for word in text.split() if re.fullmatch(r"\d+", word, re.ASCII)]
+    return numbers[0] / numbers[1] if len(numbers) == 2 and min(numbers) > 0 else None

@@ -1,0 +1,1 @@
+"""Modules of bench_cpu.py. Peers run `child` in their own interpreters, so it imports little."""

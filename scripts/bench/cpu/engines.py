@@ -1,0 +1,376 @@
+"""Give the engines of bench_cpu.py one small interface.
+
+Only `MieEngine` imports mie, and each peer is imported only in its own class, because each may run
+under another interpreter (bench_cpu.py's --python).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from unittest import mock
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """What a child loads."""
+
+    family: str
+    """The engine's name in `ENGINES`."""
+    kind: str
+    """The dtype of the numbers as the family spells it: "f32", "Q8_0", "int8"."""
+    directory: str
+    converted: str
+    """The path that `Engine.prepare` writes."""
+    threads: int
+    max_num_seqs: int
+    max_model_len: int
+    kv_cache_bytes: int
+    """Bytes of the KV cache, enough for the largest workload."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of mie."""
+    prepare: bool = False
+
+
+@dataclass(kw_only=True)
+class Generated:
+    """The answer to a request of the parent."""
+
+    tokens: list[list[int]]
+    """The new tokens of each prompt."""
+    times: list[list[float]]
+    """The time of each token, in seconds since the start."""
+    steps: list[tuple[float, float]] = field(default_factory=list)
+    """The end of each step of mie, and the seconds of its forward pass and sampling."""
+
+
+class Engine(Protocol):
+    """A loaded model."""
+
+    version: str
+    """The engine's version, and the mode it runs in."""
+
+    def __init__(self, spec: EngineSpec) -> None: ...
+
+    @staticmethod
+    def prepare(spec: EngineSpec) -> None:
+        """Write ``spec.converted`` if the engine does not read the model's own format."""
+
+    def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
+        """Generate for all prompts, which have one length, at once. No token ends a prompt."""
+
+
+class MieEngine:
+    """The engine mie, called through `LLM.add_request` and `LLM.step` as `LLM.generate` does."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        import mie.load.parts
+        from mie.load.engine import load_engine
+
+        defaults: dict[str, Any] = {
+            "dtype": "float32",
+            "max_num_seqs": spec.max_num_seqs,
+            "max_model_len": spec.max_model_len,
+        }
+        if "num_blocks" not in spec.settings:
+            defaults["kv_cache_memory_bytes"] = spec.kv_cache_bytes
+        self._operator_seconds = 0.0
+        self._num_inside = 0
+        load = functools.partial(load_engine, wrap=self._timed)
+        with mock.patch.object(mie.load.parts, "load_engine", load):  # LLM itself has no `wrap`
+            self._llm = mie.LLM(
+                spec.directory, skip_tokenizer_init=True, **(defaults | spec.settings)
+            )
+        self.version = ", ".join(
+            [f"mie {mie.__version__}", numpy_version(), *self._mode(set(defaults))]
+        )
+
+    def _mode(self, given: set[str]) -> list[str]:
+        """Return the settings that were given or chosen for this machine."""
+        from mie.config.engine import EngineConfig
+
+        default = EngineConfig()
+        plans = Counter(getattr(self._backend, "linear_plans", {}).values())
+        settings = vars(self._llm.engine.config).items()
+        return [f"{count} shapes {plan}" for plan, count in plans.items()] + [
+            f"{name}={value}"
+            for name, value in settings
+            if name not in given and value != getattr(default, name)
+        ]
+
+    @staticmethod
+    def prepare(spec: EngineSpec) -> None:
+        """Do nothing, because mie reads the model as it is."""
+
+    def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
+        """Generate with continuous batching."""
+        from mie import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=num_new_tokens, ignore_eos=True)
+        start = time.perf_counter()
+        ids = [self._llm.add_request({"prompt_token_ids": each}, params) for each in prompts]
+        tokens: dict[str, list[int]] = {request_id: [] for request_id in ids}
+        times: dict[str, list[float]] = {request_id: [] for request_id in ids}
+        steps = []
+        while self._llm.has_work:
+            self._operator_seconds = 0.0
+            outputs = self._llm.step()
+            now = time.perf_counter() - start
+            steps.append((now, self._operator_seconds))
+            for output in outputs:
+                token_ids = output.outputs[0].token_ids
+                times[output.request_id] += [now] * (len(token_ids) - len(times[output.request_id]))
+                tokens[output.request_id] = token_ids
+        return Generated(
+            tokens=[list(tokens[each]) for each in ids], times=[times[i] for i in ids], steps=steps
+        )
+
+    def _timed(self, backend: Any) -> Any:
+        """The backend, whose forward pass and sampling add to `_operator_seconds`."""
+        self._backend = backend
+        for name in ("run_step", "sample", "start_sample", "finish_sample"):
+            if hasattr(backend, name):
+                setattr(backend, name, self._timed_method(getattr(backend, name)))
+        return backend
+
+    def _timed_method(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def timed(*args: Any) -> Any:
+            start = time.perf_counter()
+            self._num_inside += 1
+            try:
+                return method(*args)
+            finally:
+                self._num_inside -= 1
+                if self._num_inside == 0:  # one method may call another
+                    self._operator_seconds += time.perf_counter() - start
+
+        return timed
+
+
+class TransformersEngine:
+    """The engine transformers: `generate` runs several prompts as one static batch."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(spec.threads)
+        dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[spec.kind]
+        self._model = AutoModelForCausalLM.from_pretrained(spec.directory, dtype=dtype).eval()
+        self._model.generation_config.eos_token_id = None
+        capability = torch.backends.cpu.get_cpu_capability()
+        self.version = f"transformers {version_of('transformers')}, torch {torch.__version__}"
+        self.version += f" ({capability})"
+
+    @staticmethod
+    def prepare(spec: EngineSpec) -> None:
+        """Do nothing, because transformers reads the model as it is."""
+
+    def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
+        """Generate for one static batch."""
+        import torch
+
+        ids = torch.tensor(prompts)
+        clock = _StepClock()
+        with torch.inference_mode():
+            output = self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=num_new_tokens,
+                pad_token_id=0,
+                streamer=clock,
+            )
+        tokens = output[:, ids.shape[1] :].tolist()
+        return Generated(tokens=tokens, times=[clock.times] * len(prompts))
+
+
+class _StepClock:
+    """A streamer for `generate`, which receives the prompt and then the tokens of each step."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._is_prompt = True
+        self.times: list[float] = []
+
+    def put(self, tokens: object) -> None:
+        """Note the time of a step."""
+        if not self._is_prompt:
+            self.times.append(time.perf_counter() - self._start)
+        self._is_prompt = False
+
+    def end(self) -> None:
+        """Do nothing at the end."""
+
+
+class LlamaCppEngine:
+    """The engine llama.cpp through its low-level batch API.
+
+    Prompts run in batches of up to n_batch tokens, then each step computes the next token of all.
+    NumPy takes the largest logit. The settings are the library's own (an F16 cache, flash
+    attention), and the context is just large enough for the workload.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        import llama_cpp
+
+        self._lib = llama_cpp
+        self._threads = spec.threads
+        self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        llama_cpp.llama_log_set(self._log, None)
+        llama_cpp.llama_backend_init()
+        path = spec.converted.encode()
+        self._model = llama_cpp.llama_model_load_from_file(
+            path, llama_cpp.llama_model_default_params()
+        )
+        if not self._model:
+            raise RuntimeError(f"llama.cpp cannot load {spec.converted}")
+        vocab = llama_cpp.llama_model_get_vocab(self._model)
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
+        self._context: Any = None
+        self._batch: Any = None
+        self._context_size = (0, 0)
+        system = llama_cpp.llama_print_system_info().decode()
+        features = " ".join(re.findall(r"(\w+) = 1", system))
+        self.version = f"llama-cpp-python {llama_cpp.__version__} ({features})"
+
+    @staticmethod
+    def prepare(spec: EngineSpec) -> None:
+        """Write the GGUF file."""
+        import llama_cpp  # noqa: F401  # its absence is seen before gigabytes are written
+
+        from bench.cpu.gguf_file import write_gguf
+
+        write_gguf(Path(spec.directory), Path(spec.converted), spec.kind)
+
+    def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
+        """Generate for one static batch."""
+        # A context is shared out evenly, and each share has a multiple of 256 tokens.
+        num_tokens = -(-(len(prompts[0]) + num_new_tokens) // 256) * 256
+        self._set_context(len(prompts), len(prompts) * num_tokens)
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)
+        tokens: list[list[int]] = [[] for _ in prompts]
+        times: list[list[float]] = [[] for _ in prompts]
+        last = len(prompts[0]) - 1
+        rows = [
+            (token, position, seq, position == last)
+            for seq, prompt in enumerate(prompts)
+            for position, token in enumerate(prompt)
+        ]
+        start = time.perf_counter()
+        for number in range(num_new_tokens):
+            for begin in range(0, len(rows), self._n_batch):
+                for seq, token in self._decode(rows[begin : begin + self._n_batch]):
+                    tokens[seq].append(token)
+                    times[seq].append(time.perf_counter() - start)
+            rows = [(each[-1], last + 1 + number, seq, True) for seq, each in enumerate(tokens)]
+        return Generated(tokens=tokens, times=times)
+
+    def _set_context(self, num_seqs: int, num_tokens: int) -> None:
+        if self._context_size == (num_seqs, num_tokens):
+            return
+        if self._context is not None:
+            self._lib.llama_batch_free(self._batch)
+            self._lib.llama_free(self._context)
+        params = self._lib.llama_context_default_params()
+        params.n_seq_max, params.n_ctx = num_seqs, num_tokens
+        params.n_threads = params.n_threads_batch = self._threads
+        self._context = self._lib.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError("llama.cpp cannot create a context")
+        self._context_size = (num_seqs, num_tokens)
+        self._n_batch = params.n_batch
+        self._batch = self._lib.llama_batch_init(params.n_batch, 0, 1)
+
+    def _decode(self, rows: list[tuple[int, int, int, bool]]) -> list[tuple[int, int]]:
+        """Return (sequence, next token) for the rows that want one."""
+        import numpy as np
+
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for i, (token, position, seq, wants_logits) in enumerate(rows):
+            batch.token[i], batch.pos[i] = token, position
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
+            batch.logits[i] = wants_logits
+        status = self._lib.llama_decode(self._context, batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode returned {status} for {len(rows)} tokens")
+        seqs = [seq for _, _, seq, wants_logits in rows if wants_logits]
+        if not seqs:
+            return []
+        pointer = self._lib.llama_get_logits(self._context)  # the rows that want logits, in order
+        logits = np.ctypeslib.as_array(pointer, (len(seqs), self._vocab_size))
+        return list(zip(seqs, logits.argmax(axis=-1).tolist(), strict=True))
+
+
+class CTranslate2Engine:
+    """The engine CTranslate2: `Generator.generate_batch` runs one static batch."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        import ctranslate2
+
+        self._generator = ctranslate2.Generator(
+            spec.converted,
+            device="cpu",
+            compute_type=spec.kind,
+            inter_threads=1,
+            intra_threads=spec.threads,
+        )
+        self._words = json.loads((Path(spec.converted) / "vocabulary.json").read_text())
+        self.version = f"ctranslate2 {ctranslate2.__version__} ({self._generator.compute_type})"
+
+    @staticmethod
+    def prepare(spec: EngineSpec) -> None:
+        """Convert the model with CTranslate2's own converter."""
+        from ctranslate2.converters import TransformersConverter
+
+        TransformersConverter(spec.directory).convert(spec.converted, quantization=spec.kind)
+
+    def generate(self, prompts: list[list[int]], num_new_tokens: int) -> Generated:
+        """Generate for one static batch."""
+        times: list[list[float]] = [[] for _ in prompts]
+        start = time.perf_counter()
+
+        def note(result: Any) -> bool:
+            times[result.batch_id].append(time.perf_counter() - start)
+            return False
+
+        results = self._generator.generate_batch(
+            [[self._words[token] for token in prompt] for prompt in prompts],
+            sampling_topk=1,
+            min_length=num_new_tokens,
+            max_length=num_new_tokens,
+            include_prompt_in_result=False,
+            callback=note,
+        )
+        return Generated(tokens=[list(each.sequences_ids[0]) for each in results], times=times)
+
+
+ENGINES: dict[str, type[Engine]] = {
+    "mie": MieEngine,
+    "transformers": TransformersEngine,
+    "llama.cpp": LlamaCppEngine,
+    "ctranslate2": CTranslate2Engine,
+}
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package."""
+    return importlib.metadata.version(package)
+
+
+def numpy_version() -> str:
+    """Return the versions of NumPy and its BLAS."""
+    import numpy as np
+
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return f"NumPy {np.__version__} ({blas.get('name')} {blas.get('version')})"

@@ -1,0 +1,127 @@
+"""Compare the simulator with the engine: seven loads, measured and predicted.
+
+    python scripts/bench_sim.py [--rounds 3]    # run it on a quiet machine; it takes some minutes
+    python scripts/bench_sim.py --page          # write the page's table from the last results
+
+For each model, costs come from a recorded calibration load. Then every load runs on the engine with
+`--trace`, and `mie sim predict` simulates it with these costs. The results go to
+`docs/simulator.json`, and the table to `docs/simulator.md`. A test compares the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mie.sim.book.engine import _processor as processor
+from mie.sim.book.random_model import write_random_model
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+RESULTS, PAGE = DOCS / "simulator.json", DOCS / "simulator.md"
+TABLE = re.compile(r"(<!-- measured loads -->\n).*?(<!-- end of measured loads -->)", re.DOTALL)
+NUM_BLOCKS = 2048
+LOADS: dict[str, dict[str, str]] = {
+    "bundled": {
+        "48 requests at 24 a second, prompts 25–230, answers 12–115": "serve --num-prompts 48"
+        " --request-rate 24 --input-len 128 --output-len 64 --random-range-ratio 0.8",
+        "64 at once, 64 + 64 tokens": "throughput --num-prompts 64 --input-len 64 --output-len 64",
+        "16 at once, 400 + 32": "throughput --num-prompts 16 --input-len 400 --output-len 32",
+        "one after another, 32 + 200": "serve --num-prompts 4 --max-concurrency 1 --input-len 32"
+        " --output-len 200",
+    },
+    "SmolLM2-135M": {
+        "30 requests at 3 a second, prompts 28–163, answers 12–68": "serve --num-prompts 30"
+        " --request-rate 3 --input-len 96 --output-len 40 --random-range-ratio 0.7",
+        "32 at once, 48 + 32": "throughput --num-prompts 32 --input-len 48 --output-len 32",
+        "8 at once, 400 + 24": "throughput --num-prompts 8 --input-len 400 --output-len 24",
+    },
+}
+
+
+def mie(*arguments: object) -> str:
+    """Run a command of `mie`, and return what it prints."""
+    command = [sys.executable, "-m", "mie", *map(str, arguments)]
+    environment = {name: v for name, v in os.environ.items() if not name.startswith("OPENBLAS_")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+    return done.stdout
+
+
+def measure(model: str, folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each load: the measured and the predicted tokens per second of each round."""
+    directory: object = model
+    if model != "bundled":
+        directory = folder / model
+        Path(folder / model).mkdir()
+        write_random_model(model, folder / model)
+    place = ["--num-blocks", NUM_BLOCKS]
+    load, trace, costs = folder / "load.json", folder / "run.jsonl", folder / "costs.json"
+    mie("sim", "workload", "calibration", "-o", load)
+    mie("bench", "throughput", "--model", directory, *place, "--workload", load, "--trace", trace)
+    mie("sim", "calibrate", trace, "-o", costs)
+    for title, line in LOADS[model].items():
+        pairs = []
+        for _ in range(rounds):
+            mie("bench", *line.split(), "--model", directory, *place, "--trace", trace)
+            both = json.loads(mie("sim", "predict", trace, "--costs", costs, "--json"))
+            pairs.append([both[side]["output_throughput"] for side in ("measured", "predicted")])
+        yield {"model": model, "load": title, "rounds": pairs}
+        print(f"{model}: {title}: {pairs}", file=sys.stderr)
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return the page's table."""
+    lines = ["| model | load | measured, tokens/s | predicted | error |", "|---|---|---|---|---|"]
+    for row in results["rows"]:
+        measured = [pair[0] for pair in row["rounds"]]
+        here, predicted = (statistics.median(column) for column in zip(*row["rounds"], strict=True))
+        spread = f"{here:,.0f} ({min(measured):,.0f}–{max(measured):,.0f})"
+        error = f"{predicted / here - 1:+.1%}".replace("-", "−").replace("%", " %")
+        lines.append(f"| {row['model']} | {row['load']} | {spread} | {predicted:,.0f} | {error} |")
+    about = f"Measured on {results['date']}, {results['processor']}, {results['cpus']} CPUs, Python"
+    return "\n".join([f"{about} {results['python']}.", "", *lines, ""])
+
+
+def rewritten(page: str, results: dict[str, Any]) -> str:
+    """Return the page with the table of the results."""
+    return TABLE.sub(lambda match: f"{match[1]}\n{table(results)}\n{match[2]}", page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each load (3)")
+    parser.add_argument("--page", action="store_true", help="only write the page's table again")
+    args = parser.parse_args()
+    if not args.page:
+        rows = []
+        for model in LOADS:
+            with tempfile.TemporaryDirectory(prefix="mie-bench-sim-") as folder:
+                rows += measure(model, Path(folder), args.rounds)
+        results = {
+            "date": datetime.date.today().isoformat(),
+            "processor": processor(),
+            "cpus": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+            "rows": rows,
+        }
+        RESULTS.write_text(
+            json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

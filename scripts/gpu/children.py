@@ -1,0 +1,173 @@
+"""Define what the processes of the parts do."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpu.run import ROOT
+
+
+def child_environment(is_dry_run: bool) -> dict[str, Any]:
+    """Return the facts that the figures hold for.
+
+    Raises:
+        MieError: there is no CuPy or no device.
+    """
+    import numpy as np
+
+    state: dict[str, Any] = {"python": platform.python_version(), "numpy": np.__version__}
+    state |= {name: installed_version(name) for name in ("torch", "transformers", "ml_dtypes")}
+    if is_dry_run:
+        return {**state, "device": "none (dry run)"}
+    from mie.ops_gpu.launcher import CupyLauncher
+
+    cupy: Any = CupyLauncher().xp
+    runtime, device = cupy.cuda.runtime, cupy.cuda.Device()
+    properties = runtime.getDeviceProperties(device.id)
+    free, total = runtime.memGetInfo()
+    return {
+        **state,
+        "device": properties["name"].decode(),
+        "compute_capability": device.compute_capability,
+        "cupy": cupy.__version__,
+        "cuda_driver": runtime.driverGetVersion(),
+        "cuda_runtime": runtime.runtimeGetVersion(),
+        "nvrtc": list(cupy.cuda.nvrtc.getVersion()),
+        "num_multiprocessors": properties["multiProcessorCount"],
+        "l2_bytes": properties["l2CacheSize"],
+        "memory_bytes": total,
+        "free_bytes": free,
+    }
+
+
+def installed_version(name: str) -> str:
+    """Return a package's version without importing the package."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+STORY = "Tell me a story about Mia the otter, the mill and a bell."
+
+
+def child_end_to_end(is_dry_run: bool) -> dict[str, Any]:
+    """Check the tokens: equal to NumPy's in float32, and equally many in 16 bits."""
+    backend, num_tokens = ("cupy-emulated", 6) if is_dry_run else ("cupy", 48)
+    wanted = tokens_of("numpy-plain", "float32", num_tokens)
+    same = tokens_of(backend, "float32", num_tokens)
+    is_right, agreeing = {"float32": same == wanted}, {}
+    for dtype in ("float16", "bfloat16"):
+        got = tokens_of(backend, dtype, num_tokens)
+        is_right[dtype] = [len(each) for each in got] == [len(each) for each in wanted]
+        pairs = [pair for a, b in zip(got, wanted, strict=True) for pair in zip(a, b, strict=False)]
+        agreeing[dtype] = sum(a == b for a, b in pairs) / len(pairs)
+    return {"num_tokens": sum(map(len, wanted)), "is_right": is_right, "share_as_numpy": agreeing}
+
+
+GRAPH_KINDS = (
+    {"dtype": "float32"},
+    {"dtype": "float16"},
+    {"dtype": "bfloat16"},
+    {"dtype": "float16", "kv_cache_dtype": "int8"},
+)
+
+
+def child_graphs(is_dry_run: bool) -> dict[str, Any]:
+    """Check that captured steps give the bits of eager ones: tokens and log-probabilities."""
+    backend, num_tokens = ("cupy-emulated", 6) if is_dry_run else ("cupy", 32)
+    is_equal, num_logprobs = {}, 0
+    for settings in GRAPH_KINDS[: 1 if is_dry_run else None]:
+        eager, captured = (
+            logprobs_of(backend, num_tokens, {**settings, "enforce_eager": is_eager})
+            for is_eager in (True, False)
+        )
+        is_equal[" ".join(settings.values())] = eager == captured
+        num_logprobs += len(eager)
+    return {"num_logprobs": num_logprobs, "is_equal": is_equal}
+
+
+def logprobs_of(
+    backend: str, num_tokens: int, settings: Mapping[str, Any]
+) -> list[tuple[int, float]]:
+    """Return the candidates of three greedy requests.
+
+    The requests end one after another, so that batches have several sizes.
+    """
+    from mie import LLM, SamplingParams
+
+    # Steps are not overlapped, so that the batches are the same ones.
+    llm = LLM("bundled", backend=backend, async_scheduling=False, **settings)
+    params = [
+        SamplingParams(temperature=0, max_tokens=num_tokens - each, ignore_eos=True, logprobs=3)
+        for each in range(3)
+    ]
+    outputs = llm.generate(["Once upon a time", "Tom the owl", STORY], params, use_tqdm=False)
+    steps = [step for output in outputs for step in output.outputs[0].logprobs]
+    return [(token, found.logprob) for step in steps for token, found in step.items()]
+
+
+def tokens_of(backend: str, dtype: str, num_tokens: int) -> list[list[int]]:
+    """Return greedy tokens of three requests in few blocks: chunks, prefix hits, swaps."""
+    from mie import LLM, SamplingParams
+
+    llm = LLM(
+        "bundled",
+        backend=backend,
+        dtype=dtype,
+        block_size=8,
+        num_blocks=14,
+        max_num_batched_tokens=16,
+        preemption_mode="swap",
+        swap_space=1 << 20,
+    )
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    first = llm.generate([STORY], params, use_tqdm=False)
+    others = llm.generate(["Once upon a time", "Tom the owl", STORY], params, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in [*first, *others]]
+
+
+def child_sanitized(tool: str, is_dry_run: bool) -> int:
+    """Run pytest in this process, which the sanitizer watches, and return its exit code."""
+    import pytest
+
+    selected = "cupy and float16 and not bfloat16"
+    if tool != "memcheck":  # the kernels that share memory or wait for each other
+        selected += " and (paged or long or rms_norm or argmax or sample)"
+    if is_dry_run:
+        selected = "checked and rms_norm and float16 and not bfloat16"
+    else:
+        import cupy
+
+        cupy.cuda.set_allocator(None)  # the pool would hide an access past an array's end
+    file = str(ROOT / "tests" / "kernels" / "test_kernels.py")
+    options = ["-q", "-W", "default", "-o", "addopts=", "-o", "timeout=0", "-p", "no:cacheprovider"]
+    return int(pytest.main([file, "-k", selected, *options]))
+
+
+CHILDREN: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "environment": child_environment,
+    "end-to-end": child_end_to_end,
+    "graphs": child_graphs,
+}
+"""The children that print one JSON object."""
+
+
+def run_child(name: str, tool: str | None, is_dry_run: bool) -> int:
+    """Run one child and return its exit code."""
+    if name == "sanitized":
+        assert tool is not None
+        return child_sanitized(tool, is_dry_run)
+    from mie.errors import MieError
+
+    try:
+        print(json.dumps(CHILDREN[name](is_dry_run)))
+    except MieError as error:
+        print(f"gpu_check: {error}")
+        return 2
+    return 0

@@ -1,0 +1,120 @@
+"""List the kernels that `scripts/nvrtc_check.py` compiles, at the sizes that matter.
+
+Add a line for a new kernel (a test finds those without), then run `scripts/nvrtc_check.py
+--update`.
+"""
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+from mie.ops_gpu.source import KERNELS
+
+ROOT = Path(__file__).resolve().parents[2]
+FLOATS = ("float", "f16", "bf16")
+HALVES = ("f16", "bf16")
+TENSOR_CORE_SIZES = ("64, 1, 4, 4", "64, 2, 4, 4", "128, 1, 4, 3", "128, 2, 4, 3")
+QUANTIZED = ("int8", "e4m3")
+QUANTIZED_SIZES = ("64, 1, 4, 8", "64, 2, 4, 8", "128, 1, 4, 6", "128, 2, 4, 6")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Kernels of one file that are compiled together. ``threads`` is their largest block."""
+
+    file: str
+    names: tuple[str, ...]
+    threads: int = 256
+    options: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The file. Kernels of the package have short names, others a path in the repository."""
+        return ROOT / self.file if "/" in self.file else KERNELS / self.file
+
+
+def each(pattern: str, *choices: tuple[object, ...]) -> tuple[str, ...]:
+    """Return ``pattern`` with every combination of the choices in its places."""
+    return tuple(pattern.format(*values) for values in itertools.product(*choices))
+
+
+ENTRIES = (
+    Entry(file="add_bias.cu", names=each("add_bias<{}>", FLOATS)),
+    Entry(
+        file="copy_blocks.cu",
+        names=each(
+            "{}<{}>", ("copy_blocks", "gather_blocks", "scatter_blocks"), ("f16", "bf16", "int8")
+        ),
+    ),
+    Entry(file="gather_rows.cu", names=each("gather_rows<{}>", FLOATS)),
+    # The sizes where registers are scarcest, and the most common ones. All sizes would take a
+    # minute more.
+    Entry(
+        file="paged_decode.cu",
+        names=(
+            *each("paged_decode<{}, {}, 4, 4>", HALVES, (64, 128)),
+            *each("paged_decode<f16, {}, 4>", ("64, 1", "128, 8", "256, 4")),
+            "paged_decode<float, 64, 4, 4>",
+            *each("paged_decode<{}, {}>", ("f16", "float"), ("64, 4, 4, int8", "128, 8, 4, e4m3")),
+            *each("combine_splits<{}>", FLOATS),
+        ),
+        threads=128,
+    ),
+    Entry(
+        file="paged_decode_mma.cu",
+        names=(
+            *each("paged_decode_mma<{}, {}>", HALVES, TENSOR_CORE_SIZES),
+            # These stand for the others. The block is that of paged_decode_stream.
+            *each("paged_decode_mma<{}, {}>", HALVES, ("64, 1, 4, 8, int8", "128, 2, 4, 6, e4m3")),
+        ),
+        threads=128,
+    ),
+    Entry(
+        file="paged_decode_stream.cu",
+        names=(
+            *each("paged_decode_stream<{}, {}>", HALVES, TENSOR_CORE_SIZES),
+            *each("paged_decode_stream<{}, {}, {}>", HALVES, QUANTIZED_SIZES, QUANTIZED),
+            *each("combine_stream<{}, {}, {}>", HALVES, (64, 128), (1, 2)),
+        ),
+        threads=128,
+    ),
+    Entry(
+        file="paged_prefill.cu",
+        names=(
+            *each(
+                "paged_prefill<{}>", ("f16, 64", "f16, 128", "bf16, 128", "f16, 256", "float, 64")
+            ),
+            *each("paged_prefill<{}>", ("f16, 64, int8", "f16, 256, e4m3", "float, 64, int8")),
+        ),
+        threads=128,
+    ),
+    Entry(
+        file="paged_prefill_mma.cu",
+        names=(
+            *each("paged_prefill_mma<{}, {}>", HALVES, (64, 128)),
+            *each("paged_prefill_mma<{}, {}, {}>", HALVES, (64, 128), QUANTIZED),
+        ),
+        threads=128,
+    ),
+    Entry(file="rms_norm.cu", names=each("{}<{}>", ("rms_norm", "head_norm"), FLOATS)),
+    Entry(
+        file="rope_quantize_kv.cu",
+        names=each("rope_quantize_kv<{}, {}>", FLOATS, QUANTIZED),
+    ),
+    Entry(file="rope_write_kv.cu", names=each("rope_write_kv<{}>", FLOATS)),
+    Entry(
+        file="sample.cu",
+        names=each("{}<{}>", ("sample", "top_logprobs"), FLOATS),
+        threads=512,
+    ),
+    Entry(file="take_tokens.cu", names=("take_tokens",)),
+    Entry(file="silu_mul.cu", names=each("silu_mul<{}>", FLOATS)),
+    # Not a kernel of the package, but it uses every wrapper of mie_ptx.cuh.
+    Entry(
+        file="tests/kernels/emulator.cu",
+        names=(
+            *("warp_operations", "block_votes", "atomics", "matrices", "last_block_adds"),
+            *each("{}<{}>", ("scaled", "packed", "fused", "gemm"), HALVES),
+        ),
+    ),
+)

@@ -1,0 +1,206 @@
+"""Define the parts of the check. Each gets the run and its seconds, and starts processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gpu.run import SCRIPTS, Outcome, Run, how_it_ended
+
+PYTEST_WORKERS = 4
+"""Several workers, because NVRTC takes most of a test's time."""
+SANITIZERS = ("memcheck", "racecheck", "synccheck")
+SANITIZER_EXIT_CODE = 86
+SMI_QUERY = (
+    "name,driver_version,memory.total,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,"
+    "temperature.gpu,power.draw"
+)
+
+
+def environment(run: Run, seconds: float) -> Outcome:
+    """Describe the device as CuPy and nvidia-smi see it."""
+    done = run.execute(run.child("environment"), seconds)
+    if done.exit_code != 0:
+        return Outcome(status="failed", reason=done.last_line)
+    details = json.loads(done.last_line)
+    details["nvidia_smi"] = nvidia_smi(run)
+    return Outcome(status="passed", details=details)
+
+
+def nvidia_smi(run: Run) -> str:
+    """Return clocks and more as one line, which also says if the tool is missing."""
+    if run.is_dry_run or not shutil.which("nvidia-smi"):
+        return "not run" if run.is_dry_run else "nvidia-smi is not installed"
+    done = run.execute(["nvidia-smi", f"--query-gpu={SMI_QUERY}", "--format=csv"], 20)
+    return "; ".join(done.output.strip().splitlines())
+
+
+def golden_vectors(run: Run, seconds: float) -> Outcome:
+    """Compare every PTX wrapper, and the rest of the dialect, with numbers from NumPy."""
+    selected = "forward and mma" if run.is_dry_run else "cupy and not emulated"
+    return run_pytest(run, "golden", ["tests/kernels/test_emulator.py"], selected, seconds)
+
+
+def parity(run: Run, seconds: float) -> Outcome:
+    """Compare every kernel and operator of the backend with the NumPy operators in float64."""
+    kernels = [
+        f"tests/kernels/test_{name}.py" for name in ("kernels", "sampling", "cublas", "graphs")
+    ]
+    files = [*kernels, "tests/parity/test_backend_contract.py"]
+    selected = "(cupy and not emulated) or side_by_side"
+    if run.is_dry_run:
+        selected = "silu_mul and (forward or emulated)"
+    return run_pytest(run, "parity", files, selected, seconds)
+
+
+def end_to_end(run: Run, seconds: float) -> Outcome:
+    """Run the bundled model: float32 must give NumPy's tokens, and float16 must run."""
+    return outcome_of_child(run, "end-to-end", "is_right", "other tokens than expected", seconds)
+
+
+def graphs(run: Run, seconds: float) -> Outcome:
+    """Compare captured steps with eager ones, bit for bit."""
+    return outcome_of_child(run, "graphs", "is_equal", "other bits than eager", seconds)
+
+
+def outcome_of_child(run: Run, child: str, key: str, fault: str, seconds: float) -> Outcome:
+    """Run a child that prints a verdict for each dtype under ``key``, and report false ones."""
+    done = run.execute(run.child(child), seconds)
+    if done.exit_code != 0:
+        return Outcome(status="failed", reason=how_it_ended(done, seconds))
+    details = json.loads(done.last_line)
+    wrong = [name for name, is_good in details[key].items() if not is_good]
+    reason = f"{fault}: {', '.join(wrong)}" if wrong else ""
+    return Outcome(status="failed" if wrong else "passed", reason=reason, details=details)
+
+
+def sanitizers(run: Run, seconds: float) -> Outcome:
+    """Run compute-sanitizer over the kernels' tests in float16, whose shapes are tiny."""
+    if not run.is_dry_run and not shutil.which("compute-sanitizer"):
+        return Outcome(status="skipped", reason="compute-sanitizer is not installed")
+    verdicts = {tool: sanitize(run, tool, seconds / len(SANITIZERS)) for tool in SANITIZERS}
+    bad = [f"{tool}: {verdict}" for tool, verdict in verdicts.items() if verdict != "clean"]
+    is_faulty = any("time was up" not in each for each in bad)
+    status = "failed" if is_faulty else "skipped" if len(bad) == len(SANITIZERS) else "passed"
+    return Outcome(status=status, reason="; ".join(bad), details=dict(verdicts))
+
+
+def sanitize(run: Run, tool: str, seconds: float) -> str:
+    """Return "clean", or what one tool says about the tests."""
+    command: list[str | Path] = [*run.child("sanitized"), "--tool", tool]
+    if not run.is_dry_run:
+        options = ["--tool", tool, "--error-exitcode", str(SANITIZER_EXIT_CODE)]
+        command[:0] = ["compute-sanitizer", *options]
+    done = run.execute(command, seconds, {} if run.is_dry_run else {"MIE_GPU_TESTS": "1"})
+    summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", done.output)
+    if done.exit_code == 0:
+        return "clean"
+    if done.exit_code == SANITIZER_EXIT_CODE and summary:
+        return str(summary[-1])
+    return how_it_ended(done, seconds)
+
+
+DIFFS: Mapping[str, Sequence[str]] = {
+    "float32": ("--dtype-b", "float32"),
+    "float32, each operator alone": ("--dtype-b", "float32", "--isolate"),
+    "float16": ("--dtype-b", "float16"),
+    "bfloat16": ("--dtype-b", "bfloat16"),
+    **{
+        f"{name} cache": ("--kv-cache-dtype-a", name, "--kv-cache-dtype-b", name)
+        for name in ("int8", "fp8")
+    },
+}
+"""The arguments of each `mie diff`. Side A is numpy-plain in float32."""
+
+
+def diff(run: Run, seconds: float) -> Outcome:
+    """Run `mie diff` of the plain NumPy operators and the device."""
+    backend, names = ("cupy", list(DIFFS))
+    if run.is_dry_run:
+        backend, names = "cupy-emulated", names[:1]
+    verdicts, each = {}, seconds / len(names)
+    for name in names:
+        command = [sys.executable, "-m", "mie", "diff", "--b", backend, *DIFFS[name]]
+        done = run.execute(command, each)
+        is_within = done.exit_code == 0
+        verdicts[name] = "within tolerance" if is_within else how_it_ended(done, each)
+    bad = [f"{name}: {said}" for name, said in verdicts.items() if said != "within tolerance"]
+    return Outcome(status="failed" if bad else "passed", reason="; ".join(bad), details=verdicts)
+
+
+def benchmark(run: Run, seconds: float) -> Outcome:
+    """Run scripts/bench_gpu.py. What it measured before its time limit counts."""
+    prefix = run.directory / "bench"
+    script = SCRIPTS / "bench_gpu.py"
+    command: list[str | Path] = [sys.executable, script, "--output", prefix]
+    command += ["--seconds", str(max(1.0, seconds - 20))]  # its last row may take longer
+    done = run.execute([*command, *(["--dry-run"] if run.is_dry_run else [])], seconds)
+    results = Path(f"{prefix}.json")
+    details = json.loads(results.read_text()) if results.exists() else {}
+    if done.exit_code == 0:
+        return Outcome(status="passed", details=details)
+    reason = "; ".join(details.get("failures", [])) or how_it_ended(done, seconds)
+    return Outcome(status="failed", reason=reason, details=details)
+
+
+def run_pytest(run: Run, name: str, files: Sequence[str], selected: str, seconds: float) -> Outcome:
+    """Run tests by name and count them from their JUnit file."""
+    report = run.directory / f"{name}.xml"
+    command = [sys.executable, "-m", "pytest", *files, "-k", selected, "-q", f"--junitxml={report}"]
+    # A machine's own versions of packages may warn, and it may lack plugins that pyproject.toml
+    # configures. Neither says anything about the hardware.
+    command += ["-W", "default", "-o", "addopts=", "-p", "no:cacheprovider"]
+    if find_spec("xdist") is not None and not run.is_dry_run:
+        command += ["-n", str(PYTEST_WORKERS)]
+    env = {} if run.is_dry_run else {"MIE_GPU_TESTS": "1"}
+    done = run.execute(command, seconds, env)
+    if not report.exists():
+        return Outcome(status="failed", reason=how_it_ended(done, seconds))
+    details = junit_counts(report)
+    report.unlink()  # the log and the counts say it all
+    is_good = done.exit_code == 0 and details["passed"] > 0
+    reason = "" if is_good else f"{done.last_line[:300]}"
+    return Outcome(status="passed" if is_good else "failed", reason=reason, details=details)
+
+
+def junit_counts(path: Path) -> dict[str, Any]:
+    """Return how many tests passed, failed and were skipped, and how the failures begin."""
+    cases = list(ElementTree.parse(path).iter("testcase"))
+    counts: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
+    for case in cases:
+        kinds = {child.tag for child in case}
+        if kinds & {"failure", "error"}:
+            counts["failed"] += 1
+            counts["failures"].append(f"{case.get('name')}: {failure_line(case)}")
+        else:
+            counts["skipped" if "skipped" in kinds else "passed"] += 1
+    return counts
+
+
+def failure_line(case: ElementTree.Element) -> str:
+    """Return the first line of a test's failure."""
+    for child in case:
+        if child.tag in ("failure", "error"):
+            return (child.get("message") or "").split("\n")[0][:200]
+    return ""
+
+
+Part = Callable[[Run, float], Outcome]
+PARTS: Mapping[str, tuple[Part, float]] = {
+    "environment": (environment, 60),
+    "golden vectors": (golden_vectors, 70),
+    "parity": (parity, 150),
+    "end to end": (end_to_end, 60),
+    "graphs": (graphs, 40),
+    "compute-sanitizer": (sanitizers, 100),
+    "mie diff": (diff, 60),
+    "benchmark": (benchmark, 300),
+}
+"""Each part with its time limit in seconds, in the order in which they run."""

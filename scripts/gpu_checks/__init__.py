@@ -1,1 +1,0 @@
-"""What scripts/gpu_check.py is made of: its parts, the processes they run in, and its page."""

@@ -1,0 +1,1 @@
+"""The mutants that mutate.py applies."""

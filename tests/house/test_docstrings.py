@@ -1,0 +1,132 @@
+"""Public names of mie have docstrings of whole sentences.
+
+A public name is a module, and every function, class, method and property in it whose name does not
+begin with an underscore. A method may omit its docstring if a Protocol of mie documents it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import mie
+
+PACKAGE = Path(mie.__file__).parent
+Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def undocumented(root: Path) -> Iterator[str]:
+    """Yield a sentence about each public name without a docstring of whole sentences."""
+    trees = {
+        path.relative_to(root).as_posix(): ast.parse(path.read_text())
+        for path in sorted(root.rglob("*.py"))
+    }
+    contracts = {name for tree in trees.values() for name in contract_methods(tree)}
+    for module, tree in trees.items():
+        for line, name, docstring in public_names(tree):
+            where = f"{module}:{line} {name}".rstrip()
+            if not docstring:
+                if name.rpartition(".")[2] not in contracts:
+                    yield f"{where} has no docstring"
+            elif not is_whole(docstring):
+                yield f"{where} has no whole sentences: {docstring.splitlines()[0]!r}"
+
+
+def contract_methods(tree: ast.Module) -> Iterator[str]:
+    """Yield the documented methods of the Protocol classes in a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and any("Protocol" in ast.dump(b) for b in node.bases):
+            yield from (
+                each.name
+                for each in node.body
+                if isinstance(each, Function) and ast.get_docstring(each)
+            )
+
+
+def public_names(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
+    """Yield (line, name, docstring) of a module, its public names, and documented variables."""
+    yield 1, "", ast.get_docstring(tree)
+    yield from _members(tree.body, "")
+
+
+def _members(body: list[ast.stmt], prefix: str) -> Iterator[tuple[int, str, str | None]]:
+    for node, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, (*Function, ast.ClassDef)):
+            is_overload = any("overload" in ast.dump(each) for each in node.decorator_list)
+            if not node.name.startswith("_") and not is_overload:
+                yield node.lineno, prefix + node.name, ast.get_docstring(node)
+                if isinstance(node, ast.ClassDef):
+                    yield from _members(node.body, f"{prefix}{node.name}.")
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(following, ast.Expr):
+            text = getattr(following.value, "value", None)
+            target = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+            if isinstance(text, str) and not target.startswith("_"):
+                yield following.lineno, prefix + target, text
+
+
+def is_whole(docstring: str) -> bool:
+    """Return whether a docstring looks like whole sentences, the first of them in its first line.
+
+    It must begin with a capital letter, a number or code, and its first line must end with a full
+    stop, or with a colon before an example. The last paragraph must not end in mid-sentence.
+    """
+    first, *rest = docstring.strip().splitlines()
+    is_sentence = re.fullmatch(r"""[A-Z\d`(\["].*[.:]""", first.strip())
+    last = rest[-1].strip() if rest else first
+    is_apart = not rest or not rest[0].strip()
+    return bool(is_sentence) and is_apart and not last.endswith((",", ";", " and", " or"))
+
+
+def test_public_names_are_documented_in_whole_sentences():
+    assert list(undocumented(PACKAGE)) == []
+
+
+# The check can fail.
+
+
+def problems(tmp_path: Path, text: str) -> list[str]:
+    """Return the problems of a package whose only module contains ``text``."""
+    (tmp_path / "pool.py").write_text(text)
+    return list(undocumented(tmp_path))
+
+
+def test_a_missing_docstring_is_reported(tmp_path: Path):
+    text = '"""A module."""\nclass Pool:\n    """A pool."""\n    def take(self): ...\n'
+    assert problems(tmp_path, text) == ["pool.py:4 Pool.take has no docstring"]
+    assert problems(tmp_path, "x = 1") == ["pool.py:1 has no docstring"]
+
+
+def test_private_names_and_implementations_of_a_protocol_need_no_docstring(tmp_path: Path):
+    text = """\
+"A module."
+class Source(Protocol):
+    "A source."
+    def read(self):
+        "Read a line."
+class File:
+    "A file."
+    def read(self): ...
+    def _close(self): ...
+def _helper(): ...
+"""
+    assert problems(tmp_path, text) == []
+
+
+def test_a_docstring_that_is_not_a_sentence_is_reported(tmp_path: Path):
+    for text in (
+        "the tokens of a request.",
+        "The tokens of a request",
+        "The tokens of a request, which\n\n    are integers.",
+        "The tokens of a request.\n    They are integers.",
+        "The tokens of a request.\n\n    They are integers; and",
+        "",
+    ):
+        [problem] = problems(tmp_path, f'"A module."\ndef tokens():\n    """{text}"""\n')
+        assert "pool.py:2 tokens has no" in problem
+
+
+def test_the_docstring_of_a_variable_is_checked(tmp_path: Path):
+    [problem] = problems(tmp_path, '"A module."\nSIZE = 3\n"""of a block."""\n')
+    assert "pool.py:3 SIZE has no whole sentences" in problem

@@ -1,0 +1,19 @@
+"""The map in docs/architecture.md names the rooms that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import mie
+
+PACKAGE = Path(mie.__file__).parent
+MAP = (PACKAGE.parent / "docs/architecture.md").read_text(encoding="utf-8")
+
+
+def test_the_map_names_every_room_and_no_other() -> None:
+    modules = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in PACKAGE.rglob("*.py")}
+    section = MAP.partition("## The map of rooms\n")[2].partition("\n## ")[0]
+    named = re.findall(r"^\|[^|]*\|([^|]*)\|", section, re.MULTILINE)
+    rooms = {room for cell in named for room in re.findall(r"`(\w+)`", cell)}
+    assert rooms == modules - {"__init__", "__main__"}

@@ -1,0 +1,67 @@
+"""The README begins with a picture of a real run, which can be read on light and on dark pages."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "draw_readme.py"))
+PICTURE = ROOT / "docs" / "pictures" / "blocks.svg"
+
+
+def test_the_picture_is_what_the_script_draws() -> None:
+    drawn = SCRIPT["draw"](*SCRIPT["record_run"]())
+    assert drawn == PICTURE.read_text(encoding="utf-8"), "run scripts/draw_readme.py"
+
+
+def test_the_readme_and_the_first_page_of_the_site_show_the_picture() -> None:
+    assert "](docs/pictures/blocks.svg)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "](pictures/blocks.svg)" in (ROOT / "docs/index.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_begins_with_the_picture_and_the_two_commands() -> None:
+    beginning = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## ")[0]
+    assert len(beginning.splitlines()) < 20
+    assert (
+        beginning.index("blocks.svg") < beginning.index("make demo") < beginning.index("make test")
+    )
+
+
+def luminance(color: str) -> float:
+    """Return the relative luminance of "#rrggbb" as WCAG 2 defines it."""
+    shares = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (
+        share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colors, from 1 to 21."""
+    dark, light = sorted([luminance(one), luminance(other)])
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#0d1117", "#131416"])
+def test_text_beside_the_boxes_can_be_read_on_every_page(page: str) -> None:
+    assert contrast(SCRIPT["GRAY"], page) > 4
+
+
+@pytest.mark.parametrize("fill", SCRIPT["FILLS"].values())
+def test_text_in_a_box_can_be_read(fill: str) -> None:
+    assert contrast(SCRIPT["INK"], fill) > 7
+
+
+def test_every_text_has_one_of_the_two_colors() -> None:
+    colors = re.findall(r'<text [^>]*fill="([^"]+)"', PICTURE.read_text(encoding="utf-8"))
+    assert set(colors) == {SCRIPT["GRAY"], SCRIPT["INK"]}
+    assert "prefers-color-scheme" not in PICTURE.read_text(encoding="utf-8")
+
+
+def test_contrast_is_that_of_the_standard() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
