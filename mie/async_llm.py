@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
-import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
+from mie.checkpoint.generation import GenerationConfig
+from mie.config.engine import EngineConfig
 from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
-from mie.engine.metrics import Metric
+from mie.config.request_limits import RequestLimits
+from mie.engine.metrics import Metric, Snapshot
+from mie.engine_thread import EngineThread, OutputStream
 from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError, shown
-from mie.frontend.loop import Command, EngineLoop
 from mie.frontend.outputs import RequestOutput
 from mie.frontend.prepare import Prompt
-from mie.frontend.request_state import Collector, CollectorRef
+from mie.frontend.request_state import PreparedRequest
 from mie.llm import LLM
 from mie.params.checks import check_request_id
 from mie.params.sampling import SamplingParams
+from mie.stats.step import QueueState
+from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,25 @@ class ModelFacts:
     """The name or directory that it was loaded from."""
     max_model_len: int
     """Maximum number of tokens in a prompt and its answer together."""
+    max_num_seqs: int
+    """Maximum number of sequences that run at once."""
+    num_blocks: int
+    """Blocks of the KV cache."""
+    block_size: int
+    """Tokens of a block."""
     vocab_size: int
     backend: str
     dtype: str
+
+
+class Pulse(NamedTuple):
+    """What can be seen of an engine from outside of its thread."""
+
+    num_turns: int
+    """Steps, and other turns of the engine's loop. It stands still while the engine idles."""
+    has_work: bool
+    num_running: int
+    num_waiting: int
 
 
 class AsyncLLM:
@@ -77,6 +93,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        client: str | None = None,
         lora_request: None = None,
         tokenization_kwargs: None = None,
         trace_headers: None = None,
@@ -86,8 +103,8 @@ class AsyncLLM:
 
         ``sampling_params.output_kind`` selects what each output contains. Outputs are merged if the
         consumer is slower than the engine. Cancelling the task, or closing the generator, aborts
-        the request before the next step. The last four arguments exist for compatibility with vLLM
-        and must be None.
+        the request before the next step. Under the fair policy, each ``client`` gets an equal
+        share of tokens. The last four arguments exist for compatibility with vLLM and must be None.
 
         Raises:
             ConfigError: one of the last four is not None.
@@ -101,30 +118,84 @@ class AsyncLLM:
             trace_headers=trace_headers,
             data_parallel_rank=data_parallel_rank,
         )
-        self._thread.check_alive()
-        prepared = await asyncio.to_thread(
-            self._llm.prepare, prompt, sampling_params, None, request_id, priority=priority
+        prepared = await self.prepare(
+            prompt, sampling_params, request_id, priority=priority, client=client
         )
+        stream = await self.add([prepared])
+        try:
+            while stream.num_unfinished:
+                await stream.arrival
+                for output in stream.take():
+                    if output.error is not None:
+                        message = f"request {output.request_id} failed: {output.error}"
+                        raise RequestFailedError(message, [output])
+                    yield output
+        finally:
+            stream.close()
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        client: str | None = None,
+    ) -> PreparedRequest:
+        """Check and tokenize a request in a worker thread, for `add`.
+
+        Raises:
+            ConfigError: a parameter is not allowed.
+            RequestError: the prompt or a label is malformed, or exceeds a limit.
+            EngineDeadError: the engine cannot go on.
+        """
+        self._thread.check_alive()
+        return await asyncio.to_thread(
+            self._llm.prepare,
+            prompt,
+            sampling_params,
+            None,
+            request_id,
+            priority=priority,
+            client=client,
+        )
+
+    async def add(
+        self,
+        prepared: Sequence[PreparedRequest],
+        check: Callable[[QueueState], object] = lambda queue: None,
+    ) -> OutputStream:
+        """Queue one client's requests, all or none, and return the stream of their outputs.
+
+        Cancelling the task aborts them. ``check`` is called in the engine's thread with what waits
+        of that client, and may raise a `MieError` to refuse them.
+
+        Raises:
+            RequestError: one of them could never be served; nothing was added.
+            EngineDeadError: the engine cannot go on.
+        """
         processor = self._loop.processor
         collector = processor.new_collector()
-        is_over = False
-        with self._thread.listening(collector) as news:
-            try:
-                await self._thread.call(lambda: processor.add_all([prepared], collector))
-                while not is_over:
-                    await news.arrival
-                    news.expect_more()
-                    for output in collector.take():
-                        is_over = output.finished
-                        if output.error is not None:
-                            message = f"request {output.request_id} failed: {output.error}"
-                            raise RequestFailedError(message, [output])
-                        yield output
-                    if not is_over:
-                        self._loop.check_alive()
-            finally:
-                if not is_over:
-                    self._thread.post(Command(lambda: processor.drop(collector.ref)))
+        stream = OutputStream(self._thread, self._loop, collector, len(prepared))
+
+        def add_if_allowed() -> None:
+            check(self._loop.engine.queue(prepared[0].client))
+            stream.requests = processor.requests(processor.add_all(prepared, collector))
+
+        try:
+            await self._thread.call(add_if_allowed)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def queue(self, client: str | None = None) -> QueueState:
+        """Return what waits of a client's requests; under other policies than fair, of all."""
+        return self._loop.engine.queue(client)
+
+    async def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
+        """Render a conversation as a prompt in a worker thread; see `LLM.chat_prompt`."""
+        return await asyncio.to_thread(self._llm.chat_prompt, messages, **options)
 
     def encode(self, *args: Any, **options: Any) -> NoReturn:
         """Refuse every call: vLLM has this method for embedding models.
@@ -159,10 +230,28 @@ class AsyncLLM:
         return ModelFacts(
             model=os.fspath(args.model),
             max_model_len=engine.max_model_len,
+            max_num_seqs=engine.config.max_num_seqs,
+            num_blocks=engine.scheduler.manager.num_blocks,
+            block_size=engine.scheduler.manager.block_size,
             vocab_size=engine.vocab_size,
             backend=args.backend,
             dtype=args.dtype_name,
         )
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        """The default sampling parameters, and where they come from."""
+        return self._llm.generation_config
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What one request may ask for."""
+        return self._llm.engine_args.limits
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts may be text."""
+        return self._llm.tokenizer is not None
 
     async def get_default_sampling_params(self) -> SamplingParams:
         """Return a copy of the default parameters; see `LLM.get_default_sampling_params`."""
@@ -181,7 +270,32 @@ class AsyncLLM:
         if self._loop.dead_error is not None:  # no thread runs steps any more
             return self._llm.get_metrics()
         name = os.fspath(self._llm.engine_args.model)
-        return await self._thread.call(lambda: self._loop.engine.get_metrics(name))
+        return await asyncio.to_thread((await self.metrics_snapshot()).read, name)
+
+    async def metrics_snapshot(self) -> Snapshot:
+        """Return what `get_metrics` reads; the engine does not wait while it is read."""
+        return await self._thread.call(self._loop.engine.metrics_snapshot)
+
+    @property
+    def model(self) -> str:
+        """The name or directory under which the model was loaded."""
+        return os.fspath(self._llm.engine_args.model)
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The settings of the engine."""
+        return self._loop.engine.config
+
+    @property
+    def pulse(self) -> Pulse:
+        """What can be seen of the engine from outside of its thread."""
+        loop, scheduler = self._loop, self._loop.engine.scheduler
+        return Pulse(
+            num_turns=loop.num_turns,
+            has_work=loop.has_work,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+        )
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if the engine is dead."""
@@ -223,135 +337,3 @@ def refuse_unless_none(**arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise ConfigError(f"{name} is not supported; got {value!r} (leave it out)")
-
-
-class _News:
-    """Wakes the one task that waits for news of a collector.
-
-    It does what an `asyncio.Event` that is cleared after every wait does, at half the cost. The
-    task awaits ``arrival`` and then calls `expect_more`.
-    """
-
-    def __init__(self) -> None:
-        self.event_loop = asyncio.get_running_loop()
-        self.arrival: asyncio.Future[None] = self.event_loop.create_future()
-
-    def expect_more(self) -> None:
-        """Start waiting for news that arrives from now on."""
-        self.arrival = self.event_loop.create_future()
-
-    def set(self) -> None:
-        """End the wait. Call it in the event loop's thread."""
-        if not self.arrival.done():
-            self.arrival.set_result(None)
-
-
-class _Listening:
-    """A context in which a caller is woken when its collector gets news."""
-
-    def __init__(self, listeners: dict[CollectorRef, _News], collector: Collector) -> None:
-        self._listeners = listeners
-        self._collector = collector
-
-    def __enter__(self) -> _News:
-        news = self._listeners[self._collector.ref] = _News()
-        return news
-
-    def __exit__(self, *error: object) -> None:
-        self._listeners.pop(self._collector.ref, None)
-
-
-class EngineThread:
-    """Runs an `EngineLoop` in its own thread."""
-
-    def __init__(self, loop: EngineLoop) -> None:
-        self._loop = loop
-        self._process_id = os.getpid()
-        self._listeners: dict[CollectorRef, _News] = {}
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="mie-engine", daemon=True)
-        self._thread.start()
-
-    def listening(self, collector: Collector) -> _Listening:
-        """Return a context in which a caller is woken when its collector gets news."""
-        return _Listening(self._listeners, collector)
-
-    def post(self, command: Command[Any]) -> None:
-        """Queue a command to run before the next step."""
-        self._loop.inbox.append(command)
-        self._wake.put(None)
-        self._refuse_if_dead()
-
-    async def call(self, function: Callable[[], T]) -> T:
-        """Call a function between two steps and return its result."""
-        self.check_alive()
-        done = _News()
-        command = Command(function, lambda: _set_all(done.event_loop, [done]))
-        self.post(command)
-        await done.arrival
-        return command.result()
-
-    def check_alive(self) -> None:
-        """Raise `EngineDeadError` if the engine is dead or belongs to another process."""
-        if self._process_id != os.getpid():
-            raise EngineDeadError(
-                "the engine's thread belongs to the parent process; load an AsyncLLM after the fork"
-            )
-        self._loop.check_alive()
-
-    def stop(self) -> None:
-        """End the thread after its current step."""
-        self._is_stopping = True
-        self._wake.put(None)
-        if self._process_id == os.getpid() and threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _run(self) -> None:
-        changed = self._loop.processor.changed
-        try:
-            while not self._is_stopping:
-                if not self._loop.has_work:
-                    self._sleep()
-                self._loop.turn()
-                self._tell(changed)
-                changed.clear()
-        except EngineDeadError:
-            pass  # the callers are notified below
-        finally:
-            if self._loop.dead_error is None:
-                self._loop.die("the engine was shut down")
-            self._refuse_if_dead()
-            self._tell(list(self._listeners))
-
-    def _sleep(self) -> None:
-        self._wake.get()
-        while not self._wake.empty():
-            self._wake.get()
-
-    def _refuse_if_dead(self) -> None:
-        """Refuse queued commands if the engine is dead."""
-        while self._loop.dead_error is not None and self._loop.inbox:
-            with suppress(IndexError):  # another thread popped it first
-                self._loop.inbox.popleft().refuse(self._loop.dead_error)
-
-    def _tell(self, collectors: Iterable[CollectorRef]) -> None:
-        """Wake the tasks that wait for collectors with news, once per event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[_News]] = {}
-        for ref in collectors:
-            news = self._listeners.get(ref)
-            if news is not None:
-                by_loop.setdefault(news.event_loop, []).append(news)
-        for event_loop, all_news in by_loop.items():
-            _set_all(event_loop, all_news)
-
-
-def _set_all(event_loop: asyncio.AbstractEventLoop, all_news: list[_News]) -> None:
-    """Wake tasks from another thread. A closed event loop has no waiting tasks."""
-
-    def set_here() -> None:
-        for news in all_news:
-            news.set()
-
-    with suppress(RuntimeError):
-        event_loop.call_soon_threadsafe(set_here)

@@ -337,6 +337,7 @@ class LLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        client: str | None = None,
     ) -> PreparedRequest:
         """Check and tokenize a request in the caller's thread.
 
@@ -345,7 +346,7 @@ class LLM:
             RequestError: the prompt or a label is malformed, or exceeds a limit.
         """
         given = self.get_default_sampling_params() if params is None else params
-        return self._preparer.prepare(prompt, given, output_kind, request_id, priority)
+        return self._preparer.prepare(prompt, given, output_kind, request_id, priority, client)
 
 
 def _one_for_each(name: str, given: Any, count: int, default: T) -> list[T]:

@@ -66,6 +66,7 @@ STORY: list[list[Record]] = [
         ("alloc", A, 0, (0, 1)),
         ("admit", B, 1, 5, 0),
         ("alloc", B, 0, (2, 3)),
+        ("rank", B, 0),
         ("prefill", A, 0, 6, (0, 1)),
         ("seal", 0, None, None, (10, 11, 12, 13)),
         ("fork", A1, A, 2),

@@ -10,7 +10,7 @@ from typing import Any
 
 from mie.errors import ConfigError
 
-_LABELS = {
+LABELS = {
     "completed": "Successful requests",
     "failed": "Failed requests",
     "duration": "Benchmark duration (s)",
@@ -71,7 +71,7 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
     yield from (place_line(results), "")
     numbers = [
         (label, number(results[name]))
-        for name, label in _LABELS.items()
+        for name, label in LABELS.items()
         if results.get(name) is not None
     ]
     numbers += [
@@ -93,6 +93,8 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
 def place_line(results: Mapping[str, Any]) -> str:
     """Return a line that says whether results are simulated or measured, and on what."""
     model = results["model_id"]
+    if "base_url" in results:
+        return f"Measured over HTTP at {results['base_url']}: {model}"
     if not results["simulated"]:
         return f"Measured on this machine: {model}"
     if "costs" in results:
@@ -106,6 +108,15 @@ def _columns(results: Mapping[str, Any], name: str) -> dict[str, str]:
         field.removesuffix(end): number(value)
         for field, value in results.items()
         if field.endswith(end)
+    }
+
+
+def distributions(results: Mapping[str, Any]) -> dict[str, str]:
+    """The fields that tell of distributions, with a label each."""
+    return {
+        f"{head}_{name}_ms": f"{title}, {head} (ms)"
+        for name, title in _DISTRIBUTIONS.items()
+        for head in _columns(results, name)
     }
 
 

@@ -98,7 +98,7 @@ def check_setting(name: str, value: Any, declared: Setting) -> None:
         check_switch(name, value, choices)
 
 
-POLICIES = ("fcfs", "priority", "sjf")
+POLICIES = ("fcfs", "priority", "sjf", "fair")
 _GPU = ("cupy", "cupy-emulated")
 
 
@@ -170,8 +170,8 @@ class EngineSettings:
     scheduling_policy: str = setting(
         "fcfs",
         "choice",
-        "order in which requests are served: first come first served, by their priority, or "
-        "shortest job first",
+        "order in which requests are served: first come first served, by their priority, "
+        "shortest job first, or an equal share of tokens for each client",
         "scheduling",
         choices=POLICIES,
     )

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from mie.audit.scheduler import scheduler_snapshot
 from mie.config.engine import EngineConfig
 from mie.engine.meter import StepMeter
-from mie.engine.metrics import EngineMetrics, Metric
+from mie.engine.metrics import EngineMetrics, Metric, Snapshot
 from mie.engine.runner import RowFault
 from mie.engine.step import SequenceOutput, StepOutput
 from mie.errors import RequestError
@@ -29,7 +29,7 @@ from mie.sched.result import StepResult
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Beam, FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
-from mie.stats.step import EngineStats, StepStats
+from mie.stats.step import EngineStats, QueueState, StepStats
 from mie.system.interrupts import is_of_the_request
 
 logger = logging.getLogger(__name__)
@@ -123,19 +123,21 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: str | None = None,
         beam: Beam | None = None,
     ) -> str:
         """Queue a prompt of token ids and return its request id.
 
-        Under the priority policy a lower ``priority`` goes first. Only requests with the same
-        ``cache_salt`` share cached blocks. Ids such as "auto-7" are reserved for the engine. The
+        Under the priority policy a lower ``priority`` goes first. Under the fair policy each
+        ``client`` gets an equal share. Only requests with the same ``cache_salt`` share cached
+        blocks. Ids such as "auto-7" are reserved for the engine. The
         blocks of a ``beam`` are kept when it ends, until `release`.
 
         Raises:
             ConfigError: a field of ``params`` has a value that is not allowed.
             RequestError: the request can never be served. Nothing was added.
         """
-        check_labels(request_id, priority, cache_salt)
+        check_labels(request_id, priority, cache_salt, client)
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use; choose another")
         params = params.verified()
@@ -154,6 +156,7 @@ class Engine:
             self.config.seed,
             priority=int(priority),
             cache_salt=cache_salt,
+            client=client,
             beam=beam,
         )
         check_something_allowed(params, request.end_token_ids, self.vocab_size)
@@ -214,8 +217,27 @@ class Engine:
 
     def get_metrics(self, model_name: str) -> list[Metric]:
         """Return the counters, gauges and histograms under vLLM's names."""
+        return self.metrics_snapshot().read(model_name)
+
+    def metrics_snapshot(self) -> Snapshot:
+        """Return what `get_metrics` reads, for another thread to read."""
         self.recover()
-        return self.metrics.read(model_name, self.config, self.scheduler, self.stats, self.requests)
+        requests = self._requests.values()
+        return self.metrics.snapshot(self.config, self.scheduler, self.stats, requests)
+
+    def queue(self, client: str | None = None) -> QueueState:
+        """Return how many requests of a client wait. Any thread may call it.
+
+        Clients differ under the fair policy only; under others, all requests have the client None.
+        """
+        waiting = [seq for seq in [*self.scheduler.waiting] if seq.request.client == client]
+        arrivals = [seq.request.metrics.arrival_time for seq in waiting]
+        return QueueState(
+            num_requests=len(waiting),
+            num_tokens=sum(seq.num_tokens for seq in waiting),
+            num_free_seats=self.config.max_num_seqs - len(self.scheduler.running),
+            longest_wait=self._clock() - min(arrivals) if arrivals else 0.0,
+        )
 
     def step(self) -> StepOutput:
         """Compute one step.
@@ -271,6 +293,7 @@ class Engine:
         )
         self._state = "sound"
         self.stats.add(output.stats, len(sampled))
+        self.metrics.add_stats(output.stats)
         self._report(output.stats)
         return output
 

@@ -3,6 +3,8 @@
 Almost nothing is counted while the engine runs. A request that ends leaves a record, and the
 numbers of a running request are read from the request itself. So an exception at any line counts
 nothing twice, and every request ends with exactly one ``finished_reason``.
+
+The engine's thread only takes a `Snapshot`, which another thread adds up.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from mie.config.engine import EngineConfig
 from mie.sched.scheduler import Scheduler
 from mie.sched.sequence import Request
 from mie.stats.request import RequestMetrics
-from mie.stats.step import EngineStats
+from mie.stats.step import EngineStats, StepStats
 
 # fmt: off
 LATENCIES = (
@@ -37,10 +39,16 @@ TOKEN_TIMES = (
 STEP_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
 CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+FINE_TIMES = (
+    *(float(f"{digit}e{power}") for power in range(-6, 1) for digit in (1, 2, 5)),
+    10.0,
+)
+"""Limits of latencies from 1 µs to 10 s. vLLM's lowest is too long for small models."""
+PHASES = ("schedule", "run", "update")
 
 REASONS = ("stop", "length", "abort", "error")
-MOST_RECORDS = 1024
-"""Maximum number of records of ended requests before they are added up."""
+MOST_RECORDS = 64
+"""Maximum number of records of ended requests before they are added up, which delays a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +104,12 @@ class Tally:
             self._counts[bisect_left(self._limits, value)] += 1
             self._sum += value
 
+    def copy(self) -> Tally:
+        """Return the observations so far."""
+        tally = Tally(self._limits)
+        tally._counts, tally._sum = self._counts.copy(), self._sum
+        return tally
+
     def read(self, name: str, labels: Mapping[str, str]) -> Histogram:
         """Return the observations as in Prometheus: each bucket includes those below it."""
         counts = list(accumulate(self._counts))
@@ -141,8 +155,10 @@ class _Totals:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_generated_tokens = 0
+        self.num_recomputed_tokens = 0
         self.num_ended = dict.fromkeys(REASONS, 0)
         self.histograms = {
+            "request_latency_seconds": Tally(FINE_TIMES),
             "time_to_first_token_seconds": Tally(FIRST_TOKEN_TIMES),
             "request_time_per_output_token_seconds": Tally(TOKEN_TIMES),
             "e2e_request_latency_seconds": Tally(LATENCIES),
@@ -156,11 +172,14 @@ class _Totals:
             "request_params_n": Tally(CHOICES),
             "request_params_max_tokens": Tally(tokens),
             "request_num_preemptions": Tally(PREEMPTIONS),
+            "request_prefill_kv_computed_tokens": Tally(tokens),
         }
 
     def with_records(self, records: Iterable[_Record]) -> _Totals:
         """Return the sum of these totals and ``records``."""
-        totals = copy.deepcopy(self)
+        totals = copy.copy(self)
+        totals.num_ended = self.num_ended.copy()
+        totals.histograms = {name: tally.copy() for name, tally in self.histograms.items()}
         for record in records:
             totals._add(record)
         return totals
@@ -171,6 +190,7 @@ class _Totals:
             self.num_prompt_tokens += record.num_prompt
             self.num_cached_tokens += times.num_cached_tokens
         self.num_generated_tokens += sum(record.num_generated)
+        self.num_recomputed_tokens += times.num_recomputed_tokens
         self.histograms["time_to_first_token_seconds"].observe(times.time_to_first_token)
         if record.reason is not None:
             self.num_ended[record.reason] += 1
@@ -184,6 +204,7 @@ def _observations(record: _Record) -> dict[str, float | None]:
     prefill, decode = times.prefill_time, times.decode_time
     gap = decode / (longest - 1) if decode is not None and longest > 1 else None
     return {
+        "request_latency_seconds": times.total_time,
         "request_time_per_output_token_seconds": gap,
         "e2e_request_latency_seconds": times.total_time,
         "request_queue_time_seconds": times.queue_time,
@@ -196,6 +217,9 @@ def _observations(record: _Record) -> dict[str, float | None]:
         "request_params_n": len(record.num_generated),
         "request_params_max_tokens": record.max_tokens,
         "request_num_preemptions": times.num_preemptions,
+        "request_prefill_kv_computed_tokens": (
+            record.num_prompt - times.num_cached_tokens if longest else None
+        ),
     }
 
 
@@ -209,16 +233,31 @@ class EngineMetrics:
     """The metrics of an engine. Only one thread at a time may call it."""
 
     def __init__(self, max_model_len: int) -> None:
-        self._step_tokens = Tally(STEP_TOKENS)
-        self._gaps = Tally(TOKEN_TIMES)
+        self.sizes: Mapping[str, int] = {}
+        """Gauges that do not change: name -> bytes."""
+        self._steps = {
+            "iteration_tokens_total": Tally(STEP_TOKENS),
+            "inter_token_latency_seconds": Tally(TOKEN_TIMES),
+        }
+        self._phases = {phase: Tally(FINE_TIMES) for phase in PHASES}
+        self._rows = {kind: Tally(STEP_TOKENS) for kind in ("prefill", "decode")}
         # One tuple, so that adding the records up is a single change.
         self._ended: tuple[_Totals, dict[int, _Record]] = (_Totals(max_model_len), {})
 
     def add_step(self, num_tokens: int, gaps: Iterable[float]) -> None:
         """Count a step: its tokens, and the seconds since each choice's previous token."""
-        self._step_tokens.observe(num_tokens)
+        self._steps["iteration_tokens_total"].observe(num_tokens)
+        observe = self._steps["inter_token_latency_seconds"].observe
         for gap in gaps:
-            self._gaps.observe(gap)
+            observe(gap)
+
+    def add_stats(self, stats: StepStats) -> None:
+        """Count where a step's time went, and what it computed."""
+        self._phases["schedule"].observe(stats.schedule_seconds)
+        self._phases["run"].observe(stats.run_seconds)
+        self._phases["update"].observe(stats.update_seconds)
+        self._rows["prefill"].observe(stats.num_prefill_tokens)
+        self._rows["decode"].observe(stats.num_decode_tokens)
 
     def end(self, request: Request) -> None:
         """Record that a request has ended. Recording it again changes nothing."""
@@ -227,58 +266,116 @@ class EngineMetrics:
             self._ended = (totals.with_records(records.values()), {})
         self._ended[1][request.number] = _record(request)
 
-    def read(
+    def snapshot(
         self,
-        model_name: str,
         config: EngineConfig,
         scheduler: Scheduler,
         stats: EngineStats,
-        running: Iterable[Request],
-    ) -> list[Metric]:
-        """Return all metrics. ``running`` are the requests that have not ended."""
+        unfinished: Iterable[Request],
+    ) -> Snapshot:
+        """Return what was counted so far, to be read in any thread."""
         base, records = self._ended
-        totals = base.with_records([*records.values(), *map(_record, running)])
-        labels = {"model_name": model_name, "engine": "0"}
         manager, memory = scheduler.manager, stats.memory
-        gauges: dict[str, float] = {
-            "num_requests_running": len(scheduler.running),
-            "num_requests_waiting": len(scheduler.waiting),
-            "kv_cache_usage_perc": manager.num_used / manager.num_blocks,
-        }
+        num_cached, num_used = manager.num_cached, manager.num_used
+        return Snapshot(
+            base=base,
+            # A request without a token has given nothing yet.
+            records=[*records.values(), *(_record(r) for r in unfinished if r.leader is None)],
+            gauges={
+                "vllm:num_requests_running": len(scheduler.running),
+                "vllm:num_requests_waiting": len(scheduler.waiting),
+                "vllm:kv_cache_usage_perc": num_used / manager.num_blocks,
+                **self.sizes,
+            },
+            counters={
+                "vllm:prefix_cache_queries": memory.num_queried_tokens,
+                "vllm:prefix_cache_hits": memory.num_hit_tokens + memory.num_partial_hit_tokens,
+                "vllm:num_preemptions": stats.num_preemptions,
+                "mie:cow_copies": memory.num_copies,
+                "mie:blocks_evicted": memory.num_evictions,
+                "mie:blocks_swapped_out": memory.num_exported,
+                "mie:blocks_swapped_in": memory.num_imported,
+            },
+            blocks={
+                "free": manager.num_blocks - num_used - num_cached,
+                "cached": num_cached,
+                "used": num_used,
+                "shared": manager.num_saved,
+            },
+            steps={name: tally.copy() for name, tally in self._steps.items()},
+            phases={phase: tally.copy() for phase, tally in self._phases.items()},
+            rows={kind: tally.copy() for kind, tally in self._rows.items()},
+            cache={
+                "block_size": str(config.block_size),
+                "cache_dtype": str(config.kv_cache_dtype),
+                "enable_prefix_caching": str(config.enable_prefix_caching),
+                "num_gpu_blocks": str(manager.num_blocks),
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What an engine had done at one moment. It does not change."""
+
+    base: _Totals
+    records: list[_Record]
+    gauges: Mapping[str, float]
+    counters: Mapping[str, int]
+    blocks: Mapping[str, int]
+    steps: Mapping[str, Tally]
+    phases: Mapping[str, Tally]
+    rows: Mapping[str, Tally]
+    cache: Mapping[str, str]
+
+    def read(self, model_name: str) -> list[Metric]:
+        """Return everything under vLLM's names, and what only mie counts under ``mie:``."""
+        totals = self.base.with_records(self.records)
+        labels = {"model_name": model_name, "engine": "0"}
+        num_prompt, num_cached = totals.num_prompt_tokens, totals.num_cached_tokens
         counters = {
-            "prefix_cache_queries": memory.num_queried_tokens,
-            "prefix_cache_hits": memory.num_hit_tokens + memory.num_partial_hit_tokens,
-            "num_preemptions": stats.num_preemptions,
-            "prompt_tokens": totals.num_prompt_tokens,
-            "prompt_tokens_cached": totals.num_cached_tokens,
-            "generation_tokens": totals.num_generated_tokens,
+            **self.counters,
+            "vllm:prompt_tokens": num_prompt,
+            "vllm:prompt_tokens_cached": num_cached,
+            "vllm:generation_tokens": totals.num_generated_tokens,
+            "mie:tokens_recomputed": totals.num_recomputed_tokens,
         }
-        histograms = {
-            **totals.histograms,
-            "iteration_tokens_total": self._step_tokens,
-            "inter_token_latency_seconds": self._gaps,
-        }
+        num_waiting = self.gauges["vllm:num_requests_waiting"]
+        waiting = {"capacity": num_waiting, "deferred": 0}
+        sources = {"local_compute": num_prompt - num_cached, "local_cache_hit": num_cached}
+        by_source = {**sources, "external_kv_transfer": 0}
+
+        def gauges(name: str, label: str, values: Mapping[str, float]) -> list[Gauge]:
+            return [
+                Gauge(name=name, labels={**labels, label: key}, value=value)
+                for key, value in values.items()
+            ]
+
+        def counts(name: str, label: str, values: Mapping[str, int]) -> list[Counter]:
+            return [
+                Counter(name=name, labels={**labels, label: key}, value=value)
+                for key, value in values.items()
+            ]
+
+        def histograms(name: str, label: str, tallies: Mapping[str, Tally]) -> list[Histogram]:
+            return [tally.read(name, {**labels, label: key}) for key, tally in tallies.items()]
+
         return [
-            *(Gauge(name=f"vllm:{n}", labels=labels, value=v) for n, v in gauges.items()),
-            *(Counter(name=f"vllm:{n}", labels=labels, value=v) for n, v in counters.items()),
+            *(Gauge(name=name, labels=labels, value=v) for name, v in self.gauges.items()),
+            *gauges("vllm:num_requests_waiting_by_reason", "reason", waiting),
+            *gauges("mie:kv_blocks", "state", self.blocks),
+            *(Counter(name=name, labels=labels, value=v) for name, v in counters.items()),
+            *counts("vllm:prompt_tokens_by_source", "source", by_source),
+            *counts("vllm:request_success", "finished_reason", totals.num_ended),
             *(
-                Counter(
-                    name="vllm:request_success",
-                    labels={**labels, "finished_reason": reason},
-                    value=count,
-                )
-                for reason, count in totals.num_ended.items()
+                tally.read(_full_name(name), labels)
+                for name, tally in {**totals.histograms, **self.steps}.items()
             ),
-            *(tally.read(f"vllm:{name}", labels) for name, tally in histograms.items()),
-            Gauge(
-                name="vllm:cache_config_info",
-                labels={
-                    "engine": "0",
-                    "block_size": str(config.block_size),
-                    "cache_dtype": str(config.kv_cache_dtype),
-                    "enable_prefix_caching": str(config.enable_prefix_caching),
-                    "num_gpu_blocks": str(manager.num_blocks),
-                },
-                value=1.0,
-            ),
+            *histograms("mie:step_seconds", "phase", self.phases),
+            *histograms("mie:batch_rows", "kind", self.rows),
+            Gauge(name="vllm:cache_config_info", labels={**labels, **self.cache}, value=1.0),
         ]
+
+
+def _full_name(name: str) -> str:
+    return f"mie:{name}" if name == "request_latency_seconds" else f"vllm:{name}"

@@ -28,6 +28,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # requests
         "add": ("request_id", "number", "rank", "num_prompt", "n", "max_tokens"),
         "admit": ("seq", "row", "num_tokens", "num_computed"),
+        "rank": ("seq", "rank"),
         "resume": ("seq", "row", "num_tokens", "num_computed", "mode"),
         "hit": ("seq", "num_queried", "num_full", "num_partial", "source"),
         "prefill": ("seq", "start", "count", "choices"),

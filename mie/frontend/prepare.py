@@ -44,6 +44,7 @@ class Preparer:
         output_kind: RequestOutputKind | None = None,
         request_id: str | None = None,
         priority: int = 0,
+        client: str | None = None,
     ) -> PreparedRequest:
         """Return the prepared request. If ``output_kind`` is None, that of ``params`` is used.
 
@@ -56,7 +57,7 @@ class Preparer:
         params = without_text(params, self.tokenizer, self.limits)
         given = _as_mapping(prompt)
         cache_salt = given.get("cache_salt")
-        check_labels(request_id, priority, cache_salt, self.limits)
+        check_labels(request_id, priority, cache_salt, client, self.limits)
         text, token_ids = self._tokenize(given, params)
         return PreparedRequest(
             prompt=text,
@@ -65,6 +66,7 @@ class Preparer:
             request_id=request_id,
             priority=int(priority),
             cache_salt=cache_salt,
+            client=client,
             output_kind=params.output_kind if output_kind is None else output_kind,
         )
 

@@ -9,6 +9,7 @@ from mie.engine.engine import Engine
 from mie.engine.step import StepOutput
 from mie.errors import RequestError
 from mie.frontend.request_state import Collector, CollectorRef, PreparedRequest, RequestState
+from mie.sched.sequence import Request
 from mie.system.interrupts import is_of_the_request
 from mie.text.tokenizer import Tokenizer
 
@@ -48,6 +49,10 @@ class OutputProcessor:
             self.retract(prepared)
             raise
 
+    def requests(self, request_ids: Sequence[str]) -> tuple[Request, ...]:
+        """Return requests that were added."""
+        return tuple(self._states[request_id].request for request_id in request_ids)
+
     def retract(self, prepared: Sequence[PreparedRequest]) -> None:
         """End those of the requests that were added, without outputs."""
         known = set(map(id, prepared))
@@ -65,6 +70,7 @@ class OutputProcessor:
             prepared.request_id,
             priority=prepared.priority,
             cache_salt=prepared.cache_salt,
+            client=prepared.client,
             beam=prepared.beam,
         )
         request = self._engine.request(request_id)

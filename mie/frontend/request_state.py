@@ -32,6 +32,7 @@ class PreparedRequest:
     request_id: str | None = None
     priority: int = 0
     cache_salt: str | None = None
+    client: str | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     beam: Beam | None = None
 

@@ -92,6 +92,10 @@ def load_engine(
         eos_token_ids=model.eos_token_ids,
     )
     engine.observers.append(PreemptionWarnings())
+    engine.metrics.sizes = {
+        "mie:weights_bytes": plan.weight_bytes,
+        "mie:kv_bytes": plan.num_blocks * plan.block_bytes,
+    }
     logger = logging.getLogger(__name__)
     logger.info("loaded %s on %s in %.2f s", directory, backend, time.perf_counter() - began)
     logger.info("memory plan:\n%s", plan.table())

@@ -77,6 +77,7 @@ def check_labels(
     request_id: object,
     priority: object,
     cache_salt: object,
+    client: object = None,
     limits: RequestLimits = DEFAULT_LIMITS,
 ) -> None:
     """Raise `RequestError` unless a caller may choose these. An id of None chooses no id."""
@@ -92,6 +93,8 @@ def check_labels(
         raise RequestError(f"priority must be in -2**63 … 2**63 - 1; got {shown(priority)}")
     if cache_salt is not None:
         _check_text("cache_salt", cache_salt, limits.max_cache_salt_chars)
+    if client is not None:
+        _check_text("client", client, limits.max_request_id_chars)
 
 
 def _check_text(name: str, value: object, max_chars: int) -> None:

@@ -1,7 +1,7 @@
 """Refuse settings under which a request might never run, and requests that cannot run."""
 
 from mie.config.engine import EngineConfig
-from mie.errors import ConfigError, RequestError
+from mie.errors import ConfigError, RequestError, shown
 from mie.memory.manager import KVCacheManager
 from mie.params.checks import check_length
 from mie.sched.sequence import Request
@@ -33,4 +33,9 @@ def check_fits(
         raise RequestError(
             f"priority is {request.priority}; the engine schedules by {config.scheduling_policy} "
             "(set scheduling_policy='priority')"
+        )
+    if request.client is not None and config.scheduling_policy != "fair":
+        raise RequestError(
+            f"client is {shown(request.client)}; the engine schedules by "
+            f"{config.scheduling_policy} (set scheduling_policy='fair')"
         )

@@ -1,15 +1,18 @@
 """Order the queues.
 
-Every sequence has one key, fixed when its request arrives, that orders both queues. The smallest
-key is admitted first and the largest is preempted first.
+Every sequence has one key that orders both queues. The smallest key is admitted first and the
+largest is preempted first. The key is fixed when its request arrives, and under the fair policy
+(`mie.sched.fair`) when it is admitted.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from operator import attrgetter
 
 from mie.config.engine import EngineConfig
+from mie.memory.moves import Emit
 from mie.sched.sequence import Request, Sequence
 
 _KEY = attrgetter("key")
@@ -18,6 +21,7 @@ VICTIM_RULES = {
     "fcfs": "last arrived",
     "priority": "lowest priority, then last arrived",
     "sjf": "longest job",
+    "fair": "last admitted",
 }
 """Which sequence each policy preempts, in words."""
 
@@ -37,6 +41,39 @@ def rank_of(config: EngineConfig, request: Request, step: int, longest: int) -> 
         job = longest if max_tokens is None else min(request.num_prompt + max_tokens, longest)
         return job + (config.sjf_ageing or 1) * step
     return 0
+
+
+class Policy:
+    """The order of requests whose rank is fixed when they arrive."""
+
+    def __init__(self, config: EngineConfig, longest: int, emit: Emit) -> None:
+        self.victim_rule = VICTIM_RULES[config.scheduling_policy]
+        self._config = config
+        self._longest = longest
+        self._emit = emit
+
+    def rank(self, request: Request, step: int, running: Iterable[Sequence]) -> int:
+        """Return the rank of a request that arrives now, and will wait."""
+        return rank_of(self._config, request, step, self._longest)
+
+    def first(self, waiting: list[Sequence]) -> Sequence:
+        """Return the sequence that is admitted next. The queue must not be empty."""
+        return waiting[0]
+
+    def settle(self, running: Iterable[Sequence]) -> None:
+        """Charge the running sequences for what they got, before sequences are admitted."""
+
+    def admit(self, seq: Sequence) -> None:
+        """Note that a sequence's blocks were opened. It is in no queue."""
+
+    def leave(self, request: Request) -> None:
+        """Note that a choice of a request has ended."""
+
+    def forget(self) -> None:
+        """Forget which requests wait, because the queues are rebuilt."""
+
+    def remember(self, request: Request) -> None:
+        """Note that a request is in a rebuilt queue."""
 
 
 def enqueue(queue: list[Sequence], seq: Sequence) -> None:

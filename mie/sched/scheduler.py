@@ -19,9 +19,10 @@ from mie.memory.moves import Emit
 from mie.memory.table import BlockTable
 from mie.sched.admission import check_budget, check_fits
 from mie.sched.ahead import reserve_ahead, rows_ahead
+from mie.sched.fair import FairPolicy
 from mie.sched.opening import Opener
 from mie.sched.plan import Chunk, SeqId, StepPlan
-from mie.sched.policy import VICTIM_RULES, dequeue, enqueue, rank_of
+from mie.sched.policy import Policy, dequeue, enqueue
 from mie.sched.result import ChunkResult, StepResult
 from mie.sched.seats import Seats
 from mie.sched.sequence import FinishReason, Request, Sequence
@@ -46,12 +47,15 @@ class Scheduler:
         # The last token's keys and values are never stored.
         self.longest = min(max_model_len, manager.num_blocks * manager.block_size + 1)
         """Maximum number of tokens of a sequence, the prompt's included."""
+        policy = FairPolicy if config.scheduling_policy == "fair" else Policy
+        self._policy = policy(config, self.longest, emit)
         self._num_spare = math.ceil(config.watermark * manager.num_blocks)
         self._step = 0
         self._clear()
 
     def _clear(self) -> None:
         self.waiting: list[Sequence] = []
+        self._policy.forget()
         self._seats = Seats(self._config.max_num_seqs)
         self._opener = Opener(self._config, self.manager, self._emit)
         self._exported: list[Sequence] = []  # swapped out in this step
@@ -64,7 +68,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request, or raise `RequestError` if it could never run."""
         check_fits(request, self._config, self.manager, self.max_model_len)
-        rank = rank_of(self._config, request, self._step, self.longest)
+        rank = self._policy.rank(request, self._step, self.running)
         request.enter(rank, self.longest)
         event = (request.request_id, request.number, rank, request.num_prompt)
         self._emit(("add", *event, request.params.n, request.params.max_tokens))
@@ -177,8 +181,9 @@ class Scheduler:
         A static batch is filled regardless of the budget, and its prompts take turns.
         """
         is_static = self._config.batching == "static"
+        self._policy.settle(self.running)
         while self.waiting and (budget or is_static):
-            seq = self.waiting[0]
+            seq = self._policy.first(self.waiting)
             if not self._seats.num_free:
                 return
             # A sequence that runs alone may take every block, or it could wait forever.
@@ -193,6 +198,7 @@ class Scheduler:
                 return
             dequeue(self.waiting, seq)
             table = self._opener.open(seq, room, self._seats.next_row)
+            self._policy.admit(seq)
             self._seats.take(seq, table, is_prefilling=True)
             if count:
                 chunks.append(self._chunk(seq, count))
@@ -273,6 +279,7 @@ class Scheduler:
             return
         seq.stop_reason = stop_reason
         seq.finish_reason = reason
+        self._policy.leave(seq.request)
         if seq.table is not None and seq.request.beam and reason in ("stop", "length"):
             self._opener.keep(seq, self._leave(seq))
             return
@@ -319,7 +326,7 @@ class Scheduler:
         seq.num_lost = 0 if seq.host else num_computed
         self.manager.close_table(self._leave(seq))
         enqueue(self.waiting, seq)
-        rule = VICTIM_RULES[self._config.scheduling_policy] if by else "all: the step was abandoned"
+        rule = self._policy.victim_rule if by else "all: the step was abandoned"
         self._emit(("preempt", seq.seq_id, by and by.seq_id, mode, rule, seq.num_lost))
 
     def preempt_all(self) -> None:
@@ -363,3 +370,4 @@ class Scheduler:
         for request in requests:
             for seq in request.restore():
                 enqueue(self.waiting, seq)
+            self._policy.remember(request)

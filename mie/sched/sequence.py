@@ -37,6 +37,7 @@ class Request:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: str | None = None,
         beam: Beam | None = None,
     ) -> None:
         self.request_id = request_id
@@ -47,6 +48,12 @@ class Request:
         """Lower values run first under the "priority" policy."""
         self.cache_salt = cache_salt
         """Only requests with the same salt share cached blocks."""
+        self.client = client
+        """Who sent it. Under the "fair" policy, clients get equal shares of tokens."""
+        self.rank = 0
+        """The first part of its sequences' keys. The scheduler sets it."""
+        self.num_charged = 0
+        """What its client's account was charged for it so far. The "fair" policy sets it."""
         self.beam = beam
         self.num_prompt = len(prompt_token_ids)
         self.eos_token_ids = frozenset(() if params.ignore_eos else eos_token_ids)
@@ -72,11 +79,18 @@ class Request:
         if self.params.max_tokens is not None:
             longest = min(longest, self.num_prompt + self.params.max_tokens)
         for seq in self.sequences:
-            seq.key = (rank, *seq.seq_id)
             seq.max_tokens = longest
+        self.set_rank(rank)
+
+    def set_rank(self, rank: int) -> None:
+        """Set its place in the order of the queues. None of its sequences may be in a queue."""
+        self.rank = rank
+        for seq in self.sequences:
+            seq.key = (rank, *seq.seq_id)
 
     def restore(self) -> list[Sequence]:
         """Reset all sequences to their tokens alone, and return those that must wait."""
+        self.set_rank(self.rank)  # an exception may have come between its sequences
         for seq in self.sequences:
             seq.restore()
         leader = self.leader

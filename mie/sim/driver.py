@@ -35,6 +35,11 @@ class LoadResult:
     """Time from the load's start to its last token."""
 
     @property
+    def num_steps(self) -> int:
+        """The number of steps."""
+        return len(self.steps)
+
+    @property
     def num_preempted(self) -> int:
         """The number of preemptions."""
         return sum(stats.num_preempted for stats in self.steps)

@@ -42,6 +42,20 @@ class StepStats:
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class QueueState:
+    """What waits of one client's requests."""
+
+    num_requests: int
+    """Sequences that wait. A request that has not forked counts as one."""
+    num_tokens: int
+    """Their tokens."""
+    num_free_seats: int
+    """Sequences that could be admitted in addition to those that run."""
+    longest_wait: float
+    """Seconds since the first of them arrived; 0 if none waits."""
+
+
 class EngineStats:
     """The running totals of an engine."""
 

@@ -186,7 +186,7 @@ class _ByteLevel(_HoldsBytes):
     """Decodes GPT-2's byte letters and holds back the first bytes of a character."""
 
     def add(self, pieces: list[str]) -> list[str]:
-        data = self._bytes + b"".join(map(_letters_to_bytes, pieces))
+        data = self._bytes + b"".join(map(letters_to_bytes, pieces))
         return self._settle(data, *utf_8_decode(data, "replace", False))
 
     def rest(self) -> list[str]:
@@ -378,7 +378,7 @@ def _cannot_decode(error: BaseException) -> str:
     return f"the tokenizer cannot decode the tokens: {printable(str(error))}"
 
 
-def _letters_to_bytes(token: str) -> bytes:
+def letters_to_bytes(token: str) -> bytes:
     """Return the bytes of a byte-level token. Plain text in an added token is encoded as it is."""
     try:
         return bytes([_BYTE_OF_LETTER[letter] for letter in token])

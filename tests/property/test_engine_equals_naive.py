@@ -96,7 +96,7 @@ def engines(draw, longest):
     block_size = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
     is_chunked = draw(st.sampled_from([True, True, True, False]))
     caching = draw(st.sampled_from([True, True, True, False]))
-    policy = draw(st.sampled_from(["fcfs", "priority", "sjf"]))
+    policy = draw(st.sampled_from(["fcfs", "priority", "sjf", "fair"]))
     swaps, is_static = draw(st.booleans()), draw(st.integers(0, 4)) == 4
     budgets = st.sampled_from([1, 2, 3, 5, 8, 32])
     config = {
@@ -129,6 +129,8 @@ def scenarios(draw):
     labels = {"cache_salt": st.sampled_from([None, None, None, "tenant"])}
     if config["scheduling_policy"] == "priority":
         labels["priority"] = st.integers(-2, 2)
+    if config["scheduling_policy"] == "fair":
+        labels["client"] = st.sampled_from([None, "a", "b"])
     # (prompt, its sampling, the step of its arrival, its labels)
     requests = [
         (prompt, draw(sampling()), draw(st.integers(0, 6)), draw(st.fixed_dictionaries(labels)))

@@ -84,7 +84,7 @@ def config_of(rng):
         enable_chunked_prefill=is_chunked,
         enable_prefix_caching=caching,
         max_cached_blocks=rng.choice([None, 2]) if caching else None,
-        scheduling_policy=rng.choice(["fcfs", "priority", "sjf"]),
+        scheduling_policy=rng.choice(["fcfs", "priority", "sjf", "fair"]),
         batching=rng.choice(["continuous", "continuous", "static"]),
         watermark=rng.choice([0.0, 0.1]),
         preemption_mode="swap" if swaps else "recompute",
@@ -157,7 +157,8 @@ class Run:
         prompt = [4 + rng.randrange(2) * (i % 3 == 2) for i in range(length - 1)]
         prompt.append(rng.choice([4, EOS]))
         while number not in self.requests:
-            labels = {"priority": priority, "cache_salt": salt}
+            client = salt if self.config.scheduling_policy == "fair" else None
+            labels = {"priority": priority, "cache_salt": salt, "client": client}
             request = Request(str(number), number, prompt, params, [EOS], **labels)
             self.attempt("add", partial(self.add_now, request))
 

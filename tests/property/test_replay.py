@@ -38,7 +38,7 @@ def configs(draw):
         enable_prefix_caching=caches,
         partial_block_sharing=draw(st.booleans()),
         max_cached_blocks=draw(st.sampled_from([None, 1, 4])) if caches else None,
-        scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "sjf"])),
+        scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "sjf", "fair"])),
         batching=draw(st.sampled_from(["continuous", "continuous", "static"])),
         watermark=draw(st.sampled_from([0.0, 0.1])),
         preemption_mode="swap" if swaps else "recompute",
@@ -80,7 +80,8 @@ class Run:
         params = SamplingParams(max_tokens=max_tokens, n=n)
         if self.config.scheduling_policy != "priority":
             priority = 0
-        labels = {"priority": priority, "cache_salt": salt}
+        client = salt if self.config.scheduling_policy == "fair" else None
+        labels = {"priority": priority, "cache_salt": salt, "client": client}
         self.requests.append(Request(str(number), number, prompt, params, [EOS], **labels))
         self.scheduler.add(self.requests[-1])
 
@@ -128,7 +129,7 @@ class Run:
     beams=st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
     releases=st.sets(st.integers(3, 30), max_size=4),
 )
-@settings(max_examples=max(1000, settings().max_examples))
+@settings(max_examples=max(1300, settings().max_examples))
 def check_run(
     path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken, beams, releases
 ):

@@ -63,7 +63,7 @@ def settings_of_engines(draw):
         "enable_prefix_caching": caching,
         "partial_block_sharing": draw(st.sampled_from([True, True, False])),
         "max_cached_blocks": draw(st.sampled_from([None, None, 0, 2])) if caching else None,
-        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority", "sjf"])),
+        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority", "sjf", "fair"])),
         "batching": "static" if is_static else "continuous",
         "preemption_mode": "swap" if swaps else "recompute",
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.0, 0.01, 0.2, 0.5])),
@@ -143,7 +143,8 @@ class Scheduling(RuleBasedStateMachine):
             prompt_logprobs=0 if (pick * number + rank) % 6 == 5 else None,
         )
         priority = number % 4 - 1 if self.config.scheduling_policy == "priority" else 0
-        labels = {"priority": priority, "cache_salt": salt}
+        client = salt if self.config.scheduling_policy == "fair" else None
+        labels = {"priority": priority, "cache_salt": salt, "client": client}
         request = Request(str(rank), rank, prompt, params, [EOS], **labels)
         fits = len(prompt) < self.limit or (
             # A prompt that fills the pool can still get the one token that is never stored.

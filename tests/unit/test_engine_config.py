@@ -60,7 +60,7 @@ def test_the_defaults():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scheduling_policy": "lifo"}, "must be one of fcfs, priority, sjf; got 'lifo'"),
+        ({"scheduling_policy": "lifo"}, "must be one of fcfs, priority, sjf, fair; got 'lifo'"),
         ({"batching": "dynamic"}, "must be one of continuous, static; got 'dynamic'"),
         ({"preemption_mode": "drop"}, "must be one of recompute, swap; got 'drop'"),
         ({"preemption_mode": None}, "preemption_mode must be one of"),

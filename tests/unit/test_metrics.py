@@ -39,10 +39,23 @@ def test_the_counts_match_the_run(llm):
     llm.generate([PROMPT], params(4), use_tqdm=False)
     found = read(llm.get_metrics())
     assert found["ended"] == {"stop": 0, "length": 3, "abort": 0, "error": 0}
+    num_kv_bytes = llm.engine._runner._kv_cache.nbytes
+    num_weight_bytes = found["mie:weights_bytes"].value
+    assert num_weight_bytes > 1000
     values = {name: m.value for name, m in found.items() if isinstance(m, (Counter, Gauge))}
     assert values == {
         "num_requests_running": 0,
         "num_requests_waiting": 0,
+        "num_requests_waiting_by_reason": 0,
+        "mie:kv_blocks": 0,
+        "mie:weights_bytes": num_weight_bytes,
+        "mie:kv_bytes": num_kv_bytes,
+        "mie:cow_copies": llm.engine.stats.memory.num_copies,
+        "mie:blocks_evicted": 0,
+        "mie:blocks_swapped_out": 0,
+        "mie:blocks_swapped_in": 0,
+        "mie:tokens_recomputed": 0,
+        "prompt_tokens_by_source": 0,
         "kv_cache_usage_perc": 0,
         "prefix_cache_queries": 2 * len(PROMPT) + 5,
         "prefix_cache_hits": len(PROMPT) - 1,
@@ -55,11 +68,14 @@ def test_the_counts_match_the_run(llm):
     }
     counts = {name: m.count for name, m in found.items() if isinstance(m, Histogram)}
     assert counts.pop("iteration_tokens_total") == llm.engine.stats.num_steps
+    assert counts.pop("mie:step_seconds") == llm.engine.stats.num_steps
+    assert counts.pop("mie:batch_rows") == llm.engine.stats.num_steps
     assert counts.pop("inter_token_latency_seconds") == 5 + 2 * 2 + 3
     assert set(counts.values()) == {3}
     sums = {name: m.sum for name, m in found.items() if isinstance(m, Histogram)}
     assert sums["request_prompt_tokens"] == 2 * len(PROMPT) + 5
     assert sums["request_generation_tokens"] == 16
+    assert sums["request_prefill_kv_computed_tokens"] == len(PROMPT) + 5 + 1
     assert sums["request_max_num_generation_tokens"] == 6 + 3 + 4
     assert sums["request_params_n"] == 4
     assert sums["request_params_max_tokens"] == 13
@@ -85,6 +101,34 @@ def test_names_labels_and_buckets_are_vllms(llm):
     assert list(found["iteration_tokens_total"].buckets)[-2:] == ["16384.0", "+Inf"]
     limits = list(found["request_prompt_tokens"].buckets)
     assert limits == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "200.0", "+Inf"]
+
+
+def test_labels_divide_a_number(llm):
+    llm.generate([PROMPT], params(), use_tqdm=False)
+    llm.generate([PROMPT], params(), use_tqdm=False)
+    metrics = llm.get_metrics()
+
+    def values(name, label):
+        return {m.labels[label]: m.value for m in metrics if m.name == name}
+
+    assert values("vllm:prompt_tokens_by_source", "source") == {
+        "local_compute": len(PROMPT) + 1,
+        "local_cache_hit": len(PROMPT) - 1,
+        "external_kv_transfer": 0,
+    }
+    assert values("vllm:num_requests_waiting_by_reason", "reason") == {"capacity": 0, "deferred": 0}
+    blocks = values("mie:kv_blocks", "state")
+    assert blocks["cached"] > 0
+    assert blocks["free"] + blocks["cached"] + blocks["used"] == 64
+
+
+def test_a_snapshot_does_not_change(llm):
+    llm.generate([PROMPT], params(), use_tqdm=False)
+    snapshot = llm.engine.metrics_snapshot()
+    before = snapshot.read("m")
+    llm.generate([PROMPT] * (MOST_RECORDS + 1), params(1), use_tqdm=False)
+    assert snapshot.read("m") == before
+    assert llm.engine.get_metrics("m") != before
 
 
 def test_a_bucket_counts_values_up_to_its_limit():

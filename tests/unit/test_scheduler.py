@@ -320,6 +320,19 @@ def test_sjf_starves_no_request(ageing, bound):
     assert num_steps > bound / 2, "it was not made to wait at all"
 
 
+def test_fair_takes_the_client_that_was_served_least():
+    driver = Driver(max_num_seqs=1, scheduling_policy="fair")
+    for client in "aaab":
+        driver.add_ids([10], labels={"client": client}, max_tokens=2)
+    driver.run()
+    assert admitted(driver) == [0, 3, 1, 2]
+
+
+def test_a_client_needs_the_fair_policy():
+    with pytest.raises(RequestError, match=r"client is 'a'; .* \(set scheduling_policy='fair'\)"):
+        Driver().add_ids([10], labels={"client": "a"}, max_tokens=1)
+
+
 # Preemption.
 
 

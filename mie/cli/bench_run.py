@@ -1,0 +1,47 @@
+"""What the benchmarks share about a run: how it starts, and what its results say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from mie.sim.driver import Bench, LoadResult
+    from mie.sim.remote import ServedResult
+    from mie.sim.workload import Workload
+
+    AnyResult: TypeAlias = LoadResult | ServedResult
+
+
+def run_engine_load(
+    bench: Bench, workload: Workload, max_concurrency: int | None = None
+) -> LoadResult:
+    """A run that finds the prefix cache empty."""
+    from mie.sim.driver import run_load
+
+    bench.engine.reset_prefix_cache()
+    return run_load(bench, workload, max_concurrency=max_concurrency)
+
+
+def about(place: Mapping[str, Any], workload: Workload, result: AnyResult) -> dict[str, Any]:
+    """Where the load ran, what it was, and what is counted in a run besides times."""
+    return {
+        "backend": "mie",
+        **place,
+        "workload": workload.name,
+        "workload_sha256": workload.digest,
+        "num_steps": result.num_steps,
+        "num_preemptions": result.num_preempted,
+        "num_cached_tokens": result.num_cached_tokens,
+        "peak_blocks": result.peak_blocks,
+    }
+
+
+def errors(result: AnyResult) -> dict[str, str]:
+    """Why requests were refused, by request."""
+    return {record.request_id: record.error for record in result.records if record.error}
+
+
+def exit_code(result: AnyResult) -> int:
+    """1 if a request failed."""
+    return 1 if any(record.error for record in result.records) else 0

@@ -1,0 +1,211 @@
+"""``mie serve``: the model behind OpenAI's HTTP interface."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from mie.cli.options import DEFAULT_MODEL, add_trace_option, closing_quietly, open_trace
+from mie.config.arguments import add_settings, given
+from mie.config.engine_args import EngineArgs
+from mie.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from mie.serve.config import ServeConfig
+    from mie.serve.keys import Keys
+
+_NOT_OPTIONS = ("model", "device")
+"""Arguments of the engine that have no option here."""
+
+_DEFAULTS: dict[str, tuple[Any, str]] = {
+    "generation_config": ("vllm", "vllm"),
+    # One client alone is served first come first served under this policy, too.
+    "scheduling_policy": ("fair", "fair"),
+    # Equal seeds give equal answers under any load.
+    "batch_invariant": (True, "on where the backend keeps it: numpy, tiled, KV cache as computed"),
+}
+"""Settings of the engine whose defaults are the server's own, and how the help says them."""
+
+_EPILOG = """\
+The server speaks OpenAI's interface: /v1/completions, /v1/chat/completions and /v1/models. It adds
+/tokenize, /detokenize, /apply-template and others. It listens on this machine only unless --host
+says otherwise.
+
+Sampling parameters that a request leaves out are neutral, as in OpenAI's interface.
+--generation-config auto takes the model's recommendations instead.
+
+examples:
+  mie serve                                     the model that ships with mie, on port 8000
+  mie serve ./Qwen3-0.6B --port 9000 --max-num-seqs 32
+  curl localhost:8000/v1/completions -H 'content-type: application/json' \\
+    -d '{"prompt": "Once upon a time", "max_tokens": 40, "stream": true}'
+
+exit codes:
+  0  a signal ended the server, and what ran could end or was told so
+  1  the engine died
+  2  it did not start: an option, the model or the port is wrong
+"""
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Adds ``mie serve`` to the command line; its arguments carry ``run``."""
+    from mie.serve.config import ServeConfig  # its packages are not imported with it
+
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model over HTTP, in OpenAI's interface",
+        description="Serves a model over HTTP to any number of clients of OpenAI's interface.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "served_model",
+        nargs="?",
+        metavar="MODEL",
+        help="'bundled' (the default), a directory in Hugging Face format, or a hub id",
+    )
+    parser.add_argument("--model", metavar="MODEL", help="the same as MODEL")
+    add_settings(parser, ServeConfig)
+    parser.add_argument(
+        "--served-model-name",
+        nargs="+",
+        metavar="NAME",
+        help="names that clients may use for the model; answers carry the first (default: MODEL)",
+    )
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="a key that requests may use; may be given several times, and MIE_API_KEY in the "
+        "environment is one more (default: no key is needed)",
+    )
+    parser.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="file with a key on each line: NAME KEY, or NAME sha256:HEX",
+    )
+    parser.add_argument(
+        "--allowed-origins",
+        nargs="+",
+        metavar="ORIGIN",
+        help="origins of web pages that may use the server; '*' is any (default: none)",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML file with options, such as 'port: 9000'; the command line overrides it",
+    )
+    add_trace_option(parser)
+    EngineArgs.add_cli_args(parser, omit=_omitted(ServeConfig))
+    for action in parser._actions:
+        if action.dest in _DEFAULTS:
+            shown = f"default: {_DEFAULTS[action.dest][1]})"
+            action.help = (action.help or "").rpartition("default: ")[0] + shown
+    parser.set_defaults(run=lambda args: run(with_config_file(args, parser)))
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal ends the server: its exit code.
+
+    Raises:
+        ConfigError: an option is out of range, or contradicts another.
+        MissingExtraError: the extra ``serve`` is not installed.
+        ModelError: the model cannot be used.
+    """
+    from mie.serve.config import ServeConfig
+
+    if args.uds is not None and (args.host, args.port) != (None, None):
+        raise ConfigError("--uds is given with --host or --port; give one of them")
+    config = ServeConfig(
+        **given(args, ServeConfig),
+        served_model_name=args.served_model_name,
+        allowed_origins=args.allowed_origins,
+        keys=keys_of(args),
+    )
+    settings = engine_settings(args)
+    EngineArgs(**settings)  # refuses bad values before anything is opened
+    if args.trace is None:
+        return _serve(config, settings, None)
+    file = open_trace(args.trace)
+    with closing_quietly(file):
+        return _serve(config, settings, file)
+
+
+def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the engine, with the server's defaults."""
+    if args.model is not None and args.served_model not in (None, args.model):
+        raise ConfigError(
+            f"MODEL is {args.served_model} and --model is {args.model}; give one of them"
+        )
+    model = args.served_model or args.model or DEFAULT_MODEL
+    from mie.serve.config import ServeConfig
+
+    settings = given(args, EngineArgs, omit=_omitted(ServeConfig))
+    defaults = {name: value for name, (value, _) in _DEFAULTS.items()}
+    is_plain = settings.get("linear_plan") == "plain" or "kv_cache_dtype" in settings
+    if settings.get("backend", "numpy") != "numpy" or is_plain:
+        del defaults["batch_invariant"]
+    return {**defaults, **settings, "model": model}
+
+
+def _omitted(config: type[ServeConfig]) -> tuple[str, ...]:
+    """Return the arguments of the engine whose options are the server's own, or nobody's."""
+    return (*_NOT_OPTIONS, *config.__dataclass_fields__)
+
+
+def keys_of(args: argparse.Namespace) -> Keys | None:
+    """Return the keys of the command line, the environment and a file; None if there are none."""
+    from mie.serve.keys import Keys
+
+    of_environment = os.environ.get("MIE_API_KEY")
+    keys = [*(args.api_key or ()), *([of_environment] if of_environment else ())]
+    return Keys.of(keys, args.api_key_file)
+
+
+def with_config_file(
+    args: argparse.Namespace, parser: argparse.ArgumentParser
+) -> argparse.Namespace:
+    """Return the arguments with the options of ``--config`` that the command line does not give.
+
+    Raises:
+        ConfigError: the file cannot be read, or has an option that is unknown or out of place.
+    """
+    if args.config is None:
+        return args
+    try:
+        from mie.serve.config_file import arguments_of
+    except ImportError as error:
+        raise _missing(error) from error
+    known = {text for action in parser._actions for text in action.option_strings}
+    of_file = vars(parser.parse_args(arguments_of(args.config, known)))
+    given_here = {name: value for name, value in vars(args).items() if value is not None}
+    if "served_model" in given_here:
+        of_file["model"] = None
+    return argparse.Namespace(**{**of_file, **given_here})
+
+
+def import_serve() -> Callable[..., int]:
+    """Return the function that serves, or raise `MissingExtraError` without its packages."""
+    try:
+        from mie.serve.server import serve
+    except ImportError as error:
+        raise _missing(error) from error
+    return serve
+
+
+def _missing(error: ImportError) -> MissingExtraError:
+    return MissingExtraError(
+        f"mie serve needs the package {error.name} (install it with: pip install 'mie[serve]')"
+    )
+
+
+def _serve(config: ServeConfig, settings: dict[str, Any], trace: TextIO | None) -> int:
+    serve = import_serve()
+    from mie.async_llm import AsyncLLM
+
+    return serve(lambda: AsyncLLM(**settings, trace=trace), config)

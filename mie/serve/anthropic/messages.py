@@ -1,0 +1,100 @@
+"""``POST /v1/messages`` and ``POST /v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mie.frontend.outputs import CompletionOutput, RequestOutput, raise_failed
+from mie.params.sampling import RequestOutputKind, SamplingParams
+from mie.serve.anthropic.protocol import (
+    FIELDS,
+    CountTokensRequest,
+    MessagesRequest,
+    conversation,
+)
+from mie.serve.anthropic.stream import MessageWriter, message_of, stop_of, usage_of
+from mie.serve.openai.params import ignored_fields, parse
+from mie.serve.openai.stream import json_response, stream_of
+from mie.serve.serving import Job, Serving, new_id
+
+
+async def messages(request: Request) -> Response:
+    """Answer a conversation in Anthropic's shape."""
+    serving: Serving = request.app.state.serving
+    body = parse(await request.body(), MessagesRequest)
+    model = serving.check_model(body.model)
+    headers = ignored_fields(body, serving, request.url.path, FIELDS)
+    job = Job(
+        response_id=new_id("msg").replace("-", "_"),
+        prompts=[await _prompt(body, serving)],
+        params=_sampling_params(body, serving),
+        cache_salt=body.cache_salt,
+        priority=body.priority or 0,
+        is_max_tokens_given=True,
+    )
+    generation = await serving.start(request, job)
+    if body.stream:
+        writer = MessageWriter(generation, model)
+        return await stream_of(generation, writer, serving.config.keepalive_interval, headers)
+    try:
+        [output] = await generation.all()
+    finally:
+        generation.close()
+    raise_failed([output])
+    return json_response(_answer(job.response_id, model, output), headers)
+
+
+async def count_tokens(request: Request) -> Response:
+    """Count the tokens that a conversation has as a prompt."""
+    serving: Serving = request.app.state.serving
+    body = parse(await request.body(), CountTokensRequest)
+    serving.check_model(body.model)
+    headers = ignored_fields(body, serving, request.url.path, FIELDS)
+    prompt = await _prompt(body, serving)
+    return json_response({"input_tokens": len(prompt["prompt_token_ids"])}, headers)
+
+
+ROUTES = (
+    Route("/v1/messages", messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+)
+
+
+async def _prompt(body: CountTokensRequest, serving: Serving) -> dict[str, Any]:
+    """Return the conversation as a prompt. The answer continues a last turn of the assistant."""
+    serving.required_tokenizer()
+    is_prefilled = body.messages[-1].role == "assistant"
+    return await serving.engine.chat_prompt(
+        conversation(body),
+        chat_template=serving.chat_template,
+        add_generation_prompt=not is_prefilled,
+        continue_final_message=is_prefilled,
+    )
+
+
+def _sampling_params(body: MessagesRequest, serving: Serving) -> SamplingParams:
+    given = {
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences or None,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "seed": body.seed,
+    }
+    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    values = {name: value for name, value in given.items() if value is not None}
+    return SamplingParams(**{**serving.defaults, **values, "n": 1}, output_kind=kind)
+
+
+def _answer(response_id: str, model: str, output: RequestOutput) -> dict[str, Any]:
+    choice: CompletionOutput = output.outputs[0]
+    return {
+        **message_of(response_id, model),
+        "content": [{"type": "text", "text": choice.text, "citations": None}],
+        **stop_of(choice),
+        "usage": usage_of(output, len(choice.token_ids)),
+    }

@@ -1,0 +1,121 @@
+"""`create_app`: the routes of the server, and what wraps them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from mie.async_llm import AsyncLLM
+from mie.errors import MieError
+from mie.params.sampling import SamplingParams
+from mie.serve.anthropic.messages import ROUTES as MESSAGES_ROUTES
+from mie.serve.config import ServeConfig
+from mie.serve.edge import Edge
+from mie.serve.errors import ApiError, api_error
+from mie.serve.openai.chat import chat_completions
+from mie.serve.openai.completions import completions
+from mie.serve.openai.control import cancel, refused_routes, reset_prefix_cache
+from mie.serve.openai.models import list_models, retrieve_model
+from mie.serve.openai.responses import ROUTES as RESPONSES_ROUTES
+from mie.serve.openai.tokenize import apply_template, detokenize, tokenize, tokenizer_info
+from mie.serve.openapi import ROUTES as OPENAPI_ROUTES
+from mie.serve.serving import Serving
+from mie.serve.sse import DisconnectMiddleware
+from mie.version import __version__
+
+_NAMES = {*SamplingParams.__dataclass_fields__, "cache_salt", "messages", "priority", "prompt"}
+"""The parameters that messages of mie may begin with."""
+
+
+def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette:
+    """Return the server's application. The caller shuts the engine down afterwards."""
+    config = config or ServeConfig()
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.serving = await Serving.of(engine, config, edge.queue_limit)
+        yield
+
+    edge = Edge(engine, config)
+    all_routes = [*routes(), *edge.routes()]
+    app = Starlette(
+        routes=all_routes,
+        middleware=[
+            *edge.middleware([route.path for route in all_routes]),
+            Middleware(DisconnectMiddleware),
+        ],
+        exception_handlers={
+            ApiError: _refuse,
+            MieError: _refuse,
+            HTTPException: _refuse_http,
+            Exception: _fail,
+        },
+        lifespan=lifespan,
+    )
+    app.state.edge = edge
+    return app
+
+
+def routes() -> list[Route]:
+    """Return the routes of the server."""
+    return [
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/models", list_models),
+        Route("/v1/models/{id:path}", retrieve_model),
+        Route("/v1/requests/{id}/cancel", cancel, methods=["POST"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokenizer_info),
+        Route("/apply-template", apply_template, methods=["POST"]),
+        Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+        *RESPONSES_ROUTES,
+        *MESSAGES_ROUTES,
+        *OPENAPI_ROUTES,
+        Route("/version", _version),
+        *refused_routes(),
+    ]
+
+
+def path_of(request: Request) -> str:
+    """Return the path of a request below the root path."""
+    path: str = request.scope["path"]
+    return path.removeprefix(request.scope.get("root_path", ""))
+
+
+async def _version(request: Request) -> Response:
+    return JSONResponse({"version": __version__})
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    return api_error(error, _NAMES).response(path_of(request))
+
+
+async def _refuse_http(request: Request, error: Exception) -> Response:
+    """Answer what Starlette itself refuses: an unknown route, or a wrong method."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    messages = {
+        404: f"there is no route {path}",
+        405: f"{path} does not take {request.method}",
+    }
+    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    refused = ApiError(
+        error.status_code,
+        messages.get(error.status_code, str(error.detail)),
+        type=kind,
+        code="not_found" if error.status_code == 404 else "method_not_allowed",
+        headers=error.headers,
+    )
+    return refused.response(path_of(request))
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    return api_error(error).response(path_of(request))

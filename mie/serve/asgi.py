@@ -1,0 +1,59 @@
+"""What the middlewares share. Each one is a plain ASGI app around the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mie.serve.errors import ApiError
+
+OPEN_ROUTES = frozenset({"/health", "/ping", "/version", "/ready"})
+"""The routes that need no key and are answered while the server drains."""
+
+
+def route_of(scope: Scope) -> str:
+    """Return the path as the router sees it: without the path under which a proxy serves."""
+    path: str = scope["path"]
+    root = scope.get("root_path", "")
+    is_below = bool(root) and path.startswith(f"{root}/")
+    return path[len(root) :] if is_below else path
+
+
+class RootPath:
+    """Middleware that tells the router under which path a proxy serves.
+
+    Requests are found with that path and without it, since some proxies remove it.
+    """
+
+    def __init__(self, app: ASGIApp, path: str) -> None:
+        """``path`` begins with a slash and does not end with one."""
+        self._app = app
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            scope["root_path"] = self._path
+        await self._app(scope, receive, send)
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Return the first header of this name (in lower case), or None."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1"))
+    return None
+
+
+async def answer(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request with an error, in the shape that its route's clients read."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    await error.response(route_of(scope))(scope, receive, send)
+
+
+def facts_of(scope: Scope) -> dict[str, Any]:
+    """Return what the log line of a request says about it, for handlers to add to."""
+    facts: dict[str, Any] = scope.setdefault("mie.facts", {})
+    return facts

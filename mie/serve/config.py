@@ -1,0 +1,88 @@
+"""`ServeConfig`: every option of the server but those of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mie.config.engine import check_settings, keyword_checked
+from mie.config.settings import setting
+from mie.errors import ConfigError
+from mie.serve.edge_config import EdgeSettings
+
+
+@keyword_checked
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(EdgeSettings):
+    """How the server listens, what it accepts, and how much of it."""
+
+    host: str = setting("127.0.0.1", "text", "address to listen on", "server")
+    port: int = setting(
+        8000, "integer", "port to listen on; 0 takes a free one", "server", low=0, high=65535
+    )
+    served_model_name: Sequence[str] | None = setting(
+        None,
+        "object",
+        "names that clients may use for the model; answers carry the first",
+        "server",
+        default_text="the model as given",
+    )
+    root_path: str = setting(
+        "",
+        "text",
+        "path under which a proxy serves this server, such as /llm",
+        "server",
+        default_text="none",
+    )
+    strict: bool = setting(
+        False, "switch", "refuse request fields that the server does not know", "requests"
+    )
+    strict_openai: bool = setting(
+        False, "switch", "refuse requests without a model, as OpenAI does", "requests"
+    )
+    trust_request_chat_template: bool = setting(
+        False, "switch", "let requests bring a chat_template of their own", "requests"
+    )
+    chat_template: str | None = setting(
+        None,
+        "text",
+        "file with a jinja2 chat template, or the name of one of the model's",
+        "requests",
+        default_text="the model's",
+    )
+    max_logprobs: int = setting(
+        20,
+        "integer",
+        "maximum number of log-probabilities that a request may ask for at each position; -1 sets "
+        "no limit",
+        "requests",
+        low=-1,
+    )
+    highest_priority: int = setting(
+        0,
+        "integer",
+        "lowest number (first served) that a request's priority is clamped to",
+        "requests",
+        low=-(2**63),
+        high=2**63 - 1,
+    )
+    keepalive_interval: float = setting(
+        10.0,
+        "number",
+        "seconds without a token after which a stream gets a comment; 0 sends none",
+        "requests",
+    )
+
+    max_chunks_per_second: float = setting(
+        4000.0,
+        "number",
+        "maximum number of chunks that all streams together get in a second; tokens that come "
+        "faster are merged; 0 sets no limit",
+        "requests",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        names: object = self.served_model_name
+        if isinstance(names, str) or (names is not None and not all(names)):  # type: ignore[arg-type]
+            raise ConfigError(f"served_model_name must be a list of names; got {names!r}")

@@ -1,0 +1,131 @@
+"""What surrounds the routes: keys, limits, health, metrics, logs, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+from mie.async_llm import AsyncLLM
+from mie.serve.access_log import AccessLog
+from mie.serve.asgi import RootPath
+from mie.serve.auth import Authentication
+from mie.serve.config import ServeConfig
+from mie.serve.health import Gate, Health
+from mie.serve.limits import BodyLimit, QueueLimit
+from mie.serve.metrics import ServerMetrics
+from mie.serve.tracing import Tracing, new_provider
+
+logger = logging.getLogger(__name__)
+
+STEP_SECONDS = 60.0
+"""Time that the engine gets to end the step that it computes."""
+SAMPLE_SECONDS = 0.25
+"""Time between two looks at the engine."""
+FLUSH_SECONDS = 5.0
+"""Time that responses get to reach their clients after the engine has ended."""
+
+
+class Edge:
+    """One app's middlewares, the routes that belong to them, and their state."""
+
+    def __init__(self, engine: AsyncLLM, config: ServeConfig) -> None:
+        model_name = (config.served_model_name or [engine.model])[0]
+        self._model_name = model_name
+        endpoint = config.otlp_traces_endpoint
+        self._spans = None if endpoint is None else new_provider(endpoint)
+        settings = engine.engine_config
+        self.config = config
+        self.health = Health(engine, config.watchdog_timeout)
+        self.metrics = ServerMetrics(engine, model_name)
+        max_reqs = config.max_num_queued_reqs
+        self.queue_limit = QueueLimit(
+            engine,
+            max_reqs=4 * settings.max_num_seqs if max_reqs is None else max_reqs,
+            max_tokens=config.max_num_queued_tokens,
+            on_rejection=self.metrics.reject,
+        )
+        self._engine = engine
+
+    def routes(self) -> list[Route]:
+        """Return the routes that belong to the middlewares."""
+        return [*self.health.routes(), *self.metrics.routes()]
+
+    def middleware(self, paths: Sequence[str]) -> list[Middleware]:
+        """Return the middlewares from the outermost to the innermost.
+
+        A request without a key is refused before its body is read.
+        """
+        config = self.config
+        layers = [Middleware(AccessLog, metrics=self.metrics, paths=paths)]
+        if config.root_path:
+            layers.insert(0, Middleware(RootPath, path=config.root_path))
+        if config.allowed_origins:
+            layers.append(
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=list(config.allowed_origins),
+                    allow_methods=["GET", "POST"],
+                    allow_headers=["*"],
+                    expose_headers=["x-request-id", "retry-after"],
+                )
+            )
+        if self._spans is not None:
+            spans, name = self._spans, self._model_name
+            layers.append(Middleware(Tracing, provider=spans, model_name=name, paths=paths))
+        if config.keys is not None:
+            layers.append(
+                Middleware(
+                    Authentication,
+                    keys=config.keys,
+                    share_prefix_cache=config.share_prefix_cache,
+                )
+            )
+        layers.append(Middleware(Gate, health=self.health))
+        layers.append(Middleware(BodyLimit, max_bytes=config.max_request_bytes))
+        return layers
+
+    async def watch(self) -> None:
+        """Look at the engine until it is dead, and log when it stops or starts to step."""
+        was_stalled = False
+        while self._engine.dead_error is None:
+            is_stalled = self.health.status == "stalled"
+            if is_stalled != was_stalled:
+                what = "has work and computes no step" if is_stalled else "computes steps again"
+                logger.critical("the engine %s", what)
+                was_stalled = is_stalled
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    async def drain(self) -> bool:
+        """Refuse new requests, and wait until those that run have ended or ran out of time.
+
+        Those that are left get a final error when the engine ends. Return whether it ended: it may
+        hang in a step.
+        """
+        self.health.is_draining = True
+        await self._wait_idle(self.config.shutdown_timeout)
+        ending = threading.Thread(target=self._engine.shutdown, daemon=True)
+        ending.start()
+        await self._wait(lambda: not ending.is_alive(), STEP_SECONDS)
+        await self.flush()
+        return not ending.is_alive()
+
+    async def flush(self) -> None:
+        """Wait, but not long, until responses have ended and the last spans are sent."""
+        await self._wait_idle(FLUSH_SECONDS)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.shutdown)
+
+    async def _wait_idle(self, seconds: float) -> None:
+        await self._wait(lambda: not self.health.num_requests, seconds)
+
+    async def _wait(self, is_over: Callable[[], bool], seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not is_over() and loop.time() < deadline:
+            await asyncio.sleep(0.02)

@@ -1,0 +1,161 @@
+"""What a client is told when something goes wrong.
+
+Every error is an `ApiError`: a status, and the four keys of OpenAI's error body. Exceptions of mie
+become one by `api_error`. Other dialects have their own bodies, made of the same fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Set
+from typing import Any
+
+from starlette.responses import Response
+
+from mie.errors import (
+    ChatTemplateError,
+    ConfigError,
+    EngineDeadError,
+    MieError,
+    RequestError,
+    RequestFailedError,
+)
+from mie.frontend.outputs import CompletionOutput
+
+INVALID = "invalid_request_error"
+MAX_RETRY_AFTER = 60
+"""Seconds. OpenAI's clients do not retry at all if they are told to wait longer than 120."""
+
+
+class ApiError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = INVALID,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> None:
+        """``more`` are further keys of the body."""
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+        self.more = more
+
+    def body(self) -> dict[str, Any]:
+        """The error in OpenAI's shape; all four keys are always there."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": {**error, **self.more}}
+
+    def response(self, path: str = "") -> Response:
+        """The error as a response, in the dialect of the route ``path``."""
+        content = body_of(self, path)
+        return Response(content, self.status, self.headers, media_type="application/json")
+
+
+def body_of(error: ApiError, path: str) -> bytes:
+    """Return the JSON that tells a client of an error, in the dialect of the route ``path``."""
+    body = anthropic_body(error) if f"{path}/".startswith("/v1/messages/") else error.body()
+    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """Return an error in Anthropic's shape."""
+    default = "api_error" if error.status >= 500 else INVALID
+    kind = _ANTHROPIC_TYPES.get(error.status, default)
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """The 400 for a value that a parameter cannot have."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def unsupported(name: str, why: str) -> ApiError:
+    """The 400 for a known parameter that has no effect here."""
+    message = f"{name} is not supported: {why}"
+    return ApiError(400, message, code="unsupported_parameter", param=name)
+
+
+def unavailable(message: str, retry_after: int) -> ApiError:
+    """The 503 of a server that serves nothing now."""
+    return ApiError(
+        503,
+        message,
+        type="service_unavailable",
+        code="service_unavailable",
+        headers={"retry-after": str(min(retry_after, MAX_RETRY_AFTER))},
+    )
+
+
+def refuse_unfinished(choice: CompletionOutput) -> None:
+    """Raise the 503 for a choice that was aborted, so that no client takes it for an answer."""
+    if choice.finish_reason == "abort":
+        raise unavailable("the server ended the request before its answer was complete", 1)
+
+
+def too_long(num_prompt: int | None, num_new: int | None, max_model_len: int) -> ApiError:
+    """The 400 for a prompt that leaves no room for its answer in the context."""
+    prompt = "the prompt is longer" if num_prompt is None else f"the prompt has {num_prompt} tokens"
+    asked = "" if num_new is None else f" and max_tokens asks for {num_new}"
+    return ApiError(
+        400,
+        f"{prompt}{asked}; the context holds {max_model_len} tokens, the answer included (shorten "
+        "the prompt" + (")" if num_new is None else ", or lower max_tokens)"),
+        code="context_length_exceeded",
+        param="prompt" if num_new is None else "max_tokens",
+        n_prompt_tokens=num_prompt,
+        n_ctx=max_model_len,
+    )
+
+
+_FIRST_WORD = re.compile(r"(?:each of )?([a-z][a-z_]+)\b")
+
+
+def api_error(error: Exception, known_params: Set[str] = frozenset()) -> ApiError:
+    """The error that a client sees for any exception.
+
+    A message of mie begins with the parameter that it is about; ``known_params`` has their names.
+    An exception that is a bug shows its type only.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineDeadError):
+        return unavailable(f"the engine is not serving: {error}", MAX_RETRY_AFTER)
+    if isinstance(error, RequestFailedError):
+        return ApiError(500, str(error), type="server_error", code="request_failed")
+    if isinstance(error, ChatTemplateError):
+        return invalid(str(error), "messages")
+    if isinstance(error, (RequestError, ConfigError)):
+        message = str(error)
+        found = _FIRST_WORD.match(message)
+        param = found.group(1) if found else None
+        return invalid(message, param if param in known_params else None)
+    if isinstance(error, MieError):
+        return ApiError(500, str(error), type="server_error", code="internal_error")
+    return ApiError(
+        500,
+        f"internal error: {type(error).__name__} (the server's log has the details)",
+        type="server_error",
+        code="internal_error",
+    )

@@ -1,0 +1,104 @@
+"""Whether the server serves: the watchdog of the engine, draining, and the routes that tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mie.async_llm import Pulse
+from mie.errors import EngineDeadError
+from mie.serve.asgi import OPEN_ROUTES, answer, route_of
+from mie.serve.errors import MAX_RETRY_AFTER, unavailable
+
+Status = Literal["ok", "draining", "stalled", "dead"]
+
+
+class _Engine(Protocol):
+    """What is needed of `AsyncLLM`."""
+
+    @property
+    def pulse(self) -> Pulse: ...
+
+    @property
+    def dead_error(self) -> EngineDeadError | None: ...
+
+
+class Health:
+    """Tells whether requests are served, and counts those that are."""
+
+    def __init__(
+        self,
+        engine: _Engine,
+        watchdog_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``watchdog_timeout`` is in seconds of ``clock``; 0 turns the watchdog off."""
+        self.is_draining = False
+        """Whether new requests are refused, because the server is about to end."""
+        self.num_requests = 0
+        """Requests that are being served."""
+        self._engine = engine
+        self._timeout = watchdog_timeout
+        self._clock = clock
+        self._num_turns = -1
+        self._last_turn = clock()
+
+    def sample(self) -> None:
+        """Notice whether the engine moves. Call it more often than the watchdog's timeout."""
+        pulse = self._engine.pulse
+        if not pulse.has_work or pulse.num_turns != self._num_turns:
+            self._num_turns, self._last_turn = pulse.num_turns, self._clock()
+
+    @property
+    def status(self) -> Status:
+        """What the server does."""
+        self.sample()
+        if self._engine.dead_error is not None:
+            return "draining" if self.is_draining else "dead"
+        if self._timeout and self._clock() - self._last_turn > self._timeout:
+            return "stalled"
+        return "draining" if self.is_draining else "ok"
+
+    def routes(self) -> list[Route]:
+        """Return the routes that tell a load balancer how the server is."""
+        return [
+            Route("/health", self._health),
+            Route("/ready", self._health),
+            Route("/ping", self._health, methods=["GET", "POST"]),
+            Route("/load", self._load),
+        ]
+
+    async def _health(self, request: Request) -> Response:
+        status = self.status
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+
+    async def _load(self, request: Request) -> Response:
+        return JSONResponse({"server_load": self.num_requests})
+
+
+class Gate:
+    """Middleware that counts requests, and refuses new ones while the server drains."""
+
+    def __init__(self, app: ASGIApp, health: Health) -> None:
+        self._app = app
+        self._health = health
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or route_of(scope) in OPEN_ROUTES:
+            return await self._app(scope, receive, send)
+        if self._health.is_draining:
+            return await answer(_ENDING, scope, receive, send)
+        self._health.num_requests += 1
+        try:
+            return await self._app(scope, receive, send)
+        finally:
+            self._health.num_requests -= 1
+
+
+_ENDING = unavailable("the server is shutting down", MAX_RETRY_AFTER)

@@ -1,0 +1,69 @@
+"""Limits on what a connection may hold before its request is known."""
+
+from __future__ import annotations
+
+from asyncio import TimerHandle, Transport
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Bytes of a request line and headers. What arrived with the last of them is not counted."""
+HEAD_SECONDS = 60.0
+"""Time in which a request line and headers must arrive."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """Uvicorn's protocol, which by itself takes headers of any size, at any pace."""
+
+    _num_head_bytes = 0
+    _is_in_body = False
+    _timer: TimerHandle | None = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """Begin to wait for the end of the headers."""
+        super().on_message_begin()
+        self._wait_for_head()
+
+    def on_headers_complete(self) -> None:
+        """Count nothing more: the body has limits of its own."""
+        self._stop_waiting()
+        self._is_in_body = True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Count from the beginning if another request follows."""
+        self._is_in_body, self._num_head_bytes = False, 0
+        super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived, and give up if the headers are too long."""
+        self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_body:
+            self._num_head_bytes = 0
+        elif self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The request's headers exceed {MAX_HEAD_BYTES} bytes.")
+
+    def _wait_for_head(self) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> Any:
+        if not self.transport.is_closing():
+            self.transport.close()

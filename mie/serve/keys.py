@@ -1,0 +1,93 @@
+"""The keys of a server, of which it holds digests only."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from mie.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HASH = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+class Keys:
+    """The keys that a server accepts, by their names. It holds digests only."""
+
+    def __init__(self, digests: Mapping[str, bytes]) -> None:
+        """``digests`` are the SHA-256 of the keys."""
+        if not digests:
+            raise ConfigError("keys are empty; give at least one key, or none at all")
+        for name in digests:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"a key's name has 1 … 64 letters, digits, '.', '_' or '-'; got {name!r}"
+                )
+        self._digests = dict(digests)
+        secret = secrets.token_bytes(32)
+        self._salts = {
+            name: hmac.new(secret, digest, hashlib.sha256).hexdigest()
+            for name, digest in digests.items()
+        }
+
+    @classmethod
+    def of(cls, keys: Iterable[str], file: str | None = None) -> Keys | None:
+        """Return the given keys, named key-1, key-2, …, and a file's; None if there are none.
+
+        Each line of the file is ``NAME KEY`` or ``NAME sha256:HEX``. Empty lines, and lines that
+        begin with #, are skipped.
+
+        Raises:
+            ConfigError: a key is empty or not ASCII, a name occurs twice, or the file is unusable.
+        """
+        digests = {f"key-{i}": _digest(key) for i, key in enumerate(keys, start=1)}
+        for name, digest in () if file is None else _read(file):
+            if name in digests:
+                raise ConfigError(f"{file} has the name {name!r} twice (key-1, … are taken, too)")
+            digests[name] = digest
+        return cls(digests) if digests else None
+
+    def find(self, key: str) -> str | None:
+        """Return the name of a key, or None. The time does not depend on the keys."""
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        found = None
+        for name, known in self._digests.items():
+            if hmac.compare_digest(digest, known):
+                found = name
+        return found
+
+    def salt(self, name: str) -> str:
+        """Return the salt of a key's prefix cache, which does not reveal the key."""
+        return self._salts[name]
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def __repr__(self) -> str:
+        return f"Keys({', '.join(self._digests)})"
+
+
+def _digest(key: str) -> bytes:
+    if not key or not key.isascii() or not key.isprintable() or key != key.strip():
+        raise ConfigError("a key must be printable ASCII, not empty, without surrounding spaces")
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _read(file: str) -> Iterable[tuple[str, bytes]]:
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the keys in {file}: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2:
+            # The line may hold a key, so the message does not show it.
+            raise ConfigError(f"{file}:{number} must be NAME KEY; it has {len(words)} words")
+        hashed = _HASH.fullmatch(words[1])
+        yield words[0], bytes.fromhex(hashed.group(1)) if hashed else _digest(words[1])

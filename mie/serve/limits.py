@@ -1,0 +1,166 @@
+"""Limits on what clients may send: bytes of a body, and requests and tokens that wait."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mie.async_llm import AsyncLLM
+from mie.errors import RequestError
+from mie.frontend.request_state import PreparedRequest
+from mie.serve.asgi import answer, header
+from mie.serve.errors import MAX_RETRY_AFTER, ApiError, invalid
+from mie.stats.step import QueueState
+
+
+class _BodyTooLarge(Exception):
+    """More of a body arrived than is allowed."""
+
+
+class BodyLimit:
+    """Middleware that refuses a body that is too large, before it is read or parsed."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        length = header(scope, b"content-length")
+        if length is not None and length.isdecimal() and int(length[:20]) > self._max_bytes:
+            return await answer(self._refusal(int(length[:20])), scope, receive, send)
+        num_bytes = 0
+
+        async def limited() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_bytes:
+                raise _BodyTooLarge
+            return message
+
+        try:
+            return await self._app(scope, limited, send)
+        except _BodyTooLarge:  # the body is read before anything is answered
+            return await answer(self._refusal(None), scope, receive, send)
+
+    def _refusal(self, num_bytes: int | None) -> ApiError:
+        got = "is longer than" if num_bytes is None else f"has {num_bytes} bytes; the limit is"
+        return ApiError(
+            413,
+            f"the request's body {got} {self._max_bytes} bytes (send less, or start the server "
+            "with a larger --max-request-bytes)",
+            code="request_too_large",
+            headers={"connection": "close"},  # the rest of the body is not read
+        )
+
+
+class QueueFull(RequestError):
+    """The queue has no room for a request."""
+
+    def __init__(self, limit: str, message: str, wait: float) -> None:
+        """``limit`` is the name of the limit, and ``wait`` how long requests wait now, in s."""
+        super().__init__(message)
+        self.limit = limit
+        self.retry_after = max(1, min(math.ceil(wait), MAX_RETRY_AFTER))
+
+
+class QueueLimit:
+    """Refuses requests while too many of the same client wait.
+
+    What waits is counted in the engine's thread when requests are added, so that no burst passes
+    between counting and adding. A request for which there is a seat does not count, since it does
+    not wait. Under the fair policy each key has a queue of its own, so that a client that floods
+    the server does not keep others out.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        *,
+        max_reqs: int | None,
+        max_tokens: int | None,
+        on_rejection: Callable[[str], object] = lambda limit: None,
+    ) -> None:
+        """None is no limit. ``on_rejection`` gets the name of a limit that refused a request."""
+        self._engine = engine
+        self._max_num_seqs = engine.engine_config.max_num_seqs
+        self._is_fair = engine.engine_config.scheduling_policy == "fair"
+        self._max_reqs = max_reqs
+        self._max_tokens = max_tokens
+        self._on_rejection = on_rejection
+        self._num_entering: Counter[str | None] = Counter()
+
+    def client_of(self, scope: Scope) -> str | None:
+        """Return the client for which the engine counts a request."""
+        return scope.get("mie.client") if self._is_fair else None
+
+    @contextmanager
+    def entering(self, client: str | None, num_reqs: int) -> Iterator[None]:
+        """Return a context in which a client's requests are prepared and added.
+
+        Raises:
+            ApiError: the queue is full, already before the requests are prepared or when they are
+                added; or it could never take so many at once.
+        """
+        self._check_count(num_reqs)
+        self._num_entering[client] += num_reqs
+        try:
+            self._check_early(client, num_reqs)
+            yield
+        except QueueFull as full:
+            self._on_rejection(full.limit)
+            raise ApiError(
+                429,
+                f"{full} (try again in {full.retry_after} s)",
+                type="rate_limit_error",
+                code="queue_full",
+                headers={"retry-after": str(full.retry_after)},
+            ) from None
+        finally:
+            self._num_entering[client] -= num_reqs
+
+    def check(self, prepared: Sequence[PreparedRequest]) -> Callable[[QueueState], None]:
+        """Return what raises `QueueFull` in the engine's thread if there is no room for these."""
+        num_new = sum(len(each.token_ids) for each in prepared)
+
+        def check(queue: QueueState) -> None:
+            self._check_reqs(queue, len(prepared))
+            if self._max_tokens is not None and queue.num_requests:
+                num_tokens = queue.num_tokens + num_new
+                self._check("max_num_queued_tokens", num_tokens, self._max_tokens, queue)
+
+        return check
+
+    def _check_early(self, client: str | None, num_reqs: int) -> None:
+        """Refuse a flood before its prompts are tokenized."""
+        queue = self._engine.queue(client)
+        self._check_reqs(queue, num_reqs)
+        if self._max_reqs is not None:
+            num_entering = self._num_entering[client] - self._max_num_seqs
+            self._check("max_num_queued_reqs", num_entering, self._max_reqs, queue)
+
+    def _check_reqs(self, queue: QueueState, num_new: int) -> None:
+        if self._max_reqs is not None:
+            num_queued = queue.num_requests + num_new - queue.num_free_seats
+            self._check("max_num_queued_reqs", num_queued, self._max_reqs, queue)
+
+    def _check(self, limit: str, got: int, most: int, queue: QueueState) -> None:
+        if got > most:
+            what = "requests" if limit.endswith("reqs") else "prompt tokens"
+            option = limit.replace("_", "-")
+            message = f"the queue is full: {got} {what} would wait, and --{option} is {most}"
+            raise QueueFull(limit, message, queue.longest_wait)
+
+    def _check_count(self, num_reqs: int) -> None:
+        if self._max_reqs is not None and num_reqs > self._max_reqs + self._max_num_seqs:
+            raise invalid(
+                f"prompt has {num_reqs} prompts; the server takes {self._max_reqs} that wait and "
+                f"{self._max_num_seqs} that run (send fewer at once)",
+                "prompt",
+            )

@@ -1,0 +1,173 @@
+"""`/metrics` in Prometheus' text format: the engine's metrics under vLLM's names, and HTTP's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.core import (
+    Metric as Family,
+)
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mie.async_llm import AsyncLLM
+from mie.engine.metrics import Counter, Gauge, Histogram, Metric, Snapshot, Tally
+from mie.errors import EngineDeadError
+
+LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
+SNAPSHOT_SECONDS = 5.0
+"""Time after which a scrape gets the engine's numbers of the scrape before."""
+REQUEST_TIMES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Seconds; the limits of HTTP requests' durations."""
+
+HELP = {
+    "vllm:num_requests_running": "Sequences that run.",
+    "vllm:num_requests_waiting": "Sequences that wait.",
+    "vllm:kv_cache_usage_perc": "Fraction of the KV cache's blocks that are in use (0 … 1).",
+    "vllm:cache_config_info": "Settings of the KV cache, as labels.",
+    "vllm:e2e_request_latency_seconds": "Time from arrival to the last token.",
+    "vllm:time_to_first_token_seconds": "Time from arrival to the first token.",
+    "vllm:inter_token_latency_seconds": "Time between two tokens of a choice.",
+    "mie:request_latency_seconds": "Time from arrival to the last token, in fine buckets.",
+    "mie:kv_blocks": "Blocks by state; shared counts entries of tables that sharing saves.",
+    "mie:step_seconds": "Time of the engine's steps by phase.",
+    "mie:batch_rows": "Tokens of prompts, and decodes, in a step.",
+    "mie:cow_copies": "Blocks copied because a shared block was written.",
+    "mie:tokens_recomputed": "Tokens computed again after a preemption.",
+}
+"""What is said of some metrics. The others have their names."""
+
+
+class ServerMetrics:
+    """The counts of one app. Its registry is its own, so that apps in one process do not mix."""
+
+    def __init__(self, engine: AsyncLLM, model_name: str) -> None:
+        self._engine = engine
+        self._model_name = model_name
+        self._rejections = dict.fromkeys(LIMITS, 0)
+        self._requests: dict[tuple[str, str, str], int] = {}
+        self._times: dict[str, Tally] = {}
+        self._num_left = 0
+        self._snapshot: Snapshot | None = None
+
+    def reject(self, limit: str) -> None:
+        """Count requests that were refused because of a limit."""
+        self._rejections[limit] += 1
+
+    def observe(
+        self, handler: str, method: str, status: int, seconds: float, *, client_left: bool
+    ) -> None:
+        """Count an HTTP request when it has ended."""
+        key = (handler, method, f"{status // 100}xx")
+        self._requests[key] = self._requests.get(key, 0) + 1
+        tally = self._times.get(handler)
+        if tally is None:
+            tally = self._times[handler] = Tally(REQUEST_TIMES)
+        tally.observe(seconds)
+        self._num_left += client_left
+
+    def routes(self) -> list[Route]:
+        """Return the route that Prometheus scrapes."""
+        return [Route("/metrics", self._scrape)]
+
+    async def _scrape(self, request: Request) -> Response:
+        """Answer a scrape. The engine's thread takes a snapshot, and does not wait for the rest."""
+        try:
+            asked = self._engine.metrics_snapshot()
+            self._snapshot = await asyncio.wait_for(asked, SNAPSHOT_SECONDS)
+        except EngineDeadError:
+            self._snapshot = None
+        except asyncio.TimeoutError:
+            pass  # the step is long, or hangs, and the last snapshot still holds
+        snapshot, own = self._snapshot, self._own()
+
+        def write() -> bytes:
+            metrics = [] if snapshot is None else snapshot.read(self._model_name)
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(_Fixed(families([*metrics, *own])))
+            return generate_latest(registry)
+
+        # OpenMetrics, which a client may prefer, would spell "vllm:" as "vllm_".
+        content = await asyncio.to_thread(write)
+        return Response(
+            content, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
+        )
+
+    def _own(self) -> list[Metric]:
+        labels = {"model_name": self._model_name}
+        both = {**labels, "engine": "0"}
+        return [
+            *(
+                Counter(name="vllm:admission_rejections", labels={**labels, "reason": r}, value=n)
+                for r, n in self._rejections.items()
+            ),
+            *(
+                Gauge(
+                    name="vllm:engine_sleep_state",
+                    labels={**both, "sleep_state": state},
+                    value=float(state == "awake"),
+                )
+                for state in ("awake", "weights_offloaded", "discard_all")
+            ),
+            *(
+                Counter(name=f"vllm:external_prefix_cache_{what}", labels=both, value=0)
+                for what in ("queries", "hits")
+            ),
+            Counter(name="mie:http_clients_disconnected", labels=both, value=self._num_left),
+            *(
+                Counter(
+                    name="http_requests",
+                    labels={"handler": handler, "method": method, "status": status},
+                    value=count,
+                )
+                for (handler, method, status), count in self._requests.copy().items()
+            ),
+            *(
+                tally.read("http_request_duration_seconds", {"handler": handler})
+                for handler, tally in self._times.copy().items()
+            ),
+        ]
+
+
+class _Fixed:
+    """A collector whose families are known."""
+
+    def __init__(self, families: Sequence[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Sequence[Family]:
+        return self._families
+
+
+def families(metrics: Iterable[Metric]) -> list[Family]:
+    """Return metrics as Prometheus' client knows them; equal names become one family."""
+    found: dict[str, Family] = {}
+    for metric in metrics:
+        family = found.get(metric.name)
+        if family is None:
+            family = found[metric.name] = _family(metric)
+        values = list(metric.labels.values())
+        if isinstance(metric, Histogram) and isinstance(family, HistogramMetricFamily):
+            family.add_metric(values, list(metric.buckets.items()), metric.sum)
+        elif isinstance(metric, (Counter, Gauge)):
+            family.add_metric(values, metric.value)  # type: ignore[attr-defined]
+    return list(found.values())
+
+
+def _family(metric: Metric) -> Family:
+    kinds = {
+        Counter: CounterMetricFamily,
+        Gauge: GaugeMetricFamily,
+        Histogram: HistogramMetricFamily,
+    }
+    help = HELP.get(metric.name, metric.name.rpartition(":")[2].replace("_", " "))
+    family: Family = kinds[type(metric)](metric.name, help, labels=list(metric.labels))
+    return family

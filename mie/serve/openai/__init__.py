@@ -1,0 +1,1 @@
+"""OpenAI's routes, and what vLLM adds to them."""

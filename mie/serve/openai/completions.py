@@ -1,0 +1,196 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mie.errors import shown
+from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.serve.errors import ApiError, invalid
+from mie.serve.openai.params import job_of, read, sampling_params
+from mie.serve.openai.protocol import CompletionRequest
+from mie.serve.openai.stream import Choice, ChunkWriter, json_response, reason, stream_of
+from mie.serve.serving import Generation, Serving, new_id
+from mie.serve.sse import json_string
+
+MAX_PROMPTS = 4096
+
+
+async def completions(request: Request) -> Response:
+    """Complete one prompt or several."""
+    serving: Serving = request.app.state.serving
+    body, model, headers = await read(request, serving, CompletionRequest)
+    prompts = _with_special_tokens(prompts_of(body.prompt), body, serving)
+    params = sampling_params(
+        body,
+        serving,
+        # The engine generates at least one token. The answer leaves it out where none is wanted.
+        max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=_prompt_logprobs(body),
+    )
+    is_given = bool(body.max_tokens)
+    job = job_of(request, body, new_id("cmpl"), prompts, params, is_max_tokens_given=is_given)
+    generation = await serving.start(request, job)
+    try:
+        writer = CompletionWriter(generation, body, model, serving)
+        if body.stream:
+            return await stream_of(generation, writer, serving.config.keepalive_interval, headers)
+        answer = writer.answer(await generation.all())
+    except BaseException:
+        generation.close()
+        raise
+    generation.close()
+    return json_response(answer, headers)
+
+
+def prompts_of(prompt: Any) -> list[Any]:
+    """Return the prompts of a request, each a text or a list of token ids.
+
+    Raises:
+        ApiError: it is none of the four forms that OpenAI has.
+    """
+    if isinstance(prompt, str):
+        prompts: list[Any] = [prompt]
+    elif not isinstance(prompt, list):
+        raise _bad_prompt(prompt)
+    elif prompt and all(type(each) is int for each in prompt):
+        prompts = [prompt]
+    else:
+        prompts = prompt
+    if not prompts or not all(prompts):
+        raise invalid("prompt is empty; it needs at least one token", "prompt")
+    if len(prompts) > MAX_PROMPTS:
+        message = f"prompt has {len(prompts)} entries; the limit is {MAX_PROMPTS}"
+        raise invalid(message, "prompt")
+    if all(isinstance(each, str) for each in prompts):
+        return prompts
+    if all(isinstance(each, list) and set(map(type, each)) == {int} for each in prompts):
+        return prompts
+    raise _bad_prompt(prompt)
+
+
+def _bad_prompt(prompt: object) -> ApiError:
+    return invalid(
+        "prompt must be a string, a list of strings, a list of token ids, or a list of lists of "
+        f"token ids; got {shown(prompt)}",
+        "prompt",
+    )
+
+
+def _with_special_tokens(prompts: list[Any], body: CompletionRequest, serving: Serving) -> Any:
+    """Encode texts here if they are to be encoded without special tokens."""
+    if body.add_special_tokens is not False:
+        return prompts
+    encode = serving.required_tokenizer().encode
+    return [encode(each, False) if isinstance(each, str) else each for each in prompts]
+
+
+def _prompt_logprobs(body: CompletionRequest) -> int | None:
+    """Return how many log-probabilities of the prompt the answer needs."""
+    asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    counts = [each for each in asked if each is not None]
+    return -1 if -1 in counts else max(counts, default=None)
+
+
+class CompletionWriter(ChunkWriter):
+    """The answers of ``/v1/completions``, whole or in chunks."""
+
+    def __init__(
+        self, generation: Generation, body: CompletionRequest, model: str, serving: Serving
+    ) -> None:
+        super().__init__(generation, body, model, serving, object="text_completion")
+        self._echoes = bool(body.echo)
+        self.has_new_tokens = body.max_tokens != 0
+        self._sends_prompt_logprobs = body.prompt_logprobs is not None
+        self._tokenizer = serving.tokenizer
+
+    # Chunks
+
+    def begin(self, choice: Choice, output: RequestOutput) -> list[str]:
+        """Return the chunks that begin a choice."""
+        if not self._echoes:
+            return []
+        ids = output.prompt_token_ids
+        extras = ""
+        if self.logprobs is not None:
+            value = self.logprobs_of(choice, ids, list(output.prompt_logprobs or ()))
+            extras = f', "logprobs": {json.dumps(value)}'
+        if self.has_token_ids:
+            extras += ', "token_ids": []'
+        return [self.text(choice, self._prompt_text(output), extras)]
+
+    def text(self, choice: Choice, text: str, extras: str) -> str:
+        """Return a chunk with new text."""
+        extras = extras or ', "logprobs": null'
+        return (
+            f'{{"index": {choice.index}, "text": {json_string(text)}{extras}, '
+            '"finish_reason": null}'
+        )
+
+    def end(self, choice: Choice, text: str, extras: str, output: CompletionOutput) -> list[str]:
+        """Return the chunks that end a choice."""
+        if not self.has_new_tokens:
+            text, extras = "", ""
+        extras = extras or ', "logprobs": null'
+        text = json_string(text)
+        return [f'{{"index": {choice.index}, "text": {text}{extras}, {reason(output)}}}']
+
+    def logprobs_of(
+        self, choice: Choice, token_ids: list[int], rows: list[LogprobRow | None]
+    ) -> Any:
+        """Return log-probabilities in the shape of this route."""
+        assert self.logprobs is not None
+        if choice.offsets is None:
+            prompt = self.generation.prepared[choice.index // self.n].token_ids
+            choice.offsets = self.logprobs.offsets(() if self._echoes else prompt)
+        return self.logprobs.completion(token_ids, rows, choice.offsets)
+
+    # A whole answer
+
+    def answer(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
+        choices = [
+            self._whole(place * self.n, output, each)
+            for place, output in enumerate(outputs)
+            for each in output.outputs
+        ]
+        return self.whole(outputs, choices)
+
+    def _whole(self, first: int, output: RequestOutput, each: CompletionOutput) -> dict[str, Any]:
+        text, ids = each.text, each.token_ids
+        rows: list[LogprobRow | None] = [*(each.logprobs or ())]
+        if not self.has_new_tokens:
+            text, ids, rows = "", [], []
+        num_new = len(ids)
+        if self._echoes:
+            text = self._prompt_text(output) + text
+            if self.logprobs is not None:
+                ids = [*output.prompt_token_ids, *ids]
+                rows = [*(output.prompt_logprobs or ()), *rows]
+        index = first + each.index
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": None
+            if self.logprobs is None
+            else self.logprobs_of(Choice(index), ids, rows),
+            "finish_reason": each.finish_reason,
+            "stop_reason": each.stop_reason,
+        }
+        if self._sends_prompt_logprobs:
+            writer = self.logprobs or self.new_logprobs()
+            choice["prompt_logprobs"] = writer.prompt(output.prompt_logprobs or ())
+        if self.has_token_ids:
+            choice["token_ids"] = ids[len(ids) - num_new :]
+            choice["prompt_token_ids"] = output.prompt_token_ids
+        return choice
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        if output.prompt is not None or self._tokenizer is None:
+            return output.prompt or ""
+        return self._tokenizer.decode(output.prompt_token_ids, self.skips_special)

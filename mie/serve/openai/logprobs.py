@@ -1,0 +1,132 @@
+"""Log-probabilities in the shapes of OpenAI's two generation routes.
+
+The values are the model's own, before temperature, penalties and any other edit of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mie.frontend.outputs import LogprobRow
+from mie.text.detokenizer import Detokenizer
+from mie.text.token_bytes import TokenBytes
+from mie.text.tokenizer import Tokenizer
+
+LOWEST = -9999.0
+"""What is sent for a probability of zero, whose logarithm JSON does not have."""
+
+
+class LogprobWriter:
+    """Spells tokens, and writes their log-probabilities."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        num_top: int = 0,
+        as_ids: bool = False,
+        skips_special: bool = True,
+    ) -> None:
+        """Spell tokens as ``token_id:7`` if they are to be ``as_ids``, or if nothing can spell
+        them."""
+        self._tokenizer = tokenizer
+        self._bytes = None if tokenizer is None else TokenBytes(tokenizer)
+        self._as_ids = as_ids or tokenizer is None
+        self._num_top = num_top
+        self._skips_special = skips_special
+
+    def spelled(self, token_id: int) -> str:
+        """Return a token's text, or ``bytes:\\xe2`` for a part of a character, as OpenAI does."""
+        if self._as_ids or self._bytes is None:
+            return f"token_id:{token_id}"
+        data = self._bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def offsets(self, prompt_token_ids: Sequence[int] = ()) -> TextOffsets:
+        """Return the counter of where tokens begin in a text that continues a prompt's."""
+        return TextOffsets(self._tokenizer, prompt_token_ids, self._skips_special)
+
+    def completion(
+        self, token_ids: Sequence[int], rows: Sequence[LogprobRow | None], offsets: TextOffsets
+    ) -> dict[str, Any]:
+        """Return the ``logprobs`` of a completion; the first token of a prompt has no row."""
+        return {
+            "tokens": [self.spelled(each) for each in token_ids],
+            "token_logprobs": [
+                None if row is None else finite(row[token_id].logprob)
+                for token_id, row in zip(token_ids, rows, strict=True)
+            ],
+            "top_logprobs": [None if row is None else self._top(row) for row in rows],
+            "text_offset": offsets.add(token_ids),
+        }
+
+    def chat(self, rows: Iterable[LogprobRow]) -> dict[str, Any]:
+        """Return the ``logprobs`` of a chat's choice."""
+        return {"content": [self._entry(row) for row in rows], "refusal": None}
+
+    def prompt(self, rows: Sequence[LogprobRow | None]) -> list[Any]:
+        """Return ``prompt_logprobs`` in vLLM's shape."""
+        return [
+            row
+            and {
+                str(token_id): {
+                    "logprob": finite(each.logprob),
+                    "rank": each.rank,
+                    "decoded_token": self.spelled(token_id),
+                }
+                for token_id, each in row.items()
+            }
+            for row in rows
+        ]
+
+    def _top(self, row: LogprobRow) -> dict[str, float]:
+        top: dict[str, float] = {}
+        for token_id, each in row.items():
+            top.setdefault(self.spelled(token_id), finite(each.logprob))
+        return top
+
+    def _entry(self, row: LogprobRow) -> dict[str, Any]:
+        (chosen, entry), *_ = row.items()
+        top = sorted(row.items(), key=lambda item: -item[1].logprob)[: self._num_top]
+        return {
+            **self._token(chosen, entry.logprob),
+            "top_logprobs": [self._token(token_id, each.logprob) for token_id, each in top],
+        }
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        data = b"" if self._bytes is None else self._bytes(token_id)
+        return {
+            "token": self.spelled(token_id) if self._as_ids else data.decode(errors="replace"),
+            "logprob": finite(logprob),
+            "bytes": list(data),
+        }
+
+
+class TextOffsets:
+    """Counts where each token of a text begins, in characters of the text that the client gets."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, prompt_token_ids: Sequence[int], skips_special: bool
+    ) -> None:
+        self._stream = None
+        if tokenizer is not None:
+            self._stream = Detokenizer(tokenizer, prompt_token_ids, skips_special)
+        self._length = 0
+
+    def add(self, token_ids: Sequence[int]) -> list[int]:
+        """Return where the next tokens begin."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._length)
+            if self._stream is not None:
+                self._length += len(self._stream.add([token_id]))
+        return offsets
+
+
+def finite(logprob: float) -> float:
+    """Return a log-probability that JSON can write."""
+    return logprob if logprob > LOWEST else LOWEST

@@ -1,0 +1,160 @@
+"""Text to tokens and back, and conversations to prompts.
+
+The bodies are vLLM's (``prompt``, ``messages``, ``tokens``) or llama.cpp's (``content``), and the
+answers have the keys of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mie.serve.errors import invalid, too_long, unsupported
+from mie.serve.openai.chat import chat_prompt
+from mie.serve.openai.fields import OPENAI, Fields
+from mie.serve.openai.params import ignored_fields, parse
+from mie.serve.openai.protocol import Body, ChatMessage, TokenId
+from mie.serve.openai.stream import json_response
+from mie.serve.serving import Serving
+from mie.text.pretrained import PretrainedTokenizer
+from mie.text.token_bytes import TokenBytes
+
+FIELDS = Fields(
+    unsupported={
+        **OPENAI.unsupported,
+        "parse_special": ((None, True), "special tokens in a text are always parsed"),
+    },
+    without_effect=OPENAI.without_effect,
+)
+
+
+class TemplateRequest(Body):
+    """The body of ``POST /apply-template``."""
+
+    model: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_content_format: Literal["auto", "string", "openai"] | None = None
+
+
+class TokenizeRequest(TemplateRequest):
+    """The body of ``POST /tokenize``: a text under one of two names, or messages."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None  # type: ignore[assignment]
+    prompt: str | None = None
+    content: str | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+    return_token_strs: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """The body of ``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+async def tokenize(request: Request) -> Response:
+    """Return the tokens of a text or of a conversation."""
+    serving: Serving = request.app.state.serving
+    body = parse(await request.body(), TokenizeRequest)
+    headers = _check(request, serving, body)
+    tokenizer = serving.required_tokenizer()
+    tokens = await _tokens(body, serving, tokenizer)
+    answer: dict[str, Any] = {
+        "count": len(tokens),
+        "max_model_len": serving.facts.max_model_len,
+        "tokens": tokens,
+        "token_strs": tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None,
+    }
+    if body.with_pieces:
+        spell = TokenBytes(tokenizer.tokenizer)
+        answer["tokens"] = [{"id": each, "piece": _piece(spell(each))} for each in tokens]
+    return json_response(answer, headers)
+
+
+async def detokenize(request: Request) -> Response:
+    """Return the text of tokens, special ones included."""
+    serving: Serving = request.app.state.serving
+    body = parse(await request.body(), DetokenizeRequest)
+    headers = _check(request, serving, body)
+    tokenizer, vocab_size = serving.required_tokenizer(), serving.facts.vocab_size
+    for token_id in body.tokens:
+        if token_id >= vocab_size:
+            message = f"tokens has id {token_id}; the vocabulary has ids 0 … {vocab_size - 1}"
+            raise invalid(message, "tokens")
+    text = await asyncio.to_thread(tokenizer.decode, body.tokens)
+    return json_response({"prompt": text, "content": text}, headers)
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """Return what clients need to know of the tokenizer."""
+    serving: Serving = request.app.state.serving
+    tokenizer = serving.required_tokenizer()
+    return json_response(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "vocab_size": len(tokenizer),
+            "model_max_length": serving.facts.max_model_len,
+            "bos_token": tokenizer.bos_token,
+            "eos_token": tokenizer.eos_token,
+            "pad_token": tokenizer.pad_token,
+            "unk_token": tokenizer.unk_token,
+            "special_tokens": tokenizer.all_special_tokens,
+            "chat_template": tokenizer.chat_template,
+        }
+    )
+
+
+async def apply_template(request: Request) -> Response:
+    """Return a conversation as the prompt that the model gets."""
+    serving: Serving = request.app.state.serving
+    body = parse(await request.body(), TemplateRequest)
+    headers = _check(request, serving, body)
+    prompt = await chat_prompt(body, serving)
+    return json_response({"prompt": prompt["prompt"]}, headers)
+
+
+def _check(request: Request, serving: Serving, body: Any) -> dict[str, str]:
+    serving.check_model(body.model or serving.names[0])
+    return ignored_fields(body, serving, request.url.path, FIELDS)
+
+
+async def _tokens(
+    body: TokenizeRequest, serving: Serving, tokenizer: PretrainedTokenizer
+) -> list[int]:
+    given = [n for n in ("prompt", "content", "messages") if getattr(body, n) is not None]
+    if len(given) != 1:
+        got = " and ".join(given) or "none of them"
+        raise invalid(f"the body needs one of prompt, content and messages; got {got}", "prompt")
+    if body.messages is not None:
+        if body.add_special_tokens or body.add_special:
+            raise unsupported("add_special_tokens", "the chat template writes them")
+        tokens: list[int] = (await chat_prompt(body, serving))["prompt_token_ids"]
+        return tokens
+    text, adds = (
+        (body.content, bool(body.add_special))
+        if body.prompt is None
+        else (body.prompt, body.add_special_tokens is not False)
+    )
+    assert text is not None
+    if len(text) > serving.engine.limits.prompt_chars(serving.facts.max_model_len):
+        raise too_long(None, None, serving.facts.max_model_len)
+    return await asyncio.to_thread(tokenizer.encode, text, adds)
+
+
+def _piece(data: bytes) -> str | list[int]:
+    """Return a token's text, or its bytes where they are no text by themselves, as llama.cpp."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)

@@ -1,0 +1,293 @@
+"""What all routes share: the engine, its model's facts, and the requests that run."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import time
+import uuid
+from asyncio import sleep
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from starlette.requests import Request
+
+from mie.async_llm import AsyncLLM, ModelFacts
+from mie.engine_thread import OutputStream
+from mie.frontend.outputs import RequestOutput
+from mie.frontend.request_state import PreparedRequest
+from mie.params.sampling import RequestOutputKind, SamplingParams
+from mie.serve.access_log import work_of
+from mie.serve.asgi import facts_of
+from mie.serve.config import ServeConfig
+from mie.serve.errors import ApiError, invalid, too_long
+from mie.serve.limits import QueueLimit
+from mie.text.pretrained import PretrainedTokenizer
+from mie.version import __version__
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one HTTP request asks the engine for."""
+
+    response_id: str
+    prompts: Sequence[Any]
+    """Texts, lists of token ids, or what `AsyncLLM.chat_prompt` returns."""
+    params: SamplingParams
+    cache_salt: str | None = None
+    priority: int = 0
+    client: str | None = None
+    """The name of the client's key; only the same client may cancel the request."""
+    is_max_tokens_given: bool = False
+    """Whether ``params.max_tokens`` is the client's own, which must fit the context."""
+
+
+class Generation:
+    """The prompts of one HTTP request while they run. Close it, however the request ends."""
+
+    def __init__(
+        self,
+        job: Job,
+        prepared: Sequence[PreparedRequest],
+        stream: OutputStream,
+        serving: Serving,
+        facts: dict[str, Any],
+    ) -> None:
+        """``facts`` are what the log line of the request says."""
+        self._facts = facts
+        self.job = job
+        self.prepared = prepared
+        self.finished: list[RequestOutput] = []
+        """The final outputs that were taken so far."""
+        self._stream = stream
+        self._serving = serving
+        self._places = {each.request_id: place for place, each in enumerate(prepared)}
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_quiet = False
+        self._is_streamed = job.params.output_kind is RequestOutputKind.DELTA
+        self._taken_at = -math.inf
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every final output was taken."""
+        return not self._stream.num_unfinished
+
+    def place(self, output: RequestOutput) -> int:
+        """Return which of the job's prompts an output belongs to."""
+        return self._places[output.request_id]
+
+    async def next(self) -> list[RequestOutput]:
+        """Wait for outputs, and return those that arrived, merged for each prompt.
+
+        The list is empty if nothing came for the time that `keep_alive` was given.
+
+        Raises:
+            EngineDeadError: the engine cannot go on.
+        """
+        await self._stream.arrival
+        if self._is_streamed and (wait := self._taken_at + self._serving.gap - monotonic()) > 0:
+            await sleep(wait)  # what comes meanwhile is merged
+        outputs = self._stream.take()
+        self._taken_at = monotonic()
+        self._is_quiet = False
+        for output in outputs:
+            if output.finished:
+                self.finished.append(output)
+        return outputs
+
+    async def all(self) -> list[RequestOutput]:
+        """Wait for the end, and return the final outputs in the order of the prompts."""
+        while not self.is_finished:
+            await self.next()
+        return sorted(self.finished, key=self.place)
+
+    def keep_alive(self, interval: float) -> None:
+        """Let `next` return nothing after ``interval`` seconds without outputs; 0: never."""
+        if interval:
+            self._is_quiet = True
+            self._timer = asyncio.get_running_loop().call_later(interval, self._tick, interval)
+
+    def progress(self) -> tuple[int, int]:
+        """Return how many tokens of unfinished prompts are computed, and of how many."""
+        return self._stream.progress()
+
+    def close(self) -> None:
+        """End what still runs before the next step, and forget the request. It never waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._stream.close()
+        num_prompt = sum(len(each.token_ids) for each in self.prepared)
+        self._facts.update(work_of(num_prompt, self._stream.num_generated, self._stream.metrics))
+        self._serving.running.pop(self.job.response_id, None)
+
+    def _tick(self, interval: float) -> None:
+        if self._is_quiet:
+            self._stream.nudge()
+        self.keep_alive(interval)
+
+
+class Serving:
+    """The engine behind the routes."""
+
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        config: ServeConfig,
+        facts: ModelFacts,
+        tokenizer: PretrainedTokenizer | None,
+        default_params: SamplingParams,
+        queue_limit: QueueLimit,
+    ) -> None:
+        self.engine = engine
+        self.queue_limit = queue_limit
+        self.config = config
+        self.facts = facts
+        self.tokenizer = tokenizer
+        self.default_params = default_params
+        self.created = int(time.time())
+        self.chat_template = _chat_template(config.chat_template)
+        self.names = tuple(config.served_model_name or _names(facts.model))
+        self.system_fingerprint = _fingerprint(facts)
+        self.defaults: Mapping[str, Any] = dict(engine.generation_config.sampling)
+        """Sampling parameters that the model's files, or the command line, recommend."""
+        self.running: dict[str, Generation] = {}
+        """The generations that run, by the ids of their responses."""
+
+    @classmethod
+    async def of(cls, engine: AsyncLLM, config: ServeConfig, queue_limit: QueueLimit) -> Serving:
+        """Return what the routes share for an engine."""
+        tokenizer = await engine.get_tokenizer() if engine.has_tokenizer else None
+        defaults = await engine.get_default_sampling_params()
+        facts = await engine.get_model_config()
+        return cls(engine, config, facts, tokenizer, defaults, queue_limit)
+
+    def check_model(self, name: object) -> str:
+        """Return the model's name for the answer, or raise the 404 of a model that is not here."""
+        if name is None and not self.config.strict_openai:
+            return self.names[0]
+        if name is None:
+            raise invalid("model is missing (--strict-openai demands it)", "model")
+        if name not in self.names:
+            raise ApiError(
+                404,
+                f"the model {name!r} does not exist; this server has {', '.join(self.names)}",
+                type="not_found_error",
+                code="model_not_found",
+                param="model",
+            )
+        return str(name)
+
+    @property
+    def gap(self) -> float:
+        """Minimum number of seconds between two chunks of a stream.
+
+        Writing them must not slow the engine, which computes in the same process.
+        """
+        rate = self.config.max_chunks_per_second
+        return len(self.running) / rate if rate else 0.0
+
+    def required_tokenizer(self) -> PretrainedTokenizer:
+        """Return the tokenizer, or raise the 400 of a server that has none."""
+        if self.tokenizer is None:
+            raise invalid("this server has no tokenizer (--skip-tokenizer-init); send token ids")
+        return self.tokenizer
+
+    async def start(self, request: Request, job: Job) -> Generation:
+        """Prepare a job and queue it, all of its prompts or none.
+
+        Raises:
+            ApiError: the prompt does not fit the context.
+            MieError: it can never be served.
+        """
+        if self.config.max_logprobs >= 0:
+            check_logprobs(job.params, self.config.max_logprobs)
+        client = self.queue_limit.client_of(request.scope)
+        with self.queue_limit.entering(client, len(job.prompts)):
+            prepared = [
+                await self._prepare(request, job, place, prompt)
+                for place, prompt in enumerate(job.prompts)
+            ]
+            stream = await self.engine.add(prepared, self.queue_limit.check(prepared))
+        try:
+            facts = facts_of(request.scope)
+            if self.config.log_prompts:
+                texts = [each.prompt or each.token_ids for each in prepared]
+                facts["prompts"] = json.dumps(texts, ensure_ascii=True)
+            generation = Generation(job, prepared, stream, self, facts)
+        except BaseException:
+            stream.close()
+            raise
+        self.running[job.response_id] = generation
+        return generation
+
+    async def _prepare(
+        self, request: Request, job: Job, place: int, prompt: Any
+    ) -> PreparedRequest:
+        max_model_len, is_text = self.facts.max_model_len, isinstance(prompt, str)
+        if is_text and len(prompt) > self.engine.limits.prompt_chars(max_model_len):
+            raise too_long(None, None, max_model_len)
+        if not isinstance(prompt, Mapping):
+            prompt = {"prompt" if is_text else "prompt_token_ids": prompt}
+        token_ids = prompt.get("prompt_token_ids")
+        is_cut = job.params.truncate_prompt_tokens is not None
+        if token_ids is not None and len(token_ids) >= max_model_len and not is_cut:
+            raise too_long(len(token_ids), None, max_model_len)
+        prepared = await self.engine.prepare(
+            {**prompt, "cache_salt": salt_of(request, job.cache_salt)},
+            job.params,
+            job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
+            client=self.queue_limit.client_of(request.scope),
+            priority=max(job.priority, self.config.highest_priority) if job.priority else 0,
+        )
+        num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
+        if num_prompt >= max_model_len:
+            raise too_long(num_prompt, None, max_model_len)
+        if job.is_max_tokens_given and num_prompt + num_new > max_model_len:
+            raise too_long(num_prompt, num_new, max_model_len)
+        return prepared
+
+
+def check_logprobs(params: SamplingParams, limit: int) -> None:
+    """Raise the 400 for more log-probabilities than the server gives."""
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(params, name)
+        if count is not None and not 0 <= count <= limit:
+            asked = "all" if count == -1 else count
+            raise invalid(f"{name} asks for {asked}; the limit is {limit} (--max-logprobs)", name)
+
+
+def salt_of(request: Request, cache_salt: str | None) -> str | None:
+    """Return the salt of the client's key and of its request together."""
+    of_key: str | None = request.scope.get("mie.cache_salt")
+    if of_key is None or cache_salt is None:
+        return of_key or cache_salt
+    return hashlib.sha256(f"{of_key}\0{cache_salt}".encode()).hexdigest()
+
+
+def new_id(prefix: str) -> str:
+    """Return an id for a response that nobody can guess."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def _names(model: str) -> list[str]:
+    """The names of a model that was loaded from a directory, or under a name."""
+    last = Path(model).name
+    return [model] if last == model else [model, last]
+
+
+def _fingerprint(facts: ModelFacts) -> str:
+    """Return a name that changes with what equal seeds give equal text under."""
+    what = f"{facts.model}\0{facts.backend}\0{facts.dtype}\0{__version__}"
+    return f"fp_{hashlib.sha256(what.encode()).hexdigest()[:12]}"
+
+
+def _chat_template(given: str | None) -> str | None:
+    """Return the text of a template file, or the name of one of the model's."""
+    if given is None or not Path(given).is_file():
+        return given
+    return Path(given).read_text(encoding="utf-8")

@@ -1,0 +1,215 @@
+"""Check the law of the fair policy: no client waits because another sends more.
+
+W(t1, t2) is what a client is served between two steps: its prompts' tokens, and twice the tokens of
+its answers. U bounds what a client can be served before the next client is admitted: one prompt,
+and the answers of all seats. Sheng et al., "Fairness in Serving Large Language Models", prove for
+clients that have requests waiting all the time from t1 to t2:
+
+    |W_f(t1, t2) - W_g(t1, t2)| <= 2 U        (their theorem 4.4)
+"""
+
+from collections import Counter, deque
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_runner import answer_to
+
+from mie.config.engine import EngineConfig
+from mie.memory.manager import KVCacheManager
+from mie.params.sampling import SamplingParams
+from mie.sched.scheduler import Scheduler
+from mie.sched.sequence import Request
+
+MOST_PROMPT, MOST_ANSWER = 12, 12
+CLIENTS = "abcd"
+
+
+def was_admitted(request):
+    return any(seq.was_admitted for seq in request.sequences)
+
+
+def has_work(scheduler):
+    return bool(scheduler.running or scheduler.waiting)
+
+
+class Server:
+    """A scheduler whose steps are answered at once, and an account of what each client got."""
+
+    def __init__(self, policy="fair", *, num_seqs=2, num_blocks=40, budget=16):
+        config = EngineConfig(
+            block_size=2,
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=budget,
+            enable_prefix_caching=False,
+            scheduling_policy=policy,
+            watermark=0.0,
+        )
+        manager = KVCacheManager(num_blocks, 2, enable_prefix_caching=False)
+        self.scheduler = Scheduler(config, manager, MOST_PROMPT + MOST_ANSWER)
+        self.bound = 2 * (MOST_PROMPT + 2 * num_seqs * MOST_ANSWER)
+        self.is_fair = policy == "fair"
+        self.clients = []  # of each request, by number
+        self.requests = []
+        self.waiting = []  # those that were never admitted
+        self.served = Counter()
+        self.history = []  # for each step: (clients that wait, served so far)
+
+    def add(self, client, num_prompt=1, max_tokens=1):
+        number = len(self.requests)
+        params = SamplingParams(max_tokens=max_tokens)
+        labels = {"client": client} if self.is_fair else {}
+        request = Request(str(number), number, [5] * num_prompt, params, [3], **labels)
+        self.scheduler.add(request)
+        self.clients.append(client)
+        self.requests.append(request)
+        self.waiting.append(request)
+        return request
+
+    def step(self):
+        plan = self.scheduler.schedule()
+        sampled = self.scheduler.update(plan, answer_to(plan, lambda: 7))
+        for request in [each for each in self.waiting if was_admitted(each)]:
+            self.waiting.remove(request)
+            self.served[self.clients[request.number]] += request.num_prompt
+        for seq in sampled:
+            self.served[self.clients[seq.request.number]] += 2
+        self.history.append((self.backlogged, Counter(self.served)))
+
+    @property
+    def backlogged(self):
+        """The clients with a request that was never admitted."""
+        return {self.clients[request.number] for request in self.waiting}
+
+    def finish(self):
+        while has_work(self.scheduler):
+            self.step()
+
+    def widest_gap(self):
+        """Return the largest |W_f - W_g| of any two clients that wait throughout."""
+        widest = 0
+        for f, g in combinations(CLIENTS, 2):
+            gaps = []  # W_f - W_g since both began to wait
+            for waiting, served in self.history:
+                if not {f, g} <= waiting:
+                    gaps = []
+                    continue
+                gaps.append(served[f] - served[g])
+                widest = max(widest, gaps[-1] - min(gaps), max(gaps) - gaps[-1])
+        return widest
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.sampled_from([0, 0, 0, 0, 1, 3, 9]),  # steps before it
+        st.sampled_from([*CLIENTS, *"aaaa"]),
+        st.integers(1, MOST_PROMPT),
+        st.integers(1, MOST_ANSWER),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(arrivals, st.integers(1, 4), st.sampled_from([12, 16, 40]), st.sampled_from([3, 16]))
+def test_clients_that_wait_get_equal_shares(arrivals, num_seqs, num_blocks, budget):
+    """Small pools preempt all the time, which must not break the law."""
+    server = Server(num_seqs=num_seqs, num_blocks=num_blocks, budget=budget)
+    for delay, client, num_prompt, max_tokens in arrivals:
+        for _ in range(delay):
+            if has_work(server.scheduler):
+                server.step()
+        server.add(client, num_prompt, max_tokens)
+    server.finish()
+    assert server.widest_gap() <= server.bound
+    policy = server.scheduler._policy
+    charged = {client: policy.served(client) for client in set(server.clients)}
+    assert all(charged[client] >= server.served[client] for client in charged), "served for nothing"
+
+
+def test_first_come_first_served_breaks_the_law():
+    """The bound means something: the other policy exceeds it."""
+    gaps = {}
+    for policy in ("fcfs", "fair"):
+        server = Server(policy)
+        for client, count in (("a", 60), ("b", 60)):
+            for _ in range(count):
+                server.add(client, MOST_PROMPT, MOST_ANSWER)
+        server.finish()
+        gaps[policy] = server.widest_gap() / server.bound
+    assert gaps["fair"] <= 0.5
+    assert gaps["fcfs"] > 5
+
+
+@given(st.integers(1, MOST_PROMPT), st.integers(1, MOST_ANSWER), st.integers(1, 4))
+def test_a_flood_delays_a_new_client_by_what_is_running_only(num_prompt, max_tokens, num_seqs):
+    server = Server(num_seqs=num_seqs)
+    for _ in range(80):
+        server.add("a", MOST_PROMPT, MOST_ANSWER)
+    for _ in range(5):
+        server.step()
+    num_before = sum(map(was_admitted, server.requests))
+    late = server.add("b", num_prompt, max_tokens)
+    while not was_admitted(late):
+        server.step()
+    num_overtook = sum(map(was_admitted, server.requests)) - num_before - 1
+    assert num_overtook <= num_seqs, "at a tie one, and those admitted in the same step"
+
+
+def test_a_client_cannot_save_up_service_while_it_is_idle():
+    server = Server(num_seqs=1)
+    for _ in range(20):
+        server.add("a", 1, MOST_ANSWER)
+        server.step()
+    while len(server.backlogged) and server.served["a"] < 200:
+        server.step()
+    for client in "ba" * 20:
+        server.add(client, 1, MOST_ANSWER)
+    before = Counter(server.served)
+    while len(server.backlogged) == 2:
+        server.step()
+    got = {client: server.served[client] - before[client] for client in "ab"}
+    assert abs(got["a"] - got["b"]) <= server.bound
+    assert before["a"] - before["b"] >= 200, "it was idle long enough to tell"
+
+
+@given(arrivals)
+def test_one_client_alone_is_served_first_come_first_served(arrivals):
+    orders = []
+    for policy in ("fcfs", "fair"):
+        server, order = Server(policy), deque()
+        for _, _, num_prompt, max_tokens in arrivals:
+            server.add("a", num_prompt, max_tokens)
+        while has_work(server.scheduler):
+            server.step()
+            order.append([r.request_id for r in server.requests if r.is_finished])
+        orders.append(order)
+    assert orders[0] == orders[1]
+
+
+def test_prefix_hits_and_recomputed_tokens_are_not_charged():
+    config = EngineConfig(block_size=2, scheduling_policy="fair", max_num_batched_tokens=64)
+    scheduler = Scheduler(config, KVCacheManager(40, 2), 40)
+    for number, client in enumerate("ab"):
+        params = SamplingParams(max_tokens=3)
+        request = Request(client, number, list(range(10, 19)), params, client=client)
+        scheduler.add(request)
+        for step in range(3):
+            plan = scheduler.schedule()
+            scheduler.update(plan, answer_to(plan, lambda: 7))
+            if step == 0:
+                scheduler.preempt_all()
+        while has_work(scheduler):
+            plan = scheduler.schedule()
+            scheduler.update(plan, answer_to(plan, lambda: 7))
+    policy = scheduler._policy
+    assert policy.served("a") == 9 + 2 * 3
+    assert policy.served("b") == 15 + 1 + 2 * 3, "lifted to a's, and then one token beside the hit"
+
+
+def test_accounts_of_clients_that_are_gone_are_not_kept():
+    server = Server(num_seqs=4)
+    for number in range(3000):
+        server.add(f"client {number}")
+        server.step()
+    assert len(server.scheduler._policy._served) <= 1100

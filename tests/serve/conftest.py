@@ -1,0 +1,76 @@
+"""A server of the bundled model for the tests of this folder, and a client of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from live_server import live
+
+from mie import AsyncLLM
+
+
+class Server:
+    """A client of a server, and the engine behind it."""
+
+    def __init__(self, engine: AsyncLLM, url: str) -> None:
+        self.engine = engine
+        self.url = url
+        self.client = httpx2.Client(base_url=url, timeout=120)
+
+    def get(self, path: str) -> httpx2.Response:
+        return self.client.get(path)
+
+    def post(self, path: str, **body: Any) -> httpx2.Response:
+        return self.client.post(path, json=body)
+
+    def ask(self, path: str, **body: Any) -> dict[str, Any]:
+        """The body of an answer, which must be a 200."""
+        answer = self.post(path, **body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def refused(self, path: str, **body: Any) -> dict[str, Any]:
+        """The error of an answer, which must be a 400 with all four keys."""
+        answer = self.post(path, **body)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert {"message", "type", "param", "code"} <= error.keys()
+        assert error["type"] == "invalid_request_error"
+        return error
+
+    def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The chunks of a stream, which must end with [DONE]."""
+        answer = self.post(path, stream=True, **body)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = answer.text.split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        assert all(event.startswith("data: {") for event in events[:-2])
+        return [json.loads(event[6:]) for event in events[:-2]]
+
+    def close(self) -> None:
+        self.client.close()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    engine = AsyncLLM(
+        "bundled",
+        max_num_seqs=8,
+        num_blocks=512,
+        generation_config="vllm",
+        batch_invariant=True,  # as `mie serve` has it, so that answers can be compared
+    )
+    try:
+        with live(engine) as url:
+            server = Server(engine, url)
+            yield server
+            server.close()
+    finally:
+        engine.shutdown()
+    manager = engine._loop.engine.scheduler.manager
+    assert manager.num_used == 0, "a request has left blocks behind"

@@ -1,0 +1,131 @@
+"""An app in this process, and a server on a free port of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+
+import httpx2
+
+from mie import AsyncLLM
+from mie.serve.app import create_app
+from mie.serve.config import ServeConfig
+from mie.serve.server import Server, bound
+
+PATIENCE = 120.0
+"""Seconds after which something that should have happened has failed."""
+
+
+def load(**settings):
+    """An engine with the model that ships with mie, in a small pool."""
+    settings = {"num_blocks": 256, "max_num_seqs": 4, "scheduling_policy": "fair", **settings}
+    return AsyncLLM("bundled", **settings)
+
+
+def asks(coroutine):
+    """Run a test's coroutine, which must end."""
+    return asyncio.run(asyncio.wait_for(coroutine, PATIENCE))
+
+
+@asynccontextmanager
+async def client_of(engine, config=None, **options):
+    """A client of an app in this process, without sockets."""
+    app = create_app(engine, config or ServeConfig())
+    async with app.router.lifespan_context(app):
+        transport = httpx2.ASGITransport(app, **options)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://server") as client:
+            client.app = app
+            yield client
+
+
+class Running:
+    """A server that runs in this event loop, and its client."""
+
+    def __init__(self, server, client, task, url):
+        self.server, self.client, self.task, self.url = server, client, task, url
+        self.edge = server.app.state.edge
+
+    async def stream(self, **body):
+        """Begin a completion that streams, and return an iterator over its events."""
+        body = {"prompt": "Once upon a time", "stream": True, "ignore_eos": True, **body}
+        request = self.client.build_request("POST", "/v1/completions", json=body)
+        response = await self.client.send(request, stream=True)
+        assert response.status_code == 200, await response.aread()
+        return events_of(response)
+
+
+async def events_of(response):
+    """The events of a stream: parsed JSON, and at last "[DONE]"."""
+    async for line in response.aiter_lines():
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ")
+            yield data if data == "[DONE]" else json.loads(data)
+    await response.aclose()
+
+
+@asynccontextmanager
+async def server_of(engine, **options):
+    """A server on a free port, and its client. It is stopped if the test has not done so."""
+    config = ServeConfig(**{"port": 0, "shutdown_timeout": PATIENCE, **options})
+    server = Server(engine, config)
+    ready = asyncio.get_running_loop().create_future()
+    stack = ExitStack()
+    task = asyncio.ensure_future(server.run(stack.enter_context(bound(config)), ready.set_result))
+    await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
+    url = await task if task.done() else ready.result()
+    verify = config.ssl_certfile or True
+    transport = None
+    if config.uds is not None:
+        transport, url = httpx2.AsyncHTTPTransport(uds=config.uds), "http://server"
+    elif config.ssl_certfile is not None:
+        import ssl
+
+        verify = ssl.create_default_context(cafile=config.ssl_certfile)
+    try:
+        async with httpx2.AsyncClient(
+            base_url=url, transport=transport, verify=verify, timeout=PATIENCE
+        ) as client:
+            yield Running(server, client, task, url)
+    finally:
+        if not task.done():
+            config.__dict__["shutdown_timeout"] = 0.0
+            server.stop("the test is over")
+        with stack:
+            await asyncio.wait_for(task, PATIENCE)
+
+
+class Hold:
+    """An engine that computes three steps, and then waits for `release`."""
+
+    def __init__(self, engine, then):
+        self.is_reached, self._event = threading.Event(), threading.Event()
+        self._steps, self._step = itertools.count(), engine._loop.engine.step
+        self._then = then or self._step
+        engine._loop.engine.step = self.step
+
+    def step(self):
+        if next(self._steps) < 3:
+            return self._step()
+        self.is_reached.set()
+        assert self._event.wait(PATIENCE)
+        return self._then()
+
+    def release(self):
+        self._event.set()
+
+    async def reached(self):
+        while not self.is_reached.is_set():
+            await asyncio.sleep(0.01)
+
+
+@contextmanager
+def held(engine, then=None):
+    """Hold an engine after three steps. Released, it goes on, or calls ``then`` for each step."""
+    hold = Hold(engine, then)
+    try:
+        yield hold
+    finally:
+        hold.release()

@@ -1,0 +1,45 @@
+"""A server in a thread of the test's own process, on a free port."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from mie import AsyncLLM
+from mie.serve.app import create_app
+from mie.serve.config import ServeConfig
+
+INVARIANT: dict[str, Any] = {"batch_invariant": True, "linear_plan": "tiled"}
+"""The settings under which two engines give the same bits, whatever else they run."""
+
+
+@contextmanager
+def live(engine: AsyncLLM, config: ServeConfig | None = None) -> Iterator[str]:
+    """Serve an engine, and return the address. Connections wait until the server accepts them."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    options = uvicorn.Config(create_app(engine, config), log_config=None, timeout_keep_alive=60)
+    server = uvicorn.Server(options)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+@contextmanager
+def live_bundled(config: ServeConfig | None = None, **settings: Any) -> Iterator[str]:
+    """Serve the bundled model, and return the address."""
+    engine = AsyncLLM("bundled", **{**INVARIANT, **settings})
+    try:
+        with live(engine, config) as url:
+            yield url
+    finally:
+        engine.shutdown()

@@ -1,0 +1,313 @@
+"""Anthropic's Messages API, with Anthropic's own client and without."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx2
+import pytest
+from live_server import INVARIANT, live_bundled
+
+from mie import LLM, CompletionOutput, SamplingParams
+from mie.serve.anthropic.stream import stop_of
+from mie.serve.config import ServeConfig
+from mie.serve.errors import ApiError, anthropic_body
+from mie.serve.keys import Keys
+
+USER = {"role": "user", "content": "Tell me a story about an otter."}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with live_bundled() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=url, api_key="x", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def offline() -> LLM:
+    """The same model without a server."""
+    return LLM("bundled", **INVARIANT)
+
+
+def create(client: anthropic.Anthropic, **more: Any) -> anthropic.types.Message:
+    """A greedy answer. The newest clients know no ``temperature``, which is therefore extra."""
+    extra = {"temperature": 0, **more.pop("extra_body", {})}
+    arguments = {"model": "bundled", "max_tokens": 24, "messages": [USER], **more}
+    return client.messages.create(**arguments, extra_body=extra)
+
+
+def expected(offline: LLM, messages: list[dict[str, str]], **options: Any) -> Any:
+    """What the engine answers to a conversation, greedily."""
+    params = SamplingParams(temperature=0, max_tokens=24, **options)
+    [output] = offline.chat(messages, params, use_tqdm=False)
+    return output
+
+
+def test_an_answer_is_the_engines(client: anthropic.Anthropic, offline: LLM):
+    message = create(client)
+    output = expected(offline, [USER])
+    [block] = message.content
+    assert (block.type, block.text) == ("text", output.outputs[0].text)
+    assert (message.type, message.role, message.model) == ("message", "assistant", "bundled")
+    assert message.id.startswith("msg_")
+    assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
+    usage = message.usage
+    cached = usage.cache_read_input_tokens or 0
+    assert usage.input_tokens + cached == len(output.prompt_token_ids)
+    assert usage.output_tokens == 24
+
+
+def test_a_repeated_prompt_is_read_from_the_cache(client: anthropic.Anthropic):
+    first = create(client, system="You tell stories of a river and a mill.")
+    again = create(client, system="You tell stories of a river and a mill.")
+    assert (again.usage.cache_read_input_tokens or 0) > 0
+    totals = {
+        each.usage.input_tokens + (each.usage.cache_read_input_tokens or 0)
+        for each in (first, again)
+    }
+    assert len(totals) == 1
+    assert again.content == first.content
+
+
+def test_the_system_prompt_is_the_first_message(client: anthropic.Anthropic, offline: LLM):
+    for system in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
+        output = expected(offline, [{"role": "system", "content": "Be brief."}, USER])
+        assert create(client, system=system).content[0].text == output.outputs[0].text
+
+
+def test_blocks_of_text_and_turns_of_one_role_are_joined(client: anthropic.Anthropic, offline: LLM):
+    blocks = [{"type": "text", "text": "Tell me"}, {"type": "text", "text": "a story."}]
+    cached = [{**blocks[0], "cache_control": {"type": "ephemeral"}}, blocks[1]]
+    turns = [{"role": "user", "content": "Tell me"}, {"role": "user", "content": "a story."}]
+    output = expected(offline, [{"role": "user", "content": "Tell me\na story."}])
+    for messages in (
+        [{"role": "user", "content": blocks}],
+        [{"role": "user", "content": cached}],
+        turns,
+    ):
+        assert create(client, messages=messages).content[0].text == output.outputs[0].text
+
+
+def test_the_answer_continues_a_last_turn_of_the_assistant(
+    client: anthropic.Anthropic, offline: LLM
+):
+    messages = [USER, {"role": "assistant", "content": "Once there was an"}]
+    params = SamplingParams(temperature=0, max_tokens=24)
+    [output] = offline.chat(
+        messages,
+        params,
+        use_tqdm=False,
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    assert create(client, messages=messages).content[0].text == output.outputs[0].text
+
+
+def test_a_stop_sequence_is_named(client: anthropic.Anthropic):
+    text = create(client).content[0].text
+    word = text.split()[3]
+    message = create(client, stop_sequences=["never seen", word])
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", word)
+    assert message.content[0].text == text[: text.index(word)]
+
+
+def test_a_whole_answer_ends_the_turn(client: anthropic.Anthropic):
+    message = create(client, max_tokens=400)
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+
+
+def test_a_stream_has_anthropics_events_in_their_order(client: anthropic.Anthropic):
+    whole = create(client)
+    events = list(create(client, stream=True))
+    kinds = [event.type for event in events]
+    deltas = [event.delta.text for event in events if event.type == "content_block_delta"]
+    assert kinds == [
+        "message_start",
+        "content_block_start",
+        *["content_block_delta"] * len(deltas),
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert "".join(deltas) == whole.content[0].text
+    assert all(deltas)
+    start, end = events[0], events[-2]
+    assert start.message.content == []
+    assert start.message.stop_reason is None
+    assert end.delta.stop_reason == whole.stop_reason
+    assert end.usage.output_tokens == whole.usage.output_tokens
+    total = start.message.usage.input_tokens + start.message.usage.cache_read_input_tokens
+    assert total == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+
+
+def test_the_clients_stream_helper_accumulates_the_message(client: anthropic.Anthropic):
+    whole = create(client)
+    with client.messages.stream(
+        model="bundled", max_tokens=24, messages=[USER], extra_body={"temperature": 0}
+    ) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == final.content[0].text == whole.content[0].text
+    assert final.stop_reason == whole.stop_reason
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_the_bytes_of_a_stream_are_named_events(url: str):
+    body = {"model": "bundled", "max_tokens": 3, "messages": [USER], "stream": True}
+    response = httpx2.post(f"{url}/v1/messages", json=body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    pieces = response.text.strip().split("\n\n")
+    assert "[DONE]" not in response.text
+    for piece in pieces:
+        first, second = piece.split("\n")
+        name, data = first.removeprefix("event: "), second.removeprefix("data: ")
+        assert json.loads(data)["type"] == name
+
+
+def test_a_seed_makes_the_answer_the_same(client: anthropic.Anthropic):
+    texts = {
+        create(client, extra_body={"temperature": 1.5, "seed": seed}).content[0].text
+        for seed in (1, 1, 2)
+    }
+    assert len(texts) == 2
+
+
+def test_the_async_client_gets_the_same(url: str, client: anthropic.Anthropic):
+    async def main() -> tuple[str, str]:
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="x") as asynchronous:
+            arguments: Any = {
+                "model": "bundled",
+                "max_tokens": 24,
+                "extra_body": {"temperature": 0},
+            }
+            message = await asynchronous.messages.create(messages=[USER], **arguments)
+            pieces = []
+            async with asynchronous.messages.stream(messages=[USER], **arguments) as stream:
+                async for text in stream.text_stream:
+                    pieces.append(text)
+            return message.content[0].text, "".join(pieces)
+
+    text = create(client).content[0].text
+    assert asyncio.run(main()) == (text, text)
+
+
+def test_tokens_are_counted_as_the_prompt_has_them(client: anthropic.Anthropic):
+    for more in ({}, {"system": "Be brief."}):
+        count = client.messages.count_tokens(model="bundled", messages=[USER], **more)
+        usage = create(client, **more).usage
+        assert count.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no max_tokens": ({"max_tokens": None}, "max_tokens"),
+    "max_tokens 0": ({"max_tokens": 0}, "max_tokens"),
+    "no messages": ({"messages": []}, "messages"),
+    "a role": ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
+    "an image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'text' only"),
+    "a block without text": (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages.0.content.0",
+    ),
+    "tools": ({"tools": [{"name": "f", "input_schema": {}}]}, "tools is not supported"),
+    "thinking": ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is not"),
+    "a temperature": ({"temperature": -1}, "temperature"),
+    "a top_p": ({"top_p": 0}, "top_p"),
+    "a long answer": ({"max_tokens": 10**6}, "max_tokens asks for 1000000"),
+    "a tier": ({"service_tier": "priority"}, "service_tier is not supported"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=list(REFUSED))
+def test_what_cannot_be_done_is_refused_in_anthropics_shape(
+    url: str, change: dict[str, Any], message: str
+):
+    body = {"model": "bundled", "max_tokens": 4, "messages": [USER], **change}
+    response = httpx2.post(
+        f"{url}/v1/messages",
+        json={name: value for name, value in body.items() if value is not None},
+    )
+    assert response.status_code == 400
+    answer = response.json()
+    assert answer["type"] == "error"
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert message in answer["error"]["message"]
+
+
+def test_what_changes_nothing_is_accepted(client: anthropic.Anthropic):
+    message = create(
+        client,
+        metadata={"user_id": "somebody"},
+        service_tier="auto",
+        tools=[],
+        thinking={"type": "disabled"},
+    )
+    assert message.content == create(client).content
+
+
+def test_an_unknown_field_is_named_in_a_header(url: str):
+    body = {"model": "bundled", "max_tokens": 1, "messages": [USER], "sparkle": 1}
+    response = httpx2.post(f"{url}/v1/messages", json=body)
+    assert response.status_code == 200
+    assert response.headers["x-mie-ignored"] == "sparkle"
+
+
+def test_errors_reach_the_client_as_its_own_exceptions(client: anthropic.Anthropic):
+    with pytest.raises(anthropic.NotFoundError) as not_found:
+        create(client, model="another")
+    assert not_found.value.body["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens asks for"):
+        create(client, max_tokens=10**4)
+
+
+def test_a_broken_body_and_an_unknown_route_have_the_shape_too(url: str):
+    broken = httpx2.post(f"{url}/v1/messages", content=b"{")
+    assert (broken.status_code, broken.json()["error"]["type"]) == (400, "invalid_request_error")
+    nowhere = httpx2.post(f"{url}/v1/messages/batches", json={})
+    assert (nowhere.status_code, nowhere.json()["error"]["type"]) == (404, "not_found_error")
+
+
+def test_an_answer_that_was_aborted_is_no_answer():
+    with pytest.raises(ApiError, match="ended the request before") as refused:
+        stop_of(CompletionOutput(index=0, text="Once", finish_reason="abort"))
+    assert anthropic_body(refused.value)["error"]["type"] == "overloaded_error"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (405, "invalid_request_error"),
+        (413, "request_too_large"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (501, "api_error"),
+        (503, "overloaded_error"),
+    ],
+)
+def test_every_status_has_anthropics_type(status: int, kind: str):
+    body = anthropic_body(ApiError(status, "so it is"))
+    assert body == {"type": "error", "error": {"type": kind, "message": "so it is"}}
+
+
+def test_the_key_may_be_in_anthropics_header():
+    with live_bundled(ServeConfig(keys=Keys.of(["right"]))) as url:
+        for key, is_right in (("right", True), ("wrong", False)):
+            with anthropic.Anthropic(base_url=url, api_key=key, max_retries=0) as client:
+                if is_right:
+                    assert create(client, max_tokens=2).usage.output_tokens == 2
+                else:
+                    with pytest.raises(anthropic.AuthenticationError) as refused:
+                        create(client, max_tokens=2)
+                    assert refused.value.body["error"]["type"] == "authentication_error"

@@ -1,0 +1,187 @@
+"""Keys: nothing is open but what says whether the server lives, and keys share no cache."""
+
+import hashlib
+import hmac
+import re
+
+import pytest
+from edge_helpers import asks, client_of, load
+from starlette.routing import Route
+
+from mie.errors import ConfigError
+from mie.serve import keys as keys_module
+from mie.serve.asgi import OPEN_ROUTES
+from mie.serve.config import ServeConfig
+from mie.serve.keys import Keys
+
+KEY, OTHER = "sk-one", "sk-two"
+PROMPT = "Once upon a time there was an otter who lived by a mill. " * 3
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with_engine = load()
+    yield with_engine
+    with_engine.shutdown()
+
+
+def bearer(key):
+    return {"authorization": f"Bearer {key}"}
+
+
+def locked(**options):
+    return ServeConfig(keys=Keys.of([KEY, OTHER]), **options)
+
+
+def test_every_route_but_a_few_needs_a_key(engine):
+    async def ask():
+        async with client_of(engine, locked()) as client:
+            routes = [route for route in client.app.routes if isinstance(route, Route)]
+            found = {}
+            for route in routes:
+                path = re.sub(r"{\w+}", "x", route.path)
+                for method in route.methods - {"HEAD"}:
+                    response = await client.request(method, path)
+                    found[route.path] = response.status_code
+            for path in ("/", "/nothing", "/v1", "/health/", "//health", "/v1/%2e%2e/health"):
+                found[f"unknown {path}"] = (await client.get(path)).status_code
+            return found
+
+    found = asks(ask())
+    opened = {path for path, status in found.items() if status != 401}
+    assert opened == OPEN_ROUTES
+    assert len(found) >= 9
+
+
+def test_a_key_is_taken_as_openai_and_as_anthropic_clients_send_it(engine):
+    async def ask():
+        async with client_of(engine, locked()) as client:
+            for headers in (bearer(KEY), bearer(OTHER), {"x-api-key": KEY}):
+                assert (await client.get("/load", headers=headers)).status_code == 200
+            for headers in (
+                {},
+                bearer("sk-three"),
+                bearer(KEY + " x"),
+                {"authorization": KEY},
+                {"authorization": f"Basic {KEY}"},
+                {"x-api-key": OTHER.upper()},
+                bearer(""),
+                bearer("é".encode()),
+            ):
+                response = await client.get("/load", headers=headers)
+                assert response.status_code == 401
+                assert response.headers["www-authenticate"] == "Bearer"
+                error = response.json()["error"]
+                assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+                assert KEY not in response.text
+
+    asks(ask())
+
+
+def test_a_websocket_is_closed(engine):
+    from mie.serve.auth import Authentication
+
+    sent = []
+
+    async def ask():
+        async def send(message):
+            sent.append(message)
+
+        app = Authentication(None, Keys.of([KEY]), share_prefix_cache=False)
+        scope = {"type": "websocket", "path": "/", "headers": []}
+        await app(scope, None, send)
+
+    asks(ask())
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+async def cached_tokens(client, key):
+    body = {"prompt": PROMPT, "max_tokens": 2}
+    response = await client.post("/v1/completions", json=body, headers=bearer(key))
+    return response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_key_learns_nothing_from_the_cache_of_another(engine, shares):
+    async def ask():
+        assert await engine.reset_prefix_cache()
+        async with client_of(engine, locked(share_prefix_cache=shares)) as client:
+            assert await cached_tokens(client, KEY) == 0
+            assert await cached_tokens(client, KEY) > 0
+            assert (await cached_tokens(client, OTHER) > 0) == shares
+
+    asks(ask())
+
+
+def test_salts_tell_nothing_of_the_keys():
+    one, again = Keys.of([KEY]), Keys.of([KEY])
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    assert one.salt("key-1") != again.salt("key-1"), "each start has its own"
+    assert one.salt("key-1") not in (KEY, digest)
+
+
+def test_every_key_is_compared_in_constant_time(monkeypatch):
+    compared, original = [], hmac.compare_digest
+
+    def compare(a, b):
+        compared.append((len(a), len(b)))
+        return original(a, b)
+
+    monkeypatch.setattr(keys_module.hmac, "compare_digest", compare)
+    keys = Keys.of([KEY, OTHER])
+    assert keys.find(KEY) == "key-1"
+    assert compared == [(32, 32)] * 2, "digests, and no early end"
+
+
+def test_keys_come_from_a_file(tmp_path):
+    file = tmp_path / "keys"
+    hashed = hashlib.sha256(OTHER.encode()).hexdigest()
+    file.write_text(f"# ours\n\nalice {KEY}\nbob sha256:{hashed}\n")
+    keys = Keys.of(["sk-zero"], str(file))
+    assert [keys.find(key) for key in ("sk-zero", KEY, OTHER, hashed)] == [
+        "key-1",
+        "alice",
+        "bob",
+        None,
+    ]
+    assert repr(keys) == "Keys(key-1, alice, bob)"
+    assert Keys.of([]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("alice", "keys:1 must be NAME KEY; it has 1 words"),
+        ("alice sk-one x", "keys:1 must be NAME KEY; it has 3 words"),
+        ("alice sk-one\nalice sk-two", "has the name 'alice' twice"),
+        ("a/b sk-one", "a key's name has 1"),
+        ("alice schlüssel", "a key must be printable ASCII"),
+    ],
+)
+def test_a_bad_file_is_refused_without_showing_a_key(tmp_path, text, message):
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        Keys.of([], str(file))
+    assert "sk-" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["", " sk", "sk\n", "schlüssel"])
+def test_a_bad_key_is_refused(key):
+    with pytest.raises(ConfigError, match="a key must be printable ASCII"):
+        Keys.of([key])
+
+
+def test_the_command_line_takes_keys_from_three_places(tmp_path, monkeypatch):
+    import argparse
+
+    from mie.cli.serve import keys_of
+
+    file = tmp_path / "keys"
+    file.write_text("alice sk-three\n")
+    monkeypatch.setenv("MIE_API_KEY", OTHER)
+    args = argparse.Namespace(api_key=[KEY], api_key_file=str(file))
+    keys = keys_of(args)
+    assert [keys.find(key) for key in (KEY, OTHER, "sk-three")] == ["key-1", "key-2", "alice"]
+    monkeypatch.delenv("MIE_API_KEY")
+    assert keys_of(argparse.Namespace(api_key=None, api_key_file=None)) is None

@@ -1,0 +1,203 @@
+"""`/v1/chat/completions`: templates, log-probabilities, the chunks of a stream."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from live_server import live
+
+import mie
+from mie import LLM, AsyncLLM, SamplingParams
+from mie.serve.config import ServeConfig
+
+PATH = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Tell me a story about Mia the fox."}]
+GREEDY = {"temperature": 0, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return LLM("bundled", num_blocks=512, batch_invariant=True)
+
+
+def content(chunks, index=0):
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return "".join(c["delta"].get("content", "") for c in choices if c["index"] == index)
+
+
+def test_the_shape_of_an_answer(server, llm):
+    answer = server.ask(PATH, messages=MESSAGES, **GREEDY)
+    [expected] = llm.chat(MESSAGES, SamplingParams(**GREEDY), use_tqdm=False)
+    assert answer["object"] == "chat.completion"
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "message": {
+                "role": "assistant",
+                "content": expected.outputs[0].text,
+                "refusal": None,
+            },
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+        }
+    ]
+    assert answer["usage"]["prompt_tokens"] == len(expected.prompt_token_ids)
+
+
+def test_the_shape_of_a_stream(server):
+    whole = server.ask(PATH, messages=MESSAGES, **GREEDY)
+    first, *middle, last = server.stream(PATH, messages=MESSAGES, **GREEDY)
+    assert {first["object"], *(c["object"] for c in middle)} == {"chat.completion.chunk"}
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert first["choices"][0]["finish_reason"] is None
+    assert all(chunk["choices"][0]["delta"].keys() == {"content"} for chunk in middle)
+    assert all(chunk["choices"][0]["delta"]["content"] for chunk in middle)
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in middle)
+    assert last["choices"][0]["delta"] == {}
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert content(middle) == whole["choices"][0]["message"]["content"]
+
+
+def test_each_choice_of_a_stream_begins_with_its_role(server):
+    chunks = server.stream(PATH, messages=MESSAGES, n=3, max_tokens=4, seed=1)
+    whole = server.ask(PATH, messages=MESSAGES, n=3, max_tokens=4, seed=1)
+    for index in range(3):
+        own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert own[-1]["finish_reason"] == "length"
+        assert content(chunks, index) == whole["choices"][index]["message"]["content"]
+
+
+def test_usage_of_a_stream(server):
+    *chunks, last = server.stream(
+        PATH, messages=MESSAGES, stream_options={"include_usage": True}, **GREEDY
+    )
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 12
+    assert "cached_tokens" in last["usage"]["prompt_tokens_details"]
+
+
+def test_logprobs_have_the_bytes_of_each_token(server):
+    asked = {"messages": [{"role": "user", "content": "Zoë 🦊"}], "seed": 4, "max_tokens": 40}
+    asked |= {"logprobs": True, "top_logprobs": 2, "temperature": 1.8}
+    answer = server.ask(PATH, **asked)["choices"][0]
+    rows = answer["logprobs"]["content"]
+    text = answer["message"]["content"]
+    joined = bytes(byte for row in rows for byte in row["bytes"]).decode(errors="replace")
+    assert joined.startswith(text) or text.startswith(joined)
+    for row in rows:
+        assert row.keys() == {"token", "logprob", "bytes", "top_logprobs"}
+        assert len(row["top_logprobs"]) == 2
+        tops = [top["logprob"] for top in row["top_logprobs"]]
+        assert tops == sorted(tops, reverse=True)
+    chunks = server.stream(PATH, **asked)
+    streamed = [
+        each
+        for chunk in chunks
+        if chunk["choices"][0]["logprobs"]
+        for each in chunk["choices"][0]["logprobs"]["content"]
+    ]
+    assert streamed == rows
+
+
+def test_logprobs_without_top_ones(server):
+    rows = server.ask(PATH, messages=MESSAGES, logprobs=True, **GREEDY)["choices"][0]["logprobs"]
+    assert all(row["top_logprobs"] == [] for row in rows["content"])
+    error = server.refused(PATH, messages=MESSAGES, top_logprobs=2)
+    assert error["param"] == "top_logprobs"
+
+
+def test_the_answer_may_fill_the_context(server):
+    answer = server.ask(PATH, messages=MESSAGES, ignore_eos=True, seed=1, temperature=0)
+    assert answer["usage"]["total_tokens"] == 1024
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_newer_name_of_max_tokens_wins(server):
+    asked = {"messages": MESSAGES, "max_tokens": 9, "max_completion_tokens": 3, "ignore_eos": True}
+    assert server.ask(PATH, **asked)["usage"]["completion_tokens"] == 3
+    assert server.refused(PATH, messages=MESSAGES, max_tokens=0)["param"] == "max_tokens"
+
+
+def test_the_last_message_may_be_continued(server):
+    messages = [*MESSAGES, {"role": "assistant", "content": "Once upon a"}]
+    asked = {"messages": messages, "continue_final_message": True}
+    prompt = server.ask("/apply-template", **asked)["prompt"]
+    assert prompt.endswith("Once upon a")
+    answer = server.ask(PATH, **asked, **GREEDY)
+    whole = server.ask("/v1/completions", prompt=prompt, add_special_tokens=False, **GREEDY)
+    assert answer["choices"][0]["message"]["content"] == whole["choices"][0]["text"]
+    error = server.refused(PATH, add_generation_prompt=True, **asked)
+    assert error["param"] == "continue_final_message"
+
+
+def test_content_may_be_parts_of_text(server):
+    parts = [{"type": "text", "text": MESSAGES[0]["content"]}]
+    messages = [{"role": "user", "content": parts}]
+    a = server.ask(PATH, messages=messages, **GREEDY)["choices"][0]["message"]
+    assert a == server.ask(PATH, messages=MESSAGES, **GREEDY)["choices"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        "hello",
+        [{"content": "no role"}],
+        [{"role": "", "content": "a"}],
+        [{"role": 3, "content": "a"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": 3}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        ["hello"],
+        None,
+        [{"role": "wizard", "content": "a"}],
+    ],
+)
+def test_malformed_messages_are_refused(server, messages):
+    assert server.refused(PATH, messages=messages)["param"].startswith("messages")
+
+
+def test_a_template_of_the_request_needs_trust(server):
+    template = "{% for m in messages %}{{ m.content }}!{% endfor %}"
+    error = server.refused(PATH, messages=MESSAGES, chat_template=template)
+    assert (error["param"], error["code"]) == ("chat_template", "unsupported_parameter")
+    assert "--trust-request-chat-template" in error["message"]
+    with live(server.engine, ServeConfig(trust_request_chat_template=True)) as url:
+        asked = {"messages": MESSAGES, "chat_template": template}
+        answer = server.client.post(f"{url}/apply-template", json=asked)
+        assert answer.json() == {"prompt": MESSAGES[0]["content"] + "!"}
+        asked["chat_template"] = "{{ raise_exception('not like this') }}"
+        answer = server.client.post(f"{url}/apply-template", json=asked)
+        assert answer.status_code == 400
+        assert "not like this" in answer.json()["error"]["message"]
+
+
+def test_a_template_of_the_server(server, tmp_path):
+    path = tmp_path / "template.jinja"
+    path.write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}{{ extra }}")
+    with live(server.engine, ServeConfig(chat_template=str(path))) as url:
+        asked = {"messages": MESSAGES, "chat_template_kwargs": {"extra": "more"}}
+        answer = server.client.post(f"{url}/apply-template", json=asked)
+        assert answer.json() == {"prompt": f"<{MESSAGES[0]['content']}>more"}
+
+
+def test_a_model_without_a_template_says_where_one_belongs(server, tmp_path):
+    bundled = Path(mie.__file__).parent / "assets/tiny"
+    folder = shutil.copytree(bundled, tmp_path / "model")
+    (folder / "chat_template.jinja").unlink()
+    engine = AsyncLLM(folder, num_blocks=8)
+    try:
+        with live(engine) as url:
+            answer = server.client.post(f"{url}{PATH}", json={"messages": MESSAGES})
+            assert answer.status_code == 400
+            assert "chat_template.jinja" in answer.json()["error"]["message"]
+            models = server.client.get(f"{url}/v1/models").json()["data"]
+            assert [model["id"] for model in models] == [str(folder), "model"]
+    finally:
+        engine.shutdown()

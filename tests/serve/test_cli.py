@@ -1,0 +1,119 @@
+"""`mie serve` on the command line: its help, its defaults, and what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mie
+from mie.cli import _parser, main
+from mie.cli.serve import engine_settings
+from mie.config.settings import settings_of
+from mie.errors import ConfigError
+from mie.serve.config import ServeConfig
+
+ROOT = Path(mie.__file__).parent.parent
+
+
+def settings(*words: str) -> dict[str, Any]:
+    args: argparse.Namespace = _parser().parse_args(["serve", *words])
+    return engine_settings(args)
+
+
+def test_the_help_says_what_every_option_does(capsys):
+    assert main(["serve", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for name, default, declared in settings_of(ServeConfig):
+        if declared.kind != "object":
+            assert f"--{name.replace('_', '-')}" in text
+            assert declared.help.split(";")[0] in text.replace("- ", "-"), name
+            assert default is None or declared.default_text or "(default: " in text
+    for name in ("--api-key", "--served-model-name", "--allowed-origins", "--config", "--trace"):
+        assert name in text
+
+
+def test_the_help_names_the_servers_own_defaults(capsys):
+    main(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for option, default in (
+        ("--generation-config NAME", "vllm"),
+        ("--scheduling-policy NAME", "fair"),
+        ("--batch-invariant, --no-batch-invariant", "on where the backend keeps it"),
+    ):
+        _, _, after = text.rpartition(option)
+        assert after.partition("default: ")[2].startswith(default)
+
+
+def test_the_model_is_given_once():
+    assert settings()["model"] == "bundled"
+    assert settings("./a")["model"] == "./a"
+    assert settings("--model", "./a")["model"] == "./a"
+    assert settings("./a", "--model", "./a")["model"] == "./a"
+    with pytest.raises(ConfigError, match="give one of them"):
+        settings("./a", "--model", "./b")
+
+
+def test_the_servers_own_defaults():
+    own = {"generation_config": "vllm", "scheduling_policy": "fair", "batch_invariant": True}
+    assert settings() == {"model": "bundled", **own}
+    given = settings(
+        "--generation-config", "auto", "--scheduling-policy", "fcfs", "--no-batch-invariant"
+    )
+    assert given == {
+        "model": "bundled",
+        "generation_config": "auto",
+        "scheduling_policy": "fcfs",
+        "batch_invariant": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--linear-plan", "plain"],
+        ["--kv-cache-dtype", "int8"],
+        ["--backend", "cupy"],
+        ["--backend", "numpy-plain"],
+    ],
+)
+def test_bits_are_not_promised_where_they_cannot_be_kept(words):
+    assert "batch_invariant" not in settings(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--port", "70000"], "port must be an integer"),
+        (["--max-logprobs", "-2"], "max_logprobs must be"),
+        (["--max-num-seqs", "0"], "max_num_seqs must be"),
+        (["--hots", "x"], "did you mean --host?"),
+        (["./no-such-model"], "no-such-model"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(capsys, words, message):
+    assert main(["serve", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_without_the_extra_it_says_what_to_install():
+    """In a Python that has none of the packages of the extra."""
+    code = """
+import sys
+for name in ("starlette", "uvicorn", "pydantic", "prometheus_client", "yaml"):
+    sys.modules[name] = None
+from mie.cli import main
+sys.exit(main(["serve"]))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert result.returncode == 2
+    assert "pip install 'mie[serve]'" in result.stderr
+    assert len(result.stderr.splitlines()) == 1

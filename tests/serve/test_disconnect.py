@@ -1,0 +1,168 @@
+"""A client that leaves takes its request with it: its blocks are free within one step.
+
+The test holds the engine before a step, closes the connection, and lets that one step go on. What
+the engine does next must find no trace of the request, whether it streamed, and wherever it was.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from live_server import live
+from stepped import PATIENCE, Stepped, eventually, state_of
+
+from mie import AsyncLLM
+from mie.audit.scheduler import check_scheduler
+from mie.frontend.prepare import Preparer
+
+LONG = list(range(100, 164))  # four blocks of 16 tokens
+OTHER = list(range(300, 364))
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "queued": {"max_num_seqs": 1},
+    "prefilling": {"max_num_batched_tokens": 24},
+    "decoding": {},
+    "preempted": {"num_blocks": 12, "enable_prefix_caching": False, "watermark": 0},
+    "swapped": {
+        "num_blocks": 12,
+        "enable_prefix_caching": False,
+        "watermark": 0,
+        "preemption_mode": "swap",
+        "swap_space": 2**24,
+    },
+}
+
+
+class Connection:
+    """A connection that has sent a request, to be closed at any moment."""
+
+    def __init__(self, url: str, path: str = "/v1/completions", **body: Any) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        data = json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n"
+        )
+        self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE)
+        self.socket.sendall(head.encode() + data)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@contextmanager
+def stepped_server(**settings: Any) -> Iterator[tuple[Stepped, str]]:
+    engine = AsyncLLM("bundled", **{"num_blocks": 64, "max_num_seqs": 4, **settings})
+    stepped = Stepped(engine)
+    try:
+        with live(engine) as url:
+            try:
+                yield stepped, url
+            finally:
+                stepped.free()
+    finally:
+        engine.shutdown()
+
+
+def ids_of(stepped: Stepped) -> list[str]:
+    return [request.request_id for request in stepped.engine.requests]
+
+
+def close_and_take_one_step(stepped: Stepped, connection: Connection) -> None:
+    """Close a connection while the engine is about to step, and let it take that step."""
+    stepped.hold()
+    assert not stepped.llm._loop.inbox
+    connection.close()
+    eventually(lambda: bool(stepped.llm._loop.inbox))
+    stepped.step()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("state", SETTINGS)
+def test_blocks_are_free_within_one_step(state, n, stream):
+    settings = SETTINGS[state] if (state, n) != ("queued", 3) else {"max_num_seqs": 3}
+    body = {"max_tokens": 200, "ignore_eos": True, "seed": 1, "stream": stream}
+    with stepped_server(**settings) as (stepped, url):
+        # The first one stays, and is what the engine steps for in the end.
+        staying = Connection(url, prompt=LONG, n=n if state == "queued" else 1, **body)
+        stepped.hold()
+        [stays] = ids_of(stepped)
+        leaving = Connection(url, prompt=OTHER, n=n, **body)
+        eventually(lambda: bool(stepped.llm._loop.inbox))
+        stepped.step_until(lambda: len(ids_of(stepped)) == 2)
+        [leaves] = {*ids_of(stepped)} - {stays}
+        stepped.step_until(lambda: state_of(stepped, leaves) == state)
+
+        close_and_take_one_step(stepped, leaving)
+
+        stepped.hold()  # before the next step
+        [request] = stepped.engine.requests
+        assert request.request_id == stays
+        check_scheduler(stepped.scheduler)
+        held = {b for s in request.sequences if s.table for b in s.table.block_ids}
+        assert stepped.scheduler.manager.num_used == len(held)
+        close_and_take_one_step(stepped, staying)
+        assert stepped.between_steps(lambda: stepped.engine.requests) == []
+        assert stepped.scheduler.manager.num_used == 0
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [LONG, OTHER]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "A mill"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "A mill"}], "model": "bundled"}),
+        ("/v1/responses", {"input": "A mill"}),
+    ],
+)
+def test_every_route_ends_with_its_client(path, body, stream):
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    with stepped_server() as (stepped, url):
+        leaving = Connection(url, path, **body, stream=stream, **{limit: 500})
+        stepped.hold()
+        stepped.step()
+        stepped.hold()
+        assert stepped.engine.requests
+        close_and_take_one_step(stepped, leaving)
+        assert stepped.between_steps(lambda: stepped.engine.requests) == []
+        assert stepped.scheduler.manager.num_used == 0
+
+
+def test_a_client_that_leaves_while_it_is_tokenized_adds_nothing(monkeypatch):
+    original, is_let, is_there = Preparer.prepare, threading.Event(), threading.Event()
+
+    def prepare(self, *args, **more):
+        is_there.set()
+        assert is_let.wait(PATIENCE)
+        return original(self, *args, **more)
+
+    monkeypatch.setattr(Preparer, "prepare", prepare)
+    with stepped_server() as (stepped, url):
+        stepped.free()
+        leaving = Connection(url, prompt=LONG, max_tokens=500)
+        assert is_there.wait(PATIENCE)
+        leaving.close()
+        # The server has seen it leave when it answers a connection that came later.
+        with socket.create_connection((url[7:].split(":")[0], int(url.split(":")[2]))) as later:
+            later.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            while later.recv(4096):
+                pass
+        is_let.set()
+        eventually(lambda: stepped.between_steps(lambda: not stepped.engine.requests))
+        assert stepped.scheduler.manager.num_used == 0
+
+
+def test_a_client_that_sends_half_a_request_costs_nothing(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    for part in (b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99\r\n\r\n{"):
+        with socket.create_connection((host, int(port))) as half:
+            half.sendall(part)
+    assert server.ask("/v1/completions", prompt="A mill", max_tokens=1)["choices"]

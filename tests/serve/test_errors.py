@@ -1,0 +1,171 @@
+"""What is told to clients whose requests cannot be served."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from stepped import eventually
+
+from mie.errors import EngineDeadError, RequestError
+from mie.serve.errors import MAX_RETRY_AFTER, ApiError, api_error, unavailable
+
+KEYS = {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"null",
+        b"\xff\xfe",
+        b"[" * 50_000,
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": NaN}',
+        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+        b'{"prompt": "a"} more',
+    ],
+    ids=range(12),
+)
+def test_a_body_that_is_no_request_is_a_400(server, body):
+    answer = server.client.post("/v1/completions", content=body)
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["error"].keys() == KEYS
+
+
+def test_an_unknown_model_is_a_404(server):
+    for path, more in (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/tokenize", {"prompt": "a"}),
+    ):
+        answer = server.post(path, model="gpt-4", **more)
+        assert answer.status_code == 404
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("not_found_error", "model_not_found")
+        assert error["param"] == "model"
+        assert "bundled" in error["message"]
+
+
+def test_an_unknown_route_is_a_404_and_a_wrong_method_a_405(server):
+    answer = server.get("/v1/nowhere")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    answer = server.get("/v1/completions")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert "POST" in answer.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/embeddings", "/v1/audio/speech", "/v1/images/generations", "/v1/files/x", "/rerank"],
+)
+def test_routes_that_are_not_here_are_501_by_name(server, path):
+    answer = server.post(path, input="a")
+    assert answer.status_code == 501
+    error = answer.json()["error"]
+    assert error["type"] == "not_supported_error"
+    assert error["message"].startswith(f"{path} is not supported: ")
+
+
+def test_a_dead_engine_is_a_503_that_may_be_retried():
+    error = api_error(EngineDeadError("the engine is dead"))
+    assert error.status == 503
+    assert int(error.headers["retry-after"]) <= MAX_RETRY_AFTER
+    assert unavailable("draining", 3).headers == {"retry-after": "3"}
+
+
+def test_a_bug_shows_no_more_than_its_type():
+    error = api_error(KeyError("/home/somebody/secret"))
+    assert error.status == 500
+    assert "secret" not in json.dumps(error.body())
+    assert "KeyError" in error.message
+
+
+def test_a_message_names_its_parameter():
+    known = {"top_p", "stop"}
+    for message, param in (
+        ("top_p must be a number in (0, 1]; got 2", "top_p"),
+        ("each of stop must be a string", "stop"),
+        ("something else is wrong", None),
+    ):
+        assert api_error(RequestError(message), known).param == param
+
+
+def test_half_of_a_surrogate_pair_reaches_the_client_as_a_question_mark():
+    answer = ApiError(400, "got \ud800").response()
+    assert json.loads(answer.body)["error"]["message"] == "got ?"
+
+
+def test_a_request_that_fails_alone_is_a_500_and_the_engine_lives(server, monkeypatch):
+    """The detokenizer of one request raises in the engine's thread."""
+    from mie.text.stream import TextStream
+
+    original = TextStream.add
+
+    def add(self, token_ids, armed=True):
+        if self._searches:
+            raise ValueError("a broken tokenizer")
+        return original(self, token_ids, armed)
+
+    monkeypatch.setattr(TextStream, "add", add)
+    for stream in (False, True):
+        answer = server.post("/v1/completions", prompt="A mill", stop="never", stream=stream)
+        assert answer.status_code == 500, answer.text
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("server_error", "request_failed")
+        assert "Traceback" not in error["message"]
+    assert server.ask("/v1/completions", prompt="A mill")["choices"]
+
+
+def test_a_stream_that_fails_later_ends_with_the_error_and_no_reason(server, monkeypatch):
+    from mie.text.stream import TextStream
+
+    original = TextStream.add
+
+    def add(self, token_ids, armed=True):
+        self.count = getattr(self, "count", 0) + 1
+        if self._searches and self.count > 5:
+            raise ValueError("a broken tokenizer")
+        return original(self, token_ids, armed)
+
+    monkeypatch.setattr(TextStream, "add", add)
+    asked = {"prompt": "A mill", "stop": "never", "stream": True, "max_tokens": 60}
+    answer = server.post("/v1/completions", **asked, ignore_eos=True)
+    assert answer.status_code == 200
+    *chunks, error, done, empty = answer.text.split("\n\n")
+    assert (done, empty) == ("data: [DONE]", "")
+    assert json.loads(error[6:])["error"]["code"] == "request_failed"
+    assert chunks
+    assert all(json.loads(c[6:])["choices"][0]["finish_reason"] is None for c in chunks)
+
+
+@pytest.mark.parametrize(
+    "where", ["completions.CompletionWriter", "stream.json", "serving.Generation"]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bug_costs_one_request_and_no_blocks(server, monkeypatch, where, stream):
+    """Whichever part raises, the client gets a 500 without details, and the request ends."""
+    module, _, name = where.rpartition(".")
+    module = f"mie.serve.{module}" if module == "serving" else f"mie.serve.openai.{module}"
+
+    def broken(*args, **options):
+        raise KeyError("a secret")
+
+    def is_quiet():
+        return not server.engine._loop.engine.requests
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{module}.{name}", broken)
+        asked = {"prompt": "A mill", "max_tokens": 1000, "ignore_eos": True, "stream": stream}
+        answer = server.post("/v1/completions", **asked)
+    assert answer.status_code == 500
+    error = answer.json()["error"]
+    assert error["type"] == "server_error"
+    assert "secret" not in answer.text
+    eventually(is_quiet)
+    assert server.ask("/v1/completions", prompt="A mill", max_tokens=1)["choices"]

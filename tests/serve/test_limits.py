@@ -1,0 +1,273 @@
+"""What is too large, or too much at once, is answered."""
+
+import asyncio
+
+import pytest
+from edge_helpers import asks, client_of, load, server_of
+
+from mie.serve.config import ServeConfig
+from mie.serve.keys import Keys
+from mie.serve.limits import BodyLimit
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with_engine = load(max_num_seqs=1)
+    yield with_engine
+    with_engine.shutdown()
+
+
+def completion(prompt="Once", max_tokens=1, **more):
+    return {"prompt": prompt, "max_tokens": max_tokens, **more}
+
+
+def test_a_large_body_is_refused_by_its_length(engine):
+    async def ask():
+        async with client_of(engine, ServeConfig(max_request_bytes=200)) as client:
+            assert (await client.post("/v1/completions", json=completion())).status_code == 200
+            response = await client.post("/v1/completions", json=completion("x" * 200))
+            assert response.status_code == 413
+            assert response.headers["connection"] == "close"
+            error = response.json()["error"]
+            assert error["code"] == "request_too_large"
+            assert "the limit is 200 bytes" in error["message"]
+
+    asks(ask())
+
+
+def test_a_body_without_a_length_is_read_up_to_the_limit_only(engine):
+    num_read = 0
+
+    async def pieces():
+        nonlocal num_read
+        for _ in range(1000):
+            num_read += 100
+            yield b"x" * 100
+
+    async def ask():
+        async with client_of(engine, ServeConfig(max_request_bytes=1000)) as client:
+            response = await client.post("/v1/completions", content=pieces())
+            assert response.status_code == 413
+
+    asks(ask())
+    assert num_read <= 1200
+
+
+def test_a_refused_body_is_never_read():
+    async def ask():
+        async def app(*_):
+            raise AssertionError("it was let in")
+
+        async def receive():
+            raise AssertionError("it was read")
+
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/completions",
+            "headers": [(b"content-length", b"1" * 300)],
+        }
+        await BodyLimit(app, 10)(scope, receive, send)
+        assert sent[0]["status"] == 413
+
+    asks(ask())
+
+
+def test_a_body_without_a_key_is_never_read(engine):
+    async def pieces():
+        raise AssertionError("it was read")
+        yield b""
+
+    async def ask():
+        async with client_of(engine, ServeConfig(keys=Keys.of(["sk"]))) as client:
+            response = await client.post("/v1/completions", content=pieces())
+            assert response.status_code == 401
+
+    asks(ask())
+
+
+async def fill(running, count):
+    """Occupy the only seat, and let ``count`` requests wait."""
+    events = await running.stream(max_tokens=400)
+    await anext(events)
+    waiting = [
+        asyncio.ensure_future(running.client.post("/v1/completions", json=completion("Wait")))
+        for _ in range(count)
+    ]
+    while running.server._engine.pulse.num_waiting < count:
+        await asyncio.sleep(0.01)
+    return events, waiting
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_back(engine):
+    async def ask():
+        async with server_of(engine_of_its_own(), max_num_queued_reqs=2) as running:
+            events, waiting = await fill(running, 2)
+            for body in (completion(), completion(stream=True), completion(["a", "b", "c"])):
+                response = await running.client.post("/v1/completions", json=body)
+                assert response.status_code == 429
+                assert 1 <= int(response.headers["retry-after"]) <= 60
+                error = response.json()["error"]
+                assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+                assert "--max-num-queued-reqs is 2" in error["message"]
+            text = (await running.client.get("/metrics")).text
+            assert rejections(text) == {"max_num_queued_reqs": 3.0, "max_num_queued_tokens": 0.0}
+            await events.aclose()
+            assert [r.status_code for r in await asyncio.gather(*waiting)] == [200, 200]
+
+    asks(ask())
+
+
+def engine_of_its_own():
+    """A server shuts its engine down."""
+    return load(max_num_seqs=1)
+
+
+def rejections(text):
+    lines = [line for line in text.splitlines() if line.startswith("vllm:admission_rejections_")]
+    assert all("engine=" not in line for line in lines), "as in vLLM"
+    return {line.split('reason="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
+
+
+def test_a_burst_does_not_slip_through_between_counting_and_adding():
+    async def ask():
+        async with server_of(engine_of_its_own(), max_num_queued_reqs=5) as running:
+            events, _ = await fill(running, 0)
+            answers = [
+                asyncio.ensure_future(running.client.post("/v1/completions", json=completion()))
+                for _ in range(40)
+            ]
+            num_refused = 0
+            while num_refused < 35:
+                await asyncio.sleep(0.01)
+                done = [each.result().status_code for each in answers if each.done()]
+                num_refused = done.count(429)
+                assert running.server._engine.pulse.num_waiting <= 5
+            await events.aclose()
+            statuses = [(await each).status_code for each in answers]
+            assert statuses.count(200) == 5
+            assert statuses.count(429) == 35
+
+    asks(ask())
+
+
+def test_a_key_that_floods_the_queue_does_not_keep_others_out():
+    async def ask():
+        engine = engine_of_its_own()
+        admitted = admissions(engine)
+        options = {"max_num_queued_reqs": 3, "keys": Keys.of(["sk-flood", "sk-other"])}
+        async with server_of(engine, **options) as running:
+            running.client.headers["authorization"] = "Bearer sk-flood"
+            events, waiting = await fill(running, 3)
+            response = await running.client.post("/v1/completions", json=completion())
+            assert response.status_code == 429
+            headers = {"authorization": "Bearer sk-other"}
+            other = asyncio.ensure_future(
+                running.client.post("/v1/completions", json=completion(), headers=headers)
+            )
+            while engine.pulse.num_waiting < 4:
+                await asyncio.sleep(0.01)
+            await events.aclose()
+            answers = await asyncio.gather(other, *waiting)
+            assert [answer.status_code for answer in answers] == [200] * 4
+        assert sorted(admitted) == ["key-1"] * 4 + ["key-2"]
+        assert admitted.index("key-2") <= 2, "at a tie, one request of the flood goes first"
+
+    asks(ask())
+
+
+def admissions(engine):
+    """The keys whose requests were admitted, in order."""
+    policy, admitted = engine._loop.engine.scheduler._policy, []
+    original = policy.admit
+
+    def admit(seq):
+        admitted.append(seq.request.client)
+        original(seq)
+
+    policy.admit = admit
+    return admitted
+
+
+def test_tokens_that_wait_are_limited_too():
+    async def ask():
+        async with server_of(engine_of_its_own(), max_num_queued_tokens=20) as running:
+            events, waiting = await fill(running, 1)
+            response = await running.client.post("/v1/completions", json=completion([[5] * 30]))
+            assert response.status_code == 429
+            assert "--max-num-queued-tokens is 20" in response.json()["error"]["message"]
+            await events.aclose()
+            await asyncio.gather(*waiting)
+            # Nothing waits now, so it need not wait either.
+            response = await running.client.post("/v1/completions", json=completion([[5] * 30]))
+            assert response.status_code == 200
+
+    asks(ask())
+
+
+def test_requests_that_find_a_seat_do_not_count_as_waiting(engine):
+    async def ask():
+        async with client_of(engine, ServeConfig(max_num_queued_reqs=0)) as client:
+            assert (await client.post("/v1/completions", json=completion())).status_code == 200
+
+    asks(ask())
+
+
+def test_more_prompts_than_could_ever_be_queued_are_a_bad_request(engine):
+    async def ask():
+        async with client_of(engine, ServeConfig(max_num_queued_reqs=2)) as client:
+            body = completion(["a"] * 4)
+            response = await client.post("/v1/completions", json=body)
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == "prompt"
+
+    asks(ask())
+
+
+def test_the_queue_is_limited_by_default(engine):
+    async def ask():
+        async with client_of(engine) as client:
+            response = await client.post("/v1/completions", json=completion(["a"] * 6))
+            assert "takes 4 that wait and 1 that run" in response.json()["error"]["message"]
+
+    asks(ask())
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "given"), [("priority", -5, 0), ("priority", 7, 7), ("fair", 0, 0)]
+)
+def test_a_client_cannot_raise_its_priority(policy, asked, given):
+    engine = load(scheduling_policy=policy)
+    priorities, original = [], engine._loop.engine.add_request
+
+    def add_request(*args, **labels):
+        priorities.append(labels["priority"])
+        return original(*args, **labels)
+
+    engine._loop.engine.add_request = add_request
+
+    async def ask():
+        async with client_of(engine) as client:
+            response = await client.post("/v1/completions", json=completion(priority=asked))
+            assert response.status_code == 200
+
+    asks(ask())
+    engine.shutdown()
+    assert priorities == [given]
+
+
+def test_a_priority_under_another_policy_is_refused_by_name(engine):
+    async def ask():
+        async with client_of(engine) as client:
+            response = await client.post("/v1/completions", json=completion(priority=3))
+            assert response.status_code == 400
+            error = response.json()["error"]
+            assert error["param"] == "priority"
+            assert "schedules by fair" in error["message"]
+
+    asks(ask())

@@ -1,0 +1,134 @@
+"""The description at ``/openapi.json`` says what the server does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import jsonschema_rs
+import pytest
+from live_server import live_bundled
+
+from mie.serve.app import routes
+from mie.serve.openai.control import NOT_SUPPORTED
+from mie.serve.openapi import OPERATIONS
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx2.Client]:
+    with live_bundled() as url, httpx2.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def document(client: httpx2.Client) -> Any:
+    return client.get("/openapi.json").json()
+
+
+def test_every_route_is_described_with_its_methods(client: httpx2.Client):
+    described = {(operation.method.upper(), operation.path) for operation in OPERATIONS}
+    served = {
+        (method, re.sub(r":\w+\}", "}", route.path))
+        for route in routes()
+        for method in (route.methods or set()) - {"HEAD"}
+        if route.path not in NOT_SUPPORTED
+    }
+    assert served <= described
+    for method, path in sorted(described - served):  # those of the edge
+        assert client.request(method, path).status_code == 200, path
+
+
+def test_every_reference_has_a_schema(document: Any):
+    names = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
+    assert names <= document["components"]["schemas"].keys()
+
+
+def test_every_schema_is_a_schema(document: Any):
+    for schema in document["components"]["schemas"].values():
+        jsonschema_rs.validator_for(resolved(schema, document))
+
+
+def resolved(schema: dict[str, Any], document: Any) -> dict[str, Any]:
+    """A schema with what it may refer to."""
+    return {**schema, "components": document["components"]}
+
+
+def body_schema(document: Any, path: str) -> Any:
+    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    return jsonschema_rs.validator_for(resolved(content["schema"], document))
+
+
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a completion": ("/v1/completions", {"prompt": "Hello", "max_tokens": 2, "best_of": 1}),
+    "a chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "tools": None},
+    ),
+    "a response": ("/v1/responses", {"input": "Hello", "max_output_tokens": 2, "store": False}),
+    "a message": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "metadata": {}},
+    ),
+    "a count": (
+        "/v1/messages/count_tokens",
+        {"messages": [{"role": "user", "content": "Hello"}]},
+    ),
+    "tokens": ("/tokenize", {"prompt": "Hello", "return_token_strs": True}),
+    "text": ("/detokenize", {"tokens": [300]}),
+    "a prompt": ("/apply-template", {"messages": [{"role": "user", "content": "Hello"}]}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES.values(), ids=BODIES)
+def test_a_body_that_is_served_and_its_answer_fit_their_schemas(
+    client: httpx2.Client, document: Any, path: str, body: dict[str, Any]
+):
+    assert body_schema(document, path).is_valid(body)
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    answer = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]
+    jsonschema_rs.validator_for(resolved(answer["schema"], document)).validate(response.json())
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("/v1/completions", {"best_of": 2}),
+        ("/v1/completions", {"model": "another"}),
+        ("/v1/completions", {"temperature": -1}),
+        ("/v1/chat/completions", {"tools": [{}]}),
+        ("/v1/chat/completions", {"messages": []}),
+        ("/v1/responses", {"store": True}),
+        ("/v1/messages", {"max_tokens": 0}),
+        ("/v1/messages", {"thinking": {"type": "enabled"}}),
+    ],
+)
+def test_what_is_refused_does_not_fit_its_schema(
+    client: httpx2.Client, document: Any, path: str, change: dict[str, Any]
+):
+    [body] = [body for each, body in BODIES.values() if each == path]
+    assert not body_schema(document, path).is_valid({**body, **change})
+    assert client.post(path, json={**body, **change}).status_code in (400, 404)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/health", "/ready", "/ping", "/load", "/version", "/v1/models", "/tokenizer_info"],
+)
+def test_the_answers_of_plain_routes_fit_their_schemas(
+    client: httpx2.Client, document: Any, path: str
+):
+    answer = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]
+    schema = jsonschema_rs.validator_for(resolved(answer["schema"], document))
+    schema.validate(client.get(path).json())
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+def test_errors_fit_their_schemas(client: httpx2.Client, document: Any, path: str):
+    answer = document["paths"][path]["post"]["responses"]["400"]["content"]["application/json"]
+    schema = jsonschema_rs.validator_for(resolved(answer["schema"], document))
+    response = client.post(path, json={})
+    assert response.status_code == 400
+    schema.validate(response.json())

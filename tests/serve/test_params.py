@@ -1,0 +1,210 @@
+"""No field is silently ignored: it has an effect, is refused by name, or is reported."""
+
+from __future__ import annotations
+
+import pytest
+from live_server import live
+
+from mie.serve.config import ServeConfig
+from mie.serve.openai import params
+from mie.serve.openai.fields import OPENAI
+from mie.serve.openai.params import parse
+from mie.serve.openai.protocol import ChatCompletionRequest, CompletionRequest
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+BODY = {
+    COMPLETIONS: {"prompt": "The mill", "max_tokens": 2},
+    CHAT: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+}
+INSIDE = ("echo", "add_special_tokens", "include_obfuscation")
+"""Fields of one route only, or inside another field."""
+BOTH = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+
+
+@BOTH
+@pytest.mark.parametrize("name", [n for n in OPENAI.unsupported if n not in INSIDE])
+def test_an_unsupported_field_is_refused_by_name(server, path, name):
+    error = server.refused(path, **BODY[path], **{name: "something else"})
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    assert error["message"].startswith(f"{name} is not supported: ")
+
+
+@BOTH
+def test_an_unsupported_field_is_accepted_where_it_changes_nothing(server, path):
+    neutral = {name: values[-1] for name, (values, _) in OPENAI.unsupported.items()}
+    del neutral["include_obfuscation"]  # which is inside stream_options
+    answer = server.post(path, **BODY[path], **neutral)
+    assert answer.status_code == 200, answer.text
+    assert "x-mie-ignored" not in answer.headers
+
+
+def test_a_number_is_no_switch(server):
+    """0 equals False in Python, but not in JSON."""
+    for name, value in (("store", 0), ("best_of", True)):
+        assert server.refused(COMPLETIONS, **BODY[COMPLETIONS], **{name: value})["param"] == name
+
+
+@BOTH
+def test_fields_that_clients_always_send_are_accepted(server, path):
+    always = {
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "parallel_tool_calls": True,
+    }
+    answer = server.post(path, **BODY[path], **always)
+    assert answer.status_code == 200, answer.text
+    assert "x-mie-ignored" not in answer.headers
+
+
+def test_structured_output_and_tools_are_refused_until_they_work(server):
+    for name, value in (
+        ("response_format", {"type": "json_object"}),
+        ("structured_outputs", {"choice": ["a", "b"]}),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tools", []),
+        ("tool_choice", "auto"),
+    ):
+        assert server.refused(CHAT, **BODY[CHAT], **{name: value})["param"] == name
+
+
+@BOTH
+def test_unknown_fields_are_named_in_a_header(server, path):
+    for stream in (False, True):
+        answer = server.post(path, **BODY[path], temprature=0, stream=stream, **{"a,b\n": 1})
+        assert answer.status_code == 200
+        assert answer.headers["x-mie-ignored"] == "temprature,'a_b\\n'"
+
+
+def test_unknown_fields_are_refused_by_a_strict_server(server):
+    with live(server.engine, ServeConfig(strict=True)) as url:
+        body = {**BODY[COMPLETIONS], "temprature": 0}
+        answer = server.client.post(f"{url}{COMPLETIONS}", json=body)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == ("temprature", "unknown_parameter")
+        del body["temprature"]
+        assert server.client.post(f"{url}{COMPLETIONS}", json=body).status_code == 200
+
+
+def test_the_model_is_demanded_by_strict_openai(server):
+    with live(server.engine, ServeConfig(strict_openai=True)) as url:
+        answer = server.client.post(f"{url}{COMPLETIONS}", json=BODY[COMPLETIONS])
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "model"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", 2),
+        ("n", 0),
+        ("n", 9),
+        ("n", "2"),
+        ("seed", 2**63),
+        ("seed", 1.5),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("stop", ""),
+        ("stop", [""]),
+        ("stop", ["a"] * 17),
+        ("stop", [1]),
+        ("stop_token_ids", [2048]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", "a"),
+        ("logit_bias", {"2048": 1}),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", [1]),
+        ("allowed_token_ids", []),
+        ("bad_words", [""]),
+        ("min_tokens", 3),
+        ("min_tokens", -1),
+        ("max_tokens", -1),
+        ("max_tokens", 1.5),
+        ("stream", "yes"),
+        ("stream_options", {"include_usage": True}),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
+        ("cache_salt", ""),
+        ("priority", 1),
+        ("truncate_prompt_tokens", 0),
+        ("model", 3),
+    ],
+)
+def test_a_value_out_of_range_is_refused(server, path, name, value):
+    error = server.refused(path, **{**BODY[path], name: value})
+    assert error["param"] == name, error
+
+
+@pytest.mark.parametrize("value", [-1, 21, True, "5", 1.5])
+def test_the_number_of_logprobs_is_limited(server, value):
+    assert server.refused(COMPLETIONS, **BODY[COMPLETIONS], logprobs=value)["param"] == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("logprobs", 3), ("top_logprobs", 21), ("top_logprobs", -1)]
+)
+def test_the_number_of_chat_logprobs_is_limited(server, name, value):
+    error = server.refused(CHAT, **{**BODY[CHAT], "logprobs": True, name: value})
+    assert error["param"] in (name, "logprobs")
+
+
+def test_the_limit_of_logprobs_can_be_raised(server):
+    with live(server.engine, ServeConfig(max_logprobs=-1)) as url:
+        body = {**BODY[COMPLETIONS], "logprobs": -1}
+        answer = server.client.post(f"{url}{COMPLETIONS}", json=body).json()
+    assert len(answer["choices"][0]["logprobs"]["top_logprobs"][0]) > 1000
+
+
+@BOTH
+def test_null_stands_for_the_default(server, path):
+    cls = CompletionRequest if path == COMPLETIONS else ChatCompletionRequest
+    nulls = {name: None for name in cls.model_fields if name not in ("prompt", "messages")}
+    asked = {**BODY[path], "seed": 3}
+    expected = server.ask(path, **asked)["choices"]
+    assert server.ask(path, **{**nulls, **asked})["choices"] == expected
+
+
+@BOTH
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_declared_field_is_read(server, monkeypatch, path, stream):
+    """A field that no code reads would be silently ignored."""
+    cls = CompletionRequest if path == COMPLETIONS else ChatCompletionRequest
+    read = set()
+
+    class Recorded(cls):
+        def __getattribute__(self, name):
+            read.add(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(params, "parse", lambda body, _: parse(body, Recorded))
+    body = {**BODY[path], "stream": stream, "logprobs": 1 if path == COMPLETIONS else True}
+    server.post(path, **body).raise_for_status()
+    unread = cls.model_fields.keys() - read
+    assert unread <= (set() if stream else {"stream_options"})
+
+
+def test_fields_inside_stream_options_are_judged(server):
+    body = {**BODY[COMPLETIONS], "stream": True}
+    answer = server.post(COMPLETIONS, **body, stream_options={"include_usge": True})
+    assert answer.headers["x-mie-ignored"] == "include_usge"
+    error = server.refused(COMPLETIONS, **body, stream_options={"include_obfuscation": True})
+    assert error["param"] == "include_obfuscation"
+
+
+def test_fields_of_the_other_route_are_refused(server):
+    for name in ("echo", "add_special_tokens"):
+        assert server.refused(CHAT, **BODY[CHAT], **{name: True})["param"] == name

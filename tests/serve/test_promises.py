@@ -1,0 +1,104 @@
+"""Promises 1 and 4: equal seeds give equal answers under any load, and what was done is seen."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from live_server import live
+
+from mie import AsyncLLM
+
+STORY = "Once upon a time Mia the fox and Tom the owl lived by the old mill near the lake. "
+
+
+def bodies() -> list[dict[str, Any]]:
+    """Requests of many kinds, each with a seed."""
+    draw = random.Random(5)
+    return [
+        {
+            "prompt": STORY[: draw.randrange(4, len(STORY))] + "They" * draw.randrange(3),
+            "seed": draw.randrange(2**40),
+            "max_tokens": draw.randrange(4, 40),
+            "temperature": draw.choice([0, 0.7, 1.3]),
+            "top_p": draw.choice([1, 0.9]),
+            "n": draw.choice([1, 1, 2]),
+            "logprobs": draw.choice([0, 2]),
+            "ignore_eos": True,
+            "frequency_penalty": draw.choice([0, 0.5]),
+        }
+        for _ in range(24)
+    ]
+
+
+def choices_of(answer: httpx2.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[Any]:
+    """The answers when each request runs by itself, without cached prefixes."""
+    engine = AsyncLLM("bundled", enable_prefix_caching=False, batch_invariant=True)
+    try:
+        with live(engine) as url, httpx2.Client(base_url=url, timeout=120) as client:
+            return [choices_of(client.post("/v1/completions", json=body)) for body in bodies()]
+    finally:
+        engine.shutdown()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_blocks": 400},
+        {"num_blocks": 14, "watermark": 0},
+        {"num_blocks": 14, "watermark": 0, "preemption_mode": "swap", "swap_space": 2**24},
+        {"num_blocks": 400, "max_num_batched_tokens": 12},
+    ],
+    ids=["cached", "preempted", "swapped", "chunked"],
+)
+def test_seeded_requests_get_the_same_answer_under_any_load(alone, settings):
+    engine = AsyncLLM("bundled", max_num_seqs=8, batch_invariant=True, **settings)
+    try:
+        with live(engine) as url, httpx2.Client(base_url=url, timeout=120) as client:
+            order = list(enumerate(bodies())) * 2
+            random.Random(1).shuffle(order)
+            with ThreadPoolExecutor(12) as pool:
+                answers = list(pool.map(lambda b: client.post("/v1/completions", json=b[1]), order))
+    finally:
+        engine.shutdown()
+    for (index, _), answer in zip(order, answers, strict=True):
+        assert choices_of(answer) == alone[index]
+    cached = [a.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers]
+    preempted = sum(a.json()["metrics"]["num_preemptions"] for a in answers)
+    swapped = sum(a.json()["metrics"]["num_swaps"] for a in answers)
+    recomputed = sum(a.json()["metrics"]["num_recomputed_tokens"] for a in answers)
+    assert any(cached)
+    # What happened to the requests is what the engine counted, and what was to be tried.
+    stats = engine._loop.engine.stats
+    assert preempted == stats.num_preemptions
+    if settings["num_blocks"] == 14:
+        assert preempted > 0
+        assert (swapped > 0) == ("preemption_mode" in settings)
+        assert (recomputed > 0) == ("preemption_mode" not in settings)
+
+
+def test_the_seed_of_each_choice_differs(server):
+    answer = server.ask("/v1/completions", prompt=STORY, n=4, seed=3, max_tokens=20)
+    assert len({choice["text"] for choice in answer["choices"]}) > 1
+    again = server.ask("/v1/completions", prompt=STORY, n=4, seed=3, max_tokens=20)
+    assert again["choices"] == answer["choices"]
+
+
+def test_the_fingerprint_stays_the_same(server):
+    names = {
+        server.ask(path, max_tokens=1, **body)["system_fingerprint"]
+        for path, body in (
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        )
+    }
+    assert len(names) == 1

@@ -1,0 +1,78 @@
+"""docs/serving.md names options, routes and metrics that exist, and its manifests are YAML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import yaml
+from live_server import live_bundled
+
+import mie.cli
+from mie.serve.openapi import OPERATIONS
+
+PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+OF_OTHER_PROGRAMS = {"--rm", "--no-cache-dir", "--uid", "--create-home"}
+
+
+def help_of(*words: str) -> str:
+    """What ``--help`` prints."""
+    parser = mie.cli._parser()
+    for word in words:
+        [action] = [each for each in parser._actions if each.choices and word in each.choices]
+        parser = action.choices[word]  # type: ignore[index]
+    return parser.format_help()
+
+
+def test_every_option_exists():
+    commands = (("serve",), ("bench", "serve"), ("bench", "compare"), ("sim", "workload"))
+    known = {option for words in commands for option in re.findall(r"--[\w-]+", help_of(*words))}
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", TEXT)) - OF_OTHER_PROGRAMS
+    scripts = (PAGE.parents[1] / "scripts" / "serve_check.py").read_text()
+    assert named - known - set(re.findall(r"--[\w-]+", scripts)) == set()
+
+
+def test_every_route_is_in_the_table():
+    table = TEXT[TEXT.index("## Routes") : TEXT.index("Nothing in a request")]
+    assert {each.path for each in OPERATIONS} <= set(re.findall(r"/[\w./{}-]+", table))
+
+
+def manifests() -> Iterator[Any]:
+    """The Kubernetes objects of the page."""
+    section = TEXT[TEXT.index("## On Kubernetes") : TEXT.index("## Metrics")]
+    lines = [line[4:] for line in section.splitlines() if line.startswith("    ")]
+    yield from yaml.safe_load_all("\n".join(lines))
+
+
+def test_the_manifests_fit_each_other():
+    deployment, pool = manifests()
+    template = deployment["spec"]["template"]
+    assert pool["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    [container] = template["spec"]["containers"]
+    ports = {port["containerPort"] for port in container["ports"]}
+    assert {port["number"] for port in pool["spec"]["targetPorts"]} == ports
+    assert template["spec"]["securityContext"]["runAsNonRoot"]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx2.Client]:
+    with live_bundled() as url, httpx2.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def test_every_probe_is_answered(client: httpx2.Client):
+    deployment, _ = manifests()
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert client.get(container[name]["httpGet"]["path"]).status_code == 200
+
+
+def test_every_metric_exists(client: httpx2.Client):
+    metrics = client.get("/metrics").text
+    for name in re.findall(r"`(vllm:\w+)`", TEXT):
+        assert re.search(rf"^{name}(_total)?\b", metrics, re.MULTILINE), name

@@ -1,0 +1,63 @@
+"""A small storm: rude clients, slow readers, nonsense and wrong keys, in this process.
+
+`scripts/serve_check.py storm` is the large one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_server import INVARIANT, live
+
+from mie import AsyncLLM
+from mie.audit.scheduler import check_scheduler
+from mie.serve.config import ServeConfig
+from mie.serve.keys import Keys
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from serve_checks.storm import Storm, good_requests, malformed_payloads, slow_request
+
+KEY = "right-key"
+NUM_REQUESTS = 400
+
+
+@pytest.mark.parametrize(
+    ("settings", "preempts"),
+    [({}, False), ({"num_blocks": 40, "max_num_seqs": 32}, True)],
+    ids=["enough blocks", "too few blocks"],
+)
+def test_every_request_is_answered_right_and_no_block_stays(
+    settings: dict[str, Any], preempts: bool, caplog: pytest.LogCaptureFixture
+):
+    engine = AsyncLLM("bundled", **INVARIANT, **settings)
+    try:
+        with caplog.at_level(logging.INFO), live(engine, ServeConfig(keys=Keys.of([KEY]))) as url:
+            storm = Storm(url=url, key=KEY, num_clients=16)
+            asyncio.run(
+                storm.run(
+                    NUM_REQUESTS,
+                    good_requests("bundled"),
+                    slow=slow_request("bundled"),
+                    malformed=malformed_payloads("bundled"),
+                )
+            )
+        # The server has ended, and so has every request.
+        scheduler = engine._loop.engine.scheduler
+        assert storm.wrong == []
+        kinds = {"answered", "closed", "malformed", "wrong key", "slow reader"}
+        assert storm.counts.keys() == kinds
+        assert storm.counts["answered"] > NUM_REQUESTS / 3
+        assert scheduler.manager.num_used == 0
+        check_scheduler(scheduler)
+        metrics = {each.name: each for each in engine._loop.engine.get_metrics("bundled")}
+        assert (metrics["vllm:num_preemptions"].value > 0) == preempts
+    finally:
+        engine.shutdown()
+    records = [*caplog.records]
+    assert not [record for record in records if record.exc_info or record.levelno >= logging.ERROR]
