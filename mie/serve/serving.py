@@ -249,7 +249,7 @@ class Serving:
             job.params,
             job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
             client=self.queue_limit.client_of(request.scope),
-            priority=max(job.priority, self.config.highest_priority) if job.priority else 0,
+            priority=self._clamped(job.priority),
         )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
         if num_prompt >= max_model_len:
@@ -257,6 +257,12 @@ class Serving:
         if job.is_max_tokens_given and num_prompt + num_new > max_model_len:
             raise too_long(num_prompt, num_new, max_model_len)
         return prepared
+
+    def _clamped(self, priority: int) -> int:
+        """Return a client's priority. The engine refuses one that its policy does not read."""
+        if self.engine.engine_config.scheduling_policy != "priority":
+            return priority
+        return max(priority, self.config.highest_priority)
 
 
 def check_logprobs(params: SamplingParams, limit: int) -> None:

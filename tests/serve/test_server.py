@@ -20,6 +20,7 @@ from mie.errors import ConfigError
 from mie.serve.config import ServeConfig
 from mie.serve.server import Server, bound, serve
 
+MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 BODY = {"prompt": "Once", "max_tokens": 2}
 
 
@@ -87,6 +88,33 @@ def test_what_does_not_finish_in_time_is_told_so():
                 assert await running.task == 0
 
     asks(ask())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}),
+        ("/v1/responses", {"input": "Tell me a story."}),
+    ],
+)
+def test_a_stream_that_the_end_cuts_is_no_bug(path, body, caplog):
+    async def ask():
+        engine = load()
+        with held(engine) as hold:
+            async with server_of(engine, shutdown_timeout=0.0) as running:
+                asked = {**body, "temperature": 0, "stream": True}
+                async with running.client.stream("POST", path, json=asked) as answer:
+                    await hold.reached()
+                    running.server.stop("SIGTERM")
+                    while not engine._thread._is_stopping:
+                        await asyncio.sleep(0.01)
+                    hold.release()
+                    assert b"the engine was shut down" in await answer.aread()
+                assert await running.task == 0
+
+    asks(ask())
+    assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 def test_a_client_that_never_ends_its_body_does_not_keep_the_server(monkeypatch, caplog):

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mie.frontend.outputs import CompletionOutput, RequestOutput, raise_failed
+from mie.frontend.outputs import CompletionOutput, RequestOutput
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.anthropic.protocol import (
     FIELDS,
@@ -18,6 +18,7 @@ from mie.serve.anthropic.protocol import (
 )
 from mie.serve.anthropic.stream import MessageWriter, message_of, stop_of, usage_of
 from mie.serve.asgi import route_of
+from mie.serve.errors import refuse_failed
 from mie.serve.openai.params import ignored_fields, parse
 from mie.serve.openai.stream import json_response, stream_of
 from mie.serve.serving import Job, Serving, new_id
@@ -45,7 +46,7 @@ async def messages(request: Request) -> Response:
         [output] = await generation.all()
     finally:
         generation.close()
-    raise_failed([output])
+    refuse_failed([output])
     return json_response(_answer(job.response_id, model, output), headers)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from mie.frontend.outputs import CompletionOutput, RequestOutput, raise_failed
-from mie.serve.errors import ApiError, anthropic_body, api_error, refuse_unfinished
+from mie.frontend.outputs import CompletionOutput, RequestOutput
+from mie.serve.errors import (
+    anthropic_body,
+    refuse_failed,
+    refuse_unfinished,
+    stream_error,
+)
 from mie.serve.serving import Generation
 from mie.serve.sse import json_string
-
-logger = logging.getLogger(__name__)
 
 _STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 
@@ -38,13 +40,11 @@ class MessageWriter:
                     return
                 outputs = await generation.next()
         except Exception as error:
-            found = api_error(error)
-            if found.status >= 500 and not isinstance(error, ApiError):
-                logger.error("a stream failed: %r", error, exc_info=error)
-            yield f"event: error\ndata: {json.dumps(anthropic_body(found))}\n\n".encode()
+            body = anthropic_body(stream_error(error))
+            yield f"event: error\ndata: {json.dumps(body)}\n\n".encode()
 
     def _render(self, outputs: list[RequestOutput]) -> str:
-        raise_failed(outputs)
+        refuse_failed(outputs)
         pieces: list[str] = []
         for output in outputs:
             if not self._has_begun:

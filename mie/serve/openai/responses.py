@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -12,17 +11,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mie.frontend.outputs import CompletionOutput, RequestOutput, raise_failed
+from mie.frontend.outputs import CompletionOutput, RequestOutput
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.asgi import route_of
-from mie.serve.errors import ApiError, api_error, invalid, refuse_unfinished
+from mie.serve.errors import invalid, refuse_failed, refuse_unfinished, stream_error
 from mie.serve.openai.logprobs import LogprobWriter
 from mie.serve.openai.params import ignored_fields, parse
 from mie.serve.openai.responses_protocol import FIELDS, ResponsesRequest, conversation
 from mie.serve.openai.stream import json_response, stream_of
 from mie.serve.serving import Generation, Job, Serving, new_id
-
-logger = logging.getLogger(__name__)
 
 
 async def responses(request: Request) -> Response:
@@ -56,7 +53,7 @@ async def responses(request: Request) -> Response:
         [output] = await generation.all()
     finally:
         generation.close()
-    raise_failed([output])
+    refuse_failed([output])
     choice = output.outputs[0]
     writer.add(choice)
     return json_response(writer.finished(output, choice), headers)
@@ -174,7 +171,7 @@ class ResponseWriter:
             yield self._failure(error)
 
     def _render(self, outputs: list[RequestOutput]) -> Iterator[str]:
-        raise_failed(outputs)
+        refuse_failed(outputs)
         if not self._has_begun:
             self._has_begun = True
             yield from self._begin()
@@ -214,10 +211,7 @@ class ResponseWriter:
         yield self._event(f"response.{response['status']}", response=response)
 
     def _failure(self, error: Exception) -> bytes:
-        found = api_error(error)
-        if found.status >= 500 and not isinstance(error, ApiError):
-            logger.error("a stream failed: %r", error, exc_info=error)
-        failed = {"code": "server_error", "message": found.message}
+        failed = {"code": "server_error", "message": stream_error(error).message}
         return self._event("response.failed", response=self._unfinished("failed", failed)).encode()
 
     def _unfinished(self, status: str, error: dict[str, Any] | None) -> dict[str, Any]:

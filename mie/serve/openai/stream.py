@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 
 from starlette.responses import Response
 
-from mie.errors import MieError
-from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput, raise_failed
-from mie.serve.errors import ApiError, api_error
+from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.serve.errors import refuse_failed, stream_error
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.openai.params import wants_usage
 from mie.serve.openai.protocol import GenerationBody
 from mie.serve.openai.usage import metrics_of, usage_of
 from mie.serve.serving import Generation, Serving
 from mie.serve.sse import DONE, EventStream, json_string
-
-logger = logging.getLogger(__name__)
 
 
 class Choice:
@@ -84,9 +80,9 @@ class ChunkWriter:
         """Return the body of an answer that is not streamed.
 
         Raises:
-            RequestFailedError: a request failed.
+            ApiError: a request failed.
         """
-        raise_failed(outputs)
+        refuse_failed(outputs)
         num_tokens = []
         if self.has_new_tokens:
             num_tokens = [len(each.token_ids) for output in outputs for each in output.outputs]
@@ -148,10 +144,8 @@ class ChunkWriter:
             ApiError: a request failed.
         """
         pieces: list[str] = []
+        refuse_failed(outputs)
         for output in outputs:
-            if output.error is not None:
-                message = f"request {output.request_id} failed: {output.error}"
-                raise ApiError(500, message, type="server_error", code="request_failed")
             first = self.generation.place(output) * self.n
             for each in output.outputs:
                 choice = self._choices.get(first + each.index)
@@ -230,10 +224,7 @@ class ChunkWriter:
 
 def failure(error: Exception) -> bytes:
     """Return the last events of a stream that fails. No choice has a finish_reason."""
-    found = api_error(error)
-    if not isinstance(error, (ApiError, MieError)):
-        logger.error("a stream failed: %r", error, exc_info=error)
-    return b"data: " + json.dumps(found.body()).encode() + b"\n\n" + DONE
+    return b"data: " + json.dumps(stream_error(error).body()).encode() + b"\n\n" + DONE
 
 
 def reason(output: CompletionOutput) -> str:
@@ -262,7 +253,7 @@ async def stream_of(
     try:
         generation.keep_alive(interval)
         first = await generation.next()
-        raise_failed(first)
+        refuse_failed(first)
     except BaseException:
         generation.close()
         raise
