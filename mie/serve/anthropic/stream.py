@@ -28,6 +28,18 @@ class MessageWriter:
         self._num_tokens = 0
         self._has_begun = False
 
+    def answer(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
+        refuse_failed(outputs)
+        [output] = outputs
+        choice = output.outputs[0]
+        return {
+            **message_of(self._generation.job.response_id, self._model),
+            "content": [{"type": "text", "text": choice.text, "citations": None}],
+            **stop_of(choice),
+            "usage": usage_of(output, len(choice.token_ids)),
+        }
+
     async def events(self, outputs: list[RequestOutput]) -> AsyncGenerator[bytes, None]:
         """Yield the events of the stream; ``outputs`` came already."""
         generation = self._generation

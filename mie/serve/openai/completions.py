@@ -13,7 +13,7 @@ from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 from mie.serve.errors import ApiError, invalid
 from mie.serve.openai.params import job_of, read, sampling_params
 from mie.serve.openai.protocol import CompletionRequest
-from mie.serve.openai.stream import Choice, ChunkWriter, json_response, reason, stream_of
+from mie.serve.openai.stream import Choice, ChunkWriter, reason, respond
 from mie.serve.serving import Generation, Serving, new_id
 from mie.serve.sse import json_string
 
@@ -41,17 +41,9 @@ async def completions(request: Request) -> Response:
         is_max_tokens_given=bool(body.max_tokens),
         adds_special_tokens=body.add_special_tokens is not False,
     )
-    generation = await serving.start(request, job)
-    try:
-        writer = CompletionWriter(generation, body, model, serving)
-        if body.stream:
-            return await stream_of(generation, writer, serving.config.keepalive_interval, headers)
-        answer = writer.answer(await generation.all())
-    except BaseException:
-        generation.close()
-        raise
-    generation.close()
-    return json_response(answer, headers)
+    return await respond(
+        request, job, headers, lambda generation: CompletionWriter(generation, body, model, serving)
+    )
 
 
 def prompts_of(prompt: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from mie.serve.errors import invalid, refuse_failed, refuse_unfinished, stream_e
 from mie.serve.openai.logprobs import LogprobWriter
 from mie.serve.openai.params import ignored_fields, parse
 from mie.serve.openai.responses_protocol import FIELDS, ResponsesRequest, conversation
-from mie.serve.openai.stream import json_response, stream_of
+from mie.serve.openai.stream import respond
 from mie.serve.serving import Generation, Job, Serving, new_id
 
 
@@ -45,18 +45,9 @@ async def responses(request: Request) -> Response:
     if body.has_logprobs:
         tokenizer = serving.required_tokenizer().tokenizer
         logprobs = LogprobWriter(tokenizer, num_top=body.top_logprobs or 0)
-    generation = await serving.start(request, job)
-    writer = ResponseWriter(generation, body, model, logprobs)
-    if body.stream:
-        return await stream_of(generation, writer, serving.config.keepalive_interval, headers)
-    try:
-        [output] = await generation.all()
-    finally:
-        generation.close()
-    refuse_failed([output])
-    choice = output.outputs[0]
-    writer.add(choice)
-    return json_response(writer.finished(output, choice), headers)
+    return await respond(
+        request, job, headers, lambda generation: ResponseWriter(generation, body, model, logprobs)
+    )
 
 
 ROUTES = (Route("/v1/responses", responses, methods=["POST"]),)
@@ -131,6 +122,14 @@ class ResponseWriter:
         entries: list[dict[str, Any]] = self._writer.chat(choice.logprobs)["content"]
         self._logprobs += entries
         return entries
+
+    def answer(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
+        refuse_failed(outputs)
+        [output] = outputs
+        choice = output.outputs[0]
+        self.add(choice)
+        return self.finished(output, choice)
 
     def finished(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         """Return the response after its last token."""

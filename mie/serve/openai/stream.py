@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Protocol
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.params.sampling import RequestOutputKind
 from mie.serve.errors import refuse_failed, stream_error
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.openai.params import wants_usage
 from mie.serve.openai.protocol import GenerationBody
 from mie.serve.openai.usage import metrics_of, usage_of
-from mie.serve.serving import Generation, Serving
+from mie.serve.serving import Generation, Job, Serving
 from mie.serve.sse import DONE, EventStream, json_string
 
 
@@ -235,29 +237,43 @@ def reason(output: CompletionOutput) -> str:
     )
 
 
-class EventWriter(Protocol):
-    """Something that turns outputs into the events of a stream."""
+class Writer(Protocol):
+    """Something that turns outputs into an answer, whole or as the events of a stream."""
+
+    def answer(self, outputs: list[RequestOutput]) -> Mapping[str, Any]:
+        """Return the body of an answer that is not streamed."""
 
     def events(self, outputs: list[RequestOutput]) -> AsyncGenerator[bytes, None]:
         """Yield the events of the stream; ``outputs`` came already, and may be empty."""
 
 
-async def stream_of(
-    generation: Generation, writer: EventWriter, interval: float, headers: Mapping[str, str]
-) -> EventStream:
-    """Return the stream of a generation, once its first output is here or overdue.
+async def respond(
+    request: Request,
+    job: Job,
+    headers: Mapping[str, str],
+    new_writer: Callable[[Generation], Writer],
+) -> Response:
+    """Run a job, and return its answer, or the stream of it once there is something to send.
 
     Raises:
-        MieError: it failed before its first token, so that the status can say so.
+        ApiError: it failed before anything was sent, so that the status can say so.
+        MieError: it can never be served, or the engine cannot go on.
     """
+    serving: Serving = request.app.state.serving
+    generation = await serving.start(request, job)
     try:
-        generation.keep_alive(interval)
-        first = await generation.next()
-        refuse_failed(first)
+        writer = new_writer(generation)
+        if job.params.output_kind is RequestOutputKind.DELTA:
+            generation.keep_alive(serving.config.keepalive_interval)
+            first = await generation.next()
+            refuse_failed(first)
+            return EventStream(writer.events(first), generation, headers)
+        answer = writer.answer(await generation.all())
     except BaseException:
         generation.close()
         raise
-    return EventStream(writer.events(first), generation, headers)
+    generation.close()
+    return json_response(answer, headers)
 
 
 def json_response(content: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
