@@ -19,20 +19,23 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mie.errors import shown_text
-from mie.serve.asgi import facts_of, header, route_of
+from mie.serve.asgi import answer, facts_of, header, route_of
+from mie.serve.errors import api_error
 from mie.serve.metrics import ServerMetrics
 from mie.serve.sse import CLIENT_LEFT
 from mie.stats.request import RequestMetrics
 
 logger = logging.getLogger("mie.access")
 
+MAX_LOGGED = 256
+"""Characters of what a client sends that a line has."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET_ROUTES = frozenset({"/health", "/ready", "/ping", "/metrics", "/load"})
 """Routes that machines ask all the time. Their requests are logged at the level DEBUG."""
 
 
 class AccessLog:
-    """Middleware that gives each request an id, and logs and counts it when it has ended."""
+    """Middleware that gives each request an id, answers bugs, and logs and counts requests."""
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Collection[str]) -> None:
         """``paths`` are those of the routes, which metrics may be labelled with."""
@@ -45,13 +48,13 @@ class AccessLog:
             return await self._app(scope, receive, send)
         scope["mie.request_id"] = request_id = uuid.uuid4().hex
         facts_of(scope)
-        status = 500
+        status, has_begun = 500, False
         start = time.perf_counter()
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, has_begun
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, has_begun = message["status"], True
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
@@ -60,6 +63,13 @@ class AccessLog:
 
         try:
             return await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            if has_begun:
+                raise  # the connection is closed
+            logger.error("request %s met a bug: %r", request_id, error, exc_info=error)
+            failed = api_error(error)
+            failed.message += f"; the request's id is {request_id}"
+            return await answer(failed, scope, receive, send_with_id)
         finally:
             self._end(scope, status, time.perf_counter() - start)
 
@@ -80,13 +90,13 @@ class AccessLog:
         client = scope.get("client")
         facts = {
             "method": method,
-            "path": path,
+            "path": path[:MAX_LOGGED],
             "status": status,
             "seconds": round(seconds, 4),
             "request_id": scope["mie.request_id"],
             "client": client[0] if client else None,
             "key": scope.get("mie.client"),
-            "client_request_id": header(scope, b"x-request-id"),
+            "client_request_id": (header(scope, b"x-request-id") or "")[:MAX_LOGGED] or None,
             **scope["mie.facts"],
         }
         facts = {name: value for name, value in facts.items() if value is not None}
