@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from mie.errors import RequestError, shown
+from mie.errors import RequestError
 from mie.params.structured import StructuredOutputsParams
+from mie.text.printable import printable
 from mie.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ MAX_RULES = 256
 
 llguidance follows them by recursion, and a chain of 3,000 exhausts the stack of a thread.
 """
+MAX_REASON = 400
+"""Maximum number of characters of the library's reason in a message. Some list all tokens."""
 
 _SCHEMAS = {"$defs", "definitions", "properties", "patternProperties"} | {
     *("allOf", "anyOf", "oneOf", "prefixItems"),
@@ -51,7 +54,7 @@ class Grammars:
             RequestError: llguidance is not installed, or refuses the grammar or the tokenizer.
         """
         compiled: LLMatcher = self._compiled(params)
-        return Matcher(compiled.deep_copy())
+        return Matcher(compiled.deep_copy(), self.eos_token_ids)
 
     def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
         kind, grammar = _grammar(params)
@@ -85,8 +88,9 @@ class Grammars:
 class Matcher:
     """The state of one output: which tokens may come next."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
         self._matcher = matcher
+        self._eos_token_ids = eos_token_ids
 
     def mask(self) -> bytes:
         """Return a bit for each token that may come next: token i is bit i % 8 of byte i // 8.
@@ -112,7 +116,13 @@ class Matcher:
 
     def validate(self, token_ids: Sequence[int]) -> int:
         """Return how many of the tokens may come next, one after another. Nothing changes."""
-        return self._matcher.validate_tokens(list(token_ids))
+        count = self._matcher.validate_tokens(list(token_ids))
+        if count < len(token_ids) and token_ids[count] in self._eos_token_ids:
+            # The library refuses an end of text here that its masks allow.
+            trial = self._matcher.deep_copy()
+            trial.consume_tokens(list(token_ids[:count]))
+            count += trial.is_accepting()
+        return count
 
     def rollback(self, num_tokens: int) -> None:
         """Return to the state before the last accepted tokens."""
@@ -183,4 +193,5 @@ def _library() -> Any:
 def _reason(matcher: LLMatcher) -> str:
     """Return why the matcher is in error, without the dump of its state."""
     reason = matcher.get_error().partition("<state>")[0]
-    return f"cannot be followed: {shown(' '.join(reason.split()))}"
+    reason = printable(" ".join(reason.split()))
+    return f"cannot be followed: {reason[:MAX_REASON]}"

@@ -50,7 +50,7 @@ ROOMS = {
         mie={"errors", "system"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
     # level 2
-    "structured": Room(mie={"errors", "params", "text.tokenizer"}, packages={"llguidance"}),
+    "structured": Room(mie={"errors", "params", "text"}, packages={"llguidance"}),
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
     "ops_gpu": Room(
         mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
