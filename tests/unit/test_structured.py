@@ -9,6 +9,7 @@ import random
 import re
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from mie import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from mie.cli import main
 from mie.errors import ConfigError, RequestError, RequestFailedError
 from mie.load.engine import load_engine
 from mie.structured.grammars import MAX_RULES, Grammars
@@ -621,3 +623,38 @@ def test_a_token_that_is_not_allowed_is_refused():
         matcher.accept(7)
     with pytest.raises(RequestError, match="structured_outputs cannot be followed"):
         matcher.mask()
+
+
+# The command line.
+
+
+def test_the_options_of_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps(SCHEMA))
+    grammar = 'start: "a" | "b"'
+    for options, pattern in (
+        (["--json-schema", f"@{schema}"], r'\{"animal":.*\}'),
+        (["--regex", DATE], DATE),
+        (["--choice", "yes", "--choice", "no"], "yes|no"),
+        (["--grammar", grammar], "a|b"),
+    ):
+        assert main(["generate", "--temperature", "9", "--seed", "1", *options, "Hi"]) == 0
+        assert re.fullmatch(pattern, capsys.readouterr().out.strip())
+
+
+def test_bad_options_of_the_command_line_are_named(capsys: pytest.CaptureFixture[str]):
+    for options, message in (
+        (["--regex", "("], "structured_outputs has a regex"),
+        (["--regex", "a", "--choice", "b"], "got regex and choice"),
+        (["--grammar", "@/nowhere"], "cannot read --grammar @/nowhere"),
+    ):
+        assert main(["generate", *options, "Hi"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_json_line_may_have_them(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    lines = tmp_path / "lines.jsonl"
+    line = {"prompt": "Hi", "temperature": 9, "structured_outputs": {"choice": ["yes", "no"]}}
+    lines.write_text(json.dumps(line) + "\n")
+    assert main(["generate", "--input", str(lines)]) == 0
+    assert capsys.readouterr().out.strip() in ("yes", "no")
