@@ -27,6 +27,12 @@ MAX_RULES = 256
 
 llguidance follows them by recursion, and a chain of 3,000 exhausts the stack of a thread.
 """
+FUEL = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000}
+"""Limits of llguidance's work, a tenth of its own.
+
+With its own, a mask of ``((a{1000}){1000}){1000}`` takes seconds.
+"""
+
 MAX_REASON = 400
 """Maximum number of characters of the library's reason in a message. Some list all tokens."""
 
@@ -58,7 +64,10 @@ class Grammars:
 
     def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
         kind, grammar = _grammar(params)
-        matcher: LLMatcher = _library().LLMatcher(self._llguidance_tokens(), grammar, log_level=0)
+        library = _library()
+        matcher: LLMatcher = library.LLMatcher(
+            self._llguidance_tokens(), grammar, log_level=0, limits=library.LLParserLimits(**FUEL)
+        )
         matcher.compute_bitmask()  # finds grammars that compile and allow nothing
         if matcher.is_error():
             raise RequestError(f"structured_outputs has a {kind} that {_reason(matcher)}")
@@ -107,12 +116,10 @@ class Matcher:
         """Advance by a token.
 
         Raises:
-            RequestError: the token may not come next.
+            RequestError: the token may not come next, or the grammar is too complex to continue.
         """
         if not self._matcher.consume_token(token_id):
-            raise RequestError(
-                f"structured_outputs does not allow token {token_id} after the tokens before it"
-            )
+            raise RequestError(f"structured_outputs {_reason(self._matcher)}")
 
     def validate(self, token_ids: Sequence[int]) -> int:
         """Return how many of the tokens may come next, one after another. Nothing changes."""

@@ -191,6 +191,16 @@ def test_the_size_is_limited():
         eleven.verified(RequestLimits(max_grammar_chars=10))
 
 
+def test_what_becomes_too_complex_fails_alone():
+    llm = bundled()
+    free = SamplingParams(temperature=0, max_tokens=5)
+    [alone] = llm.generate("Once", free, use_tqdm=False)
+    complex_one = params_of(regex="((a{1000}){1000}){1000}")
+    with pytest.raises(RequestFailedError, match="too many expressions") as error:
+        llm.generate(["Once", "Once"], [complex_one, free], use_tqdm=False)
+    assert error.value.outputs[1].outputs[0].token_ids == alone.outputs[0].token_ids
+
+
 def test_without_a_tokenizer_they_are_refused():
     llm = bundled(skip_tokenizer_init=True)
     with pytest.raises(RequestError, match="structured_outputs needs a tokenizer"):
@@ -619,7 +629,7 @@ def test_a_token_that_is_not_allowed_is_refused():
     matcher = Grammars(bundled().tokenizer, 2048, [EOS]).start(
         StructuredOutputsParams(choice=["yes"])
     )
-    with pytest.raises(RequestError, match="does not allow token 7"):
+    with pytest.raises(RequestError, match="cannot be followed: .*doesn.t satisfy the grammar"):
         matcher.accept(7)
     with pytest.raises(RequestError, match="structured_outputs cannot be followed"):
         matcher.mask()
