@@ -629,7 +629,7 @@ def test_a_token_that_is_not_allowed_is_refused():
     matcher = Grammars(bundled().tokenizer, 2048, [EOS]).start(
         StructuredOutputsParams(choice=["yes"])
     )
-    with pytest.raises(RequestError, match="cannot be followed: .*doesn.t satisfy the grammar"):
+    with pytest.raises(RequestError, match=r"cannot be followed: .*doesn.t satisfy the grammar"):
         matcher.accept(7)
     with pytest.raises(RequestError, match="structured_outputs cannot be followed"):
         matcher.mask()
