@@ -55,7 +55,6 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
             ApiError: _refuse,
             MieError: _refuse,
             HTTPException: _refuse_http,
-            Exception: _fail,
         },
         lifespan=lifespan,
     )
@@ -115,7 +114,3 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
         headers=error.headers,
     )
     return refused.response(path_of(request))
-
-
-async def _fail(request: Request, error: Exception) -> Response:
-    return api_error(error).response(path_of(request))
