@@ -19,8 +19,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mie.errors import shown_text
-from mie.serve.asgi import answer, facts_of, header, route_of
-from mie.serve.errors import api_error
+from mie.serve.asgi import facts_of, header, route_of
 from mie.serve.metrics import ServerMetrics
 from mie.serve.sse import CLIENT_LEFT
 from mie.stats.request import RequestMetrics
@@ -35,7 +34,7 @@ QUIET_ROUTES = frozenset({"/health", "/ready", "/ping", "/metrics", "/load"})
 
 
 class AccessLog:
-    """Middleware that gives each request an id, answers bugs, and logs and counts requests."""
+    """Middleware that gives each request an id, and logs and counts requests."""
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Collection[str]) -> None:
         """``paths`` are those of the routes, which metrics may be labelled with."""
@@ -48,13 +47,13 @@ class AccessLog:
             return await self._app(scope, receive, send)
         scope["mie.request_id"] = request_id = uuid.uuid4().hex
         facts_of(scope)
-        status, has_begun = 500, False
+        status = 500
         start = time.perf_counter()
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status, has_begun
+            nonlocal status
             if message["type"] == "http.response.start":
-                status, has_begun = message["status"], True
+                status = message["status"]
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
@@ -63,13 +62,6 @@ class AccessLog:
 
         try:
             return await self._app(scope, receive, send_with_id)
-        except Exception as error:
-            if has_begun:
-                raise  # the connection is closed
-            logger.error("request %s met a bug: %r", request_id, error, exc_info=error)
-            failed = api_error(error)
-            failed.message += f"; the request's id is {request_id}"
-            return await answer(failed, scope, receive, send_with_id)
         finally:
             self._end(scope, status, time.perf_counter() - start)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mie.serve.errors import ApiError
+from mie.serve.errors import ApiError, api_error
+
+logger = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/ping", "/version", "/ready"})
 """The routes that need no key and are answered while the server drains."""
@@ -35,6 +38,41 @@ class RootPath:
         if scope["type"] != "lifespan":
             scope["root_path"] = self._path
         await self._app(scope, receive, send)
+
+
+class Failures:
+    """Middleware that answers a bug with a 500, and logs it with its traceback.
+
+    Starlette answers as well, but raises the exception again. Uvicorn then closes the connection,
+    which the answer has promised to keep, and the client's next request is lost.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        has_begun = has_ended = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal has_begun, has_ended
+            await send(message)
+            has_begun = True
+            has_ended = message["type"] == "http.response.body" and not message.get("more_body")
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except Exception as error:
+            if has_begun and not has_ended:
+                raise  # uvicorn logs it, and closes the connection: the answer cannot be completed
+            request_id = scope.get("mie.request_id")
+            logger.error("request %s failed: %r", request_id, error, exc_info=error)
+            if not has_begun:
+                failed = api_error(error)
+                if request_id is not None:
+                    failed.message += f"; the request's id is {request_id}"
+                await answer(failed, scope, receive, send)
 
 
 def header(scope: Scope, name: bytes) -> str | None:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from mie.async_llm import AsyncLLM
 from mie.serve.access_log import AccessLog
-from mie.serve.asgi import RootPath
+from mie.serve.asgi import Failures, RootPath
 from mie.serve.auth import Authentication
 from mie.serve.config import ServeConfig
 from mie.serve.health import Gate, Health
@@ -75,6 +75,10 @@ class Edge:
                     expose_headers=["x-request-id", "retry-after"],
                 )
             )
+        # A 500 from here has a request id and may be read by web pages. The outermost answers what
+        # the layers between the two raise.
+        layers.append(Middleware(Failures))
+        layers.insert(0, Middleware(Failures))
         if self._spans is not None:
             spans, name = self._spans, self._model_name
             layers.append(Middleware(Tracing, provider=spans, model_name=name, paths=paths))

@@ -66,6 +66,28 @@ async def events_of(response):
     await response.aclose()
 
 
+@contextmanager
+def without_steps(engine):
+    """Let an engine compute three more steps. Then it executes commands only, until the end.
+
+    What runs at that moment keeps its seat, however long the test takes.
+    """
+    loop, is_over, num_steps = engine._loop, threading.Event(), itertools.count()
+    turn = loop.turn
+
+    def turn_without_a_step():
+        may_step = is_over.is_set() or not loop.engine.has_work or next(num_steps) < 3
+        if not may_step:
+            is_over.wait(0.001)  # yields the CPU
+        turn(may_step=may_step)
+
+    loop.turn = turn_without_a_step
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
 @asynccontextmanager
 async def server_of(engine, **options):
     """A server on a free port, and its client. It is stopped if the test has not done so."""

@@ -13,6 +13,7 @@ import uvicorn
 from mie import AsyncLLM
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
+from mie.serve.http_protocol import LimitedProtocol
 
 INVARIANT: dict[str, Any] = {"batch_invariant": True, "linear_plan": "tiled"}
 """The settings under which two engines give the same bits, whatever else they run."""
@@ -22,7 +23,9 @@ INVARIANT: dict[str, Any] = {"batch_invariant": True, "linear_plan": "tiled"}
 def live(engine: AsyncLLM, config: ServeConfig | None = None) -> Iterator[str]:
     """Serve an engine, and return the address. Connections wait until the server accepts them."""
     listening = socket.create_server(("127.0.0.1", 0))
-    options = uvicorn.Config(create_app(engine, config), log_config=None, timeout_keep_alive=60)
+    options = uvicorn.Config(
+        create_app(engine, config), http=LimitedProtocol, log_config=None, timeout_keep_alive=60
+    )
     server = uvicorn.Server(options)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -174,10 +175,11 @@ def test_a_request_that_fails_is_recorded_and_so_are_those_after_it(
 
 
 def test_a_server_that_does_not_answer_is_an_error():
-    with scripted(lambda body: (200, [])) as (url, _):
-        pass
-    with pytest.raises(ConfigError, match="does not answer GET /v1/models"):
-        run_load_on(Server(base_url=url), from_lengths([(2, 1)]))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # no other process gets the port
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match="does not answer GET /v1/models"):
+            run_load_on(Server(base_url=url), from_lengths([(2, 1)]))
 
 
 def test_without_the_extra_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -113,8 +113,10 @@ def test_logprobs_without_top_ones(server):
 
 
 def test_the_answer_may_fill_the_context(server):
-    answer = server.ask(PATH, messages=MESSAGES, ignore_eos=True, seed=1, temperature=0)
+    messages = [{"role": "user", "content": "a mill " * 450}]
+    answer = server.ask(PATH, messages=messages, ignore_eos=True, seed=1, temperature=0)
     assert answer["usage"]["total_tokens"] == 1024
+    assert answer["usage"]["completion_tokens"] > 50
     assert answer["choices"][0]["finish_reason"] == "length"
 
 

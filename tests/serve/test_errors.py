@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
 from contextlib import suppress
+from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 
 import pytest
 from stepped import eventually
@@ -11,7 +14,9 @@ from stepped import eventually
 from mie.errors import EngineDeadError, RequestError
 from mie.serve.errors import MAX_RETRY_AFTER, ApiError, api_error, unavailable
 from mie.serve.openai import params
+from mie.serve.openai.stream import ChunkWriter
 from mie.serve.openapi import OPERATIONS
+from mie.serve.serving import Generation
 
 KEYS = {"message", "type", "param", "code"}
 
@@ -198,9 +203,6 @@ def test_a_bug_costs_one_request_and_no_blocks(server, monkeypatch, where, strea
     module, _, name = where.rpartition(".")
     module = f"mie.serve.{module}" if module == "serving" else f"mie.serve.openai.{module}"
 
-    def broken(*args, **options):
-        raise KeyError("a secret")
-
     def is_quiet():
         return not server.engine._loop.engine.requests
 
@@ -215,3 +217,82 @@ def test_a_bug_costs_one_request_and_no_blocks(server, monkeypatch, where, strea
     assert answer.headers["x-request-id"] in error["message"]
     eventually(is_quiet)
     assert server.ask("/v1/completions", prompt="A mill", max_tokens=1)["choices"]
+
+
+@pytest.fixture
+def connection(server) -> Iterator[HTTPConnection]:
+    """One connection, which is opened again only if an answer has said that it closes."""
+    one = HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+    yield one
+    one.close()
+
+
+def ask_on(connection: HTTPConnection, **body) -> HTTPResponse:
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "A mill", **body}))
+    return connection.getresponse()
+
+
+def broken(*args, **options):
+    raise KeyError("a secret")
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2**20], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("where", "has_id"),
+    [
+        ("mie.serve.openai.completions.read", True),
+        ("mie.serve.sse._read_body", True),
+        ("mie.serve.health.route_of", True),
+        ("mie.serve.access_log.facts_of", False),
+    ],
+    ids=["a route", "the body", "a middleware", "the access log"],
+)
+def test_a_connection_that_had_a_500_takes_the_next_request(
+    server, connection, monkeypatch, caplog, where, has_id, num_bytes
+):
+    """Whichever layer raises, and whether the body was read or not."""
+    with monkeypatch.context() as patch:
+        patch.setattr(where, broken)
+        answer = ask_on(connection, prompt="A" * num_bytes)
+        error = json.loads(answer.read())["error"]
+    assert (answer.status, error["code"]) == (500, "internal_error")
+    assert not answer.will_close
+    assert ask_on(connection, max_tokens=1).status == 200
+    [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert record.exc_info
+    if has_id:
+        assert answer.headers["x-request-id"] in record.getMessage()
+
+
+def test_a_bug_after_a_whole_answer_does_not_cost_the_next_request(server, connection, monkeypatch):
+    original, num_raised = Generation.close, 0
+
+    def close(self):
+        nonlocal num_raised
+        original(self)
+        num_raised += 1
+        raise KeyError("a secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Generation, "close", close)
+        answer = ask_on(connection, max_tokens=3, stream=True)
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+        assert not answer.will_close
+        eventually(lambda: num_raised == 1)
+    assert ask_on(connection, max_tokens=1).status == 200
+
+
+def test_a_bug_in_the_middle_of_an_answer_is_seen_as_its_cut(server, connection, monkeypatch):
+    async def events(self, outputs):
+        yield b"data: {}\n\n"
+        broken()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ChunkWriter, "events", events)
+        answer = ask_on(connection, max_tokens=3, stream=True)
+        assert answer.status == 200
+        with pytest.raises(IncompleteRead) as cut:
+            answer.read()
+    assert cut.value.partial == b"data: {}\n\n"
+    connection.close()
+    assert ask_on(connection, max_tokens=1).status == 200

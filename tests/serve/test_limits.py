@@ -1,9 +1,10 @@
 """What is too large, or too much at once, is answered."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
-from edge_helpers import asks, client_of, load, server_of
+from edge_helpers import asks, client_of, load, server_of, without_steps
 
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
@@ -91,33 +92,36 @@ def test_a_body_without_a_key_is_never_read(engine):
     asks(ask())
 
 
-async def fill(running, count):
-    """Occupy the only seat, and let ``count`` requests wait."""
-    events = await running.stream(max_tokens=400)
-    await anext(events)
-    waiting = [
-        asyncio.ensure_future(running.client.post("/v1/completions", json=completion("Wait")))
-        for _ in range(count)
-    ]
-    while running.server._engine.pulse.num_waiting < count:
-        await asyncio.sleep(0.01)
-    return events, waiting
+@asynccontextmanager
+async def filled(running, count):
+    """Occupy the only seat, and let ``count`` requests wait until the context ends."""
+    with without_steps(running.server._engine):
+        events = await running.stream(max_tokens=400)
+        await anext(events)
+        waiting = [
+            asyncio.ensure_future(running.client.post("/v1/completions", json=completion("Wait")))
+            for _ in range(count)
+        ]
+        while running.server._engine.pulse.num_waiting < count:
+            await asyncio.sleep(0.01)
+        yield waiting
+        await events.aclose()
 
 
-def test_a_full_queue_is_a_429_that_says_when_to_come_back(engine):
+def test_a_full_queue_is_a_429_that_says_when_to_come_back():
     async def ask():
         async with server_of(engine_of_its_own(), max_num_queued_reqs=2) as running:
-            events, waiting = await fill(running, 2)
-            for body in (completion(), completion(stream=True), completion(["a", "b", "c"])):
-                response = await running.client.post("/v1/completions", json=body)
-                assert response.status_code == 429
-                assert 1 <= int(response.headers["retry-after"]) <= 60
-                error = response.json()["error"]
-                assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
-                assert "--max-num-queued-reqs is 2" in error["message"]
-            text = (await running.client.get("/metrics")).text
-            assert rejections(text) == {"max_num_queued_reqs": 3.0, "max_num_queued_tokens": 0.0}
-            await events.aclose()
+            async with filled(running, 2) as waiting:
+                for body in (completion(), completion(stream=True), completion(["a", "b", "c"])):
+                    response = await running.client.post("/v1/completions", json=body)
+                    assert response.status_code == 429
+                    assert 1 <= int(response.headers["retry-after"]) <= 60
+                    error = response.json()["error"]
+                    assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+                    assert "--max-num-queued-reqs is 2" in error["message"]
+                text = (await running.client.get("/metrics")).text
+            found = {"max_num_queued_reqs": 3.0, "max_num_queued_tokens": 0.0}
+            assert rejections(text) == found
             assert [r.status_code for r in await asyncio.gather(*waiting)] == [200, 200]
 
     asks(ask())
@@ -137,18 +141,17 @@ def rejections(text):
 def test_a_burst_does_not_slip_through_between_counting_and_adding():
     async def ask():
         async with server_of(engine_of_its_own(), max_num_queued_reqs=5) as running:
-            events, _ = await fill(running, 0)
-            answers = [
-                asyncio.ensure_future(running.client.post("/v1/completions", json=completion()))
-                for _ in range(40)
-            ]
-            num_refused = 0
-            while num_refused < 35:
-                await asyncio.sleep(0.01)
-                done = [each.result().status_code for each in answers if each.done()]
-                num_refused = done.count(429)
-                assert running.server._engine.pulse.num_waiting <= 5
-            await events.aclose()
+            async with filled(running, 0):
+                answers = [
+                    asyncio.ensure_future(running.client.post("/v1/completions", json=completion()))
+                    for _ in range(40)
+                ]
+                num_refused = 0
+                while num_refused < 35:
+                    await asyncio.sleep(0.01)
+                    done = [each.result().status_code for each in answers if each.done()]
+                    num_refused = done.count(429)
+                    assert running.server._engine.pulse.num_waiting <= 5
             statuses = [(await each).status_code for each in answers]
             assert statuses.count(200) == 5
             assert statuses.count(429) == 35
@@ -163,16 +166,15 @@ def test_a_key_that_floods_the_queue_does_not_keep_others_out():
         options = {"max_num_queued_reqs": 3, "keys": Keys.of(["sk-flood", "sk-other"])}
         async with server_of(engine, **options) as running:
             running.client.headers["authorization"] = "Bearer sk-flood"
-            events, waiting = await fill(running, 3)
-            response = await running.client.post("/v1/completions", json=completion())
-            assert response.status_code == 429
-            headers = {"authorization": "Bearer sk-other"}
-            other = asyncio.ensure_future(
-                running.client.post("/v1/completions", json=completion(), headers=headers)
-            )
-            while engine.pulse.num_waiting < 4:
-                await asyncio.sleep(0.01)
-            await events.aclose()
+            async with filled(running, 3) as waiting:
+                response = await running.client.post("/v1/completions", json=completion())
+                assert response.status_code == 429
+                headers = {"authorization": "Bearer sk-other"}
+                other = asyncio.ensure_future(
+                    running.client.post("/v1/completions", json=completion(), headers=headers)
+                )
+                while engine.pulse.num_waiting < 4:
+                    await asyncio.sleep(0.01)
             answers = await asyncio.gather(other, *waiting)
             assert [answer.status_code for answer in answers] == [200] * 4
         assert sorted(admitted) == ["key-1"] * 4 + ["key-2"]
@@ -197,11 +199,10 @@ def admissions(engine):
 def test_tokens_that_wait_are_limited_too():
     async def ask():
         async with server_of(engine_of_its_own(), max_num_queued_tokens=20) as running:
-            events, waiting = await fill(running, 1)
-            response = await running.client.post("/v1/completions", json=completion([[5] * 30]))
-            assert response.status_code == 429
-            assert "--max-num-queued-tokens is 20" in response.json()["error"]["message"]
-            await events.aclose()
+            async with filled(running, 1) as waiting:
+                response = await running.client.post("/v1/completions", json=completion([[5] * 30]))
+                assert response.status_code == 429
+                assert "--max-num-queued-tokens is 20" in response.json()["error"]["message"]
             await asyncio.gather(*waiting)
             # Nothing waits now, so it need not wait either.
             response = await running.client.post("/v1/completions", json=completion([[5] * 30]))

@@ -456,9 +456,10 @@ def test_headers_are_limited_in_size_and_in_time(monkeypatch, caplog):
             large = b"POST /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: "
             large += str(len(body)).encode() + b"\r\n\r\n" + body
             assert b"405 Method" in await answer_to(running.url, large), "a body is no header"
-            monkeypatch.setattr("mie.serve.http_protocol.HEAD_SECONDS", 0.05)
-            assert await answer_to(running.url) == b""
-            assert await answer_to(running.url, start) == b""
+            with monkeypatch.context() as patch:
+                patch.setattr("mie.serve.http_protocol.HEAD_SECONDS", 0.05)
+                assert await answer_to(running.url) == b""
+                assert await answer_to(running.url, start) == b""
             assert (await running.client.get("/health")).status_code == 200
 
     asks(ask())
