@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from mie.params.beam_search import BeamSearchParams as BeamSearchParams
     from mie.params.sampling import RequestOutputKind as RequestOutputKind
     from mie.params.sampling import SamplingParams as SamplingParams
+    from mie.params.structured import StructuredOutputsParams as StructuredOutputsParams
 
 _HOMES = {
     "LLM": "mie.llm",
     "AsyncLLM": "mie.async_llm",
     "SamplingParams": "mie.params.sampling",
+    "StructuredOutputsParams": "mie.params.structured",
     "RequestOutputKind": "mie.params.sampling",
     "BeamSearchOutput": "mie.frontend.beam_search",
     "BeamSearchSequence": "mie.frontend.beam_search",
@@ -62,6 +64,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]
 
 _set_up_logging()

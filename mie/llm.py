@@ -65,6 +65,7 @@ class LLM:
             tokenizer=self.tokenizer,
             limits=self.engine_args.limits,
             max_model_len=self.engine.max_model_len,
+            constraints=parts.grammars,
         )
         self._pretrained: PretrainedTokenizer | None = None
         self.loop = EngineLoop(self.engine, self.tokenizer)

@@ -55,8 +55,20 @@ def uniform(seed, stream, choice, position):
     return (int(np.random.Philox(key=key, counter=counter).random_raw()) >> 11) / 2**53
 
 
+def forbidden(rule, output, eos):
+    """Return the tokens that may not follow ``output`` under a rule (period, length)."""
+    period, length = rule
+    last = output[-1] if output else 0
+    allowed = {t for t in range(40) if (t + last) % period} - {*eos}
+    if len(output) >= length:
+        allowed = {*eos}
+    elif len(output) >= 2:
+        allowed |= {*eos}
+    return sorted({*range(40)} - allowed)
+
+
 def choose(row, prompt, output, params, banned, u):
-    """Return the next token, by sorting everything."""
+    """Return the next token, by sorting everything, or None if every token is banned."""
     x = row.copy()
     for token, bias in (params.get("logit_bias") or {}).items():
         x[token] += bias
@@ -67,6 +79,14 @@ def choose(row, prompt, output, params, banned, u):
     for *before, last in params.get("bad_words_token_ids") or ():
         if output[len(output) - len(before) :] == before and len(before) <= len(output):
             x[last] = -np.inf
+    if params.get("rule"):
+        x[forbidden(params["rule"], output, params["eos"])] = -np.inf
+        if x.max() == -np.inf:
+            return None
+        without_eos = x.copy()
+        without_eos[list(params["eos"])] = -np.inf
+        if params.get("ignore_eos") and without_eos.max() > -np.inf:
+            x = without_eos
     for token in {*prompt, *output}:
         repetition = params.get("repetition_penalty", 1.0)
         x[token] = x[token] / repetition if x[token] > 0 else x[token] * repetition
@@ -91,13 +111,16 @@ def choose(row, prompt, output, params, banned, u):
 def generate(config, weights, prompt, params, *, choice=0, stream=0, eos=(), limit=10**9):
     """Return (output tokens, finish reason, log-probability of each) of one choice."""
     forced = params.get("trace_decode_token_ids") or ()
-    stops = set() if params.get("ignore_eos") else set(eos)
+    stops = set() if params.get("ignore_eos") and not params.get("rule") else set(eos)
+    params = {**params, "eos": eos}
     stops |= set(params.get("stop_token_ids") or ())
     output, logprobs = [], []
     while True:
         row = logits(config, weights, [*prompt, *output])[-1]
         u = uniform(params.get("seed") or 0, stream, choice, len(prompt) + len(output))
         token = choose(row, prompt, output, params, stops, u)
+        if token is None:
+            return output, "error", logprobs
         is_forced = len(output) < len(forced)
         token = forced[len(output)] if is_forced else token
         output.append(token)

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mie.config.arguments import given, option
@@ -73,6 +74,30 @@ _SAMPLING: Mapping[str, tuple[Mapping[str, Any], str]] = {
         "with --json, log-probabilities of the N most likely tokens; -1 for all",
     ),
 }
+
+# Options for `StructuredOutputsParams`, by its fields, with their argparse keywords and help.
+_STRUCTURES: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
+    "json": (
+        "--json-schema",
+        {"metavar": "SCHEMA"},
+        "write JSON that this schema accepts; @FILE reads it from a file",
+    ),
+    "regex": (
+        "--regex",
+        {"metavar": "REGEX"},
+        "write text that matches this regular expression; @FILE reads it from a file",
+    ),
+    "choice": (
+        "--choice",
+        {"action": "append", "metavar": "TEXT"},
+        "write one of these texts; may be given several times",
+    ),
+    "grammar": (
+        "--grammar",
+        {"metavar": "LARK"},
+        "write text of this grammar; @FILE reads it from a file",
+    ),
+}
 _CHOICES = ("n", "logprobs")
 """Parameters that have no meaning in a conversation."""
 
@@ -95,6 +120,8 @@ def add_sampling_options(
         if choices or name not in _CHOICES:
             note = f" (default: {limit})" if name == "max_tokens" else ""
             group.add_argument(option(name), default=None, help=text + note, **keywords)
+    for field, (flag, keywords, text) in _STRUCTURES.items():
+        group.add_argument(flag, dest=f"structured_{field}", default=None, help=text, **keywords)
 
 
 def load_llm(args: argparse.Namespace, trace: TextIO | None = None, **more: Any) -> LLM:
@@ -201,4 +228,20 @@ def report_sampling_defaults(args: argparse.Namespace, llm: LLM) -> None:
 
 def _given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     values = {name: getattr(args, name, None) for name in _SAMPLING}
-    return {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
+    structure = {
+        field: _text_or_file(flag, value)
+        for field, (flag, _, _) in _STRUCTURES.items()
+        if (value := getattr(args, f"structured_{field}", None)) is not None
+    }
+    return {**given, "structured_outputs": structure} if structure else given
+
+
+def _text_or_file(name: str, value: Any) -> Any:
+    """Return the value of an option, or the text of the file that it names after an @."""
+    if not isinstance(value, str) or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {name} {value}: {error}") from error

@@ -55,6 +55,9 @@ class RequestLimits:
     max_bad_word_length: int = _limit(
         256, "characters of a bad word, which may have four times as many token ids"
     )
+    max_grammar_chars: int = _limit(
+        2**16, "characters of the schema, regex, choices or grammar in `structured_outputs`"
+    )
     max_extra_args: int = _limit(1024, "entries of `extra_args`")
     max_request_id_chars: int = _limit(1024, "characters of a request id")
     max_cache_salt_chars: int = _limit(1024, "characters of a cache salt")

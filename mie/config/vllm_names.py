@@ -68,7 +68,7 @@ class VllmNames:
     logits_processors: Sequence[Any] | None = neutral(
         None, "mie takes no functions over logits; see SamplingParams", ()
     )
-    guided_decoding_backend: str = neutral("auto", "mie does not constrain its output")
+    guided_decoding_backend: str = neutral("auto", "llguidance computes masks", "guidance")
     compilation_config: Any = neutral(None, "mie does not compile models", 0, {})
     kv_transfer_config: Any = neutral(None, "engines do not exchange KV blocks")
     kv_events_config: Any = neutral(None, "the event log of --trace tells what blocks do")
@@ -81,7 +81,7 @@ class VllmNames:
     stream_interval: int = neutral(1, "a stream yields after every token")
     enable_log_requests: bool = neutral(False, "mie does not log requests")
     pooler_config: Any = neutral(None, "mie generates text only")
-    structured_outputs_config: Any = neutral(None, "mie does not constrain its output", {})
+    structured_outputs_config: Any = neutral(None, "SamplingParams say what an output must be", {})
     reasoning_parser: str = neutral("", "the text of an answer is not taken apart")
     override_attention_dtype: str | None = neutral(None, "dtype is that of attention too")
     show_hidden_metrics_for_version: str | None = neutral(None, "there are no hidden metrics")

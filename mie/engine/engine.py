@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from mie.audit.scheduler import scheduler_snapshot
 from mie.config.engine import EngineConfig
+from mie.engine.constraint import Constraints, check_constraint
 from mie.engine.meter import StepMeter
 from mie.engine.metrics import EngineMetrics, Metric, Snapshot
 from mie.engine.runner import RowFault
@@ -63,9 +64,13 @@ class Engine:
         *,
         vocab_size: int,
         eos_token_ids: Sequence[int],
+        constraints: Constraints | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Create an engine. ``clock`` returns monotonic seconds, real or simulated."""
+        """Create an engine. ``clock`` returns monotonic seconds, real or simulated.
+
+        ``constraints`` are those of the runner, which need a tokenizer.
+        """
         self.config = config
         self.scheduler = scheduler
         self.log = log
@@ -80,6 +85,7 @@ class Engine:
         self.max_model_len = scheduler.max_model_len
         """Maximum number of tokens of a prompt and its answer together."""
         self.eos_token_ids = tuple(eos_token_ids)
+        self._constraints = constraints
         self._requests: dict[str, Request] = {}
         self._num_requests = 0
         # The state that an exception leaves behind. "torn": the scheduler was being changed. "cut":
@@ -159,6 +165,7 @@ class Engine:
             client=client,
             beam=beam,
         )
+        check_constraint(params, self._constraints)
         check_something_allowed(params, request.end_token_ids, self.vocab_size)
         check_fits(request, self.config, self.scheduler.manager, self.max_model_len)
         request.metrics.arrival_time = self._clock()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mie.engine.bad_words import BadWords
+from mie.engine.constraint import Constraints, RowConstraint, Words
 from mie.ops.sampling import RowControls
 from mie.sched.plan import NewRow
 
@@ -15,7 +18,7 @@ GREEDY = RowControls()
 class Row:
     """The runner's state of one running sequence."""
 
-    def __init__(self, new: NewRow) -> None:
+    def __init__(self, new: NewRow, constraints: Constraints | None = None) -> None:
         self.token_ids = list(new.token_ids)  # for a plain row, only the initial tokens
         self.num_prompt = new.num_prompt
         self.params = new.params
@@ -27,11 +30,15 @@ class Row:
         allowed = new.params.allowed_token_ids
         self._allowed_ids = None if allowed is None else np.unique(allowed)
         self.is_plain = _is_plain(new)
+        self._constraints = constraints
+        self._constraint: RowConstraint | None = None
 
     @property
     def may_run_ahead(self) -> bool:
         """Whether its next step can be launched before this step's token is known."""
         params = self.params
+        if params.structured_outputs is not None:
+            return False
         counts_tokens = params.presence_penalty or params.frequency_penalty
         has_penalty = counts_tokens or params.repetition_penalty != 1.0
         return params.logprobs is None and not (has_penalty or self._bad_words.read_tokens)
@@ -56,6 +63,9 @@ class Row:
         banned_ids = self._bad_words.completing(self.token_ids, num_generated)
         if num_generated < params.min_tokens:
             banned_ids += self._new.banned_ids
+        allowed_words = None
+        if params.structured_outputs is not None and num_generated >= len(forced):
+            allowed_words = self._allowed_words(banned_ids)
         return RowControls(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
@@ -63,7 +73,8 @@ class Row:
             min_p=params.min_p,
             uniform=self._uniform(choice, num_tokens) if params.temperature > 0 else 0.0,
             bias=self._bias,
-            allowed_ids=self._allowed_ids,
+            allowed_ids=self._allowed_ids if allowed_words is None else None,
+            allowed_words=allowed_words,
             banned_ids=np.array(banned_ids) if banned_ids else None,
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
@@ -73,6 +84,13 @@ class Row:
             output_counts=output_counts,
             forced_id=forced[num_generated] if num_generated < len(forced) else None,
         )
+
+    def _allowed_words(self, banned_ids: Sequence[int]) -> Words:
+        """Return the tokens that may follow in a structured output, or raise `RequestError`."""
+        if self._constraint is None:
+            assert self._constraints is not None, "the engine refuses what it cannot constrain"
+            self._constraint = RowConstraint(self._constraints, self.params)
+        return self._constraint.allowed_words(self.token_ids[self.num_prompt :], banned_ids)
 
     def _uniform(self, choice: int, position: int) -> float:
         """Return the random number of a position, which depends on nothing but the request.
@@ -96,5 +114,6 @@ def _is_plain(new: NewRow) -> bool:
         and params.repetition_penalty == 1
         and not (params.presence_penalty or params.frequency_penalty)
         and not (params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids)
+        and params.structured_outputs is None
         and not (params.trace_decode_token_ids or (params.min_tokens and new.banned_ids))
     )

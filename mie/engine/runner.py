@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
+from mie.engine.constraint import Constraints
 from mie.engine.rows import GREEDY, Row
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Drawn, StepBatch
@@ -57,6 +58,7 @@ class ModelRunner:
         block_size: int,
         max_num_seqs: int,
         max_blocks_per_seq: int,
+        constraints: Constraints | None = None,
     ) -> None:
         self.decoder = decoder
         self.backend = decoder.backend
@@ -67,6 +69,7 @@ class ModelRunner:
         if num_host_blocks:
             host_shape = decoder.kv_cache_shape(num_host_blocks, block_size)
             self._host_cache = self.backend.new_host_cache(host_shape)
+        self._constraints = constraints
         self._rows: dict[int, Row] = {}
         self._rows_with_history: set[int] = set()  # rows whose sampling depends on earlier tokens
         # Arrays by row, changed only by the deltas of plans.
@@ -155,7 +158,7 @@ class ModelRunner:
     def prepare(self, plan: StepPlan) -> None:
         """Apply the plan's changes to rows, tables and blocks."""
         for new in plan.new_rows:
-            state = self._rows[new.row] = Row(new)
+            state = self._rows[new.row] = Row(new, self._constraints)
             self._rows_with_history.discard(new.row)
             if not state.is_plain:
                 self._rows_with_history.add(new.row)

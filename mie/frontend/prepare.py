@@ -13,6 +13,7 @@ from numbers import Integral
 from typing import Any, TypeAlias
 
 from mie.config.request_limits import RequestLimits
+from mie.engine.constraint import Constraints, check_constraint
 from mie.errors import ConfigError, RequestError, shown
 from mie.frontend.request_state import PreparedRequest
 from mie.params.checks import check_labels, check_length
@@ -36,6 +37,7 @@ class Preparer:
     tokenizer: Tokenizer | None
     limits: RequestLimits
     max_model_len: int
+    constraints: Constraints | None = None
 
     def prepare(
         self,
@@ -55,6 +57,7 @@ class Preparer:
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"sampling_params must be SamplingParams; got {shown(params)}")
         params = without_text(params, self.tokenizer, self.limits)
+        check_constraint(params, self.constraints)
         given = _as_mapping(prompt)
         cache_salt = given.get("cache_salt")
         check_labels(request_id, priority, cache_salt, client, self.limits)

@@ -17,6 +17,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.random_weights import RandomWeights
 from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors
 from mie.config.engine import EngineConfig
+from mie.engine.constraint import Constraints
 from mie.engine.engine import Engine, Runner
 from mie.engine.overlap import OverlappingRunner
 from mie.engine.runner import ModelRunner
@@ -42,13 +43,14 @@ def load_engine(
     model: ModelConfig | None = None,
     load_format: str = "auto",
     use_tqdm: bool = True,
+    constraints: Constraints | None = None,
 ) -> Engine:
     """Load an engine for token ids with the model in ``directory``.
 
     ``trace`` gets the event log as JSON lines. ``wrap`` can put another backend around the one that
     is loaded. ``model`` replaces the contents of config.json. A ``load_format`` of "dummy"
     generates random weights from the config's seed. ``use_tqdm`` shows a progress bar on a
-    terminal.
+    terminal. ``constraints`` serve requests with structured outputs.
 
     Raises:
         ConfigError: a setting is out of range for the model or the machine.
@@ -79,6 +81,7 @@ def load_engine(
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_blocks_per_seq=ceil_div(num_positions, config.block_size),
+            constraints=constraints,
         )
     runner: Runner = model_runner
     if config.async_scheduling:
@@ -90,6 +93,7 @@ def load_engine(
         log,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
+        constraints=constraints,
     )
     engine.observers.append(PreemptionWarnings())
     engine.metrics.sizes = {

@@ -15,6 +15,7 @@ from mie.engine.engine import Engine
 from mie.errors import ConfigError, ModelError
 from mie.load.engine import load_engine
 from mie.params.sampling import SamplingParams
+from mie.structured.grammars import Grammars
 from mie.text.tokenizer import Tokenizer
 
 
@@ -28,6 +29,8 @@ class Parts:
     model: ModelConfig
     """Its ``eos_token_ids`` include those of the generation config and the tokenizer."""
     tokenizer: Tokenizer | None
+    grammars: Grammars | None
+    """Those of structured outputs, or None without a tokenizer."""
     engine: Engine
     generation: GenerationConfig
     """The default sampling parameters: ``SamplingParams(**generation.sampling)``."""
@@ -53,6 +56,9 @@ def build(args: EngineArgs) -> Parts:
     )
     _check_sampling(generation.sampling, generation.source)
     model = replace(model, eos_token_ids=_eos_token_ids(model, generation, tokenizer))
+    grammars = None
+    if tokenizer is not None:
+        grammars = Grammars(tokenizer, model.vocab_size, model.eos_token_ids)
     engine = load_engine(
         directory,
         args.engine_config(),
@@ -62,12 +68,14 @@ def build(args: EngineArgs) -> Parts:
         model=model,
         load_format=args.load_format,
         use_tqdm=args.use_tqdm_on_load,
+        constraints=grammars,
     )
     return Parts(
         directory=directory,
         text_directory=text_directory,
         model=model,
         tokenizer=tokenizer,
+        grammars=grammars,
         engine=engine,
         generation=generation,
     )

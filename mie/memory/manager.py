@@ -200,7 +200,10 @@ class KVCacheManager:
         return True
 
     def advance(self, tables: Sequence[BlockTable]) -> None:
-        """Record one more stored token for each table. This is `commit` for a step's decodes."""
+        """Record one more stored token for each table. This is `commit` for a step's decodes.
+
+        The full blocks of what is stored before must be published, which `commit` has done.
+        """
         size = self.block_size
         self._num_stored += len(tables)
         for table in tables:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats, Ints
 
@@ -37,6 +38,8 @@ class RowControls:
 
     * ``bias`` (ids, values): added to the logits;
     * ``allowed_ids``: every other token gets -inf; ``banned_ids``: these get -inf;
+    * ``allowed_words``: in place of ``allowed_ids``, a bit for each token [ceil(V / 32)] int32.
+      Token i is allowed if bit i % 32 of word i // 32 is set;
     * ``repetition_penalty`` over ``seen_ids`` (prompt and output, each once): a positive logit is
       divided by it, a negative one multiplied (Keskar et al., 2019, arXiv:1909.05858, section 4.1);
     * ``presence_penalty`` and ``frequency_penalty``: subtracted once, and once per occurrence, for
@@ -58,6 +61,7 @@ class RowControls:
     uniform: float = 0.0
     bias: tuple[Ints, Floats] | None = None
     allowed_ids: Ints | None = None
+    allowed_words: NDArray[np.int32] | None = None
     banned_ids: Ints | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -70,7 +74,8 @@ class RowControls:
     @property
     def edits_logits(self) -> bool:
         """Whether the row's effective logits differ from its logits."""
-        edits = (self.bias, self.allowed_ids, self.banned_ids, self.seen_ids, self.output_ids)
+        allowed = (self.allowed_ids, self.allowed_words)
+        edits = (self.bias, *allowed, self.banned_ids, self.seen_ids, self.output_ids)
         return any(edit is not None for edit in edits)
 
 
@@ -113,6 +118,9 @@ def edit_logits(logits: Floats, row: RowControls) -> Floats:
         allowed = x[row.allowed_ids]
         x.fill(-np.inf)
         x[row.allowed_ids] = allowed
+    if row.allowed_words is not None:
+        bits = np.unpackbits(row.allowed_words.view(np.uint8), count=x.size, bitorder="little")
+        np.copyto(x, -np.inf, where=bits == 0)
     if row.banned_ids is not None:
         x[row.banned_ids] = -np.inf
     if row.seen_ids is not None:

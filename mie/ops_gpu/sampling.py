@@ -43,12 +43,14 @@ MAX_TOP_K = 2**31 - 1
 """Largest value of the kernel's integer, and more than any vocabulary has."""
 
 KINDS = {"greedy": 0, "drawn": 1, "forced": 2}
+ALL, IDS, WORDS = 0, 1, 2
+"""What a row's allowed tokens are: all of them, a list of ids, or words of bits."""
 
 _NUMBERS = ("temperature", "top_p", "log_min_p", "uniform", "repetition_penalty")
 _INTEGERS = (
     *("kind", "top_k", "forced_id", "scratch_row"),
     *("bias", "allowed", "banned", "seen", "output", "end"),
-    *("value_begin", "has_allowed"),
+    *("value_begin", "allowed_form"),
 )
 
 ROW = np.dtype(
@@ -221,16 +223,18 @@ def _pack_numbers(entry: Any, row: RowControls) -> None:
     entry["log_min_p"] = np.log(row.min_p) if row.min_p > 0.0 else -np.inf
     entry["uniform"] = row.uniform
     entry["repetition_penalty"] = row.repetition_penalty
-    entry["has_allowed"] = row.allowed_ids is not None
+    entry["allowed_form"] = WORDS if row.allowed_words is not None else IDS
+    if row.allowed_words is None and row.allowed_ids is None:
+        entry["allowed_form"] = ALL
 
 
 def _id_lists(row: RowControls) -> dict[str, NDArray[Any]]:
-    """Return the token ids of the row's edits, in the order of ``struct Row``."""
+    """Return the ids (or words of bits) of the row's edits, in the order of ``struct Row``."""
     empty = np.zeros(0, np.int32)
     has_counts = row.output_ids is not None and row.output_counts is not None
     lists = {
         "bias": None if row.bias is None else row.bias[0],
-        "allowed": row.allowed_ids,
+        "allowed": row.allowed_ids if row.allowed_words is None else row.allowed_words,
         "banned": row.banned_ids,
         "seen": row.seen_ids,
         "output": row.output_ids if has_counts else None,

@@ -10,6 +10,7 @@ from mie.config.engine import check_switch, keyword_checked
 from mie.config.request_limits import DEFAULT_LIMITS, RequestLimits
 from mie.errors import ConfigError, RequestError
 from mie.params import values
+from mie.params.structured import StructuredOutputsParams
 from mie.params.unsupported import unsupported_refused
 
 MAX_LOGIT_BIAS = 100.0
@@ -118,6 +119,9 @@ class SamplingParams:
         its blocks; True or False, or None to let ``prompt_logprobs`` decide (vLLM). Default: None.
     trace_decode_token_ids: Generate these tokens first, with their true log-probabilities, and
         ignore stop tokens among them; up to 2**20 ids. Default: None.
+    structured_outputs: What the text of the output must be, such as JSON that a schema accepts
+        (docs/structured.md). It needs a tokenizer and the extra ``structured``; a
+        `StructuredOutputsParams`, or a mapping of its fields (vLLM). Default: None.
     extra_args: Data of the caller, which is returned and has no effect; a mapping of up to 1024
         entries (vLLM). Default: None.
     """
@@ -150,6 +154,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     skip_reading_prefix_cache: bool | None = None
     trace_decode_token_ids: Sequence[int] | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     extra_args: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -192,6 +197,7 @@ class SamplingParams:
                 limit = limits.max_extra_args
                 raise ConfigError(f"extra_args may have at most {limit} entries; got {len(extra)}")
             self.extra_args = dict(extra)
+        self._normalise_structure(limits)
         self._refuse_contradictions()
 
     def _normalise_numbers(self, limits: RequestLimits) -> None:
@@ -259,6 +265,23 @@ class SamplingParams:
             most = 4 * (length + 1)  # a token for each byte of a word and of a space before it
             spelled = tuple(values.token_ids(f"each of {name}", ids, most) for ids in lists)
             self.bad_words_token_ids = spelled or None
+
+    def _normalise_structure(self, limits: RequestLimits) -> None:
+        given: object = self.structured_outputs
+        if isinstance(given, Mapping):
+            given = StructuredOutputsParams(**{str(name): given[name] for name in given})
+        if given is None:
+            return
+        if not isinstance(given, StructuredOutputsParams):
+            raise ConfigError(
+                f"structured_outputs must be StructuredOutputsParams; got {values.shown(given)}"
+            )
+        if given.num_chars > limits.max_grammar_chars:
+            limit = limits.max_grammar_chars
+            raise ConfigError(
+                f"structured_outputs may have at most {limit} characters; got {given.num_chars}"
+            )
+        self.structured_outputs = given
 
     def _refuse_contradictions(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

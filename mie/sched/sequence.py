@@ -56,7 +56,9 @@ class Request:
         """What its client's account was charged for it so far. The "fair" policy sets it."""
         self.beam = beam
         self.num_prompt = len(prompt_token_ids)
-        self.eos_token_ids = frozenset(() if params.ignore_eos else eos_token_ids)
+        # Nothing can follow EOS in a structured output, which `ignore_eos` only puts off.
+        is_endless = params.ignore_eos and params.structured_outputs is None
+        self.eos_token_ids = frozenset(() if is_endless else eos_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
         self.end_token_ids = self.eos_token_ids | self.stop_token_ids
         self.draw_key = (params.seed, 0) if params.seed is not None else (draw_seed, number + 1)

@@ -26,13 +26,15 @@ from mie.stats.request import RequestMetrics
 
 logger = logging.getLogger("mie.access")
 
+MAX_LOGGED = 256
+"""Characters of what a client sends that a line has."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET_ROUTES = frozenset({"/health", "/ready", "/ping", "/metrics", "/load"})
 """Routes that machines ask all the time. Their requests are logged at the level DEBUG."""
 
 
 class AccessLog:
-    """Middleware that gives each request an id, and logs and counts it when it has ended."""
+    """Middleware that gives each request an id, and logs and counts requests."""
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Collection[str]) -> None:
         """``paths`` are those of the routes, which metrics may be labelled with."""
@@ -80,13 +82,13 @@ class AccessLog:
         client = scope.get("client")
         facts = {
             "method": method,
-            "path": path,
+            "path": path[:MAX_LOGGED],
             "status": status,
             "seconds": round(seconds, 4),
             "request_id": scope["mie.request_id"],
             "client": client[0] if client else None,
             "key": scope.get("mie.client"),
-            "client_request_id": header(scope, b"x-request-id"),
+            "client_request_id": (header(scope, b"x-request-id") or "")[:MAX_LOGGED] or None,
             **scope["mie.facts"],
         }
         facts = {name: value for name, value in facts.items() if value is not None}

@@ -13,9 +13,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mie.async_llm import AsyncLLM
-from mie.errors import MieError
+from mie.errors import MieError, shown_text
 from mie.params.sampling import SamplingParams
 from mie.serve.anthropic.messages import ROUTES as MESSAGES_ROUTES
+from mie.serve.asgi import route_of
 from mie.serve.config import ServeConfig
 from mie.serve.edge import Edge
 from mie.serve.errors import ApiError, api_error
@@ -58,6 +59,7 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
         },
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # it would send clients to the host that they name
     app.state.edge = edge
     return app
 
@@ -83,27 +85,21 @@ def routes() -> list[Route]:
     ]
 
 
-def path_of(request: Request) -> str:
-    """Return the path of a request below the root path."""
-    path: str = request.scope["path"]
-    return path.removeprefix(request.scope.get("root_path", ""))
-
-
 async def _version(request: Request) -> Response:
     return JSONResponse({"version": __version__})
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    return api_error(error, _NAMES).response(path_of(request))
+    return api_error(error, _NAMES).response(route_of(request.scope))
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
     """Answer what Starlette itself refuses: an unknown route, or a wrong method."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path = route_of(request.scope)
     messages = {
-        404: f"there is no route {path}",
-        405: f"{path} does not take {request.method}",
+        404: f"there is no route {shown_text(path)}",
+        405: f"{shown_text(path)} does not take {request.method}",
     }
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     refused = ApiError(
@@ -113,4 +109,4 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
         code="not_found" if error.status_code == 404 else "method_not_allowed",
         headers=error.headers,
     )
-    return refused.response(path_of(request))
+    return refused.response(path)

@@ -67,9 +67,12 @@ class Failures:
             if has_begun and not has_ended:
                 raise  # uvicorn logs it, and closes the connection: the answer cannot be completed
             request_id = scope.get("mie.request_id")
-            logger.error("request %s failed: %r", request_id, error, exc_info=error)
+            logger.error("request %s met a bug: %r", request_id, error, exc_info=error)
             if not has_begun:
-                await answer(api_error(error), scope, receive, send)
+                failed = api_error(error)
+                if request_id is not None:
+                    failed.message += f"; the request's id is {request_id}"
+                await answer(failed, scope, receive, send)
 
 
 def header(scope: Scope, name: bytes) -> str | None:

@@ -105,14 +105,16 @@ class Edge:
                 was_stalled = is_stalled
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    async def drain(self) -> bool:
-        """Refuse new requests, and wait until those that run have ended or ran out of time.
-
-        Those that are left get a final error when the engine ends. Return whether it ended: it may
-        hang in a step.
-        """
+    async def drain(self) -> None:
+        """Refuse new requests, and wait until those that run have ended or ran out of time."""
         self.health.is_draining = True
         await self._wait_idle(self.config.shutdown_timeout)
+
+    async def end_engine(self) -> bool:
+        """End the engine, which gives the requests that are left a final error.
+
+        Return whether it ended: it may hang in a step.
+        """
         ending = threading.Thread(target=self._engine.shutdown, daemon=True)
         ending.start()
         await self._wait(lambda: not ending.is_alive(), STEP_SECONDS)

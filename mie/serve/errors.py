@@ -7,8 +7,9 @@ become one by `api_error`. Other dialects have their own bodies, made of the sam
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from starlette.responses import Response
@@ -21,7 +22,9 @@ from mie.errors import (
     RequestError,
     RequestFailedError,
 )
-from mie.frontend.outputs import CompletionOutput
+from mie.frontend.outputs import CompletionOutput, RequestOutput
+
+logger = logging.getLogger(__name__)
 
 INVALID = "invalid_request_error"
 MAX_RETRY_AFTER = 60
@@ -112,6 +115,21 @@ def refuse_unfinished(choice: CompletionOutput) -> None:
     """Raise the 503 for a choice that was aborted, so that no client takes it for an answer."""
     if choice.finish_reason == "abort":
         raise unavailable("the server ended the request before its answer was complete", 1)
+
+
+def refuse_failed(outputs: Iterable[RequestOutput]) -> None:
+    """Raise the 500 for a request that failed while it ran, because of an error of its own."""
+    for output in outputs:
+        if output.error is not None:
+            message = f"request {output.request_id} failed: {output.error}"
+            raise ApiError(500, message, type="server_error", code="request_failed")
+
+
+def stream_error(error: Exception) -> ApiError:
+    """Return the error that a stream which has begun ends with. A bug is logged."""
+    if not isinstance(error, (ApiError, MieError)):
+        logger.error("a stream met a bug: %r", error, exc_info=error)
+    return api_error(error)
 
 
 def too_long(num_prompt: int | None, num_new: int | None, max_model_len: int) -> ApiError:

@@ -35,6 +35,11 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._wait_for_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header, but none that follows the body: those have no limit and no reader."""
+        if not self._is_in_body:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Count nothing more: the body has limits of its own."""
         self._stop_waiting()

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BACKLOG = 2048
 """Connections that wait to be accepted."""
+HANG_UP_SECONDS = 1.0
+"""Time after which connections are cut that do not end by themselves when the server has ended."""
 EXIT_AT_ONCE = 130
 """The exit code after a second signal."""
 
@@ -100,17 +102,22 @@ class Server:
         watching = asyncio.ensure_future(self._edge.watch())
         await asyncio.wait((serving, ending, watching), return_when=asyncio.FIRST_COMPLETED)
         was_asked = ending.done()
-        if not was_asked:
+        if was_asked:
+            await self._edge.drain()
+        has_failed = not was_asked or self._engine.dead_error is not None
+        if has_failed:
             logger.critical("the server ends: %s", self._engine.dead_error or "it did not start")
             await self._edge.flush()
-        elif not await self._edge.drain():
+        elif not await self._edge.end_engine():
             logger.critical("the engine hangs in a step: the server ends without it")
             os._exit(1)
         ending.cancel()
         watching.cancel()
         self._uvicorn.should_exit = True
+        await asyncio.wait((serving,), timeout=HANG_UP_SECONDS)
+        self._uvicorn.hang_up()
         await serving
-        return int(not was_asked)
+        return int(has_failed)
 
     def stop(self, why: str = "stop") -> None:
         """End the server: running requests first get their time. The second call ends at once."""
@@ -147,6 +154,11 @@ class _Uvicorn(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to `Server`."""
         yield
+
+    def hang_up(self) -> None:
+        """Cut the connections that are left, as if their clients had left."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

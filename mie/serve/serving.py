@@ -16,9 +16,11 @@ from time import monotonic
 from typing import Any
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 from mie.async_llm import AsyncLLM, ModelFacts
 from mie.engine_thread import OutputStream
+from mie.errors import shown
 from mie.frontend.outputs import RequestOutput
 from mie.frontend.request_state import PreparedRequest
 from mie.params.sampling import RequestOutputKind, SamplingParams
@@ -41,10 +43,10 @@ class Job:
     params: SamplingParams
     cache_salt: str | None = None
     priority: int = 0
-    client: str | None = None
-    """The name of the client's key; only the same client may cancel the request."""
     is_max_tokens_given: bool = False
     """Whether ``params.max_tokens`` is the client's own, which must fit the context."""
+    adds_special_tokens: bool = True
+    """Whether texts are encoded with the special tokens that the tokenizer adds."""
 
 
 class Generation:
@@ -56,10 +58,12 @@ class Generation:
         prepared: Sequence[PreparedRequest],
         stream: OutputStream,
         serving: Serving,
-        facts: dict[str, Any],
+        scope: Scope,
     ) -> None:
-        """``facts`` are what the log line of the request says."""
-        self._facts = facts
+        """``scope`` is that of the HTTP request, whose log line says what was done."""
+        self.client: str | None = scope.get("mie.client")
+        """The name of the client's key; only the same client may cancel the request."""
+        self._facts = facts_of(scope)
         self.job = job
         self.prepared = prepared
         self.finished: list[RequestOutput] = []
@@ -175,7 +179,7 @@ class Serving:
         if name not in self.names:
             raise ApiError(
                 404,
-                f"the model {name!r} does not exist; this server has {', '.join(self.names)}",
+                f"the model {shown(name)} does not exist; this server has {', '.join(self.names)}",
                 type="not_found_error",
                 code="model_not_found",
                 param="model",
@@ -214,11 +218,10 @@ class Serving:
             ]
             stream = await self.engine.add(prepared, self.queue_limit.check(prepared))
         try:
-            facts = facts_of(request.scope)
             if self.config.log_prompts:
                 texts = [each.prompt or each.token_ids for each in prepared]
-                facts["prompts"] = json.dumps(texts, ensure_ascii=True)
-            generation = Generation(job, prepared, stream, self, facts)
+                facts_of(request.scope)["prompts"] = json.dumps(texts, ensure_ascii=True)
+            generation = Generation(job, prepared, stream, self, request.scope)
         except BaseException:
             stream.close()
             raise
@@ -231,7 +234,11 @@ class Serving:
         max_model_len, is_text = self.facts.max_model_len, isinstance(prompt, str)
         if is_text and len(prompt) > self.engine.limits.prompt_chars(max_model_len):
             raise too_long(None, None, max_model_len)
-        if not isinstance(prompt, Mapping):
+        if is_text and not job.adds_special_tokens:
+            encode = self.required_tokenizer().encode
+            ids = await asyncio.to_thread(encode, prompt, False)
+            prompt = {"prompt": prompt, "prompt_token_ids": ids}
+        elif not isinstance(prompt, Mapping):
             prompt = {"prompt" if is_text else "prompt_token_ids": prompt}
         token_ids = prompt.get("prompt_token_ids")
         is_cut = job.params.truncate_prompt_tokens is not None
@@ -242,7 +249,7 @@ class Serving:
             job.params,
             job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
             client=self.queue_limit.client_of(request.scope),
-            priority=max(job.priority, self.config.highest_priority) if job.priority else 0,
+            priority=self._clamped(job.priority),
         )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
         if num_prompt >= max_model_len:
@@ -250,6 +257,12 @@ class Serving:
         if job.is_max_tokens_given and num_prompt + num_new > max_model_len:
             raise too_long(num_prompt, num_new, max_model_len)
         return prepared
+
+    def _clamped(self, priority: int) -> int:
+        """Return a client's priority. The engine refuses one that its policy does not read."""
+        if self.engine.engine_config.scheduling_policy != "priority":
+            return priority
+        return max(priority, self.config.highest_priority)
 
 
 def check_logprobs(params: SamplingParams, limit: int) -> None:

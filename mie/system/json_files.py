@@ -28,7 +28,7 @@ def read_json_object(path: Path, max_bytes: int, error_type: type[MieError]) -> 
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise error_type(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise error_type(f"{path} must hold a JSON object, got {_json_type(value)}")
+        raise error_type(f"{path} must contain a JSON object, got {_json_type(value)}")
     return value
 
 

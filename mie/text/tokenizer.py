@@ -129,6 +129,10 @@ class Tokenizer:
         decoder = self._backend.decoder
         return () if decoder is None else tuple(_unnested(json.loads(decoder.__getstate__())))
 
+    def to_json(self) -> str:
+        """Return the contents of ``tokenizer.json``."""
+        return str(self._backend.to_str())
+
     def join(self, tokens: list[str]) -> str:
         """Return the text of tokens that are spelled as in the vocabulary."""
         if self._backend.decoder is None:

@@ -50,6 +50,7 @@ ROOMS = {
         mie={"errors", "system"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
     # level 2
+    "structured": Room(mie={"errors", "params", "text"}, packages={"llguidance"}),
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
     "ops_gpu": Room(
         mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
@@ -91,6 +92,7 @@ ROOMS = {
             "ops_gpu",
             "params.sampling",
             "sched",
+            "structured",
             "system",
             "text.tokenizer",
         },
@@ -242,6 +244,7 @@ ROOMS = {
             "llm",
             "params.beam_search",
             "params.sampling",
+            "params.structured",
             "system.logs",
             "version",
         }
@@ -252,6 +255,7 @@ LAZY = {
     "cupy",
     "httpx2",
     "huggingface_hub",
+    "llguidance",
     "matplotlib",
     "prometheus_client",
     "prompt_toolkit",

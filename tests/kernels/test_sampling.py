@@ -82,6 +82,8 @@ def random_controls(rng: np.random.Generator, vocab_size: int) -> RowControls:
 
     bias_ids, output_ids = random_ids(rng, vocab_size), random_ids(rng, vocab_size)
     has_output = rng.random() < 0.3
+    words = rng.integers(-(2**31), 2**31, -(-vocab_size // 32)).astype(np.int32)
+    allowed_words = maybe(words & rng.integers(-(2**31), 2**31, words.size).astype(np.int32))
     return RowControls(
         temperature=choose(rng, 0.0, 1e-300, 1e-3, 0.5, 1.0, 1.0, 1.7, 50.0, 1e300),
         top_k=choose(rng, 0, 0, 1, 2, 3, 17, vocab_size // 2, vocab_size, vocab_size + 1),
@@ -89,7 +91,8 @@ def random_controls(rng: np.random.Generator, vocab_size: int) -> RowControls:
         min_p=choose(rng, 0.0, 0.0, 1e-4, 0.1, rng.random(), 1.0),
         uniform=choose(rng, 0.0, JUST_BELOW_1, *rng.random(6)),
         bias=maybe((bias_ids, rng.normal(scale=5, size=bias_ids.size))),
-        allowed_ids=maybe(random_ids(rng, vocab_size)),
+        allowed_ids=maybe(random_ids(rng, vocab_size)) if allowed_words is None else None,
+        allowed_words=allowed_words,
         banned_ids=maybe(random_ids(rng, vocab_size)),
         repetition_penalty=choose(rng, 1.0, 0.7, 1.3),
         presence_penalty=choose(rng, 0.0, -0.3, 1.1),

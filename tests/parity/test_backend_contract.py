@@ -499,6 +499,14 @@ CONTROLS = [
     RowControls(temperature=1.3, uniform=0.7, min_p=0.1),
     RowControls(banned_ids=np.arange(0, 60, 2)),
     RowControls(allowed_ids=np.array([3, 17, 44]), temperature=1.0, uniform=0.5),
+    RowControls(allowed_words=np.array([-(2**31), 5], np.int32)),  # tokens 31, 32 and 34
+    RowControls(
+        allowed_words=np.array([0x0F0F0F0F, 0x00F0F0F0], np.int32),
+        banned_ids=np.arange(0, 60, 3),
+        bias=(np.array([1]), np.array([2.0])),
+        temperature=1.0,
+        uniform=0.5,
+    ),
     RowControls(bias=(np.array([9]), np.array([50.0]))),
     RowControls(repetition_penalty=1.7, seen_ids=np.arange(20)),
     RowControls(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mie import EngineConfig, SamplingParams
+from mie import EngineConfig, SamplingParams, StructuredOutputsParams
 from mie.audit.memory import check_memory
 from mie.audit.scheduler import check_scheduler
 from mie.load.engine import load_engine
@@ -38,7 +38,43 @@ OFTEN = (
     "evict",
     "aborts",
     "launched ahead",
+    "constrained",
 )
+LESS_OFTEN = (
+    "constrained by two choices",
+    "constrained and preempted",
+    "failed by the constraint",
+)
+
+
+class Rule:
+    """The constraint of `naive.forbidden`, in a form that an engine can follow."""
+
+    def __init__(self, rule):
+        self._rule, self._output = rule, []
+
+    def mask(self):
+        allowed = np.ones(64, np.uint8)
+        allowed[[*naive.forbidden(self._rule, self._output, [EOS]), *range(VOCAB, 64)]] = 0
+        return np.packbits(allowed, bitorder="little").tobytes()
+
+    def accept(self, token_id):
+        assert token_id not in naive.forbidden(self._rule, self._output, [EOS])
+        self._output.append(token_id)
+
+    def validate(self, token_ids):
+        assert not token_ids, "no tokens are forced here"
+        return 0
+
+
+class Rules:
+    """Makes a `Rule` of two numbers in a regex, which nothing else reads."""
+
+    vocab_size = VOCAB
+    eos_token_ids = (EOS,)
+
+    def start(self, params):
+        return Rule([int(number) for number in params.regex.split()])
 
 
 @st.composite
@@ -81,6 +117,8 @@ def sampling(draw):
     }
     for name in draw(st.lists(st.sampled_from(sorted(optional)), max_size=3, unique=True)):
         params[name] = draw(optional[name])
+    if "trace_decode_token_ids" not in params and draw(st.integers(0, 4)) == 4:
+        params["rule"] = [draw(st.integers(2, 4)), draw(st.sampled_from([12, 10, 8, 12, 5, 2]))]
     if "allowed_token_ids" not in params:
         params["min_tokens"] = draw(st.integers(0, params["max_tokens"]))
     return params
@@ -154,12 +192,22 @@ def new_engine(model, config, num_host_blocks):
         bytes_per_token = 2 * model.config["num_hidden_layers"] * numbers * 8
         swap_space = num_host_blocks * config["block_size"] * bytes_per_token
         config = {**config, "swap_space": swap_space}
-    engine = load_engine(model.directory, EngineConfig(**config), dtype="float64")
+    settings = EngineConfig(**config)
+    engine = load_engine(model.directory, settings, dtype="float64", constraints=Rules())
     runner = engine._runner._runner if config["async_scheduling"] else engine._runner
     runner._kv_cache.fill(np.nan)
     if num_host_blocks:
         runner._host_cache.fill(np.nan)
     return engine
+
+
+def as_sampling(params):
+    """Return the keyword arguments of SamplingParams, for those that the oracle reads."""
+    params = dict(params)
+    if rule := params.pop("rule", None):
+        regex = f"{rule[0]} {rule[1]}"
+        params["structured_outputs"] = StructuredOutputsParams(regex=regex)
+    return params
 
 
 class Run:
@@ -170,7 +218,7 @@ class Run:
         # {(request, choice): …}
         self.tokens, self.logprobs, self.reasons = {}, {}, {}
         # {request: …}
-        self.scored, self.numbers, self.aborted = {}, {}, set()
+        self.scored, self.numbers, self.aborted, self.failed = {}, {}, set(), set()
         requests, aborts = scenario["requests"], scenario["aborts"]
         waiting, step = dict(enumerate(requests)), 0
         while waiting or engine.has_work:
@@ -178,7 +226,7 @@ class Run:
                 prompt, params, _, labels = waiting.pop(index)
                 # Log-probabilities prevent a step from being launched ahead.
                 logprobs = None if self.config["async_scheduling"] else 0
-                params = SamplingParams(logprobs=logprobs, **params)
+                params = SamplingParams(logprobs=logprobs, **as_sampling(params))
                 engine.add_request(prompt, params, str(index), **labels)
                 self.numbers[index] = len(self.numbers)
             for index in [i for i in self.numbers if aborts.get(i) == step]:
@@ -195,6 +243,7 @@ class Run:
 
     def take_in(self, output):
         stats = output.stats
+        self.failed.update(map(int, output.failed))
         used = stats.num_prefill_tokens + stats.num_decode_tokens
         assert used <= self.config["max_num_batched_tokens"]
         assert stats.num_running <= self.config["max_num_seqs"]
@@ -217,6 +266,9 @@ class Run:
         segments = self.engine.log.segments()
         for kind, *fields in chain.from_iterable(chain.from_iterable(s.steps for s in segments)):
             if kind == "preempt":
+                requests, numbers = self.scenario["requests"], self.numbers
+                [index] = [i for i, number in numbers.items() if number == fields[0][0]]
+                seen["constrained and preempted"] += "rule" in requests[index][1]
                 seen[f"preempted by {fields[2]}"] += 1
             elif kind == "resume":
                 seen[f"resumed by {fields[4]}"] += 1
@@ -235,7 +287,8 @@ def check_scenario(tiny, scenario):
     limit = min(config["max_model_len"], config["num_blocks"] * config["block_size"] + 1)
     seen["scenarios"] += 1
     for index, (prompt, params, _, _) in enumerate(scenario["requests"]):
-        was_aborted = index in got.aborted
+        was_aborted = index in got.aborted or index in got.failed
+        ends = set()
         # Without its own seed, a request draws from the engine's (0), by order of arrival.
         stream = 0 if "seed" in params else got.numbers[index] + 1
         for choice in range(params["n"]):
@@ -249,15 +302,22 @@ def check_scenario(tiny, scenario):
                 eos=[EOS],
                 limit=limit,
             )
+            ends.add(reason)
             tokens = got.tokens.get((index, choice), [])
             assert tokens == expected[: len(tokens)] if was_aborted else tokens == expected
             assert was_aborted or got.reasons[index, choice] == reason
+            seen["constrained"] += "rule" in params and reason == "stop"
             if not config["async_scheduling"]:
                 np.testing.assert_allclose(
                     got.logprobs.get((index, choice), []),
                     expected_logprobs[: len(tokens)],
                     atol=1e-9,
                 )
+        seen["constrained by two choices"] += "rule" in params and params["n"] > 1
+        seen["failed by the constraint"] += index in got.failed
+        # One choice without a token fails the request, unless it was aborted before.
+        assert (index in got.failed) <= ("error" in ends)
+        assert was_aborted or "error" not in ends
         if "prompt_logprobs" in params:
             check_prompt_logprobs(model, prompt, got.scored.get(index, []), was_aborted)
 
@@ -280,3 +340,5 @@ def test_engine_equals_naive(tiny):
     # The scenarios would prove little if these cases were rare.
     for what in OFTEN:
         assert seen[what] >= 50, (what, seen)
+    for what in LESS_OFTEN:
+        assert seen[what] >= 20, (what, seen)

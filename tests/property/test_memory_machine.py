@@ -261,8 +261,11 @@ class Memory(RuleBasedStateMachine):
         for seq, end in self.work.items():
             self.write(seq, end)
         self.manager.end_step()
+        # As in the scheduler, a sequence's first step since it was opened is no decode.
         decodes = [
-            seq for seq, end in self.work.items() if end == seq.table.num_tokens + 1 and number % 3
+            seq
+            for seq, end in self.work.items()
+            if seq.lends and end == seq.table.num_tokens + 1 and number % 3
         ]
         self.manager.advance([seq.table for seq in decodes])
         for seq, end in self.work.items():

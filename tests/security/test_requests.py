@@ -65,6 +65,12 @@ def test_the_largest_requests_cost_little(zygote: Zygote, name: str) -> None:
         ({"max_forced_tokens": 1}, "a", {"trace_decode_token_ids": [1, 2]}, "trace_decode"),
         ({"max_bad_words": 1}, "a", {"bad_words": ["a", "b"]}, "bad_words may have at most 1"),
         ({"max_bad_word_length": 1}, "a", {"bad_words": ["ab"]}, "at most 1 characters"),
+        (
+            {"max_grammar_chars": 3},
+            "a",
+            {"structured_outputs": {"regex": "abcd"}},
+            "structured_outputs may have at most 3 characters; got 4",
+        ),
         ({"max_extra_args": 1}, "a", {"extra_args": {"a": 1, "b": 2}}, "extra_args may have"),
         ({"max_cache_salt_chars": 1}, {"prompt": "a", "cache_salt": "ab"}, {}, "cache_salt may"),
     ],

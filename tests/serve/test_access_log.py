@@ -97,6 +97,13 @@ def test_no_client_can_write_a_line_of_its_own(engine, monkeypatch):
     assert line.isascii()
 
 
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_line_is_short_whatever_a_client_sends(engine, monkeypatch, format):
+    long = ("GET", f"/{'x' * 10_000}", {"headers": {"x-request-id": "y" * 10_000}})
+    [line] = lines_of(engine, [long], monkeypatch, format=format)
+    assert len(line) < 1000
+
+
 def test_probes_and_scrapes_are_quiet_unless_they_fail(engine, monkeypatch):
     requests = [("GET", path, {}) for path in ("/health", "/ping", "/metrics", "/version")]
     assert len(lines_of(engine, requests, monkeypatch)) == 1

@@ -1,11 +1,12 @@
 """Keys: nothing is open but what says whether the server lives, and keys share no cache."""
 
+import asyncio
 import hashlib
 import hmac
 import re
 
 import pytest
-from edge_helpers import asks, client_of, load
+from edge_helpers import asks, client_of, held, load, server_of
 from starlette.routing import Route
 
 from mie.errors import ConfigError
@@ -15,6 +16,7 @@ from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
 
 KEY, OTHER = "sk-one", "sk-two"
+MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 PROMPT = "Once upon a time there was an otter who lived by a mill. " * 3
 
 
@@ -109,6 +111,36 @@ def test_a_key_learns_nothing_from_the_cache_of_another(engine, shares):
             assert await cached_tokens(client, KEY) == 0
             assert await cached_tokens(client, KEY) > 0
             assert (await cached_tokens(client, OTHER) > 0) == shares
+
+    asks(ask())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": PROMPT}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}),
+        ("/v1/responses", {"input": "Tell me a story."}),
+    ],
+)
+def test_a_request_is_cancelled_by_its_own_key_only(path, body):
+    async def ask():
+        engine = load()
+        with held(engine) as hold:
+            async with server_of(engine, keys=Keys.of([KEY, OTHER])) as running:
+                client, asked = running.client, {**body, "temperature": 0, "stream": True}
+                async with client.stream("POST", path, json=asked, headers=bearer(KEY)) as answer:
+                    await hold.reached()
+                    [running_id] = running.server.app.state.serving.running
+                    route = f"/v1/requests/{running_id}/cancel"
+                    assert (await client.post(route, headers=bearer(OTHER))).status_code == 404
+                    own = asyncio.ensure_future(client.post(route, headers=bearer(KEY)))
+                    while not engine._loop.inbox and not own.done():
+                        await asyncio.sleep(0.01)
+                    hold.release()
+                    assert (await own).json() == {"id": running_id, "cancelled": True}
+                    await answer.aread()
 
     asks(ask())
 

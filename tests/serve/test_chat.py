@@ -203,3 +203,11 @@ def test_a_model_without_a_template_says_where_one_belongs(server, tmp_path):
             assert [model["id"] for model in models] == [str(folder), "model"]
     finally:
         engine.shutdown()
+
+
+def test_a_variable_of_a_template_may_have_any_name(server):
+    """These are names of Python's and of the renderer's own."""
+    messages = [{"role": "user", "content": "hi"}]
+    plain = server.ask("/apply-template", messages=messages)
+    names = dict.fromkeys(("self", "source", "variables", "loop", "cls"), 1)
+    assert server.ask("/apply-template", messages=messages, chat_template_kwargs=names) == plain

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
 
 from mie import LLM, SamplingParams
 from mie.serve.openai.logprobs import finite
+from mie.text.pretrained import PretrainedTokenizer
 
 PATH = "/v1/completions"
 PROMPT = "Once upon a time there was"
@@ -308,3 +310,23 @@ def test_what_fits_the_context(server):
 def test_a_prompt_may_be_cut_to_its_last_tokens(server):
     cut = server.ask(PATH, prompt=list(range(5, 1500)), truncate_prompt_tokens=7, max_tokens=2)
     assert cut["usage"]["prompt_tokens"] == 7
+
+
+def test_texts_without_special_tokens_are_encoded_beside_the_event_loop(server, monkeypatch):
+    """And too long ones not at all: the event loop would stand still meanwhile."""
+    texts = []
+    encode = PretrainedTokenizer.encode
+
+    def watched(self, text, *args):
+        texts.append(text)
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        return encode(self, text, *args)
+
+    monkeypatch.setattr(PretrainedTokenizer, "encode", watched)
+    asked = {"max_tokens": 1, "add_special_tokens": False}
+    server.ask("/v1/completions", prompt=["A mill", "An otter"], **asked)
+    assert texts == ["A mill", "An otter"]
+    error = server.refused("/v1/completions", prompt="a b" * 100_000, **asked)
+    assert error["code"] == "context_length_exceeded"
+    assert len(texts) == 2

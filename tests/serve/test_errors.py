@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 
 import pytest
@@ -12,7 +13,9 @@ from stepped import eventually
 
 from mie.errors import EngineDeadError, RequestError
 from mie.serve.errors import MAX_RETRY_AFTER, ApiError, api_error, unavailable
+from mie.serve.openai import params
 from mie.serve.openai.stream import ChunkWriter
+from mie.serve.openapi import OPERATIONS
 from mie.serve.serving import Generation
 
 KEYS = {"message", "type", "param", "code"}
@@ -43,6 +46,41 @@ def test_a_body_that_is_no_request_is_a_400(server, body):
     assert answer.json()["error"].keys() == KEYS
 
 
+@pytest.mark.parametrize("cls", dict.fromkeys(each.body for each in OPERATIONS if each.body))
+def test_a_body_full_of_errors_is_checked_up_to_the_first(monkeypatch, cls):
+    """An error of pydantic takes a thousand times the bytes that cause it."""
+    counts = []
+
+    def count(error):
+        counts.append(error.error_count())
+        return answer_of(error)
+
+    answer_of = params._validation_error
+    monkeypatch.setattr(params, "_validation_error", count)
+    for wrong in ([None] * 1000, {str(i): None for i in range(1000)}):
+        for name in cls.model_fields:
+            for value in (wrong, [{"role": "user", "content": wrong}]):
+                with suppress(ApiError):
+                    params.parse(json.dumps({name: value}).encode(), cls)
+    assert 0 < max(counts) < 10
+
+
+def test_a_long_name_of_a_model_is_not_repeated(server):
+    for answer in (
+        server.post("/v1/completions", prompt="a", model="m" * 10_000),
+        server.get(f"/v1/models/{'m' * 10_000}"),
+        server.get(f"/{'m' * 10_000}"),
+    ):
+        assert answer.status_code == 404
+        assert len(answer.text) < 500
+
+
+def test_a_slash_at_the_end_is_another_route_and_no_redirect(server):
+    """A redirect would name the host that the client named, and http behind a proxy with TLS."""
+    answer = server.post("/v1/completions/", prompt="a")
+    assert (answer.status_code, "location" in answer.headers) == (404, False)
+
+
 def test_an_unknown_model_is_a_404(server):
     for path, more in (
         ("/v1/completions", {"prompt": "a"}),
@@ -67,7 +105,14 @@ def test_an_unknown_route_is_a_404_and_a_wrong_method_a_405(server):
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/embeddings", "/v1/audio/speech", "/v1/images/generations", "/v1/files/x", "/rerank"],
+    [
+        "/v1/embeddings",
+        "/v1/audio/speech",
+        "/v1/images/generations",
+        "/v1/files/x",
+        "/v1/responses/resp_0/cancel",
+        "/rerank",
+    ],
 )
 def test_routes_that_are_not_here_are_501_by_name(server, path):
     answer = server.post(path, input="a")
@@ -123,7 +168,7 @@ def test_a_request_that_fails_alone_is_a_500_and_the_engine_lives(server, monkey
         assert answer.status_code == 500, answer.text
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("server_error", "request_failed")
-        assert "Traceback" not in error["message"]
+        assert error["message"].endswith("failed: ValueError: a broken tokenizer")
     assert server.ask("/v1/completions", prompt="A mill")["choices"]
 
 
@@ -169,6 +214,7 @@ def test_a_bug_costs_one_request_and_no_blocks(server, monkeypatch, where, strea
     error = answer.json()["error"]
     assert error["type"] == "server_error"
     assert "secret" not in answer.text
+    assert answer.headers["x-request-id"] in error["message"]
     eventually(is_quiet)
     assert server.ask("/v1/completions", prompt="A mill", max_tokens=1)["choices"]
 

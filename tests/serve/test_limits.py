@@ -240,9 +240,16 @@ def test_the_queue_is_limited_by_default(engine):
 
 
 @pytest.mark.parametrize(
-    ("policy", "asked", "given"), [("priority", -5, 0), ("priority", 7, 7), ("fair", 0, 0)]
+    ("policy", "asked", "highest", "given"),
+    [
+        ("priority", -5, 0, 0),
+        ("priority", 7, 0, 7),
+        ("priority", -5, -3, -3),
+        ("priority", None, 4, 4),
+        ("fair", 0, 0, 0),
+    ],
 )
-def test_a_client_cannot_raise_its_priority(policy, asked, given):
+def test_a_client_cannot_raise_its_priority(policy, asked, highest, given):
     engine = load(scheduling_policy=policy)
     priorities, original = [], engine._loop.engine.add_request
 
@@ -253,7 +260,7 @@ def test_a_client_cannot_raise_its_priority(policy, asked, given):
     engine._loop.engine.add_request = add_request
 
     async def ask():
-        async with client_of(engine) as client:
+        async with client_of(engine, ServeConfig(highest_priority=highest)) as client:
             response = await client.post("/v1/completions", json=completion(priority=asked))
             assert response.status_code == 200
 
@@ -262,10 +269,11 @@ def test_a_client_cannot_raise_its_priority(policy, asked, given):
     assert priorities == [given]
 
 
-def test_a_priority_under_another_policy_is_refused_by_name(engine):
+@pytest.mark.parametrize("priority", [3, -3])
+def test_a_priority_under_another_policy_is_refused_by_name(engine, priority):
     async def ask():
         async with client_of(engine) as client:
-            response = await client.post("/v1/completions", json=completion(priority=3))
+            response = await client.post("/v1/completions", json=completion(priority=priority))
             assert response.status_code == 400
             error = response.json()["error"]
             assert error["param"] == "priority"

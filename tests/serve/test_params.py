@@ -208,3 +208,20 @@ def test_fields_inside_stream_options_are_judged(server):
 def test_fields_of_the_other_route_are_refused(server):
     for name in ("echo", "add_special_tokens"):
         assert server.refused(CHAT, **BODY[CHAT], **{name: True})["param"] == name
+
+
+def test_too_many_stop_strings_are_refused_by_their_number(server):
+    """The other alternative, that stop is one string, is not what is wrong."""
+    error = server.refused(COMPLETIONS, **BODY[COMPLETIONS], stop=["a"] * 17)
+    assert "at most 16" in error["message"]
+
+
+def test_keys_of_messages_that_nothing_reads_are_refused(server):
+    message = {"role": "user", "content": "hi", "tool": "saw"}
+    error = server.refused("/v1/responses", input=[message])
+    assert error["param"] == "input.0.tool"
+    answer = server.post("/v1/messages", messages=[message], max_tokens=1)
+    assert answer.status_code == 400
+    assert "messages.0.tool is not supported" in answer.json()["error"]["message"]
+    answered = {**message, "id": "msg_0", "status": "completed", "tool": None}
+    assert server.post("/v1/responses", input=[answered], max_output_tokens=1).status_code == 200

@@ -9,6 +9,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+from contextlib import suppress
 
 import httpx2
 import pytest
@@ -19,6 +20,7 @@ from mie.errors import ConfigError
 from mie.serve.config import ServeConfig
 from mie.serve.server import Server, bound, serve
 
+MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 BODY = {"prompt": "Once", "max_tokens": 2}
 
 
@@ -88,6 +90,54 @@ def test_what_does_not_finish_in_time_is_told_so():
     asks(ask())
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}),
+        ("/v1/responses", {"input": "Tell me a story."}),
+    ],
+)
+def test_a_stream_that_the_end_cuts_is_no_bug(path, body, caplog):
+    async def ask():
+        engine = load()
+        with held(engine) as hold:
+            async with server_of(engine, shutdown_timeout=0.0) as running:
+                asked = {**body, "temperature": 0, "stream": True}
+                async with running.client.stream("POST", path, json=asked) as answer:
+                    await hold.reached()
+                    running.server.stop("SIGTERM")
+                    while not engine._thread._is_stopping:
+                        await asyncio.sleep(0.01)
+                    hold.release()
+                    assert b"the engine was shut down" in await answer.aread()
+                assert await running.task == 0
+
+    asks(ask())
+    assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+def test_a_client_that_never_ends_its_body_does_not_keep_the_server(monkeypatch, caplog):
+    """It is hung up on, and nothing looks like a bug."""
+    monkeypatch.setattr("mie.serve.edge.FLUSH_SECONDS", 0.0)
+
+    async def ask():
+        async with server_of(load(), shutdown_timeout=0.0) as running:
+            host, port = running.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+            while running.edge.health.num_requests < 1:
+                await asyncio.sleep(0.01)
+            running.server.stop("SIGTERM")
+            assert await running.task == 0
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+
+    asks(ask())
+    assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
 def test_an_idle_server_ends_at_once():
     async def ask():
         async with server_of(load()) as running:
@@ -111,6 +161,29 @@ def test_the_death_of_the_engine_answers_everybody_and_is_the_exit_code(caplog):
                 hold.release()
                 *_, last, done = await rest_of(events)
                 assert done == "[DONE]"
+                assert "the chip is on fire" in last["error"]["message"]
+                assert (await whole).status_code == 503
+                assert await running.task == 1
+
+    asks(ask())
+
+
+def test_the_death_of_the_engine_is_the_exit_code_while_the_server_drains_too(caplog):
+    caplog.set_level(logging.CRITICAL + 1)
+
+    def fail():
+        raise RuntimeError("the chip is on fire")
+
+    async def ask():
+        engine = load()
+        with held(engine, then=fail) as hold:
+            async with server_of(engine) as running:
+                events, whole = await two_requests(running)
+                running.server.stop("SIGTERM")
+                while not running.edge.health.is_draining:
+                    await asyncio.sleep(0.01)
+                hold.release()
+                *_, last, _ = await rest_of(events)
                 assert "the chip is on fire" in last["error"]["message"]
                 assert (await whole).status_code == 503
                 assert await running.task == 1
@@ -348,6 +421,24 @@ async def answer_to(url, *pieces):
         return b""
     finally:
         writer.close()
+
+
+def test_headers_after_the_body_are_dropped(caplog):
+    """They would be kept without a limit, and be added to those that were checked."""
+    caplog.set_level(logging.INFO, "mie.access")
+    request = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx-request-id: late\r\n\r\n"
+    )
+
+    async def ask():
+        async with server_of(load()) as running:
+            assert b"prompt is missing" in await answer_to(running.url, request)
+
+    asks(ask())
+    [facts] = [record.facts for record in caplog.records if hasattr(record, "facts")]
+    assert facts["status"] == 400
+    assert "client_request_id" not in facts
 
 
 def test_headers_are_limited_in_size_and_in_time(monkeypatch, caplog):

@@ -129,9 +129,9 @@ def test_the_table_of_too_little_memory_stays_a_table(capsys: pytest.CaptureFixt
     assert lines[0].startswith("mie: error: not enough memory")
     assert [line.split()[0] for line in lines[1:6]] == [
         "weights",
-        "a",
+        "step",
         "KV",
-        "together",
+        "total",
         "available",
     ]
     assert "num_blocks=" in lines[-1]

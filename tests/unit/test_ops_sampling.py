@@ -124,6 +124,10 @@ EDITS: dict[str, tuple[dict[str, Any], list[float]]] = {
         [2.0, 4.0, 0.0, 4.0, -5.5],
     ),
     "allowed": ({"allowed_ids": np.array([2, 4])}, [-INF, -INF, 0.0, -INF, -3.0]),
+    "allowed words": (
+        {"allowed_words": np.array([0b10100], np.int32)},
+        [-INF, -INF, 0.0, -INF, -3.0],
+    ),
     "banned": ({"banned_ids": np.array([3, 0])}, [-INF, -1.0, 0.0, -INF, -3.0]),
     "allowed, then banned": (
         {"allowed_ids": np.array([2, 3]), "banned_ids": np.array([3])},

@@ -56,6 +56,7 @@ def test_the_defaults_are_those_of_vllm():
         "truncate_prompt_tokens": None,
         "skip_reading_prefix_cache": None,
         "trace_decode_token_ids": None,
+        "structured_outputs": None,
         "extra_args": None,
     }
 
@@ -499,7 +500,6 @@ ASKED = {
     "length_penalty": 2.0,
     "early_stopping": True,
     "logits_processors": [print],
-    "structured_outputs": {"json": "{}"},
     "guided_decoding": {"json": "{}"},
     "logprob_token_ids": [1],
     "flat_logprobs": True,

@@ -23,14 +23,15 @@ constexpr int ID_BITS = 33;
 constexpr double MAX_SUM = 4611686018427387904.0;  // 2^62: the weights of top-p stay below this
 
 enum Kind { GREEDY = 0, DRAWN = 1, FORCED = 2 };
+enum Allowed { ALL = 0, IDS = 1, WORDS = 2 };
 
 // One row's controls. The lists are concatenated in `ids`: bias, allowed, banned, seen, output,
-// each up to where the next begins. From value_begin on, `values` has those of bias and of output.
+// each up to where the next begins. In the form WORDS, allowed has a bit for each token. From value_begin on, `values` has those of bias and of output.
 struct Row {
   double temperature, top_p, log_min_p, uniform, repetition_penalty;
   int kind, top_k, forced_id, scratch_row;
   int bias, allowed, banned, seen, output, end;
-  int value_begin, has_allowed;
+  int value_begin, allowed_form;
 };
 static_assert(sizeof(Row) == 88, "sampling.py packs 88 bytes a row");
 
@@ -206,10 +207,15 @@ __device__ __forceinline__ void keep_first(MassOf mass_of, Key wanted, double* x
 template <typename T>
 __device__ __forceinline__ void edit_logits(const T* logits, const Row& row, const int* ids,
                                             const double* values, double* x, int size) {
-  const int first = threadIdx.x, step = blockDim.x;
-  for (int i = first; i < size; i += step) x[i] = row.has_allowed ? -MIE_INF : to_float(logits[i]);
+  const int first = threadIdx.x, step = blockDim.x, form = row.allowed_form;
+  for (int i = first; i < size; i += step) {
+    const bool is_allowed =
+        form == ALL || (form == WORDS && (ids[row.allowed + i / 32] >> i % 32 & 1));
+    x[i] = is_allowed ? to_float(logits[i]) : -MIE_INF;
+  }
   __syncthreads();
-  for (int i = row.allowed + first; i < row.banned; i += step) x[ids[i]] = to_float(logits[ids[i]]);
+  const int end_of_ids = form == IDS ? row.banned : 0;
+  for (int i = row.allowed + first; i < end_of_ids; i += step) x[ids[i]] = to_float(logits[ids[i]]);
   __syncthreads();
   for (int i = row.bias + first; i < row.allowed; i += step)
     x[ids[i]] += values[row.value_begin + i - row.bias];

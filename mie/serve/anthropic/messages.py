@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mie.frontend.outputs import CompletionOutput, RequestOutput, raise_failed
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.anthropic.protocol import (
     FIELDS,
@@ -16,9 +15,10 @@ from mie.serve.anthropic.protocol import (
     MessagesRequest,
     conversation,
 )
-from mie.serve.anthropic.stream import MessageWriter, message_of, stop_of, usage_of
+from mie.serve.anthropic.stream import MessageWriter
+from mie.serve.asgi import route_of
 from mie.serve.openai.params import ignored_fields, parse
-from mie.serve.openai.stream import json_response, stream_of
+from mie.serve.openai.stream import json_response, respond
 from mie.serve.serving import Job, Serving, new_id
 
 
@@ -27,7 +27,7 @@ async def messages(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     body = parse(await request.body(), MessagesRequest)
     model = serving.check_model(body.model)
-    headers = ignored_fields(body, serving, request.url.path, FIELDS)
+    headers = ignored_fields(body, serving, route_of(request.scope), FIELDS)
     job = Job(
         response_id=new_id("msg").replace("-", "_"),
         prompts=[await _prompt(body, serving)],
@@ -36,16 +36,7 @@ async def messages(request: Request) -> Response:
         priority=body.priority or 0,
         is_max_tokens_given=True,
     )
-    generation = await serving.start(request, job)
-    if body.stream:
-        writer = MessageWriter(generation, model)
-        return await stream_of(generation, writer, serving.config.keepalive_interval, headers)
-    try:
-        [output] = await generation.all()
-    finally:
-        generation.close()
-    raise_failed([output])
-    return json_response(_answer(job.response_id, model, output), headers)
+    return await respond(request, job, headers, lambda generation: MessageWriter(generation, model))
 
 
 async def count_tokens(request: Request) -> Response:
@@ -53,7 +44,7 @@ async def count_tokens(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     body = parse(await request.body(), CountTokensRequest)
     serving.check_model(body.model)
-    headers = ignored_fields(body, serving, request.url.path, FIELDS)
+    headers = ignored_fields(body, serving, route_of(request.scope), FIELDS)
     prompt = await _prompt(body, serving)
     return json_response({"input_tokens": len(prompt["prompt_token_ids"])}, headers)
 
@@ -88,13 +79,3 @@ def _sampling_params(body: MessagesRequest, serving: Serving) -> SamplingParams:
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     values = {name: value for name, value in given.items() if value is not None}
     return SamplingParams(**{**serving.defaults, **values, "n": 1}, output_kind=kind)
-
-
-def _answer(response_id: str, model: str, output: RequestOutput) -> dict[str, Any]:
-    choice: CompletionOutput = output.outputs[0]
-    return {
-        **message_of(response_id, model),
-        "content": [{"type": "text", "text": choice.text, "citations": None}],
-        **stop_of(choice),
-        "usage": usage_of(output, len(choice.token_ids)),
-    }

@@ -10,7 +10,7 @@ from pydantic import Field
 from mie.errors import shown
 from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.fields import OFF, Fields
-from mie.serve.openai.protocol import Body, Stop
+from mie.serve.openai.protocol import Body, Items, Stop
 
 _NO_TOOLS = "tools cannot be called yet"
 _NO_THINKING = "reasoning is not told from the answer"
@@ -45,7 +45,7 @@ FIELDS = Fields(
 
 _BLOCK_KEYS = {"type", "text", "cache_control"}
 
-Content = str | list[dict[str, Any]]
+Content = str | Items[dict[str, Any]]
 
 
 class InputMessage(Body):
@@ -59,7 +59,7 @@ class CountTokensRequest(Body):
     """The body of ``POST /v1/messages/count_tokens``."""
 
     model: str | None = None
-    messages: Annotated[list[InputMessage], Field(min_length=1)]
+    messages: Annotated[Items[InputMessage], Field(min_length=1)]
     system: Content | None = None
 
 
@@ -67,7 +67,7 @@ class MessagesRequest(CountTokensRequest):
     """The body of ``POST /v1/messages``; the last three fields are mie's."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    stop_sequences: Annotated[list[Stop], Field(max_length=256)] | None = None
+    stop_sequences: Annotated[Items[Stop], Field(max_length=256)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1000)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -90,6 +90,8 @@ def conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
     if body.system:
         messages.append({"role": "system", "content": _text(body.system, "system")})
     for index, message in enumerate(body.messages):
+        for name, value in (message.model_extra or {}).items():
+            raise unsupported(f"messages.{index}.{name}", f"leave it out; got {shown(value)}")
         text = _text(message.content, f"messages.{index}.content")
         if messages and messages[-1]["role"] == message.role:
             text = f"{messages.pop()['content']}\n{text}"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from mie.frontend.outputs import CompletionOutput, RequestOutput, raise_failed
-from mie.serve.errors import ApiError, anthropic_body, api_error, refuse_unfinished
+from mie.frontend.outputs import CompletionOutput, RequestOutput
+from mie.serve.errors import (
+    anthropic_body,
+    refuse_failed,
+    refuse_unfinished,
+    stream_error,
+)
 from mie.serve.serving import Generation
 from mie.serve.sse import json_string
-
-logger = logging.getLogger(__name__)
 
 _STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 
@@ -26,6 +28,18 @@ class MessageWriter:
         self._num_tokens = 0
         self._has_begun = False
 
+    def answer(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
+        refuse_failed(outputs)
+        [output] = outputs
+        choice = output.outputs[0]
+        return {
+            **message_of(self._generation.job.response_id, self._model),
+            "content": [{"type": "text", "text": choice.text, "citations": None}],
+            **stop_of(choice),
+            "usage": usage_of(output, len(choice.token_ids)),
+        }
+
     async def events(self, outputs: list[RequestOutput]) -> AsyncGenerator[bytes, None]:
         """Yield the events of the stream; ``outputs`` came already."""
         generation = self._generation
@@ -38,13 +52,11 @@ class MessageWriter:
                     return
                 outputs = await generation.next()
         except Exception as error:
-            found = api_error(error)
-            if found.status >= 500 and not isinstance(error, ApiError):
-                logger.error("a stream failed: %r", error, exc_info=error)
-            yield f"event: error\ndata: {json.dumps(anthropic_body(found))}\n\n".encode()
+            body = anthropic_body(stream_error(error))
+            yield f"event: error\ndata: {json.dumps(body)}\n\n".encode()
 
     def _render(self, outputs: list[RequestOutput]) -> str:
-        raise_failed(outputs)
+        refuse_failed(outputs)
         pieces: list[str] = []
         for output in outputs:
             if not self._has_begun:

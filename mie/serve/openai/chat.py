@@ -11,7 +11,7 @@ from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.params import job_of, read, sampling_params
 from mie.serve.openai.protocol import ChatCompletionRequest
-from mie.serve.openai.stream import Choice, ChunkWriter, json_response, reason, stream_of
+from mie.serve.openai.stream import Choice, ChunkWriter, reason, respond
 from mie.serve.serving import Generation, Serving, new_id
 from mie.serve.sse import json_string
 
@@ -32,18 +32,10 @@ async def chat_completions(request: Request) -> Response:
     prompt = await chat_prompt(body, serving)
     is_given = max_tokens is not None
     response_id = new_id("chatcmpl")
-    job = job_of(request, body, response_id, [prompt], params, is_max_tokens_given=is_given)
-    generation = await serving.start(request, job)
-    try:
-        writer = ChatWriter(generation, body, model, serving)
-        if body.stream:
-            return await stream_of(generation, writer, serving.config.keepalive_interval, headers)
-        answer = writer.answer(await generation.all())
-    except BaseException:
-        generation.close()
-        raise
-    generation.close()
-    return json_response(answer, headers)
+    job = job_of(body, response_id, [prompt], params, is_max_tokens_given=is_given)
+    return await respond(
+        request, job, headers, lambda generation: ChatWriter(generation, body, model, serving)
+    )
 
 
 async def chat_prompt(body: Any, serving: Serving) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
 from mie.serve.errors import ApiError, invalid
 from mie.serve.openai.params import job_of, read, sampling_params
 from mie.serve.openai.protocol import CompletionRequest
-from mie.serve.openai.stream import Choice, ChunkWriter, json_response, reason, stream_of
+from mie.serve.openai.stream import Choice, ChunkWriter, reason, respond
 from mie.serve.serving import Generation, Serving, new_id
 from mie.serve.sse import json_string
 
@@ -24,7 +24,7 @@ async def completions(request: Request) -> Response:
     """Complete one prompt or several."""
     serving: Serving = request.app.state.serving
     body, model, headers = await read(request, serving, CompletionRequest)
-    prompts = _with_special_tokens(prompts_of(body.prompt), body, serving)
+    prompts = prompts_of(body.prompt)
     params = sampling_params(
         body,
         serving,
@@ -33,19 +33,17 @@ async def completions(request: Request) -> Response:
         logprobs=body.logprobs,
         prompt_logprobs=_prompt_logprobs(body),
     )
-    is_given = bool(body.max_tokens)
-    job = job_of(request, body, new_id("cmpl"), prompts, params, is_max_tokens_given=is_given)
-    generation = await serving.start(request, job)
-    try:
-        writer = CompletionWriter(generation, body, model, serving)
-        if body.stream:
-            return await stream_of(generation, writer, serving.config.keepalive_interval, headers)
-        answer = writer.answer(await generation.all())
-    except BaseException:
-        generation.close()
-        raise
-    generation.close()
-    return json_response(answer, headers)
+    job = job_of(
+        body,
+        new_id("cmpl"),
+        prompts,
+        params,
+        is_max_tokens_given=bool(body.max_tokens),
+        adds_special_tokens=body.add_special_tokens is not False,
+    )
+    return await respond(
+        request, job, headers, lambda generation: CompletionWriter(generation, body, model, serving)
+    )
 
 
 def prompts_of(prompt: Any) -> list[Any]:
@@ -80,14 +78,6 @@ def _bad_prompt(prompt: object) -> ApiError:
         f"token ids; got {shown(prompt)}",
         "prompt",
     )
-
-
-def _with_special_tokens(prompts: list[Any], body: CompletionRequest, serving: Serving) -> Any:
-    """Encode texts here if they are to be encoded without special tokens."""
-    if body.add_special_tokens is not False:
-        return prompts
-    encode = serving.required_tokenizer().encode
-    return [encode(each, False) if isinstance(each, str) else each for each in prompts]
 
 
 def _prompt_logprobs(body: CompletionRequest) -> int | None:

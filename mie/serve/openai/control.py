@@ -8,6 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mie.errors import shown
+from mie.serve.asgi import route_of
 from mie.serve.errors import ApiError
 from mie.serve.openai.stream import json_response
 from mie.serve.serving import Serving
@@ -24,6 +26,8 @@ NOT_SUPPORTED = {
     "/v1/uploads": "nothing is stored between requests",
     "/v1/batches": "mie generate --input runs batch files",
     "/v1/batches/{rest:path}": "mie generate --input runs batch files",
+    "/v1/responses/{rest:path}": "nothing is stored between requests",
+    "/v1/messages/batches": "send one request for each conversation",
     "/v1/chat/completions/batch": "send one request for each conversation",
     "/v1/fine_tuning/{rest:path}": "models are not trained here",
     "/v1/assistants": "nothing is stored between requests",
@@ -49,7 +53,7 @@ def refused_routes() -> list[Route]:
 
 def _refusal(why: str) -> Callable[[Request], Awaitable[Response]]:
     async def refuse(request: Request) -> Response:
-        message = f"{request.url.path} is not supported: {why}"
+        message = f"{route_of(request.scope)} is not supported: {why}"
         raise ApiError(501, message, type="not_supported_error", code="not_supported")
 
     return refuse
@@ -73,10 +77,10 @@ async def cancel(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     response_id = request.path_params["id"]
     generation = serving.running.get(response_id)
-    if generation is None or generation.job.client != request.scope.get("mie.client"):
+    if generation is None or generation.client != request.scope.get("mie.client"):
         raise ApiError(
             404,
-            f"no request with the id {response_id!r} runs",
+            f"no request with the id {shown(response_id)} runs",
             type="not_found_error",
             code="request_not_found",
             param="id",

@@ -12,7 +12,6 @@ A field is one of four kinds:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -21,6 +20,7 @@ from starlette.requests import Request
 
 from mie.errors import shown
 from mie.params.sampling import RequestOutputKind, SamplingParams
+from mie.serve.asgi import route_of
 from mie.serve.errors import ApiError, invalid, unsupported
 from mie.serve.openai.fields import OPENAI, Fields
 from mie.serve.openai.protocol import Body, ChatCompletionRequest, CompletionRequest, GenerationBody
@@ -130,13 +130,13 @@ def sampling_params(body: GenerationBody, serving: Serving, **more: Any) -> Samp
 
 
 def job_of(
-    request: Request,
     body: GenerationBody,
     response_id: str,
     prompts: list[Any],
     params: SamplingParams,
     *,
     is_max_tokens_given: bool,
+    adds_special_tokens: bool = True,
 ) -> Job:
     """Return what the engine is asked for."""
     return Job(
@@ -145,8 +145,8 @@ def job_of(
         params=params,
         cache_salt=body.cache_salt,
         priority=body.priority or 0,
-        client=request.scope.get("mie.client"),
         is_max_tokens_given=is_max_tokens_given,
+        adds_special_tokens=adds_special_tokens,
     )
 
 
@@ -160,11 +160,16 @@ def wants_usage(body: GenerationBody) -> tuple[bool, bool]:
     )
 
 
-def _biases(given: Mapping[str, float]) -> dict[int, float]:
+def _biases(given: object) -> dict[int, float]:
+    if not isinstance(given, dict):
+        raise invalid(f"logit_bias must be an object; got {shown(given)}", "logit_bias")
     biases = {}
     for key, value in given.items():
         if not key.isascii() or not key.isdigit() or len(key) > 18:
             raise invalid(f"logit_bias must have token ids as keys; got {shown(key)}", "logit_bias")
+        if type(value) not in (int, float) or not -100 <= value <= 100:
+            message = f"logit_bias must be -100 … 100; got {shown(value)} for token {key}"
+            raise invalid(message, "logit_bias")
         biases[int(key)] = value
     return biases
 
@@ -173,7 +178,7 @@ def _validation_error(error: ValidationError) -> ApiError:
     """Return the 400 for one wrong field; of a union, the alternative that came furthest."""
     all_errors = error.errors(include_url=False, include_context=False)
     of_field = [each for each in all_errors if each["loc"][:1] == all_errors[0]["loc"][:1]]
-    first = max(of_field, key=lambda each: len(each["loc"]))
+    first = max(of_field, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
     place = [str(each) for each in first["loc"]]
     # The parts of a union's places are names of types, which no client knows.
     path = ".".join(each for each in place if each.isidentifier() or each.isdigit())
@@ -194,4 +199,4 @@ async def read(
     """Return a request's body, the name of the model that it asks, and headers for the answer."""
     body = parse(await request.body(), cls)
     model = serving.check_model(body.model)
-    return body, model, ignored_fields(body, serving, request.url.path)
+    return body, model, ignored_fields(body, serving, route_of(request.scope))

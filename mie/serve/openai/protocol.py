@@ -6,15 +6,29 @@ judged by `mie.serve.openai.params`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 MAX_STOP_STRINGS = 16
 
+T = TypeVar("T")
+
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list that is checked up to its first wrong item.
+
+Pydantic would make an error of each, and a body may hold millions."""
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0)]
-Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+Biases = Annotated[
+    Any,  # checked by hand, up to the first wrong one
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
+]
 Prompt = Annotated[
     Any,  # checked by hand: a union would report every alternative's errors
     WithJsonSchema(
@@ -66,14 +80,14 @@ class GenerationBody(Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.001, le=1000)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: Stop | Annotated[Items[Stop], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Items[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
-    logit_bias: dict[str, Bias] | None = None
+    bad_words: Items[str] | None = None
+    allowed_token_ids: Annotated[Items[TokenId], Field(min_length=1)] | None = None
+    logit_bias: Biases | None = None
     prompt_logprobs: Annotated[int, Field(ge=-1)] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -103,13 +117,13 @@ class ChatMessage(Body):
     """A message of a conversation."""
 
     role: Annotated[str, Field(min_length=1)]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Items[dict[str, Any]] | None = None
 
 
 class ChatCompletionRequest(GenerationBody):
     """The body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Items[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None

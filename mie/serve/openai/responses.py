@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -12,16 +11,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mie.frontend.outputs import CompletionOutput, RequestOutput, raise_failed
+from mie.frontend.outputs import CompletionOutput, RequestOutput
 from mie.params.sampling import RequestOutputKind, SamplingParams
-from mie.serve.errors import ApiError, api_error, invalid, refuse_unfinished
+from mie.serve.asgi import route_of
+from mie.serve.errors import invalid, refuse_failed, refuse_unfinished, stream_error
 from mie.serve.openai.logprobs import LogprobWriter
 from mie.serve.openai.params import ignored_fields, parse
 from mie.serve.openai.responses_protocol import FIELDS, ResponsesRequest, conversation
-from mie.serve.openai.stream import json_response, stream_of
+from mie.serve.openai.stream import respond
 from mie.serve.serving import Generation, Job, Serving, new_id
-
-logger = logging.getLogger(__name__)
 
 
 async def responses(request: Request) -> Response:
@@ -29,7 +27,7 @@ async def responses(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     body = parse(await request.body(), ResponsesRequest)
     model = serving.check_model(body.model)
-    headers = ignored_fields(body, serving, request.url.path, FIELDS)
+    headers = ignored_fields(body, serving, route_of(request.scope), FIELDS)
     params = _sampling_params(body, serving)
     serving.required_tokenizer()
     prompt = await serving.engine.chat_prompt(
@@ -47,18 +45,9 @@ async def responses(request: Request) -> Response:
     if body.has_logprobs:
         tokenizer = serving.required_tokenizer().tokenizer
         logprobs = LogprobWriter(tokenizer, num_top=body.top_logprobs or 0)
-    generation = await serving.start(request, job)
-    writer = ResponseWriter(generation, body, model, logprobs)
-    if body.stream:
-        return await stream_of(generation, writer, serving.config.keepalive_interval, headers)
-    try:
-        [output] = await generation.all()
-    finally:
-        generation.close()
-    raise_failed([output])
-    choice = output.outputs[0]
-    writer.add(choice)
-    return json_response(writer.finished(output, choice), headers)
+    return await respond(
+        request, job, headers, lambda generation: ResponseWriter(generation, body, model, logprobs)
+    )
 
 
 ROUTES = (Route("/v1/responses", responses, methods=["POST"]),)
@@ -134,6 +123,14 @@ class ResponseWriter:
         self._logprobs += entries
         return entries
 
+    def answer(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
+        refuse_failed(outputs)
+        [output] = outputs
+        choice = output.outputs[0]
+        self.add(choice)
+        return self.finished(output, choice)
+
     def finished(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         """Return the response after its last token."""
         refuse_unfinished(choice)
@@ -173,7 +170,7 @@ class ResponseWriter:
             yield self._failure(error)
 
     def _render(self, outputs: list[RequestOutput]) -> Iterator[str]:
-        raise_failed(outputs)
+        refuse_failed(outputs)
         if not self._has_begun:
             self._has_begun = True
             yield from self._begin()
@@ -213,10 +210,7 @@ class ResponseWriter:
         yield self._event(f"response.{response['status']}", response=response)
 
     def _failure(self, error: Exception) -> bytes:
-        found = api_error(error)
-        if found.status >= 500 and not isinstance(error, ApiError):
-            logger.error("a stream failed: %r", error, exc_info=error)
-        failed = {"code": "server_error", "message": found.message}
+        failed = {"code": "server_error", "message": stream_error(error).message}
         return self._event("response.failed", response=self._unfinished("failed", failed)).encode()
 
     def _unfinished(self, status: str, error: dict[str, Any] | None) -> dict[str, Any]:

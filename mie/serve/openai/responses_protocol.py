@@ -9,7 +9,7 @@ from pydantic import Field
 from mie.errors import shown
 from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.fields import EMPTY, OFF, Fields
-from mie.serve.openai.protocol import Body
+from mie.serve.openai.protocol import Body, Items
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -54,6 +54,10 @@ FIELDS = Fields(
 """The fields of the Responses API that have no effect here."""
 
 
+_ITEM_KEYS = {"type", "role", "content", "id", "status", "phase"}
+"""What a message may have; the last three are those of an answer that is sent again."""
+
+
 class StreamOptions(Body):
     """What a stream adds to its events."""
 
@@ -65,13 +69,13 @@ class ResponsesRequest(Body):
 
     model: str | None = None
     input: (
-        Annotated[str, Field(min_length=1)] | Annotated[list[dict[str, Any]], Field(min_length=1)]
+        Annotated[str, Field(min_length=1)] | Annotated[Items[dict[str, Any]], Field(min_length=1)]
     )
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1000)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: Items[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -102,6 +106,9 @@ def conversation(body: ResponsesRequest) -> list[dict[str, Any]]:
         if kind != "message":
             message = f"the model reads items of type 'message' only; got {shown(kind)}"
             raise unsupported(f"input.{index}", message)
+        for name, value in item.items():
+            if name not in _ITEM_KEYS and value is not None:
+                raise unsupported(f"input.{index}.{name}", f"leave it out; got {shown(value)}")
         role = item.get("role")
         if role not in ("user", "assistant", "system", "developer"):
             raise invalid(f"input.{index}.role is no role; got {shown(role)}", "input")

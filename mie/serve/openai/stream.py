@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Protocol
 
+from starlette.requests import Request
 from starlette.responses import Response
 
-from mie.errors import MieError
-from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput, raise_failed
-from mie.serve.errors import ApiError, api_error
+from mie.frontend.outputs import CompletionOutput, LogprobRow, RequestOutput
+from mie.params.sampling import RequestOutputKind
+from mie.serve.errors import refuse_failed, stream_error
 from mie.serve.openai.logprobs import LogprobWriter, TextOffsets
 from mie.serve.openai.params import wants_usage
 from mie.serve.openai.protocol import GenerationBody
 from mie.serve.openai.usage import metrics_of, usage_of
-from mie.serve.serving import Generation, Serving
+from mie.serve.serving import Generation, Job, Serving
 from mie.serve.sse import DONE, EventStream, json_string
-
-logger = logging.getLogger(__name__)
 
 
 class Choice:
@@ -84,9 +82,9 @@ class ChunkWriter:
         """Return the body of an answer that is not streamed.
 
         Raises:
-            RequestFailedError: a request failed.
+            ApiError: a request failed.
         """
-        raise_failed(outputs)
+        refuse_failed(outputs)
         num_tokens = []
         if self.has_new_tokens:
             num_tokens = [len(each.token_ids) for output in outputs for each in output.outputs]
@@ -148,10 +146,8 @@ class ChunkWriter:
             ApiError: a request failed.
         """
         pieces: list[str] = []
+        refuse_failed(outputs)
         for output in outputs:
-            if output.error is not None:
-                message = f"request {output.request_id} failed: {output.error}"
-                raise ApiError(500, message, type="server_error", code="request_failed")
             first = self.generation.place(output) * self.n
             for each in output.outputs:
                 choice = self._choices.get(first + each.index)
@@ -230,10 +226,7 @@ class ChunkWriter:
 
 def failure(error: Exception) -> bytes:
     """Return the last events of a stream that fails. No choice has a finish_reason."""
-    found = api_error(error)
-    if not isinstance(error, (ApiError, MieError)):
-        logger.error("a stream failed: %r", error, exc_info=error)
-    return b"data: " + json.dumps(found.body()).encode() + b"\n\n" + DONE
+    return b"data: " + json.dumps(stream_error(error).body()).encode() + b"\n\n" + DONE
 
 
 def reason(output: CompletionOutput) -> str:
@@ -244,29 +237,43 @@ def reason(output: CompletionOutput) -> str:
     )
 
 
-class EventWriter(Protocol):
-    """Something that turns outputs into the events of a stream."""
+class Writer(Protocol):
+    """Something that turns outputs into an answer, whole or as the events of a stream."""
+
+    def answer(self, outputs: list[RequestOutput]) -> Mapping[str, Any]:
+        """Return the body of an answer that is not streamed."""
 
     def events(self, outputs: list[RequestOutput]) -> AsyncGenerator[bytes, None]:
         """Yield the events of the stream; ``outputs`` came already, and may be empty."""
 
 
-async def stream_of(
-    generation: Generation, writer: EventWriter, interval: float, headers: Mapping[str, str]
-) -> EventStream:
-    """Return the stream of a generation, once its first output is here or overdue.
+async def respond(
+    request: Request,
+    job: Job,
+    headers: Mapping[str, str],
+    new_writer: Callable[[Generation], Writer],
+) -> Response:
+    """Run a job, and return its answer, or the stream of it once there is something to send.
 
     Raises:
-        MieError: it failed before its first token, so that the status can say so.
+        ApiError: it failed before anything was sent, so that the status can say so.
+        MieError: it can never be served, or the engine cannot go on.
     """
+    serving: Serving = request.app.state.serving
+    generation = await serving.start(request, job)
     try:
-        generation.keep_alive(interval)
-        first = await generation.next()
-        raise_failed(first)
+        writer = new_writer(generation)
+        if job.params.output_kind is RequestOutputKind.DELTA:
+            generation.keep_alive(serving.config.keepalive_interval)
+            first = await generation.next()
+            refuse_failed(first)
+            return EventStream(writer.events(first), generation, headers)
+        answer = writer.answer(await generation.all())
     except BaseException:
         generation.close()
         raise
-    return EventStream(writer.events(first), generation, headers)
+    generation.close()
+    return json_response(answer, headers)
 
 
 def json_response(content: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:

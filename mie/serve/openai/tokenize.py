@@ -13,11 +13,12 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mie.serve.asgi import route_of
 from mie.serve.errors import invalid, too_long, unsupported
 from mie.serve.openai.chat import chat_prompt
 from mie.serve.openai.fields import OPENAI, Fields
 from mie.serve.openai.params import ignored_fields, parse
-from mie.serve.openai.protocol import Body, ChatMessage, TokenId
+from mie.serve.openai.protocol import Body, ChatMessage, Items, TokenId
 from mie.serve.openai.stream import json_response
 from mie.serve.serving import Serving
 from mie.text.pretrained import PretrainedTokenizer
@@ -36,7 +37,7 @@ class TemplateRequest(Body):
     """The body of ``POST /apply-template``."""
 
     model: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Items[ChatMessage], Field(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -47,7 +48,7 @@ class TemplateRequest(Body):
 class TokenizeRequest(TemplateRequest):
     """The body of ``POST /tokenize``: a text under one of two names, or messages."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None  # type: ignore[assignment]
+    messages: Annotated[Items[ChatMessage], Field(min_length=1)] | None = None  # type: ignore[assignment]
     prompt: str | None = None
     content: str | None = None
     add_special_tokens: bool | None = None
@@ -60,7 +61,7 @@ class DetokenizeRequest(Body):
     """The body of ``POST /detokenize``."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Items[TokenId]
 
 
 async def tokenize(request: Request) -> Response:
@@ -126,7 +127,7 @@ async def apply_template(request: Request) -> Response:
 
 def _check(request: Request, serving: Serving, body: Any) -> dict[str, str]:
     serving.check_model(body.model or serving.names[0])
-    return ignored_fields(body, serving, request.url.path, FIELDS)
+    return ignored_fields(body, serving, route_of(request.scope), FIELDS)
 
 
 async def _tokens(

@@ -1,0 +1,134 @@
+"""Follow what may come next in a constrained output. The engine sees tokens, not text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.errors import RequestError
+from mie.params.sampling import SamplingParams
+from mie.params.structured import StructuredOutputsParams
+
+Words = NDArray[np.int32]
+"""A bit for each token [ceil(V / 32)]: token i is bit i % 32 of word i // 32."""
+
+
+class TokenConstraint(Protocol):
+    """The state of one output: which tokens may come next."""
+
+    def mask(self) -> bytes:
+        """Return a bit for each token that may come next, at least ceil(V / 32) words.
+
+        Raises:
+            RequestError: the grammar is too complex to continue.
+        """
+
+    def accept(self, token_id: int) -> None:
+        """Advance by a token.
+
+        Raises:
+            RequestError: the token may not come next.
+        """
+
+    def validate(self, token_ids: Sequence[int]) -> int:
+        """Return how many of the tokens may come next, one after another. Nothing changes."""
+
+    def rollback(self, num_tokens: int) -> None:
+        """Return to the state before the last accepted tokens."""
+
+
+class Constraints(Protocol):
+    """Makes constraints for a model and its tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits of a row, V."""
+
+    @property
+    def eos_token_ids(self) -> Sequence[int]:
+        """The tokens that end a complete output."""
+
+    def start(self, params: StructuredOutputsParams) -> TokenConstraint:
+        """Return a constraint at the beginning of an output.
+
+        Raises:
+            RequestError: the parameters describe nothing that can be generated.
+        """
+
+
+def check_constraint(params: SamplingParams, constraints: Constraints | None) -> None:
+    """Raise `RequestError` unless the engine can constrain the output as ``params`` say."""
+    if params.structured_outputs is None:
+        return
+    if constraints is None:
+        raise RequestError(
+            "structured_outputs needs a tokenizer, and the engine has none (load the model with "
+            "its tokenizer)"
+        )
+    forced = params.trace_decode_token_ids or ()
+    num_valid = constraints.start(_structure(params)).validate(forced)
+    if num_valid < len(forced):
+        raise RequestError(
+            f"structured_outputs does not allow trace_decode_token_ids[{num_valid}], token "
+            f"{forced[num_valid]} (leave one of them out)"
+        )
+
+
+class RowConstraint:
+    """Follows the tokens of one row, and gives the tokens that may come next.
+
+    Its state derives from the row's tokens, so a row that is made anew after a preemption, a fork
+    or an exception needs nothing else.
+    """
+
+    def __init__(self, constraints: Constraints, params: SamplingParams) -> None:
+        self._matcher = constraints.start(_structure(params))
+        self._num_words = -(-constraints.vocab_size // 32)
+        self._num_accepted = 0
+        self._mask: Words | None = None  # of the token after those accepted
+        allowed = params.allowed_token_ids
+        self._allowed = None if allowed is None else self._words_of(allowed)
+        self._eos = self._words_of(constraints.eos_token_ids) if params.ignore_eos else None
+
+    def allowed_words(self, generated: Sequence[int], banned_ids: Iterable[int]) -> Words:
+        """Return the tokens that may follow the ``generated`` ones, which only ever grow.
+
+        ``banned_ids`` may not. With ``ignore_eos`` end-of-text tokens may follow only if no other
+        token may.
+
+        Raises:
+            RequestError: no token may follow.
+        """
+        for token_id in generated[self._num_accepted :]:
+            self._matcher.accept(token_id)
+            self._num_accepted += 1
+            self._mask = None
+        if self._mask is None:
+            self._mask = np.frombuffer(self._matcher.mask(), np.int32)[: self._num_words]
+        words = self._mask & ~self._words_of(banned_ids)
+        if self._allowed is not None:
+            words &= self._allowed
+        if self._eos is not None and (words & ~self._eos).any():
+            words &= ~self._eos
+        if not words.any():
+            raise RequestError(
+                f"no token can follow after {len(generated)} tokens of output: "
+                "structured_outputs allows none of those that min_tokens, allowed_token_ids and "
+                "bad words allow (relax one of them)"
+            )
+        return words
+
+    def _words_of(self, token_ids: Iterable[int]) -> Words:
+        words = np.zeros(self._num_words, np.uint32)
+        ids = np.fromiter(token_ids, np.int64)
+        np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+        return words.view(np.int32)
+
+
+def _structure(params: SamplingParams) -> StructuredOutputsParams:
+    structure = params.structured_outputs
+    assert isinstance(structure, StructuredOutputsParams), "`verified` converts mappings"
+    return structure

@@ -1,0 +1,204 @@
+"""Compile what an output must match with llguidance, and follow outputs token by token.
+
+llguidance reports errors as states of a matcher and raises nothing. Every call here checks for
+them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from mie.errors import RequestError
+from mie.params.structured import StructuredOutputsParams
+from mie.text.printable import printable
+from mie.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_COMPILED = 256
+"""Number of grammars that stay compiled. Others are compiled again."""
+
+MAX_RULES = 256
+"""Maximum number of rules, or of references in a schema.
+
+llguidance follows them by recursion, and a chain of 3,000 exhausts the stack of a thread.
+"""
+FUEL = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000}
+"""Limits of llguidance's work, a tenth of its own.
+
+With its own, a mask of ``((a{1000}){1000}){1000}`` takes seconds.
+"""
+
+MAX_REASON = 400
+"""Maximum number of characters of the library's reason in a message. Some list all tokens."""
+
+_SCHEMAS = {"$defs", "definitions", "properties", "patternProperties"} | {
+    *("allOf", "anyOf", "oneOf", "prefixItems"),
+}
+"""Keywords whose value is a mapping or a list of schemas."""
+
+
+class Grammars:
+    """The grammars of one model's requests. Any thread may use it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """``vocab_size`` is the number of logits, which may exceed the tokenizer's vocabulary."""
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self._tokens: LLTokenizer | None = None
+        self._compiled = lru_cache(maxsize=MAX_COMPILED)(self._compile)
+
+    def start(self, params: StructuredOutputsParams) -> Matcher:
+        """Return a matcher at the beginning of an output.
+
+        Raises:
+            RequestError: llguidance is not installed, or refuses the grammar or the tokenizer.
+        """
+        compiled: LLMatcher = self._compiled(params)
+        return Matcher(compiled.deep_copy(), self.eos_token_ids)
+
+    def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
+        kind, grammar = _grammar(params)
+        library = _library()
+        matcher: LLMatcher = library.LLMatcher(
+            self._llguidance_tokens(), grammar, log_level=0, limits=library.LLParserLimits(**FUEL)
+        )
+        matcher.compute_bitmask()  # finds grammars that compile and allow nothing
+        if matcher.is_error():
+            raise RequestError(f"structured_outputs has a {kind} that {_reason(matcher)}")
+        return matcher
+
+    def _llguidance_tokens(self) -> LLTokenizer:
+        """Return the vocabulary as llguidance needs it. For a large one this takes seconds."""
+        if self._tokens is None:
+            if not self.eos_token_ids:
+                raise RequestError(
+                    "structured_outputs needs an end-of-text token, and the model has none (set "
+                    "eos_token_id in its generation_config.json)"
+                )
+            try:
+                self._tokens = _library().LLTokenizer(
+                    self._tokenizer.to_json(),
+                    n_vocab=self.vocab_size,
+                    eos_token=list(self.eos_token_ids),
+                )
+            except ValueError as error:
+                raise RequestError(
+                    f"structured_outputs cannot use this tokenizer: {error}"
+                ) from error
+        return self._tokens
+
+
+class Matcher:
+    """The state of one output: which tokens may come next."""
+
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._eos_token_ids = eos_token_ids
+
+    def mask(self) -> bytes:
+        """Return a bit for each token that may come next: token i is bit i % 8 of byte i // 8.
+
+        Raises:
+            RequestError: the grammar is too complex to continue.
+        """
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise RequestError(f"structured_outputs {_reason(self._matcher)}")
+        return mask
+
+    def accept(self, token_id: int) -> None:
+        """Advance by a token.
+
+        Raises:
+            RequestError: the token may not come next, or the grammar is too complex to continue.
+        """
+        if not self._matcher.consume_token(token_id):
+            raise RequestError(f"structured_outputs {_reason(self._matcher)}")
+
+    def validate(self, token_ids: Sequence[int]) -> int:
+        """Return how many of the tokens may come next, one after another. Nothing changes."""
+        count = self._matcher.validate_tokens(list(token_ids))
+        if count < len(token_ids) and token_ids[count] in self._eos_token_ids:
+            # The library refuses an end of text here that its masks allow.
+            trial = self._matcher.deep_copy()
+            trial.consume_tokens(list(token_ids[:count]))
+            count += trial.is_accepting()
+        return count
+
+    def rollback(self, num_tokens: int) -> None:
+        """Return to the state before the last accepted tokens."""
+        assert self._matcher.rollback(num_tokens), "more tokens than were accepted"
+
+
+def _grammar(params: StructuredOutputsParams) -> tuple[str, str]:
+    """Return the kind of the grammar and the grammar for llguidance, or raise `RequestError`."""
+    matchers = _library().LLMatcher
+    if params.regex is not None:
+        return "regex", matchers.grammar_from_regex(params.regex)
+    if params.choice is not None:
+        # An upper-case name makes one lexeme of all, which has no limit of alternatives.
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice)
+        return "choice", matchers.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
+    if params.grammar is not None:
+        _check_num_rules("grammar", params.grammar.count(":"))
+        return "grammar", matchers.grammar_from_lark(params.grammar)
+    text = '{"type": "object"}' if params.json_object else str(params.json)
+    _check_num_rules("json schema", text.count('"$ref":'))
+    schema = json.loads(text)
+    if params.disable_additional_properties:
+        _close(schema)
+    return "json schema", matchers.grammar_from_json_schema(schema, overrides=_json_options(params))
+
+
+def _check_num_rules(kind: str, count: int) -> None:
+    if count > MAX_RULES:
+        raise RequestError(
+            f"structured_outputs has a {kind} with {count} rules or references; at most "
+            f"{MAX_RULES} are supported (write it with fewer)"
+        )
+
+
+def _json_options(params: StructuredOutputsParams) -> Any:
+    if params.whitespace_pattern is not None:
+        return {"whitespace_pattern": params.whitespace_pattern}
+    if params.disable_any_whitespace:
+        return {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+    return {"whitespace_flexible": True}
+
+
+def _close(schema: Any) -> None:
+    """Forbid further properties wherever a schema names some and does not say more."""
+    if not isinstance(schema, dict):
+        return
+    for name in _SCHEMAS & schema.keys():
+        inner = schema[name]
+        for each in inner.values() if isinstance(inner, dict) else inner:
+            _close(each)
+    for name in ("items", "additionalProperties"):
+        _close(schema.get(name))
+    if "properties" in schema:
+        schema.setdefault("additionalProperties", False)
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise RequestError(
+            "structured_outputs needs llguidance, which is not installed (pip install "
+            "'mie[structured]')"
+        ) from error
+    return llguidance
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """Return why the matcher is in error, without the dump of its state."""
+    reason = matcher.get_error().partition("<state>")[0]
+    reason = printable(" ".join(reason.split()))
+    return f"cannot be followed: {reason[:MAX_REASON]}"

@@ -1,0 +1,670 @@
+"""Check outputs that follow a schema, a regular expression, a list of choices or a grammar."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import random
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_tokenizers
+
+from mie import (
+    LLM,
+    AsyncLLM,
+    BeamSearchParams,
+    EngineConfig,
+    RequestLimits,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from mie.cli import main
+from mie.errors import ConfigError, RequestError, RequestFailedError
+from mie.load.engine import load_engine
+from mie.structured.grammars import MAX_RULES, Grammars
+from mie.text.detokenizer import Detokenizer
+from mie.text.tokenizer import Tokenizer
+
+pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
+
+EOS = 1
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "animal": {"enum": ["otter", "fox", "owl"]},
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 2},
+    },
+    "required": ["animal", "age", "tags"],
+    "additionalProperties": False,
+}
+DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+HARD_CHOICES = ("yes", "no", "nay", 'a "quoted" \\ text', "two\nlines", "été 猫 😀", "/.*/", " ")
+
+
+@cache
+def bundled(**settings: Any) -> LLM:
+    return LLM("bundled", num_threads=1, **settings)
+
+
+def params_of(seed: int = 0, **more: Any) -> SamplingParams:
+    """Return parameters that sample nearly at random, so that only the grammar gives structure."""
+    structure = {
+        name: more.pop(name)
+        for name in [each.name for each in dataclasses.fields(StructuredOutputsParams)]
+        if name in more
+    }
+    defaults = {"temperature": 1000.0, "max_tokens": 400, "seed": seed}
+    return SamplingParams(
+        structured_outputs=StructuredOutputsParams(**structure), **{**defaults, **more}
+    )
+
+
+def texts(llm: LLM, params: SamplingParams, prompt: str = "Once upon a time") -> list[str]:
+    [output] = llm.generate(prompt, params, use_tqdm=False)
+    return [choice.text for choice in output.outputs]
+
+
+# The parameters.
+
+
+def refuses(message: str, **fields: Any) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        StructuredOutputsParams(**fields)
+
+
+def test_exactly_one_kind_is_given():
+    refuses("structured_outputs needs one of json, regex", whitespace_pattern=None)
+    refuses("got none of them", json_object=False)
+    refuses("got json and choice", json={}, choice=["a"])
+
+
+def test_bad_fields_are_refused_by_name():
+    refuses("json must be a JSON schema, an object; got [1]", json="[1]")
+    refuses("json must be a JSON schema: Expecting", json="{")
+    refuses("json must be a JSON schema: ", json={"const": {1}})
+    refuses("json must be a JSON schema: ", json={"const": float("nan")})
+    refuses("json must be a JSON schema: ", json="[" * 10**5)
+    refuses("regex must be a string; got 3", regex=3)
+    refuses("grammar must be a string; got b''", grammar=b"")
+    refuses("whitespace_pattern must be a string; got 1", json={}, whitespace_pattern=1)
+    refuses("choice must be a list of strings; got 'yes'", choice="yes")
+    refuses("choice must have at least one text", choice=[])
+    refuses("each of choice must be a non-empty string; got ''", choice=["a", ""])
+    refuses("json_object must be True or False; got 1", json_object=1)
+    refuses("structural_tag is not supported", structural_tag="{}")
+    refuses("disable_any_whitespace belongs to json", regex="a", disable_any_whitespace=False)
+    refuses("whitespace_pattern belongs to json", choice=["a"], whitespace_pattern=" ")
+    refuses("'jsn'", jsn="{}")
+
+
+def test_a_mapping_of_the_fields_is_accepted():
+    params = SamplingParams(structured_outputs={"choice": ["a", "b"]})
+    assert params.structured_outputs == StructuredOutputsParams(choice=("a", "b"))
+    with pytest.raises(ConfigError, match="structured_outputs must be StructuredOutputsParams"):
+        SamplingParams(structured_outputs="yes")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="guided_decoding is not supported: structured_outputs"):
+        SamplingParams(guided_decoding={"json": "{}"})  # type: ignore[call-arg]
+
+
+def test_a_schema_keeps_the_order_of_its_properties_and_later_changes_do_not_matter():
+    schema: dict[str, Any] = {"properties": {"b": {}, "a": {}}}
+    params = StructuredOutputsParams(json=schema)
+    schema.clear()
+    assert params.json == '{"properties": {"b": {}, "a": {}}}'
+    assert hash(params) == hash(StructuredOutputsParams(json=str(params.json)))
+
+
+def test_beam_search_refuses_them_by_name():
+    with pytest.raises(ConfigError, match="structured_outputs"):
+        BeamSearchParams(beam_width=2, max_tokens=3, structured_outputs={})  # type: ignore
+
+
+# What is refused before anything is queued.
+
+BAD = [
+    ({"regex": "("}, "regex that cannot be followed: .*invalid regex"),
+    ({"regex": r"(a)\1"}, "backreferences are not supported"),
+    ({"regex": "(?=a)a"}, "look-around"),
+    ({"grammar": "start: x"}, 'grammar that cannot be followed: .*unknown name: "x"'),
+    ({"grammar": 'foo: "a"'}, "no start rule found"),
+    ({"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000}, "too deeply nested"),
+    ({"json": {"not": {"type": "null"}}}, r"Unimplemented keys: \[\"not\"\]"),
+    ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+    ({"json": {"type": "string", "format": "nope"}}, "Unknown format: nope"),
+    ({"json": {"type": "thing"}}, "Invalid type: thing"),
+    ({"json": {"$ref": "https://example.org/x"}}, "not present in a registry"),
+    ({"json": {"$ref": "#"}}, "cannot be followed"),
+    ({"json": {"enum": []}}, "Unsatisfiable schema"),
+    ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "Unsatisfiable schema"),
+    ({"json": {}, "whitespace_pattern": "("}, "cannot be followed"),
+]
+
+
+@pytest.mark.parametrize(("structure", "message"), BAD, ids=[str(i) for i in range(len(BAD))])
+def test_what_cannot_be_followed_is_refused_before_it_is_queued(structure, message: str):
+    llm = bundled()
+    with pytest.raises(RequestError, match=message) as error:
+        llm.generate(["a", "b"], [SamplingParams(), params_of(**structure)], use_tqdm=False)
+    assert "structured_outputs" in str(error.value)
+    assert len(str(error.value)) < 1000
+    assert not llm.engine.has_work
+
+
+def chain_of_rules(count: int) -> str:
+    rules = [f"r{i}: r{i + 1}" for i in range(count)]
+    return "\n".join(["start: r0", *rules, f'r{count}: "a"'])
+
+
+def chain_of_references(count: int) -> dict[str, Any]:
+    definitions: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(count)}
+    definitions[f"d{count}"] = {"const": 7}
+    return {"$defs": definitions, "$ref": "#/$defs/d0"}
+
+
+def test_long_chains_of_rules_are_refused_and_the_longest_allowed_work():
+    llm, longest = bundled(), MAX_RULES - 2
+    assert texts(llm, params_of(grammar=chain_of_rules(longest))) == ["a"]
+    assert texts(llm, params_of(json=chain_of_references(longest))) == ["7"]
+    for structure in (
+        {"grammar": chain_of_rules(5000)},
+        {"json": chain_of_references(1000)},
+        {"grammar": f"start: %json {json.dumps(chain_of_references(1000))}"},
+    ):
+        with pytest.raises(RequestError, match=f"at most {MAX_RULES} are supported"):
+            texts(llm, params_of(**structure))
+
+
+def test_the_size_is_limited():
+    long = params_of(regex="a" * 2**16)
+    assert long.structured_outputs.num_chars == 2**16
+    with pytest.raises(ConfigError, match="structured_outputs may have at most 65536 characters"):
+        params_of(choice=["a" * 2**16, "b"])
+    eleven = params_of(choice=["a" * 6, "b" * 5])
+    with pytest.raises(ConfigError, match="at most 10 characters; got 11"):
+        eleven.verified(RequestLimits(max_grammar_chars=10))
+
+
+def test_what_becomes_too_complex_fails_alone():
+    llm = bundled()
+    free = SamplingParams(temperature=0, max_tokens=5)
+    [alone] = llm.generate("Once", free, use_tqdm=False)
+    complex_one = params_of(regex="((a{1000}){1000}){1000}")
+    with pytest.raises(RequestFailedError, match="too many expressions") as error:
+        llm.generate(["Once", "Once"], [complex_one, free], use_tqdm=False)
+    assert error.value.outputs[1].outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_without_a_tokenizer_they_are_refused():
+    llm = bundled(skip_tokenizer_init=True)
+    with pytest.raises(RequestError, match="structured_outputs needs a tokenizer"):
+        llm.generate({"prompt_token_ids": [5]}, params_of(regex="a"), use_tqdm=False)
+    engine = load_engine(llm.directory, EngineConfig(num_blocks=8))
+    with pytest.raises(RequestError, match="structured_outputs needs a tokenizer"):
+        engine.add_request([5], params_of(regex="a"))
+    assert not engine.has_work
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    grammars = Grammars(small_tokenizers.byte_level(), 512, [EOS])
+    with pytest.raises(RequestError, match=re.escape("pip install 'mie[structured]'")):
+        grammars.start(StructuredOutputsParams(regex="a"))
+
+
+def test_a_model_without_an_end_is_refused():
+    grammars = Grammars(small_tokenizers.byte_level(), 512, [])
+    with pytest.raises(RequestError, match="structured_outputs needs an end-of-text token"):
+        grammars.start(StructuredOutputsParams(regex="a"))
+
+
+# What comes out.
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_kind_gives_what_it_describes(seed: int):
+    llm = bundled()
+    for text in texts(llm, params_of(seed, regex=DATE, n=4)):
+        assert re.fullmatch(DATE, text)
+    assert set(texts(llm, params_of(seed, choice=HARD_CHOICES, n=32))) <= set(HARD_CHOICES)
+    for text in texts(llm, params_of(seed, grammar='start: "<" ("ab" | "c"){1,3} ">"', n=4)):
+        assert re.fullmatch(r"<(ab|c){1,3}>", text)
+    for text in texts(llm, params_of(seed, json=SCHEMA, n=4)):
+        record = json.loads(text)
+        assert list(record) == ["animal", "age", "tags"]
+        assert record["animal"] in ("otter", "fox", "owl")
+        assert 1 <= record["age"] <= 99
+        assert len(record["tags"]) <= 2
+
+
+def test_every_choice_is_reachable_even_among_thousands():
+    assert set(texts(bundled(), params_of(choice=HARD_CHOICES, n=300))) == set(HARD_CHOICES)
+    many = [f"{'xyz'[i % 3]}{i}" for i in range(8000)]
+    assert {*texts(bundled(), params_of(choice=many, n=8))} <= {*many}
+
+
+def test_a_json_object_is_an_object():
+    params = params_of(json_object=True, temperature=0.0, max_tokens=100)
+    allowed = Grammars(bundled().tokenizer, 2048, [EOS]).start(params.structured_outputs)
+    assert texts(bundled(), params)[0].startswith("{")
+    for text, complete in (('{"a":[1,true,null]}', True), ("[1]", False), ('{"a": 1}', False)):
+        ids = [*bundled().tokenizer.encode(text, add_special_tokens=False), EOS]
+        assert (allowed.validate(ids) == len(ids)) == complete, text
+
+
+@pytest.mark.parametrize(
+    ("options", "accepted", "refused"),
+    [
+        ({}, ['{"a":1,"b":2}'], ['{"a": 1,"b":2}', '{"a":1, "b":2}', '{ "a":1,"b":2}']),
+        (
+            {"disable_any_whitespace": False},
+            ['{"a":1,"b":2}', '{ "a" : 1,\n"b":2}'],
+            ['{"a":1 "b":2}'],
+        ),
+        ({"whitespace_pattern": "_?"}, ['{_"a":1,"b":_2}'], ['{ "a":1,"b":2}']),
+    ],
+)
+def test_whitespace(options: dict[str, Any], accepted: list[str], refused: list[str]):
+    integers = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+    schema = {"type": "object", "properties": integers, "required": ["a", "b"]}
+    params = StructuredOutputsParams(json=schema, **options)
+    tokenizer = bundled().tokenizer
+    for text in (*accepted, *refused):
+        ids = [*tokenizer.encode(text, add_special_tokens=False), EOS]
+        matcher = Grammars(tokenizer, 2048, [EOS]).start(params)
+        assert (matcher.validate(ids) == len(ids)) == (text in accepted), text
+
+
+def test_additional_properties_can_be_forbidden_everywhere():
+    inner = {"type": "object", "properties": {"properties": {"type": "integer"}}}
+    schema = {
+        "$defs": {"inner": inner},
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/inner"}, "b": {"anyOf": [{"type": "null"}, inner]}},
+        "required": ["a"],
+    }
+    tokenizer = bundled().tokenizer
+
+    def is_accepted(text: str, **options: Any) -> bool:
+        matcher = Grammars(tokenizer, 2048, [EOS]).start(
+            StructuredOutputsParams(json=schema, **options)
+        )
+        ids = [*tokenizer.encode(text, add_special_tokens=False), EOS]
+        return matcher.validate(ids) == len(ids)
+
+    closed = {"disable_additional_properties": True}
+    for text in ('{"a":{"properties":1}}', '{"a":{},"b":{"properties":2}}'):
+        assert is_accepted(text)
+        assert is_accepted(text, **closed)
+    for text in ('{"a":{},"c":1}', '{"a":{"c":1}}', '{"a":{},"b":{"c":1}}'):
+        assert is_accepted(text)
+        assert not is_accepted(text, **closed)
+
+
+def test_the_end_is_the_end_of_text_token_of_the_model():
+    [output] = bundled().generate("a", params_of(regex="ab|cd"), use_tqdm=False)
+    [choice] = output.outputs
+    assert (choice.finish_reason, choice.stop_reason, choice.token_ids[-1]) == ("stop", None, EOS)
+
+
+def test_max_tokens_cuts_the_text():
+    [output] = bundled().generate("a", params_of(json=SCHEMA, max_tokens=3), use_tqdm=False)
+    assert output.outputs[0].finish_reason == "length"
+    assert '{"animal":"'.startswith(output.outputs[0].text[:11])
+
+
+# With other parameters.
+
+
+def test_ignore_eos_only_puts_off_the_end():
+    [text] = texts(bundled(), params_of(regex="[ab]{1,20}", ignore_eos=True))
+    assert re.fullmatch("[ab]{20}", text)
+
+
+def test_min_tokens_bans_the_end_until_then():
+    params = params_of(regex="[ab]*", min_tokens=30, max_tokens=60)
+    [output] = bundled().generate("a", params, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) > 30
+
+
+def test_stop_strings_and_stop_tokens_end_earlier():
+    assert texts(bundled(), params_of(regex="a{50}b", stop="aaa", max_tokens=99))[0] == ""
+    [b] = bundled().tokenizer.encode("b", add_special_tokens=False)[-1:]
+    [output] = bundled().generate(
+        "a", params_of(grammar='start: "a" "b" "c"', stop_token_ids=[b]), use_tqdm=False
+    )
+    assert output.outputs[0].stop_reason in (b, None)
+
+
+def test_bias_bans_and_penalties_choose_among_what_is_allowed():
+    llm = bundled()
+    ids = {x: llm.tokenizer.encode(x, add_special_tokens=False)[-1] for x in "abc"}
+    regex = "[abc]"
+    only_b = {token: -100.0 for x, token in ids.items() if x != "b"}
+    assert texts(llm, params_of(regex=regex, temperature=0.1, logit_bias=only_b)) == ["b"]
+    assert texts(llm, params_of(regex=regex, allowed_token_ids=[ids["c"], EOS])) == ["c"]
+    not_a = params_of(regex=regex, bad_words_token_ids=[[ids["a"]], [ids["c"]]])
+    assert texts(llm, not_a) == ["b"]
+    [text] = texts(
+        llm, params_of(regex="[abc]{12}", temperature=0.0, presence_penalty=2.0, logprobs=2)
+    )
+    assert re.fullmatch("[abc]{12}", text)
+
+
+def test_logprobs_are_those_without_the_constraint():
+    llm = bundled(dtype="float64")
+    params = params_of(regex=DATE, logprobs=1)
+    [first] = llm.generate("Hello", params, use_tqdm=False)
+    ids = first.outputs[0].token_ids
+    forced = SamplingParams(trace_decode_token_ids=ids, max_tokens=len(ids), logprobs=1)
+    [second] = llm.generate("Hello", forced, use_tqdm=False)
+    for one, other in zip(first.outputs[0].logprobs, second.outputs[0].logprobs, strict=True):
+        assert {i: (v.rank, v.logprob) for i, v in one.items()} == {
+            i: (v.rank, v.logprob) for i, v in other.items()
+        }
+
+
+def test_forced_tokens_must_be_allowed():
+    llm = bundled()
+    ids = llm.tokenizer.encode("ab", add_special_tokens=False)
+    [text] = texts(llm, params_of(regex="abc+", trace_decode_token_ids=ids))
+    assert re.fullmatch("abc+", text)
+    message = r"does not allow trace_decode_token_ids\[0\]"
+    with pytest.raises(RequestError, match=message):
+        texts(llm, params_of(regex="x+", trace_decode_token_ids=ids))
+
+
+EMPTY: list[dict[str, Any]] = [
+    {"min_tokens": 50, "max_tokens": 60},
+    {"allowed_token_ids": [EOS, 2, 3]},
+    {"bad_words_token_ids": [[EOS]]},
+]
+
+
+@pytest.mark.parametrize("more", EMPTY, ids=lambda more: min(more))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_empty_intersection_fails_that_request_alone(more, temperature: float):
+    llm = bundled()
+    free = SamplingParams(temperature=1.0, seed=3, max_tokens=20)
+    [alone] = llm.generate("Once", free, use_tqdm=False)
+    bad = params_of(regex="abc", temperature=temperature, **more)
+    with pytest.raises(RequestFailedError, match="no token can follow") as error:
+        llm.generate(["Once", "Once", "Once"], [free, bad, free], use_tqdm=False)
+    one, failed, other = error.value.outputs
+    assert "no token can follow" in failed.error
+    assert [choice.finish_reason for choice in failed.outputs] == ["error"]
+    for neighbour in (one, other):
+        assert neighbour.outputs[0].token_ids == alone.outputs[0].token_ids
+    assert texts(llm, params_of(regex="abc")) == ["abc"]
+
+
+# Under any schedule: the tokens are those of a request alone.
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "static": {"batching": "static", "max_num_seqs": 3},
+    "overlap": {"async_scheduling": True},
+    "no cache": {"enable_prefix_caching": False},
+    "small budget": {"max_num_batched_tokens": 8, "max_prefill_chunk": 3},
+    "preemption by recompute": {"num_blocks": 24, "max_model_len": 256},
+    "preemption by swap": {
+        "num_blocks": 24,
+        "max_model_len": 256,
+        "preemption_mode": "swap",
+        "swap_space": 2**22,
+    },
+}
+PROMPT = "Once upon a time there was an otter who lived by the sea."
+
+
+def mixed() -> list[SamplingParams]:
+    return [
+        params_of(1, json=SCHEMA, n=3, max_tokens=120),
+        SamplingParams(temperature=1.0, seed=2, max_tokens=60),
+        params_of(3, regex=f"({DATE} ){{3}}", temperature=1.0, max_tokens=120),
+        SamplingParams(temperature=0.0, max_tokens=40, n=2),
+        params_of(5, choice=HARD_CHOICES, n=2, presence_penalty=1.0),
+        params_of(6, json=SCHEMA, disable_any_whitespace=False, temperature=0.0, max_tokens=80),
+    ]
+
+
+def tokens_of(outputs: list[Any]) -> list[list[list[int]]]:
+    return [[list(choice.token_ids) for choice in output.outputs] for output in outputs]
+
+
+@cache
+def alone() -> list[list[list[int]]]:
+    llm = bundled(dtype="float64")
+    return [tokens_of(llm.generate(PROMPT, each, use_tqdm=False))[0] for each in mixed()]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_changes_no_token(name: str):
+    llm = LLM("bundled", num_threads=1, dtype="float64", block_size=8, **SCHEDULES[name])
+    for _ in range(2):  # the second time, the prefix cache has the prompt
+        assert tokens_of(llm.generate([PROMPT] * 6, mixed(), use_tqdm=False)) == alone()
+    assert (llm.engine.stats.num_preemptions > 0) == name.startswith("preemption")
+
+
+@pytest.mark.parametrize("when", [1, 5, 20])
+@pytest.mark.parametrize("where", ["accept", "mask"])
+def test_an_exception_in_a_step_changes_no_token(where: str, when: int, monkeypatch):
+    """Once a matcher raises what is not the request's fault, its state is made from the tokens."""
+    from mie.structured.grammars import Matcher
+
+    llm = LLM("bundled", num_threads=1, dtype="float64")
+    original, calls = getattr(Matcher, where), []
+
+    def interrupted(self: Matcher, *args: Any) -> Any:
+        calls.append(1)
+        result = original(self, *args)
+        if len(calls) == when:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(Matcher, where, interrupted)
+    for each in mixed():
+        llm.add_request(PROMPT, each)
+    done: dict[str, Any] = {}
+    num_interrupts = 0
+    while llm.has_work:
+        try:
+            for output in llm.step():
+                done[output.request_id] = output
+        except KeyboardInterrupt:
+            num_interrupts += 1
+    assert num_interrupts == 1
+    assert sorted(tokens_of(list(done.values()))) == sorted(alone())
+
+
+def test_async_llm_constrains_too():
+    async def run() -> str:
+        async with AsyncLLM("bundled", num_threads=1) as llm:
+            with pytest.raises(RequestError, match="structured_outputs has a regex"):
+                async for _ in llm.generate("a", params_of(regex="("), "bad"):
+                    pass
+            text = ""
+            async for output in llm.generate("Once", params_of(json=SCHEMA), "good"):
+                text = output.outputs[0].text
+            return text
+
+    assert json.loads(asyncio.run(run())).keys() == {"animal", "age", "tags"}
+
+
+def test_a_stream_and_a_chat_are_constrained():
+    llm = bundled()
+    pieces = [out.outputs[0].new_text for out in llm.stream("Once", params_of(json=SCHEMA))]
+    assert json.loads("".join(pieces))["age"] > 0
+    message = [{"role": "user", "content": "Tell me a story."}]
+    [answer] = llm.chat(message, params_of(json=SCHEMA), use_tqdm=False)
+    assert json.loads(answer.outputs[0].text)["age"] > 0
+
+
+# The masks.
+
+GRAMMARS: list[dict[str, Any]] = [
+    {"json": SCHEMA},
+    {"json": SCHEMA, "disable_any_whitespace": False},
+    {"regex": r"[a-c]{0,3}(é|猫|dear reader|\n)*x"},
+    {"grammar": 'start: e\ne: n | "(" e ("+" | "-") e ")"\nn: /[0-9]{1,3}/'},
+    {"choice": HARD_CHOICES},
+]
+TOKENIZERS = ["byte_level", "llama2", "bundled"]
+
+
+def tokenizer_named(name: str) -> Tokenizer:
+    return bundled().tokenizer if name == "bundled" else getattr(small_tokenizers, name)()
+
+
+def bits(mask: bytes) -> list[int]:
+    return [i for i in range(8 * len(mask)) if mask[i // 8] >> i % 8 & 1]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("structure", GRAMMARS, ids=lambda each: "-".join(each))
+def test_a_mask_holds_exactly_the_tokens_that_can_be_accepted(name: str, structure):
+    """Try every token at every step of random runs, with a vocabulary that is padded.
+
+    If the next characters are determined, a mask holds the one token that the tokenizer would use
+    for them.
+    """
+    tokenizer = tokenizer_named(name)
+    eos = tokenizer.eos_token_id
+    size = tokenizer.vocab_size + 45
+    grammars = Grammars(tokenizer, size, [eos])
+    rng = random.Random(f"{name} {structure}")
+    for _ in range(3 if name == "bundled" else 13):
+        matcher = grammars.start(StructuredOutputsParams(**structure))
+        for _ in range(12):
+            allowed = bits(matcher.mask())
+            possible = [i for i in range(size) if matcher.validate([i]) == 1]
+            if forced := matcher._matcher.compute_ff_tokens():
+                assert allowed == [forced[0]]
+                assert allowed[0] in possible
+            else:
+                assert allowed == possible
+            assert allowed, "nothing can follow"
+            assert max(allowed) < tokenizer.vocab_size, "padding is allowed"
+            chosen = rng.choice(allowed)
+            matcher.accept(chosen)
+            if chosen == eos:
+                break
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_masks_of_choices_are_the_tokens_that_continue_one(name: str):
+    """The oracle knows no grammar: a token may follow if its text continues one of the choices.
+
+    Of tokens with equal texts, such as a letter and its byte, the library may allow only one.
+    """
+    tokenizer = tokenizer_named(name)
+    eos, prompt = tokenizer.eos_token_id, tokenizer.encode("cafés", add_special_tokens=False)
+    choices = ["cat", "cafe", "cafes", "cafeteria", "a b", "a  b"]
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, [eos])
+    before = len(tokenizer.decode(prompt))
+    texts_of = {
+        i: tokenizer.decode([*prompt, i])[before:]
+        for i in range(tokenizer.vocab_size)
+        if i not in tokenizer.special_ids
+    }
+    whole = {i: text for i, text in texts_of.items() if text and "\ufffd" not in text}
+    rng = random.Random(name)
+    for _ in range(20):
+        matcher, text = grammars.start(StructuredOutputsParams(choice=choices)), ""
+        while True:
+            allowed = bits(matcher.mask())
+            assert (eos in allowed) == (text in choices)
+            got = {whole[i] for i in allowed if i in whole}
+            possible = {
+                new for new in whole.values() if any(c.startswith(text + new) for c in choices)
+            }
+            next_letters = {c[len(text)] for c in choices if c.startswith(text) and c != text}
+            if len(next_letters) == 1 and text not in choices:  # the library chooses the token
+                assert got
+                assert got <= possible
+            else:
+                assert got == possible
+            assert all(i in whole or i == eos for i in allowed)
+            chosen = rng.choice(allowed)
+            matcher.accept(chosen)
+            if chosen == eos:
+                break
+            text += whole[chosen]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_text_that_users_see_is_what_the_grammar_describes(name: str):
+    tokenizer = tokenizer_named(name)
+    eos = tokenizer.eos_token_id
+    prompt = tokenizer.encode("The dragon's friends")
+    grammars, rng = Grammars(tokenizer, tokenizer.vocab_size, [eos]), random.Random(name)
+    for _ in range(60):
+        matcher = grammars.start(StructuredOutputsParams(json=SCHEMA))
+        detokenizer, text = Detokenizer(tokenizer, prompt), ""
+        while (chosen := rng.choice(bits(matcher.mask()))) != eos:
+            matcher.accept(chosen)
+            text += detokenizer.add([chosen])
+        text += detokenizer.finish()
+        assert json.loads(text)["animal"] in ("otter", "fox", "owl")
+
+
+def test_tokens_can_be_taken_back():
+    grammars = Grammars(bundled().tokenizer, 2048, [EOS])
+    matcher = grammars.start(StructuredOutputsParams(json=SCHEMA))
+    masks = [matcher.mask()]
+    rng = random.Random(0)
+    for _ in range(6):
+        matcher.accept(rng.choice(bits(masks[-1])))
+        masks.append(matcher.mask())
+    matcher.rollback(4)
+    assert matcher.mask() == masks[2]
+
+
+def test_a_token_that_is_not_allowed_is_refused():
+    matcher = Grammars(bundled().tokenizer, 2048, [EOS]).start(
+        StructuredOutputsParams(choice=["yes"])
+    )
+    with pytest.raises(RequestError, match=r"cannot be followed: .*doesn.t satisfy the grammar"):
+        matcher.accept(7)
+    with pytest.raises(RequestError, match="structured_outputs cannot be followed"):
+        matcher.mask()
+
+
+# The command line.
+
+
+def test_the_options_of_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps(SCHEMA))
+    grammar = 'start: "a" | "b"'
+    for options, pattern in (
+        (["--json-schema", f"@{schema}"], r'\{"animal":.*\}'),
+        (["--regex", DATE], DATE),
+        (["--choice", "yes", "--choice", "no"], "yes|no"),
+        (["--grammar", grammar], "a|b"),
+    ):
+        assert main(["generate", "--temperature", "9", "--seed", "1", *options, "Hi"]) == 0
+        assert re.fullmatch(pattern, capsys.readouterr().out.strip())
+
+
+def test_bad_options_of_the_command_line_are_named(capsys: pytest.CaptureFixture[str]):
+    for options, message in (
+        (["--regex", "("], "structured_outputs has a regex"),
+        (["--regex", "a", "--choice", "b"], "got regex and choice"),
+        (["--grammar", "@/nowhere"], "cannot read --grammar @/nowhere"),
+    ):
+        assert main(["generate", *options, "Hi"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_json_line_may_have_them(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    lines = tmp_path / "lines.jsonl"
+    line = {"prompt": "Hi", "temperature": 9, "structured_outputs": {"choice": ["yes", "no"]}}
+    lines.write_text(json.dumps(line) + "\n")
+    assert main(["generate", "--input", str(lines)]) == 0
+    assert capsys.readouterr().out.strip() in ("yes", "no")
