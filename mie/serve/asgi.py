@@ -67,7 +67,7 @@ class Failures:
             if has_begun and not has_ended:
                 raise  # uvicorn logs it, and closes the connection: the answer cannot be completed
             request_id = scope.get("mie.request_id")
-            logger.error("request %s failed: %r", request_id, error, exc_info=error)
+            logger.error("request %s met a bug: %r", request_id, error, exc_info=error)
             if not has_begun:
                 failed = api_error(error)
                 if request_id is not None:
