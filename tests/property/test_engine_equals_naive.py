@@ -28,8 +28,6 @@ token_ids = st.integers(0, VOCAB - 1)
 OFTEN = (
     "preempted by recompute",
     "preempted by recompute: host pool full",
-    "preempted by swap",
-    "resumed by swap",
     "prefix hits",
     "copies, prefix",
     "copies, fork",
@@ -41,6 +39,8 @@ OFTEN = (
     "constrained",
 )
 LESS_OFTEN = (
+    "preempted by swap",
+    "resumed by swap",
     "constrained by two choices",
     "constrained and preempted",
     "failed by the constraint",
