@@ -2,7 +2,7 @@
 
     python scripts/bench_serve_callers.py [--streams 64] [--tokens 128] [--rounds 5]
 
-The server runs in a process of its own, and `LLM.generate` in this one, by turns. Both have the
+The server runs in a separate process, and `LLM.generate` in this one, by turns. Both have the
 same settings, get the same prompts and must give the same text. Every stream has a connection of
 its own, and a client that does nothing but look for the end of the answer. SmolLM2-135M is its
 published shape with random weights, and a tokenizer of as many words. The table has the median
@@ -121,7 +121,7 @@ class Client(asyncio.Protocol):
         self.done.set_result(None)
 
     def text(self) -> str:
-        """Return the text of all chunks, whose HTTP framing stands on lines of its own."""
+        """Return the text of all chunks, whose HTTP framing has separate lines."""
         answer = b"".join(self.pieces)
         assert b"data: [DONE]" in answer, answer[:500]
         lines = [line for line in answer.split(b"\n") if line.startswith(b"data: {")]

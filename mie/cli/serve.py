@@ -154,7 +154,7 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _omitted(config: type[ServeConfig]) -> tuple[str, ...]:
-    """Return the arguments of the engine whose options are the server's own, or nobody's."""
+    """Return the arguments of the engine that have no option here, or an option of the server's."""
     return (*_NOT_OPTIONS, *config.__dataclass_fields__)
 
 

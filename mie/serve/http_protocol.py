@@ -14,7 +14,7 @@ HEAD_SECONDS = 60.0
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol, which by itself takes headers of any size, at any pace."""
+    """Uvicorn's protocol, which alone takes headers of any size, at any pace."""
 
     _num_head_bytes = 0
     _is_in_body = False
@@ -41,7 +41,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Count nothing more: the body has limits of its own."""
+        """Count nothing more: other limits hold for the body."""
         self._stop_waiting()
         self._is_in_body = True
         super().on_headers_complete()

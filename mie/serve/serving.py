@@ -283,7 +283,7 @@ def salt_of(request: Request, cache_salt: str | None) -> str | None:
 
 
 def new_id(prefix: str) -> str:
-    """Return an id for a response that nobody can guess."""
+    """Return an id for a response, which cannot be guessed."""
     return f"{prefix}-{uuid.uuid4().hex}"
 
 

@@ -37,7 +37,7 @@ ATTRIBUTES = {
 
 
 def new_provider(endpoint: str) -> TracerProvider:
-    """Return what sends spans to an OTLP endpoint over HTTP, from a thread of its own.
+    """Return what sends spans to an OTLP endpoint over HTTP, from a separate thread.
 
     Raises:
         MissingExtraError: the extra ``otel`` is not installed.

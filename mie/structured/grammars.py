@@ -173,7 +173,7 @@ def _json_options(params: StructuredOutputsParams) -> Any:
 
 
 def _close(schema: Any) -> None:
-    """Forbid further properties wherever a schema names some and does not say more."""
+    """Forbid further properties if a schema names some and does not mention others."""
     if not isinstance(schema, dict):
         return
     for name in _SCHEMAS & schema.keys():

@@ -15,7 +15,7 @@ CLIENTS = {
     "litellm": ("litellm", "use_litellm.py"),
     "lm-eval": ("lm_eval", "use_lm_eval.py"),
 }
-"""name -> the module that must be installed, and the program."""
+"""Map a name to the module that must be installed, and to the program."""
 
 SECONDS = 1800
 

@@ -1,4 +1,4 @@
-"""A server in a process of its own, as an operator starts it."""
+"""A server in a separate process, as an operator starts it."""
 
 from __future__ import annotations
 

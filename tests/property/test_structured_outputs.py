@@ -1,4 +1,4 @@
-"""Check that outputs of random schemas validate, whatever the model prefers.
+"""Check that outputs of random schemas validate, for any preference of the model.
 
 The bundled model samples at the highest temperature, so nearly every allowed token is as likely as
 any other. `jsonschema` validates independently of the library that computes the masks.

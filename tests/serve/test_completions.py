@@ -124,7 +124,7 @@ def test_echo_spells_token_ids(server, llm):
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_scoring_a_given_text(server, offline, max_tokens):
-    """echo with log-probabilities is how lm-eval scores a text."""
+    """The parameter echo with log-probabilities is how lm-eval scores a text."""
     answer = server.ask(
         PATH, prompt=PROMPT, echo=True, logprobs=1, max_tokens=max_tokens, temperature=0
     )

@@ -1,4 +1,4 @@
-"""Preemptions, prefix hits and copies are the same numbers wherever one looks."""
+"""Preemptions, prefix hits and copies are the same numbers on every surface."""
 
 import asyncio
 import json

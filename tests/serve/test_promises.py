@@ -41,7 +41,7 @@ def choices_of(answer: httpx2.Response) -> Any:
 
 @pytest.fixture(scope="module")
 def alone() -> list[Any]:
-    """The answers when each request runs by itself, without cached prefixes."""
+    """The answers when each request runs alone, without cached prefixes."""
     engine = AsyncLLM("bundled", enable_prefix_caching=False, batch_invariant=True)
     try:
         with live(engine) as url, httpx2.Client(base_url=url, timeout=120) as client:

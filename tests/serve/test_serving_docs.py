@@ -1,4 +1,4 @@
-"""docs/serving.md names options, routes and metrics that exist, and its manifests are YAML."""
+"""The options, routes and metrics that docs/serving.md names exist, and its manifests are YAML."""
 
 from __future__ import annotations
 
