@@ -29,8 +29,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from bench.cpu.shapes import LLAMA, SHAPES
 from bench_callers import PROMPTS
-from cpu_bench.shapes import LLAMA, SHAPES
 
 from mie import LLM, RequestOutputKind, SamplingParams
 
