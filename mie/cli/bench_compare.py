@@ -33,7 +33,10 @@ def _run(args: argparse.Namespace) -> int:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"cannot read the results {path}: {reason}") from error
+    except ValueError as error:
         raise ConfigError(f"cannot read the results {path}: {error}") from error
     if not isinstance(results, dict) or not {"simulated", "model_id"} <= results.keys():
         raise ConfigError(f"{path} holds no results of mie bench")
