@@ -24,7 +24,7 @@ def scheduler_snapshot(scheduler: Scheduler) -> dict[str, Any]:
                 "max_tokens": seq.request.params.max_tokens,
                 "num_tokens": seq.num_tokens,
                 "num_computed": seq.num_computed,
-                "row": seq.row,
+                "row": seq.row if seq.finish_reason is None else None,
                 "blocks": list(seq.table.block_ids) if seq.table else [],
                 "host": list(seq.host.block_ids) if seq.host else None,
                 "n": seq.request.params.n,

@@ -13,7 +13,7 @@ preempted sequences come back before new requests.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 
 from mie.config.engine import EngineConfig
@@ -46,15 +46,15 @@ def cost(request: Request) -> int:
 class FairPolicy(Policy):
     """Admits the client that was served least. Counters outlast a rebuild of the queues."""
 
-    def __init__(self, config: EngineConfig, longest: int, emit: Emit) -> None:
-        super().__init__(config, longest, emit)
+    def __init__(self, config: EngineConfig, emit: Emit) -> None:
+        super().__init__(config, emit)
         self._served: dict[str | None, int] = {}
         self._last: str | None = None
         """The client whose request was admitted last."""
         self._num_admitted = 0
         self._most_accounts = MOST_ACCOUNTS
         # Requests that were never admitted, by client. Those that have left are dropped lazily.
-        self._new: dict[str | None, deque[Request]] = {}
+        self._new: defaultdict[str | None, deque[Request]] = defaultdict(deque)
 
     def rank(self, request: Request, step: int, running: Iterable[Sequence]) -> int:
         """Lift the counter of a client that begins to wait. Its request is ranked later."""
@@ -66,7 +66,7 @@ class FairPolicy(Policy):
             self._served[client] = max(self.served(client), floor)
             if len(self._served) > self._most_accounts:
                 self._drop_superfluous(floor)
-        self._new.setdefault(client, deque()).append(request)
+        self._new[client].append(request)
         return NOT_RANKED
 
     def first(self, waiting: list[Sequence]) -> Sequence:
@@ -89,14 +89,11 @@ class FairPolicy(Policy):
                 del self._new[client]
         return {client: requests[0] for client, requests in self._new.items()}
 
-    def forget(self) -> None:
-        """Forget which requests are new."""
+    def restart(self, requests: Iterable[Request]) -> None:
+        """Note the requests anew. `_heads` drops those that are not new."""
         self._new.clear()
-
-    def remember(self, request: Request) -> None:
-        """Note an unfinished request that was never admitted."""
-        if request.rank == NOT_RANKED and not request.is_finished:
-            self._new.setdefault(request.client, deque()).append(request)
+        for request in requests:
+            self._new[request.client].append(request)
 
     def served(self, client: str | None) -> int:
         """Return a client's counter: the weighted tokens that it was served."""

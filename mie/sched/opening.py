@@ -100,7 +100,6 @@ class Opener:
 
     def drop_oldest(self) -> bool:
         """Release the blocks that were kept first. Return False if none are kept."""
-        oldest = next(iter(self._kept), None)
-        if oldest is not None:
-            self.drop([oldest])
-        return oldest is not None
+        oldest = [*self._kept][:1]
+        self.drop(oldest)
+        return bool(oldest)
