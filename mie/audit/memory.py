@@ -115,7 +115,8 @@ def _check_tree(prefix: PrefixCache, tables: Iterable[BlockTable]) -> None:
     order = {node: place for place, node in enumerate(prefix.unheld)}
     assert order.keys() <= set(_blocks(prefix)), "an evicted node can be evicted again"
     for node, place in order.items():
-        assert order.get(node.parent, place) >= place, "a parent is evicted before its child"
+        children = node.children.values()
+        assert all(order[child] < place for child in children), "evicted before its children"
 
 
 def _check_host_pool(pool: BlockPool, tables: Iterable[HostTable]) -> None:

@@ -257,13 +257,11 @@ class Engine:
             except RowFault as fault:
                 owner = self.scheduler.owner_of(fault.row)
                 if owner is None or not is_of_the_request(fault.error):
-                    self.recover()
                     raise fault.error from None
                 failed.append(owner.request_id)
                 self.fail(owner.request_id, fault.error)
-            except BaseException:
+            finally:
                 self.recover()
-                raise
 
     def _step(self, failed: Sequence[str]) -> StepOutput:
         self.recover()
@@ -283,7 +281,6 @@ class Engine:
         self._state = "late"
         times.append(self._clock())
         last_times = [seq.request.metrics.last_token_time for seq in sampled]
-        self.metrics.add_step(plan.num_tokens, [times[-1] - last for last in last_times if last])
         self._stamp(owners, sampled, times[0], times[-1])
         num_finished = self._forget_finished(seq.request for seq in sampled if seq.finish_reason)
         output = StepOutput(
@@ -298,7 +295,7 @@ class Engine:
         )
         self._state = "sound"
         self.stats.add(output.stats, len(sampled))
-        self.metrics.add_stats(output.stats)
+        self.metrics.add_step(output.stats, [times[-1] - last for last in last_times if last])
         self._report(output.stats)
         return output
 

@@ -34,7 +34,7 @@ class KVCacheManager:
         self.block_size, self.num_blocks = block_size, num_blocks
         self.stats = MemoryStats()
         self._num_host_blocks = num_host_blocks
-        self._shares_full = enable_prefix_caching
+        self.shares_full = enable_prefix_caching
         self._shares_partial = enable_prefix_caching and partial_block_sharing
         self._max_cached = num_blocks if max_cached_blocks is None else max_cached_blocks
         self._emit = emit
@@ -108,7 +108,7 @@ class KVCacheManager:
         limit = len(token_ids) - 1
         path: list[Node] = []
         partial = None
-        if use_cache and parent is None and self._shares_full:
+        if use_cache and parent is None and self.shares_full:
             path = self._prefix.match(token_ids, limit, salt)
             if self._shares_partial and host is None:
                 partial = self._prefix.match_inside(path, token_ids, limit, salt)
@@ -225,7 +225,7 @@ class KVCacheManager:
         self._publish(table)
 
     def _publish(self, table: BlockTable) -> None:
-        if not self._shares_full:
+        if not self.shares_full:
             return
         size, node = self.block_size, table.node
         assert node is not None
@@ -338,7 +338,8 @@ class KVCacheManager:
 
     def _take_blocks(self, count: int, table: BlockTable) -> tuple[int, ...]:
         self._evict(count - self._pool.num_free)
-        return self._pool.take_row(count, table.block_ids)
+        last = table.block_ids[-1] if table.block_ids else None
+        return tuple([last := self._pool.take(last) for _ in range(count)])
 
     def _evict(self, count: int) -> None:
         for _ in range(count):
@@ -362,10 +363,9 @@ class KVCacheManager:
             node = node.parent
 
     def _pin(self, partial: PartialMatch) -> None:
-        if partial.node is None:
-            self._pool.incref(partial.block_id)
-        else:
-            self._hold(partial.node)
+        self._pool.incref(partial.block_id)
+        if partial.node:
+            self._prefix.unheld.pop(partial.node, None)
         self._pinned.append((partial.block_id, partial.node))
         self._emit(("pin", partial.block_id))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 REGION = 16
 """Size of a region. A new table starts in a wholly free region if there is one, so it can grow."""
 
@@ -51,11 +49,6 @@ class BlockPool:
         self._num_held[block_id // REGION] += 1
         self._free_regions.pop(block_id // REGION, None)
         return block_id
-
-    def take_row(self, count: int, block_ids: Sequence[int]) -> tuple[int, ...]:
-        """Call `take` for ``count`` blocks that continue ``block_ids``."""
-        last = block_ids[-1] if block_ids else None
-        return tuple([last := self.take(last) for _ in range(count)])
 
     def _begin(self) -> int | None:
         """Return the first block of a wholly free region, or None."""

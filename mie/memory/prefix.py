@@ -11,7 +11,8 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import compress, count, takewhile
+from operator import ne
 from typing import NamedTuple
 
 from mie.memory.table import BlockTable
@@ -63,10 +64,8 @@ class PrefixCache:
         node = self._roots.get(salt)
         path: list[Node] = []
         size = self._block_size
-        if node is None:
-            return path
         for start in range(0, limit - size + 1, size):
-            node = node.children.get(tuple(token_ids[start : start + size]))
+            node = node and node.children.get(tuple(token_ids[start : start + size]))
             if node is None:
                 break
             path.append(node)
@@ -88,18 +87,18 @@ class PrefixCache:
         best = PartialMatch(-1, 0, None)
         place = bisect_left(node.sorted_tokens, wanted)
         for tokens in node.sorted_tokens[max(0, place - 1) : place + 1]:
-            count = _num_common(tokens, wanted)
-            if count > best.num_tokens:
+            num_common = _num_common(tokens, wanted)
+            if num_common > best.num_tokens:
                 child = node.children[tokens]
-                best = PartialMatch(block_of(child), count, child)
+                best = PartialMatch(block_of(child), num_common, child)
         for table in node.tables:
             written = table.token_ids[start : min(table.num_tokens, start + len(wanted))]
             # A table that has not run yet holds a copy that is only planned.
             if table.has_run and written and written[0] == wanted[0]:
-                count = _num_common(written, wanted)
-                if count > best.num_tokens:
+                num_common = _num_common(written, wanted)
+                if num_common > best.num_tokens:
                     index = table.num_committed
-                    best = PartialMatch(table.block_ids[index], count, None)
+                    best = PartialMatch(table.block_ids[index], num_common, None)
         return best if best.num_tokens else None
 
     def root(self, salt: str | None) -> Node:
@@ -155,9 +154,4 @@ def block_of(node: Node) -> int:
 
 def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the longest common prefix."""
-    count = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        count += 1
-    return count
+    return next(compress(count(), map(ne, a, b)), min(len(a), len(b)))

@@ -55,13 +55,9 @@ class Scheduler:
     def _clear(self) -> None:
         self.waiting: list[Sequence] = []
         self._seats = Seats(self._config.max_num_seqs)
-        self._opener = Opener(self._config, self.manager, self._emit)
+        self.running = self._seats.running
+        self._opener = Opener(self.manager, self._emit)
         self._preempted: list[Sequence] = []  # in this step
-
-    @property
-    def running(self) -> list[Sequence]:
-        """The running sequences."""
-        return self._seats.running
 
     def add(self, request: Request) -> None:
         """Queue a request, or raise `RequestError` if it could never run."""
@@ -204,7 +200,7 @@ class Scheduler:
         that ended has a ``finish_reason`` and no blocks.
         """
         self.manager.end_step()
-        seqs = [seq for seq in map(self._seats.rows.__getitem__, plan.decodes) if seq is not None]
+        seqs = [self._seats.rows[row] for row in plan.decodes]
         if seqs:
             self._emit(("decode", plan.decodes))
             self.manager.advance([seq.table for seq in seqs if seq.table is not None])
@@ -226,7 +222,6 @@ class Scheduler:
     def _take_in_chunk(self, chunk: Chunk, yielded: ChunkResult) -> list[Sequence]:
         """Record that the chunk's tokens are stored. Return its choices, which are now running."""
         seq = self._seats.rows[chunk.row]
-        assert seq is not None
         assert seq.table is not None
         request = seq.request
         self._emit(("prefill", seq.seq_id, chunk.start, len(chunk.token_ids), chunk.choices))
@@ -294,7 +289,7 @@ class Scheduler:
 
     def owner_of(self, row: int) -> Request | None:
         """Return the request whose sequence is in a row."""
-        seq = self._seats.rows[row]
+        seq = self._seats.rows.get(row)
         return None if seq is None else seq.request
 
     def preempt(self, seq: Sequence, by: Sequence | None) -> None:

@@ -15,8 +15,8 @@ class Seats:
 
     def __init__(self, count: int) -> None:
         self.running: list[Sequence] = []
-        self.rows: list[Sequence | None] = [None] * count
-        """The sequence in each row."""
+        self.rows: dict[int, Sequence] = {}
+        """The sequence in each row that is taken."""
         self.num_prefilling = 0
         """The number of running sequences with more to compute than the last sampled token."""
         self.num_promised = 0
@@ -56,7 +56,7 @@ class Seats:
         self.end_prefill(seq)
         dequeue(self.running, seq)
         heapq.heappush(self._free, table.row)
-        self.rows[table.row] = None
+        del self.rows[table.row]
         self._new.pop(table.row, None)
         seq.table = None
         seq.request.metrics.num_copied_blocks += table.num_copies

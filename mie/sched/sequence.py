@@ -62,8 +62,8 @@ class Request:
         if params.ignore_eos and params.structured_outputs is None:
             self.eos_token_ids = ()
         self.end_token_ids = frozenset((*self.eos_token_ids, *(params.stop_token_ids or ())))
-        is_seeded = params.seed is not None
-        self.draw_key = (params.seed, 0) if is_seeded else (draw_seed, self.number + 1)
+        drawn = (draw_seed, self.number + 1)
+        self.draw_key = drawn if params.seed is None else (params.seed, 0)
         """The (seed, stream) of its random numbers. A user's seed always has stream 0."""
         self.sequences = [Sequence(self, i, [*prompt_token_ids]) for i in range(params.n)]
 
@@ -154,11 +154,6 @@ class Sequence:
         self.seq_id = (self.request.number, self.index)
         self.key = (0, *self.seq_id)
         self.end_token_ids = self.request.end_token_ids
-
-    @property
-    def row(self) -> int | None:
-        """The row of its table, or None if it has no table."""
-        return self.table.row if self.table is not None else None
 
     @property
     def num_tokens(self) -> int:

@@ -219,8 +219,8 @@ HITS = (
     Mutant(
         "cache-used-when-forbidden",
         MANAGER,
-        "        if use_cache and parent is None and self._shares_full:",
-        "        if parent is None and self._shares_full:",
+        "        if use_cache and parent is None and self.shares_full:",
+        "        if parent is None and self.shares_full:",
         "prompt log-probabilities of cached tokens are missing",
     ),
     Mutant(
@@ -296,7 +296,7 @@ HITS = (
     Mutant(
         "published-without-a-cache",
         MANAGER,
-        "        if not self._shares_full:\n            return\n",
+        "        if not self.shares_full:\n            return\n",
         "",
         "blocks stay allocated after their sequences although prefix caching is off",
     ),
@@ -701,7 +701,7 @@ ROWS = (
     Mutant(
         "row-remembers-who-left",
         SEATS,
-        "        self.rows[table.row] = None\n",
+        "        del self.rows[table.row]\n",
         "",
         "finished sequences stay in memory",
     ),
@@ -927,7 +927,7 @@ NUMBERS = (
     Mutant(
         "kept-blocks-never-go",
         OPENING,
-        "        oldest = [*self._kept][:1]",
+        "        oldest = [*self.kept][:1]",
         "        oldest = []",
         "what is kept for beams is not given back when blocks are short",
     ),

@@ -114,7 +114,7 @@ class Run:
             num_blocks=num_blocks,
             block_size=config.block_size,
             num_host_blocks=hosts,
-            live_rows=lambda: [seq.row for seq in self.scheduler.running],
+            live_rows=lambda: [seq.table.row for seq in self.scheduler.running],
             vocab_size=VOCAB_SIZE,
         )
         if config.async_scheduling:
