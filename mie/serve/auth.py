@@ -11,7 +11,6 @@ from mie.serve.asgi import OPEN_ROUTES, answer, header, route_of
 from mie.serve.errors import ApiError
 from mie.serve.keys import Keys
 
-
 CLIENT_ROUTES = frozenset(
     {"/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load", "/openapi.json"}
 )

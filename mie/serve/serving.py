@@ -32,7 +32,6 @@ from mie.serve.pace import Pace
 from mie.text.pretrained import PretrainedTokenizer
 from mie.version import __version__
 
-
 MAX_REPORTS = 1000
 """Different lines that the log gets about what clients send, however much they send."""
 
