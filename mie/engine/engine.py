@@ -284,7 +284,7 @@ class Engine:
         self._stamp(owners, sampled, times[0], times[-1])
         num_finished = self._forget_finished(seq.request for seq in sampled if seq.finish_reason)
         output = StepOutput(
-            outputs=tuple(map(_output, sampled)),
+            outputs=_outputs(sampled),
             prompt_logprobs={
                 owner.request_id: chunk.prompt_logprobs
                 for owner, chunk in zip(owners, result.chunks, strict=True)
@@ -359,14 +359,18 @@ class Engine:
                 metrics.first_token_time = now
 
 
-def _output(seq: RunningSequence) -> SequenceOutput:
-    """Return the last token of a sequence, which it just got."""
-    return SequenceOutput(
-        seq.request.request_id,
-        seq.index,
-        (seq.token_ids[-1],),
-        (seq.logprobs[-1],) if seq.logprobs else (),
-        seq.finish_reason,
-        seq.stop_reason,
-        seq.request.metrics,
-    )
+def _outputs(sampled: Sequence[RunningSequence]) -> tuple[SequenceOutput, ...]:
+    """Return the last token of each sequence, which it just got."""
+    outputs = [
+        SequenceOutput(
+            seq.request.request_id,
+            seq.index,
+            (seq.token_ids[-1],),
+            (seq.logprobs[-1],) if seq.logprobs else (),
+            seq.finish_reason,
+            seq.stop_reason,
+            seq.request.metrics,
+        )
+        for seq in sampled
+    ]
+    return tuple(outputs)
