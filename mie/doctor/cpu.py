@@ -60,11 +60,9 @@ def _matrix_plans(survey: Survey) -> list[Finding]:
     value = f"plan {facts['plan']}; {facts['kernels']} kernels; {threads}"
     if facts["is_controlled"]:
         return ok(value)
-    return note(
-        f"{value}; the threads of this BLAS are its own, beside those of mie",
-        "export OMP_NUM_THREADS=1 (MKL_NUM_THREADS=1, BLIS_NUM_THREADS=1), or install a NumPy with "
-        "OpenBLAS",
-    )
+    value += "; the threads of this BLAS are its own, beside those of mie"
+    remedy = "export OMP_NUM_THREADS=1 (MKL_NUM_THREADS=1, BLIS_NUM_THREADS=1)"
+    return note(value, f"{remedy}, or install a NumPy with OpenBLAS")
 
 
 def _plan_cache(survey: Survey) -> list[Finding]:
@@ -74,11 +72,9 @@ def _plan_cache(survey: Survey) -> list[Finding]:
         return note(value, "make the folder one that only this user can write to")
     if not facts.get("odd_plans"):
         return []
+    value = f"another plan than the rest: {'; '.join(facts['odd_plans'])}"
     remedy = f"rm -r {shlex.quote(facts['cache'])}"
-    return note(
-        f"another plan than the rest: {'; '.join(facts['odd_plans'])}",
-        f"{remedy}, if other programs kept the machine busy that day",
-    )
+    return note(value, f"{remedy}, if other programs kept the machine busy that day")
 
 
 def _invariance(survey: Survey) -> list[Finding]:
@@ -99,10 +95,8 @@ def _cpus(survey: Survey) -> list[Finding]:
     value += f", and the control group allows the time of {survey.quota:g}"
     if survey.threads and survey.threads[1] <= survey.cpus:
         return ok(value)
-    setting = (
-        f"export OPENBLAS_NUM_THREADS={survey.cpus}, so that threads do not wait for each other"
-    )
-    return note(value, f"{setting}; or raise the container's limit")
+    why = "so that threads do not wait for each other; or raise the container's limit"
+    return note(value, f"export OPENBLAS_NUM_THREADS={survey.cpus}, {why}")
 
 
 def _memory(survey: Survey) -> list[Finding]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
-
 from mie.doctor.survey import Finding, Survey, dotted, gibibytes, note, ok, problem, version_of
 
 OLDEST_CAPABILITY = (8, 0)  # cp.async and bfloat16 in the tensor cores
@@ -22,7 +20,7 @@ _DRIVER_REMEDIES = {
 
 
 def _driver(survey: Survey) -> list[Finding]:
-    cuda, error, remedy = survey.driver_cuda, survey.driver.get("error"), ""
+    cuda, error, remedy = survey.driver_cuda, survey.driver.get("error", ""), ""
     if not survey.driver.get("found", True):
         if not survey.has_gpu:
             return note("none; backend cupy needs an NVIDIA GPU")
@@ -31,9 +29,9 @@ def _driver(survey: Survey) -> list[Finding]:
         error, remedy = error or "no GPU is found", _no_gpu(survey, error)
     elif cuda and cuda[0] < survey.oldest_cuda:
         remedy = f"update the driver to one that runs CUDA {survey.oldest_cuda} or later"
-    module = survey.kernel_module and f"kernel module {survey.kernel_module}"
-    parts = [cuda and f"runs CUDA {dotted(cuda)}", module, error]
-    value = ", ".join(filter(None, parts)) or "found"
+    runs = f"runs CUDA {dotted(cuda)}" if cuda else ""
+    module = f"kernel module {survey.kernel_module}" if survey.kernel_module else ""
+    value = ", ".join(filter(None, [runs, module, error])) or "found"
     if not remedy:
         return ok(value)
     return problem(value, remedy) if survey.has_gpu else note(value, remedy)
@@ -47,7 +45,7 @@ def _missing_library(survey: Survey) -> str:
     return "install the NVIDIA driver; in a container, start it with --gpus all"
 
 
-def _no_gpu(survey: Survey, error: str | None) -> str:
+def _no_gpu(survey: Survey, error: str) -> str:
     hidden = survey.environment.get("CUDA_VISIBLE_DEVICES")
     if error in _DRIVER_REMEDIES:
         return _DRIVER_REMEDIES[error]
@@ -59,18 +57,18 @@ def _no_gpu(survey: Survey, error: str | None) -> str:
 
 
 def _gpus(survey: Survey) -> list[Finding]:
-    findings, free = [], survey.cupy.get("free", [])
-    oldest = f"the kernels need {dotted(OLDEST_CAPABILITY)} (Ampere) or later; use backend numpy"
-    for gpu, room in zip_longest(survey.gpus, free[: len(survey.gpus)]):
-        capability = (gpu["major"], gpu["minor"])
-        value = (
-            f"{gpu['name']}, compute capability {dotted(capability)}, {gibibytes(gpu['memory'])}"
-        )
+    findings = []
+    for index, gpu in enumerate(survey.gpus):
+        capability, free = (gpu["major"], gpu["minor"]), survey.cupy.get("free", [])[index:]
+        value = f"{gpu['name']}, compute capability {dotted(capability)}"
+        value += f", {gibibytes(gpu['memory'])}"
         if gpu["integrated"]:
             value += " shared with the CPU"
-        elif room is not None:
-            value += f" ({gibibytes(room)} free)"
-        findings += ok(value) if capability >= OLDEST_CAPABILITY else problem(value, oldest)
+        elif free:
+            value += f" ({gibibytes(free[0])} free)"
+        oldest = f"the kernels need {dotted(OLDEST_CAPABILITY)} (Ampere) or later"
+        is_too_old = capability < OLDEST_CAPABILITY
+        findings += problem(value, f"{oldest}; use backend numpy") if is_too_old else ok(value)
     return findings
 
 
@@ -95,9 +93,8 @@ def _cupy(survey: Survey) -> list[Finding]:
     if "error" in facts:
         return problem(f"{value}: cannot be imported: {facts['error']}", again)
     if driver_cuda and survey.cupy_cuda > driver_cuda[0]:
-        value += (
-            f": made for CUDA {survey.cupy_cuda}, and the driver runs CUDA {dotted(driver_cuda)}"
-        )
+        value += f": made for CUDA {survey.cupy_cuda}"
+        value += f", and the driver runs CUDA {dotted(driver_cuda)}"
         return problem(value, f"{again} (or update the driver)")
     return ok(value)
 

@@ -12,9 +12,8 @@ from mie.system.resources import cpu_quota, whole_cpus
 # The order in which OpenBLAS looks for its number of threads.
 _THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 
-# The lines of a display controller and of NVIDIA in the kernel's description of a PCI device.
-_DISPLAY = re.compile(r"^PCI_CLASS=3\d{4}$", re.MULTILINE)
-_NVIDIA = re.compile(r"^PCI_ID=10DE:", re.MULTILINE)
+# How the kernel describes a display controller of NVIDIA on the PCI bus.
+_NVIDIA_DISPLAY = re.compile(r"^PCI_CLASS=3\d{4}\nPCI_ID=10DE:", re.MULTILINE)
 
 Status = Literal["ok", "note", "problem"]
 Version = tuple[int, ...]
@@ -86,9 +85,8 @@ class Survey:
         driver = machine.read("/proc/driver/nvidia/version") or ""
         module = re.search(r"\s(\d+\.\d+(?:\.\d+)*)\s", driver)
         self.kernel_module = module and module[1]
-        pci = machine.read_all("/sys/bus/pci/devices/*/uevent")
-        displays = [text for text in pci if _DISPLAY.search(text) and _NVIDIA.search(text)]
-        self.has_gpu = bool(self.gpus or self.kernel_module or self.is_jetson or displays)
+        on_pci = any(map(_NVIDIA_DISPLAY.search, machine.read_all("/sys/bus/pci/devices/*/uevent")))
+        self.has_gpu = bool(self.gpus or self.kernel_module or self.is_jetson or on_pci)
         """Whether there is an NVIDIA GPU, even if it cannot be used."""
 
 

@@ -321,6 +321,10 @@ def test_the_memory_of_a_control_group(root: Path) -> None:
     check = cpu(machine)["memory"]
     assert check.status == "note"
     assert check.value.endswith("; the control group may hold 0.5 GiB")
+    write(root, {"/sys/fs/cgroup/box/memory.max": f"{4 * GIB}\n"})
+    assert cpu(machine)["memory"].status == "ok"
+    write(root, {"/sys/fs/cgroup/box/memory.current": f"{3 * GIB + 1}\n"})
+    assert cpu(machine)["memory"].status == "note"
     write(root, {**GROUP_1, "/sys/fs/cgroup/memory/box/memory.limit_in_bytes": f"{2**63 - 4096}"})
     assert cpu(machine)["memory"].value == "8.0 GiB available of 16.0 GiB"
 
