@@ -270,7 +270,7 @@ def main() -> None:
         help="whether both keep a request's bits under any load, as mie serve does by default",
     )
     parser.add_argument(
-        "--max-chunks-per-second", type=float, default=4000, help="the option of mie serve"
+        "--max-chunks-per-second", type=float, default=2000, help="the option of mie serve"
     )
     args = parser.parse_args()
     print(f"load average {os.getloadavg()[0]:.1f}")
