@@ -129,7 +129,6 @@ ROOMS = {
             "checkpoint.generation",
             "config.engine",
             "config.engine_args",
-            "config.request_limits",
             "engine.metrics",
             "engine_thread",
             "errors",
