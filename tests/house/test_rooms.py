@@ -236,6 +236,7 @@ ROOMS = {
             "serve",
             "sim",
             "system",
+            "text.tokenizer",  # trace
             "version",
         },
         packages={"tqdm", "prompt_toolkit"},  # prompt_toolkit only in chat_input
