@@ -282,9 +282,7 @@ class AsyncLLM:
     async def why_waiting(self, seq_id: tuple[int, int]) -> Wait | None:
         """Return why a sequence waits, or None if it does not: see `mie.sched.waiting`."""
         engine = self._loop.engine
-        return await self._thread.call(
-            lambda: why_waiting(engine.scheduler, engine.config, seq_id)
-        )
+        return await self._thread.call(lambda: why_waiting(engine.scheduler, engine.config, seq_id))
 
     async def tokens_of(
         self, places: Mapping[int, tuple[str, int, int, int]]

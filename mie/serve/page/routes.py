@@ -226,10 +226,8 @@ class PageRoutes:
         if seq is None:
             raise invalid(f"seq must be a sequence, such as 7.0; got {shown(name)}", "seq")
         wait = await self._engine.why_waiting(seq)
-        if wait is None:
-            sentence_of_no_wait = "It does not wait: it runs, or has ended."
-            return _json({"seq": name, "because": None, "sentence": sentence_of_no_wait})
-        return _json({"seq": name, **vars(wait), "sentence": sentence(wait)})
+        numbers = {"because": None} if wait is None else vars(wait)
+        return _json({"seq": name, **numbers, "sentence": sentence(wait)})
 
     async def _run(self, request: Request) -> Response:
         check_may_see(request)
