@@ -346,6 +346,25 @@ def test_with_several_keys_none_sees_what_the_others_send(engine):
     asks(ask())
 
 
+def test_the_admin_key_sees_the_page_and_no_other_does(engine):
+    config = ServeConfig(keys=Keys.of([KEY]), admin_keys=Keys.of_one("admin", OTHER))
+
+    async def ask():
+        async with client_of(engine, config) as client:
+            login = await client.post("/mie/login", json={"key": KEY})
+            assert login.status_code == 403
+            assert (await client.get("/mie/config")).status_code == 401
+            login = await client.post("/mie/login", json={"key": OTHER})
+            assert login.status_code == 204
+            assert (await client.get("/mie/config")).json()["client"] == "admin"
+            assert (await client.get("/metrics")).status_code == 200
+            body = {"prompt": "Once", "max_tokens": 1}
+            ok = await client.post("/v1/completions", json=body, headers=FROM_PAGE)
+            assert ok.status_code == 200
+
+    asks(ask())
+
+
 def test_a_session_ends_after_some_hours_and_the_oldest_makes_room():
     now = 0.0
     sessions = Sessions(clock=lambda: now)
