@@ -21,7 +21,7 @@ const LEGEND = [
   ["hatched", "only the prefix tree holds it"],
   ["dots", "references beyond the first"],
   ["arrow", "a block copied because a shared one is written"],
-  ["struck out", "evicted in this step"],
+  ["red corner", "evicted in this step"],
   ["◆", "tokens found in the prefix cache"],
   ["✕", "preempted, with the cause when you point at it"],
   ["▲ ▼", "swapped out, or back again"],

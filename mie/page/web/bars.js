@@ -18,13 +18,13 @@ export function drawStats() {
     ["step", count(step), ""],
     ["running", count(total.running), ""],
     ["waiting", count(total.waiting), ""],
-    ["KV use", percent(total.used, run.numBlocks), `${count(total.used)} of ${count(run.numBlocks)}`],
+    ["KV use", percent(total.used, run.numBlocks), `${count(total.used)} / ${count(run.numBlocks)}`],
     ["saved by sharing", count(total.saved), "blocks"],
     ["empty slots", percent(total.empty, total.used * run.blockSize), ""],
     ["prefix hits", percent(counters.num_hit_tokens ?? 0, asked), asked ? `of ${count(asked)}` : ""],
     ["preemptions", count(counters.num_preemptions ?? 0), ""],
     ["copies", count(counters.num_copies ?? 0), ""],
-    ["tokens a second", speed(run, step), ""],
+    ["tokens/s", speed(run, step), ""],
   ];
   const place = $("stats");
   tiles.forEach(([name, value, more], i) => {

@@ -107,12 +107,13 @@ export class Inspector {
     const size = store.run.blockSize;
     const asked = isNow && this.why?.seq === seq.name ? this.why : null;
     const place = waits.findIndex((each) => each.name === seq.name);
-    const sentence = asked?.sentence ?? (place > 0
+    const most = Math.ceil(seq.num_tokens / size);
+    const guess = place > 0
       ? `It is number ${place + 1} in the queue; ${label(waits[0].name, store.run.numChoices(waits[0].name))} is first.`
-      : `It is first in the queue. It needs ${Math.ceil(seq.num_tokens / size)} blocks less those that are cached; ${total.free} are free and ${total.cached} only cached.`);
+      : `It is first in the queue. It needs at most ${some(most, "block")}; ${total.free} are free and ${total.cached} only cached.${most > total.free + total.cached ? "" : " So it waits for a seat, or for its turn in the budget."}`;
     return el("div", { className: "why" },
       el("strong", {}, `Why does ${label(seq.name, store.run.numChoices(seq.name))} wait?`),
-      el("p", {}, sentence),
+      el("p", {}, asked?.sentence ?? guess),
       asked?.blocks_needed === undefined ? null : facts([
         ["place", `${asked.position} of ${waits.length}`],
         ["blocks", `needs ${asked.blocks_needed}; ${asked.blocks_free} free, ${asked.blocks_evictable} evictable, ${asked.blocks_spare} spare`],

@@ -27,7 +27,8 @@ function show(run) {
   change({ run, step: run.last, follows: run.isLive, plays: false, selected: null, hovered: null, window: null });
   document.title = `mie: ${run.isLive ? "the pages of the KV cache" : run.title}`;
   notice("");
-  $("play").hidden = !page.config || !run.isLive;
+  document.documentElement.dataset.mode = run.isLive ? "live" : "file";
+  $("play").hidden = !run.isLive;
   drawTruth(run.isLive ? page.truth : null);
 }
 

@@ -7,7 +7,7 @@ import { change, redraw, select, shown, store } from "./store.js";
 const FADE = 1400; // milliseconds that an arrow or an eviction stays visible
 const MAX_LINES = 400; // lines from a table that are still told apart
 const DETAIL = 6000; // blocks that get a cell each at most
-const CELLS = [64, 56, 48, 40, 34, 28, 24, 20, 17, 14, 12, 10, 8, 7]; // heights that are tried
+const CELLS = [72, 64, 56, 50, 45, 40, 36, 32, 28, 25, 22, 20, 17, 14, 12, 10, 8, 7]; // heights that are tried
 
 /** Return the grid for a number of blocks: tiles stand for `per` blocks each. */
 export function grid(numBlocks, width, height, rem) {
@@ -15,7 +15,7 @@ export function grid(numBlocks, width, height, rem) {
   if (numBlocks <= DETAIL) {
     for (const size of CELLS) {
       const h = size * scale;
-      const w = h * (size >= 34 ? 2.1 : size >= 20 ? 1.5 : 1.1);
+      const w = h * (size >= 50 ? 2.1 : size >= 30 ? 1.7 : size >= 20 ? 1.4 : 1.1);
       const gap = size >= 20 ? 4 * scale : size >= 12 ? 2 : 1;
       let cols = Math.max(1, Math.floor((width + gap) / (w + gap)));
       if (cols > 8) cols -= cols % (cols > 32 ? 8 : 4);
@@ -144,7 +144,7 @@ export class MemoryMap {
       if (!owners.length) {
         context.fillStyle = hatch(context);
         context.fillRect(x, y, w * share, h);
-        context.fillStyle = `${ink.panel}b0`;
+        context.fillStyle = `${ink.panel}80`;
         if (isBig) context.fillRect(x, y, w, h);
       }
       const shownOwners = owners.slice(0, 4);
@@ -336,14 +336,18 @@ export class MemoryMap {
       if (alpha <= 0) continue;
       isMoving ||= alpha < 1 || store.follows;
       const [x, y] = this.place(effect.block);
-      context.globalAlpha = alpha * 0.9;
-      context.strokeStyle = ink.bad;
+      const size = Math.max(3, Math.min(this.lay.h * 0.3, 0.7 * ink.rem));
+      context.globalAlpha = alpha;
+      context.strokeStyle = context.fillStyle = ink.bad;
       context.lineWidth = 1.5;
+      context.setLineDash([3, 3]);
       context.strokeRect(x + 0.75, y + 0.75, this.lay.w - 1.5, this.lay.h - 1.5);
+      context.setLineDash([]);
       context.beginPath();
-      context.moveTo(x + 1, y + this.lay.h - 1);
-      context.lineTo(x + this.lay.w - 1, y + 1);
-      context.stroke();
+      context.moveTo(x + this.lay.w, y + this.lay.h);
+      context.lineTo(x + this.lay.w - size, y + this.lay.h);
+      context.lineTo(x + this.lay.w, y + this.lay.h - size);
+      context.fill();
     }
     context.globalAlpha = 1;
     if (isMoving && !prefersStill()) redraw("map");

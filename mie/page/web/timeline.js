@@ -25,6 +25,9 @@ function hits(row, run, step) {
   return step.hitRate ?? 0;
 }
 
+const valueOf = (step, field, run) => (typeof field === "function" ? field(step.row, run, step) : step.row[run.column[field]]);
+const chartMiddle = (height, rem) => height / 2 - 0.2 * rem;
+
 export class Timeline {
   constructor(canvas) {
     this.surface = new Surface(canvas, () => redraw("timeline"));
@@ -112,7 +115,7 @@ export class Timeline {
     const chosen = lanes.slice(-MAX_LANES);
     const room = Math.max(11 * rem, Math.min(26 * rem, 0.34 * innerHeight));
     const pitch = Math.max(0.34 * rem, Math.min(1.35 * rem, room / Math.max(4, chosen.length)));
-    const chartHeight = 2.7 * rem;
+    const chartHeight = 3.3 * rem;
     this.lanesTop = 0.3 * rem;
     this.pitch = pitch;
     this.lanes = chosen;
@@ -264,9 +267,9 @@ export class Timeline {
   chart(context, chart, y, height, current) {
     const { run } = store;
     const rem = ink.rem;
-    const [top, base] = [y + 0.35 * rem, y + height - 0.25 * rem];
+    const [top, base] = [y + 0.95 * rem, y + height - 0.2 * rem];
     const right = this.surface.width - 0.4 * rem;
-    const value = (step, field) => (typeof field === "function" ? field(step.row, run, step) : step.row[run.column[field]]);
+    const value = (step, field) => valueOf(step, field, run);
     const columns = this.columns(right);
     const peaks = columns.map((steps) => chart.parts.map(([, field]) => steps.reduce((most, step) => Math.max(most, value(step, field)), 0)));
     const most = chart.top?.(run) || peaks.reduce((high, parts) => Math.max(high, parts.reduce((sum, part) => sum + part, 0)), 0) || 1;
@@ -300,21 +303,28 @@ export class Timeline {
       });
       context.stroke();
     }
-    context.font = font(0.68, 600);
+    this.key(context, chart, y + 0.5 * rem, current);
+  }
+
+  /** Write a chart's name and its numbers at the step that is shown. */
+  key(context, chart, y, current) {
+    const { run } = store;
+    const rem = ink.rem;
+    context.font = font(0.68, 650);
     context.fillStyle = ink.text;
-    write(context, chart.name, 0.2 * rem, top + 0.5 * rem, this.left - 0.6 * rem);
-    if (!current) return;
-    const fields = [...chart.parts, ...(chart.lines ?? [])];
-    const narrow = this.left < 5 * rem;
-    fields.slice(0, 3).forEach(([, field, tone], k) => {
+    const isNarrow = this.left < 5 * rem;
+    if (isNarrow) context.fillText(chart.name, 0.2 * rem, y);
+    else write(context, chart.name, 0.2 * rem, y + chartMiddle(this.chartHeight, rem), this.left - 0.6 * rem);
+    let x = isNarrow ? context.measureText(chart.name).width + rem : this.left;
+    for (const [name, field, tone] of [...chart.parts, ...(chart.lines ?? [])]) {
       context.fillStyle = ink.of[tone];
-      const line = top + 1.18 * rem + k * 0.62 * rem;
-      if (line > base + 0.2 * rem) return;
-      context.fillRect(0.2 * rem, line - 0.2 * rem, 0.4 * rem, 0.4 * rem);
+      context.fillRect(x, y - 0.25 * rem, 0.5 * rem, 0.5 * rem);
       context.fillStyle = ink.soft;
-      context.font = font(narrow ? 0.56 : 0.6);
-      write(context, chart.shows(value(current, field), run), 0.8 * rem, line, this.left - 1.2 * rem);
-    });
+      context.font = font(0.66);
+      const text = current ? `${name} ${chart.shows(valueOf(current, field, run), run)}` : name;
+      context.fillText(text, x + 0.75 * rem, y);
+      x += context.measureText(text).width + 1.7 * rem;
+    }
   }
 
   /** Return the steps of each column, which is a step or a pixel wide, and note where columns begin. */
@@ -455,8 +465,7 @@ export class Timeline {
     const found = run.between(step, step)[0];
     const chart = CHARTS[Math.floor((y - this.chartsTop) / this.chartHeight)];
     if (!found || !chart) return [];
-    const value = (field) => (typeof field === "function" ? field(found.row, run, found) : found.row[run.column[field]]);
-    return [`Step ${count(step)}`, ...[...chart.parts, ...(chart.lines ?? [])].map(([name, field]) => `${name}: ${chart.shows(value(field), run)}`)];
+    return [`Step ${count(step)}`, ...[...chart.parts, ...(chart.lines ?? [])].map(([name, field]) => `${name}: ${chart.shows(valueOf(found, field, run), run)}`)];
   }
 
   wheel(event) {

@@ -126,8 +126,8 @@ export class PrefixTree {
       this.boxes.push({ x: left, y, w: unit, h: rows * pitch, block });
     });
     const w = chain.length * unit - gap;
-    this.words(context, state, chain, x, y, w, h);
     const rank = ranks.get(chain[chain.length - 1]);
+    this.words(context, state, chain, x, y, w, h, rank);
     if (rank && pitch > 0.7 * rem) {
       context.font = font(0.6, 700);
       const text = String(rank);
@@ -149,19 +149,22 @@ export class PrefixTree {
     }
   }
 
-  words(context, state, chain, x, y, w, h) {
+  words(context, state, chain, x, y, w, h, isRanked) {
     const rem = ink.rem;
     if (h < 0.7 * rem || w < 3 * rem) return;
     const text = visible(chain.map((block) => store.run.textOfBlock(state, block, state.holders().get(block))).join(""));
     context.font = font(Math.min(0.7, (h / rem) * 0.6));
     context.fillStyle = ink.text;
     const lines = Math.max(1, Math.min(3, Math.floor((h - 0.3 * rem) / (0.9 * rem))));
+    const inner = w - (isRanked ? 1.9 : 0.8) * rem;
     let rest = text;
     const start = lines > 1 ? y + 0.65 * rem : y + h * 0.42;
     for (let line = 0; line < lines && rest; line += 1) {
       const whole = context.measureText(rest).width;
-      const fits = whole <= w - 0.8 * rem ? rest.length : Math.max(1, Math.floor((rest.length * (w - 0.8 * rem)) / whole) - 1);
-      if (line === lines - 1) write(context, rest, x + 0.35 * rem, start + line * 0.9 * rem, w - 1.9 * rem);
+      let fits = whole <= inner ? rest.length : Math.max(1, Math.floor((rest.length * inner) / whole) - 1);
+      const space = rest.lastIndexOf(" ", fits);
+      if (fits < rest.length && space > fits / 2) fits = space + 1;
+      if (line === lines - 1) write(context, rest, x + 0.35 * rem, start + line * 0.9 * rem, inner);
       else context.fillText(rest.slice(0, fits), x + 0.35 * rem, start + line * 0.9 * rem);
       rest = rest.slice(fits);
     }
