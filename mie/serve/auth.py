@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mie.serve.asgi import OPEN_ROUTES, answer, header, route_of
+from mie.serve.asgi import answer, header, is_open, route_of
 from mie.serve.errors import ApiError
 from mie.serve.keys import Keys
+from mie.serve.page.sessions import Sessions
 
 
 class Authentication:
     """Middleware that lets only known keys in, and notes whose request it is."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, *, share_prefix_cache: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Keys, sessions: Sessions, *, share_prefix_cache: bool
+    ) -> None:
+        """``sessions`` are those of the web page, which has a cookie for a key."""
         self._app = app
+        self._sessions = sessions
         self._keys = keys
         self._share_prefix_cache = share_prefix_cache
 
@@ -21,12 +26,12 @@ class Authentication:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         key = _key_of(scope)
-        name = None if key is None else self._keys.find(key)
+        name = self._sessions.client(scope) if key is None else self._keys.find(key)
         if name is not None:
             scope["mie.client"] = name
             if not self._share_prefix_cache:
                 scope["mie.cache_salt"] = self._keys.salt(name)
-        elif route_of(scope) not in OPEN_ROUTES:
+        elif scope["type"] != "http" or not is_open(route_of(scope)):
             return await answer(_refusal(key), scope, receive, send)
         return await self._app(scope, receive, send)
 

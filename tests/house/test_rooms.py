@@ -49,6 +49,7 @@ ROOMS = {
     "checkpoint": Room(
         mie={"errors", "system"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
+    "page": Room(mie={"arithmetic", "errors", "events", "replay"}),
     # level 2
     "structured": Room(mie={"errors", "params", "text"}, packages={"llguidance"}),
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
@@ -130,6 +131,7 @@ ROOMS = {
             "config.engine",
             "config.engine_args",
             "config.request_limits",
+            "engine.look",
             "engine.metrics",
             "engine_thread",
             "errors",
@@ -192,11 +194,15 @@ ROOMS = {
         mie={
             "async_llm",
             "config",
+            "engine.look",
             "engine.metrics",
             "engine_thread",
             "errors",
+            "events",
             "frontend",
+            "page",
             "params",
+            "replay",
             "stats",
             "text",
             "version",
@@ -223,6 +229,7 @@ ROOMS = {
             "events",
             "frontend.outputs",
             "llm",
+            "page",
             "replay",
             "params.sampling",
             "reprs",

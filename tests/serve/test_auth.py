@@ -11,9 +11,10 @@ from starlette.routing import Route
 
 from mie.errors import ConfigError
 from mie.serve import keys as keys_module
-from mie.serve.asgi import OPEN_ROUTES
+from mie.serve.asgi import OPEN_ROUTES, SHELL_ROUTES
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
+from mie.serve.page.sessions import Sessions
 
 KEY, OTHER = "sk-one", "sk-two"
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
@@ -45,13 +46,13 @@ def test_every_route_but_a_few_needs_a_key(engine):
                 for method in route.methods - {"HEAD"}:
                     response = await client.request(method, path)
                     found[route.path] = response.status_code
-            for path in ("/", "/nothing", "/v1", "/health/", "//health", "/v1/%2e%2e/health"):
+            for path in ("/nothing", "/v1", "/health/", "/mie/page", "/v1/%2e%2e/health"):
                 found[f"unknown {path}"] = (await client.get(path)).status_code
             return found
 
     found = asks(ask())
     opened = {path for path, status in found.items() if status != 401}
-    assert opened == OPEN_ROUTES
+    assert opened == OPEN_ROUTES | SHELL_ROUTES | {"/mie/page/{path:path}"}
     assert len(found) >= 9
 
 
@@ -89,7 +90,7 @@ def test_a_websocket_is_closed(engine):
         async def send(message):
             sent.append(message)
 
-        app = Authentication(None, Keys.of([KEY]), share_prefix_cache=False)
+        app = Authentication(None, Keys.of([KEY]), Sessions(), share_prefix_cache=False)
         scope = {"type": "websocket", "path": "/", "headers": []}
         await app(scope, None, send)
 

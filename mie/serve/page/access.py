@@ -1,0 +1,51 @@
+"""Who may see the page, and who may read the text of prompts on it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from mie.serve.asgi import header
+from mie.serve.config import ServeConfig
+from mie.serve.errors import ApiError
+
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
+"""Headers of proxies, which bring requests from other machines."""
+
+
+def check_may_see(request: Request) -> None:
+    """Raise the 403 of a client that may use the server, but not see what others send.
+
+    The page shows the requests of all clients. So with several keys, it is for the administrator.
+    """
+    config: ServeConfig = request.app.state.edge.config
+    if not may_see(config, request.scope.get("mie.client")):
+        raise ApiError(
+            403,
+            "the page shows the requests of all keys; this server has several, and none of them "
+            "is the administrator's (start it with --admin-api-key, and log in with that)",
+            type="permission_error",
+            code="page_forbidden",
+        )
+
+
+def may_see(config: ServeConfig, client: str | None) -> bool:
+    """Return whether the owner of a key may see the page."""
+    return config.keys is None or (client is not None and len(config.keys) == 1)
+
+
+def may_read_text(config: ServeConfig, scope: Scope) -> bool:
+    """Return whether a request that may see the page may also read prompts and answers.
+
+    Without keys, only this machine may. A name in the header ``Host`` that is not this machine's
+    tells that a page of another site asks, or a proxy.
+    """
+    if config.keys is not None or config.uds is not None:
+        return True
+    host = (header(scope, b"host") or "").rpartition(":")
+    name = host[0] if host[1] and host[2].isdecimal() else "".join(host)
+    is_forwarded = any(header(scope, each) is not None for each in FORWARDED)
+    client = scope.get("client") or ("", 0)
+    is_from_here = client[0] in ("127.0.0.1", "::1")
+    return is_from_here and name.lower() in LOCAL_NAMES and not is_forwarded
