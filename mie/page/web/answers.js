@@ -1,22 +1,31 @@
-// One answer of the server: its request, its stream of tokens and their log-probabilities.
+// One request to the server: its prompts, the stream of tokens and their log-probabilities.
+// A browser keeps six connections to a server, so that many prompts travel in one request.
 
 import { post } from "./source.js";
 
 export const NUM_TOP = 5;
 
 export class Answer {
-  constructor(body, mode, onChange) {
-    this.body = body;
+  constructor(prompts, fields, mode, onChange) {
+    const text = prompts.length > 1 ? prompts : prompts[0];
+    this.body = mode === "chat" ? { messages: [{ role: "user", content: text }], ...fields } : { prompt: text, ...fields };
     this.mode = mode;
+    this.prompts = prompts;
+    this.n = fields.n ?? 1;
     this.onChange = onChange;
     this.stop = new AbortController();
-    this.choices = Array.from({ length: body.n ?? 1 }, () => ({ tokens: [], reason: null }));
+    this.choices = Array.from({ length: this.n * prompts.length }, () => ({ tokens: [], reason: null }));
     this.id = null;
     this.usage = null;
     this.metrics = null;
     this.error = null;
     this.state = "running"; // then done, left or failed
     this.ended = this.send();
+  }
+
+  /** Return the id that the engine gives to the request of a prompt. */
+  requestId(place) {
+    return this.prompts.length > 1 ? `${this.id}-${place}` : this.id;
   }
 
   get numTokens() {

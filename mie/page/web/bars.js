@@ -13,7 +13,7 @@ export function drawStats() {
   const state = shown();
   const total = state.totals();
   const { counters } = state;
-  const asked = counters.num_queried_tokens ?? 0;
+  const [hit, asked] = run.prefix(step);
   const tiles = [
     ["step", count(step), ""],
     ["running", count(total.running), ""],
@@ -21,7 +21,7 @@ export function drawStats() {
     ["KV use", percent(total.used, run.numBlocks), `${count(total.used)} / ${count(run.numBlocks)}`],
     ["saved by sharing", count(total.saved), "blocks"],
     ["empty slots", percent(total.empty, total.used * run.blockSize), ""],
-    ["prefix hits", percent(counters.num_hit_tokens ?? 0, asked), asked ? `of ${count(asked)}` : ""],
+    ["prefix hits", percent(hit, asked), asked ? `of ${count(asked)}` : ""],
     ["preemptions", count(counters.num_preemptions ?? 0), ""],
     ["copies", count(counters.num_copies ?? 0), ""],
     ["tokens/s", speed(run, step), ""],
@@ -90,17 +90,17 @@ export function drawControl() {
 
 const NAMES = {
   num_running: "running", num_waiting: "waiting", num_blocks_used: "blocks used", num_blocks_cached: "blocks cached",
-  num_blocks_free: "blocks free", num_preemptions: "preemptions", num_queried_tokens: "tokens queried", num_hit_tokens: "tokens hit",
-  num_copies: "copies", num_evicted: "evictions",
+  num_blocks_free: "blocks free", num_preemptions: "preemptions", num_hit_tokens: "tokens hit",
+  num_copies: "copies", num_evicted: "evictions", num_exported: "blocks swapped out", num_imported: "blocks swapped in",
 };
 
 /** Return the page's own numbers under the server's names. */
 export function ownNumbers(run) {
   const total = run.newest.totals();
   return {
+    ...run.newest.counters,
     num_running: total.running, num_waiting: total.waiting,
     num_blocks_used: total.used, num_blocks_cached: total.cached, num_blocks_free: total.free,
-    ...run.newest.counters,
   };
 }
 

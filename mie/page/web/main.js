@@ -15,6 +15,8 @@ import { Texts } from "./texts.js";
 import { Timeline } from "./timeline.js";
 import { PrefixTree } from "./tree.js";
 
+const LIVE_STEPS = 160; // steps that the timeline of a live run shows at first
+
 const page = { config: null, runs: [], live: null, truth: null };
 
 function notice(text) {
@@ -24,7 +26,7 @@ function notice(text) {
 
 /** Show a run from its beginning, or live from its newest step. */
 function show(run) {
-  change({ run, step: run.last, follows: run.isLive, plays: false, selected: null, hovered: null, window: null });
+  change({ run, step: run.last, follows: run.isLive, plays: false, selected: null, hovered: null, window: run.isLive ? { size: LIVE_STEPS, end: run.last } : null });
   document.title = `mie: ${run.isLive ? "the pages of the KV cache" : run.title}`;
   notice("");
   document.documentElement.dataset.mode = run.isLive ? "live" : "file";

@@ -2,12 +2,13 @@
 
 import { Answer } from "./answers.js";
 import { $, announce, duration, el, some, tip, visible } from "./dom.js";
-import { colour, label } from "./paint.js";
+import { colour, letters } from "./paint.js";
 import { Provoke } from "./provoke.js";
 import { change, redraw, select, shown, store } from "./store.js";
 
 const NUMBERS = ["max_tokens", "temperature", "n", "seed", "top_p", "top_k", "min_p"];
-const MAX_ANSWERS = 24;
+const MAX_ANSWERS = 8;
+const MAX_RUNNING = 3; // streams beside the page's own; a browser opens six connections to a server
 
 export class Playground {
   constructor(config) {
@@ -15,8 +16,8 @@ export class Playground {
     this.answers = [];
     this.views = new Map();
     this.provoke = new Provoke({
-      send: (changes) => this.send(changes),
-      running: () => this.answers.filter((answer) => answer.state === "running"),
+      send: (changes, prompts) => this.send(changes, prompts),
+      running: () => this.running(),
       limits: config.limits,
       newest: () => store.run.newest,
       say: (text) => { $("promise").textContent = text; },
@@ -24,7 +25,8 @@ export class Playground {
     $("play-note").textContent = `${config.model}, at most ${config.limits.max_model_len} tokens`;
     $("ask").addEventListener("submit", (event) => {
       event.preventDefault();
-      this.send();
+      if (this.running().length < MAX_RUNNING) this.send();
+      else $("promise").textContent = `${MAX_RUNNING} requests are running. Wait for one of them, or disconnect.`;
     });
     $("prompt").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("ask").requestSubmit();
@@ -32,6 +34,10 @@ export class Playground {
     for (const button of document.querySelectorAll("[data-do]")) {
       button.addEventListener("click", () => this.experiment(button));
     }
+  }
+
+  running() {
+    return this.answers.filter((answer) => answer.state === "running");
   }
 
   async experiment(button) {
@@ -43,29 +49,24 @@ export class Playground {
     }
   }
 
-  /** Return the body that the form describes. */
-  body() {
-    const form = $("ask");
-    const body = { prompt: form.elements.prompt.value };
-    for (const name of NUMBERS) {
-      const { value } = form.elements[name];
-      if (value !== "") body[name] = Number(value);
-    }
-    if (form.elements.stop.value) body.stop = [form.elements.stop.value];
-    if (form.elements.regex.value) body.structured_outputs = { regex: form.elements.regex.value };
-    return body;
+  /** Return the sampling fields of the form. */
+  fields() {
+    const { elements } = $("ask");
+    const fields = {};
+    for (const name of NUMBERS) if (elements[name].value !== "") fields[name] = Number(elements[name].value);
+    if (elements.stop.value) fields.stop = [elements.stop.value];
+    if (elements.regex.value) fields.structured_outputs = { regex: elements.regex.value };
+    return fields;
   }
 
-  /** Send the form with some fields changed, and return the answer. */
-  send(changes = {}) {
-    const mode = $("ask").elements.mode.value;
-    const { prompt, ...rest } = { ...this.body(), ...changes };
-    const body = mode === "chat" ? { messages: [{ role: "user", content: prompt }], ...rest } : { prompt, ...rest };
-    const answer = new Answer(body, mode, () => redraw("play"));
-    answer.prompt = prompt;
+  /** Send the form with some fields changed, or other prompts, and return the answer. */
+  send(changes = {}, prompts = null) {
+    const { elements } = $("ask");
+    const mode = prompts ? "text" : elements.mode.value;
+    const answer = new Answer(prompts ?? [elements.prompt.value], { ...this.fields(), ...changes }, mode, () => redraw("play"));
     this.answers.unshift(answer);
     for (const old of this.answers.splice(MAX_ANSWERS)) {
-      this.views.get(old)?.node.remove();
+      for (const each of this.views.get(old) ?? []) each.node.remove();
       this.views.delete(old);
     }
     change({ follows: store.run?.isLive ?? false });
@@ -77,11 +78,11 @@ export class Playground {
     const place = $("answers");
     for (const answer of [...this.answers].reverse()) {
       if (!this.views.has(answer)) {
-        const view = new AnswerView(answer);
-        this.views.set(answer, view);
-        place.prepend(view.node);
+        const views = answer.prompts.map((prompt, i) => new AnswerView(answer, prompt, i));
+        this.views.set(answer, views);
+        place.prepend(...views.map((each) => each.node));
       }
-      this.views.get(answer).draw(lit);
+      for (const each of this.views.get(answer)) each.draw(lit);
     }
   }
 
@@ -100,52 +101,55 @@ export class Playground {
   }
 }
 
+/** The choices of one prompt. */
 class AnswerView {
-  constructor(answer) {
-    this.answer = answer;
+  constructor(answer, prompt, place) {
+    Object.assign(this, { answer, place });
     this.head = el("span");
     this.leave = el("button", { type: "button", title: "Close this connection", onclick: () => answer.leave() }, "leave");
     this.who = el("b");
     this.error = el("p", { hidden: true });
-    this.choices = answer.choices.map((choice, index) => new ChoiceView(this, choice, index));
+    this.choices = answer.choices.slice(place * answer.n, (place + 1) * answer.n).map((choice, index) => new ChoiceView(this, choice, index));
     this.node = el("article", { className: "answer" },
       el("header", {}, el("i", { className: "dot" }), this.who, this.head, this.leave),
-      el("p", { className: "note" }, visible(answer.prompt).slice(0, 90) + (answer.prompt.length > 90 ? "…" : "")),
+      el("p", { className: "note" }, visible(prompt).slice(0, 90) + (prompt.length > 90 ? "…" : "")),
       this.choices.map((choice) => choice.node),
       this.error);
   }
 
   draw(lit) {
     const { answer } = this;
-    if (!this.lanes?.length || this.lanes.length < answer.choices.length) this.find();
-    const cached = answer.usage?.prompt_tokens_details?.cached_tokens;
+    if (this.number === undefined) this.find();
+    const isAlone = answer.prompts.length === 1;
+    const reasons = this.choices.map(({ choice }) => choice.reason);
+    const size = this.choices.reduce((sum, { choice }) => sum + choice.tokens.length, 0);
+    const state = answer.state === "running" && reasons.every(Boolean) ? "done" : answer.state;
     const words = [
-      { running: answer.numTokens ? "answering" : "waiting", done: answer.choices.map((choice) => choice.reason).join(", "), left: "disconnected", failed: "failed" }[answer.state],
-      answer.usage ? `${answer.usage.prompt_tokens} + ${answer.usage.completion_tokens} tokens` : some(answer.numTokens, "token"),
-      cached === undefined ? "" : `${cached} cached`,
-      answer.metrics?.num_preemptions ? `preempted ${some(answer.metrics.num_preemptions, "time")}` : "",
-      answer.metrics?.time_to_first_token_ms ? `TTFT ${duration(answer.metrics.time_to_first_token_ms / 1000)}` : "",
+      { running: size ? "answering" : "waiting", done: reasons.join(", "), left: "disconnected", failed: "failed" }[state],
+      isAlone && answer.usage ? `${answer.usage.prompt_tokens} + ${answer.usage.completion_tokens} tokens` : some(size, "token"),
+      isAlone && answer.usage ? `${answer.usage.prompt_tokens_details.cached_tokens} cached` : "",
+      isAlone && answer.metrics?.num_preemptions ? `preempted ${some(answer.metrics.num_preemptions, "time")}` : "",
+      isAlone && answer.metrics?.time_to_first_token_ms ? `TTFT ${duration(answer.metrics.time_to_first_token_ms / 1000)}` : "",
     ];
     this.head.textContent = words.filter(Boolean).join(" · ");
-    this.leave.hidden = answer.state !== "running";
+    this.leave.hidden = state !== "running";
     this.error.hidden = !answer.error;
     this.error.textContent = answer.error ?? "";
     for (const choice of this.choices) choice.draw(lit);
   }
 
-  /** Find the lanes of this answer's sequences, for the steps and blocks of tokens. */
+  /** Find the number of this prompt's request, for the steps and blocks of tokens. */
   find() {
-    if (!this.answer.id || !store.run?.isLive) return;
-    this.lanes = [...store.run.lanes.all.values()].filter((lane) => lane.requestId === this.answer.id);
-    if (!this.lanes.length) return;
-    const { number, n } = this.lanes[0];
-    this.node.style.setProperty("--of", colour(number));
-    this.who.textContent = label(`${number}.0`, 1);
-    this.n = n;
+    const id = this.answer.requestId(this.place);
+    const lane = this.answer.id && store.run?.isLive && [...store.run.lanes.all.values()].find((each) => each.requestId === id);
+    if (!lane) return;
+    this.number = lane.number;
+    this.node.style.setProperty("--of", colour(lane.number));
+    this.who.textContent = letters(lane.number);
   }
 
   lane(index) {
-    return store.run.lanes.all.get(this.lanes?.length ? `${this.lanes[0].number}.${index}` : "");
+    return store.run.lanes.all.get(`${this.number}.${index}`);
   }
 }
 
@@ -186,7 +190,7 @@ class ChoiceView {
   /** Return the position of the first token of the answer in its sequence. */
   start() {
     const name = this.view.lane(this.index)?.name;
-    if (this.first === undefined && name) this.first = store.run.newest.seqs.get(name)?.num_prompt ?? this.view.answer.usage?.prompt_tokens;
+    if (this.first === undefined && name) this.first = store.run.newest.seqs.get(name)?.num_prompt ?? (this.view.answer.prompts.length === 1 ? this.view.answer.usage?.prompt_tokens : undefined);
     return this.first ?? null;
   }
 

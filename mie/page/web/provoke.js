@@ -4,10 +4,11 @@ import { count, some } from "./dom.js";
 
 const NAMES = ["Mia the otter", "Tom the owl", "Nora the hedgehog", "Hugo the tiger", "Ida the mole", "Otto the heron", "Lena the fox", "Max the toad", "Rosa the wren", "Emil the badger", "Pia the hare", "Karl the bear"];
 const PLACES = ["the mill", "the lake", "the lighthouse", "the orchard", "the bridge", "the harbour", "the forest", "the tower", "the meadow", "the river", "the market", "the hill"];
-const STORY = (i) => `Tell me a long story about ${NAMES[i % 12]} and ${PLACES[(i * 5) % 12]}.`;
+const story = (_, i) => `Tell me a long story about ${NAMES[i % 12]} and ${PLACES[(i * 5) % 12]}.`;
+const stories = (length) => Array.from({ length }, story);
 const NUM_LONG = 12;
 
-/** `send(changes)` starts a request and returns its Answer; `limits` are the server's; `say` shows a sentence. */
+/** `send(changes, prompts)` starts a request and returns its Answer; `limits` are the server's; `say` shows a sentence. */
 export class Provoke {
   constructor({ send, running, limits, newest, say }) {
     Object.assign(this, { send, running, limits, newest, say });
@@ -38,13 +39,11 @@ export class Provoke {
   async twelve() {
     const { num_blocks: numBlocks, block_size: size, max_model_len: longest } = this.limits;
     const length = Math.min(longest - 40, Math.max(64, Math.ceil((numBlocks * size * 1.6) / NUM_LONG)), 400);
-    const answers = Array.from({ length: NUM_LONG }, (_, i) => this.send({ prompt: STORY(i), n: 1, max_tokens: length, ignore_eos: true }));
+    const answer = this.send({ n: 1, max_tokens: length, ignore_eos: true }, stories(NUM_LONG));
     this.say(`${NUM_LONG} requests ask for ${length} tokens each. The pool holds ${count(numBlocks * size)}.`);
-    await Promise.all(answers.map((answer) => answer.ended));
-    const left = answers.filter((answer) => answer.state === "left").length;
-    if (left) return this.say(`${left} of the ${NUM_LONG} requests were disconnected.`);
-    if (failed(...answers)) return this.say(failed(...answers));
-    const total = answers.reduce((sum, answer) => sum + (answer.metrics?.num_preemptions ?? 0), 0);
+    await answer.ended;
+    if (failed(answer)) return this.say(failed(answer));
+    const total = answer.metrics?.num_preemptions ?? 0;
     const small = Math.ceil((NUM_LONG * length) / size / 3);
     return this.say(total
       ? `The engine preempted ${some(total, "time")}, and all ${NUM_LONG} answers are complete.`
@@ -52,34 +51,32 @@ export class Provoke {
   }
 
   async long() {
-    const { max_model_len: longest, max_num_batched_tokens: budget } = this.limits;
-    const answers = Array.from({ length: 3 }, (_, i) => this.send({ prompt: STORY(i), n: 1, max_tokens: 120, ignore_eos: true }));
+    const { max_model_len: longest, max_num_batched_tokens: budget, num_blocks: numBlocks, block_size: block } = this.limits;
+    const room = Math.floor(Math.min(longest - 32, numBlocks * block * 0.6, budget * 6));
+    const beside = this.send({ n: 1, max_tokens: 60, ignore_eos: true }, stories(3));
     this.say("Three answers are running; a long prompt joins them.");
-    await until(() => answers.every((answer) => answer.numTokens || answer.state !== "running"));
-    const words = Math.floor((longest - 64) / 1.5);
-    const text = Array.from({ length: words }, (_, i) => NAMES[i % 12].split(" ")[0]).join(" ");
-    const prompt = this.send({ prompt: text.slice(0, Math.floor((longest - 64) * 2.2)), n: 1, max_tokens: 24, truncate_prompt_tokens: longest - 64 });
-    await Promise.all([...answers, prompt].map((answer) => answer.ended));
-    if (failed(prompt, ...answers)) return this.say(failed(prompt, ...answers));
+    await until(() => beside.choices.every((choice) => choice.tokens.length) || beside.state !== "running");
+    const text = Array.from({ length: room }, (_, i) => NAMES[(i * 7) % 12]).join(", ");
+    const prompt = this.send({ n: 1, max_tokens: 16, truncate_prompt_tokens: room }, [text]);
+    await Promise.all([beside.ended, prompt.ended]);
+    if (failed(prompt, beside)) return this.say(failed(prompt, beside));
     const size = prompt.usage.prompt_tokens;
     return this.say(`The prompt of ${count(size)} tokens was computed beside three answers, at most ${count(budget)} tokens a step. See its chunks in the timeline.`);
   }
 
   async leave() {
-    let running = this.running();
-    if (!running.length) {
-      running = Array.from({ length: 3 }, (_, i) => this.send({ prompt: STORY(i), n: 1, max_tokens: 300, ignore_eos: true }));
+    if (!this.running().length) {
+      const answer = this.send({ n: 1, max_tokens: 300, ignore_eos: true }, stories(3));
       this.say("Three long answers start, only to be left.");
-      await until(() => running.every((answer) => answer.numTokens > 12 || answer.state !== "running"));
+      await until(() => answer.numTokens > 40 || answer.state !== "running");
     }
+    const running = this.running();
+    const num = running.reduce((sum, answer) => sum + answer.choices.length, 0);
     const before = this.newest().totals().used;
     for (const answer of running) answer.leave();
-    await until(() => this.newest().totals().used === 0 || running.every((answer) => !this.holds(answer)));
-    return this.say(`${some(running.length, "connection")} closed. ${count(before)} blocks were in use; ${count(this.newest().totals().used)} are now.`);
-  }
-
-  holds(answer) {
-    return [...this.newest().seqs.values()].some((seq) => seq.request_id === answer.id);
+    const ids = new Set(running.flatMap((answer) => answer.prompts.map((_, place) => answer.requestId(place))));
+    await until(() => ![...this.newest().seqs.values()].some((seq) => ids.has(seq.request_id)));
+    return this.say(`${some(num, "answer")} left. ${some(before, "block")} were in use; ${count(this.newest().totals().used)} are now.`);
   }
 }
 

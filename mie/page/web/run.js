@@ -50,6 +50,8 @@ export class Run {
   addStep(step) {
     step.events = this.named(step.events);
     step.step = step.row[this.column.step];
+    const [hit, asked] = this.steps[this.steps.length - 1]?.prefix ?? [0, 0];
+    step.prefix = [hit + step.row[this.column.num_hit_tokens], asked + step.row[this.column.num_admitted_tokens]];
     this.steps.push(step);
     this.lanes.add(step.step, step.events);
     for (const event of step.events) if (event.kind === "evict") this.texts.delete(event.block);
@@ -111,9 +113,11 @@ export class Run {
     return this.steps.slice(this.indexOf(from - 1) + 1, this.indexOf(to) + 1);
   }
 
-  row(step) {
-    const index = this.indexOf(step);
-    return index < 0 ? null : this.steps[index].row;
+  /** Return the prompt tokens that were hits, and all, in the last steps up to one. */
+  prefix(step, size = Infinity) {
+    const last = this.indexOf(step);
+    const [a, b] = [this.steps[last - size]?.prefix ?? [0, 0], this.steps[last]?.prefix ?? [0, 0]];
+    return [b[0] - a[0], b[1] - a[1]];
   }
 
   /** Return the state after a step: of the newest moment if the run is followed. */

@@ -112,7 +112,7 @@ export class Live {
       this.isNew = false;
       this.on.run(run);
     }
-    if (isGap || run.records.length === 1) this.fill(record.step);
+    if ((isGap || run.records.length === 1) && record.step > 0) this.fill(record.step);
     this.on.change();
   }
 

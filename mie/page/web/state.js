@@ -1,5 +1,11 @@
 // The state after a step. Records assign cells; nothing here knows why they changed.
 
+/** The counters, and the columns of a step that add to them. */
+const COUNTERS = [
+  ["num_preemptions", "num_preempted"], ["num_hit_tokens", "num_hit_tokens"], ["num_copies", "num_copies"],
+  ["num_evicted", "num_evicted"], ["num_exported", "num_exported"], ["num_imported", "num_imported"],
+];
+
 export class State {
   constructor(head) {
     this.blockSize = head.block_size;
@@ -62,18 +68,10 @@ export class State {
   }
 
   /** Add what a step says to the counters. */
-  count({ row, events }) {
+  count({ row }) {
     const of = (name) => row[this.columns.indexOf(name)] ?? 0;
-    const add = (name, number) => { this.counters[name] = (this.counters[name] ?? 0) + number; };
     this.step = of("step");
-    add("num_preemptions", of("num_preempted"));
-    add("num_copies", of("num_copies"));
-    add("num_evicted", of("num_evicted"));
-    for (const event of events) {
-      if (event.kind !== "hit") continue;
-      add("num_queried_tokens", event.num_queried);
-      add("num_hit_tokens", event.num_full + event.num_partial);
-    }
+    for (const [name, column] of COUNTERS) this.counters[name] = (this.counters[name] ?? 0) + of(column);
   }
 
   // Queries. What costs more than a look is kept until the state changes.

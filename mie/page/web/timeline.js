@@ -6,6 +6,7 @@ import { colour, font, hatch, ink, label, Surface, write } from "./paint.js";
 import { change, redraw, seek, select, store } from "./store.js";
 
 const MAX_LANES = 60;
+const RATE_STEPS = 200; // steps over which the hit rate is counted
 const FEWEST = 8; // steps that are shown at most enlarged
 
 /** Rows of numbers. `parts` are stacked, `lines` are drawn over them. */
@@ -22,7 +23,8 @@ function wasted(row, run) {
 }
 
 function hits(row, run, step) {
-  return step.hitRate ?? 0;
+  const [hit, asked] = run.prefix(step.step, RATE_STEPS);
+  return asked ? hit / asked : 0;
 }
 
 const valueOf = (step, field, run) => (typeof field === "function" ? field(step.row, run, step) : step.row[run.column[field]]);
@@ -125,7 +127,6 @@ export class Timeline {
     const context = this.surface.begin(Math.ceil(height));
     this.marks = [];
     chosen.forEach((lane, i) => this.lane(context, lane, this.lanesTop + i * pitch, pitch));
-    this.rate(run);
     const at = Math.max(0, Math.min(run.steps.length - 1, run.indexOf(store.step)));
     CHARTS.forEach((chart, i) => this.chart(context, chart, this.chartsTop + i * chartHeight, chartHeight, run.steps[at]));
     this.axis(context, height);
@@ -248,20 +249,6 @@ export class Timeline {
       context.strokeStyle = mark.kind === "copy" ? ink.text : ink.soft;
       context.stroke();
     }
-  }
-
-  /** Note the share of hits in the last 100 lookups at each step, once. */
-  rate(run) {
-    let recent = (this.rated?.run === run && this.rated.recent) || [];
-    const from = this.rated?.run === run && this.rated.first === run.first ? run.indexOf(this.rated.last) + 1 : 0;
-    if (!from) recent = [];
-    for (let i = from; i < run.steps.length; i += 1) {
-      for (const event of run.steps[i].events) if (event.kind === "hit") recent.push([event.num_full + event.num_partial, event.num_queried]);
-      if (recent.length > 100) recent = recent.slice(-100);
-      const asked = recent.reduce((sum, each) => sum + each[1], 0);
-      run.steps[i].hitRate = asked ? recent.reduce((sum, each) => sum + each[0], 0) / asked : 0;
-    }
-    this.rated = { run, recent, first: run.first, last: run.last };
   }
 
   chart(context, chart, y, height, current) {
