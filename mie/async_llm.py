@@ -23,6 +23,7 @@ from mie.frontend.request_state import PreparedRequest
 from mie.llm import LLM
 from mie.params.checks import check_request_id
 from mie.params.sampling import SamplingParams
+from mie.sched.waiting import Wait, why_waiting
 from mie.stats.step import QueueState
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
@@ -277,6 +278,13 @@ class AsyncLLM:
         """Return what the engine's log has after a step, and the engine's counts."""
         engine = self._loop.engine
         return await self._thread.call(lambda: look_at(engine, after, with_metrics=with_metrics))
+
+    async def why_waiting(self, seq_id: tuple[int, int]) -> Wait | None:
+        """Return why a sequence waits, or None if it does not: see `mie.sched.waiting`."""
+        engine = self._loop.engine
+        return await self._thread.call(
+            lambda: why_waiting(engine.scheduler, engine.config, seq_id)
+        )
 
     async def tokens_of(
         self, places: Mapping[int, tuple[str, int, int, int]]

@@ -138,6 +138,7 @@ ROOMS = {
             "frontend",
             "llm",
             "params",
+            "sched.waiting",
             "stats.step",
             "text",
         }
@@ -203,6 +204,8 @@ ROOMS = {
             "page",
             "params",
             "replay",
+            "reprs",
+            "sched.waiting",
             "stats",
             "text",
             "version",
@@ -236,6 +239,7 @@ ROOMS = {
             "serve",
             "sim",
             "system",
+            "text.tokenizer",  # trace
             "version",
         },
         packages={"tqdm", "prompt_toolkit"},  # prompt_toolkit only in chat_input

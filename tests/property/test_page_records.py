@@ -6,7 +6,10 @@ checked in the same runs.
 
 import json
 from collections import Counter
+from dataclasses import replace
 
+import pytest
+from event_stories import BEAMS, REBUILD, STORY, write_story
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_cells import Page, cells_of
@@ -15,6 +18,7 @@ from test_replay import EOS, Run, configs, requests
 from mie.events import FIELDS, read_log
 from mie.page import recording as stream_of_log
 from mie.page.cells import NodeText
+from mie.page.follower import Follower
 from mie.page.heat import Heat
 from mie.page.recording import Recording
 from mie.replay import State, walk
@@ -71,29 +75,9 @@ def check_eviction_order(path):
         last = record
 
 
-@given(
-    config=configs(),
-    arrivals=requests(),
-    spare=st.integers(0, 5),
-    num_host_blocks=st.integers(1, 9),
-    tokens=st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
-    aborted=st.dictionaries(st.integers(0, 12), st.integers(0, 5), max_size=4),
-    broken=st.sets(st.integers(3, 30), max_size=1),
-    beams=st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
-    releases=st.sets(st.integers(3, 30), max_size=4),
-    steps_per_record=st.sampled_from([1, 1, 2, 5]),
-)
-@settings(max_examples=max(300, settings().max_examples))
-def check_run(
-    path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken, beams, releases,
-    steps_per_record,
-):  # fmt: skip
-    longest = max(len(prompt) for _, prompt, *_ in arrivals)
-    pools = -(-longest // config.block_size) + spare, num_host_blocks
-    logged_run(path, config, arrivals, pools, tokens, aborted, broken, beams, releases)
-    check_eviction_order(path)
+def check_recording(segment, steps_per_record):
+    """A page that reads a recorded run must show the state after each record."""
     text = NodeText(lambda ids: "".join(map(str, ids)))
-    [segment] = read_log(path)
     state, steps, page = State.from_snapshot(segment.snapshot), iter(segment.steps), Page()
     recording = Recording([segment], text, steps_per_record=steps_per_record)
     for record in map(json.loads, recording.lines("a run")):
@@ -108,15 +92,71 @@ def check_run(
             assert page.cells() == cells_of(state, text)
             assert page.heat.keys() == page.tree.keys()
     assert page.step == segment.last
-    for records in segment.steps:
-        seen.update(kind for kind, *_ in records)
+
+
+def check_follower(segment, text, splits):
+    """A page that follows the log while it grows must show every state, with what came last."""
+    steps, page, state = segment.steps, Page(), State.from_snapshot(segment.snapshot)
+    follower = Follower([replace(segment, steps=(), rest=())], "live")
+    page.take(follower.key({}))
+    coming, done, shown = iter(steps), 0, 0
+    for count, part in splits:
+        new, done = steps[done : done + count], min(done + count, len(steps))
+        part = shown = part if new else max(part, shown)  # what came last only grows
+        following = steps[done] if done < len(steps) else segment.rest
+        rest = following[: min(part, len(following) - (done < len(steps)))]
+        for record in follower.records(new, rest):
+            page.take(json.loads(json.dumps(record)))
+            if record["record"] == "steps":
+                for _ in record["steps"]:
+                    state.apply_step(next(coming))
+                assert page.cells() == cells_of(state, text)
+        if rest:
+            late = State.from_snapshot(state.snapshot(), state.step)
+            late.apply_step(rest)
+            assert page.cells() == cells_of(late, text)
+        assert page.heat == follower.key({})["heat"]
+        seen["follower"] += 1
+
+
+@given(
+    config=configs(),
+    arrivals=requests(),
+    spare=st.integers(0, 5),
+    num_host_blocks=st.integers(1, 9),
+    tokens=st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
+    aborted=st.dictionaries(st.integers(0, 12), st.integers(0, 5), max_size=4),
+    broken=st.sets(st.integers(3, 30), max_size=1),
+    beams=st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
+    releases=st.sets(st.integers(3, 30), max_size=4),
+    steps_per_record=st.sampled_from([1, 1, 2, 5]),
+    splits=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), min_size=1, max_size=3),
+)
+@settings(max_examples=max(150, settings().max_examples))
+def check_run(
+    path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken, beams, releases,
+    steps_per_record, splits,
+):  # fmt: skip
+    longest = max(len(prompt) for _, prompt, *_ in arrivals)
+    pools = -(-longest // config.block_size) + spare, num_host_blocks
+    logged_run(path, config, arrivals, pools, tokens, aborted, broken, beams, releases)
+    check_eviction_order(path)
+    [segment] = read_log(path)
+    check_recording(segment, steps_per_record)
+    check_follower(segment, NodeText(shows_tokens=False), splits)
 
 
 def test_a_page_that_assigns_cells_shows_the_state_of_the_replay(tmp_path, monkeypatch):
     monkeypatch.setattr(stream_of_log, "STEPS_PER_KEY", 5)
     seen.clear()
     check_run(tmp_path / "trace.jsonl")
-    for kind in ("key", "steps", "now", "evicted"):
+    for kind in ("key", "steps", "now", "evicted", "follower"):
         assert seen[kind] >= 20, (kind, seen)
-    for kind in FIELDS:
-        assert seen[kind] >= 1, (kind, seen)
+
+
+@pytest.mark.parametrize("steps_per_record", [1, 3, 100])
+def test_every_kind_of_record_becomes_cells(tmp_path, steps_per_record):
+    path = write_story(tmp_path / "story.jsonl", [*STORY, BEAMS, REBUILD])
+    [segment] = read_log(path)
+    check_recording(segment, steps_per_record)
+    assert {kind for records in segment.steps for kind, *_ in records} == FIELDS.keys()

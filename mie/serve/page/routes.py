@@ -17,6 +17,7 @@ from mie.errors import TraceError, shown
 from mie.events import Segment
 from mie.page.assets import RECORDED_RUNS, Asset, assets
 from mie.page.cells import NodeText, key_record
+from mie.page.events import seq_from
 from mie.page.recording import Recording
 from mie.page.stream import encode
 from mie.replay import State, at
@@ -27,6 +28,7 @@ from mie.serve.page.access import check_may_see, may_read_text
 from mie.serve.page.feed import Feed
 from mie.serve.page.sessions import Sessions, cookie_for
 from mie.serve.page.upload import Uploads
+from mie.serve.page.why import sentence
 from mie.serve.serving import Serving
 from mie.serve.sse import EventStream
 
@@ -51,8 +53,8 @@ DATA_HEADERS = {
 NDJSON = "application/x-ndjson"
 MAX_BLOCKS_ASKED = 512
 HISTORY_RECORDS = 200
-HISTORY_STEPS = 2000
-"""Steps of the past that a page gets when it opens."""
+HISTORY_STEPS = 1000
+"""Steps of the past that a page gets at least when it opens, if the log has them."""
 
 
 class PageRoutes:
@@ -80,6 +82,7 @@ class PageRoutes:
             Route("/mie/history", self._history),
             Route("/mie/state", self._state),
             Route("/mie/text", self._text),
+            Route("/mie/why", self._why),
             Route("/mie/runs/{name}", self._run),
             Route("/mie/trace", self._trace, methods=["POST"]),
         ]
@@ -161,6 +164,8 @@ class PageRoutes:
 
         def write() -> bytes:
             past = _past(segments, until)
+            if not past:
+                return b""
             num_steps = sum(len(segment.steps) for segment in past)
             recording = Recording(
                 past,
@@ -214,6 +219,18 @@ class PageRoutes:
         }
         return _json({"step": step, "blocks": found})
 
+    async def _why(self, request: Request) -> Response:
+        check_may_see(request)
+        name = request.query_params.get("seq", "")
+        seq = seq_from(name)
+        if seq is None:
+            raise invalid(f"seq must be a sequence, such as 7.0; got {shown(name)}", "seq")
+        wait = await self._engine.why_waiting(seq)
+        if wait is None:
+            sentence_of_no_wait = "It does not wait: it runs, or has ended."
+            return _json({"seq": name, "because": None, "sentence": sentence_of_no_wait})
+        return _json({"seq": name, **vars(wait), "sentence": sentence(wait)})
+
     async def _run(self, request: Request) -> Response:
         check_may_see(request)
         for run in RECORDED_RUNS:
@@ -252,21 +269,15 @@ class _Nothing:
 
 
 def _past(segments: Sequence[Segment], until: int) -> list[Segment]:
-    """Return the last segments up to a step, which hold about `HISTORY_STEPS` steps.
-
-    Raises:
-        ApiError: the log does not reach so far.
-    """
+    """Return the last segments up to a step, with `HISTORY_STEPS` steps or a few more."""
     found: list[Segment] = []
     for segment in reversed(segments):
         if segment.after > until:
             continue
         steps = [each for each in segment.steps if each[-1][1]["step"] <= until]
         found.insert(0, Segment(after=segment.after, snapshot=segment.snapshot, steps=steps))
-        if sum(len(each.steps) for each in found) >= HISTORY_STEPS // 2:
+        if sum(len(each.steps) for each in found) >= HISTORY_STEPS:
             break
-    if not found:
-        raise ApiError(404, f"the log does not hold step {until}", type="not_found_error")
     return found
 
 
