@@ -22,6 +22,8 @@ VIEWS = (
     ["trace", "--step", "3"],
     ["trace", "--request", "a"],
     ["trace", "--perfetto", "OUT"],
+    ["trace", "--html", "OUT"],
+    ["trace", "--page", "OUT"],
     ["sim", "extract"],
     ["sim", "calibrate"],
     ["sim", "predict", "--costs", "COSTS"],
