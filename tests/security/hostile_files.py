@@ -22,7 +22,6 @@ VIEWS = (
     ["trace", "--step", "3"],
     ["trace", "--request", "a"],
     ["trace", "--perfetto", "OUT"],
-    ["trace", "--html", "OUT"],
     ["trace", "--page", "OUT"],
     ["sim", "extract"],
     ["sim", "calibrate"],
