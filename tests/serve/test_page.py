@@ -324,6 +324,20 @@ def test_a_login_gives_a_cookie_that_stands_for_the_key(engine):
     asks(ask())
 
 
+def test_a_login_without_a_key_cannot_send_much(engine):
+    async def ask():
+        async with client_of(engine, ServeConfig(keys=Keys.of([KEY]))) as client:
+            for route in ("/mie/login", "/mie/logout"):
+                answer = await client.post(route, json={"key": "x" * 20_000})
+                assert answer.status_code == 413
+            for body in ("[]", "{", '{"key": 7}', "{}"):
+                headers = {"content-type": "application/json"}
+                answer = await client.post("/mie/login", content=body, headers=headers)
+                assert answer.status_code in (400, 401)
+
+    asks(ask())
+
+
 def test_a_cookie_is_for_https_where_the_server_speaks_it(engine):
     scope = {"scheme": "https"}
     assert "; Secure" in sessions_module.cookie_for("x", scope, "/llm")
