@@ -266,7 +266,7 @@ def test_the_stream_ends_with_the_engine():
             await stream.read_until(lambda: stream.last["record"] == "end")
         return stream
 
-    assert asks(watch()).last == {"record": "end", "reason": "the engine has ended"}
+    assert asks(watch()).last == {"record": "end", "reason": "the engine was shut down"}
 
 
 def test_without_an_event_log_the_page_says_what_to_change():
@@ -403,6 +403,9 @@ def test_without_keys_another_site_cannot_read_text(engine, host):
     forwarded = {"host": "localhost", "x-forwarded-for": "10.0.0.1"}
     assert get(engine, "/mie/text?blocks=0", headers=forwarded).status_code == 403
     assert not get(engine, "/mie/config", headers={"host": host}).json()["may_read_text"]
+    allowed = ServeConfig(allowed_origins=["*"])
+    foreign = {"host": "localhost", "origin": f"http://{host}"}
+    assert get(engine, "/mie/text?blocks=0", allowed, headers=foreign).status_code == 403
 
 
 def test_text_of_blocks_is_that_of_the_prompt(engine):

@@ -115,7 +115,7 @@ class Feed:
         self._pages: set[Page] = set()
         self._run_id = secrets.token_hex(4)
         self._number = 0  # of the last event
-        self._recent: deque[tuple[int, bytes]] = deque(maxlen=MAX_RECENT)
+        self._recent: deque[tuple[int, bytes]] = deque()
         self._follower: Follower | None = None
         self._counts: Mapping[str, int] = {}
         self._task: asyncio.Task[None] | None = None
@@ -150,7 +150,8 @@ class Feed:
         try:
             while self._is_following:
                 yield await page.take() or b": the page is open\n\n"
-            yield _event("end", {"record": "end", "reason": "the engine has ended"})
+            why = self._engine.dead_error or "the live stream has ended (reload the page)"
+            yield _event("end", {"record": "end", "reason": str(why)})
         finally:
             self._pages.discard(page)
 
@@ -268,9 +269,18 @@ class Feed:
         for record in records:
             self._number += 1
             self._recent.append((self._number, self._numbered(record)))
+        self._drop_old(first)
         events = b"".join(events for number, events in self._recent if number >= first)
         key = self._numbered(self._follower.key(look.counts)) if needs_key else b""
         return events, key
+
+    def _drop_old(self, first: int) -> None:
+        """Forget old events, but none of those from ``first`` on, which are about to be sent."""
+        num_bytes = sum(len(events) for _, events in self._recent)
+        while self._recent and self._recent[0][0] < first:
+            if len(self._recent) <= MAX_RECENT and num_bytes <= MAX_BEHIND_BYTES:
+                break
+            num_bytes -= len(self._recent.popleft()[1])
 
     def _truth(self, counts: Mapping[str, int], metrics: Snapshot) -> Cells:
         assert self._follower is not None
