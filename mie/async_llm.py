@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from mie.checkpoint.generation import GenerationConfig
@@ -46,6 +47,8 @@ class ModelFacts:
     vocab_size: int
     backend: str
     dtype: str
+    directories: tuple[Path, ...]
+    """Where its weights and its tokenizer are."""
 
 
 class Pulse(NamedTuple):
@@ -238,7 +241,12 @@ class AsyncLLM:
             vocab_size=engine.vocab_size,
             backend=args.backend,
             dtype=args.dtype_name,
+            directories=(self._llm.directory, self._llm.text_directory),
         )
+
+    async def weights_digest(self) -> str:
+        """Return what tells the weights from others; see `LLM.weights_digest`."""
+        return await asyncio.to_thread(self._llm.weights_digest)
 
     @property
     def generation_config(self) -> GenerationConfig:
@@ -282,9 +290,7 @@ class AsyncLLM:
     async def why_waiting(self, seq_id: tuple[int, int]) -> Wait | None:
         """Return why a sequence waits, or None if it does not: see `mie.sched.waiting`."""
         engine = self._loop.engine
-        return await self._thread.call(
-            lambda: why_waiting(engine.scheduler, engine.config, seq_id)
-        )
+        return await self._thread.call(lambda: why_waiting(engine.scheduler, engine.config, seq_id))
 
     async def tokens_of(
         self, places: Mapping[int, tuple[str, int, int, int]]

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from mie.checkpoint.locate import locate_model
 from mie.cli.trace_output import replacing
 from mie.errors import RequestError, TraceError
 from mie.events import Segment
@@ -16,7 +15,6 @@ from mie.page.bundle import EmbeddedRun, page_html
 from mie.page.cells import NodeText
 from mie.page.recording import Recording
 from mie.reprs import count
-from mie.text.tokenizer import Tokenizer
 
 
 def write_html(
@@ -75,6 +73,9 @@ def record_lines(segments: Iterable[Segment], name: str, model: str | None) -> l
 
 
 def _decoder(model: str) -> Callable[[Sequence[int]], str]:
+    from mie.checkpoint.locate import locate_model  # they load slowly
+    from mie.text.tokenizer import Tokenizer
+
     tokenizer = Tokenizer.load(locate_model(model, needs_weights=False), None)
 
     def decode(token_ids: Sequence[int]) -> str:

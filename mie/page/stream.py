@@ -70,6 +70,7 @@ class Steps:
     def apply(self, records: Iterable[Record]) -> None:
         """Apply records without the end of their step."""
         for record in records:
+            self._view.state.check_names(record)
             event = event_of(record, self._view.state)
             self._view.apply(record)
             if event is not None:

@@ -42,12 +42,11 @@ class View:
         self.changes()
 
     def apply(self, record: Record) -> None:
-        """Apply a record.
+        """Apply a record. What it names must exist (`State.check_names`).
 
         Raises:
             TraceError: it cannot happen in this state.
         """
-        self.state.check_names(record)
         self._touch(record)
         self.heat.before(record, self.state)
         self.state.apply(record)

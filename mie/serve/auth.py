@@ -1,4 +1,7 @@
-"""Authentication: every route but a few needs a key, and each key has a prefix cache of its own."""
+"""Authentication: every route but a few needs a key, and each key has a prefix cache of its own.
+
+With an admin key, the routes that control the server, or tell of all its clients, need that one.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +12,81 @@ from mie.serve.errors import ApiError
 from mie.serve.keys import Keys
 from mie.serve.page.sessions import Sessions
 
+CLIENT_ROUTES = frozenset(
+    {"/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load", "/openapi.json"}
+)
+"""Routes that every key may use although there is an admin key, like the open ones and ``/v1/…``.
+
+Every other route, and each that is added, is the admin's.
+"""
+
 
 class Authentication:
     """Middleware that lets only known keys in, and notes whose request it is."""
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, sessions: Sessions, *, share_prefix_cache: bool
+        self,
+        app: ASGIApp,
+        keys: Keys | None,
+        sessions: Sessions,
+        *,
+        admin_keys: Keys | None = None,
+        share_prefix_cache: bool,
     ) -> None:
-        """``sessions`` are those of the web page, which has a cookie for a key."""
+        """Without ``keys``, clients need none. Without ``admin_keys``, every key may do all.
+
+        ``sessions`` are those of the web page, which sends a cookie in place of a key.
+        """
         self._app = app
         self._sessions = sessions
         self._keys = keys
+        self._admin_keys = admin_keys
         self._share_prefix_cache = share_prefix_cache
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         key = _key_of(scope)
-        name = self._sessions.client(scope) if key is None else self._keys.find(key)
-        if name is not None:
-            scope["mie.client"] = name
-            if not self._share_prefix_cache:
-                scope["mie.cache_salt"] = self._keys.salt(name)
-        elif scope["type"] != "http" or not is_open(route_of(scope)):
-            return await answer(_refusal(key), scope, receive, send)
+        is_known = self._is_of(self._admin_keys, key, scope)
+        refusal = None
+        if not is_known:
+            is_known = self._is_of(self._keys, key, scope)
+            refusal = self._refusal(scope, key, is_known)
+        if refusal is not None:
+            return await answer(refusal, scope, receive, send)
         return await self._app(scope, receive, send)
+
+    def _is_of(self, keys: Keys | None, key: str | None, scope: Scope) -> bool:
+        """Return whether a request has one of these keys, and note its name and its salt."""
+        name = None if keys is None else self._name(keys, key, scope)
+        if keys is None or name is None:
+            return False
+        scope["mie.client"] = name
+        if not self._share_prefix_cache:
+            scope["mie.cache_salt"] = keys.salt(name)
+        return True
+
+    def _name(self, keys: Keys, key: str | None, scope: Scope) -> str | None:
+        """Return the name of a request's key, or of the one that its cookie stands for."""
+        if key is not None:
+            return keys.find(key)
+        name = self._sessions.client(scope)
+        return name if name in keys.names else None
+
+    def _refusal(self, scope: Scope, key: str | None, is_known: bool) -> ApiError | None:
+        """Return why a request without an admin key is refused, or None."""
+        route = route_of(scope)
+        if is_open(route) and scope["type"] == "http":
+            return None
+        is_for_clients = self._admin_keys is None or is_of_clients(route)
+        if is_for_clients:
+            return None if is_known or self._keys is None else _unknown(key)
+        return _not_admin() if is_known else _unknown(key)
+
+
+def is_of_clients(route: str) -> bool:
+    """Return whether every key may use a route although there is an admin key."""
+    return route.startswith("/v1/") or route in CLIENT_ROUTES
 
 
 def _key_of(scope: Scope) -> str | None:
@@ -46,7 +99,16 @@ def _key_of(scope: Scope) -> str | None:
     return header(scope, b"x-api-key")
 
 
-def _refusal(key: str | None) -> ApiError:
+def _not_admin() -> ApiError:
+    return ApiError(
+        403,
+        "this route needs the admin key (--admin-api-key)",
+        type="permission_error",
+        code="admin_key_required",
+    )
+
+
+def _unknown(key: str | None) -> ApiError:
     message = (
         "this server needs a key (send 'Authorization: Bearer KEY' or 'X-Api-Key: KEY')"
         if key is None

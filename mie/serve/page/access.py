@@ -23,8 +23,8 @@ def check_may_see(request: Request) -> None:
     if not may_see(config, request.scope.get("mie.client")):
         raise ApiError(
             403,
-            "the page shows the requests of all keys; this server has several, and none of them "
-            "is the administrator's (start it with --admin-api-key, and log in with that)",
+            "the page shows what all keys send, so it needs the admin key (start the server with "
+            "--admin-api-key if it has none)",
             type="permission_error",
             code="page_forbidden",
         )
@@ -32,7 +32,23 @@ def check_may_see(request: Request) -> None:
 
 def may_see(config: ServeConfig, client: str | None) -> bool:
     """Return whether the owner of a key may see the page."""
+    if config.admin_keys is not None:
+        return client in config.admin_keys.names
     return config.keys is None or (client is not None and len(config.keys) == 1)
+
+
+def name_of(config: ServeConfig, key: str) -> str | None:
+    """Return the name of a key with which one logs in, or None."""
+    for keys in (config.admin_keys, config.keys):
+        name = None if keys is None else keys.find(key)
+        if name is not None:
+            return name
+    return None
+
+
+def has_keys(config: ServeConfig) -> bool:
+    """Return whether the page needs a login."""
+    return config.keys is not None or config.admin_keys is not None
 
 
 def may_read_text(config: ServeConfig, scope: Scope) -> bool:
@@ -41,7 +57,7 @@ def may_read_text(config: ServeConfig, scope: Scope) -> bool:
     Without keys, only this machine may. A name in the header ``Host`` that is not this machine's
     tells that a page of another site asks, or a proxy.
     """
-    if config.keys is not None or config.uds is not None:
+    if has_keys(config) or config.uds is not None:
         return True
     host = (header(scope, b"host") or "").rpartition(":")
     name = host[0] if host[1] and host[2].isdecimal() else "".join(host)

@@ -75,6 +75,13 @@ class Page:
             return
         self.wake()
 
+    def begin(self, key: bytes) -> None:
+        """Give it the whole state, however large that is."""
+        self._clear()
+        self._queue.append(key)
+        self.needs_key = False
+        self.wake()
+
     def wake(self) -> None:
         """End the wait for events."""
         self._news.set()
@@ -197,7 +204,7 @@ class Feed:
         tick = 0
         try:
             while self._num_idle_ticks <= LINGER_TICKS:
-                await self._tick(with_metrics=self._is_truth_due and tick % TRUTH_TICKS == 0)
+                await self.tick(with_metrics=self._is_truth_due and tick % TRUTH_TICKS == 0)
                 if not is_ready.done():
                     is_ready.set_result(None)
                 self._num_idle_ticks = 0 if self._pages else self._num_idle_ticks + 1
@@ -213,7 +220,8 @@ class Feed:
             for page in self._pages:
                 page.wake()
 
-    async def _tick(self, *, with_metrics: bool) -> None:
+    async def tick(self, *, with_metrics: bool = False) -> None:
+        """Look at the engine once, and queue what is new for each page."""
         after = None if self._follower is None else self._follower.step
         look = await self._engine.look(after, with_metrics=with_metrics)
         if look.segments is not None and not look.segments:
@@ -228,8 +236,7 @@ class Feed:
             events, key = await asyncio.to_thread(self._follow, look, bool(hungry))
         for page in self._pages:
             if page in hungry:
-                page.needs_key = False
-                page.put(key)
+                page.begin(key)
             elif not page.needs_key and events:
                 page.put(events)
 

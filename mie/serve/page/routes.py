@@ -24,7 +24,7 @@ from mie.replay import State, at
 from mie.serve.asgi import route_of
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid
-from mie.serve.page.access import check_may_see, may_read_text
+from mie.serve.page.access import check_may_see, has_keys, may_read_text, name_of
 from mie.serve.page.feed import Feed
 from mie.serve.page.sessions import Sessions, cookie_for
 from mie.serve.page.upload import Uploads
@@ -100,11 +100,11 @@ class PageRoutes:
         return _file(request, found)
 
     async def _login(self, request: Request) -> Response:
-        if self._config.keys is None:
-            raise invalid("this server has no keys, so nobody needs to log in", "key")
+        if not has_keys(self._config):
+            raise invalid("this server has no keys, so the page needs no login", "key")
         body = await _json_object(request)
         key = body.get("key")
-        name = self._config.keys.find(key) if isinstance(key, str) else None
+        name = name_of(self._config, key) if isinstance(key, str) else None
         if name is None:
             raise ApiError(
                 401,
@@ -145,7 +145,7 @@ class PageRoutes:
                 "mode": "live",
                 "model": serving.names[0],
                 "client": request.scope.get("mie.client"),
-                "has_keys": self._config.keys is not None,
+                "has_keys": has_keys(self._config),
                 "may_read_text": may_read_text(self._config, request.scope),
                 "runs": [{"name": each.name, "title": each.title} for each in RECORDED_RUNS],
                 "limits": limits,
@@ -226,10 +226,8 @@ class PageRoutes:
         if seq is None:
             raise invalid(f"seq must be a sequence, such as 7.0; got {shown(name)}", "seq")
         wait = await self._engine.why_waiting(seq)
-        if wait is None:
-            sentence_of_no_wait = "It does not wait: it runs, or has ended."
-            return _json({"seq": name, "because": None, "sentence": sentence_of_no_wait})
-        return _json({"seq": name, **vars(wait), "sentence": sentence(wait)})
+        numbers = {"because": None} if wait is None else vars(wait)
+        return _json({"seq": name, **numbers, "sentence": sentence(wait)})
 
     async def _run(self, request: Request) -> Response:
         check_may_see(request)

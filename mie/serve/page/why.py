@@ -6,8 +6,10 @@ from mie.reprs import count
 from mie.sched.waiting import Wait
 
 
-def sentence(wait: Wait) -> str:
-    """Return what is missing for a waiting sequence."""
+def sentence(wait: Wait | None) -> str:
+    """Return what is missing for a sequence, which waits unless ``wait`` is None."""
+    if wait is None:
+        return "It does not wait: it runs, or has ended."
     blocks = (
         f"It needs {count(wait.blocks_needed, 'block')}; {wait.blocks_free} are free and "
         f"{wait.blocks_evictable} can be evicted"
