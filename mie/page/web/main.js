@@ -4,6 +4,7 @@ import { differences, drawControl, drawLegend, drawStats, drawTruth, ownNumbers 
 import { $, el } from "./dom.js";
 import { fillAbout } from "./about.js";
 import { Inspector } from "./inspector.js";
+import { describe } from "./lanes.js";
 import { MemoryMap } from "./map.js";
 import { readTheme } from "./paint.js";
 import { Playground } from "./play.js";
@@ -110,8 +111,8 @@ async function start() {
   $("source").append(...page.runs.map((run) => el("option", { value: run.name }, run.title)));
   view("inspector", ((inspector) => () => inspector.draw())(new Inspector({ isLive: Boolean(page.config) })));
   if (inside) return choose("0");
-  const playground = new Playground(page.config);
-  view("play", () => playground.draw());
+  page.playground = new Playground(page.config);
+  view("play", () => page.playground.draw());
   return openLive();
 }
 
@@ -238,5 +239,8 @@ window.mie = {
   at: async (step) => (await store.run.exactly(step)).plain(),
   own: () => ownNumbers(store.run),
   truth: () => page.truth,
+  compare: (record) => differences(page.live.run, record),
+  answers: () => page.playground.answers,
+  describe: (marks) => marks.map((mark) => describe(mark, (name) => name)).join("; "),
 };
 start();

@@ -20,6 +20,7 @@ export class Playground {
       running: () => this.running(),
       limits: config.limits,
       newest: () => store.run.newest,
+      lanes: () => [...store.run.lanes.all.values()],
       say: (text) => { $("promise").textContent = text; },
     });
     $("play-note").textContent = `${config.model}, at most ${config.limits.max_model_len} tokens`;

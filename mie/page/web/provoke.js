@@ -8,10 +8,11 @@ const story = (_, i) => `Tell me a long story about ${NAMES[i % 12]} and ${PLACE
 const stories = (length) => Array.from({ length }, story);
 const NUM_LONG = 12;
 
-/** `send(changes, prompts)` starts a request and returns its Answer; `limits` are the server's; `say` shows a sentence. */
+/** `send(changes, prompts)` starts a request and returns its Answer; `limits` are the server's; `newest`
+ * and `lanes` are those of the run; `say` shows a sentence. */
 export class Provoke {
-  constructor({ send, running, limits, newest, say }) {
-    Object.assign(this, { send, running, limits, newest, say });
+  constructor(tools) {
+    Object.assign(this, tools);
   }
 
   async twice() {
@@ -26,14 +27,14 @@ export class Provoke {
   }
 
   async fork() {
-    const before = this.newest().counters.num_copies ?? 0;
     const answer = this.send({ n: 4, max_tokens: 32, temperature: 1 });
     this.say("Four choices start on one prompt. Each copies the last block when it writes.");
     await answer.ended;
     if (failed(answer)) return this.say(failed(answer));
-    const prompt = answer.usage.prompt_tokens;
-    const copies = answer.metrics?.num_copied_blocks ?? (this.newest().counters.num_copies ?? 0) - before;
-    return this.say(`Four choices shared ${some(Math.ceil(prompt / this.limits.block_size), "block")} of the prompt and made ${some(copies, "copy", "copies")}.`);
+    const lanes = () => this.lanes().filter((lane) => lane.requestId === answer.id);
+    await until(() => lanes().length === 4 && lanes().every((lane) => lane.end !== null));
+    const copies = lanes().flatMap((lane) => lane.marks).filter((mark) => mark.event.cause === "fork").length;
+    return this.say(`Four choices shared ${some(Math.ceil(answer.usage.prompt_tokens / this.limits.block_size), "block")} of the prompt and made ${some(copies, "copy", "copies")}.`);
   }
 
   async twelve() {
@@ -71,6 +72,7 @@ export class Provoke {
       await until(() => answer.numTokens > 40 || answer.state !== "running");
     }
     const running = this.running();
+    await until(() => running.every((answer) => answer.numTokens || answer.state !== "running"));
     const num = running.reduce((sum, answer) => sum + answer.choices.length, 0);
     const before = this.newest().totals().used;
     for (const answer of running) answer.leave();
