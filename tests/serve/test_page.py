@@ -125,6 +125,15 @@ def test_an_unchanged_file_is_not_sent_again(engine):
     assert get(engine, "/", headers={"if-none-match": '"other"'}).status_code == 200
 
 
+def test_files_are_compressed_for_those_who_can_read_it(engine):
+    plain = get(engine, "/", headers={"accept-encoding": "identity"})
+    packed = get(engine, "/", headers={"accept-encoding": "br, gzip"})
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert int(packed.headers["content-length"]) < len(plain.content)
+    assert packed.text == plain.text
+
+
 @pytest.mark.parametrize(
     "path", ["nothing.js", "../assets.py", "%2e%2e/assets.py", "..%2fassets.py", "", "/etc/passwd"]
 )

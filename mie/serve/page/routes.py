@@ -284,10 +284,13 @@ def _past(segments: Sequence[Segment], until: int) -> list[Segment]:
 
 
 def _file(request: Request, asset: Asset) -> Response:
-    headers = {**SHELL_HEADERS, "etag": asset.etag}
+    headers = {**SHELL_HEADERS, "etag": asset.etag, "vary": "accept-encoding"}
     if request.headers.get("if-none-match") == asset.etag:
         return Response(status_code=304, headers=headers)
-    return Response(asset.content, headers=headers, media_type=asset.media_type)
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(asset.content, headers=headers, media_type=asset.media_type)
+    headers["content-encoding"] = "gzip"
+    return Response(asset.compressed, headers=headers, media_type=asset.media_type)
 
 
 def _json(value: str | Mapping[str, Any]) -> Response:
