@@ -130,7 +130,6 @@ ROOMS = {
             "checkpoint.generation",
             "config.engine",
             "config.engine_args",
-            "config.request_limits",
             "engine.look",
             "engine.metrics",
             "engine_thread",
