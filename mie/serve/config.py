@@ -34,6 +34,9 @@ class ServeConfig(EdgeSettings):
         "server",
         default_text="none",
     )
+    page: bool = setting(
+        True, "switch", "show a web page at / with the engine's blocks and schedule", "server"
+    )
     strict: bool = setting(
         False, "switch", "refuse request fields that the server does not know", "requests"
     )

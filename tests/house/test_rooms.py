@@ -49,6 +49,7 @@ ROOMS = {
     "checkpoint": Room(
         mie={"errors", "system"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
+    "page": Room(mie={"arithmetic", "errors", "events", "replay"}),
     # level 2
     "structured": Room(mie={"errors", "params", "text"}, packages={"llguidance"}),
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
@@ -129,12 +130,14 @@ ROOMS = {
             "checkpoint.generation",
             "config.engine",
             "config.engine_args",
+            "engine.look",
             "engine.metrics",
             "engine_thread",
             "errors",
             "frontend",
             "llm",
             "params",
+            "sched.waiting",
             "stats.step",
             "text",
         }
@@ -191,11 +194,17 @@ ROOMS = {
         mie={
             "async_llm",
             "config",
+            "engine.look",
             "engine.metrics",
             "engine_thread",
             "errors",
+            "events",
             "frontend",
+            "page",
             "params",
+            "replay",
+            "reprs",
+            "sched.waiting",
             "stats",
             "text",
             "version",
@@ -222,12 +231,14 @@ ROOMS = {
             "events",
             "frontend.outputs",
             "llm",
+            "page",
             "replay",
             "params.sampling",
             "reprs",
             "serve",
             "sim",
             "system",
+            "text.tokenizer",  # trace
             "version",
         },
         packages={"tqdm", "prompt_toolkit"},  # prompt_toolkit only in chat_input

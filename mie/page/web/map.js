@@ -1,0 +1,564 @@
+// The memory map: a cell for each block, or a tile for many, and the tables of a selected request.
+
+import { announce, count, percent, some, tip, visible } from "./dom.js";
+import { box, colour, font, hatch, ink, label, letters, prefersStill, Surface, write } from "./paint.js";
+import { change, redraw, select, shown, store } from "./store.js";
+
+const FADE = 1400; // milliseconds that an arrow or an eviction stays visible
+const MAX_LINES = 400; // lines from a table that are still told apart
+const DETAIL = 6000; // blocks that get a cell each at most
+const CELLS = [72, 64, 56, 50, 45, 40, 36, 32, 28, 25, 22, 20, 17, 14, 12, 10, 8, 7]; // heights that are tried
+
+/** Return the grid for a number of blocks: tiles stand for `per` blocks each. */
+export function grid(numBlocks, width, height, rem) {
+  const scale = rem / 16;
+  if (numBlocks <= DETAIL) {
+    for (const size of CELLS) {
+      const h = size * scale;
+      const w = h * (size >= 50 ? 2.1 : size >= 30 ? 1.7 : size >= 20 ? 1.4 : 1.1);
+      const gap = size >= 20 ? 4 * scale : size >= 12 ? 2 : 1;
+      let cols = Math.max(1, Math.floor((width + gap) / (w + gap)));
+      if (cols > 8) cols -= cols % (cols > 32 ? 8 : 4);
+      cols = Math.min(cols, numBlocks);
+      const rows = Math.ceil(numBlocks / cols);
+      if (rows * (h + gap) <= height) return { per: 1, cols, rows, w: Math.min((width + gap) / cols - gap, w * 2.2), h, gap };
+    }
+  }
+  const size = 7 * Math.max(1, scale * 0.9);
+  let cols = Math.max(8, Math.floor(width / (size + 1)));
+  cols -= cols % 8;
+  const per = Math.max(1, Math.ceil(numBlocks / (cols * Math.floor(height / (size + 1)))));
+  return { per, cols, rows: Math.ceil(numBlocks / per / cols), w: (width + 1) / cols - 1, h: size, gap: 1 };
+}
+
+export class MemoryMap {
+  constructor(canvas) {
+    this.surface = new Surface(canvas, () => redraw("map"));
+    this.effects = [];
+    this.lastStep = null;
+    canvas.addEventListener("pointermove", (event) => this.hover(event));
+    canvas.addEventListener("pointerleave", () => { tip(null); if (store.hovered) { store.hovered = null; redraw("map"); } });
+    canvas.addEventListener("click", (event) => this.click(event));
+    canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  draw() {
+    const state = shown();
+    const { run, selected } = store;
+    const rem = ink.rem;
+    const width = this.surface.canvas.parentElement.clientWidth;
+    const tables = this.tables(state, selected);
+    const room = Math.max(16 * rem, Math.min(0.46 * innerHeight, 70 * rem));
+    const gutter = width > 30 * rem ? 2.6 * rem : 0;
+    const lay = grid(run.numBlocks, width - gutter, room, rem);
+    const hosts = run.numHostBlocks ? grid(run.numHostBlocks, width - gutter, room / 3, rem) : null;
+    const strip = tables.length ? tables.length * 1.75 * rem + 2.2 * rem : 0;
+    const top = strip;
+    const bottom = top + lay.rows * (lay.h + lay.gap);
+    const hostTop = bottom + 1.9 * rem;
+    const height = hosts ? hostTop + hosts.rows * (hosts.h + hosts.gap) : bottom;
+    Object.assign(this, { lay, hosts, gutter, top, hostTop, placed: [] });
+    const context = this.surface.begin(Math.ceil(height) + 2);
+    this.collect(run);
+    if (lay.per === 1) this.cells(context, state, tables);
+    else this.tiles(context, state, tables);
+    this.labels(context, lay, top);
+    if (hosts) this.host(context, state, hosts, hostTop, bottom);
+    this.fades(context);
+    this.lines(context, tables);
+    this.arrows(context);
+    this.outline(context);
+    this.say(state);
+  }
+
+  /** Return the sequences whose tables are drawn: the selected one, or all choices of its request. */
+  tables(state, selected) {
+    if (selected?.kind !== "seq") return [];
+    const [number] = selected.id.split(".");
+    const named = [...state.seqs.values()].filter((seq) => seq.name === selected.id || (selected.all && seq.name.split(".")[0] === number));
+    return named.filter((seq) => seq.blocks.length).slice(0, 6);
+  }
+
+  place(block) {
+    const { lay, gutter, top } = this;
+    const index = Math.floor(block / lay.per);
+    return [gutter + (index % lay.cols) * (lay.w + lay.gap), top + Math.floor(index / lay.cols) * (lay.h + lay.gap)];
+  }
+
+  cells(context, state, tables) {
+    const { run, selected } = store;
+    const { lay } = this;
+    const lit = new Set(tables.flatMap((seq) => seq.blocks));
+    const holders = state.holders();
+    for (let block = 0; block < run.numBlocks; block += 1) {
+      const [x, y] = this.place(block);
+      context.globalAlpha = lit.size && !lit.has(block) && selected ? 0.28 : 1;
+      const names = holders.get(block) ?? [];
+      if (lay.h >= 24 * (ink.rem / 16)) this.card(context, state, block, names, x, y, lay.w, lay.h);
+      else this.chip(context, state, block, names, x, y, lay.w, lay.h);
+    }
+    context.globalAlpha = 1;
+  }
+
+  /** Draw a small cell: colour, fill, hatching. */
+  chip(context, state, block, names, x, y, w, h) {
+    context.fillStyle = ink.free;
+    context.fillRect(x, y, w, h);
+    if (!state.refs[block]) return;
+    const share = state.fill[block] / store.run.blockSize;
+    if (!names.length) {
+      context.fillStyle = hatch(context);
+      context.fillRect(x, y, w * share, h);
+      context.strokeStyle = ink.hatch;
+      context.lineWidth = 1;
+      context.strokeRect(x + 0.5, y + 0.5, w - 1, h - 1);
+      return;
+    }
+    const owners = [...new Set(names.map((name) => Number(name.split(".")[0])))].slice(0, 4);
+    owners.forEach((owner, i) => {
+      const [from, to] = [y + (h * i) / owners.length, y + (h * (i + 1)) / owners.length];
+      context.fillStyle = `${colour(owner)}55`;
+      context.fillRect(x, from, w, to - from);
+      context.fillStyle = colour(owner);
+      context.fillRect(x, from, Math.max(1, w * share), to - from);
+    });
+    if (h >= 10) this.dots(context, state.refs[block] - 1, x, y, w, 1.3);
+  }
+
+  /** Draw a large cell: also slots, owners, id and text. */
+  card(context, state, block, names, x, y, w, h) {
+    const { run } = store;
+    const rem = ink.rem;
+    const refs = state.refs[block];
+    const fill = state.fill[block];
+    const share = fill / run.blockSize;
+    const owners = [...new Set(names.map((name) => Number(name.split(".")[0])))];
+    box(context, x + 0.5, y + 0.5, w - 1, h - 1, 0.3 * rem);
+    context.fillStyle = ink.free;
+    context.fill();
+    const isBig = h >= 2.4 * rem;
+    const pad = 0.3 * rem;
+    if (refs) {
+      context.save();
+      context.clip();
+      if (!owners.length) {
+        context.fillStyle = hatch(context);
+        context.fillRect(x, y, w * share, h);
+        context.fillStyle = `${ink.panel}80`;
+        if (isBig) context.fillRect(x, y, w, h);
+      }
+      const shownOwners = owners.slice(0, 4);
+      shownOwners.forEach((owner, i) => {
+        context.fillStyle = `${colour(owner)}${ink.dark ? "40" : "3a"}`;
+        context.fillRect(x, y + (h * i) / shownOwners.length, w * share, h / shownOwners.length);
+      });
+      this.slots(context, shownOwners, fill, x, y, w, h);
+      context.restore();
+      box(context, x + 0.5, y + 0.5, w - 1, h - 1, 0.3 * rem);
+      context.strokeStyle = owners.length ? colour(owners[0]) : ink.hatch;
+      context.lineWidth = 1;
+      context.setLineDash(owners.length ? [] : [3, 2]);
+      context.stroke();
+      context.setLineDash([]);
+    }
+    context.font = font(isBig ? 0.66 : 0.6, 500);
+    context.fillStyle = refs ? ink.text : ink.soft;
+    const ids = String(block);
+    if (isBig || !names.length) write(context, ids, x + pad, y + (isBig ? 0.62 * rem : h / 2), w - 2 * pad);
+    if (names.length) {
+      const who = names.length > 3 ? `${this.name(names[0])}+${names.length - 1}` : names.map((name) => this.name(name)).join(" ");
+      context.font = font(isBig ? 0.7 : 0.66, 700);
+      const at = isBig ? x + pad + Math.max(1.6 * rem, context.measureText(`${ids} `).width) : x + pad;
+      write(context, who, at, y + (isBig ? 0.62 * rem : h / 2 - 1), x + w - at - 0.4 * rem - Math.min(4, refs - 1) * 0.34 * rem);
+    }
+    this.dots(context, refs - 1, x, y, w - pad * 0.6, 0.13 * rem);
+    if (isBig && refs) {
+      const text = visible(run.textOfBlock(state, block, names));
+      context.font = font(0.64);
+      context.fillStyle = ink.soft;
+      if (h >= 3.4 * rem) this.wrap(context, text, x + pad, y + 1.45 * rem, w - 2 * pad, Math.floor((h - 1.7 * rem) / (0.8 * rem)), 0.8 * rem);
+      else write(context, text, x + pad, y + 1.5 * rem, w - 2 * pad);
+    }
+  }
+
+  /** Draw the slots as a bar at the bottom, in the owners' colours. */
+  slots(context, owners, fill, x, y, w, h) {
+    const size = store.run.blockSize;
+    const bar = Math.max(2.5, h * 0.09);
+    const slot = w / size;
+    owners.forEach((owner, i) => {
+      context.fillStyle = colour(owner);
+      context.fillRect(x, y + h - bar + (bar * i) / owners.length, slot * fill, bar / owners.length);
+    });
+    if (slot < 4) return;
+    context.fillStyle = ink.panel;
+    for (let i = 1; i < size; i += 1) context.fillRect(x + slot * i - 0.5, y + h - bar, 1, bar);
+  }
+
+  wrap(context, text, x, y, w, numLines, lineHeight) {
+    let rest = text;
+    for (let line = 0; line < numLines && rest; line += 1) {
+      let size = rest.length;
+      const whole = context.measureText(rest).width;
+      if (whole > w) {
+        size = Math.max(1, Math.floor((rest.length * w) / whole));
+        while (size > 1 && context.measureText(rest.slice(0, size)).width > w) size -= 1;
+        const space = rest.lastIndexOf(" ", size);
+        if (space > size * 0.5 && line < numLines - 1) size = space + 1;
+      }
+      if (line === numLines - 1) write(context, rest, x, y + line * lineHeight, w);
+      else context.fillText(rest.slice(0, size), x, y + line * lineHeight);
+      rest = rest.slice(size);
+    }
+  }
+
+  /** Draw a mark for each extra reference. */
+  dots(context, extra, x, y, w, radius) {
+    if (extra <= 0) return;
+    context.fillStyle = ink.text;
+    for (let i = 0; i < Math.min(extra, 4); i += 1) {
+      context.beginPath();
+      context.arc(x + w - radius * (2 + 2.6 * i), y + radius * 2.4, radius, 0, 7);
+      context.fill();
+    }
+  }
+
+  name(name) {
+    return label(name, store.run.numChoices(name));
+  }
+
+  /** Draw tiles that stand for many blocks: the share in use, cached and free, and the commonest owner. */
+  tiles(context, state, tables) {
+    const { lay } = this;
+    const { numBlocks } = store.run;
+    const owner = state.owner();
+    const lit = tables.length ? new Uint8Array(numBlocks) : null;
+    for (const seq of tables) for (const block of seq.blocks) lit[block] = 1;
+    const hatching = hatch(context);
+    const counts = new Map();
+    for (let from = 0; from < numBlocks; from += lay.per) {
+      const to = Math.min(numBlocks, from + lay.per);
+      let [used, cached, isLit] = [0, 0, 0];
+      let [most, best] = [0, 0];
+      counts.clear();
+      for (let block = from; block < to; block += 1) {
+        if (owner[block] >= 0) {
+          used += 1;
+          const number = (counts.get(owner[block]) ?? 0) + 1;
+          counts.set(owner[block], number);
+          if (number > most) [most, best] = [number, owner[block]];
+        } else if (state.refs[block]) cached += 1;
+        if (lit) isLit |= lit[block];
+      }
+      const [x, y] = this.place(from);
+      context.globalAlpha = lit && !isLit ? 0.25 : 1;
+      context.fillStyle = ink.free;
+      context.fillRect(x, y, lay.w, lay.h);
+      const [a, b] = [(lay.h * used) / (to - from), (lay.h * cached) / (to - from)];
+      if (used) {
+        context.fillStyle = colour(best);
+        context.fillRect(x, y + lay.h - a, lay.w, a);
+      }
+      if (cached) {
+        context.fillStyle = hatching;
+        context.fillRect(x, y + lay.h - a - b, lay.w, b);
+      }
+    }
+    context.globalAlpha = 1;
+  }
+
+  /** Write the first block's number beside the rows. */
+  labels(context, lay, top) {
+    if (!this.gutter) return;
+    context.font = font(0.62);
+    context.fillStyle = ink.soft;
+    context.textAlign = "right";
+    const pitch = lay.h + lay.gap;
+    const every = Math.max(1, Math.ceil((1.1 * ink.rem) / pitch));
+    for (let row = 0; row < lay.rows; row += every) {
+      context.fillText(count(row * lay.cols * lay.per), this.gutter - 0.5 * ink.rem, top + row * pitch + lay.h / 2);
+    }
+    context.textAlign = "left";
+  }
+
+  host(context, state, lay, top, bottom) {
+    const rem = ink.rem;
+    const owner = state.hostOwner();
+    context.font = font(0.72, 600);
+    context.fillStyle = ink.soft;
+    context.fillText("Host memory", this.gutter, bottom + 1.05 * rem);
+    for (let from = 0; from < store.run.numHostBlocks; from += lay.per) {
+      const index = from / lay.per;
+      const [x, y] = [this.gutter + (index % lay.cols) * (lay.w + lay.gap), top + Math.floor(index / lay.cols) * (lay.h + lay.gap)];
+      const name = owner.get(from);
+      box(context, x + 0.5, y + 0.5, lay.w - 1, lay.h - 1, 0.25 * rem);
+      context.fillStyle = name ? `${colour(Number(name.split(".")[0]))}60` : ink.free;
+      context.fill();
+      context.strokeStyle = name ? colour(Number(name.split(".")[0])) : ink.line;
+      context.setLineDash([3, 2]);
+      context.stroke();
+      context.setLineDash([]);
+      if (lay.h >= rem && lay.per === 1) {
+        context.font = font(0.64, name ? 700 : 400);
+        context.fillStyle = name ? ink.text : ink.soft;
+        write(context, name ? this.name(name) : String(from), x + 0.3 * rem, y + lay.h / 2, lay.w - 0.5 * rem);
+      }
+    }
+  }
+
+  /** Collect what copies and evictions the steps since the last frame had. */
+  collect(run) {
+    const { step } = store;
+    if (step === this.lastStep) return;
+    const from = this.lastStep !== null && step > this.lastStep && step - this.lastStep <= 60 ? this.lastStep + 1 : step;
+    const born = performance.now();
+    this.effects = this.effects.filter((effect) => born - effect.born < FADE && from !== step);
+    for (const each of run.between(from, step)) {
+      for (const event of each.events) {
+        if (event.kind === "copy" || event.kind === "evict") this.effects.push({ ...event, born, step: each.step });
+      }
+    }
+    this.effects = this.effects.slice(-200);
+    this.lastStep = step;
+  }
+
+  strength(effect, now) {
+    if (effect.step === store.step && !store.follows) return 1;
+    return prefersStill() ? Number(effect.step === store.step) : Math.max(0, 1 - (now - effect.born) / FADE);
+  }
+
+  fades(context) {
+    const now = performance.now();
+    let isMoving = false;
+    for (const effect of this.effects) {
+      if (effect.kind !== "evict") continue;
+      const alpha = this.strength(effect, now);
+      if (alpha <= 0) continue;
+      isMoving ||= alpha < 1 || store.follows;
+      const [x, y] = this.place(effect.block);
+      const size = Math.max(3, Math.min(this.lay.h * 0.3, 0.7 * ink.rem));
+      context.globalAlpha = alpha;
+      context.strokeStyle = context.fillStyle = ink.bad;
+      context.lineWidth = 1.5;
+      context.setLineDash([3, 3]);
+      context.strokeRect(x + 0.75, y + 0.75, this.lay.w - 1.5, this.lay.h - 1.5);
+      context.setLineDash([]);
+      context.beginPath();
+      context.moveTo(x + this.lay.w, y + this.lay.h);
+      context.lineTo(x + this.lay.w - size, y + this.lay.h);
+      context.lineTo(x + this.lay.w, y + this.lay.h - size);
+      context.fill();
+    }
+    context.globalAlpha = 1;
+    if (isMoving && !prefersStill()) redraw("map");
+  }
+
+  arrows(context) {
+    const now = performance.now();
+    let isMoving = false;
+    const { lay } = this;
+    for (const effect of this.effects) {
+      if (effect.kind !== "copy") continue;
+      const alpha = this.strength(effect, now);
+      if (alpha <= 0) continue;
+      isMoving ||= alpha < 1 || store.follows;
+      const [ax, ay] = this.place(effect.source);
+      const [bx, by] = this.place(effect.target);
+      arrow(context, ax + lay.w / 2, ay + lay.h / 2, bx + lay.w / 2, by + lay.h / 2, alpha);
+    }
+    if (isMoving && !prefersStill()) redraw("map");
+  }
+
+  /** Draw the tables of the selected request, and a line from each entry to its block. */
+  lines(context, tables) {
+    const rem = ink.rem;
+    tables.forEach((seq, row) => {
+      const y = row * 1.75 * rem;
+      const own = colour(Number(seq.name.split(".")[0]));
+      context.font = font(0.72, 700);
+      context.fillStyle = ink.text;
+      context.fillText(this.name(seq.name), 0, y + 0.8 * rem);
+      const left = 2.6 * rem;
+      const size = seq.blocks.length;
+      const w = Math.min(3.2 * rem, (this.surface.width - left) / size);
+      seq.blocks.forEach((block, i) => {
+        const x = left + i * w;
+        const bottom = y + 1.5 * rem;
+        const inset = w > 6 ? 1 : 0;
+        context.globalAlpha = 1;
+        box(context, x + inset, y + 0.15 * rem, w - 2 * inset, 1.3 * rem, 3);
+        context.fillStyle = `${own}44`;
+        context.fill();
+        if (w > 1.3 * rem) {
+          context.font = font(0.62, 600);
+          context.fillStyle = ink.text;
+          context.textAlign = "center";
+          context.fillText(String(i), x + w / 2, y + 0.82 * rem);
+          context.textAlign = "left";
+        }
+        this.placed.push({ x, y, w, h: 1.5 * rem, block });
+        if (size > MAX_LINES && i % Math.ceil(size / MAX_LINES)) return;
+        const [bx, by] = this.place(block);
+        const [tx, ty] = [bx + this.lay.w / 2, by + 1];
+        context.globalAlpha = size > 60 ? 0.35 : 0.85;
+        context.strokeStyle = own;
+        context.lineWidth = size > 60 ? 1 : 1.6;
+        context.beginPath();
+        context.moveTo(x + w / 2, bottom);
+        context.bezierCurveTo(x + w / 2, bottom + 1.6 * rem, tx, Math.max(this.top - 1.2 * rem, ty - 2.4 * rem), tx, ty);
+        context.stroke();
+        context.beginPath();
+        context.arc(tx, ty, 2.2, 0, 7);
+        context.fillStyle = own;
+        context.fill();
+      });
+    });
+    context.globalAlpha = 1;
+  }
+
+  outline(context) {
+    const { hovered, selected } = store;
+    for (const [thing, style, width] of [[hovered, ink.edge, 1.5], [selected, ink.accent, 2.5]]) {
+      if (thing?.kind !== "block" && thing?.kind !== "tile") continue;
+      const [x, y] = this.place(thing.id);
+      context.strokeStyle = style;
+      context.lineWidth = width;
+      box(context, x - 0.5, y - 0.5, this.lay.w + 1, this.lay.h + 1, this.lay.h > 20 ? 0.3 * ink.rem : 1);
+      context.stroke();
+    }
+  }
+
+  /** Return what is at a place. */
+  at(x, y) {
+    const { lay, gutter, top, hosts, hostTop } = this;
+    if (!lay) return null;
+    for (const cell of this.placed) if (x >= cell.x && x < cell.x + cell.w && y >= cell.y && y < cell.y + cell.h) return { kind: "block", id: cell.block };
+    const within = (grid, start, total) => {
+      const [col, row] = [Math.floor((x - gutter) / (grid.w + grid.gap)), Math.floor((y - start) / (grid.h + grid.gap))];
+      const first = (row * grid.cols + col) * grid.per;
+      return col >= 0 && col < grid.cols && row >= 0 && row < grid.rows && first < total ? first : null;
+    };
+    const block = y >= top ? within(lay, top, store.run.numBlocks) : null;
+    if (block !== null) return { kind: lay.per === 1 ? "block" : "tile", id: block };
+    const host = hosts && y >= hostTop ? within(hosts, hostTop, store.run.numHostBlocks) : null;
+    return host !== null ? { kind: "host", id: host } : null;
+  }
+
+  hover(event) {
+    if (!store.run) return;
+    const thing = this.at(...this.surface.point(event));
+    this.surface.canvas.style.cursor = thing ? "pointer" : "default";
+    if (thing?.kind !== store.hovered?.kind || thing?.id !== store.hovered?.id) {
+      store.hovered = thing;
+      redraw("map");
+    }
+    tip(thing && this.describe(thing).map((line, i) => {
+      const node = document.createElement(i === 0 ? "strong" : "div");
+      node.textContent = line;
+      return node;
+    }), event.clientX, event.clientY);
+  }
+
+  /** Say what a block, a tile or a host block is, in lines. */
+  describe(thing) {
+    const state = shown();
+    const { run } = store;
+    if (thing.kind === "host") {
+      const name = state.hostOwner().get(thing.id);
+      return [`Host block ${thing.id}`, name ? `has blocks of ${this.name(name)}, which was swapped out` : "free"];
+    }
+    if (thing.kind === "tile") {
+      const to = Math.min(run.numBlocks, thing.id + this.lay.per);
+      const owner = state.owner();
+      let [used, cached] = [0, 0];
+      for (let block = thing.id; block < to; block += 1) {
+        if (owner[block] >= 0) used += 1;
+        else if (state.refs[block]) cached += 1;
+      }
+      return [`Blocks ${count(thing.id)} … ${count(to - 1)}`, `${used} in use, ${cached} only cached, ${to - thing.id - used - cached} free`];
+    }
+    return describeBlock(state, thing.id);
+  }
+
+  click(event) {
+    if (!store.run) return;
+    const thing = this.at(...this.surface.point(event));
+    select(thing?.kind === "host" ? ownerOf(thing.id) : thing);
+  }
+
+  key(event) {
+    const { run, selected } = store;
+    if (!run || !this.lay) return;
+    const { cols, per } = this.lay;
+    const moves = { ArrowLeft: -per, ArrowRight: per, ArrowUp: -cols * per, ArrowDown: cols * per, PageUp: -8 * cols * per, PageDown: 8 * cols * per };
+    if (!(event.key in moves) || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const kind = per === 1 ? "block" : "tile";
+    const at = selected?.kind === kind ? selected.id + moves[event.key] : 0;
+    const id = Math.max(0, Math.min(Math.floor((run.numBlocks - 1) / per) * per, at));
+    change({ selected: { kind, id } });
+    announce(this.describe({ kind, id }).join(". "));
+  }
+
+  say(state) {
+    const { run } = store;
+    const total = state.totals();
+    const text = `${some(run.numBlocks, "block")} of ${run.blockSize} tokens: ${count(total.used)} in use, ${count(total.cached)} only cached, ${count(total.free)} free${total.saved ? `; sharing saves ${count(total.saved)}` : ""}${this.lay.per > 1 ? `; a tile stands for ${this.lay.per}` : ""}`;
+    const note = document.getElementById("map-note");
+    if (note.textContent !== text) note.textContent = text;
+    this.surface.canvas.setAttribute("aria-label", `Memory map after step ${store.step}. ${percent(total.used, run.numBlocks)} of the blocks are in use. Arrow keys select a block.`);
+  }
+}
+
+function ownerOf(host) {
+  const name = shown().hostOwner().get(host);
+  return name ? { kind: "seq", id: name } : null;
+}
+
+/** Say what a block is, in lines. */
+export function describeBlock(state, block) {
+  const { run } = store;
+  const refs = state.refs[block];
+  if (!refs) return [`Block ${block}`, "free"];
+  const names = state.holders().get(block) ?? [];
+  const isCached = Number(state.tree.has(block));
+  const pins = refs - names.length - isCached;
+  const who = [
+    names.length ? `${names.length > 1 ? "tables" : "table"} of ${names.map((name) => label(name, run.numChoices(name))).join(", ")}` : "",
+    isCached ? "the prefix tree" : "",
+    pins > 0 ? some(pins, "copy", "copies") : "",
+  ].filter(Boolean);
+  const text = run.textOfBlock(state, block, names);
+  return [`Block ${block}`, `${some(refs, "reference")}: ${who.join(", ")}`, `${state.fill[block]} of ${run.blockSize} slots filled`, ...(text ? [`“${visible(text)}”`] : [])];
+}
+
+/** Draw a bent arrow. */
+function arrow(context, ax, ay, bx, by, alpha) {
+  const [dx, dy] = [bx - ax, by - ay];
+  const length = Math.hypot(dx, dy) || 1;
+  const bend = Math.min(60, length * 0.3);
+  const [mx, my] = [(ax + bx) / 2 + (dy / length) * bend, (ay + by) / 2 - (dx / length) * bend];
+  const angle = Math.atan2(by - my, bx - mx);
+  const head = 0.5 * ink.rem;
+  context.globalAlpha = alpha;
+  for (const [style, width] of [[ink.panel, 5], [ink.text, 2.2]]) {
+    context.strokeStyle = context.fillStyle = style;
+    context.lineWidth = width;
+    context.lineCap = "round";
+    context.beginPath();
+    context.moveTo(ax, ay);
+    context.quadraticCurveTo(mx, my, bx, by);
+    context.stroke();
+    context.beginPath();
+    context.moveTo(bx, by);
+    context.lineTo(bx - head * Math.cos(angle - 0.45), by - head * Math.sin(angle - 0.45));
+    context.lineTo(bx - head * Math.cos(angle + 0.45), by - head * Math.sin(angle + 0.45));
+    context.fill();
+  }
+  context.beginPath();
+  context.arc(ax, ay, 3.2, 0, 7);
+  context.fill();
+  context.globalAlpha = 1;
+  context.lineCap = "butt";
+}

@@ -1,0 +1,116 @@
+// Colours, patterns and canvases.
+
+const NAMES = ["bg", "panel", "sunk", "line", "edge", "text", "soft", "accent", "good", "bad", "free", "hatch"];
+const NUM_COLOURS = 8;
+
+/** The colours of the theme, read from the style sheet. */
+export const ink = { of: [], dark: false };
+
+export function readTheme() {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of NAMES) ink[name] = style.getPropertyValue(`--${name}`).trim();
+  ink.of = Array.from({ length: NUM_COLOURS }, (_, i) => style.getPropertyValue(`--c${i}`).trim());
+  ink.dark = document.documentElement.dataset.theme === "dark";
+  ink.rem = parseFloat(style.fontSize);
+  ink.hatching = null;
+}
+
+/** Return the colour of a request. Every eighth has the same, so a letter stands beside it. */
+export const colour = (number) => ink.of[number % NUM_COLOURS];
+
+/** Return the letters of a request: A … Z, AA … */
+export function letters(number) {
+  let text = "";
+  for (let n = number + 1; n > 0; n = Math.floor((n - 1) / 26)) text = String.fromCharCode(65 + ((n - 1) % 26)) + text;
+  return text;
+}
+
+/** Return the label of a sequence "7.1": its request's letters, and the choice if there are several. */
+export function label(name, n = 1) {
+  const [number, index] = name.split(".").map(Number);
+  return letters(number) + (n > 1 || index ? `${index + 1}` : "");
+}
+
+export const prefersStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+/** Return a pattern of diagonal lines. */
+export function hatch(context) {
+  if (ink.hatching) return ink.hatching;
+  const size = 6;
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = size;
+  const draw = tile.getContext("2d");
+  draw.strokeStyle = ink.hatch;
+  draw.lineWidth = 1.3;
+  draw.beginPath();
+  for (const shift of [-size, 0, size]) {
+    draw.moveTo(shift - 1, size + 1);
+    draw.lineTo(shift + size + 1, -1);
+  }
+  draw.stroke();
+  ink.hatching = context.createPattern(tile, "repeat");
+  return ink.hatching;
+}
+
+/** A canvas that is as wide as its place and as high as its view asks for. */
+export class Surface {
+  constructor(canvas, onResize) {
+    this.canvas = canvas;
+    this.context = canvas.getContext("2d");
+    this.width = canvas.clientWidth;
+    new ResizeObserver(() => {
+      if (canvas.clientWidth === this.width) return;
+      this.width = canvas.clientWidth;
+      onResize();
+    }).observe(canvas);
+  }
+
+  /** Clear the canvas, and return its context in CSS pixels. */
+  begin(height) {
+    const { canvas, context } = this;
+    const ratio = Math.min(devicePixelRatio || 1, 2);
+    this.width = canvas.clientWidth || canvas.parentElement.clientWidth;
+    const [w, h] = [Math.round(this.width * ratio), Math.round(height * ratio)];
+    if (canvas.width !== w || canvas.height !== h) {
+      canvas.width = w;
+      canvas.height = h;
+      canvas.style.height = `${height}px`;
+    }
+    this.height = height;
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, this.width, height);
+    context.textBaseline = "middle";
+    context.textAlign = "left";
+    context.globalAlpha = 1;
+    return context;
+  }
+
+  /** Return the place of a pointer event. */
+  point(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  }
+}
+
+export const font = (size, weight = 400) => `${weight} ${(size * ink.rem).toFixed(1)}px ui-sans-serif, system-ui, "Segoe UI", Roboto, Arial, sans-serif`;
+
+/** Write text that is cut to a width. */
+export function write(context, text, x, y, width = Infinity) {
+  if (width < 4) return;
+  let cut = text;
+  if (width !== Infinity) {
+    const whole = context.measureText(cut).width;
+    if (whole > width) {
+      cut = cut.slice(0, Math.max(0, Math.floor((cut.length * width) / whole) - 1));
+      while (cut && context.measureText(`${cut}…`).width > width) cut = cut.slice(0, -1);
+      cut = cut ? `${cut}…` : "";
+    }
+  }
+  context.fillText(cut, x, y);
+}
+
+/** Trace a box with round corners. */
+export function box(context, x, y, width, height, radius) {
+  context.beginPath();
+  context.roundRect(x, y, width, height, Math.min(radius, width / 2, height / 2));
+}
