@@ -10,7 +10,7 @@ import { readTheme } from "./paint.js";
 import { Playground } from "./play.js";
 import { Player } from "./player.js";
 import { ask, askJson, embedded, Live, opened, post, recorded, parse, unpacked } from "./source.js";
-import { change, frames, redraw, seek, shown, store, view } from "./store.js";
+import { change, frames, redraw, seek, select, shown, store, view } from "./store.js";
 import { Tables } from "./tables.js";
 import { Texts } from "./texts.js";
 import { Timeline } from "./timeline.js";
@@ -234,11 +234,12 @@ addEventListener("resize", () => { readTheme(); redraw(); });
 
 /** What tests look at. */
 window.mie = {
-  store, frames, seek, parts,
+  store, frames, seek, select, parts,
   state: () => shown().plain(),
   at: async (step) => (await store.run.exactly(step)).plain(),
   own: () => ownNumbers(store.run),
   truth: () => page.truth,
+  isWhole: () => page.live.numFilling === 0,
   compare: (record) => differences(page.live.run, record),
   answers: () => page.playground.answers,
   describe: (marks) => marks.map((mark) => describe(mark, (name) => name)).join("; "),
