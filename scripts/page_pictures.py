@@ -31,7 +31,7 @@ VIEWS = {
     "map": ".panel.map",
     "timeline": ".panel.timeline",
     "tree": ".panel.tree",
-    "play": ".side",
+    "play": ".panel.play",
 }
 SERVER = ("--num-blocks", "48", "--block-size", "8", "--max-num-batched-tokens", "48")
 FRAME_SECONDS = 0.25
