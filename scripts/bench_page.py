@@ -97,7 +97,9 @@ async def measure(args: argparse.Namespace) -> None:
     for _ in range(args.rounds):
         closed.append(await turn(llm, args.streams, args.tokens))
         opened.append(await with_pages(url, args.pages, llm, args.streams, args.tokens))
-        await app.state.edge.page.feed.close()  # it would follow the engine for some seconds
+        await (
+            app.state.edge.page.feed.stop_following()
+        )  # it would follow the engine for some seconds
     server.should_exit = True
     await serving
     await asyncio.to_thread(llm.shutdown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ class Asset:
     """A file of the page."""
 
     content: bytes
+    compressed: bytes
+    """The same, compressed with gzip."""
     media_type: str
 
     @property
@@ -38,7 +41,9 @@ def assets() -> dict[str, Asset]:
     """Return the files of the page by their paths below the folder."""
     return {
         path.relative_to(WEB).as_posix(): Asset(
-            content=path.read_bytes(), media_type=TYPES[path.suffix]
+            content=path.read_bytes(),
+            compressed=gzip.compress(path.read_bytes(), mtime=0),
+            media_type=TYPES[path.suffix],
         )
         for path in sorted(WEB.rglob("*"))
         if path.suffix in TYPES

@@ -12,7 +12,11 @@ from mie.page.view import View
 from mie.replay import State
 
 MAX_RECORDS = 10
-"""Records for the steps that are taken in at once. More steps than that are merged."""
+MAX_SEQUENCES = 200
+"""Records for the steps that are taken in at once, and sequences in all of them together.
+
+More steps are merged, because finding what changed takes longer than applying a record.
+"""
 
 Place = tuple[str, int, int, int]
 """Tokens of a request that runs: its id, the choice, the first position and the end."""
@@ -42,7 +46,8 @@ class Follower:
 
     def records(self, steps: Sequence[Step], rest: Step) -> Iterator[Cells]:
         """Take in what is new: steps after the last one, and what happened after them."""
-        per_record = ceil_div(max(1, len(steps)), MAX_RECORDS)
+        num_records = MAX_SEQUENCES // max(1, len(self._view.state.rows))
+        per_record = ceil_div(max(1, len(steps)), max(1, min(num_records, MAX_RECORDS)))
         for start in range(0, len(steps), per_record):
             for records in steps[start : start + per_record]:
                 self._steps.add(records, self._num_applied)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mie.events import FIELDS, Record, Seq
 from mie.page.cells import (
     FREE_CELL,
@@ -17,8 +15,8 @@ from mie.page.cells import (
 from mie.page.heat import Heat
 from mie.replay import NodeState, State
 
-_KEEPS_TABLE = frozenset({"decode", "prefill", "rank", "hit"})
-"""The kinds of records that change no table."""
+_COMPUTES = frozenset({"decode", "prefill"})
+"""The kinds of records that only count tokens of sequences. Most records of a log are of these."""
 
 
 class View:
@@ -38,6 +36,7 @@ class View:
         self._nodes: dict[int, NodeState] = {}
         self._blocks: dict[int, tuple[int, int, int]] = {}
         self._holders: dict[int, dict[Seq, int]] = {}  # block -> its index in each table
+        self._forget_changes()
         self._touch_all()
         self.changes()
 
@@ -64,6 +63,8 @@ class View:
         found: Cells = {"seqs": {}, "gone": [], "tables": {}, "host": {}, "tree": {}, "cut": []}
         for seq in sorted(self._changed):
             self._compare_sequence(seq, found)
+        for seq in sorted(self._computed - self._changed):
+            self._compare_tokens(seq, found)
         for block in sorted(self._changed_nodes):
             self._compare_node(block, found)
         found["blocks"] = [*self._compare_blocks()]
@@ -79,14 +80,13 @@ class View:
 
     def _forget_changes(self) -> None:
         self._changed: set[Seq] = set()
-        self._retabled: set[Seq] = set()
+        self._computed: set[Seq] = set()
         self._changed_blocks: set[int] = set()
         self._changed_nodes: set[int] = set()
 
     def _touch_all(self) -> None:
         state = self.state
-        self._changed = {*self._seqs, *state.sequences}
-        self._retabled = set(self._changed)
+        self._changed, self._computed = {*self._seqs, *state.sequences}, set()
         self._changed_blocks = {*self._blocks, *state.blocks.refs}
         self._changed_nodes = {*self._nodes, *state.blocks.tree}
 
@@ -94,21 +94,16 @@ class View:
         kind, *values = record
         for name, value in zip(FIELDS[kind], values, strict=True):
             if name == "rows":
-                self._changed.update(map(self.state.rows.__getitem__, value))
+                self._computed.update(map(self.state.rows.__getitem__, value))
             elif name == "number":
-                self._touch_sequence((value, 0), kind)
+                self._changed.add((value, 0))
             elif name == "seq" or (name == "parent" and isinstance(value, tuple)):
-                self._touch_sequence(value, kind)
+                (self._computed if kind in _COMPUTES else self._changed).add(value)
             elif name == "blocks":
                 self._changed_blocks.update(value)
             elif name == "block":
                 self._changed_blocks.add(value)
                 self._changed_nodes.add(value)
-
-    def _touch_sequence(self, seq: Seq, kind: str) -> None:
-        self._changed.add(seq)
-        if kind not in _KEEPS_TABLE:
-            self._retabled.add(seq)
 
     # What did change.
 
@@ -124,14 +119,21 @@ class View:
         if new != old:
             found["seqs"][name] = {k: v for k, v in new.items() if k not in old or v != old[k]}
             self._seqs[seq] = new
-        if seq in self._retabled:
-            start = self._compare_table(seq, values.blocks)
-            if start is not None:
-                found["tables"][name] = [start, values.blocks[start:]]
-            host = list(values.host or ())
-            if host != self._hosts.get(seq, []):
-                found["host"][name] = self._hosts[seq] = host
+        start = self._compare_table(seq, values.blocks)
+        if start is not None:
+            found["tables"][name] = [start, values.blocks[start:]]
+        host = list(values.host or ())
+        if host != self._hosts.get(seq, []):
+            found["host"][name] = self._hosts[seq] = host
         self._touch_fills(values.blocks, old.get("num_computed", 0), values.num_computed)
+
+    def _compare_tokens(self, seq: Seq, found: Cells) -> None:
+        """Take in a sequence that computed tokens, and did nothing else."""
+        values, old = self.state.sequences[seq], self._seqs[seq]
+        new = {"num_tokens": values.num_tokens, "num_computed": values.num_computed}
+        found["seqs"][seq_text(seq)] = new
+        self._touch_fills(values.blocks, old["num_computed"], values.num_computed)
+        old.update(new)
 
     def _compare_table(self, seq: Seq, new: list[int]) -> int | None:
         """Take in a table, and return its first entry that changed, or None."""
@@ -183,14 +185,9 @@ class View:
 
     def _fill(self, block: int) -> int:
         """Return what `State.fills` has for one block."""
-        size = self.state.blocks.block_size
+        size, fill = self.state.blocks.block_size, 0
         if block in self.state.blocks.tree:
             return size
-        sequences: Any = self.state.sequences
-        return max(
-            (
-                min(max(0, sequences[seq].num_computed - index * size), size)
-                for seq, index in self._holders.get(block, {}).items()
-            ),
-            default=0,
-        )
+        for seq, index in self._holders.get(block, {}).items():
+            fill = max(fill, self.state.sequences[seq].num_computed - index * size)
+        return min(fill, size)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mie.config.engine import EngineConfig
-from mie.memory.prefix import unheld
 from mie.sched.plan import SeqId
 from mie.sched.scheduler import Scheduler
 
@@ -26,7 +25,7 @@ class Wait:
     num_cached_tokens: int
     """Its tokens that are found in the prefix cache, or on the host."""
     blocks_needed: int
-    """Blocks that it takes from those that are free or evictable."""
+    """Blocks that it takes from those that are free or evictable, cached ones of its own too."""
     blocks_free: int
     blocks_evictable: int
     """Blocks that only the prefix cache holds."""
@@ -53,7 +52,7 @@ def why_waiting(scheduler: Scheduler, config: EngineConfig, seq_id: SeqId) -> Wa
     if seq is None:
         return None
     manager, running = scheduler.manager, scheduler.running
-    # Nobody's blocks are too few for this call, so it tells what there is to find.
+    # With this many blocks to spare there is always room, so it tells what there is to find.
     room = scheduler._opener.find_room(seq, -manager.num_blocks)
     assert room is not None, "a request that can never run is refused when it is added"
     missing = [each.num_missing for each in running if each.is_prefilling]
@@ -62,7 +61,7 @@ def why_waiting(scheduler: Scheduler, config: EngineConfig, seq_id: SeqId) -> Wa
     num_prefills = min(sum(missing), max(0, budget - num_decodes))
     seats_free = config.max_num_seqs - len(running)
     num_spare = math.ceil(config.watermark * manager.num_blocks) if running else 0
-    num_needed = room.num_new + len(unheld(room.path))
+    num_needed = manager.num_taken(room)
     left = budget - num_decodes - num_prefills
     num_missing = seq.num_tokens - room.num_computed
     is_first = scheduler._policy.first(scheduler.waiting) is seq

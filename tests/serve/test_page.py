@@ -125,6 +125,15 @@ def test_an_unchanged_file_is_not_sent_again(engine):
     assert get(engine, "/", headers={"if-none-match": '"other"'}).status_code == 200
 
 
+def test_files_are_compressed_for_those_who_can_read_it(engine):
+    plain = get(engine, "/", headers={"accept-encoding": "identity"})
+    packed = get(engine, "/", headers={"accept-encoding": "br, gzip"})
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert int(packed.headers["content-length"]) < len(plain.content)
+    assert packed.text == plain.text
+
+
 @pytest.mark.parametrize(
     "path", ["nothing.js", "../assets.py", "%2e%2e/assets.py", "..%2fassets.py", "", "/etc/passwd"]
 )
@@ -266,7 +275,7 @@ def test_the_stream_ends_with_the_engine():
             await stream.read_until(lambda: stream.last["record"] == "end")
         return stream
 
-    assert asks(watch()).last == {"record": "end", "reason": "the engine has ended"}
+    assert asks(watch()).last == {"record": "end", "reason": "the engine was shut down"}
 
 
 def test_without_an_event_log_the_page_says_what_to_change():
@@ -320,6 +329,20 @@ def test_a_login_gives_a_cookie_that_stands_for_the_key(engine):
             assert "Max-Age=0" in logout.headers["set-cookie"]
             again = await client.get("/mie/config", headers={"cookie": held})
             assert again.status_code == 401
+
+    asks(ask())
+
+
+def test_a_login_without_a_key_cannot_send_much(engine):
+    async def ask():
+        async with client_of(engine, ServeConfig(keys=Keys.of([KEY]))) as client:
+            for route in ("/mie/login", "/mie/logout"):
+                answer = await client.post(route, json={"key": "x" * 20_000})
+                assert answer.status_code == 413
+            for body in ("[]", "{", '{"key": 7}', "{}"):
+                headers = {"content-type": "application/json"}
+                answer = await client.post("/mie/login", content=body, headers=headers)
+                assert answer.status_code in (400, 401)
 
     asks(ask())
 
@@ -389,6 +412,9 @@ def test_without_keys_another_site_cannot_read_text(engine, host):
     forwarded = {"host": "localhost", "x-forwarded-for": "10.0.0.1"}
     assert get(engine, "/mie/text?blocks=0", headers=forwarded).status_code == 403
     assert not get(engine, "/mie/config", headers={"host": host}).json()["may_read_text"]
+    allowed = ServeConfig(allowed_origins=["*"])
+    foreign = {"host": "localhost", "origin": f"http://{host}"}
+    assert get(engine, "/mie/text?blocks=0", allowed, headers=foreign).status_code == 403
 
 
 def test_text_of_blocks_is_that_of_the_prompt(engine):

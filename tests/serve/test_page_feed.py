@@ -10,7 +10,7 @@ from page_cells import Page as Applied
 
 from mie.events import log as event_log
 from mie.serve.page import feed as feed_module
-from mie.serve.page.feed import MAX_BEHIND_BYTES, MAX_BEHIND_TICKS, MAX_RECENT, Feed, Page
+from mie.serve.page.feed import MAX_BEHIND_BYTES, MAX_BEHIND_TICKS, Feed, Page
 
 
 @pytest.fixture
@@ -102,11 +102,26 @@ def test_few_bytes_wait_for_a_page(engine, monkeypatch):
     asks(watch())
 
 
-def test_what_is_kept_for_a_page_that_comes_back_is_bounded(engine):
+@pytest.mark.parametrize("limit", ["MAX_RECENT", "MAX_BEHIND_BYTES"])
+def test_what_is_kept_for_a_page_that_comes_back_is_bounded(engine, monkeypatch, limit):
+    monkeypatch.setattr(feed_module, limit, 3)
+
     async def watch():
         feed = Feed(engine, "bundled")
-        feed._recent.extend((number, b"") for number in range(MAX_RECENT + 50))
-        assert len(feed._recent) == MAX_RECENT
+        async with client_of(engine) as client:
+            await feed.tick()
+            await generate(client, max_tokens=30)
+            await feed.tick()
+            num_new = len(feed._recent)
+            await feed.tick()  # nothing is new
+            await generate(client)
+            await feed.tick()
+            first = feed._number - len(feed._recent) + 1
+            assert feed._since(f"{feed._run_id}.{first - 2}") is None
+            missed = feed._since(f"{feed._run_id}.{first - 1}")
+            assert missed is not None
+            assert len(records_of(missed)) == len(feed._recent) < num_new
+        await feed.close()
 
     asks(watch())
 

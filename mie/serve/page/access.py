@@ -59,9 +59,10 @@ def may_read_text(config: ServeConfig, scope: Scope) -> bool:
     """
     if has_keys(config) or config.uds is not None:
         return True
-    host = (header(scope, b"host") or "").rpartition(":")
-    name = host[0] if host[1] and host[2].isdecimal() else "".join(host)
+    host, origin = header(scope, b"host") or "", header(scope, b"origin")
+    name, colon, port = host.rpartition(":")
+    is_named_so = (name if colon and port.isdecimal() else host).lower() in LOCAL_NAMES
+    is_own = origin is None or origin.partition("://")[2] == host
     is_forwarded = any(header(scope, each) is not None for each in FORWARDED)
     client = scope.get("client") or ("", 0)
-    is_from_here = client[0] in ("127.0.0.1", "::1")
-    return is_from_here and name.lower() in LOCAL_NAMES and not is_forwarded
+    return client[0] in ("127.0.0.1", "::1") and is_named_so and is_own and not is_forwarded

@@ -17,6 +17,7 @@ from mie.page.cells import Cells
 from mie.page.follower import Follower
 from mie.page.stream import encode
 from mie.serve.errors import ApiError
+from mie.serve.page.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -114,12 +115,12 @@ class Feed:
         self._pages: set[Page] = set()
         self._run_id = secrets.token_hex(4)
         self._number = 0  # of the last event
-        self._recent: deque[tuple[int, bytes]] = deque(maxlen=MAX_RECENT)
+        self._recent: deque[tuple[int, bytes]] = deque()
         self._follower: Follower | None = None
         self._counts: Mapping[str, int] = {}
         self._task: asyncio.Task[None] | None = None
         self._is_ready: asyncio.Future[None] | None = None
-        self._turn = asyncio.Lock()  # who may use the follower
+        self._worker = Worker("mie-page-feed")
         self._num_idle_ticks = 0
         self._is_truth_due = True
 
@@ -149,7 +150,8 @@ class Feed:
         try:
             while self._is_following:
                 yield await page.take() or b": the page is open\n\n"
-            yield _event("end", {"record": "end", "reason": "the engine has ended"})
+            why = self._engine.dead_error or "the live stream has ended (reload the page)"
+            yield _event("end", {"record": "end", "reason": str(why)})
         finally:
             self._pages.discard(page)
 
@@ -184,15 +186,23 @@ class Feed:
         await asyncio.shield(self._is_ready)
 
     async def ask(self, question: Callable[[Follower, Mapping[str, int]], T]) -> T:
-        """Call a function in a worker thread with the state that the pages show."""
+        """Call a function with the state that the pages show, in the thread that changes it."""
         await self.ready()
-        async with self._turn:
+
+        def answer() -> T:
             if self._follower is None:
                 raise EngineDeadError("the engine has ended")
-            return await asyncio.to_thread(question, self._follower, self._counts)
+            return question(self._follower, self._counts)
+
+        return await self._worker.call(answer)
 
     async def close(self) -> None:
-        """End all streams."""
+        """End all streams, and the thread."""
+        await self.stop_following()
+        self._worker.close()
+
+    async def stop_following(self) -> None:
+        """End all streams. A page that comes back begins again."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -216,6 +226,9 @@ class Feed:
             elif not isinstance(error, EngineDeadError):
                 logger.exception("the page's live stream ends: %r", error)
         finally:
+            if not is_ready.done():
+                is_ready.set_exception(EngineDeadError("the server ends"))
+                is_ready.exception()  # it may be that nothing waits for it
             self._follower = None
             for page in self._pages:
                 page.wake()
@@ -232,8 +245,7 @@ class Feed:
                 code="no_event_log",
             )
         hungry = {page for page in self._pages if page.needs_key and page.is_reading}
-        async with self._turn:
-            events, key = await asyncio.to_thread(self._follow, look, bool(hungry))
+        events, key = await self._worker.call(lambda: self._follow(look, bool(hungry)))
         for page in self._pages:
             if page in hungry:
                 page.begin(key)
@@ -257,9 +269,18 @@ class Feed:
         for record in records:
             self._number += 1
             self._recent.append((self._number, self._numbered(record)))
+        self._drop_old(first)
         events = b"".join(events for number, events in self._recent if number >= first)
         key = self._numbered(self._follower.key(look.counts)) if needs_key else b""
         return events, key
+
+    def _drop_old(self, first: int) -> None:
+        """Forget old events, but none of those from ``first`` on, which are about to be sent."""
+        num_bytes = sum(len(events) for _, events in self._recent)
+        while self._recent and self._recent[0][0] < first:
+            if len(self._recent) <= MAX_RECENT and num_bytes <= MAX_BEHIND_BYTES:
+                break
+            num_bytes -= len(self._recent.popleft()[1])
 
     def _truth(self, counts: Mapping[str, int], metrics: Snapshot) -> Cells:
         assert self._follower is not None

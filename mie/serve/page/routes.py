@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ from mie.serve.page.feed import Feed
 from mie.serve.page.sessions import Sessions, cookie_for
 from mie.serve.page.upload import Uploads
 from mie.serve.page.why import sentence
+from mie.serve.page.worker import Worker
 from mie.serve.serving import Serving
 from mie.serve.sse import EventStream
 
@@ -68,7 +68,7 @@ class PageRoutes:
         self._name = name
         self._assets = assets()
         self._uploads = Uploads()
-        self._replaying = asyncio.Semaphore(1)  # a replay takes time from the engine
+        self._worker = Worker("mie-page-replay")
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -86,6 +86,12 @@ class PageRoutes:
             Route("/mie/runs/{name}", self._run),
             Route("/mie/trace", self._trace, methods=["POST"]),
         ]
+
+    async def close(self) -> None:
+        """End the live streams and the threads."""
+        await self.feed.close()
+        self._uploads.close()
+        self._worker.close()
 
     # What needs no key, because it shows nothing.
 
@@ -174,8 +180,7 @@ class PageRoutes:
             )
             return "".join(line + "\n" for line in recording.lines(self._name)).encode()
 
-        async with self._replaying:
-            content = await asyncio.to_thread(write)
+        content = await self._worker.call(write)
         return Response(content, headers=DATA_HEADERS, media_type=NDJSON)
 
     async def _state(self, request: Request) -> Response:
@@ -185,7 +190,7 @@ class PageRoutes:
             now = await self.feed.ask(lambda follower, counts: encode(follower.key(counts)))
             return _json(now)
         state = await self._state_at(_number(request, "step"))
-        return _json(await asyncio.to_thread(lambda: encode(key_record(state, text))))
+        return _json(await self._worker.call(lambda: encode(key_record(state, text))))
 
     async def _text(self, request: Request) -> Response:
         check_may_see(request)
@@ -253,8 +258,7 @@ class PageRoutes:
     async def _state_at(self, step: int) -> State:
         segments = await self._segments()
         try:
-            async with self._replaying:
-                return await asyncio.to_thread(at, segments, step)
+            return await self._worker.call(lambda: at(segments, step))
         except TraceError as error:
             raise ApiError(404, str(error), type="not_found_error", code="no_such_step") from error
 
@@ -280,10 +284,13 @@ def _past(segments: Sequence[Segment], until: int) -> list[Segment]:
 
 
 def _file(request: Request, asset: Asset) -> Response:
-    headers = {**SHELL_HEADERS, "etag": asset.etag}
+    headers = {**SHELL_HEADERS, "etag": asset.etag, "vary": "accept-encoding"}
     if request.headers.get("if-none-match") == asset.etag:
         return Response(status_code=304, headers=headers)
-    return Response(asset.content, headers=headers, media_type=asset.media_type)
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(asset.content, headers=headers, media_type=asset.media_type)
+    headers["content-encoding"] = "gzip"
+    return Response(asset.compressed, headers=headers, media_type=asset.media_type)
 
 
 def _json(value: str | Mapping[str, Any]) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import tempfile
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from mie.page import convert
 from mie.serve.errors import ApiError, invalid
+from mie.serve.page.worker import Worker
 
 CPU_SECONDS = 60
 MEMORY_BYTES = 2 << 30
@@ -20,7 +20,7 @@ class Uploads:
     """Converts event logs into page records, one at a time."""
 
     def __init__(self) -> None:
-        self._is_busy = False
+        self._worker = Worker("mie-page-upload")
 
     async def convert(self, log: bytes) -> bytes:
         """Return the page records of a log.
@@ -28,7 +28,7 @@ class Uploads:
         Raises:
             ApiError: the log is refused, too large to show, or another one is being converted.
         """
-        if self._is_busy:
+        if self._worker.is_busy:
             raise ApiError(
                 429,
                 "another trace is being opened (try again in a moment)",
@@ -36,11 +36,11 @@ class Uploads:
                 code="busy",
                 headers={"retry-after": "2"},
             )
-        self._is_busy = True
-        try:
-            return await asyncio.to_thread(_convert, log)
-        finally:
-            self._is_busy = False
+        return await self._worker.call(lambda: _convert(log))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._worker.close()
 
 
 def _convert(log: bytes) -> bytes:
