@@ -53,7 +53,9 @@ class Engine:
         return {**what, **sizes, "columns": COLUMNS, "fields": dict(SHOWN), "first": 0}
 
     def key(self) -> dict[str, Any]:
-        blocks = [self._cell(name, i) for name in self.tables for i in range(len(self.tables[name]))]
+        blocks = [
+            self._cell(name, i) for name in self.tables for i in range(len(self.tables[name]))
+        ]
         tables = {name: [0, table] for name, table in self.tables.items()}
         seqs = {name: self._seq(name) for name in self.tables}
         cells = {"blocks": blocks, "seqs": seqs, "tables": tables, "host": {}, "tree": {}}

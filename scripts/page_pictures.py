@@ -110,8 +110,8 @@ class Camera:
 
     def until(self, condition: str) -> None:
         """Wait until an expression is true."""
-        waits = "while (!(%s)) await new Promise(resolve => setTimeout(resolve, 20));" % condition
-        self.js(f"async () => {{ {waits} }}")
+        pause = "await new Promise(resolve => setTimeout(resolve, 20))"
+        self.js(f"async () => {{ while (!({condition})) {pause}; }}")
 
     def picture(self, selector: str | None, quality: float = 0.82) -> bytes:
         """Return a picture of an element, or of the window."""
@@ -145,8 +145,8 @@ def show_busy_step(camera: Camera) -> None:
     """Show the step before the last preemption, with a request selected."""
     camera.js(
         """async () => {
-            const steps = mie.store.run.steps;
-            const busy = steps.findLast(each => each.events.some(event => event.kind === 'preempt'));
+            const isBusy = each => each.events.some(event => event.kind === 'preempt');
+            const busy = mie.store.run.steps.findLast(isBusy);
             mie.seek(busy.step);
             const state = await mie.at(busy.step);
             const [name] = Object.keys(state.tables);

@@ -93,7 +93,8 @@ class Shown:
                 is_so = self.js(looks)
                 break
             except sync_error() as error:  # the page was loaded again meanwhile
-                assert "context was destroyed" in str(error), error
+                if "context was destroyed" not in str(error):
+                    raise
                 self.page.wait_for_load_state()
         assert is_so, f"it does not happen: {condition}; the page said {self.errors}"
 
@@ -143,7 +144,5 @@ def cells(key: dict[str, Any]) -> dict[str, Any]:
         "seqs": key["seqs"],
         "tables": {seq: blocks for seq, (_, blocks) in key["tables"].items() if blocks},
         "host": {seq: blocks for seq, blocks in key["host"].items() if blocks},
-        "tree": {
-            block: (node["parent"], node["salt"]) for block, node in key["tree"].items()
-        },
+        "tree": {block: (node["parent"], node["salt"]) for block, node in key["tree"].items()},
     }

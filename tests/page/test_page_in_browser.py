@@ -140,7 +140,9 @@ def test_a_disconnect_frees_the_cells(shown: Shown) -> None:
     shown.settle()
     assert re.fullmatch(r"3 answers left\. \d+ blocks were in use; 0 are now\.", sentence)
     assert {kind for _, kind, _, _ in shown.state()["blocks"]} <= {2}
-    ends = shown.js("[...mie.store.run.lanes.all.values()].slice(-3).map(each => each.marks.at(-1))")
+    ends = shown.js(
+        "[...mie.store.run.lanes.all.values()].slice(-3).map(each => each.marks.at(-1))"
+    )
     assert [each["event"]["reason"] for each in ends] == ["abort"] * 3
 
 
@@ -228,7 +230,9 @@ def test_axe_finds_nothing_serious(shown: Shown, theme: str) -> None:
 
     shown.js("theme => { document.documentElement.dataset.theme = theme; }", theme)
     shown.js((Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8") + ";0")
-    found = shown.js("axe.run({exclude: ['.answer:nth-child(n+2)']}, {resultTypes: ['violations']})")
+    found = shown.js(
+        "axe.run({exclude: ['.answer:nth-child(n+2)']}, {resultTypes: ['violations']})"
+    )
     serious = [
         (each["id"], [node["html"] for node in each["nodes"]])
         for each in found["violations"]
@@ -335,15 +339,14 @@ def test_a_key_is_asked_for_and_kept_in_a_cookie(browser: Any, engine: AsyncLLM)
         shown.until("document.getElementById('key')")
 
 
-def test_a_small_window_shows_everything_without_scrolling_sideways(
-    browser: Any, url: str
-) -> None:
+def test_a_small_window_shows_everything_without_scrolling_sideways(browser: Any, url: str) -> None:
     size = {"width": 360, "height": 740}
     with opened(browser, f"{url}/", viewport=size, color_scheme="light") as shown:
         shown.until("window.mie?.store.run")
         wide = shown.js(
             "[...document.querySelectorAll('body *')].filter(each => each.checkVisibility()"
-            " && !each.closest('.sr, .skip, details') && each.getBoundingClientRect().right > 361).map(each => each.outerHTML)"
+            " && !each.closest('.sr, .skip, details') && each.getBoundingClientRect().right > 361)"
+            ".map(each => each.outerHTML)"
         )
         assert wide == []
         assert shown.js("document.documentElement.scrollWidth") <= 360
