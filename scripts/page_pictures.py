@@ -23,7 +23,7 @@ from pictures.webp import Frame, animation
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures" / "page"
-SIZES = {360: 760, 1280: 860, 3840: 2160}
+SIZES = {1280: 860, 360: 760, 3840: 2160}
 """The widths, each with the height of its window."""
 WIDEST = 1920
 """Width to which larger pictures are reduced."""
@@ -34,8 +34,8 @@ VIEWS = {
     "play": ".panel.play",
 }
 SERVER = ("--num-blocks", "48", "--block-size", "8", "--max-num-batched-tokens", "48")
-FRAME_SECONDS = 0.25
-NUM_FRAMES = 80
+FRAME_SECONDS = 1 / 3
+NUM_FRAMES = 60
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--force-color-profile=srgb")
 
 TO_WEBP = """async ([png, width, quality, before]) => {
@@ -102,7 +102,7 @@ class Camera:
         self._maker = browser.new_page()
         self._last: str | None = None
         self.page.goto(url)
-        self.until("window.mie?.store.run")
+        self.until("window.mie?.store.run && mie.isWhole()")
 
     def js(self, source: str) -> Any:
         """Return what an expression gives."""
@@ -123,7 +123,7 @@ class Camera:
     def frame(self, width: int) -> Frame:
         """Return a frame of the window: what has changed since the last one."""
         png = base64.b64encode(self.page.screenshot()).decode()
-        made = self._maker.evaluate(TO_WEBP, [png, width, 0.6, self._last])
+        made = self._maker.evaluate(TO_WEBP, [png, width, 0.5, self._last])
         self._last = png
         return Frame(webp=base64.b64decode(made["webp"]), size=made["size"], box=made["box"])
 
@@ -146,7 +146,7 @@ def show_busy_step(camera: Camera) -> None:
     camera.js(
         """async () => {
             const isBusy = each => each.events.some(event => event.kind === 'preempt');
-            const busy = mie.store.run.steps.findLast(isBusy);
+            const busy = mie.store.run.steps.findLast(isBusy) ?? mie.store.run.steps.at(-1);
             mie.seek(busy.step);
             const state = await mie.at(busy.step);
             const [name] = Object.keys(state.tables);
@@ -158,13 +158,11 @@ def show_busy_step(camera: Camera) -> None:
 
 def take_pictures(browser: Any, url: str, folder: Path) -> None:
     """Take every view at every width in both themes."""
-    is_first = True
     for theme in ("dark", "light"):
         for width, height in SIZES.items():
             camera = Camera(browser, url, width, height, theme)
-            if is_first or width == 1280:
+            if width == 1280:
                 provoke(camera)
-                is_first = False
             show_busy_step(camera)
             name = f"{width}-{theme}.webp"
             (folder / f"page-{name}").write_bytes(camera.picture(None))
@@ -174,19 +172,22 @@ def take_pictures(browser: Any, url: str, folder: Path) -> None:
 
 
 def record(browser: Any, url: str, folder: Path) -> None:
-    """Record 20 seconds: a fork, twelve long requests, and a way back through the steps."""
+    """Record 20 seconds: the way through all steps of two experiments, and back to a preemption."""
     camera = Camera(browser, url, 1280, 800, "dark")
+    provoke(camera)
+    first, last = camera.js("[mie.store.run.first, mie.store.run.last]")
+    moves = NUM_FRAMES * 3 // 4
     frames = []
     for index in range(NUM_FRAMES):
-        if index in (2, 18):
-            name = "fork" if index == 2 else "twelve"
-            camera.js(f"document.querySelector('[data-do={name}]').click()")
-        if index >= 52:
-            camera.js(f"mie.seek(mie.store.run.last - {(index - 52) * 4})")
-        if index == 58:
-            camera.js("mie.select({kind: 'seq', id: Object.keys(mie.state().tables)[0]}, true)")
-        frames.append(camera.frame(960))
+        if index < moves:
+            step = first + round((last - first) * index / (moves - 1))
+            camera.js(f"mie.at({step}).then(() => mie.seek({step}))")
+        elif index == moves:
+            show_busy_step(camera)
+        elif index > moves + 8:
+            camera.page.keyboard.press("ArrowLeft")
         camera.page.wait_for_timeout(60)
+        frames.append(camera.frame(800))
     (folder / "recording.webp").write_bytes(animation(frames, round(FRAME_SECONDS * 1000)))
     camera.close()
 

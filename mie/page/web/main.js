@@ -110,7 +110,7 @@ async function start() {
   }
   $("source").append(...page.runs.map((run) => el("option", { value: run.name }, run.title)));
   view("inspector", ((inspector) => () => inspector.draw())(new Inspector({ isLive: Boolean(page.config) })));
-  if (inside) return choose("0");
+  if (inside) return inside.length ? choose("0") : notice("This file has no run. Drop one on it.");
   page.playground = new Playground(page.config);
   view("play", () => page.playground.draw());
   return openLive();
@@ -241,6 +241,7 @@ window.mie = {
   truth: () => page.truth,
   isWhole: () => page.live.numFilling === 0,
   compare: (record) => differences(page.live.run, record),
+  read: (text) => recorded(parse(text), "a run"),
   answers: () => page.playground.answers,
   describe: (marks) => marks.map((mark) => describe(mark, (name) => name)).join("; "),
 };

@@ -1,7 +1,7 @@
 // The memory map: a cell for each block, or a tile for many, and the tables of a selected request.
 
 import { announce, count, percent, say, some, tip, visible } from "./dom.js";
-import { box, colour, hatch, ink, label, prefersStill, rect, Surface, wrap, write } from "./paint.js";
+import { box, colour, disc, hatch, ink, label, path, prefersStill, rect, requests, Surface, wrap, write } from "./paint.js";
 import { change, redraw, select, shown, store } from "./store.js";
 
 const FADE = 1400; // milliseconds that an arrow or an eviction stays visible
@@ -111,7 +111,7 @@ export class MemoryMap {
       pen.strokeRect(x + 0.5, y + 0.5, w - 1, h - 1);
       return;
     }
-    const owners = [...new Set(names.map((name) => Number(name.split(".")[0])))].slice(0, 4);
+    const owners = requests(names).slice(0, 4);
     owners.forEach((owner, i) => {
       const [from, to] = [y + (h * i) / owners.length, y + (h * (i + 1)) / owners.length];
       rect(pen, `${colour(owner)}55`, x, from, w, to - from);
@@ -127,7 +127,7 @@ export class MemoryMap {
     const refs = state.refs[block];
     const fill = state.fill[block];
     const share = fill / run.blockSize;
-    const owners = [...new Set(names.map((name) => Number(name.split(".")[0])))];
+    const owners = requests(names);
     box(pen, x + 0.5, y + 0.5, w - 1, h - 1, 0.3 * rem);
     pen.fillStyle = ink.free;
     pen.fill();
@@ -186,8 +186,7 @@ export class MemoryMap {
     if (extra <= 0) return;
     pen.fillStyle = ink.text;
     for (let i = 0; i < Math.min(extra, 4); i += 1) {
-      pen.beginPath();
-      pen.arc(x + w - radius * (2 + 2.6 * i), y + radius * 2.4, radius, 0, 7);
+      disc(pen, x + w - radius * (2 + 2.6 * i), y + radius * 2.4, radius);
       pen.fill();
     }
   }
@@ -303,10 +302,7 @@ export class MemoryMap {
       pen.setLineDash([3, 3]);
       pen.strokeRect(x + 0.75, y + 0.75, w - 1.5, h - 1.5);
       pen.setLineDash([]);
-      pen.beginPath();
-      pen.moveTo(x + w, y + h);
-      pen.lineTo(x + w - size, y + h);
-      pen.lineTo(x + w, y + h - size);
+      path(pen, [x + w, y + h], [x + w - size, y + h], [x + w, y + h - size]);
       pen.fill();
     }
     pen.globalAlpha = 1;
@@ -343,8 +339,7 @@ export class MemoryMap {
         pen.moveTo(x + w / 2, bottom);
         pen.bezierCurveTo(x + w / 2, bottom + 1.6 * rem, tx, Math.max(this.top - 1.2 * rem, ty - 2.4 * rem), tx, ty);
         pen.stroke();
-        pen.beginPath();
-        pen.arc(tx, ty, 2.2, 0, 7);
+        disc(pen, tx, ty, 2.2);
         pen.fillStyle = own;
         pen.fill();
       });
@@ -481,14 +476,10 @@ function arrow(pen, ax, ay, bx, by, alpha) {
     pen.moveTo(ax, ay);
     pen.quadraticCurveTo(mx, my, bx, by);
     pen.stroke();
-    pen.beginPath();
-    pen.moveTo(bx, by);
-    pen.lineTo(bx - head * Math.cos(angle - 0.45), by - head * Math.sin(angle - 0.45));
-    pen.lineTo(bx - head * Math.cos(angle + 0.45), by - head * Math.sin(angle + 0.45));
+    path(pen, [bx, by], ...[-0.45, 0.45].map((turn) => [bx - head * Math.cos(angle + turn), by - head * Math.sin(angle + turn)]));
     pen.fill();
   }
-  pen.beginPath();
-  pen.arc(ax, ay, 3.2, 0, 7);
+  disc(pen, ax, ay, 3.2);
   pen.fill();
   pen.globalAlpha = 1;
   pen.lineCap = "butt";

@@ -31,6 +31,9 @@ export function label(name, n = 1) {
   return letters(number) + (n > 1 || index ? `${index + 1}` : "");
 }
 
+/** Return the numbers of the requests of sequences. */
+export const requests = (names) => [...new Set(names.map((name) => Number(name.split(".")[0])))];
+
 export const prefersStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /** Return a pattern of diagonal lines. */
@@ -137,6 +140,18 @@ export function wrap(pen, text, x, y, numLines, pitch, style) {
 export function rect(pen, tone, x, y, width, height) {
   pen.fillStyle = tone;
   pen.fillRect(x, y, width, height);
+}
+
+/** Trace a path along points. */
+export function path(pen, ...points) {
+  pen.beginPath();
+  for (const point of points) pen.lineTo(...point);
+}
+
+/** Trace a disc. */
+export function disc(pen, x, y, radius) {
+  pen.beginPath();
+  pen.arc(x, y, radius, 0, 7);
 }
 
 /** Trace a box with round corners. */

@@ -2,7 +2,7 @@
 
 import { announce, count, duration, percent, say, some, tip } from "./dom.js";
 import { describe } from "./lanes.js";
-import { colour, font, hatch, ink, label, rect, Surface, write } from "./paint.js";
+import { colour, font, hatch, ink, label, path, rect, Surface, write } from "./paint.js";
 import { change, redraw, seek, select, store } from "./store.js";
 
 const MAX_LANES = 60;
@@ -36,7 +36,6 @@ export class Timeline {
     canvas.addEventListener("pointermove", (event) => this.move(event));
     canvas.addEventListener("pointerup", () => { this.isDragging = false; });
     canvas.addEventListener("pointerleave", () => tip(null));
-    canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
   }
 
   /** Return the steps that are shown, as a range of numbers. */
@@ -188,18 +187,14 @@ export class Timeline {
 
   mark(pen, mark, lane, middle, thick) {
     if (mark.step < this.from || mark.step > this.to) return;
-    const begins = mark.kind === "hit" || mark.kind === "admit" || mark.kind === "resume" || mark.kind === "preempt" || mark.kind === "import";
-    const x = Math.max(this.left, this.x(begins ? mark.step - 1 : mark.step));
-    const r = Math.max(2.5, thick * 0.36);
     if (mark.kind === "admit" || mark.kind === "drop") return;
+    const x = Math.max(this.left, this.x(["hit", "resume", "preempt", "import"].includes(mark.kind) ? mark.step - 1 : mark.step));
+    const r = Math.max(2.5, thick * 0.36);
     this.marks.push({ x, y: middle, r: r + 3, mark, lane });
     pen.beginPath();
     pen.lineWidth = 1.6;
     if (mark.kind === "hit") {
-      pen.moveTo(x, middle - r);
-      pen.lineTo(x + r, middle);
-      pen.lineTo(x, middle + r);
-      pen.lineTo(x - r, middle);
+      path(pen, [x, middle - r], [x + r, middle], [x, middle + r], [x - r, middle]);
       pen.closePath();
       pen.fillStyle = ink.good;
       pen.fill();
@@ -224,10 +219,7 @@ export class Timeline {
       pen.fill();
     } else if (mark.kind === "resume" || mark.kind === "import" || mark.kind === "export") {
       const up = mark.kind === "export" ? -1 : 1;
-      pen.moveTo(x - r * 0.8, middle - r * 0.6 * up);
-      pen.lineTo(x + r * 0.8, middle - r * 0.6 * up);
-      pen.lineTo(x, middle + r * 0.7 * up);
-      pen.closePath();
+      path(pen, [x - r * 0.8, middle - r * 0.6 * up], [x + r * 0.8, middle - r * 0.6 * up], [x, middle + r * 0.7 * up]);
       pen.fillStyle = ink.accent;
       pen.fill();
     } else if (mark.kind === "fork" || mark.kind === "copy") {
@@ -424,12 +416,6 @@ export class Timeline {
     const chart = CHARTS[Math.floor((y - this.chartsTop) / this.chartHeight)];
     if (!found || !chart) return [];
     return [`Step ${count(step)}`, ...[...chart.parts, ...(chart.lines ?? [])].map(([name, field]) => `${name}: ${chart.shows(valueOf(found, field, run), run)}`)];
-  }
-
-  wheel(event) {
-    if (!event.ctrlKey && !event.shiftKey) return;
-    event.preventDefault();
-    this.zoom(Math.exp((event.deltaY || event.deltaX) * 0.002), this.stepAt(this.surface.point(event)[0]));
   }
 
   say() {

@@ -2,7 +2,7 @@
 
 import { announce, count, say, some, tip, visible } from "./dom.js";
 import { describeBlock } from "./map.js";
-import { box, colour, font, hatch, ink, rect, Surface, wrap, write } from "./paint.js";
+import { box, colour, font, hatch, ink, rect, requests, Surface, wrap, write } from "./paint.js";
 import { change, redraw, select, shown, store } from "./store.js";
 
 const MAX_LEAVES = 150;
@@ -97,19 +97,20 @@ export class PrefixTree {
     chain.forEach((block, i) => {
       const left = x + i * unit;
       const names = holders.get(block) ?? [];
+      const width = unit - (i === chain.length - 1 ? gap : 0);
       const uses = state.heat.get(block)?.uses ?? 0;
-      rect(pen, ink.free, left, y, unit - (i === chain.length - 1 ? gap : 0), h);
+      rect(pen, ink.free, left, y, width, h);
       pen.globalAlpha = uses ? 0.18 + 0.5 * Math.log1p(uses) / Math.log1p(most) : 0;
-      rect(pen, ink.accent, left, y, unit - (i === chain.length - 1 ? gap : 0), h);
+      rect(pen, ink.accent, left, y, width, h);
       pen.globalAlpha = 1;
       const bar = Math.max(2, Math.min(0.3 * rem, h * 0.2));
-      const owners = [...new Set(names.map((name) => Number(name.split(".")[0])))];
+      const owners = requests(names);
       if (owners.length) {
         owners.slice(0, 8).forEach((owner, k, all) => {
-          rect(pen, colour(owner), left + (unit * k) / all.length, y + h - bar, unit / all.length - (i === chain.length - 1 && k === all.length - 1 ? gap : 0), bar);
+          rect(pen, colour(owner), left + (width * k) / all.length, y + h - bar, width / all.length, bar);
         });
       } else {
-        rect(pen, hatch(pen), left, y + h - bar, unit - (i === chain.length - 1 ? gap : 0), bar);
+        rect(pen, hatch(pen), left, y + h - bar, width, bar);
       }
       if (i && unit > 8) {
         rect(pen, ink.panel, left - 0.5, y, 1, h);
