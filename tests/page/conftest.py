@@ -1,6 +1,7 @@
-"""Let the tests of the page use the live server of the tests of the HTTP routes."""
+"""Let the tests of the page use what other tests have: a live server, and random runs."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent.parent / "serve"))
+for folder in ("serve", "property"):
+    sys.path.append(str(Path(__file__).parent.parent / folder))

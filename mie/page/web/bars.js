@@ -18,7 +18,7 @@ export function drawStats() {
     ["step", count(step), ""],
     ["running", count(total.running), ""],
     ["waiting", count(total.waiting), ""],
-    ["KV use", percent(total.used, run.numBlocks), `${count(total.used)} / ${count(run.numBlocks)}`],
+    ["KV use", percent(total.used, run.numBlocks), run.numBlocks < 1000 ? `${total.used} / ${run.numBlocks}` : ""],
     ["saved by sharing", count(total.saved), "blocks"],
     ["empty slots", percent(total.empty, total.used * run.blockSize), ""],
     ["prefix hits", percent(hit, asked), asked ? `of ${count(asked)}` : ""],
@@ -76,13 +76,13 @@ export function drawControl() {
   slider.value = step;
   slider.setAttribute("aria-valuetext", `step ${step} of ${run.last}`);
   const isExact = follows || run.isExact(step);
-  $("where").textContent = `step ${count(step)} of ${count(run.last)}${isExact ? "" : " …"}`;
+  $("where").value = `step ${count(step)} of ${count(run.last)}${isExact ? "" : " …"}`;
   const live = $("live");
   live.hidden = !run.isLive;
   live.setAttribute("aria-pressed", String(follows));
   const play = $("run");
   const moves = run.isLive ? follows || plays : plays;
-  play.firstElementChild.textContent = moves ? "❚❚" : "▶";
+  play.textContent = moves ? "❚❚" : "▶";
   play.setAttribute("aria-label", moves ? "Pause" : "Play");
   $("back").disabled = step <= run.first;
   $("next").disabled = step >= run.last;

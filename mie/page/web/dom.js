@@ -37,23 +37,25 @@ export function duration(seconds) {
 /** Show line breaks and other characters that would be invisible. */
 export const visible = (text) => text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
 
-/** Say something to a screen reader. */
-export function announce(text) {
-  const node = $("announce");
+/** Write text into an element, if it is not there yet. */
+export function say(id, text) {
+  const node = $(id);
   if (node.textContent !== text) node.textContent = text;
 }
 
+/** Say something to a screen reader. */
+export const announce = (text) => say("announce", text);
+
 const MARGIN = 14;
 
-/** Show a tip near a point, or hide it without content. */
-export function tip(content, x = 0, y = 0) {
+/** Show nodes or lines of text near the place of an event, or nothing. */
+export function tip(content, { clientX: x, clientY: y } = {}) {
   const node = $("tip");
-  node.hidden = !content;
-  if (!content) return;
-  node.replaceChildren(...[content].flat());
+  node.hidden = !content?.length;
+  if (node.hidden) return;
+  node.replaceChildren(...content.map((each) => (typeof each === "string" ? el("div", {}, each) : each)));
   const { offsetWidth: width, offsetHeight: height } = node;
-  const left = Math.min(x + MARGIN, innerWidth - width - 6);
   const top = y + MARGIN + height > innerHeight - 50 ? y - height - MARGIN : y + MARGIN;
-  node.style.left = `${Math.max(6, left)}px`;
+  node.style.left = `${Math.max(6, Math.min(x + MARGIN, innerWidth - width - 6))}px`;
   node.style.top = `${Math.max(6, top)}px`;
 }

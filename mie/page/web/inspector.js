@@ -1,6 +1,6 @@
 // What is selected: a block, a sequence or a range of blocks, and why a sequence waits.
 
-import { $, count, el, facts, percent, some, visible } from "./dom.js";
+import { $, count, el, facts, percent, some } from "./dom.js";
 import { describe } from "./lanes.js";
 import { colour, label } from "./paint.js";
 import { askJson } from "./source.js";
@@ -137,9 +137,4 @@ export class Inspector {
       this.asking = false;
     }
   }
-}
-
-/** Return a short text of what a sequence's blocks contain. */
-export function beginning(state, seq) {
-  return visible(seq.blocks.slice(0, 3).map((block) => store.run.textOfBlock(state, block, [seq.name])).join("")).slice(0, 60);
 }

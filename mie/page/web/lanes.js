@@ -51,6 +51,9 @@ class Lane {
   }
 }
 
+/** The kinds of events that change nothing but leave a mark. */
+const MARKS = new Set(["export", "import", "drop", "copy"]);
+
 export class Lanes {
   constructor() {
     this.all = new Map();
@@ -59,10 +62,10 @@ export class Lanes {
   /** Begin with the sequences that a key has. */
   begin(key) {
     for (const [name, seq] of Object.entries(key.seqs)) {
-      if (this.all.has(name)) continue;
-      const lane = this.open(name, seq.request_id, seq.n, key.step);
+      const known = this.all.get(name);
+      const lane = known ?? this.open(name, seq.request_id, seq.n, key.step);
       lane.computed = seq.num_computed;
-      lane.isOlder = true;
+      if (known) continue;
       if (seq.state !== "running") lane.begin(seq.state === "swapped" ? "swapped" : "waiting", key.step);
     }
   }
@@ -79,7 +82,11 @@ export class Lanes {
   }
 
   add(step, events) {
-    for (const event of events) this[`on_${event.kind}`]?.(step, event, this.all.get(event.seq));
+    for (const event of events) {
+      const lane = this.all.get(event.seq);
+      if (MARKS.has(event.kind)) lane?.mark(event.kind, step, event);
+      else this[`on_${event.kind}`]?.(step, event, lane);
+    }
   }
 
   on_add(step, event) {
@@ -142,24 +149,8 @@ export class Lanes {
     lane.begin(event.mode === "swap" ? "swapped" : "preempted", step);
   }
 
-  on_export(step, event, lane) {
-    lane?.mark("export", step, event);
-  }
-
-  on_import(step, event, lane) {
-    lane?.mark("import", step, event);
-  }
-
-  on_drop(step, event, lane) {
-    lane?.mark("drop", step, event);
-  }
-
   on_keep(step, event, lane) {
     lane?.begin("kept", step);
-  }
-
-  on_copy(step, event, lane) {
-    lane?.mark("copy", step, event);
   }
 
   on_finish(step, event, lane) {

@@ -10,7 +10,7 @@ import { readTheme } from "./paint.js";
 import { Playground } from "./play.js";
 import { Player } from "./player.js";
 import { ask, askJson, embedded, Live, opened, post, recorded, parse, unpacked } from "./source.js";
-import { change, frames, redraw, seek, shown, store, view } from "./store.js";
+import { change, frames, redraw, seek, select, shown, store, view } from "./store.js";
 import { Tables } from "./tables.js";
 import { Texts } from "./texts.js";
 import { Timeline } from "./timeline.js";
@@ -110,7 +110,7 @@ async function start() {
   }
   $("source").append(...page.runs.map((run) => el("option", { value: run.name }, run.title)));
   view("inspector", ((inspector) => () => inspector.draw())(new Inspector({ isLive: Boolean(page.config) })));
-  if (inside) return choose("0");
+  if (inside) return inside.length ? choose("0") : notice("This file has no run. Drop one on it.");
   page.playground = new Playground(page.config);
   view("play", () => page.playground.draw());
   return openLive();
@@ -234,12 +234,14 @@ addEventListener("resize", () => { readTheme(); redraw(); });
 
 /** What tests look at. */
 window.mie = {
-  store, frames, seek, parts,
+  store, frames, seek, select, parts,
   state: () => shown().plain(),
   at: async (step) => (await store.run.exactly(step)).plain(),
   own: () => ownNumbers(store.run),
   truth: () => page.truth,
+  isWhole: () => page.live.numFilling === 0,
   compare: (record) => differences(page.live.run, record),
+  read: (text) => recorded(parse(text), "a run"),
   answers: () => page.playground.answers,
   describe: (marks) => marks.map((mark) => describe(mark, (name) => name)).join("; "),
 };

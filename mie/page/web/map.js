@@ -1,7 +1,7 @@
 // The memory map: a cell for each block, or a tile for many, and the tables of a selected request.
 
-import { announce, count, percent, some, tip, visible } from "./dom.js";
-import { box, colour, font, hatch, ink, label, letters, prefersStill, Surface, write } from "./paint.js";
+import { announce, count, percent, say, some, tip, visible } from "./dom.js";
+import { box, colour, disc, hatch, ink, label, path, prefersStill, rect, requests, Surface, wrap, write } from "./paint.js";
 import { change, redraw, select, shown, store } from "./store.js";
 
 const FADE = 1400; // milliseconds that an arrow or an eviction stays visible
@@ -58,16 +58,15 @@ export class MemoryMap {
     const hostTop = bottom + 1.9 * rem;
     const height = hosts ? hostTop + hosts.rows * (hosts.h + hosts.gap) : bottom;
     Object.assign(this, { lay, hosts, gutter, top, hostTop, placed: [] });
-    const context = this.surface.begin(Math.ceil(height) + 2);
+    const pen = this.surface.begin(Math.ceil(height) + 2);
     this.collect(run);
-    if (lay.per === 1) this.cells(context, state, tables);
-    else this.tiles(context, state, tables);
-    this.labels(context, lay, top);
-    if (hosts) this.host(context, state, hosts, hostTop, bottom);
-    this.fades(context);
-    this.lines(context, tables);
-    this.arrows(context);
-    this.outline(context);
+    if (lay.per === 1) this.cells(pen, state, tables);
+    else this.tiles(pen, state, tables);
+    this.labels(pen, lay, top);
+    if (hosts) this.host(pen, state, hosts, hostTop, bottom);
+    this.lines(pen, tables);
+    this.marks(pen);
+    this.outline(pen);
     this.say(state);
   }
 
@@ -85,141 +84,110 @@ export class MemoryMap {
     return [gutter + (index % lay.cols) * (lay.w + lay.gap), top + Math.floor(index / lay.cols) * (lay.h + lay.gap)];
   }
 
-  cells(context, state, tables) {
+  cells(pen, state, tables) {
     const { run, selected } = store;
     const { lay } = this;
     const lit = new Set(tables.flatMap((seq) => seq.blocks));
     const holders = state.holders();
     for (let block = 0; block < run.numBlocks; block += 1) {
       const [x, y] = this.place(block);
-      context.globalAlpha = lit.size && !lit.has(block) && selected ? 0.28 : 1;
+      pen.globalAlpha = lit.size && !lit.has(block) && selected ? 0.28 : 1;
       const names = holders.get(block) ?? [];
-      if (lay.h >= 24 * (ink.rem / 16)) this.card(context, state, block, names, x, y, lay.w, lay.h);
-      else this.chip(context, state, block, names, x, y, lay.w, lay.h);
+      if (lay.h >= 24 * (ink.rem / 16)) this.card(pen, state, block, names, x, y, lay.w, lay.h);
+      else this.chip(pen, state, block, names, x, y, lay.w, lay.h);
     }
-    context.globalAlpha = 1;
+    pen.globalAlpha = 1;
   }
 
   /** Draw a small cell: colour, fill, hatching. */
-  chip(context, state, block, names, x, y, w, h) {
-    context.fillStyle = ink.free;
-    context.fillRect(x, y, w, h);
+  chip(pen, state, block, names, x, y, w, h) {
+    rect(pen, ink.free, x, y, w, h);
     if (!state.refs[block]) return;
     const share = state.fill[block] / store.run.blockSize;
     if (!names.length) {
-      context.fillStyle = hatch(context);
-      context.fillRect(x, y, w * share, h);
-      context.strokeStyle = ink.hatch;
-      context.lineWidth = 1;
-      context.strokeRect(x + 0.5, y + 0.5, w - 1, h - 1);
+      rect(pen, hatch(pen), x, y, w * share, h);
+      pen.strokeStyle = ink.hatch;
+      pen.lineWidth = 1;
+      pen.strokeRect(x + 0.5, y + 0.5, w - 1, h - 1);
       return;
     }
-    const owners = [...new Set(names.map((name) => Number(name.split(".")[0])))].slice(0, 4);
+    const owners = requests(names).slice(0, 4);
     owners.forEach((owner, i) => {
       const [from, to] = [y + (h * i) / owners.length, y + (h * (i + 1)) / owners.length];
-      context.fillStyle = `${colour(owner)}55`;
-      context.fillRect(x, from, w, to - from);
-      context.fillStyle = colour(owner);
-      context.fillRect(x, from, Math.max(1, w * share), to - from);
+      rect(pen, `${colour(owner)}55`, x, from, w, to - from);
+      rect(pen, colour(owner), x, from, Math.max(1, w * share), to - from);
     });
-    if (h >= 10) this.dots(context, state.refs[block] - 1, x, y, w, 1.3);
+    if (h >= 10) this.dots(pen, state.refs[block] - 1, x, y, w, 1.3);
   }
 
   /** Draw a large cell: also slots, owners, id and text. */
-  card(context, state, block, names, x, y, w, h) {
+  card(pen, state, block, names, x, y, w, h) {
     const { run } = store;
     const rem = ink.rem;
     const refs = state.refs[block];
     const fill = state.fill[block];
     const share = fill / run.blockSize;
-    const owners = [...new Set(names.map((name) => Number(name.split(".")[0])))];
-    box(context, x + 0.5, y + 0.5, w - 1, h - 1, 0.3 * rem);
-    context.fillStyle = ink.free;
-    context.fill();
+    const owners = requests(names);
+    box(pen, x + 0.5, y + 0.5, w - 1, h - 1, 0.3 * rem);
+    pen.fillStyle = ink.free;
+    pen.fill();
     const isBig = h >= 2.4 * rem;
     const pad = 0.3 * rem;
     if (refs) {
-      context.save();
-      context.clip();
+      pen.save();
+      pen.clip();
       if (!owners.length) {
-        context.fillStyle = hatch(context);
-        context.fillRect(x, y, w * share, h);
-        context.fillStyle = `${ink.panel}80`;
-        if (isBig) context.fillRect(x, y, w, h);
+        rect(pen, hatch(pen), x, y, w * share, h);
+        pen.fillStyle = `${ink.panel}80`;
+        if (isBig) pen.fillRect(x, y, w, h);
       }
       const shownOwners = owners.slice(0, 4);
       shownOwners.forEach((owner, i) => {
-        context.fillStyle = `${colour(owner)}${ink.dark ? "40" : "3a"}`;
-        context.fillRect(x, y + (h * i) / shownOwners.length, w * share, h / shownOwners.length);
+        rect(pen, `${colour(owner)}${ink.dark ? "40" : "3a"}`, x, y + (h * i) / shownOwners.length, w * share, h / shownOwners.length);
       });
-      this.slots(context, shownOwners, fill, x, y, w, h);
-      context.restore();
-      box(context, x + 0.5, y + 0.5, w - 1, h - 1, 0.3 * rem);
-      context.strokeStyle = owners.length ? colour(owners[0]) : ink.hatch;
-      context.lineWidth = 1;
-      context.setLineDash(owners.length ? [] : [3, 2]);
-      context.stroke();
-      context.setLineDash([]);
+      this.slots(pen, shownOwners, fill, x, y, w, h);
+      pen.restore();
+      box(pen, x + 0.5, y + 0.5, w - 1, h - 1, 0.3 * rem);
+      pen.strokeStyle = owners.length ? colour(owners[0]) : ink.hatch;
+      pen.lineWidth = 1;
+      pen.setLineDash(owners.length ? [] : [3, 2]);
+      pen.stroke();
+      pen.setLineDash([]);
     }
-    context.font = font(isBig ? 0.66 : 0.6, 500);
-    context.fillStyle = refs ? ink.text : ink.soft;
     const ids = String(block);
-    if (isBig || !names.length) write(context, ids, x + pad, y + (isBig ? 0.62 * rem : h / 2), w - 2 * pad);
+    if (isBig || !names.length) write(pen, ids, x + pad, y + (isBig ? 0.62 * rem : h / 2), { weight: 500, tone: refs ? ink.text : ink.soft, width: w - 2 * pad });
     if (names.length) {
       const who = names.length > 3 ? `${this.name(names[0])}+${names.length - 1}` : names.map((name) => this.name(name)).join(" ");
-      context.font = font(isBig ? 0.7 : 0.66, 700);
-      const at = isBig ? x + pad + Math.max(1.6 * rem, context.measureText(`${ids} `).width) : x + pad;
-      write(context, who, at, y + (isBig ? 0.62 * rem : h / 2 - 1), x + w - at - 0.4 * rem - Math.min(4, refs - 1) * 0.34 * rem);
+      const at = isBig ? x + pad + Math.max(1.6 * rem, pen.measureText(`${ids} `).width) : x + pad;
+      write(pen, who, at, y + (isBig ? 0.62 * rem : h / 2 - 1), { size: 0.7, weight: 700, tone: ink.text, width: x + w - at - 0.4 * rem - Math.min(4, refs - 1) * 0.34 * rem });
     }
-    this.dots(context, refs - 1, x, y, w - pad * 0.6, 0.13 * rem);
+    this.dots(pen, refs - 1, x, y, w - pad * 0.6, 0.13 * rem);
     if (isBig && refs) {
-      const text = visible(run.textOfBlock(state, block, names));
-      context.font = font(0.64);
-      context.fillStyle = ink.soft;
-      if (h >= 3.4 * rem) this.wrap(context, text, x + pad, y + 1.45 * rem, w - 2 * pad, Math.floor((h - 1.7 * rem) / (0.8 * rem)), 0.8 * rem);
-      else write(context, text, x + pad, y + 1.5 * rem, w - 2 * pad);
+      const lines = h >= 3.4 * rem ? Math.floor((h - 1.7 * rem) / (0.8 * rem)) : 1;
+      wrap(pen, visible(run.textOfBlock(state, block, names)), x + pad, y + 1.5 * rem, lines, 0.8 * rem, { size: 0.64, width: w - 2 * pad });
     }
   }
 
   /** Draw the slots as a bar at the bottom, in the owners' colours. */
-  slots(context, owners, fill, x, y, w, h) {
+  slots(pen, owners, fill, x, y, w, h) {
     const size = store.run.blockSize;
     const bar = Math.max(2.5, h * 0.09);
     const slot = w / size;
     owners.forEach((owner, i) => {
-      context.fillStyle = colour(owner);
-      context.fillRect(x, y + h - bar + (bar * i) / owners.length, slot * fill, bar / owners.length);
+      rect(pen, colour(owner), x, y + h - bar + (bar * i) / owners.length, slot * fill, bar / owners.length);
     });
     if (slot < 4) return;
-    context.fillStyle = ink.panel;
-    for (let i = 1; i < size; i += 1) context.fillRect(x + slot * i - 0.5, y + h - bar, 1, bar);
-  }
-
-  wrap(context, text, x, y, w, numLines, lineHeight) {
-    let rest = text;
-    for (let line = 0; line < numLines && rest; line += 1) {
-      let size = rest.length;
-      const whole = context.measureText(rest).width;
-      if (whole > w) {
-        size = Math.max(1, Math.floor((rest.length * w) / whole));
-        while (size > 1 && context.measureText(rest.slice(0, size)).width > w) size -= 1;
-        const space = rest.lastIndexOf(" ", size);
-        if (space > size * 0.5 && line < numLines - 1) size = space + 1;
-      }
-      if (line === numLines - 1) write(context, rest, x, y + line * lineHeight, w);
-      else context.fillText(rest.slice(0, size), x, y + line * lineHeight);
-      rest = rest.slice(size);
-    }
+    pen.fillStyle = ink.panel;
+    for (let i = 1; i < size; i += 1) pen.fillRect(x + slot * i - 0.5, y + h - bar, 1, bar);
   }
 
   /** Draw a mark for each extra reference. */
-  dots(context, extra, x, y, w, radius) {
+  dots(pen, extra, x, y, w, radius) {
     if (extra <= 0) return;
-    context.fillStyle = ink.text;
+    pen.fillStyle = ink.text;
     for (let i = 0; i < Math.min(extra, 4); i += 1) {
-      context.beginPath();
-      context.arc(x + w - radius * (2 + 2.6 * i), y + radius * 2.4, radius, 0, 7);
-      context.fill();
+      disc(pen, x + w - radius * (2 + 2.6 * i), y + radius * 2.4, radius);
+      pen.fill();
     }
   }
 
@@ -228,13 +196,13 @@ export class MemoryMap {
   }
 
   /** Draw tiles that stand for many blocks: the share in use, cached and free, and the commonest owner. */
-  tiles(context, state, tables) {
+  tiles(pen, state, tables) {
     const { lay } = this;
     const { numBlocks } = store.run;
     const owner = state.owner();
     const lit = tables.length ? new Uint8Array(numBlocks) : null;
     for (const seq of tables) for (const block of seq.blocks) lit[block] = 1;
-    const hatching = hatch(context);
+    const hatching = hatch(pen);
     const counts = new Map();
     for (let from = 0; from < numBlocks; from += lay.per) {
       const to = Math.min(numBlocks, from + lay.per);
@@ -251,57 +219,42 @@ export class MemoryMap {
         if (lit) isLit |= lit[block];
       }
       const [x, y] = this.place(from);
-      context.globalAlpha = lit && !isLit ? 0.25 : 1;
-      context.fillStyle = ink.free;
-      context.fillRect(x, y, lay.w, lay.h);
+      pen.globalAlpha = lit && !isLit ? 0.25 : 1;
+      rect(pen, ink.free, x, y, lay.w, lay.h);
       const [a, b] = [(lay.h * used) / (to - from), (lay.h * cached) / (to - from)];
-      if (used) {
-        context.fillStyle = colour(best);
-        context.fillRect(x, y + lay.h - a, lay.w, a);
-      }
-      if (cached) {
-        context.fillStyle = hatching;
-        context.fillRect(x, y + lay.h - a - b, lay.w, b);
-      }
+      rect(pen, colour(isLit ? tables[0].number : best), x, y + lay.h - a, lay.w, a);
+      rect(pen, hatching, x, y + lay.h - a - b, lay.w, b);
     }
-    context.globalAlpha = 1;
+    pen.globalAlpha = 1;
   }
 
   /** Write the first block's number beside the rows. */
-  labels(context, lay, top) {
+  labels(pen, lay, top) {
     if (!this.gutter) return;
-    context.font = font(0.62);
-    context.fillStyle = ink.soft;
-    context.textAlign = "right";
     const pitch = lay.h + lay.gap;
     const every = Math.max(1, Math.ceil((1.1 * ink.rem) / pitch));
     for (let row = 0; row < lay.rows; row += every) {
-      context.fillText(count(row * lay.cols * lay.per), this.gutter - 0.5 * ink.rem, top + row * pitch + lay.h / 2);
+      write(pen, count(row * lay.cols * lay.per), this.gutter - 0.5 * ink.rem, top + row * pitch + lay.h / 2, { size: 0.62, align: "right" });
     }
-    context.textAlign = "left";
   }
 
-  host(context, state, lay, top, bottom) {
+  host(pen, state, lay, top, bottom) {
     const rem = ink.rem;
     const owner = state.hostOwner();
-    context.font = font(0.72, 600);
-    context.fillStyle = ink.soft;
-    context.fillText("Host memory", this.gutter, bottom + 1.05 * rem);
+    write(pen, "Host memory", this.gutter, bottom + 1.05 * rem, { size: 0.72, weight: 600 });
     for (let from = 0; from < store.run.numHostBlocks; from += lay.per) {
       const index = from / lay.per;
       const [x, y] = [this.gutter + (index % lay.cols) * (lay.w + lay.gap), top + Math.floor(index / lay.cols) * (lay.h + lay.gap)];
       const name = owner.get(from);
-      box(context, x + 0.5, y + 0.5, lay.w - 1, lay.h - 1, 0.25 * rem);
-      context.fillStyle = name ? `${colour(Number(name.split(".")[0]))}60` : ink.free;
-      context.fill();
-      context.strokeStyle = name ? colour(Number(name.split(".")[0])) : ink.line;
-      context.setLineDash([3, 2]);
-      context.stroke();
-      context.setLineDash([]);
+      box(pen, x + 0.5, y + 0.5, lay.w - 1, lay.h - 1, 0.25 * rem);
+      pen.fillStyle = name ? `${colour(Number(name.split(".")[0]))}60` : ink.free;
+      pen.fill();
+      pen.strokeStyle = name ? colour(Number(name.split(".")[0])) : ink.line;
+      pen.setLineDash([3, 2]);
+      if (lay.h > 10) pen.stroke();
+      pen.setLineDash([]);
       if (lay.h >= rem && lay.per === 1) {
-        context.font = font(0.64, name ? 700 : 400);
-        context.fillStyle = name ? ink.text : ink.soft;
-        write(context, name ? this.name(name) : String(from), x + 0.3 * rem, y + lay.h / 2, lay.w - 0.5 * rem);
+        write(pen, name ? this.name(name) : String(from), x + 0.3 * rem, y + lay.h / 2, { weight: name ? 700 : 400, tone: name ? ink.text : ink.soft, width: lay.w - 0.5 * rem });
       }
     }
   }
@@ -313,7 +266,7 @@ export class MemoryMap {
     const from = this.lastStep !== null && step > this.lastStep && step - this.lastStep <= 60 ? this.lastStep + 1 : step;
     const born = performance.now();
     this.effects = this.effects.filter((effect) => born - effect.born < FADE && from !== step);
-    for (const each of run.between(from, step)) {
+    for (const each of run.between(Math.max(from, step - 8), step)) {
       for (const event of each.events) {
         if (event.kind === "copy" || event.kind === "evict") this.effects.push({ ...event, born, step: each.step });
       }
@@ -327,57 +280,42 @@ export class MemoryMap {
     return prefersStill() ? Number(effect.step === store.step) : Math.max(0, 1 - (now - effect.born) / FADE);
   }
 
-  fades(context) {
+  /** Draw an arrow for each copy, and frames around what was evicted. They fade while time goes on. */
+  marks(pen) {
     const now = performance.now();
+    const { w, h } = this.lay;
     let isMoving = false;
     for (const effect of this.effects) {
-      if (effect.kind !== "evict") continue;
       const alpha = this.strength(effect, now);
       if (alpha <= 0) continue;
       isMoving ||= alpha < 1 || store.follows;
+      if (effect.kind === "copy") {
+        const [[ax, ay], [bx, by]] = [this.place(effect.source), this.place(effect.target)];
+        arrow(pen, ax + w / 2, ay + h / 2, bx + w / 2, by + h / 2, alpha);
+        continue;
+      }
       const [x, y] = this.place(effect.block);
-      const size = Math.max(3, Math.min(this.lay.h * 0.3, 0.7 * ink.rem));
-      context.globalAlpha = alpha;
-      context.strokeStyle = context.fillStyle = ink.bad;
-      context.lineWidth = 1.5;
-      context.setLineDash([3, 3]);
-      context.strokeRect(x + 0.75, y + 0.75, this.lay.w - 1.5, this.lay.h - 1.5);
-      context.setLineDash([]);
-      context.beginPath();
-      context.moveTo(x + this.lay.w, y + this.lay.h);
-      context.lineTo(x + this.lay.w - size, y + this.lay.h);
-      context.lineTo(x + this.lay.w, y + this.lay.h - size);
-      context.fill();
+      const size = Math.max(3, Math.min(h * 0.3, 0.7 * ink.rem));
+      pen.globalAlpha = alpha;
+      pen.strokeStyle = pen.fillStyle = ink.bad;
+      pen.lineWidth = 1.5;
+      pen.setLineDash([3, 3]);
+      pen.strokeRect(x + 0.75, y + 0.75, w - 1.5, h - 1.5);
+      pen.setLineDash([]);
+      path(pen, [x + w, y + h], [x + w - size, y + h], [x + w, y + h - size]);
+      pen.fill();
     }
-    context.globalAlpha = 1;
-    if (isMoving && !prefersStill()) redraw("map");
-  }
-
-  arrows(context) {
-    const now = performance.now();
-    let isMoving = false;
-    const { lay } = this;
-    for (const effect of this.effects) {
-      if (effect.kind !== "copy") continue;
-      const alpha = this.strength(effect, now);
-      if (alpha <= 0) continue;
-      isMoving ||= alpha < 1 || store.follows;
-      const [ax, ay] = this.place(effect.source);
-      const [bx, by] = this.place(effect.target);
-      arrow(context, ax + lay.w / 2, ay + lay.h / 2, bx + lay.w / 2, by + lay.h / 2, alpha);
-    }
+    pen.globalAlpha = 1;
     if (isMoving && !prefersStill()) redraw("map");
   }
 
   /** Draw the tables of the selected request, and a line from each entry to its block. */
-  lines(context, tables) {
+  lines(pen, tables) {
     const rem = ink.rem;
     tables.forEach((seq, row) => {
       const y = row * 1.75 * rem;
       const own = colour(Number(seq.name.split(".")[0]));
-      context.font = font(0.72, 700);
-      context.fillStyle = ink.text;
-      context.fillText(this.name(seq.name), 0, y + 0.8 * rem);
+      write(pen, this.name(seq.name), 0, y + 0.8 * rem, { size: 0.72, weight: 700, tone: ink.text });
       const left = 2.6 * rem;
       const size = seq.blocks.length;
       const w = Math.min(3.2 * rem, (this.surface.width - left) / size);
@@ -385,46 +323,39 @@ export class MemoryMap {
         const x = left + i * w;
         const bottom = y + 1.5 * rem;
         const inset = w > 6 ? 1 : 0;
-        context.globalAlpha = 1;
-        box(context, x + inset, y + 0.15 * rem, w - 2 * inset, 1.3 * rem, 3);
-        context.fillStyle = `${own}44`;
-        context.fill();
-        if (w > 1.3 * rem) {
-          context.font = font(0.62, 600);
-          context.fillStyle = ink.text;
-          context.textAlign = "center";
-          context.fillText(String(i), x + w / 2, y + 0.82 * rem);
-          context.textAlign = "left";
-        }
+        pen.globalAlpha = 1;
+        box(pen, x + inset, y + 0.15 * rem, w - 2 * inset, 1.3 * rem, 3);
+        pen.fillStyle = `${own}44`;
+        pen.fill();
+        if (w > 1.3 * rem) write(pen, String(i), x + w / 2, y + 0.82 * rem, { size: 0.62, weight: 600, tone: ink.text, align: "center" });
         this.placed.push({ x, y, w, h: 1.5 * rem, block });
         if (size > MAX_LINES && i % Math.ceil(size / MAX_LINES)) return;
         const [bx, by] = this.place(block);
         const [tx, ty] = [bx + this.lay.w / 2, by + 1];
-        context.globalAlpha = size > 60 ? 0.35 : 0.85;
-        context.strokeStyle = own;
-        context.lineWidth = size > 60 ? 1 : 1.6;
-        context.beginPath();
-        context.moveTo(x + w / 2, bottom);
-        context.bezierCurveTo(x + w / 2, bottom + 1.6 * rem, tx, Math.max(this.top - 1.2 * rem, ty - 2.4 * rem), tx, ty);
-        context.stroke();
-        context.beginPath();
-        context.arc(tx, ty, 2.2, 0, 7);
-        context.fillStyle = own;
-        context.fill();
+        pen.globalAlpha = size > 60 ? 0.35 : 0.85;
+        pen.strokeStyle = own;
+        pen.lineWidth = size > 60 ? 1 : 1.6;
+        pen.beginPath();
+        pen.moveTo(x + w / 2, bottom);
+        pen.bezierCurveTo(x + w / 2, bottom + 1.6 * rem, tx, Math.max(this.top - 1.2 * rem, ty - 2.4 * rem), tx, ty);
+        pen.stroke();
+        disc(pen, tx, ty, 2.2);
+        pen.fillStyle = own;
+        pen.fill();
       });
     });
-    context.globalAlpha = 1;
+    pen.globalAlpha = 1;
   }
 
-  outline(context) {
+  outline(pen) {
     const { hovered, selected } = store;
     for (const [thing, style, width] of [[hovered, ink.edge, 1.5], [selected, ink.accent, 2.5]]) {
       if (thing?.kind !== "block" && thing?.kind !== "tile") continue;
       const [x, y] = this.place(thing.id);
-      context.strokeStyle = style;
-      context.lineWidth = width;
-      box(context, x - 0.5, y - 0.5, this.lay.w + 1, this.lay.h + 1, this.lay.h > 20 ? 0.3 * ink.rem : 1);
-      context.stroke();
+      pen.strokeStyle = style;
+      pen.lineWidth = width;
+      box(pen, x - 0.5, y - 0.5, this.lay.w + 1, this.lay.h + 1, this.lay.h > 20 ? 0.3 * ink.rem : 1);
+      pen.stroke();
     }
   }
 
@@ -452,11 +383,7 @@ export class MemoryMap {
       store.hovered = thing;
       redraw("map");
     }
-    tip(thing && this.describe(thing).map((line, i) => {
-      const node = document.createElement(i === 0 ? "strong" : "div");
-      node.textContent = line;
-      return node;
-    }), event.clientX, event.clientY);
+    tip(thing && this.describe(thing), event);
   }
 
   /** Say what a block, a tile or a host block is, in lines. */
@@ -505,8 +432,7 @@ export class MemoryMap {
     const { run } = store;
     const total = state.totals();
     const text = `${some(run.numBlocks, "block")} of ${run.blockSize} tokens: ${count(total.used)} in use, ${count(total.cached)} only cached, ${count(total.free)} free${total.saved ? `; sharing saves ${count(total.saved)}` : ""}${this.lay.per > 1 ? `; a tile stands for ${this.lay.per}` : ""}`;
-    const note = document.getElementById("map-note");
-    if (note.textContent !== text) note.textContent = text;
+    say("map-note", text);
     this.surface.canvas.setAttribute("aria-label", `Memory map after step ${store.step}. ${percent(total.used, run.numBlocks)} of the blocks are in use. Arrow keys select a block.`);
   }
 }
@@ -534,31 +460,27 @@ export function describeBlock(state, block) {
 }
 
 /** Draw a bent arrow. */
-function arrow(context, ax, ay, bx, by, alpha) {
+function arrow(pen, ax, ay, bx, by, alpha) {
   const [dx, dy] = [bx - ax, by - ay];
   const length = Math.hypot(dx, dy) || 1;
   const bend = Math.min(60, length * 0.3);
   const [mx, my] = [(ax + bx) / 2 + (dy / length) * bend, (ay + by) / 2 - (dx / length) * bend];
   const angle = Math.atan2(by - my, bx - mx);
   const head = 0.5 * ink.rem;
-  context.globalAlpha = alpha;
+  pen.globalAlpha = alpha;
   for (const [style, width] of [[ink.panel, 5], [ink.text, 2.2]]) {
-    context.strokeStyle = context.fillStyle = style;
-    context.lineWidth = width;
-    context.lineCap = "round";
-    context.beginPath();
-    context.moveTo(ax, ay);
-    context.quadraticCurveTo(mx, my, bx, by);
-    context.stroke();
-    context.beginPath();
-    context.moveTo(bx, by);
-    context.lineTo(bx - head * Math.cos(angle - 0.45), by - head * Math.sin(angle - 0.45));
-    context.lineTo(bx - head * Math.cos(angle + 0.45), by - head * Math.sin(angle + 0.45));
-    context.fill();
+    pen.strokeStyle = pen.fillStyle = style;
+    pen.lineWidth = width;
+    pen.lineCap = "round";
+    pen.beginPath();
+    pen.moveTo(ax, ay);
+    pen.quadraticCurveTo(mx, my, bx, by);
+    pen.stroke();
+    path(pen, [bx, by], ...[-0.45, 0.45].map((turn) => [bx - head * Math.cos(angle + turn), by - head * Math.sin(angle + turn)]));
+    pen.fill();
   }
-  context.beginPath();
-  context.arc(ax, ay, 3.2, 0, 7);
-  context.fill();
-  context.globalAlpha = 1;
-  context.lineCap = "butt";
+  disc(pen, ax, ay, 3.2);
+  pen.fill();
+  pen.globalAlpha = 1;
+  pen.lineCap = "butt";
 }

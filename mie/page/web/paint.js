@@ -31,10 +31,13 @@ export function label(name, n = 1) {
   return letters(number) + (n > 1 || index ? `${index + 1}` : "");
 }
 
+/** Return the numbers of the requests of sequences. */
+export const requests = (names) => [...new Set(names.map((name) => Number(name.split(".")[0])))];
+
 export const prefersStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /** Return a pattern of diagonal lines. */
-export function hatch(context) {
+export function hatch(pen) {
   if (ink.hatching) return ink.hatching;
   const size = 6;
   const tile = document.createElement("canvas");
@@ -48,7 +51,7 @@ export function hatch(context) {
     draw.lineTo(shift + size + 1, -1);
   }
   draw.stroke();
-  ink.hatching = context.createPattern(tile, "repeat");
+  ink.hatching = pen.createPattern(tile, "repeat");
   return ink.hatching;
 }
 
@@ -56,7 +59,7 @@ export function hatch(context) {
 export class Surface {
   constructor(canvas, onResize) {
     this.canvas = canvas;
-    this.context = canvas.getContext("2d");
+    this.pen = canvas.getContext("2d");
     this.width = canvas.clientWidth;
     new ResizeObserver(() => {
       if (canvas.clientWidth === this.width) return;
@@ -65,9 +68,9 @@ export class Surface {
     }).observe(canvas);
   }
 
-  /** Clear the canvas, and return its context in CSS pixels. */
+  /** Clear the canvas, and return its pen in CSS pixels. */
   begin(height) {
-    const { canvas, context } = this;
+    const { canvas, pen } = this;
     const ratio = Math.min(devicePixelRatio || 1, 2);
     this.width = canvas.clientWidth || canvas.parentElement.clientWidth;
     const [w, h] = [Math.round(this.width * ratio), Math.round(height * ratio)];
@@ -77,12 +80,12 @@ export class Surface {
       canvas.style.height = `${height}px`;
     }
     this.height = height;
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, this.width, height);
-    context.textBaseline = "middle";
-    context.textAlign = "left";
-    context.globalAlpha = 1;
-    return context;
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, this.width, height);
+    pen.textBaseline = "middle";
+    pen.textAlign = "left";
+    pen.globalAlpha = 1;
+    return pen;
   }
 
   /** Return the place of a pointer event. */
@@ -94,23 +97,65 @@ export class Surface {
 
 export const font = (size, weight = 400) => `${weight} ${(size * ink.rem).toFixed(1)}px ui-sans-serif, system-ui, "Segoe UI", Roboto, Arial, sans-serif`;
 
-/** Write text that is cut to a width. */
-export function write(context, text, x, y, width = Infinity) {
+/** Write text in a size, a weight and a tone, cut to a width. */
+export function write(pen, text, x, y, { size = 0.66, weight = 400, tone = ink.soft, align = "left", width = Infinity } = {}) {
   if (width < 4) return;
+  pen.font = font(size, weight);
+  pen.fillStyle = tone;
+  pen.textAlign = align;
   let cut = text;
-  if (width !== Infinity) {
-    const whole = context.measureText(cut).width;
-    if (whole > width) {
-      cut = cut.slice(0, Math.max(0, Math.floor((cut.length * width) / whole) - 1));
-      while (cut && context.measureText(`${cut}…`).width > width) cut = cut.slice(0, -1);
-      cut = cut ? `${cut}…` : "";
-    }
+  if (width !== Infinity && pen.measureText(cut).width > width) {
+    cut = cut.slice(0, fitting(pen, cut, width));
+    while (cut && pen.measureText(`${cut}…`).width > width) cut = cut.slice(0, -1);
+    cut &&= `${cut}…`;
   }
-  context.fillText(cut, x, y);
+  pen.fillText(cut, x, y);
+  pen.textAlign = "left";
+}
+
+/** Return about how many letters of a text fit a width: not more than do. */
+export function fitting(pen, text, width) {
+  const whole = pen.measureText(text).width;
+  if (whole <= width) return text.length;
+  let size = Math.max(1, Math.floor((text.length * width) / whole));
+  while (size > 1 && pen.measureText(text.slice(0, size)).width > width) size -= 1;
+  return size;
+}
+
+/** Write text in lines that break at spaces, the last of them cut. */
+export function wrap(pen, text, x, y, numLines, pitch, style) {
+  let rest = text;
+  for (let line = 0; line < numLines && rest; line += 1) {
+    pen.font = font(style.size);
+    let size = fitting(pen, rest, style.width);
+    const space = rest.lastIndexOf(" ", size);
+    if (size < rest.length && space > size * 0.5) size = space + 1;
+    const isLast = line === numLines - 1;
+    write(pen, isLast ? rest : rest.slice(0, size), x, y + line * pitch, style);
+    rest = rest.slice(size);
+  }
+}
+
+/** Fill a rectangle. */
+export function rect(pen, tone, x, y, width, height) {
+  pen.fillStyle = tone;
+  pen.fillRect(x, y, width, height);
+}
+
+/** Trace a path along points. */
+export function path(pen, ...points) {
+  pen.beginPath();
+  for (const point of points) pen.lineTo(...point);
+}
+
+/** Trace a disc. */
+export function disc(pen, x, y, radius) {
+  pen.beginPath();
+  pen.arc(x, y, radius, 0, 7);
 }
 
 /** Trace a box with round corners. */
-export function box(context, x, y, width, height, radius) {
-  context.beginPath();
-  context.roundRect(x, y, width, height, Math.min(radius, width / 2, height / 2));
+export function box(pen, x, y, width, height, radius) {
+  pen.beginPath();
+  pen.roundRect(x, y, width, height, Math.min(radius, width / 2, height / 2));
 }

@@ -198,7 +198,7 @@ class ChoiceView {
   hover(event) {
     const index = this.spans.indexOf(event.target);
     if (index < 0) return tip(null);
-    return tip(this.describe(index), event.clientX, event.clientY);
+    return tip(this.describe(index), event);
   }
 
   describe(index) {
@@ -248,7 +248,7 @@ class ChoiceView {
     const span = this.spans[this.at];
     span.classList.add("at");
     const { left, bottom } = span.getBoundingClientRect();
-    tip(this.describe(this.at), left, bottom);
+    tip(this.describe(this.at), { clientX: left, clientY: bottom });
     const { text, logprob } = this.choice.tokens[this.at];
     announce(`${text}, ${(100 * Math.exp(logprob)).toFixed(0)} percent`);
     return undefined;

@@ -53,16 +53,13 @@ export class Provoke {
 
   async long() {
     const { max_model_len: longest, max_num_batched_tokens: budget, num_blocks: numBlocks, block_size: block } = this.limits;
-    const room = Math.floor(Math.min(longest - 32, numBlocks * block * 0.6, budget * 6));
-    const beside = this.send({ n: 1, max_tokens: 60, ignore_eos: true }, stories(3));
-    this.say("Three answers are running; a long prompt joins them.");
-    await until(() => beside.choices.every((choice) => choice.tokens.length) || beside.state !== "running");
+    const room = Math.floor(Math.min(longest - 64, numBlocks * block * 0.5, budget * 6));
     const text = Array.from({ length: room }, (_, i) => NAMES[(i * 7) % 12]).join(", ");
-    const prompt = this.send({ n: 1, max_tokens: 16, truncate_prompt_tokens: room }, [text]);
-    await Promise.all([beside.ended, prompt.ended]);
-    if (failed(prompt, beside)) return this.say(failed(prompt, beside));
-    const size = prompt.usage.prompt_tokens;
-    return this.say(`The prompt of ${count(size)} tokens was computed beside three answers, at most ${count(budget)} tokens a step. See its chunks in the timeline.`);
+    const answer = this.send({ n: 1, max_tokens: 60, ignore_eos: true, truncate_prompt_tokens: room }, [...stories(3), text]);
+    this.say("Three answers are running; a long prompt joins them.");
+    await answer.ended;
+    if (failed(answer)) return this.say(failed(answer));
+    return this.say(`A prompt of ${count(room)} tokens was computed beside three answers, at most ${count(budget)} tokens a step. See its chunks in the timeline.`);
   }
 
   async leave() {

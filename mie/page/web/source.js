@@ -74,6 +74,7 @@ export class Live {
   constructor(on) {
     this.on = on;
     this.run = null;
+    this.numFilling = 0; // requests for the past that are on their way
     this.events = new EventSource("mie/events");
     for (const kind of ["head", "key", "steps", "now", "truth", "end"]) {
       this.events.addEventListener(kind, (event) => this.take(JSON.parse(event.data)));
@@ -118,12 +119,15 @@ export class Live {
 
   /** Fetch the past up to a step. */
   async fill(step) {
+    this.numFilling += 1;
     try {
       const answer = await ask(`mie/history?until=${step}`);
       this.run.prepend(parse(await answer.text()));
       this.on.change();
     } catch (error) {
       if (error.status !== 404) this.on.trouble(`The past cannot be read: ${error.message}`);
+    } finally {
+      this.numFilling -= 1;
     }
   }
 }

@@ -1,8 +1,8 @@
 // The timeline: a lane for each sequence, and rows of numbers below. All have one x axis.
 
-import { announce, count, duration, percent, some, tip } from "./dom.js";
+import { announce, count, duration, percent, say, some, tip } from "./dom.js";
 import { describe } from "./lanes.js";
-import { colour, font, hatch, ink, label, Surface, write } from "./paint.js";
+import { colour, font, hatch, ink, label, path, rect, Surface, write } from "./paint.js";
 import { change, redraw, seek, select, store } from "./store.js";
 
 const MAX_LANES = 60;
@@ -28,7 +28,6 @@ function hits(row, run, step) {
 }
 
 const valueOf = (step, field, run) => (typeof field === "function" ? field(step.row, run, step) : step.row[run.column[field]]);
-const chartMiddle = (height, rem) => height / 2 - 0.2 * rem;
 
 export class Timeline {
   constructor(canvas) {
@@ -37,7 +36,6 @@ export class Timeline {
     canvas.addEventListener("pointermove", (event) => this.move(event));
     canvas.addEventListener("pointerup", () => { this.isDragging = false; });
     canvas.addEventListener("pointerleave", () => tip(null));
-    canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
   }
 
   /** Return the steps that are shown, as a range of numbers. */
@@ -124,17 +122,17 @@ export class Timeline {
     this.chartsTop = this.lanesTop + Math.max(3, chosen.length) * pitch + 0.8 * rem;
     this.chartHeight = chartHeight;
     const height = this.chartsTop + CHARTS.length * chartHeight + 1.4 * rem;
-    const context = this.surface.begin(Math.ceil(height));
+    const pen = this.surface.begin(Math.ceil(height));
     this.marks = [];
-    chosen.forEach((lane, i) => this.lane(context, lane, this.lanesTop + i * pitch, pitch));
+    chosen.forEach((lane, i) => this.lane(pen, lane, this.lanesTop + i * pitch, pitch));
     const at = Math.max(0, Math.min(run.steps.length - 1, run.indexOf(store.step)));
-    CHARTS.forEach((chart, i) => this.chart(context, chart, this.chartsTop + i * chartHeight, chartHeight, run.steps[at]));
-    this.axis(context, height);
-    this.cursor(context, height);
+    CHARTS.forEach((chart, i) => this.chart(pen, chart, this.chartsTop + i * chartHeight, chartHeight, run.steps[at]));
+    this.axis(pen, height);
+    this.cursor(pen, height);
     this.describe(lanes.length - chosen.length);
   }
 
-  lane(context, lane, y, pitch) {
+  lane(pen, lane, y, pitch) {
     const rem = ink.rem;
     const own = colour(lane.number);
     const { selected } = store;
@@ -142,20 +140,17 @@ export class Timeline {
     const middle = y + pitch / 2;
     const thick = Math.max(2, pitch * 0.72);
     const right = this.surface.width - 0.4 * rem;
-    context.globalAlpha = selected?.kind === "seq" && !isLit ? 0.3 : 1;
+    pen.globalAlpha = selected?.kind === "seq" && !isLit ? 0.3 : 1;
     if (pitch > 0.7 * rem) {
-      context.font = font(Math.min(0.74, (pitch / rem) * 0.72), isLit ? 800 : 600);
-      context.fillStyle = ink.text;
-      write(context, label(lane.name, lane.n), 0.2 * rem, middle, this.left - 0.5 * rem);
+      write(pen, label(lane.name, lane.n), 0.2 * rem, middle, { size: Math.min(0.74, (pitch / rem) * 0.72), weight: isLit ? 800 : 600, tone: ink.text, width: this.left - 0.5 * rem });
     }
-    context.fillStyle = own;
-    context.fillRect(this.left - 0.45 * rem, middle - thick / 2, 0.22 * rem, thick);
-    for (const part of lane.parts) this.part(context, part, lane, own, middle, thick, right);
-    if (pitch > 0.5 * rem) for (const mark of lane.marks) this.mark(context, mark, lane, middle, thick);
-    context.globalAlpha = 1;
+    rect(pen, own, this.left - 0.45 * rem, middle - thick / 2, 0.22 * rem, thick);
+    for (const part of lane.parts) this.part(pen, part, lane, own, middle, thick, right);
+    if (pitch > 0.5 * rem) for (const mark of lane.marks) this.mark(pen, mark, lane, middle, thick);
+    pen.globalAlpha = 1;
   }
 
-  part(context, part, lane, own, middle, thick, right) {
+  part(pen, part, lane, own, middle, thick, right) {
     const to = part.to ?? Math.max(part.from, store.run.last);
     if (to < this.from || part.from > this.to) return;
     const computes = part.kind === "prefill" || part.kind === "decode";
@@ -164,94 +159,79 @@ export class Timeline {
     const width = b - a;
     if (width <= 0) return;
     if (part.kind === "prefill") {
-      context.fillStyle = own;
-      context.fillRect(a, middle - thick / 2, Math.max(1.2, width - (width > 4 ? 1 : 0)), thick);
-      const text = String(part.count);
-      context.font = font(Math.min(0.64, (thick / ink.rem) * 0.8), 700);
-      if (thick > 0.6 * ink.rem && context.measureText(text).width < width - 3) {
-        context.fillStyle = readable(own);
-        context.textAlign = "center";
-        context.fillText(text, (a + b) / 2, middle + 0.5);
-        context.textAlign = "left";
+      rect(pen, own, a, middle - thick / 2, Math.max(1.2, width - (width > 4 ? 1 : 0)), thick);
+      if (thick > 0.6 * ink.rem && width > (String(part.count).length * 0.45 + 0.2) * ink.rem) {
+        write(pen, String(part.count), (a + b) / 2, middle + 0.5, { size: Math.min(0.64, (thick / ink.rem) * 0.8), weight: 700, tone: readable(own), align: "center" });
       }
     } else if (part.kind === "decode") {
-      context.fillStyle = `${own}66`;
-      context.fillRect(a, middle - thick * 0.22, width, thick * 0.44);
+      rect(pen, `${own}66`, a, middle - thick * 0.22, width, thick * 0.44);
       const pitch = width / (to - part.from + 1);
       if (pitch >= 3.5 && store.axis === "step") {
-        context.fillStyle = own;
-        for (let x = b - 1.2; x >= a - 0.1; x -= pitch) context.fillRect(x - 0.8, middle - thick * 0.34, 1.6, thick * 0.68);
+        pen.fillStyle = own;
+        for (let x = b - 1.2; x >= a - 0.1; x -= pitch) pen.fillRect(x - 0.8, middle - thick * 0.34, 1.6, thick * 0.68);
       }
     } else if (part.kind === "kept") {
-      context.fillStyle = `${own}33`;
-      context.fillRect(a, middle - 1, width, 2);
+      rect(pen, `${own}33`, a, middle - 1, width, 2);
     } else {
       const isLost = part.kind !== "waiting";
-      context.fillStyle = isLost ? hatch(context) : ink.line;
+      pen.fillStyle = isLost ? hatch(pen) : ink.line;
       const h = isLost ? thick * 0.6 : Math.max(2, thick * 0.22);
-      context.fillRect(a, middle - h / 2, width, h);
+      pen.fillRect(a, middle - h / 2, width, h);
       if (isLost) {
-        context.strokeStyle = part.kind === "swapped" ? ink.accent : ink.bad;
-        context.lineWidth = 1;
-        context.strokeRect(a + 0.5, middle - h / 2 + 0.5, width - 1, h - 1);
+        pen.strokeStyle = part.kind === "swapped" ? ink.accent : ink.bad;
+        pen.lineWidth = 1;
+        pen.strokeRect(a + 0.5, middle - h / 2 + 0.5, width - 1, h - 1);
       }
     }
   }
 
-  mark(context, mark, lane, middle, thick) {
+  mark(pen, mark, lane, middle, thick) {
     if (mark.step < this.from || mark.step > this.to) return;
-    const begins = mark.kind === "hit" || mark.kind === "admit" || mark.kind === "resume" || mark.kind === "preempt" || mark.kind === "import";
-    const x = Math.max(this.left, this.x(begins ? mark.step - 1 : mark.step));
-    const r = Math.max(2.5, thick * 0.36);
     if (mark.kind === "admit" || mark.kind === "drop") return;
+    const x = Math.max(this.left, this.x(["hit", "resume", "preempt", "import"].includes(mark.kind) ? mark.step - 1 : mark.step));
+    const r = Math.max(2.5, thick * 0.36);
     this.marks.push({ x, y: middle, r: r + 3, mark, lane });
-    context.beginPath();
-    context.lineWidth = 1.6;
+    pen.beginPath();
+    pen.lineWidth = 1.6;
     if (mark.kind === "hit") {
-      context.moveTo(x, middle - r);
-      context.lineTo(x + r, middle);
-      context.lineTo(x, middle + r);
-      context.lineTo(x - r, middle);
-      context.closePath();
-      context.fillStyle = ink.good;
-      context.fill();
-      context.strokeStyle = ink.panel;
-      context.lineWidth = 1;
-      context.stroke();
+      path(pen, [x, middle - r], [x + r, middle], [x, middle + r], [x - r, middle]);
+      pen.closePath();
+      pen.fillStyle = ink.good;
+      pen.fill();
+      pen.strokeStyle = ink.panel;
+      pen.lineWidth = 1;
+      pen.stroke();
     } else if (mark.kind === "preempt") {
       for (const [style, width] of [[ink.panel, 4], [ink.bad, 2.2]]) {
-        context.beginPath();
-        context.strokeStyle = style;
-        context.lineWidth = width;
-        context.moveTo(x - r, middle - r);
-        context.lineTo(x + r, middle + r);
-        context.moveTo(x + r, middle - r);
-        context.lineTo(x - r, middle + r);
-        context.stroke();
+        pen.beginPath();
+        pen.strokeStyle = style;
+        pen.lineWidth = width;
+        pen.moveTo(x - r, middle - r);
+        pen.lineTo(x + r, middle + r);
+        pen.moveTo(x + r, middle - r);
+        pen.lineTo(x - r, middle + r);
+        pen.stroke();
       }
     } else if (mark.kind === "finish") {
-      context.fillStyle = mark.event.reason === "abort" || mark.event.reason === "error" ? ink.bad : ink.text;
-      if (mark.event.reason === "stop") context.arc(x, middle, r * 0.7, 0, 7);
-      else context.rect(x - 1, middle - thick / 2, 2, thick);
-      context.fill();
+      pen.fillStyle = mark.event.reason === "abort" || mark.event.reason === "error" ? ink.bad : ink.text;
+      if (mark.event.reason === "stop") pen.arc(x, middle, r * 0.7, 0, 7);
+      else pen.rect(x - 1, middle - thick / 2, 2, thick);
+      pen.fill();
     } else if (mark.kind === "resume" || mark.kind === "import" || mark.kind === "export") {
       const up = mark.kind === "export" ? -1 : 1;
-      context.moveTo(x - r * 0.8, middle - r * 0.6 * up);
-      context.lineTo(x + r * 0.8, middle - r * 0.6 * up);
-      context.lineTo(x, middle + r * 0.7 * up);
-      context.closePath();
-      context.fillStyle = ink.accent;
-      context.fill();
+      path(pen, [x - r * 0.8, middle - r * 0.6 * up], [x + r * 0.8, middle - r * 0.6 * up], [x, middle + r * 0.7 * up]);
+      pen.fillStyle = ink.accent;
+      pen.fill();
     } else if (mark.kind === "fork" || mark.kind === "copy") {
-      context.arc(x, middle, r * 0.6, 0, 7);
-      context.fillStyle = ink.panel;
-      context.fill();
-      context.strokeStyle = mark.kind === "copy" ? ink.text : ink.soft;
-      context.stroke();
+      pen.arc(x, middle, r * 0.6, 0, 7);
+      pen.fillStyle = ink.panel;
+      pen.fill();
+      pen.strokeStyle = mark.kind === "copy" ? ink.text : ink.soft;
+      pen.stroke();
     }
   }
 
-  chart(context, chart, y, height, current) {
+  chart(pen, chart, y, height, current) {
     const { run } = store;
     const rem = ink.rem;
     const [top, base] = [y + 0.95 * rem, y + height - 0.2 * rem];
@@ -261,8 +241,7 @@ export class Timeline {
     const peaks = columns.map((steps) => chart.parts.map(([, field]) => steps.reduce((most, step) => Math.max(most, value(step, field)), 0)));
     const most = chart.top?.(run) || peaks.reduce((high, parts) => Math.max(high, parts.reduce((sum, part) => sum + part, 0)), 0) || 1;
     const scale = (base - top) / most;
-    context.fillStyle = ink.sunk;
-    context.fillRect(this.left, top, right - this.left, base - top);
+    rect(pen, ink.sunk, this.left, top, right - this.left, base - top);
     const drawn = chart.parts.map(() => []);
     columns.forEach((steps, i) => {
       if (!steps.length) return;
@@ -276,41 +255,35 @@ export class Timeline {
       });
     });
     drawn.forEach((boxes, k) => {
-      context.fillStyle = ink.of[chart.parts[k][2]];
-      context.globalAlpha = k ? 0.75 : 0.95;
-      for (const each of boxes) context.fillRect(...each);
+      pen.fillStyle = ink.of[chart.parts[k][2]];
+      pen.globalAlpha = k ? 0.75 : 0.95;
+      for (const each of boxes) pen.fillRect(...each);
     });
-    context.globalAlpha = 1;
+    pen.globalAlpha = 1;
     for (const [, field, tone] of chart.lines ?? []) {
-      context.strokeStyle = ink.of[tone];
-      context.lineWidth = 1.5;
-      context.beginPath();
+      pen.strokeStyle = ink.of[tone];
+      pen.lineWidth = 1.5;
+      pen.beginPath();
       columns.forEach((steps, i) => {
-        if (steps.length) context.lineTo((this.bounds[i] + this.bounds[i + 1]) / 2, base - value(steps[steps.length - 1], field) * scale);
+        if (steps.length) pen.lineTo((this.bounds[i] + this.bounds[i + 1]) / 2, base - value(steps[steps.length - 1], field) * scale);
       });
-      context.stroke();
+      pen.stroke();
     }
-    this.key(context, chart, y + 0.5 * rem, current);
+    this.key(pen, chart, y + 0.5 * rem, current);
   }
 
   /** Write a chart's name and its numbers at the step that is shown. */
-  key(context, chart, y, current) {
+  key(pen, chart, y, current) {
     const { run } = store;
     const rem = ink.rem;
-    context.font = font(0.68, 650);
-    context.fillStyle = ink.text;
     const isNarrow = this.left < 5 * rem;
-    if (isNarrow) context.fillText(chart.name, 0.2 * rem, y);
-    else write(context, chart.name, 0.2 * rem, y + chartMiddle(this.chartHeight, rem), this.left - 0.6 * rem);
-    let x = isNarrow ? context.measureText(chart.name).width + rem : this.left;
+    write(pen, chart.name, 0.2 * rem, isNarrow ? y : y + this.chartHeight / 2 - 0.2 * rem, { size: 0.68, weight: 650, tone: ink.text });
+    let x = isNarrow ? pen.measureText(chart.name).width + rem : this.left;
     for (const [name, field, tone] of [...chart.parts, ...(chart.lines ?? [])]) {
-      context.fillStyle = ink.of[tone];
-      context.fillRect(x, y - 0.25 * rem, 0.5 * rem, 0.5 * rem);
-      context.fillStyle = ink.soft;
-      context.font = font(0.66);
+      rect(pen, ink.of[tone], x, y - 0.25 * rem, 0.5 * rem, 0.5 * rem);
       const text = current ? `${name} ${chart.shows(valueOf(current, field, run), run)}` : name;
-      context.fillText(text, x + 0.75 * rem, y);
-      x += context.measureText(text).width + 1.7 * rem;
+      write(pen, text, x + 0.75 * rem, y);
+      x += pen.measureText(text).width + 1.7 * rem;
     }
   }
 
@@ -342,39 +315,32 @@ export class Timeline {
     return columns;
   }
 
-  axis(context, height) {
+  axis(pen, height) {
     const rem = ink.rem;
     const right = this.surface.width - 0.4 * rem;
     const y = height - 0.7 * rem;
-    context.font = font(0.64);
-    context.fillStyle = ink.soft;
-    const [a, b] = [count(this.from), count(this.to)];
-    context.fillText(a, this.left, y);
-    context.textAlign = "right";
-    context.fillText(b, right, y);
-    context.textAlign = "left";
-    this.axisEnds = [this.left + context.measureText(a).width, right - context.measureText(b).width];
+    write(pen, count(this.from), this.left, y);
+    write(pen, count(this.to), right, y, { align: "right" });
   }
 
-  cursor(context, height) {
+  cursor(pen, height) {
     const rem = ink.rem;
     const x = Math.round(Math.max(this.left, Math.min(this.surface.width - 0.4 * rem, this.x(store.step)))) + 0.5;
-    context.strokeStyle = ink.accent;
-    context.lineWidth = 1.5;
-    context.beginPath();
-    context.moveTo(x, 0);
-    context.lineTo(x, height - 1.2 * rem);
-    context.stroke();
-    context.font = font(0.66, 700);
+    pen.strokeStyle = ink.accent;
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    pen.moveTo(x, 0);
+    pen.lineTo(x, height - 1.2 * rem);
+    pen.stroke();
+    pen.font = font(0.66, 700);
     const text = count(store.step);
-    const w = context.measureText(text).width + 0.7 * rem;
+    const w = pen.measureText(text).width + 0.7 * rem;
     const left = Math.max(0, Math.min(this.surface.width - w, x - w / 2));
-    context.fillStyle = ink.accent;
-    context.beginPath();
-    context.roundRect(left, height - 1.25 * rem, w, 1.15 * rem, 4);
-    context.fill();
-    context.fillStyle = ink.dark ? ink.bg : ink.panel;
-    context.fillText(text, left + 0.35 * rem, height - 0.66 * rem);
+    pen.fillStyle = ink.accent;
+    pen.beginPath();
+    pen.roundRect(left, height - 1.25 * rem, w, 1.15 * rem, 4);
+    pen.fill();
+    write(pen, text, left + 0.35 * rem, height - 0.66 * rem, { weight: 700, tone: ink.dark ? ink.bg : ink.panel });
   }
 
   describe(numHidden) {
@@ -384,12 +350,9 @@ export class Timeline {
     canvas.setAttribute("aria-valuemax", run.last);
     canvas.setAttribute("aria-valuenow", step);
     canvas.setAttribute("aria-valuetext", this.sentence());
-    const note = document.getElementById("timeline-note");
     const text = `${some(this.lanes.length, "lane")}${numHidden > 0 ? `, ${numHidden} earlier ones hidden` : ""}, steps ${count(this.from)} to ${count(this.to)}`;
-    if (note.textContent !== text) note.textContent = text;
-    const say = document.getElementById("timeline-say");
-    const sentence = this.sentence();
-    if (say.textContent !== sentence) say.textContent = sentence;
+    say("timeline-note", text);
+    say("timeline-say", this.sentence());
   }
 
   /** Say what the step does. */
@@ -434,7 +397,7 @@ export class Timeline {
     const lines = found.length
       ? found.map(({ mark, lane }) => `${name(lane.name)} at step ${mark.step}: ${describe(mark, name)}`)
       : this.lines(x, y);
-    tip(lines.length ? lines.map((line) => Object.assign(document.createElement("div"), { textContent: line })) : null, event.clientX, event.clientY);
+    tip(lines, event);
   }
 
   /** Say what is at a place: a part of a lane, or the numbers of a step. */
@@ -453,12 +416,6 @@ export class Timeline {
     const chart = CHARTS[Math.floor((y - this.chartsTop) / this.chartHeight)];
     if (!found || !chart) return [];
     return [`Step ${count(step)}`, ...[...chart.parts, ...(chart.lines ?? [])].map(([name, field]) => `${name}: ${chart.shows(valueOf(found, field, run), run)}`)];
-  }
-
-  wheel(event) {
-    if (!event.ctrlKey && !event.shiftKey) return;
-    event.preventDefault();
-    this.zoom(Math.exp((event.deltaY || event.deltaX) * 0.002), this.stepAt(this.surface.point(event)[0]));
   }
 
   say() {

@@ -1,8 +1,8 @@
 // The prefix tree: x is the position in the text, so that a node is as wide as its tokens.
 
-import { announce, count, some, tip, visible } from "./dom.js";
+import { announce, count, say, some, tip, visible } from "./dom.js";
 import { describeBlock } from "./map.js";
-import { box, colour, font, hatch, ink, Surface, write } from "./paint.js";
+import { box, colour, font, hatch, ink, rect, requests, Surface, wrap, write } from "./paint.js";
 import { change, redraw, select, shown, store } from "./store.js";
 
 const MAX_LEAVES = 150;
@@ -73,25 +73,21 @@ export class PrefixTree {
     const room = Math.max(12 * rem, Math.min(30 * rem, 0.4 * innerHeight));
     const pitch = Math.max(4, Math.min(3 * rem, room / Math.max(3, found.rows)));
     const height = Math.max(5 * rem, found.rows * pitch) + 1.3 * rem;
-    const context = this.surface.begin(Math.ceil(height));
+    const pen = this.surface.begin(Math.ceil(height));
     const unit = Math.min((width - 2) / found.depth, 14 * rem);
     this.boxes = [];
     const holders = state.holders();
     const ranks = new Map(shape(state).order.map((block, i) => [block, i + 1]));
     const most = Math.max(1, ...[...state.heat.values()].map((each) => each.uses));
-    for (const each of found.placed) this.chain(context, state, each, unit, pitch, holders, ranks, most);
-    this.scale(context, found.depth, unit, height, width);
+    for (const each of found.placed) this.chain(pen, state, each, unit, pitch, holders, ranks, most);
+    this.scale(pen, found.depth, unit, height, width);
     if (!found.placed.length) {
-      context.font = font(0.85);
-      context.fillStyle = ink.soft;
-      context.textAlign = "center";
-      context.fillText("Nothing is cached at this step.", width / 2, 2.4 * rem);
-      context.textAlign = "left";
+      write(pen, "Nothing is cached at this step.", width / 2, 2.4 * rem, { size: 0.85, align: "center" });
     }
     this.say(state, found, ranks.size);
   }
 
-  chain(context, state, { chain, depth, row, rows }, unit, pitch, holders, ranks, most) {
+  chain(pen, state, { chain, depth, row, rows }, unit, pitch, holders, ranks, most) {
     const rem = ink.rem;
     const gap = pitch > 10 ? 3 : 1;
     const y = row * pitch;
@@ -101,87 +97,64 @@ export class PrefixTree {
     chain.forEach((block, i) => {
       const left = x + i * unit;
       const names = holders.get(block) ?? [];
+      const width = unit - (i === chain.length - 1 ? gap : 0);
       const uses = state.heat.get(block)?.uses ?? 0;
-      context.fillStyle = ink.free;
-      context.fillRect(left, y, unit - (i === chain.length - 1 ? gap : 0), h);
-      context.globalAlpha = uses ? 0.18 + 0.5 * Math.log1p(uses) / Math.log1p(most) : 0;
-      context.fillStyle = ink.accent;
-      context.fillRect(left, y, unit - (i === chain.length - 1 ? gap : 0), h);
-      context.globalAlpha = 1;
+      rect(pen, ink.free, left, y, width, h);
+      pen.globalAlpha = uses ? 0.18 + 0.5 * Math.log1p(uses) / Math.log1p(most) : 0;
+      rect(pen, ink.accent, left, y, width, h);
+      pen.globalAlpha = 1;
       const bar = Math.max(2, Math.min(0.3 * rem, h * 0.2));
-      const owners = [...new Set(names.map((name) => Number(name.split(".")[0])))];
+      const owners = requests(names);
       if (owners.length) {
         owners.slice(0, 8).forEach((owner, k, all) => {
-          context.fillStyle = colour(owner);
-          context.fillRect(left + (unit * k) / all.length, y + h - bar, unit / all.length - (i === chain.length - 1 && k === all.length - 1 ? gap : 0), bar);
+          rect(pen, colour(owner), left + (width * k) / all.length, y + h - bar, width / all.length, bar);
         });
       } else {
-        context.fillStyle = hatch(context);
-        context.fillRect(left, y + h - bar, unit - (i === chain.length - 1 ? gap : 0), bar);
+        rect(pen, hatch(pen), left, y + h - bar, width, bar);
       }
       if (i && unit > 8) {
-        context.fillStyle = ink.panel;
-        context.fillRect(left - 0.5, y, 1, h);
+        rect(pen, ink.panel, left - 0.5, y, 1, h);
       }
       this.boxes.push({ x: left, y, w: unit, h: rows * pitch, block });
     });
     const w = chain.length * unit - gap;
     const rank = ranks.get(chain[chain.length - 1]);
-    this.words(context, state, chain, x, y, w, h, rank);
+    this.words(pen, state, chain, x, y, w, h, rank);
     if (rank && pitch > 0.7 * rem) {
-      context.font = font(0.6, 700);
+      pen.font = font(0.6, 700);
       const text = String(rank);
-      const size = Math.max(context.measureText(text).width + 0.5 * rem, Math.min(1.05 * rem, h));
-      box(context, x + w - size - 2, y + 2, size, Math.min(1.05 * rem, h - 2), 4);
-      context.fillStyle = ink.panel;
-      context.fill();
-      context.fillStyle = rank === 1 ? ink.bad : ink.text;
-      context.textAlign = "center";
-      context.fillText(text, x + w - size / 2 - 2, y + 2 + Math.min(1.05 * rem, h - 2) / 2 + 0.5);
-      context.textAlign = "left";
+      const size = Math.max(pen.measureText(text).width + 0.5 * rem, Math.min(1.05 * rem, h));
+      box(pen, x + w - size - 2, y + 2, size, Math.min(1.05 * rem, h - 2), 4);
+      pen.fillStyle = ink.panel;
+      pen.fill();
+      write(pen, text, x + w - size / 2 - 2, y + 2.5 + Math.min(1.05 * rem, h - 2) / 2, { size: 0.6, weight: 700, tone: rank === 1 ? ink.bad : ink.text, align: "center" });
     }
     for (const block of chain) {
       if (selected?.kind !== "block" || selected.id !== block) continue;
       const i = chain.indexOf(block);
-      context.strokeStyle = ink.accent;
-      context.lineWidth = 2.5;
-      context.strokeRect(x + i * unit + 1, y + 1, unit - gap, h - 2);
+      pen.strokeStyle = ink.accent;
+      pen.lineWidth = 2.5;
+      pen.strokeRect(x + i * unit + 1, y + 1, unit - gap, h - 2);
     }
   }
 
-  words(context, state, chain, x, y, w, h, isRanked) {
+  words(pen, state, chain, x, y, w, h, isRanked) {
     const rem = ink.rem;
     if (h < 0.7 * rem || w < 3 * rem) return;
     const text = visible(chain.map((block) => store.run.textOfBlock(state, block, state.holders().get(block))).join(""));
-    context.font = font(Math.min(0.7, (h / rem) * 0.6));
-    context.fillStyle = ink.text;
     const lines = Math.max(1, Math.min(3, Math.floor((h - 0.3 * rem) / (0.9 * rem))));
-    const inner = w - (isRanked ? 1.9 : 0.8) * rem;
-    let rest = text;
     const start = lines > 1 ? y + 0.65 * rem : y + h * 0.42;
-    for (let line = 0; line < lines && rest; line += 1) {
-      const whole = context.measureText(rest).width;
-      let fits = whole <= inner ? rest.length : Math.max(1, Math.floor((rest.length * inner) / whole) - 1);
-      const space = rest.lastIndexOf(" ", fits);
-      if (fits < rest.length && space > fits / 2) fits = space + 1;
-      if (line === lines - 1) write(context, rest, x + 0.35 * rem, start + line * 0.9 * rem, inner);
-      else context.fillText(rest.slice(0, fits), x + 0.35 * rem, start + line * 0.9 * rem);
-      rest = rest.slice(fits);
-    }
+    wrap(pen, text, x + 0.35 * rem, start, lines, 0.9 * rem, { size: Math.min(0.7, (h / rem) * 0.6), tone: ink.text, width: w - (isRanked ? 1.9 : 0.8) * rem });
   }
 
-  scale(context, depth, unit, height, width) {
+  scale(pen, depth, unit, height, width) {
     const rem = ink.rem;
-    context.font = font(0.62);
-    context.fillStyle = ink.soft;
     const size = store.run.blockSize;
     const every = Math.max(1, Math.ceil((4 * rem) / unit));
     for (let i = 0; i <= depth; i += every) {
       const x = Math.min(width - 2, i * unit);
-      context.textAlign = i === 0 ? "left" : "center";
-      if (x < width - 2.5 * rem) context.fillText(i === 0 ? "token 0" : count(i * size), x, height - 0.5 * rem);
+      if (x < width - 2.5 * rem) write(pen, i === 0 ? "token 0" : count(i * size), x, height - 0.5 * rem, { size: 0.62, align: i === 0 ? "left" : "center" });
     }
-    context.textAlign = "left";
   }
 
   at(x, y) {
@@ -192,7 +165,7 @@ export class PrefixTree {
     if (!store.run) return;
     const block = this.at(...this.surface.point(event));
     this.surface.canvas.style.cursor = block === null ? "default" : "pointer";
-    tip(block === null ? null : this.lines(block).map((line) => Object.assign(document.createElement("div"), { textContent: line })), event.clientX, event.clientY);
+    tip(block === null ? null : this.lines(block), event);
   }
 
   lines(block) {
@@ -229,11 +202,10 @@ export class PrefixTree {
   }
 
   say(state, found, numIdle) {
-    const note = document.getElementById("tree-note");
     const text = state.tree.size
       ? `${some(state.tree.size, "full block")}, ${some(found.rows, "branch", "branches")}; shade: hits; ${numIdle ? `numbers: order of eviction of ${some(numIdle, "idle leaf", "idle leaves")}` : "no leaf is idle"}${found.numHidden ? `; ${found.numHidden} branches hidden` : ""}`
       : "";
-    if (note.textContent !== text) note.textContent = text;
+    say("tree-note", text);
     this.surface.canvas.setAttribute("aria-label", `Prefix tree after step ${store.step}: ${text}. Arrow keys move between nodes.`);
   }
 }
