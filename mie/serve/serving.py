@@ -9,7 +9,8 @@ import math
 import time
 import uuid
 from asyncio import sleep
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -20,7 +21,7 @@ from starlette.types import Scope
 
 from mie.async_llm import AsyncLLM, ModelFacts
 from mie.engine_thread import OutputStream
-from mie.errors import shown
+from mie.errors import RequestError, shown
 from mie.frontend.outputs import RequestOutput
 from mie.frontend.request_state import PreparedRequest
 from mie.params.sampling import RequestOutputKind, SamplingParams
@@ -47,6 +48,8 @@ class Job:
     """Whether ``params.max_tokens`` is the client's own, which must fit the context."""
     adds_special_tokens: bool = True
     """Whether texts are encoded with the special tokens that the tokenizer adds."""
+    structure_name: str = "structured_outputs"
+    """The field of the client's that says what the answer must be."""
 
 
 class Generation:
@@ -244,13 +247,14 @@ class Serving:
         is_cut = job.params.truncate_prompt_tokens is not None
         if token_ids is not None and len(token_ids) >= max_model_len and not is_cut:
             raise too_long(len(token_ids), None, max_model_len)
-        prepared = await self.engine.prepare(
-            {**prompt, "cache_salt": salt_of(request, job.cache_salt)},
-            job.params,
-            job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
-            client=self.queue_limit.client_of(request.scope),
-            priority=self._clamped(job.priority),
-        )
+        with naming_structure(job.structure_name):
+            prepared = await self.engine.prepare(
+                {**prompt, "cache_salt": salt_of(request, job.cache_salt)},
+                job.params,
+                job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
+                client=self.queue_limit.client_of(request.scope),
+                priority=self._clamped(job.priority),
+            )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
         if num_prompt >= max_model_len:
             raise too_long(num_prompt, None, max_model_len)
@@ -263,6 +267,18 @@ class Serving:
         if self.engine.engine_config.scheduling_policy != "priority":
             return priority
         return max(priority, self.config.highest_priority)
+
+
+@contextmanager
+def naming_structure(name: str) -> Iterator[None]:
+    """Let refusals of what an answer must be name the field that the client sent."""
+    try:
+        yield
+    except RequestError as error:
+        what = str(error)
+        if not what.startswith("structured_outputs"):
+            raise
+        raise invalid(f"{name}{what.removeprefix('structured_outputs')}", name) from error
 
 
 def check_logprobs(params: SamplingParams, limit: int) -> None:

@@ -51,6 +51,7 @@ ROOMS = {
     ),
     # level 2
     "structured": Room(mie={"errors", "params", "text"}, packages={"llguidance"}),
+    "tools": Room(mie={"errors", "params.structured", "structured.schemas"}),
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
     "ops_gpu": Room(
         mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
@@ -109,6 +110,7 @@ ROOMS = {
             "stats",
             "system.interrupts",
             "text",
+            "tools",
         },
         packages={"tqdm"},
     ),
@@ -199,6 +201,7 @@ ROOMS = {
             "params",
             "stats",
             "text",
+            "tools.calls",
             "version",
         },
         packages={

@@ -137,6 +137,7 @@ def job_of(
     *,
     is_max_tokens_given: bool,
     adds_special_tokens: bool = True,
+    structure_name: str = "structured_outputs",
 ) -> Job:
     """Return what the engine is asked for."""
     return Job(
@@ -147,6 +148,7 @@ def job_of(
         priority=body.priority or 0,
         is_max_tokens_given=is_max_tokens_given,
         adds_special_tokens=adds_special_tokens,
+        structure_name=structure_name,
     )
 
 
