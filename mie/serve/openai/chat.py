@@ -50,6 +50,7 @@ async def chat_completions(request: Request) -> Response:
         params,
         is_max_tokens_given=is_given,
         structure_name="tools" if structure is None else structure_name,
+        logprobs_name="top_logprobs",
     )
     return await respond(
         request, job, headers, lambda generation: ChatWriter(generation, body, model, serving)

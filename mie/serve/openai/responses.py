@@ -53,6 +53,7 @@ async def responses(request: Request) -> Response:
         priority=body.priority or 0,
         is_max_tokens_given=body.max_output_tokens is not None,
         structure_name="tools" if structure is None else "text",
+        logprobs_name="top_logprobs",
     )
     logprobs = None
     if body.has_logprobs:
