@@ -8,8 +8,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,14 @@ from starlette.types import Scope
 from mie.async_llm import AsyncLLM, ModelFacts
 from mie.config.engine import EngineConfig
 from mie.engine_thread import OutputStream
-from mie.errors import RequestError, shown
+from mie.errors import shown
 from mie.frontend.outputs import RequestOutput
 from mie.frontend.request_state import PreparedRequest
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.access_log import work_of
 from mie.serve.asgi import facts_of
 from mie.serve.config import ServeConfig
-from mie.serve.errors import ApiError, invalid, too_long
+from mie.serve.errors import ApiError, invalid, naming_structure, too_long
 from mie.serve.limits import QueueLimit
 from mie.serve.pace import Pace
 from mie.text.pretrained import PretrainedTokenizer
@@ -284,18 +283,6 @@ class Serving:
         if self.engine.engine_config.scheduling_policy != "priority":
             return priority
         return max(priority, self.config.highest_priority)
-
-
-@contextmanager
-def naming_structure(name: str) -> Iterator[None]:
-    """Let refusals of what an answer must be name the field that the client sent."""
-    try:
-        yield
-    except RequestError as error:
-        what = str(error)
-        if not what.startswith("structured_outputs"):
-            raise
-        raise invalid(f"{name}{what.removeprefix('structured_outputs')}", name) from error
 
 
 def check_logprobs(job: Job, limit: int) -> None:

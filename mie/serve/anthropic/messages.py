@@ -14,7 +14,7 @@ from mie.serve.anthropic.conversation import conversation, structure_of, tools_o
 from mie.serve.anthropic.protocol import FIELDS, CountTokensRequest, MessagesRequest
 from mie.serve.anthropic.stream import MessageWriter
 from mie.serve.asgi import route_of
-from mie.serve.errors import invalid
+from mie.serve.errors import invalid, naming_structure
 from mie.serve.openai.params import ignored_fields, parse
 from mie.serve.openai.stream import json_response, respond
 from mie.serve.serving import Job, Serving, new_id
@@ -86,4 +86,5 @@ def _sampling_params(
     }
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     values = {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(**{**serving.defaults, **values, "n": 1}, output_kind=kind)
+    with naming_structure("output_config"):
+        return SamplingParams(**{**serving.defaults, **values, "n": 1}, output_kind=kind)

@@ -33,6 +33,7 @@ async def chat_completions(request: Request) -> Response:
     params = sampling_params(
         body,
         serving,
+        structure_name,
         max_tokens=max_tokens,
         logprobs=_num_logprobs(body),
         structured_outputs=structure,

@@ -30,6 +30,7 @@ async def completions(request: Request) -> Response:
     params = sampling_params(
         body,
         serving,
+        structure_name,
         # The engine generates at least one token. The answer leaves it out where none is wanted.
         max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
         logprobs=body.logprobs,

@@ -16,7 +16,13 @@ from mie.frontend.outputs import CompletionOutput, RequestOutput
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.params.structured import StructuredOutputsParams
 from mie.serve.asgi import route_of
-from mie.serve.errors import invalid, refuse_failed, refuse_unfinished, stream_error
+from mie.serve.errors import (
+    invalid,
+    naming_structure,
+    refuse_failed,
+    refuse_unfinished,
+    stream_error,
+)
 from mie.serve.openai.logprobs import LogprobWriter
 from mie.serve.openai.params import ignored_fields, parse
 from mie.serve.openai.responses_input import conversation, format_of, tool_choice_of, tools_of
@@ -85,7 +91,8 @@ def _sampling_params(
     if structure is not None:
         values["structured_outputs"] = structure
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**values, output_kind=kind)
+    with naming_structure("text"):
+        return SamplingParams(**values, output_kind=kind)
 
 
 class ResponseWriter:
@@ -226,10 +233,10 @@ class ResponseWriter:
             "usage": None,
         }
 
-    def _event(self, name: str, **fields: Any) -> str:
+    def _event(self, kind: str, /, **fields: Any) -> str:
         number, self._number = self._number, self._number + 1
-        data = json.dumps({"type": name, "sequence_number": number, **fields})
-        return f"event: {name}\ndata: {data}\n\n"
+        data = json.dumps({"type": kind, "sequence_number": number, **fields})
+        return f"event: {kind}\ndata: {data}\n\n"
 
 
 def _status(choice: CompletionOutput) -> str:
