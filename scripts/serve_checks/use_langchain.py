@@ -1,4 +1,4 @@
-"""Chat through langchain-openai: whole, streamed, in a batch, asynchronously, with schemas and tools.
+"""Chat through langchain-openai: whole, streamed, in a batch, with schemas and with tools.
 
 python use_langchain.py URL KEY
 """

@@ -249,6 +249,7 @@ ROOMS = {
             "params.sampling",
             "params.structured",
             "system.logs",
+            "tools.calls",
             "version",
         }
     ),
