@@ -233,24 +233,12 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
         )
 
-    def chat_prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool | None = None,
-        **options: Any,
-    ) -> dict[str, Any]:
+    def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
         """Return the conversation as a prompt for `generate`, which knows how to read the answer.
 
-        Args:
-            messages: see `apply_chat_template`, which also explains ``options``.
-            tools: functions that the model may call, in OpenAI's form. Outputs then have
-                ``tool_calls``.
-            tool_choice: "auto" (the default), "none", "required", or a function that must be
-                called, ``{"type": "function", "function": {"name": …}}``.
-            parallel_tool_calls: whether there may be several calls; True by default.
+        The options are those of `apply_chat_template`, and two more. ``tool_choice`` is "auto",
+        "none", "required", or ``{"type": "function", "function": {"name": …}}``. With
+        ``parallel_tool_calls=False`` the answer has at most one call. docs/tools.md explains them.
 
         Raises:
             ConfigError: an option is unknown or wrong.
@@ -263,13 +251,7 @@ class LLM:
             tool_call_parser=self.engine_args.tool_call_parser,
             reasoning_parser=self.engine_args.reasoning_parser,
         )
-        return conversations.prompt(
-            messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            parallel_tool_calls=parallel_tool_calls,
-            **options,
-        )
+        return conversations.prompt(messages, **options)
 
     def get_tokenizer(self) -> PretrainedTokenizer:
         """Return the model's tokenizer with the interface of transformers."""

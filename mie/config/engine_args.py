@@ -26,7 +26,7 @@ from mie.errors import ConfigError
 P = ParamSpec("P")
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
-TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "hf")
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "hf", "none")
 REASONING_PARSERS = ("none", "auto", "deepseek_r1", "qwen3", "mistral", "hf")
 _DTYPES = {"half": "float16", "float": "float32"}
 
@@ -76,7 +76,7 @@ class ModelSettings:
         "auto",
         "choice",
         "format in which the model calls tools: that of vLLM's parser, hf (the model's "
-        "response_template), or auto (found in the model's files)",
+        "response_template), auto (found in the model's files), or none (calls are text)",
         "model",
         choices=TOOL_CALL_PARSERS,
     )

@@ -48,7 +48,7 @@ class Conversations:
         template = templates.choose(options.get("chat_template"), shown).source
         declared = self.tokenizer.tokenizer.config.response_template
         calls = None
-        if choice is not None:
+        if choice is not None and (choice.is_forced or self.tool_call_parser != "none"):
             calls = call_format(self.tool_call_parser, template, declared)
         text = self.render(messages, tools=shown, **options)
         prompt = {"prompt": text, "prompt_token_ids": self.encode(text)}

@@ -7,7 +7,8 @@ length, before it is encoded or copied.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral
@@ -61,8 +62,9 @@ class Preparer:
             raise ConfigError(f"sampling_params must be SamplingParams; got {shown(params)}")
         given = _as_mapping(prompt)
         params, answer = _answering(params, given.get("answer"))
-        params = without_text(params, self.tokenizer, self.limits)
-        check_constraint(params, self.constraints)
+        with _naming_tools(answer):
+            params = without_text(params, self.tokenizer, self.limits)
+            check_constraint(params, self.constraints)
         cache_salt = given.get("cache_salt")
         check_labels(request_id, priority, cache_salt, client, self.limits)
         text, token_ids = self._tokenize(given, params)
@@ -134,6 +136,19 @@ def _answering(
     params = copy.copy(params)
     params.structured_outputs = answer.structured_outputs
     return params, answer
+
+
+@contextmanager
+def _naming_tools(answer: AnswerFormat | None) -> Iterator[None]:
+    """Let refusals of a grammar that the tools made say so."""
+    try:
+        yield
+    except (ConfigError, RequestError) as error:
+        what = str(error)
+        is_made = answer is not None and answer.structured_outputs is not None
+        if not is_made or not what.startswith("structured_outputs"):
+            raise
+        raise RequestError(f"tools{what.removeprefix('structured_outputs')}") from error
 
 
 def without_text(

@@ -24,9 +24,14 @@ def close(schema: Any) -> None:
         return
     for name in _SCHEMAS & schema.keys():
         inner = schema[name]
-        for each in inner.values() if isinstance(inner, dict) else inner:
+        for each in inner.values() if isinstance(inner, dict) else _listed(inner):
             close(each)
     for name in ("items", "additionalProperties"):
         close(schema.get(name))
     if "properties" in schema:
         schema.setdefault("additionalProperties", False)
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return a list, or nothing for a value that is no list, which the library refuses."""
+    return value if isinstance(value, list) else []

@@ -99,4 +99,4 @@ def _terms(text: str, form: CallFormat, special_id: Callable[[str], int | None])
         if token_id is not None:
             yield f"<[{token_id}]>"
         elif part:
-            yield json.dumps(part)
+            yield json.dumps(part, ensure_ascii=False)

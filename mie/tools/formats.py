@@ -63,6 +63,8 @@ def call_format(
             raise RequestError("tools: the model's response_template has no field tool_calls")
     if parser == "auto":
         parser = _named_in(chat_template)
+    if parser == "none":
+        raise RequestError("tools cannot be forced: the server or LLM has tool_call_parser=none")
     if parser == "mistral" and "[ARGS]" in chat_template:
         return MISTRAL_NAMED
     return CALLS[parser]
@@ -100,5 +102,6 @@ def _named_in(chat_template: str) -> str:
             return "llama3_json"
     names = ", ".join(CALLS)
     raise RequestError(
-        f"tools: the format of this model's calls is not known (set tool_call_parser to {names})"
+        f"tools: the format of this model's calls is not known (set tool_call_parser to {names}, or "
+        "to none, which reads no calls)"
     )

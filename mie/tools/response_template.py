@@ -137,7 +137,7 @@ def _tag(field: Mapping[str, Any], key: str, where: str) -> str:
     tag = field.get(key)
     if isinstance(tag, Sequence) and not isinstance(tag, str) and len(tag) == 1:
         [tag] = tag
-    if not isinstance(tag, str) or not tag:
+    if not isinstance(tag, str) or not tag or tag != tag.encode(errors="replace").decode():
         raise _unsupported(f"{where}.{key}: {shown(tag)} (one literal tag is)")
     return tag
 

@@ -349,7 +349,7 @@ def test_malformed_parameters_are_refused_by_name(given: Any, message: str):
 
 
 def test_the_settings_name_the_tables():
-    assert {*TOOL_CALL_PARSERS} == {"auto", "hf", *formats.CALLS}
+    assert {*TOOL_CALL_PARSERS} == {"auto", "hf", "none", *formats.CALLS}
     assert {*REASONING_PARSERS} == {"none", "auto", "hf", *formats.REASONING}
 
 

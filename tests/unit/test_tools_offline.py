@@ -78,7 +78,7 @@ def test_forced_calls_are_valid_in_every_format_whatever_is_sampled(name: str, c
     asked: Any = {"type": "function", "function": {"name": "weather"}}
     output = chat(
         llm,
-        SamplingParams(n=8, temperature=1000, seed=7, max_tokens=900),
+        SamplingParams(n=4, temperature=1000, seed=7, max_tokens=500),
         tools=TOOLS,
         tool_choice="required" if choice == "required" else asked,
         chat_template=f"{{{{ tools[0].function.name }}}}{{# {TEMPLATES[name]} #}}",

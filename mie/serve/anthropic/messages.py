@@ -38,7 +38,7 @@ async def messages(request: Request) -> Response:
         cache_salt=body.cache_salt,
         priority=body.priority or 0,
         is_max_tokens_given=True,
-        structure_name="tools" if structure is None else "output_config",
+        structure_name="output_config",
     )
     return await respond(request, job, headers, lambda generation: MessageWriter(generation, model))
 

@@ -50,7 +50,7 @@ async def chat_completions(request: Request) -> Response:
         [prompt],
         params,
         is_max_tokens_given=is_given,
-        structure_name="tools" if structure is None else structure_name,
+        structure_name=structure_name,
         logprobs_name="top_logprobs",
     )
     return await respond(

@@ -58,7 +58,7 @@ async def responses(request: Request) -> Response:
         cache_salt=body.cache_salt,
         priority=body.priority or 0,
         is_max_tokens_given=body.max_output_tokens is not None,
-        structure_name="tools" if structure is None else "text",
+        structure_name="text",
         logprobs_name="top_logprobs",
     )
     logprobs = None

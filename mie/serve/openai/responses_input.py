@@ -106,7 +106,9 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
         messages.append({"role": "tool", **output})
     elif kind == "reasoning":
         _only(item, _REASONING_KEYS, where)
-        texts = [part.get("text") for part in item.get("content") or () if isinstance(part, dict)]
+        content = item.get("content")
+        parts = content if isinstance(content, list) else []
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
         text = "".join(text for text in texts if isinstance(text, str))
         messages.append({"role": "assistant", "content": None, "reasoning": text})
     else:
