@@ -64,7 +64,7 @@ def call_format(
     if parser == "auto":
         parser = _named_in(chat_template)
     if parser == "none":
-        raise RequestError("tools cannot be forced: the server or LLM has tool_call_parser=none")
+        raise RequestError("tool_choice cannot force a call, because tool_call_parser is none")
     if parser == "mistral" and "[ARGS]" in chat_template:
         return MISTRAL_NAMED
     return CALLS[parser]
@@ -102,6 +102,6 @@ def _named_in(chat_template: str) -> str:
             return "llama3_json"
     names = ", ".join(CALLS)
     raise RequestError(
-        f"tools: the format of this model's calls is not known (set tool_call_parser to {names}, or "
-        "to none, which reads no calls)"
+        "tools: the format of this model's calls is not known (set tool_call_parser to "
+        f"{names}, or to none, which reads no calls)"
     )

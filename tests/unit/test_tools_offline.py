@@ -242,6 +242,15 @@ def test_what_cannot_be_called_is_refused(
         chat(bundled(), SamplingParams(**params), **options)
 
 
+def test_without_a_parser_tools_are_written_and_nothing_is_read():
+    llm = bundled(tool_call_parser="none")
+    completion = chat(llm, writing(llm, CALL), tools=TOOLS).outputs[0]
+    assert (completion.text, completion.tool_calls) == (CALL, None)
+    assert "You may call: weather" in llm.chat_prompt(MESSAGES, tools=TOOLS)["prompt"]
+    with pytest.raises(RequestError, match="tool_choice cannot force a call"):
+        llm.chat_prompt(MESSAGES, tools=TOOLS, tool_choice="required")
+
+
 def test_an_answer_of_a_prompt_comes_from_chat_prompt():
     prompt = {"prompt": "x", "answer": {"calls": "hermes"}}
     with pytest.raises(RequestError, match="answer must come from chat_prompt"):
