@@ -104,7 +104,6 @@ class Generation:
             outputs = self._stream.take()
             if outputs or self._is_overdue:
                 break
-        self._is_quiet = self._is_overdue = False
         if outputs and not self._is_paced:  # what follows the first token may be merged
             self._stream.delay(self._serving.pace.hold)
             self._is_paced = True
@@ -120,10 +119,19 @@ class Generation:
         return sorted(self.finished, key=self.place)
 
     def keep_alive(self, interval: float) -> None:
-        """Let `next` return nothing after ``interval`` seconds without outputs; 0: never."""
+        """Let `next` return, maybe nothing, ``interval`` seconds after `sent`; 0: never."""
         if interval:
             self._is_quiet = True
             self._timer = asyncio.get_running_loop().call_later(interval, self._tick, interval)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether nothing was sent for the time that `keep_alive` was given."""
+        return self._is_overdue
+
+    def sent(self) -> None:
+        """Note that a stream has sent something."""
+        self._is_quiet = self._is_overdue = False
 
     def progress(self) -> tuple[int, int]:
         """Return how many tokens of unfinished prompts are computed, and of how many."""

@@ -46,9 +46,12 @@ class MessageWriter:
         generation = self._generation
         try:
             while True:
-                events = self._render(outputs) if outputs else event("ping", {})
+                events = self._render(outputs)
+                if not events and generation.is_overdue:
+                    events = event("ping", {})
                 if events:
                     yield events.encode()
+                    generation.sent()
                 if generation.is_finished:
                     return
                 outputs = await generation.next()

@@ -185,8 +185,11 @@ class ResponseWriter:
         try:
             while True:
                 events = "".join(self._render(outputs))
-                if events or not outputs:
-                    yield events.encode() or b": keepalive\n\n"
+                if not events and generation.is_overdue:
+                    events = ": keepalive\n\n"
+                if events:
+                    yield events.encode()
+                    generation.sent()
                 if generation.is_finished:
                     return
                 outputs = await generation.next()

@@ -129,14 +129,17 @@ class ChunkWriter:
         generation = self.generation
         try:
             while True:
-                events = self.render(outputs) if outputs else self._keepalive()
+                events = self.render(outputs)
                 if generation.is_finished:
                     if self._usage_at_end:
                         events += self._usage_chunk()
                     yield events.encode() + DONE
                     return
+                if not events and generation.is_overdue:
+                    events = self._keepalive()
                 if events:
                     yield events.encode()
+                    generation.sent()
                 outputs = await generation.next()
         except Exception as error:
             yield failure(error)
