@@ -235,7 +235,7 @@ addEventListener("resize", () => { readTheme(); redraw(); });
 /** What tests look at. */
 window.mie = {
   store, frames, seek, select, parts,
-  state: () => shown().plain(),
+  state: () => ({ ...shown().plain(), counters: store.run.counters(store.step) }),
   at: async (step) => (await store.run.exactly(step)).plain(),
   own: () => ownNumbers(store.run),
   truth: () => page.truth,

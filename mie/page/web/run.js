@@ -6,6 +6,14 @@ import { State } from "./state.js";
 const MAX_STEPS = 30000; // steps that a page keeps
 const MAX_EXACT = 16; // states inside merged records that are kept
 
+/** The counters, and the columns of a step that add to them. */
+const COUNTERS = [
+  ["num_hit_tokens", "num_hit_tokens"], ["num_admitted_tokens", "num_admitted_tokens"],
+  ["num_preemptions", "num_preempted"], ["num_copies", "num_copies"], ["num_evicted", "num_evicted"],
+  ["num_exported", "num_exported"], ["num_imported", "num_imported"],
+];
+const HITS = 0;
+
 export class Run {
   constructor(head) {
     if (head.version !== 1) throw new Error(`these are page records of version ${head.version}; this page reads version 1`);
@@ -25,6 +33,7 @@ export class Run {
   reset(records) {
     this.records = [];
     this.steps = [];
+    this.offsets = COUNTERS.map(() => 0); // counts from before the first step
     this.lanes = new Lanes();
     this.cursor = { state: new State(this.head), index: -1 };
     this.newest = new State(this.head);
@@ -37,21 +46,23 @@ export class Run {
     if (record.record === "key") {
       if (!this.records.length) this.firstStep = record.step;
       this.lanes.begin(record);
+      const sums = this.sums(this.steps.length - 1);
+      if (this.isLive && record.totals) this.offsets = COUNTERS.map(([name], i) => (record.totals[name] ?? sums[i]) - sums[i]);
       this.records.push({ ...record, last: record.step });
     } else {
       for (const step of record.steps ?? []) this.addStep(step);
       if (record.events) this.lanes.add(this.last + 1, (record.events = this.named(record.events)));
       this.records.push({ ...record, last: record.record === "now" ? this.last : this.steps[this.steps.length - 1].step });
     }
-    this.newest.apply(record);
+    this.newest.apply(record, this.records[this.records.length - 1].last);
     if (this.steps.length > MAX_STEPS * 1.2) this.trim();
   }
 
   addStep(step) {
     step.events = this.named(step.events);
     step.step = step.row[this.column.step];
-    const [hit, asked] = this.steps[this.steps.length - 1]?.prefix ?? [0, 0];
-    step.prefix = [hit + step.row[this.column.num_hit_tokens], asked + step.row[this.column.num_admitted_tokens]];
+    const before = this.sums(this.steps.length - 1);
+    step.sums = COUNTERS.map(([, column], i) => before[i] + step.row[this.column[column]]);
     this.steps.push(step);
     this.lanes.add(step.step, step.events);
     for (const event of step.events) if (event.kind === "evict") this.texts.delete(event.block);
@@ -113,11 +124,22 @@ export class Run {
     return this.steps.slice(this.indexOf(from - 1) + 1, this.indexOf(to) + 1);
   }
 
+  /** Return the sums of the counters' columns up to a step, by its index. */
+  sums(index) {
+    return this.steps[index]?.sums ?? COUNTERS.map(() => 0);
+  }
+
+  /** Return the counters after a step: since the engine began in a live run, or since the log began. */
+  counters(step) {
+    const sums = this.sums(this.indexOf(step));
+    return Object.fromEntries(COUNTERS.map(([name], i) => [name, this.offsets[i] + sums[i]]));
+  }
+
   /** Return the prompt tokens that were hits, and all, in the last steps up to one. */
   prefix(step, size = Infinity) {
     const last = this.indexOf(step);
-    const [a, b] = [this.steps[last - size]?.prefix ?? [0, 0], this.steps[last]?.prefix ?? [0, 0]];
-    return [b[0] - a[0], b[1] - a[1]];
+    const [a, b] = [this.sums(last - size), this.sums(last)];
+    return [b[HITS] - a[HITS], b[HITS + 1] - a[HITS + 1]];
   }
 
   /** Return the state after a step: of the newest moment if the run is followed. */
@@ -159,7 +181,7 @@ export class Run {
         break;
       }
     }
-    for (let i = from; i <= index; i += 1) cursor.state.apply(this.records[i]);
+    for (let i = from; i <= index; i += 1) cursor.state.apply(this.records[i], this.records[i].last);
     cursor.index = index;
     return cursor.state;
   }
@@ -174,8 +196,7 @@ export class Run {
     try {
       const key = await this.fetchExact(step);
       const state = new State(this.head);
-      state.load(key);
-      state.counters = { ...this.walk(this.boundary(step)).counters };
+      state.apply(key, step);
       this.exact.set(step, state);
       if (this.exact.size > MAX_EXACT) this.exact.delete(this.exact.keys().next().value);
       this.onExact();

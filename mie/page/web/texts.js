@@ -29,8 +29,8 @@ export class Texts {
       }
       store.textVersion = (store.textVersion ?? 0) + 1;
       redraw("map", "tree", "inspector", "tables");
-    } catch {
-      clearInterval(this.timer); // the server does not tell texts
+    } catch (error) {
+      if (error.status !== 404) clearInterval(this.timer); // 404: the log no longer has the step
     } finally {
       this.isBusy = false;
     }
