@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, NoReturn
 from mie.checkpoint.generation import GenerationConfig
 from mie.config.engine import EngineConfig
 from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
-from mie.config.request_limits import RequestLimits
 from mie.engine.look import Look, look_at, tokens_of
 from mie.engine.metrics import Metric, Snapshot
 from mie.engine_thread import EngineThread, OutputStream
@@ -82,6 +81,8 @@ class AsyncLLM:
         """
         self._llm = LLM(*args, **settings)
         self._loop = self._llm.loop
+        self.limits = self._llm.engine_args.limits
+        """What one request may ask for."""
         self._thread = EngineThread(self._loop)
         # The thread must not keep this object alive: it ends when the object is collected.
         self._finalizer = weakref.finalize(self, self._thread.stop)
@@ -252,11 +253,6 @@ class AsyncLLM:
     def generation_config(self) -> GenerationConfig:
         """The default sampling parameters, and where they come from."""
         return self._llm.generation_config
-
-    @property
-    def limits(self) -> RequestLimits:
-        """What one request may ask for."""
-        return self._llm.engine_args.limits
 
     @property
     def has_tokenizer(self) -> bool:

@@ -125,7 +125,7 @@ class KVCacheManager:
         return Room(token_ids, salt, path, partial, host, num_computed, num_new, parent)
 
     def num_taken(self, room: Room) -> int:
-        """Return how many of `num_available` a table takes: new blocks, and cached ones it holds."""
+        """Return how many of the available blocks a table takes: new ones, and cached ones."""
         return room.num_new + len(self._prefix.unheld_end(room.path))
 
     def open_table(self, room: Room, owner: Owner, row: int) -> BlockTable:

@@ -77,7 +77,7 @@ class ServeConfig(EdgeSettings):
     )
 
     max_chunks_per_second: float = setting(
-        4000.0,
+        2000.0,
         "number",
         "maximum number of chunks that all streams together get in a second; tokens that come "
         "faster are merged; 0 sets no limit",

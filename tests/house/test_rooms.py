@@ -52,6 +52,7 @@ ROOMS = {
     "page": Room(mie={"arithmetic", "errors", "events", "replay"}),
     # level 2
     "structured": Room(mie={"errors", "params", "text"}, packages={"llguidance"}),
+    "tools": Room(mie={"errors", "params.structured", "structured.schemas"}),
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
     "ops_gpu": Room(
         mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
@@ -110,6 +111,7 @@ ROOMS = {
             "stats",
             "system.interrupts",
             "text",
+            "tools",
         },
         packages={"tqdm"},
     ),
@@ -130,7 +132,6 @@ ROOMS = {
             "checkpoint.generation",
             "config.engine",
             "config.engine_args",
-            "config.request_limits",
             "engine.look",
             "engine.metrics",
             "engine_thread",
@@ -208,6 +209,7 @@ ROOMS = {
             "sched.waiting",
             "stats",
             "text",
+            "tools.calls",
             "version",
         },
         packages={
@@ -257,6 +259,7 @@ ROOMS = {
             "params.sampling",
             "params.structured",
             "system.logs",
+            "tools.calls",
             "version",
         }
     ),

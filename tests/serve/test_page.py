@@ -9,7 +9,7 @@ import re
 from contextlib import asynccontextmanager
 
 import pytest
-from edge_helpers import asks, client_of, load, server_of
+from edge_helpers import asks, client_of, load, server_of, without_steps
 from event_stories import EMPTY, write_story
 from page_cells import Page
 
@@ -111,11 +111,16 @@ def test_the_page_and_its_files_are_sent_with_a_strict_policy(engine):
     assert index.headers["content-security-policy"] == CSP
     assert "unsafe" not in CSP
     assert "default-src 'none'" in CSP
+
+    async def ask():
+        async with client_of(engine) as client:
+            return {name: await client.get(f"/mie/page/{name}") for name in assets()}
+
+    answers = asks(ask())
     for name, asset in assets().items():
-        answer = get(engine, f"/mie/page/{name}")
-        assert (answer.status_code, answer.content) == (200, asset.content)
-        assert answer.headers["content-type"] == asset.media_type
-        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert (answers[name].status_code, answers[name].content) == (200, asset.content)
+        assert answers[name].headers["content-type"] == asset.media_type
+        assert answers[name].headers["x-content-type-options"] == "nosniff"
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bon\w+=|style=", index.text)
 
 
@@ -415,6 +420,37 @@ def test_without_keys_another_site_cannot_read_text(engine, host):
     allowed = ServeConfig(allowed_origins=["*"])
     foreign = {"host": "localhost", "origin": f"http://{host}"}
     assert get(engine, "/mie/text?blocks=0", allowed, headers=foreign).status_code == 403
+
+
+def test_a_sequence_that_waits_is_told_what_it_waits_for():
+    engine = load(**SMALL)
+
+    async def ask():
+        async with client_of(engine) as client:
+            body = {"prompt": "Once", "max_tokens": 30, "ignore_eos": True}
+            posts = [client.post("/v1/completions", json=body) for _ in range(3)]
+            with without_steps(engine):
+                tasks = [asyncio.ensure_future(post) for post in posts]
+                while engine.pulse.num_running + engine.pulse.num_waiting < 3:
+                    await asyncio.sleep(0.001)
+                state = (await client.get("/mie/state")).json()
+                waiting = [name for name, seq in state["seqs"].items() if seq["row"] is None]
+                found = [(await client.get(f"/mie/why?seq={name}")).json() for name in waiting]
+            await asyncio.gather(*tasks)
+            late = (await client.get(f"/mie/why?seq={waiting[0]}")).json()
+            return found, late
+
+    try:
+        found, late = asks(ask())
+    finally:
+        engine.shutdown()
+    assert late["because"] is None
+    assert late["sentence"].startswith("It does not wait")
+    assert len(found) in (1, 2, 3)  # two seats, which may not be taken yet
+    assert all(each["seats"] == 2 for each in found)
+    if len(found) == 1:
+        assert found[0]["because"] == "seats"
+        assert found[0]["sentence"] == "All 2 seats are taken by 2 sequences that run."
 
 
 def test_text_of_blocks_is_that_of_the_prompt(engine):

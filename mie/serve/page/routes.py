@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from starlette.requests import Request
@@ -66,7 +67,6 @@ class PageRoutes:
         self._engine = engine
         self._config = config
         self._name = name
-        self._assets = assets()
         self._uploads = Uploads()
         self._worker = Worker("mie-page-replay")
 
@@ -86,6 +86,10 @@ class PageRoutes:
             Route("/mie/runs/{name}", self._run),
             Route("/mie/trace", self._trace, methods=["POST"]),
         ]
+
+    @cached_property
+    def _assets(self) -> dict[str, Asset]:
+        return assets()
 
     async def close(self) -> None:
         """End the live streams and the threads."""
