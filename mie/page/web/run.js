@@ -23,7 +23,6 @@ export class Run {
     this.blockSize = head.block_size;
     this.isLive = head.source === "live";
     this.column = Object.fromEntries(head.columns.map((name, i) => [name, i]));
-    this.texts = new Map(); // block → Map of what it looks like → its text
     this.fetchExact = null; // set by a live source
     this.onExact = () => {};
     this.asked = new Map(); // step → the promise of its state
@@ -33,6 +32,8 @@ export class Run {
   reset(records) {
     this.records = [];
     this.steps = [];
+    this.texts = new Map(); // identity of a block's contents → {fill, text}
+    this.evictions = new Map(); // block → steps at which it left the tree
     this.offsets = COUNTERS.map(() => 0); // counts from before the first step
     this.lanes = new Lanes();
     this.cursor = { state: new State(this.head), index: -1 };
@@ -65,7 +66,11 @@ export class Run {
     step.sums = COUNTERS.map(([, column], i) => before[i] + step.row[this.column[column]]);
     this.steps.push(step);
     this.lanes.add(step.step, step.events);
-    for (const event of step.events) if (event.kind === "evict") this.texts.delete(event.block);
+    for (const { kind, block } of step.events) {
+      if (kind !== "evict") continue;
+      if (!this.evictions.has(block)) this.evictions.set(block, []);
+      this.evictions.get(block).push(step.step);
+    }
   }
 
   /** Return events as objects. Kinds that this page does not know stay arrays' first member. */
@@ -210,18 +215,21 @@ export class Run {
     return this.lanes.all.get(name)?.n ?? 1;
   }
 
-  /** Return the text of a block, or "" if it is not known. */
+  /** Return what tells the contents of a block from others: a place in a sequence, or a node of the tree. */
+  identity(state, block, names = state.holders().get(block)) {
+    if (names?.length) return `${names[0]} ${state.seqs.get(names[0]).blocks.indexOf(block)}`;
+    const gone = this.evictions.get(block) ?? [];
+    return `${block} tree ${before(gone, state.step, (step) => step)}`;
+  }
+
+  /** Return the text of a block, or "" if it is not known. What is known may lack the last tokens. */
   textOfBlock(state, block, names) {
     const node = state.tree.get(block);
     if (node?.text) return node.text;
-    const known = this.texts.get(block);
-    if (!known) return "";
-    return known.get(look(state, block, names)) ?? known.get("newest") ?? "";
+    const known = this.texts.get(this.identity(state, block, names));
+    return known && known.fill <= state.fill[block] ? known.text : "";
   }
 }
-
-/** Return what tells the contents of a block from its later contents. */
-export const look = (state, block, names) => `${state.fill[block]} ${names?.[0] ?? "tree"}`;
 
 /** Return the index of the last item whose number is at most the limit, or −1. */
 function before(items, limit, number) {
