@@ -27,7 +27,7 @@ function notice(text) {
 
 /** Show a run from its beginning, or live from its newest step. */
 function show(run) {
-  change({ run, step: run.last, follows: run.isLive, plays: false, selected: null, hovered: null, window: run.isLive ? { size: LIVE_STEPS, end: run.last } : null });
+  change({ run, step: run.last, follows: run.isLive, plays: false, selected: null, window: run.isLive ? { size: LIVE_STEPS, end: run.last } : null });
   document.title = `mie: ${run.isLive ? "the pages of the KV cache" : run.title}`;
   notice("");
   document.documentElement.dataset.mode = run.isLive ? "live" : "file";
