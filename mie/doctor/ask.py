@@ -48,7 +48,8 @@ def products_facts() -> Facts:
     backend = CpuBackend()
     probe = backend.find_probe()
     with backend.blas.threads(1):
-        facts: Facts = {"plan": probe.choose(*TRIED_SHAPE)}
+        plan, ratio = probe.plan(*TRIED_SHAPE)
+        facts: Facts = {"plan": plan, "ratio": ratio}
     facts |= {"kernels": backend.blas.core, "is_controlled": backend.blas.is_controlled}
     facts["num_threads"] = backend.workers.num_threads
     facts["odd_plans"] = [

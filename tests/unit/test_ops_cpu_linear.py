@@ -13,8 +13,9 @@ from mie.errors import ConfigError
 from mie.load.backends import load_backend
 from mie.ops import linear
 from mie.ops_cpu.embedding import Embedding
+from mie.ops_cpu.linear.geometry import MAX_ROWS
 from mie.ops_cpu.linear.plain import PlainPlan
-from mie.ops_cpu.linear.tiled import MAX_ROWS, TiledPlan
+from mie.ops_cpu.linear.tiled import TiledPlan
 from mie.ops_cpu.linear.widen import stored, widen
 from mie.ops_cpu.threads.blas import Blas
 from mie.ops_cpu.threads.workers import Workers
