@@ -15,7 +15,7 @@ from mie.ops import linear
 from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear.geometry import MAX_ROWS
 from mie.ops_cpu.linear.plain import PlainPlan
-from mie.ops_cpu.linear.tiled import TiledPlan
+from mie.ops_cpu.linear.tiled import BYTES_PER_TURN, TiledPlan, tasks_of
 from mie.ops_cpu.linear.widen import stored, widen
 from mie.ops_cpu.threads.blas import Blas
 from mie.ops_cpu.threads.workers import Workers
@@ -188,3 +188,31 @@ def test_16_bit_weights_take_half_the_memory():
     assert wide.weight_bytes((70, 9)) == 4 * 630
     assert kept.weight_bytes((70, 9)) == 2 * 630
     assert kept.weight_bytes((9,)) == 4 * 9  # norms are widened
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 8, 64])
+@pytest.mark.parametrize("num_bytes", [1 << 20, 8 * BYTES_PER_TURN])
+@pytest.mark.parametrize(("num_tiles", "num_groups"), [(1, 1), (9, 16), (40, 16), (176, 128)])
+def test_tasks_cover_each_tile_and_group_once(
+    num_tiles: int, num_groups: int, num_bytes: int, num_threads: int
+):
+    covered = np.zeros((num_tiles, num_groups), int)
+    for tiles, groups in tasks_of(num_tiles, num_groups, num_threads, num_bytes):
+        assert covered[tiles, groups].size
+        covered[tiles, groups] += 1
+    assert (covered == 1).all()
+
+
+@pytest.mark.parametrize("num_threads", [2, 4, 8, 16, 32, 64])
+def test_tasks_of_a_prompt_are_even_and_read_the_weights_a_few_times(num_threads: int):
+    tasks = tasks_of(176, 128, num_threads, 92 * BYTES_PER_TURN)
+    sizes = [(tiles.stop - tiles.start) * (groups.stop - groups.start) for tiles, groups in tasks]
+    assert max(sizes) < 1.15 * sum(sizes) / len(sizes)
+    assert len(tasks) >= num_threads
+    assert len({groups.start for _, groups in tasks}) <= 4
+
+
+def test_a_decode_reads_the_weights_once():
+    for num_threads in (2, 4, 32):
+        tasks = tasks_of(176, 1, num_threads, 92 << 20)
+        assert all(groups == slice(0, 1) for _, groups in tasks)

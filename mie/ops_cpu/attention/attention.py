@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from mie.ops.arrays import Floats
@@ -12,7 +13,7 @@ from mie.ops.backend import StepBatch
 from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.attention.cache import head_major
 from mie.ops_cpu.attention.geometry import Geometry
-from mie.ops_cpu.attention.items import BoundItem, Readers
+from mie.ops_cpu.attention.items import BoundItem, Readers, Result
 from mie.ops_cpu.attention.plan import WORTH_SHARING, Item, Planner, Split
 from mie.ops_cpu.attention.reader import Scratch, readers_of
 from mie.ops_cpu.threads.workers import Workers
@@ -65,6 +66,7 @@ class Attention:
             plan.compute(thread, items, q_by_head, layer, out_by_head)
 
         self._workers.share(work, range(plan.num_items), plan.num_threads)
+        plan.write_wholes(out_by_head)
         return out
 
     def _plan(
@@ -89,7 +91,7 @@ class Attention:
             self._scratch = [Scratch(new.dtype) for _ in range(self._workers.num_threads)]
         g = self._geometry
         planner = Planner(batch, g, window, is_batch_invariant=is_batch_invariant)
-        count = self._workers.num_threads if planner.estimate() > WORTH_SHARING else 1
+        count = self._workers.at_most(2 * math.isqrt(planner.estimate() // WORTH_SHARING))
         return Plan(planner.items(count), g, head_major(cache), self._scratch[:count])
 
 
@@ -104,19 +106,29 @@ class Plan:
         self._items, self._geometry, self._memory, self._scratch = items, geometry, memory, scratch
         self._bound: list[dict[int, BoundItem]] = [{} for _ in scratch]
         self._readers: list[dict[tuple[Split, int], Readers]] = [{} for _ in scratch]
+        wholes = {id(item.whole): item.whole for item in items if item.whole is not None}
+        self._wholes = {
+            key: Result(whole, geometry, Scratch(geometry.dtype)) for key, whole in wholes.items()
+        }
 
     def compute(
         self, thread: int, numbers: Iterable[int], q: Floats, layer: int, out: Floats
     ) -> None:
         """Compute items by their numbers into ``out``. q and out [T, Hkv, G, Dh]."""
-        bound, held = self._bound[thread], None
+        bound = self._bound[thread]
+        self._scratch[thread].held = None
         for i in numbers:
             if i not in bound:
                 bound[i] = self._bind(self._items[i], thread)
-            held = bound[i].run(q, layer, out, held)
+            bound[i].run(q, layer, out)
+
+    def write_wholes(self, out: Floats) -> None:
+        """Put the results that several items computed together in ``out``."""
+        for result in self._wholes.values():
+            result.write(out)
 
     def _bind(self, item: Item, thread: int) -> BoundItem:
-        scratch, known = self._scratch[thread], self._readers[thread]
+        g, scratch, known = self._geometry, self._scratch[thread], self._readers[thread]
         readers = []
         for span in item.spans:
             key = span.split, item.heads.start
@@ -124,4 +136,6 @@ class Plan:
                 memory, transposes = self._memory[:, :, item.heads], item.form.transposes
                 known[key] = readers_of(span.split, memory, scratch, transposes=transposes)
             readers.append(known[key])
-        return BoundItem(item, readers, self._geometry, scratch)
+        shared = item.whole is not None
+        result = self._wholes[id(item.whole)] if shared else Result(item, g, scratch)
+        return BoundItem(item, result, readers, g, scratch)

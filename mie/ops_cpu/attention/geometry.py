@@ -1,7 +1,6 @@
 """Define the sizes of attention's products, and the constants that they follow from.
 
-Figures were measured on 2 cores of an AMD EPYC (Zen 4, AVX-512, 1 MiB of L2 each) with float32.
-docs/cpu-attention.md has the tables.
+docs/cpu-attention.md says where the constants were measured.
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ TILE = 128
 MAX_UNPACKED_SCORES = 1200
 """Scores of a product up to which OpenBLAS does not pack the transposed keys first.
 
-The rule is `M * N` in kernel/x86_64/sgemm_small_kernel_permit_skylakex.c. Larger products take up
-to 3 times as long.
+The rule is `M * N` in kernel/x86_64/sgemm_small_kernel_permit_skylakex.c.
 """
 SPLIT_SCORES = 1 << 17
 """Scores of a split, over all KV heads. As float32 they take half of a core's L2."""
+SPLIT_TILES = 8
+"""Maximum number of tiles of a split, so that threads can share the keys of one long sequence."""
 FAST_ROWS = 64
-"""Rows of a prefill's product where it need not equal a decode's bit for bit.
-
-A core reaches 112 GFLOP/s with them, and 72 with a decode's rows.
-"""
+"""Rows of a prefill's product where it need not equal a decode's bit for bit."""
 PARTIAL_SUMS = 8
 """Parts in which NumPy sums a row. Padding it with a multiple of this many zeros is exact."""
 
@@ -58,10 +55,7 @@ class Geometry:
 
     @cached_property
     def num_rows(self) -> int:
-        """The rows of a product: the query heads of a KV head, rounded up to 4 or 8.
-
-        Kernels take 4 or 8 rows at a time. 3 rows take as long as 4, and 7 take longer than 8.
-        """
+        """The rows of a product: a KV head's query heads, rounded up to what kernels compute."""
         multiple = 4 if self.heads_per_kv <= 4 else 8
         return ceil_div(self.heads_per_kv, multiple) * multiple
 
@@ -73,8 +67,9 @@ class Geometry:
 
     @cached_property
     def tiles_per_split(self) -> int:
-        """The number of tiles whose scores fit `SPLIT_SCORES`, at least one."""
-        return max(1, SPLIT_SCORES // (self.num_kv_heads * self.num_rows * self.tile))
+        """The number of tiles of a split."""
+        fitting = SPLIT_SCORES // (self.num_kv_heads * self.num_rows * self.tile)
+        return max(1, min(fitting, SPLIT_TILES))
 
     @cached_property
     def width_step(self) -> int:
@@ -100,30 +95,32 @@ class Geometry:
         """Whether a tile's first positions give the same bits as all, if other weights are 0."""
         queries, keys = self._samples()
         scores = queries @ keys.T
-        for width in range(self.width_step, self.tile, self.width_step):
+
+        def is_exact(width: int) -> bool:
             weights = np.exp(scores)
             weights[:, width:] = 0
-            if (queries @ keys[:width].T != scores[:, :width]).any():
-                return False
-            if (weights[:, :width] @ keys[:width] != weights @ keys).any():
-                return False
-            if (weights[:, :width].sum(-1) != weights.sum(-1)).any():
-                return False
-        return True
+            first = weights[:, :width]
+            same_scores = (queries @ keys[:width].T == scores[:, :width]).all()
+            same_sums = (first.sum(-1) == weights.sum(-1)).all()
+            return bool(
+                same_scores and same_sums and (first @ keys[:width] == weights @ keys).all()
+            )
+
+        return all(map(is_exact, range(self.width_step, self.tile, self.width_step)))
 
     @cached_property
     def rows_are_alike(self) -> bool:
         """Whether a query gives the same bits in each row of a product."""
         queries, keys = self._samples()
-        scores = queries @ keys.T
-        weights = np.exp(scores)
-        weighted = weights @ keys
-        for by in range(1, self.num_rows):
-            if (np.roll(queries, by, 0) @ keys.T != np.roll(scores, by, 0)).any():
-                return False
-            if (np.roll(weights, by, 0) @ keys != np.roll(weighted, by, 0)).any():
-                return False
-        return True
+        weights = np.exp(queries @ keys.T)
+
+        def is_alike(left: Floats, right: Floats) -> bool:
+            product, turns = left @ right, range(1, self.num_rows)
+            return all(
+                (np.roll(left, by, 0) @ right == np.roll(product, by, 0)).all() for by in turns
+            )
+
+        return is_alike(queries, keys.T) and is_alike(weights, keys)
 
     def _samples(self) -> tuple[Floats, Floats]:
         """Return random queries and keys of one product."""

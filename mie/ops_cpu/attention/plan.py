@@ -25,26 +25,21 @@ CACHED = 1 << 18
 GATHERED_SHORT = 1 << 19
 """Elements of keys that are gathered at once where each sequence has one tile.
 
-This exceeds L2, but with less work for each call the threads would wait longer for each other's GIL
-hand-overs.
+They exceed L2, as do `ITEM_SCORES`. With fewer, the threads would wait for each other's GIL.
 """
 ITEM_SCORES = 1 << 19
-"""Scores of a split that a query tile of one sequence computes at most.
-
-They exceed L2 as well, and for the same reason. A prompt of 512 tokens and 9 heads took 29, 14, 11
-and 8 ms with 2**14, 2**15, 2**16 and 2**17 scores.
-"""
+"""Scores of a split that a query tile of one sequence computes at most."""
 QUERY_TILES = 2
 """Minimum number of query tiles of a tile. More of them waste fewer products on hidden keys."""
 PRODUCTS_PER_KEY = 1 << 10
 """Products that take as long as reading a key and a value of a KV head from memory."""
 WORTH_SHARING = 1 << 22
-"""Products of a layer below which one thread alone is faster than several.
+"""Products of a layer below which one thread alone is faster than two. They take 0.1 ms.
 
-They take about 0.1 ms. Helpers lose that much with their GIL hand-overs.
+For n threads it takes (n / 2)² times as many, because they take the GIL one after another.
 """
 MAX_IMBALANCE = 1.25
-"""The busiest thread's products, relative to the mean, from which items are split by KV heads."""
+"""The busiest thread's products, relative to the mean, from which items are cut."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -90,6 +85,29 @@ class Item:
     spans: list[Span]
     num_products: int
     """The approximate number of products, or of products that take as long."""
+    whole: Item | None = None
+    """The item whose spans this one shares with others, which are combined afterwards."""
+    first_span: int = 0
+    """The index of the first span among those of the whole."""
+
+    def cut(self, number: int) -> Iterator[Item]:
+        """Cut into ``number`` items or fewer: by KV heads, and if these are few, by splits."""
+        num_heads = self.heads.stop - self.heads.start
+        by_splits = min(ceil_div(number, num_heads), len(self.spans))
+        for heads in _shares(self.heads.start, self.heads.stop, number):
+            size = self.num_products * (heads.stop - heads.start) // num_heads
+            part = replace(self, heads=heads, num_products=size)
+            if by_splits == 1:
+                yield part
+                continue
+            for spans in _shares(0, len(self.spans), by_splits):
+                yield replace(
+                    part,
+                    spans=self.spans[spans],
+                    num_products=size // by_splits,
+                    whole=part,
+                    first_span=spans.start,
+                )
 
 
 class Planner:
@@ -123,10 +141,7 @@ class Planner:
         """Return the items, largest first. Items that read the same keys are adjacent."""
         batches = [self._items_of(own) for own in self._batches(num_threads)]
         batches.sort(key=lambda items: max(item.num_products for item in items), reverse=True)
-        items = [item for own in batches for item in own]
-        if num_threads > 1 and _is_uneven([item.num_products for item in items], num_threads):
-            items = [part for item in items for part in _by_heads(item, num_threads)]
-        return items
+        return _cut_large([item for own in batches for item in own], num_threads)
 
     def _batches(self, num_threads: int) -> Iterator[list[int]]:
         """Batch sequences of the same shape, largest first, with equal work for all threads."""
@@ -325,19 +340,19 @@ def _cut(sizes: Sequence[int], number: int) -> list[int]:
         most += most // 16 + 1
 
 
-def _is_uneven(sizes: Sequence[int], num_threads: int) -> bool:
-    """Return whether threads that take the largest items first would get unequal work."""
-    loads = [0] * num_threads
-    for size in sorted(sizes, reverse=True):
+def _cut_large(items: list[Item], num_threads: int) -> list[Item]:
+    """Cut the items that exceed half of a thread's share, if the threads would get unequal work."""
+    total, loads = sum(item.num_products for item in items), [0] * num_threads
+    for size in sorted((item.num_products for item in items), reverse=True):
         loads[loads.index(min(loads))] += size
-    return max(loads) * num_threads > MAX_IMBALANCE * sum(loads)
+    if max(loads) * num_threads <= MAX_IMBALANCE * total:
+        return items
+    numbers = (min(num_threads, ceil_div(2 * n.num_products * num_threads, total)) for n in items)
+    return [part for item, number in zip(items, numbers, strict=True) for part in item.cut(number)]
 
 
-def _by_heads(item: Item, num_threads: int) -> Iterator[Item]:
-    """Split an item by KV heads, into at most one part for each thread."""
-    num_heads = item.heads.stop - item.heads.start
-    number = min(num_threads, num_heads)
-    bounds = [item.heads.start + num_heads * i // number for i in range(number + 1)]
-    for first, stop in pairwise(bounds):
-        size = item.num_products * (stop - first) // num_heads
-        yield replace(item, heads=slice(first, stop), num_products=size)
+def _shares(start: int, stop: int, number: int) -> Iterator[slice]:
+    """Yield at most ``number`` slices of start … stop - 1 of nearly equal length."""
+    number = min(number, stop - start)
+    bounds = (start + (stop - start) * i // number for i in range(number + 1))
+    yield from (slice(first, last) for first, last in pairwise(bounds))

@@ -24,6 +24,8 @@ class Scratch:
     def __init__(self, dtype: DTypeLike) -> None:
         self._dtype = np.dtype(dtype)
         self._arrays: dict[str, Floats] = {}
+        self.held: object = None
+        """The readers of the split whose keys and values are in the buffers."""
 
     def take(self, name: str, *shape: int) -> Floats:
         """Return an uninitialised array of that shape. It overwrites the last one of that name."""

@@ -38,13 +38,13 @@ Another task costs tens of microseconds, because threads wait for the GIL.
 """
 HEAD_START = 5 << 17
 """Bytes of weights that the caller reads while the other threads still wait for the GIL."""
-CERTAIN = 1 << 7
-"""Times the least bytes for a thread from which on all threads are faster than fewer."""
-WORTH_READING_TWICE = 0.95
-"""Size of the largest task, relative to sharing out tiles, below which rows are shared out.
+CERTAIN = 1 << 5
+"""Times the least bytes for a thread, from which on more threads are faster than one.
 
-Each thread then reads all weights.
+For n threads it takes n² times as much, because they take the GIL one after another.
 """
+READ_AGAIN = 1.05
+"""Times the largest task's size that reading all weights twice as often costs."""
 
 
 class TiledMatrix:
@@ -103,7 +103,7 @@ class TiledPlan:
         for block in blocks:
             block = stored(block, self._weight_dtype, self.dtype)
             if column == 0:
-                tiles = _empty_tiles(shape, width, block.dtype)
+                tiles = self._new_tiles(shape, width, block.dtype)
             for start, stop in _pieces(column, column + len(block), width):
                 tile, first = divmod(start, width)
                 piece = block[start - column : stop - column]
@@ -112,6 +112,22 @@ class TiledPlan:
         if bias is not None:
             bias = np.pad(bias.astype(self.dtype), (0, len(tiles) * width - len(bias)))
         return TiledMatrix(self, tiles, shape[0], bias)
+
+    def _new_tiles(self, shape: tuple[int, int], width: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return zeros for a checkpoint's (N, K).
+
+        Each thread writes the tiles that it will multiply by. So with several memory nodes, they
+        are on the thread's own one.
+        """
+        num_outputs, num_inputs = shape
+        tiles: NDArray[Any] = np.empty((ceil_div(num_outputs, width), num_inputs, width), dtype)
+
+        def fill(_: int, shares: Iterable[slice]) -> None:
+            for own in shares:
+                tiles[own] = 0
+
+        self._workers.share(fill, _shares(len(tiles), self._workers.num_threads))
+        return tiles
 
     def apply(self, x: Floats, matrix: TiledMatrix, residual: Floats | None) -> Floats:
         """Compute `ops.linear.linear`."""
@@ -160,14 +176,14 @@ class TiledPlan:
             self._product(groups, tiles, matrix.parts, out, 0)
             _add(y, matrix.bias, residual)
         else:
-            tasks = _tasks(num_tiles, num_groups, num_threads, num_bytes)
+            tasks = tasks_of(num_tiles, num_groups, num_threads, num_bytes)
             self._workers.share(work, tasks, num_threads)
         count.note(perf_counter() - begin)
 
     def _count(self, shape: tuple[int, ...], num_bytes: int) -> ThreadCount:
         """Return what knows how many threads to use for a product of this kind."""
         most = self._workers.at_most(num_bytes // self._bytes_per_thread)
-        least = most if num_bytes >= CERTAIN * self._bytes_per_thread else 1
+        least = max(1, min(most, math.isqrt(num_bytes // (CERTAIN * self._bytes_per_thread))))
         kind = *shape, num_bytes.bit_length(), least
         if kind not in self._counts:
             self._counts[kind] = ThreadCount(least, most)
@@ -214,21 +230,28 @@ def _buffer(buffers: list[Floats], thread: int, shape: tuple[int, ...]) -> Float
     return buffers[thread][:size].reshape(shape)
 
 
-def _tasks(
+def tasks_of(
     num_tiles: int, num_groups: int, num_threads: int, num_bytes: int
 ) -> list[tuple[slice, slice]]:
     """Return the tiles and groups of each task.
 
-    A task is some tiles with all groups. If the tiles do not divide evenly, it is all tiles with
-    some groups.
+    A task is some tiles with all groups. If the tiles do not divide evenly, the groups are shared
+    out too, and each share of them reads the weights again.
     """
     number = num_threads * max(1, min(num_bytes // BYTES_PER_TURN // num_threads, MOST_TURNS))
-    largest_by_tiles = ceil_div(num_tiles, number) * num_groups
-    largest_by_groups = num_tiles * ceil_div(num_groups, number)
-    if largest_by_groups < WORTH_READING_TWICE * largest_by_tiles:
-        return [(slice(0, num_tiles), some) for some in _shares(num_groups, number)]
-    ahead = HEAD_START * num_tiles // num_bytes if number == num_threads else 0
-    return [(some, slice(0, num_groups)) for some in _shares(num_tiles, number, ahead)]
+
+    def cost(reads: int) -> float:
+        largest = ceil_div(num_tiles * reads, number) * ceil_div(num_groups, reads)
+        return float(largest * READ_AGAIN ** math.log2(reads))
+
+    divisors = (n for n in range(1, min(num_groups, number) + 1) if number % n == 0)
+    reads = min(divisors, key=cost, default=1)
+    ahead = HEAD_START * num_tiles // num_bytes if number == num_threads and reads == 1 else 0
+    return [
+        (tiles, groups)
+        for tiles in _shares(num_tiles, number // reads, ahead)
+        for groups in _shares(num_groups, reads)
+    ]
 
 
 def _shares(number: int, num_shares: int, ahead: int = 0) -> list[slice]:
@@ -236,15 +259,6 @@ def _shares(number: int, num_shares: int, ahead: int = 0) -> list[slice]:
     ahead = min(ahead, number)
     ends = [ahead - (ahead - number) * i // num_shares for i in range(1, num_shares)]
     return [slice(first, stop) for first, stop in pairwise([0, *ends, number]) if first < stop]
-
-
-def _empty_tiles(shape: tuple[int, int], width: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return tiles for a checkpoint's (N, K), with zeros in the padding."""
-    num_outputs, num_inputs = shape
-    num_tiles = ceil_div(num_outputs, width)
-    tiles: NDArray[Any] = np.empty((num_tiles, num_inputs, width), dtype)
-    tiles[-1:, :, num_outputs - (num_tiles - 1) * width :] = 0
-    return tiles
 
 
 def _add(y: Floats, bias: Floats | None, residual: Floats | None) -> None:
