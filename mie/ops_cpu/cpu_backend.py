@@ -17,9 +17,8 @@ from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.kv_cache import Cache
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops.sampling import RowControls
-from mie.ops_cpu import elementwise
+from mie.ops_cpu import elementwise, kv_cache
 from mie.ops_cpu.allocator import CachingAllocator
-from mie.ops_cpu.attention import cache as attention_cache
 from mie.ops_cpu.attention.attention import Attention
 from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear.matrix import Matrix
@@ -127,7 +126,7 @@ class CpuBackend(NumpyBackend):
     def new_kv_cache(self, shape: KVCacheShape) -> Cache:
         if self.kv_dtype != self.dtype:
             return super().new_kv_cache(shape)
-        return attention_cache.new_cache(shape, self.dtype)
+        return kv_cache.new_cache(shape, self.dtype)
 
     def rope_write_kv(
         self, qkv: Floats, rope_table: Floats, cache: Cache, layer: int, batch: StepBatch

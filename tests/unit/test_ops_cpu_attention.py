@@ -17,9 +17,9 @@ from mie.ops_cpu.attention import attention as attention_module
 from mie.ops_cpu.attention import geometry as attention_geometry
 from mie.ops_cpu.attention import plan as attention_plan
 from mie.ops_cpu.attention.attention import Attention
-from mie.ops_cpu.attention.cache import head_major, new_cache
 from mie.ops_cpu.attention.geometry import Geometry
 from mie.ops_cpu.attention.plan import Planner
+from mie.ops_cpu.kv_cache import head_major, new_cache
 from mie.ops_cpu.threads.workers import Workers
 
 # A sum of some hundred weighted values of order 1; scores are of a few units.

@@ -18,10 +18,7 @@ from mie.ops.arrays import Floats
 TILE = 128
 """Positions of a tile, unless blocks or `MAX_UNPACKED_SCORES` need another size."""
 MAX_UNPACKED_SCORES = 1200
-"""Scores of a product up to which OpenBLAS does not pack the transposed keys first.
-
-The rule is `M * N` in kernel/x86_64/sgemm_small_kernel_permit_skylakex.c.
-"""
+"""Scores of a product up to which OpenBLAS's small-matrix kernels multiply by keys in place."""
 SPLIT_SCORES = 1 << 17
 """Scores of a split, over all KV heads. As float32 they take half of a core's L2."""
 SPLIT_TILES = 8
@@ -78,49 +75,38 @@ class Geometry:
 
     @cached_property
     def decode_form(self) -> Form:
-        """The form of a decode, which gives the same bits for a query in any item.
+        """The form of a decode, which gives a query the same bits in any item.
 
-        Rows that are padding in a decode hold other queries of a prefill, if that changes no bit.
+        What is padding in a decode holds other queries of a prefill, if that changes no bit.
         """
         rows_per_query = self.heads_per_kv if self.rows_are_alike else self.num_rows
         return Form(self.num_rows, rows_per_query, transposes=False)
-
-    @property
-    def fast_form(self) -> Form:
-        """The fastest form for many queries."""
-        return Form(FAST_ROWS, self.heads_per_kv, transposes=True)
 
     @cached_property
     def short_tiles_are_exact(self) -> bool:
         """Whether a tile's first positions give the same bits as all, if other weights are 0."""
         queries, keys = self._samples()
         scores = queries @ keys.T
-
-        def is_exact(width: int) -> bool:
+        for width in range(self.width_step, self.tile, self.width_step):
             weights = np.exp(scores)
             weights[:, width:] = 0
-            first = weights[:, :width]
-            same_scores = (queries @ keys[:width].T == scores[:, :width]).all()
+            first, read = weights[:, :width], keys[:width]
+            same_scores = (queries @ read.T == scores[:, :width]).all()
             same_sums = (first.sum(-1) == weights.sum(-1)).all()
-            return bool(
-                same_scores and same_sums and (first @ keys[:width] == weights @ keys).all()
-            )
-
-        return all(map(is_exact, range(self.width_step, self.tile, self.width_step)))
+            if not (same_scores and same_sums and (first @ read == weights @ keys).all()):
+                return False
+        return True
 
     @cached_property
     def rows_are_alike(self) -> bool:
         """Whether a query gives the same bits in each row of a product."""
         queries, keys = self._samples()
-        weights = np.exp(queries @ keys.T)
-
-        def is_alike(left: Floats, right: Floats) -> bool:
-            product, turns = left @ right, range(1, self.num_rows)
-            return all(
-                (np.roll(left, by, 0) @ right == np.roll(product, by, 0)).all() for by in turns
-            )
-
-        return is_alike(queries, keys.T) and is_alike(weights, keys)
+        for left, right in ((queries, keys.T), (np.exp(queries @ keys.T), keys)):
+            product = left @ right
+            for by in range(1, self.num_rows):
+                if (np.roll(left, by, 0) @ right != np.roll(product, by, 0)).any():
+                    return False
+        return True
 
     def _samples(self) -> tuple[Floats, Floats]:
         """Return random queries and keys of one product."""

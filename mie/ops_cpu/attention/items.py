@@ -1,7 +1,7 @@
 """Compute the items of a plan.
 
-The products of a query have one form in any item, and tiles and splits are summed in order. So its
-result is the same bit for bit however it is computed. A tile that it does not see adds exact zeros.
+A query's products have one form in any item, and tiles and splits are summed in order. So its bits
+do not depend on the item. A tile that it does not see adds exact zeros.
 """
 
 from __future__ import annotations
@@ -36,14 +36,9 @@ class BoundSpan:
     """A span with scratch memory: all views that its computation needs."""
 
     def __init__(
-        self,
-        span: Span,
-        readers: Readers,
-        queries: Floats,
-        results: Sequence[Floats],
-        scratch: Scratch,
+        self, span: Span, readers: Readers, queries: Floats, scratch: Scratch, *results: Floats
     ) -> None:
-        """Prepare a span for queries [Hkv, tiles or 1, sequences, P, rows of a product, Dh].
+        """Prepare for queries [Hkv, tiles or 1, P, rows of a product, Dh].
 
         The results are the largest scores and the sums of weights [Hkv, sequences, rows], and the
         weighted sums of values [Hkv, sequences, rows, Dh].
@@ -121,6 +116,7 @@ class Result:
     def __init__(self, item: Item, geometry: Geometry, scratch: Scratch) -> None:
         """Take the memory for the sums from ``scratch``."""
         self._item, form, head_dim = item, item.form, geometry.head_dim
+        self.heads_per_kv = geometry.heads_per_kv
         num_sequences, num_queries = item.rows.shape
         self.num_products = ceil_div(num_queries * form.rows_per_query, form.num_rows)
         num_heads = item.heads.stop - item.heads.start
@@ -129,7 +125,7 @@ class Result:
         self.attended = scratch.take("attended", *by_row, head_dim)
         # [sequences, queries, Hkv, G, Dh or 1], as in q and out
         self._attended, self._total = (
-            by_query(each, item, geometry).transpose(1, 2, 0, 3, 4)
+            by_query(each, item, self.heads_per_kv).transpose(1, 2, 0, 3, 4)
             for each in (self.attended[0], self.total[0, ..., None])
         )
 
@@ -146,46 +142,33 @@ class Result:
 
 
 class BoundItem:
-    """An item with the scratch memory of one thread, prepared once for all layers.
-
-    With short contexts, creating the views takes as long as computing with them.
-    """
+    """An item with the scratch memory of one thread, prepared once for all layers."""
 
     def __init__(
-        self,
-        item: Item,
-        result: Result,
-        readers: Sequence[Readers],
-        geometry: Geometry,
-        scratch: Scratch,
+        self, item: Item, result: Result, readers: Sequence[Readers], scratch: Scratch
     ) -> None:
-        """Prepare an item whose result, or that of its whole, is ``result``.
-
-        There is a reader for each of its spans.
-        """
-        self._item, self._result, self._scale = item, result, geometry.head_dim**-0.5
+        """Prepare an item. The result is its own or its whole's, and each span has readers."""
+        self._item, self._result = item, result
         own = slice(item.first_span, item.first_span + len(item.spans))
         parts = result.largest[own], result.total[own], result.attended[own]
         num_heads, num_sequences, num_rows, head_dim = parts[2].shape[1:]
+        self._scale = head_dim**-0.5
         # The queries of several sequences are copied once for each of their tiles.
         most_tiles = max(span.stop - span.start for span in item.spans)
         copies = most_tiles if num_sequences > 1 else 1
         queries = scratch.take("queries", num_heads, copies, num_sequences, num_rows, head_dim)
         queries.fill(0)  # a row that is no query must hold numbers
-        self._places = by_query(queries, item, geometry)
+        self._places = by_query(queries, item, result.heads_per_kv)
         rows = item.form.num_rows
         by_product = num_heads, copies * num_sequences, result.num_products, rows, head_dim
         queries = queries.reshape(by_product)
         self._spans = [
-            BoundSpan(span, own_readers, queries, results, scratch)
+            BoundSpan(span, own_readers, queries, scratch, *results)
             for span, own_readers, *results in zip(item.spans, readers, *parts, strict=True)
         ]
 
     def run(self, q: Floats, layer: int, out: Floats) -> None:
-        """Compute the layer, and put the result in ``out`` unless it is a part of a whole's.
-
-        q and out [T, Hkv, G, Dh].
-        """
+        """Compute the layer, and put the result in ``out`` unless it is part of a whole's."""
         item = self._item
         own = view_of(q, item) if item.is_run else q.take(item.rows, 0)
         own = own[:, :, item.heads].transpose(2, 0, 1, 3, 4)
@@ -196,12 +179,12 @@ class BoundItem:
             self._result.write(out)
 
 
-def by_query(x: Floats, item: Item, geometry: Geometry) -> Floats:
+def by_query(x: Floats, item: Item, heads_per_kv: int) -> Floats:
     """Return [..., rows, E] as [..., queries, G, E], without the rows that are no query."""
     num_queries, rows_per_query = item.rows.shape[1], item.form.rows_per_query
     own = x[..., : num_queries * rows_per_query, :]
     split = own.reshape(*x.shape[:-2], num_queries, rows_per_query, x.shape[-1])
-    return split[..., : geometry.heads_per_kv, :]
+    return split[..., :heads_per_kv, :]
 
 
 def view_of(x: Floats, item: Item) -> Floats:
@@ -212,10 +195,9 @@ def view_of(x: Floats, item: Item) -> Floats:
 
 
 def combine(largest: Floats, total: Floats, attended: Floats) -> None:
-    """Combine the splits of some queries in place, into the first one.
+    """Combine the splits [splits, ...] of some queries in place, into the first one.
 
-    A split has its largest scores and sums of weights [splits, ...], and its weighted sums of
-    values [splits, ..., Dh]. The first split's largest scores are left as they are.
+    The first split's largest scores are left as they are.
     """
     weights = np.exp(largest - largest.max(axis=0))
     total[0] = np.add.reduce(total * weights, axis=0)
