@@ -21,7 +21,7 @@ MAX_UNPACKED_SCORES = 1200
 """Scores of a product up to which OpenBLAS's small-matrix kernels multiply by keys in place."""
 SPLIT_SCORES = 1 << 17
 """Scores of a split, over all KV heads. As float32 they take half of a core's L2."""
-SPLIT_TILES = 8
+SPLIT_TILES = 32
 """Maximum number of tiles of a split, so that threads can share the keys of one long sequence."""
 FAST_ROWS = 64
 """Rows of a prefill's product where it need not equal a decode's bit for bit."""
