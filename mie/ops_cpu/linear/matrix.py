@@ -7,8 +7,6 @@ from typing import Protocol
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 
-BYTES_PER_THREAD = 1 << 18
-"""Bytes of weights below which another thread takes longer to start than it saves anywhere."""
 ROWS_PER_READ = 4
 """Rows whose arithmetic takes about as long as reading the weights."""
 

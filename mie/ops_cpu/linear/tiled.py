@@ -24,11 +24,13 @@ from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import CachingAllocator, huge_empty
 from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, Geometry, parts_of
-from mie.ops_cpu.linear.matrix import BYTES_PER_THREAD, work_bytes
+from mie.ops_cpu.linear.matrix import work_bytes
 from mie.ops_cpu.linear.widen import stored, widen
 from mie.ops_cpu.threads.counts import ThreadCount
 from mie.ops_cpu.threads.workers import Workers
 
+BYTES_PER_THREAD = 1 << 18
+"""Bytes of weights below which another thread takes longer to start than it saves anywhere."""
 MOST_TURNS = 4
 """Maximum number of tasks of a thread. With several, a delayed thread leaves work to the others."""
 BYTES_PER_TURN = 1 << 27
