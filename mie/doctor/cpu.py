@@ -85,6 +85,8 @@ def _invariance(survey: Survey) -> list[Finding]:
     if "plan" not in survey.products:
         return []
     time = f"plan tiled, which it needs, takes {survey.products['ratio']:.2f} x the time of plain"
+    if not survey.products["is_clear"]:
+        time = f"{time} now, but the rounds of the trial disagreed"
     if survey.products["plan"] == "tiled":
         return ok(f"auto is on: {time}")
     value = f"auto is off: {time}"

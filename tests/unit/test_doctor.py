@@ -43,6 +43,7 @@ NO_CUPY = {"packages": {}, "found": False}
 PRODUCTS = {
     "plan": "tiled",
     "ratio": 0.61,
+    "is_clear": True,
     "kernels": "SkylakeX",
     "is_controlled": True,
     "num_threads": 8,
@@ -182,6 +183,12 @@ def test_matrix_products_name_their_plan(root: Path) -> None:
     assert invariance.value == (
         "auto is off: plan tiled, which it needs, takes 1.30 x the time of plain; "
         "--batch-invariant sets it"
+    )
+    busy = {**PRODUCTS, "ratio": 1.29, "is_clear": False}
+    check = cpu(FakeMachine(root=root, facts={"products": busy}))["invariance"]
+    assert check.value == (
+        "auto is on: plan tiled, which it needs, takes 1.29 x the time of plain now, but the "
+        "rounds of the trial disagreed"
     )
     other = {**PRODUCTS, "kernels": "unknown", "is_controlled": False}
     check = cpu(FakeMachine(root=root, facts={"products": other}))["matrix plans"]

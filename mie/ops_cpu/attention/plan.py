@@ -237,7 +237,7 @@ class Planner:
         return Item(
             rows=rows,
             real=real,
-            is_run=real is None and bool((np.diff(rows.reshape(-1)) == 1).all()),
+            is_run=real is None and (len(rows) == 1 or bool((np.diff(rows.ravel()) == 1).all())),
             heads=slice(0, g.num_kv_heads),
             form=form,
             spans=spans,
