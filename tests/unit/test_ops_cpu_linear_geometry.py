@@ -25,7 +25,7 @@ from mie.ops_cpu.threads.workers import Workers
 
 RNG = np.random.default_rng(3)
 # The K of published models and of odd ones, in one part and in several.
-INPUTS = (1, 9, 64, 100, 130, 192, 576, 896, 1024, 1536, 2048, 2049, 5632)
+INPUTS = (1, 9, 64, 130, 576, 896, 2048, 2049, 5632)
 OTHER_KERNELS = ("SkylakeX", "Haswell", pytest.param("Zen", marks=pytest.mark.slow))
 
 
@@ -61,7 +61,7 @@ def test_every_group_and_width_gives_the_same_bits(num_inputs: int, dtype: str):
                 continue
             matrix = TiledMatrix(plan, tiles_of(weight, width), 128, None)
             assert REFERENCE_GROUP in plan.geometry.groups(num_inputs, width)
-            for num_rows in (*range(1, 30), 48, 64, 95, 96):
+            for num_rows in (*range(1, 10), 12, 13, 17, 20, 24, 48, 95, 96):
                 np.testing.assert_array_equal(matrix.apply(x[:num_rows], None), wanted[:num_rows])
                 [(_, group, _)] = plan.geometry.cut(num_rows, num_inputs, width).calls
                 used.add((width, group))
