@@ -88,7 +88,7 @@ class TiledPlan:
         self._weight_dtype = weight_dtype
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
-        self._counts: dict[tuple[int, ...], ThreadCount] = {}
+        self._counts: dict[tuple[tuple[int, ...], int], ThreadCount] = {}
         self._parts = [np.empty(0, dtype) for _ in range(workers.num_threads)]
         self._wide = [np.empty(0, dtype) for _ in self._parts]
 
@@ -184,11 +184,11 @@ class TiledPlan:
 
     def _count(self, shape: tuple[int, ...], num_bytes: int) -> ThreadCount:
         """Return what knows how many threads to use for a product of this kind."""
-        most = self._workers.at_most(num_bytes // self._bytes_per_thread)
-        least = max(1, min(most, math.isqrt(num_bytes // (CERTAIN * self._bytes_per_thread))))
-        kind = *shape, num_bytes.bit_length(), least
+        kind = shape, num_bytes.bit_length()
         if kind not in self._counts:
-            self._counts[kind] = ThreadCount(least, most)
+            most = self._workers.at_most(num_bytes // self._bytes_per_thread)
+            least = math.isqrt(num_bytes // (CERTAIN * self._bytes_per_thread))
+            self._counts[kind] = ThreadCount(max(1, min(least, most)), most)
         return self._counts[kind]
 
     def _product(
