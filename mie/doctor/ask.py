@@ -42,12 +42,15 @@ def products_facts() -> Facts:
     """
     from mie.ops_cpu.cpu_backend import CpuBackend
     from mie.ops_cpu.linear.plan_answers import PLANS_CACHE
+    from mie.ops_cpu.linear.probe import TOLERATED
     from mie.system.cache_dir import open_cache
 
     backend = CpuBackend()
     probe = backend.find_probe()
     with backend.blas.threads(1):
-        facts: Facts = {"plan": probe.choose(*TRIED_SHAPE)}
+        plan, ratio = probe.plan(*TRIED_SHAPE)
+        is_clear = (ratio <= TOLERATED) == (plan == "tiled")
+        facts: Facts = {"plan": plan, "ratio": ratio, "is_clear": is_clear}
     facts |= {"kernels": backend.blas.core, "is_controlled": backend.blas.is_controlled}
     facts["num_threads"] = backend.workers.num_threads
     facts["odd_plans"] = [

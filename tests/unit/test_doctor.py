@@ -40,7 +40,14 @@ KERNEL_MODULE = (
 NO_CUPY = {"packages": {}, "found": False}
 
 
-PRODUCTS = {"plan": "tiled", "kernels": "SkylakeX", "is_controlled": True, "num_threads": 8}
+PRODUCTS = {
+    "plan": "tiled",
+    "ratio": 0.61,
+    "is_clear": True,
+    "kernels": "SkylakeX",
+    "is_controlled": True,
+    "num_threads": 8,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +143,7 @@ def test_a_healthy_machine_has_no_problems(root: Path) -> None:
         "NumPy": "2.4.6, BLAS scipy-openblas 0.3.31",
         "BLAS settings": "none that cost speed",
         "matrix plans": "plan tiled; SkylakeX kernels; 8 threads",
-        "invariance": "auto is on: plan tiled, which it needs, is fast enough here",
+        "invariance": "auto is on: plan tiled, which it needs, takes 0.61 x the time of plain",
         "CPUs": "8",
         "memory": "8.0 GiB available of 16.0 GiB",
         "C++ compiler": "g++ 12.2",
@@ -165,14 +172,20 @@ def test_a_numpy_that_crashes_is_a_problem(root: Path) -> None:
 
 
 def test_matrix_products_name_their_plan(root: Path) -> None:
-    plain = {**PRODUCTS, "plan": "plain", "num_threads": 1}
+    plain = {**PRODUCTS, "plan": "plain", "ratio": 1.3, "num_threads": 1}
     checks = cpu(FakeMachine(root=root, facts={"products": plain}))
     check, invariance = checks["matrix plans"], checks["invariance"]
     assert check.status == invariance.status == "ok"
     assert check.value == "plan plain; SkylakeX kernels; 1 thread"
     assert invariance.value == (
-        "auto is off: plan tiled, which it needs, is slower than plain here; --batch-invariant "
-        "sets it"
+        "auto is off: plan tiled, which it needs, takes 1.30 x the time of plain; "
+        "--batch-invariant sets it"
+    )
+    busy = {**PRODUCTS, "ratio": 1.29, "is_clear": False}
+    check = cpu(FakeMachine(root=root, facts={"products": busy}))["invariance"]
+    assert check.value == (
+        "auto is on: plan tiled, which it needs, takes 1.29 x the time of plain now, but the "
+        "rounds of the trial disagreed"
     )
     other = {**PRODUCTS, "kernels": "unknown", "is_controlled": False}
     check = cpu(FakeMachine(root=root, facts={"products": other}))["matrix plans"]
