@@ -49,6 +49,7 @@ ROOMS = {
     "checkpoint": Room(
         mie={"errors", "system"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
+    "routing": Room(mie={"config.engine"}),
     # level 2
     "structured": Room(mie={"errors", "params", "text"}, packages={"llguidance"}),
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
@@ -140,6 +141,7 @@ ROOMS = {
             "text",
         }
     ),
+    "batch": Room(mie={"errors", "frontend.outputs", "llm", "params.sampling"}),
     # level 5: the edges
     "doctor": Room(
         mie={
@@ -180,6 +182,7 @@ ROOMS = {
             "memory",  # book.capacity fills it directly
             "params.sampling",
             "replay",
+            "routing",
             "sched",
             "stats.step",
             "system.files",
@@ -211,10 +214,24 @@ ROOMS = {
             "yaml",
         },
     ),
+    "ray": Room(  # the server's application in replicas, and the front of them
+        mie={
+            "async_llm",
+            "batch",
+            "config",
+            "errors",
+            "frontend.outputs",
+            "llm",
+            "routing",
+            "serve",
+        },
+        packages={"pyarrow", "ray", "starlette"},
+    ),
     "cli": Room(
         mie={
             "arithmetic",
             "async_llm",  # serve
+            "batch",
             "checkpoint",
             "config",
             "diff",
@@ -225,6 +242,7 @@ ROOMS = {
             "llm",
             "replay",
             "params.sampling",
+            "ray",
             "reprs",
             "serve",
             "sim",
@@ -260,7 +278,9 @@ LAZY = {
     "prometheus_client",
     "prompt_toolkit",
     "psutil",
+    "pyarrow",
     "pydantic",
+    "ray",
     "starlette",
     "tokenizers",
     "torch",
@@ -271,7 +291,7 @@ LAZY = {
 }
 """Packages that are optional or slow to import. They may be imported only inside functions."""
 
-LAZY_ROOMS = {"serve"}
+LAZY_ROOMS = {"ray", "serve"}
 """Rooms that may import what is `LAZY` with the module, because other rooms import them lazily."""
 
 NO_CLOCK = {"sched": {"time", "datetime", "random"}, "memory": {"time", "datetime", "random"}}
@@ -368,7 +388,8 @@ def arrows(root: Path) -> Iterator[str]:
                 known = any(f"{rest}.".startswith(f"{allowed}.") for allowed in ROOMS[room].mie)
                 if not own and not known:
                     yield f"{where} {room} may not know {found.name}"
-                if not own and room_of(rest) in LAZY_ROOMS and found.is_eager:
+                is_lazy = room_of(rest) in LAZY_ROOMS and room not in LAZY_ROOMS
+                if is_lazy and found.is_eager:
                     yield f"{where} {found.name} must be imported inside a function"
             elif top in sys.stdlib_module_names:
                 if top in NO_CLOCK.get(room, ()):
