@@ -61,7 +61,8 @@ def build_replicas(config: ReplicaConfig) -> Application:
         ),
         **number,
     )
-    return deployment.bind(config)
+    # Replicas are restarted if their arguments change, so these do not say how many there are.
+    return deployment.bind(config.engine_settings, config.server)
 
 
 class _Ingress:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
 
 from ray import serve
 from starlette.types import Message
@@ -11,17 +12,19 @@ from starlette.types import Message
 from mie.async_llm import AsyncLLM
 from mie.errors import EngineDeadError
 from mie.ray.call import Answer, Call
-from mie.ray.config import ReplicaConfig
 from mie.serve.app import create_app
+from mie.serve.config import ServeConfig
 
 
 class Replica:
     """The callable of a deployment. Ray creates it in a process of its own."""
 
-    async def __init__(self, config: ReplicaConfig) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, engine: Mapping[str, Any], server: ServeConfig
+    ) -> None:
         self._name: str = serve.get_replica_context().replica_id.unique_id
-        self._engine = await asyncio.to_thread(lambda: AsyncLLM(**config.engine_settings))
-        self._app = create_app(self._engine, config.server)
+        self._engine = await asyncio.to_thread(lambda: AsyncLLM(**engine))
+        self._app = create_app(self._engine, server)
         self._lifespan = self._app.router.lifespan_context(self._app)
         await self._lifespan.__aenter__()
 
