@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mie.config.engine import check_integer
 
@@ -19,20 +19,29 @@ MAX_PREFIX_BYTES = 16384
 """What is kept of the beginning of a request: no router compares more."""
 
 
+class Key(NamedTuple):
+    """What a request is routed by."""
+
+    home: bytes
+    """It ranks the replicas for the request."""
+    spill: bytes
+    """It ranks them for what the first one is too busy for."""
+
+
 class Router(Protocol):
     """Chooses a replica for each request."""
 
-    def key(self, beginning: bytes, salt: str = "") -> bytes:
-        """Return what a request is routed by: its beginning and its tenant's salt."""
+    def key(self, beginning: bytes, salt: str = "") -> Key:
+        """Return what a request is routed by, given its beginning and its tenant's salt."""
 
-    def choose(self, key: bytes, loads: Mapping[str, int]) -> str:
+    def choose(self, key: Key, loads: Mapping[str, int]) -> str:
         """Return one of the replicas, given the number of requests that each one serves."""
 
 
 class PrefixRouter:
     """Sends requests with the same beginning and the same salt to the same replica."""
 
-    def __init__(self, *, prefix_bytes: int = 1024, slack: int = 8) -> None:
+    def __init__(self, *, prefix_bytes: int = 256, slack: int = 8) -> None:
         """A replica is busy if it serves ``slack`` requests more than the mean.
 
         Raises:
@@ -43,22 +52,23 @@ class PrefixRouter:
         self._prefix_bytes = prefix_bytes
         self._slack = slack
 
-    def key(self, beginning: bytes, salt: str = "") -> bytes:
-        """Return the hash of the first ``prefix_bytes`` and of the salt."""
+    def key(self, beginning: bytes, salt: str = "") -> Key:
+        """Return the hashes of the first ``prefix_bytes`` and of all, with the salt."""
         tenant = _digest(salt.encode("utf-8", "surrogatepass"))
-        return _digest(beginning[: self._prefix_bytes], tenant)
+        return Key(_digest(beginning[: self._prefix_bytes], tenant), _digest(beginning, tenant))
 
-    def choose(self, key: bytes, loads: Mapping[str, int]) -> str:
-        """Return the key's first replica, or the next one in its ranking that is not busy.
+    def choose(self, key: Key, loads: Mapping[str, int]) -> str:
+        """Return the first replica for the request's home, or another if that one is busy.
 
-        The ranking is asked in pairs from the second place on: the less loaded of two takes the
-        request.
+        The others are ranked by the whole beginning, so that the conversations with a popular
+        system prompt spread, and each one stays where it is. They are asked in pairs, of which the
+        less loaded replica takes the request.
         """
         limit = sum(loads.values()) / len(loads) + self._slack
-        first = best(key, loads)
-        if loads[first] < limit:
-            return first
-        _, *others = ranking(key, loads)
+        home = best(key.home, loads)
+        if loads[home] < limit:
+            return home
+        others = [replica for replica in ranking(key.spill, loads) if replica != home]
         pairs = (others[place : place + 2] for place in range(0, len(others), 2))
         chosen = (min(pair, key=loads.__getitem__) for pair in pairs)
         return next(replica for replica in chosen if loads[replica] < limit)
@@ -70,14 +80,15 @@ class RandomRouter:
     def __init__(self) -> None:
         self._num_requests = 0
 
-    def key(self, beginning: bytes, salt: str = "") -> bytes:
+    def key(self, beginning: bytes, salt: str = "") -> Key:
         """Return a new key for each request."""
         self._num_requests += 1
-        return _digest(b"%d" % self._num_requests)
+        key = _digest(b"%d" % self._num_requests)
+        return Key(key, key)
 
-    def choose(self, key: bytes, loads: Mapping[str, int]) -> str:
-        """Return the key's first replica."""
-        return best(key, loads)
+    def choose(self, key: Key, loads: Mapping[str, int]) -> str:
+        """Return the first replica for the key."""
+        return best(key.home, loads)
 
 
 def beginning_of(body: Mapping[str, Any]) -> bytes:

@@ -1,6 +1,7 @@
 """Check ``mie serve --replicas`` and ``mie.ray.generate`` on a Ray cluster of this machine.
 
     python scripts/ray_check.py [serve] [data]      # needs pip install 'mie[ray]'
+    python scripts/ray_check.py routers [--vllm-router VENV/bin/vllm-router]
 
 It prints a line for each check, the figures as JSON at the end, and exits with 1 if something is
 wrong. Latencies are stated, not judged: a busy machine makes them long.
@@ -11,14 +12,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import ray
 import ray.data
 from ray import serve
@@ -35,7 +40,7 @@ from serve_checks.server import RunningServer, serving
 
 from mie.cli.serve import with_server_defaults
 from mie.ray.app import build_replicas
-from mie.ray.config import ReplicaConfig
+from mie.ray.config import ROUTERS, ReplicaConfig
 from mie.ray.data import generate
 from mie.ray.server import APP, connected
 from mie.serve.config import ServeConfig
@@ -114,19 +119,30 @@ async def has_replicas(server: RunningServer, number: int) -> bool:
     return list(said.get("replicas", {}).values()) == ["ok"] * number
 
 
-async def hit_rate(server: RunningServer) -> float:
-    """Return which part of prompts the replicas' caches have, where three requests share one."""
-    async with client_of(server) as client:
-        (await client.post("/reset_prefix_cache")).raise_for_status()
+async def hit_rate(server: RunningServer, replicas: Sequence[RunningServer] = ()) -> float:
+    """Return which part of prompts is cached where three requests share each beginning.
+
+    The counts are those of ``replicas``, or of the server itself.
+    """
+
+    async def counted(name: str) -> float:
+        counts = [await labelled(each, name) for each in replicas or (server,)]
+        return sum(sum(count.values()) for count in counts)
+
+    async def is_ready() -> bool:
+        try:
+            async with client_of(server) as client:
+                return (await client.get("/v1/models")).status_code == 200
+        except httpx2.TransportError:
+            return False
+
+    assert await eventually(is_ready)
     names = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
-    before = [sum((await labelled(server, name)).values()) for name in names]
+    before = [await counted(name) for name in names]
     for turn in range(3):
-        prompts = ({"prompt": [100 + topic] * 250 + [turn], "max_tokens": 1} for topic in range(30))
-        await answers(server, list(prompts))
-    hits, queries = [
-        sum((await labelled(server, name)).values()) - start
-        for name, start in zip(names, before, strict=True)
-    ]
+        prompts = ({"prompt": f"Topic {topic}. " * 60, "max_tokens": 1} for topic in range(30))
+        await answers(server, [{**each, "prompt": f"{each['prompt']}{turn}"} for each in prompts])
+    hits, queries = [await counted(name) - start for name, start in zip(names, before, strict=True)]
     return round(hits / queries, 3)
 
 
@@ -189,9 +205,9 @@ def check_data(checks: Checks) -> None:
     from mie.batch import answers as answers_here
     from mie.llm import LLM
 
-    rows = [{"id": f"row {number}", "prompt": f"Story {number}", "n": 1} for number in range(40)]
-    rows[7]["prompt"] = ""
-    settings = {"model": "bundled", "batch_invariant": True, **ENGINE}
+    rows = [{"id": f"row {number}", "prompt": f"Story {number}"} for number in range(40)]
+    rows[7]["prompt"] = "too long " * 1000
+    settings = with_server_defaults({**ENGINE, "model": "bundled"})
     params = {"max_tokens": 8}
     here = answers_here(
         LLM(**settings), [(row["id"], {**params, "prompt": row["prompt"]}) for row in rows]
@@ -218,17 +234,61 @@ def check_data(checks: Checks) -> None:
         checks.expect(sum(num_kept) == 40, "a restart computed only what was missing", num_kept)
 
 
+def on_ray(number: int, router: str = "prefix") -> list[str]:
+    """Return the options of ``mie serve`` with replicas on this process's cluster."""
+    address = ray.get_runtime_context().gcs_address
+    more = ["--ray-address", address, "--replicas", str(number), "--replica-cpus", str(CPUS)]
+    return [*OPTIONS, *more, "--request-router", router]
+
+
+def hit_rate_with(directory: Path, router: str) -> float:
+    """Return the hit rate of three replicas behind a router."""
+    with serving(directory / router, on_ray(3, router)) as server:
+        return asyncio.run(hit_rate(server))
+
+
+def hit_rate_behind_vllm_router(directory: Path, command: str, policy: str) -> float:
+    """Return the hit rate of three servers behind vLLM's router, which is no part of Ray."""
+    with ExitStack() as stack:
+        logs = (directory / f"server {number}" for number in range(3))
+        servers = [stack.enter_context(serving(log, OPTIONS)) for log in logs]
+        address = ["--host", "127.0.0.1", "--port", str(free_port())]
+        urls = ["--worker-urls", *(server.url for server in servers)]
+        log = stack.enter_context((directory / "router").open("wb"))
+        process = subprocess.Popen(
+            [command, *address, *urls, "--policy", policy, "--prometheus-port", str(free_port())],
+            stdout=log,
+            stderr=log,
+        )
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        router = replace(servers[0], url=f"http://127.0.0.1:{address[3]}")
+        return asyncio.run(hit_rate(router, servers))
+
+
+def compare_routers(checks: Checks, directory: Path, vllm_router: str | None) -> None:
+    """Measure the hit rate of every router by name."""
+    for name in ROUTERS:
+        checks.figures[f"hit rate, {name}"] = hit_rate_with(directory, name)
+    for policy in ("cache_aware", "random") if vllm_router else ():
+        rate = hit_rate_behind_vllm_router(directory, vllm_router, policy)
+        checks.figures[f"hit rate, vllm-router {policy}"] = rate
+
+
+def free_port() -> int:
+    """Return a port of this machine that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 def serve_twice(checks: Checks, directory: Path) -> None:
     """Start ``mie serve`` on the cluster with each router, and check it."""
-    options = [*OPTIONS, "--ray-address", ray.get_runtime_context().gcs_address]
-    options += ["--replica-cpus", str(CPUS), "--replicas"]
     with (
         serving(directory / "plain", OPTIONS) as plain,
-        serving(directory / "prefix", (*options, "1")) as server,
+        serving(directory / "prefix", on_ray(1)) as server,
     ):
         asyncio.run(check_serving(checks, server, plain))
-    with serving(directory / "random", (*options, "3", "--request-router", "random")) as server:
-        random = asyncio.run(hit_rate(server))
+    random = hit_rate_with(directory, "random")
     prefix = checks.figures["hit rate, prefix"]
     checks.expect(prefix >= 2 * random, "hit rate of the router and of random", (prefix, random))
 
@@ -236,14 +296,22 @@ def serve_twice(checks: Checks, directory: Path) -> None:
 def main() -> int:
     """Run the checks, and return the exit code."""
     parser = argparse.ArgumentParser(description="Check mie on Ray.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help="serve or data (default: both)")
-    parts = parser.parse_args().parts or ["serve", "data"]
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help="serve, data or routers (default: serve data)"
+    )
+    parser.add_argument(
+        "--vllm-router", metavar="COMMAND", help="vLLM's router, where it is installed"
+    )
+    args = parser.parse_args()
+    parts = args.parts or ["serve", "data"]
     checks = Checks()
     with connected(None, 3 * CPUS), tempfile.TemporaryDirectory() as directory:
         if "serve" in parts:
             serve_twice(checks, Path(directory))
         if "data" in parts:
             check_data(checks)
+        if "routers" in parts:
+            compare_routers(checks, Path(directory), args.vllm_router)
     print(json.dumps({"problems": checks.problems, **checks.figures}, indent=2))
     return int(bool(checks.problems))
 

@@ -45,7 +45,7 @@ def add_parser(
     for name, kind, default, text in (
         ("device", str, "a10g", "device of each replica"),
         ("model-shape", str, "Llama-3.1-8B", "shape of the model"),
-        ("requests-per-replica", int, 60, "number of requests for each replica"),
+        ("requests-per-replica", int, 40, "number of requests for each replica"),
         ("rate-per-replica", float, 4.0, "requests a second for each replica"),
         ("num-prefixes", int, 1000, "number of prefixes"),
         ("exponent", float, 1.0, "skew of their popularity; 0 makes all equally popular"),

@@ -28,7 +28,7 @@ class ClusterLoad:
 
     device: str = "a10g"
     model_shape: str = "Llama-3.1-8B"
-    requests_per_replica: int = 60
+    requests_per_replica: int = 40
     rate_per_replica: float = 4.0
     num_prefixes: int = 1000
     exponent: float = 1.0

@@ -97,13 +97,14 @@ async def under_load(server: RunningServer, num_clients: int = 8) -> AsyncIterat
 
 
 async def labelled(server: RunningServer, name: str) -> dict[str, float]:
-    """Return a metric of each replica."""
+    """Return a metric of each replica; that of a plain server has no name."""
     async with client_of(server) as client:
         text = (await client.get("/metrics")).raise_for_status().text
     values: Counter[str] = Counter()
     for line in text.splitlines():
-        if line.startswith(f'{name}{{replica="'):
-            values[line.split('"')[1]] += float(line.rpartition(" ")[2])
+        if line.startswith(f"{name}{{"):
+            _, label, rest = line.partition('{replica="')
+            values[rest.partition('"')[0] if label else ""] += float(line.rpartition(" ")[2])
     return dict(values)
 
 

@@ -20,7 +20,7 @@ def user(text: str) -> dict[str, str]:
 
 def same(one: dict[str, Any], other: dict[str, Any], **options: Any) -> bool:
     router = PrefixRouter(**options)
-    return router.key(beginning_of(one)) == router.key(beginning_of(other))
+    return router.key(beginning_of(one)).home == router.key(beginning_of(other)).home
 
 
 def test_all_turns_of_a_conversation_have_one_key():
@@ -28,6 +28,7 @@ def test_all_turns_of_a_conversation_have_one_key():
     answer = {"role": "assistant", "content": "Mia is a fox."}
     later = [*opening, answer, user("Go on.")]
     assert same({"messages": opening}, {"messages": later, "temperature": 0})
+    assert beginning_of({"messages": opening}) == beginning_of({"messages": later})
     assert same({"input": opening}, {"input": later})
     assert not same({"messages": opening}, {"messages": [SYSTEM, user("Tell me about Tom.")]})
 
@@ -53,15 +54,27 @@ def test_the_system_prompt_of_other_interfaces_counts():
 
 def test_tenants_with_equal_prompts_are_routed_apart():
     router = PrefixRouter()
-    homes = {best(router.key(b"Once", f"tenant {i}"), OTHERS) for i in range(40)}
+    homes = {best(router.key(b"Once", f"tenant {i}").home, OTHERS) for i in range(40)}
     assert len(homes) > 4
 
 
 def test_beginnings_spread_evenly():
     router = PrefixRouter()
     keys = (router.key(b"story %d" % number) for number in range(4000))
-    counts = Counter(best(key, OTHERS) for key in keys)
+    counts = Counter(best(key.home, OTHERS) for key in keys)
     assert min(counts[name] for name in OTHERS) > 400
+
+
+def test_conversations_with_a_busy_home_spread_over_all_others():
+    router = PrefixRouter(prefix_bytes=32)
+    loads = dict.fromkeys(OTHERS, 10)
+    keys = [
+        router.key(beginning_of({"messages": [SYSTEM, user(f"I am user {number}.")]}))
+        for number in range(100)
+    ]
+    [home] = {router.choose(key, loads) for key in keys}
+    loads[home] = 30
+    assert {router.choose(key, loads) for key in keys} == set(OTHERS) - {home}
 
 
 def test_the_random_router_forgets_the_prompt():
