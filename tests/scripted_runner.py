@@ -288,7 +288,7 @@ def scripted_engine(
         num_blocks=num_blocks,
         block_size=config.block_size,
         num_host_blocks=num_host_blocks,
-        live_rows=lambda: [seq.row for seq in scheduler.running],
+        live_rows=lambda: [seq.table.row for seq in scheduler.running],
     )
     if config.async_scheduling:
         runner = OverlappingRunner(runner, scheduler.ahead)

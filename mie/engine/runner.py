@@ -52,9 +52,9 @@ class ModelRunner:
     def __init__(
         self,
         decoder: Decoder,
+        kv_cache: Array,
+        host_cache: Array = None,
         *,
-        num_blocks: int,
-        num_host_blocks: int = 0,
         block_size: int,
         max_num_seqs: int,
         max_blocks_per_seq: int,
@@ -63,12 +63,7 @@ class ModelRunner:
         self.decoder = decoder
         self.backend = decoder.backend
         self.block_size = block_size
-        shape = decoder.kv_cache_shape(num_blocks, block_size)
-        self._kv_cache = self.backend.new_kv_cache(shape)
-        self._host_cache: Array = None
-        if num_host_blocks:
-            host_shape = decoder.kv_cache_shape(num_host_blocks, block_size)
-            self._host_cache = self.backend.new_host_cache(host_shape)
+        self._kv_cache, self._host_cache = kv_cache, host_cache
         self._constraints = constraints
         self._rows: dict[int, Row] = {}
         self._rows_with_history: set[int] = set()  # rows whose sampling depends on earlier tokens
@@ -183,27 +178,33 @@ class ModelRunner:
         return self.decoder.forward(batch, self._kv_cache)
 
     def pack(self, plan: StepPlan) -> StepBatch:
-        """Return the plan as one ragged batch: its decodes, then its chunks."""
-        rows = np.array(plan.decodes, np.int64)
-        token_ids, positions = self._last_tokens[rows], self._num_stored[rows]
-        if not plan.chunks:
-            return self._decode_batch(rows, token_ids, positions)
-        chunks = plan.chunks
-        counts = np.array([len(chunk.token_ids) for chunk in chunks])
-        begins = np.cumsum(counts) - counts
-        chunk_rows = np.array([chunk.row for chunk in chunks])
+        """Return the plan as one ragged batch: its decodes, then its chunks.
+
+        The logits of each row that decodes are wanted first, then those of each chunk's last token,
+        once for each choice that samples from it. The prompt's scored positions follow.
+        """
+        chunks, num_decodes = plan.chunks, len(plan.decodes)
+        rows = np.array([*plan.decodes, *[chunk.row for chunk in chunks]], np.int64)
+        token_ids, starts = self._last_tokens[rows], self._num_stored[rows]
+        if not chunks:
+            return self._decode_batch(rows, token_ids, starts)
+        chunk_sizes = [len(chunk.token_ids) for chunk in chunks]
+        counts = np.concatenate([np.ones(num_decodes, np.int64), chunk_sizes])
+        ends = np.cumsum(counts)
+        shifts = ends - counts - starts  # from a token's position to its row of the batch
         new_ids = chain.from_iterable(chunk.token_ids for chunk in chunks)
-        starts = np.array([chunk.start for chunk in chunks])
-        offsets = np.arange(counts.sum()) - np.repeat(begins, counts)
-        begins += len(rows)
-        decodes = np.arange(len(rows))
+        sampled = np.repeat(ends[num_decodes:] - 1, [len(chunk.choices) for chunk in chunks])
+        scored = [
+            np.arange(*chunk.scored) + shift
+            for chunk, shift in zip(chunks, shifts[num_decodes:], strict=True)
+        ]
         return self._batch(
-            np.concatenate([rows, chunk_rows]),
-            np.concatenate([rows, np.repeat(chunk_rows, counts)]),
-            np.concatenate([token_ids, np.fromiter(new_ids, np.int64)]),
-            np.concatenate([positions, np.repeat(starts, counts) + offsets]),
-            np.concatenate([decodes, begins[:1], begins + counts]),
-            np.concatenate([decodes, np.array(_logits_rows(chunks, begins.tolist()), np.int64)]),
+            rows,
+            np.repeat(rows, counts),
+            np.concatenate([token_ids[:num_decodes], np.fromiter(new_ids, np.int64)]),
+            np.arange(ends[-1]) - np.repeat(shifts, counts),
+            np.concatenate([[0], ends]),
+            np.concatenate([np.arange(num_decodes), sampled, *scored]),
         )
 
     def _decode_batch(self, rows: Ints, token_ids: Ints, positions: Ints) -> StepBatch:
@@ -307,17 +308,3 @@ class ModelRunner:
         except Exception as error:
             raise RowFault(row, error) from error
         return TokenLogprobs(token_ids=ids, logprobs=logprobs, rank=rank)
-
-
-def _logits_rows(chunks: Sequence[Chunk], begins: Sequence[int]) -> list[int]:
-    """Return the rows of the batch whose logits are wanted, given the chunks' first rows.
-
-    First comes the last row of each chunk, once for each choice that samples from it. The positions
-    with prompt log-probabilities follow.
-    """
-    sampled: list[int] = []
-    scored: list[int] = []
-    for chunk, begin in zip(chunks, begins, strict=True):
-        sampled += [begin + len(chunk.token_ids) - 1] * len(chunk.choices)
-        scored += [begin + position - chunk.start for position in range(*chunk.scored)]
-    return sampled + scored

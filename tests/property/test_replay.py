@@ -87,7 +87,7 @@ class Run:
 
     def add_beams(self, count):
         """Continue the beam that was kept last, or begin one."""
-        kept = self.scheduler._opener.kept
+        kept = [*self.scheduler._opener.kept.values()]
         parent_id, prompt = None, [0, 1, 1]
         if kept and kept[-1].num_tokens < MAX_MODEL_LEN:
             parent_id, prompt = kept[-1].request.request_id, kept[-1].token_ids
@@ -101,7 +101,7 @@ class Run:
                 self.requests.pop()
 
     def release(self):
-        for seq in self.scheduler._opener.kept[:1]:
+        for seq in [*self.scheduler._opener.kept.values()][:1]:
             self.scheduler.release([seq.request.request_id])
 
     def step(self, number, draw_token, breaks):

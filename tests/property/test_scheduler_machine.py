@@ -101,7 +101,7 @@ class Scheduling(RuleBasedStateMachine):
             num_blocks=drawn["num_blocks"],
             block_size=config.block_size,
             num_host_blocks=drawn["num_host_blocks"],
-            live_rows=lambda: [seq.row for seq in self.scheduler.running],
+            live_rows=lambda: [seq.table.row for seq in self.scheduler.running],
             vocab_size=VOCAB_SIZE,
         )
         if config.async_scheduling:
