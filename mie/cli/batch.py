@@ -169,9 +169,13 @@ def _answers_on_ray(
     requests: Mapping[str, Mapping[str, Any]], engine: Mapping[str, Any], args: argparse.Namespace
 ) -> Iterator[tuple[str, RequestOutput]]:
     from mie.frontend.outputs import RequestOutput
-    from mie.ray.data import generate_all
-    from mie.ray.server import connected
+    from mie.ray import missing
 
+    try:
+        from mie.ray.data import generate_all
+        from mie.ray.server import connected
+    except ImportError as error:
+        raise missing(error) from error
     number = 1 if args.replicas is None else args.replicas
     cpus, gpus = args.replica_cpus or 1, args.replica_gpus or 0
     with connected(args.ray_address, number * cpus):

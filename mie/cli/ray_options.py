@@ -83,8 +83,13 @@ def serve_on_ray(args: argparse.Namespace, config: ServeConfig, engine: Mapping[
         raise ConfigError("--replicas and --autoscaling are both given; give one of them")
     from dataclasses import replace
 
+    from mie.ray import missing
     from mie.ray.config import MAX_CHUNKS_PER_SECOND, ReplicaConfig
-    from mie.ray.server import serve_replicas
+
+    try:
+        from mie.ray.server import serve_replicas
+    except ImportError as error:
+        raise missing(error) from error
 
     if args.max_chunks_per_second is None:
         config = replace(config, max_chunks_per_second=MAX_CHUNKS_PER_SECOND)

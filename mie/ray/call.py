@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from starlette.types import Scope
+from starlette.types import Message, Scope
 
 from mie.routing import beginning_of
 
@@ -64,3 +64,10 @@ class Answer(NamedTuple):
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
+
+    @classmethod
+    async def of(cls, replica: str, batches: AsyncIterable[list[Message]]) -> Answer:
+        """Return the answer that messages make up."""
+        head, *rest = [message async for batch in batches for message in batch]
+        body = b"".join(message.get("body", b"") for message in rest)
+        return cls(replica, head["status"], list(head.get("headers", ())), body)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from asyncio import CancelledError
+from typing import TYPE_CHECKING
 
-from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Mount
@@ -18,6 +18,9 @@ from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, body_of, unavailable
 from mie.serve.limits import BodyLimit
 from mie.serve.sse import DONE, DisconnectMiddleware
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 logger = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from ray import serve
@@ -12,6 +13,7 @@ from starlette.types import Message
 from mie.async_llm import AsyncLLM
 from mie.errors import EngineDeadError
 from mie.ray.call import Answer, Call
+from mie.ray.pipe import piped
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
 
@@ -35,52 +37,11 @@ class Replica:
             raise EngineDeadError(f"the engine of replica {self._name} is {status}")
 
     async def stream(self, call: Call) -> AsyncGenerator[list[Message], None]:
-        """Yield the messages of the answer. Those that come while one is sent are joined.
-
-        Closing the generator tells the application that the client has left.
-        """
-        waiting: list[Message] = []
-        request: list[Message] = [{"type": "http.request", "body": call.body}]
-        news, has_left = asyncio.Event(), asyncio.Event()
-
-        async def receive() -> Message:
-            if request:
-                return request.pop()
-            await has_left.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Message) -> None:
-            waiting.append(message)
-            news.set()
-
-        work = asyncio.ensure_future(self._app(dict(call.scope), receive, send))
-        work.add_done_callback(lambda _: news.set())
-        try:
-            while waiting or not work.done():
-                await news.wait()
-                news.clear()
-                if waiting:
-                    yield _taken(waiting)
-            work.result()
-        finally:
-            has_left.set()
-            await asyncio.wait([work])
+        """Yield the messages of the answer."""
+        async with aclosing(piped(self._app, call)) as batches:
+            async for messages in batches:
+                yield messages
 
     async def answer(self, call: Call) -> Answer:
         """Return the whole answer."""
-        messages = [message async for batch in self.stream(call) for message in batch]
-        head, *rest = messages
-        body = b"".join(message.get("body", b"") for message in rest)
-        return Answer(self._name, head["status"], list(head.get("headers", ())), body)
-
-
-def _taken(waiting: list[Message]) -> list[Message]:
-    """Take all messages, with neighbouring pieces of the body joined."""
-    taken: list[Message] = []
-    for message in waiting:
-        if taken and taken[-1]["type"] == message["type"]:
-            body = taken.pop().get("body", b"") + message.get("body", b"")
-            message = {**message, "body": body}
-        taken.append(message)
-    waiting.clear()
-    return taken
+        return await Answer.of(self._name, piped(self._app, call))
