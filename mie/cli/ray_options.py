@@ -86,11 +86,6 @@ def serve_on_ray(args: argparse.Namespace, config: ServeConfig, engine: Mapping[
     from mie.ray import missing
     from mie.ray.config import MAX_CHUNKS_PER_SECOND, ReplicaConfig
 
-    try:
-        from mie.ray.server import serve_replicas
-    except ImportError as error:
-        raise missing(error) from error
-
     if args.max_chunks_per_second is None:
         config = replace(config, max_chunks_per_second=MAX_CHUNKS_PER_SECOND)
     given = {
@@ -103,4 +98,8 @@ def serve_on_ray(args: argparse.Namespace, config: ServeConfig, engine: Mapping[
     }
     given = {name: value for name, value in given.items() if value is not None}
     replicas = ReplicaConfig(engine=engine, server=config, **given)
+    try:
+        from mie.ray.server import serve_replicas
+    except ImportError as error:
+        raise missing(error) from error
     return serve_replicas(replicas, args.ray_address)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from mie.cli.bench_report import table
+from mie.cli.bench_report import table, write_results
 from mie.errors import ConfigError
 
 _EPILOG = """\
@@ -56,6 +57,9 @@ def add_parser(
         help = f"{text} (default: {default})"
         parser.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=help)
     parser.add_argument("--json", action="store_true", help="print a JSON object for each cluster")
+    parser.add_argument(
+        "--output-json", metavar="FILE", help="also write the figures to a file, as JSON"
+    )
     parser.set_defaults(run=run)
     return parser
 
@@ -76,14 +80,12 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--request-router {args.request_router!r} is unknown; known are {', '.join(ROUTERS)}"
         )
-    rows = (
+    rows = [
         simulate_cluster(load, size, router) for size in _sizes(args.replicas) for router in routers
-    )
-    if args.json:
-        for row in rows:
-            print(json.dumps(row), flush=True)
-    else:
-        print("\n".join(cluster_table(rows)))
+    ]
+    if args.output_json is not None:
+        write_results(Path(args.output_json), {"clusters": rows})
+    print("\n".join(map(json.dumps, rows) if args.json else cluster_table(rows)))
     return 0
 
 

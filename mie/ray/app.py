@@ -11,7 +11,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
-from mie.ray.config import MAX_CHUNKS_PER_SECOND, ROUTERS, ReplicaConfig
+from mie.ray.config import ROUTERS, ReplicaConfig
 from mie.ray.front import front_app
 from mie.ray.replica import Replica
 from mie.serve.config import ServeConfig
@@ -25,15 +25,13 @@ HEALTH_SECONDS = 2.0
 def build_openai_app(config: ReplicaConfig | Mapping[str, Any]) -> Application:
     """Return replicas of the server behind Ray's HTTP proxies, for `ray.serve.run`.
 
-    A mapping has the fields of `ReplicaConfig`, and its ``server`` those of `ServeConfig`. That is
-    what the ``args`` of a Serve config file are.
+    A mapping is as `ReplicaConfig.of` takes it, such as the ``args`` of a Serve config file.
 
     Raises:
         ConfigError: a setting is unknown, or out of range.
     """
     if isinstance(config, Mapping):
-        server = {"max_chunks_per_second": MAX_CHUNKS_PER_SECOND, **config.get("server", {})}
-        config = ReplicaConfig(**{**config, "server": ServeConfig(**server)})
+        config = ReplicaConfig.of(config)
     front = serve.deployment(
         serve.ingress()(_Ingress),
         name="Front",

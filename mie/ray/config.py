@@ -53,6 +53,16 @@ class ReplicaConfig:
         check_real("num_gpus", self.num_gpus, 0)
         EngineArgs(**self.engine_settings)  # refuses what is wrong before anything is started
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ReplicaConfig:
+        """Return what plain data describes: these fields, and those of `ServeConfig` in "server".
+
+        Raises:
+            ConfigError: a setting is unknown, or out of range.
+        """
+        server = {"max_chunks_per_second": MAX_CHUNKS_PER_SECOND, **values.get("server", {})}
+        return cls(**{**values, "server": ServeConfig(**server)})
+
     @property
     def engine_settings(self) -> dict[str, Any]:
         """The arguments of an engine, which uses the CPUs that Ray gives it."""

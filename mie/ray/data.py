@@ -37,8 +37,9 @@ def generate(
     A row has an ``id``, which is unique text, one of ``prompt``, ``messages`` and
     ``prompt_token_ids``, and optionally ``sampling_params``: a struct, or JSON text. Its answer
     adds ``generated_text`` and ``finish_reason`` of the first choice, ``error`` (None, or why there
-    is no answer), and ``output``, which is all of `RequestOutput` as JSON. Answers depend on
-    neither the number of actors nor the order, because an id stands in for a missing seed.
+    is no answer), and ``output``, which is the `RequestOutput` as JSON, without its metrics.
+    Answers depend on neither the number of actors nor the order, because an id stands in for a
+    missing seed.
 
     Answered batches are kept in the directory ``checkpoint``, which all machines must share. A
     later call takes the rows that it finds there, and computes the others.
@@ -136,7 +137,8 @@ def _result(output: RequestOutput) -> dict[str, str | None]:
         "generated_text": None if first is None else first.text,
         "finish_reason": None if first is None else first.finish_reason,
         "error": output.error,
-        "output": json.dumps(output.as_dict()),
+        # Times and cache hits depend on what else ran, and an answer does not.
+        "output": json.dumps({**output.as_dict(), "metrics": None, "num_cached_tokens": None}),
     }
 
 

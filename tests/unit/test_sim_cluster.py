@@ -89,7 +89,7 @@ def test_requests_that_depend_on_others_are_refused():
 
 
 def test_the_page_has_the_table_of_the_results():
-    rows = [json.loads(line) for line in (DOCS / "scale.jsonl").read_text().splitlines()]
+    rows = json.loads((DOCS / "scale.json").read_text(encoding="utf-8"))["clusters"]
     table = "\n".join(cluster_table(rows))
     assert table in (DOCS / "scale.md").read_text(encoding="utf-8")
     found = [(row["num_replicas"], row["router"]) for row in rows]
@@ -98,10 +98,13 @@ def test_the_page_has_the_table_of_the_results():
         assert simulate_cluster(ClusterLoad(), row["num_replicas"], row["router"]) == row
 
 
-def test_the_command_prints_a_table_or_json(capsys):
+def test_the_command_prints_a_table_or_json(capsys, tmp_path):
     options = ("sim", "cluster", "--requests-per-replica", "4", "--replicas", "1,2")
-    assert main(options) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert main((*options, "--output-json", str(tmp_path / "out.json"))) == 0
+    table = capsys.readouterr().out.splitlines()
+    rows = json.loads((tmp_path / "out.json").read_text())["clusters"]
+    assert list(cluster_table(rows)) == table
+    assert len(table) == 6
     assert main((*options, "--request-router", "prefix", "--json")) == 0
     sizes = [json.loads(line)["num_replicas"] for line in capsys.readouterr().out.splitlines()]
     assert sizes == [1, 2]
