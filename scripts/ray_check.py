@@ -1,6 +1,6 @@
 """Check ``mie serve --replicas`` and ``mie.ray.generate`` on a Ray cluster of this machine.
 
-    python scripts/ray_check.py [serve] [data]      # needs pip install 'mie[ray]'
+    python scripts/ray_check.py [ingress] [serve] [data]    # needs pip install 'mie[ray]'
     python scripts/ray_check.py routers [--vllm-router VENV/bin/vllm-router]
 
 It prints a line for each check, the figures as JSON at the end, and exits with 1 if something is
@@ -28,6 +28,7 @@ import ray
 import ray.data
 from ray import serve
 from ray_checks.load import (
+    PATIENCE,
     answers,
     client_of,
     end_of_stream,
@@ -38,10 +39,10 @@ from ray_checks.load import (
 )
 from serve_checks.server import RunningServer, serving
 
+import mie.ray
 from mie.cli.serve import with_server_defaults
 from mie.ray.app import build_replicas
 from mie.ray.config import ROUTERS, ReplicaConfig
-from mie.ray.data import generate
 from mie.ray.server import APP, connected
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
@@ -200,6 +201,24 @@ def latencies(server: RunningServer) -> dict[str, float]:
     return {name: round(results[name], 1) for name in names}
 
 
+async def check_ingress(checks: Checks) -> None:
+    """Check the application behind Ray's own proxy, deployed from plain data as by KubeRay."""
+    port = free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    args = {"engine": with_server_defaults(ENGINE), "num_replicas": 2, "num_cpus": CPUS}
+    await asyncio.to_thread(serve.run, mie.ray.build_openai_app(args), name="front")
+    url = f"http://127.0.0.1:{port}"
+    async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE) as client:
+        bodies = [seeded(number) for number in (1, 2)]
+        one, other = [await client.post("/v1/completions", json=body) for body in bodies]
+        checks.expect(one.status_code == other.status_code == 200, "Ray's proxy answers")
+        ends = [await end_of_stream(client, {**body, "ignore_eos": True}) for body in bodies]
+        checks.expect(ends == ["complete"] * 2, "Ray's proxy streams", ends)
+        said = (await client.get("/health")).json()
+        checks.expect(len(said["replicas"]) == 2, "and asks all replicas", said)
+    await asyncio.to_thread(serve.shutdown)
+
+
 def check_data(checks: Checks) -> None:
     """Check batches: one engine here, and one or two actors."""
     from mie.batch import answers as answers_here
@@ -221,7 +240,7 @@ def check_data(checks: Checks) -> None:
             (2, directory, rows),
         ):
             dataset = ray.data.from_items([{**row, "sampling_params": params} for row in todo])
-            found = generate(
+            found = mie.ray.generate(
                 dataset, settings, num_actors=number, num_cpus=CPUS, batch_size=8, checkpoint=kept
             ).take_all()
             texts = {row["id"]: row["generated_text"] for row in found}
@@ -296,16 +315,16 @@ def serve_twice(checks: Checks, directory: Path) -> None:
 def main() -> int:
     """Run the checks, and return the exit code."""
     parser = argparse.ArgumentParser(description="Check mie on Ray.")
-    parser.add_argument(
-        "parts", nargs="*", metavar="PART", help="serve, data or routers (default: serve data)"
-    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help="ingress, serve, data or routers")
     parser.add_argument(
         "--vllm-router", metavar="COMMAND", help="vLLM's router, where it is installed"
     )
     args = parser.parse_args()
-    parts = args.parts or ["serve", "data"]
+    parts = args.parts or ["ingress", "serve", "data"]
     checks = Checks()
     with connected(None, 3 * CPUS), tempfile.TemporaryDirectory() as directory:
+        if "ingress" in parts:
+            asyncio.run(check_ingress(checks))
         if "serve" in parts:
             serve_twice(checks, Path(directory))
         if "data" in parts:

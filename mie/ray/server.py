@@ -85,9 +85,11 @@ def replicas(config: ReplicaConfig) -> Iterator[DeploymentHandle]:
     """
     serve.start(proxy_location="Disabled")
     try:
-        yield serve.run(build_replicas(config), name=APP, route_prefix=None)
-    except RuntimeError as error:
-        raise EngineDeadError(f"the replicas did not start: {error}") from error
+        try:
+            handle = serve.run(build_replicas(config), name=APP, route_prefix=None)
+        except RuntimeError as error:
+            raise EngineDeadError(f"the replicas did not start: {error}") from error
+        yield handle
     finally:
         serve.delete(APP)
 
@@ -111,9 +113,11 @@ class _Server:
         started = asyncio.ensure_future(self._uvicorn.is_started.wait())
         await asyncio.wait((serving, started), return_when=asyncio.FIRST_COMPLETED)
         started.cancel()
-        url = url_of(listener, self._config.server)
-        print(f"[{self._config.num_replicas} replicas]", file=sys.stderr)
-        print(f"[listening on {url}]", file=sys.stderr, flush=True)
+        model, url = (
+            self._config.engine.get("model", "bundled"),
+            url_of(listener, self._config.server),
+        )
+        print(f"[replicas of {model} on Ray]\n[listening on {url}]", file=sys.stderr, flush=True)
         await serving
         return 0
 

@@ -18,7 +18,7 @@ def test_replicas_serve_as_one_engine_does(tmp_path: Path):
     """Equal bytes, hit rate, a killed replica, a disconnect, restarts, scaling, and 64 streams."""
     log = tmp_path / "log"
     with log.open("w") as file:
-        command = [sys.executable, str(ROOT / "scripts" / "ray_check.py"), "serve", "data"]
+        command = [sys.executable, str(ROOT / "scripts" / "ray_check.py")]
         code = subprocess.run(command, stdout=file, stderr=file, cwd=ROOT, check=False).returncode
     text = log.read_text()
     assert code == 0, text[-4000:]
