@@ -81,9 +81,15 @@ def replicas(config: ReplicaConfig) -> Iterator[DeploymentHandle]:
     """Run the replicas of a model, and return the handle that reaches them.
 
     Raises:
+        ConfigError: the cluster serves them already.
         EngineDeadError: they did not start.
     """
     serve.start(proxy_location="Disabled")
+    if APP in serve.status().applications:
+        raise ConfigError(
+            f"the cluster serves an application named {APP!r} already (end that mie serve, or run: "
+            "serve shutdown)"
+        )
     try:
         try:
             handle = serve.run(build_replicas(config), name=APP, route_prefix=None)
