@@ -28,6 +28,12 @@ class RequestMetrics:
     """Prompt tokens found in the prefix cache at the first admission, in full blocks or in part."""
     num_copied_blocks: int = 0
     """Blocks copied for it, at forks and for partial hits in the prefix cache."""
+    num_reasoning_tokens: int = 0
+    """Tokens of its answer's reasoning, counted at its end."""
+    num_tool_calls: int = 0
+    """Calls of tools in its answer, counted at its end."""
+    num_unparsed_calls: int = 0
+    """Opening tags of calls in its answer that no call followed, so that they stayed text."""
 
     @property
     def queue_time(self) -> float | None:
@@ -67,6 +73,9 @@ class RequestMetrics:
             "num_recomputed_tokens",
             "num_cached_tokens",
             "num_copied_blocks",
+            "num_reasoning_tokens",
+            "num_tool_calls",
+            "num_unparsed_calls",
         )
         return {name: getattr(self, name) for name in names}
 

@@ -7,12 +7,14 @@ them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mie.errors import RequestError
 from mie.params.structured import StructuredOutputsParams
+from mie.structured.schemas import COMPACT, close
 from mie.text.printable import printable
 from mie.text.tokenizer import Tokenizer
 
@@ -33,13 +35,11 @@ FUEL = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000}
 With its own, a mask of ``((a{1000}){1000}){1000}`` takes seconds.
 """
 
+_RULE = re.compile(r"^[^\n:]*:", re.MULTILINE)
+"""The beginning of a rule. Each has a line of its own."""
+
 MAX_REASON = 400
 """Maximum number of characters of the library's reason in a message. Some list all tokens."""
-
-_SCHEMAS = {"$defs", "definitions", "properties", "patternProperties"} | {
-    *("allOf", "anyOf", "oneOf", "prefixItems"),
-}
-"""Keywords whose value is a mapping or a list of schemas."""
 
 
 class Grammars:
@@ -146,13 +146,13 @@ def _grammar(params: StructuredOutputsParams) -> tuple[str, str]:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice)
         return "choice", matchers.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
     if params.grammar is not None:
-        _check_num_rules("grammar", params.grammar.count(":"))
+        _check_num_rules("grammar", _num_rules(params.grammar))
         return "grammar", matchers.grammar_from_lark(params.grammar)
     text = '{"type": "object"}' if params.json_object else str(params.json)
     _check_num_rules("json schema", text.count('"$ref":'))
     schema = json.loads(text)
     if params.disable_additional_properties:
-        _close(schema)
+        close(schema)
     return "json schema", matchers.grammar_from_json_schema(schema, overrides=_json_options(params))
 
 
@@ -164,26 +164,27 @@ def _check_num_rules(kind: str, count: int) -> None:
         )
 
 
+def _num_rules(grammar: str) -> int:
+    """Return the number of rules of a grammar, and of references in the schemas in it."""
+    first, *pieces = grammar.split("%json")
+    count = len(_RULE.findall(first))
+    for piece in pieces:
+        try:
+            schema, end = json.JSONDecoder().raw_decode(piece.lstrip())
+        except (ValueError, RecursionError):
+            end = 0  # the library refuses it
+        else:
+            count += json.dumps(schema).count('"$ref":')
+        count += len(_RULE.findall(piece.lstrip(), end))
+    return count
+
+
 def _json_options(params: StructuredOutputsParams) -> Any:
     if params.whitespace_pattern is not None:
         return {"whitespace_pattern": params.whitespace_pattern}
     if params.disable_any_whitespace:
-        return {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+        return dict(COMPACT)
     return {"whitespace_flexible": True}
-
-
-def _close(schema: Any) -> None:
-    """Forbid further properties if a schema names some and does not mention others."""
-    if not isinstance(schema, dict):
-        return
-    for name in _SCHEMAS & schema.keys():
-        inner = schema[name]
-        for each in inner.values() if isinstance(inner, dict) else inner:
-            _close(each)
-    for name in ("items", "additionalProperties"):
-        _close(schema.get(name))
-    if "properties" in schema:
-        schema.setdefault("additionalProperties", False)
 
 
 def _library() -> Any:

@@ -50,8 +50,10 @@ ROOMS = {
         mie={"errors", "system"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
     "routing": Room(mie={"config.engine"}),
+    "page": Room(mie={"arithmetic", "errors", "events", "replay"}),
     # level 2
     "structured": Room(mie={"errors", "params", "text"}, packages={"llguidance"}),
+    "tools": Room(mie={"errors", "params.structured", "structured.schemas"}),
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
     "ops_gpu": Room(
         mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
@@ -110,6 +112,7 @@ ROOMS = {
             "stats",
             "system.interrupts",
             "text",
+            "tools",
         },
         packages={"tqdm"},
     ),
@@ -130,13 +133,14 @@ ROOMS = {
             "checkpoint.generation",
             "config.engine",
             "config.engine_args",
-            "config.request_limits",
+            "engine.look",
             "engine.metrics",
             "engine_thread",
             "errors",
             "frontend",
             "llm",
             "params",
+            "sched.waiting",
             "stats.step",
             "text",
         }
@@ -195,13 +199,20 @@ ROOMS = {
         mie={
             "async_llm",
             "config",
+            "engine.look",
             "engine.metrics",
             "engine_thread",
             "errors",
+            "events",
             "frontend",
+            "page",
             "params",
+            "replay",
+            "reprs",
+            "sched.waiting",
             "stats",
             "text",
+            "tools.calls",
             "version",
         },
         packages={
@@ -240,6 +251,7 @@ ROOMS = {
             "events",
             "frontend.outputs",
             "llm",
+            "page",
             "replay",
             "params.sampling",
             "ray",
@@ -247,6 +259,7 @@ ROOMS = {
             "serve",
             "sim",
             "system",
+            "text.tokenizer",  # trace
             "version",
         },
         packages={"tqdm", "prompt_toolkit"},  # prompt_toolkit only in chat_input
@@ -264,6 +277,7 @@ ROOMS = {
             "params.sampling",
             "params.structured",
             "system.logs",
+            "tools.calls",
             "version",
         }
     ),
