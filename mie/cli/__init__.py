@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mie.cli import bench, chat, diff, doctor, generate, inspect, serve, sim, trace
+from mie.cli import batch, bench, chat, diff, doctor, generate, inspect, serve, sim, trace
 from mie.cli.parser import Parser
 from mie.errors import MieError, TooLittleMemoryError
 from mie.system.logs import logging_to_stderr
@@ -30,6 +30,7 @@ examples:
   mie generate --model ./Qwen3-0.6B --chat "Why?"   any Llama, Mistral, Qwen2 or Qwen3 directory
   mie chat                                          a conversation
   mie serve                                         a server of OpenAI's interface on port 8000
+  mie batch in.jsonl out.jsonl                      a file in OpenAI's batch form, resumable
   mie inspect ./Qwen3-0.6B                          its architecture and memory use
   mie trace run.jsonl                               what the scheduler did in a run, step by step
   mie bench serve --request-rate 8                  latencies and throughput under a load
@@ -88,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mie {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (generate, chat, serve, inspect, trace, bench, sim, diff, doctor):
+    for command in (generate, chat, serve, batch, inspect, trace, bench, sim, diff, doctor):
         command.add_parser(commands)
     return parser
 

@@ -85,7 +85,7 @@ def prompts_from_stdin() -> list[str]:
     Raises:
         RequestError: a line is not UTF-8, or there are no lines.
     """
-    lines = [_decoded(raw, f"standard input, line {i}") for i, raw in _lines("-")]
+    lines = [_decoded(raw, f"standard input, line {i}") for i, raw in lines_of("-")]
     if not lines:
         raise RequestError(
             "no prompt: standard input is empty; pass prompts as arguments, one per line on"
@@ -100,10 +100,10 @@ def from_json_lines(path: str, model: str) -> Iterator[CliRequest | RefusedReque
     ``model`` is the loaded model. A line in OpenAI's batch form may not name another.
     """
     name = "standard input" if path == "-" else path
-    for number, raw in _lines(path):
+    for number, raw in lines_of(path):
         origin = Origin(source=f"{name}, line {number}", line=number)
         try:
-            values = _object(_decoded(raw, origin.source), origin.source)
+            values = json_object(raw, origin.source)
             origin = replace(origin, ids=_taken(values, "id", "custom_id"))
             if is_batch_line(values):
                 batch = BatchLine(values=values, source=origin.source)
@@ -114,8 +114,8 @@ def from_json_lines(path: str, model: str) -> Iterator[CliRequest | RefusedReque
             yield RefusedRequest(origin=origin, error=str(error))
 
 
-def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """Return the lines that are not blank, numbered from 1."""
+def lines_of(path: str) -> Iterator[tuple[int, bytes]]:
+    """Return the lines that are not blank, numbered from 1. "-" is standard input."""
     lines = _read(path).removeprefix(b"\xef\xbb\xbf").split(b"\n")
     return ((i, line.rstrip(b"\r")) for i, line in enumerate(lines, start=1) if line.strip())
 
@@ -126,7 +126,7 @@ def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise RequestError(f"cannot read --input {path}: {error.strerror or error}") from error
+        raise RequestError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _decoded(raw: bytes, source: str) -> str:
@@ -138,7 +138,9 @@ def _decoded(raw: bytes, source: str) -> str:
         ) from error
 
 
-def _object(text: str, source: str) -> dict[str, Any]:
+def json_object(raw: bytes, source: str) -> dict[str, Any]:
+    """Return the JSON object on a line, or raise `RequestError`."""
+    text = _decoded(raw, source)
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mie.cli.options import DEFAULT_MODEL, add_trace_option, closing_quietly, open_trace
+from mie.cli.ray_options import add_serving_options, is_on_ray, serve_on_ray
 from mie.config.arguments import add_settings, given
 from mie.config.engine_args import EngineArgs
 from mie.errors import ConfigError, MissingExtraError
@@ -108,6 +109,7 @@ def add_parser(
         help="YAML file with options, such as 'port: 9000'; the command line overrides it",
     )
     add_trace_option(parser)
+    add_serving_options(parser)
     EngineArgs.add_cli_args(parser, omit=_omitted(ServeConfig))
     for action in parser._actions:
         if action.dest in _DEFAULTS:
@@ -138,6 +140,8 @@ def run(args: argparse.Namespace) -> int:
     )
     settings = engine_settings(args)
     EngineArgs(**settings)  # refuses bad values before anything is opened
+    if is_on_ray(args):
+        return serve_on_ray(args, config, settings)
     if args.trace is None:
         return _serve(config, settings, None)
     file = open_trace(args.trace)
@@ -155,11 +159,16 @@ def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
     from mie.serve.config import ServeConfig
 
     settings = given(args, EngineArgs, omit=_omitted(ServeConfig))
+    return {**with_server_defaults(settings), "model": model}
+
+
+def with_server_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of the engine, completed by the server's own defaults."""
     defaults = {name: value for name, (value, _) in _DEFAULTS.items()}
     is_plain = settings.get("linear_plan") == "plain" or "kv_cache_dtype" in settings
     if settings.get("backend", "numpy") != "numpy" or is_plain:
         del defaults["batch_invariant"]
-    return {**defaults, **settings, "model": model}
+    return {**defaults, **settings}
 
 
 def _omitted(config: type[ServeConfig]) -> tuple[str, ...]:

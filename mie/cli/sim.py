@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mie.checkpoint.tensors import num_parameters
+from mie.cli import sim_cluster
 from mie.cli.bench_options import costs_as_place, simulated_config
 from mie.cli.bench_report import number, place_line, table
 from mie.cli.options import add_engine_options
@@ -60,6 +61,7 @@ def add_parser(
     _add_output(calibrate, "the costs")
     calibrate.set_defaults(run=_run_calibrate)
     _add_predict(commands)
+    sim_cluster.add_parser(commands)
     return parser
 
 

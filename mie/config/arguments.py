@@ -83,7 +83,7 @@ def _argparse_keywords(default: object, declared: Setting) -> dict[str, Any]:
     help_text = describe(default, declared).replace("%", "%%")
     if declared.kind == "switch":
         return {"action": argparse.BooleanOptionalAction, "help": help_text}
-    types = {"integer": int, "size": size_argument, "number": float, "mapping": _json_object}
+    types = {"integer": int, "size": size_argument, "number": float, "mapping": json_object}
     return {
         "type": types.get(declared.kind, str),
         "metavar": _METAVARS[declared.kind],
@@ -91,7 +91,8 @@ def _argparse_keywords(default: object, declared: Setting) -> dict[str, Any]:
     }
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Return the object that an argument is, for argparse."""
     try:
         value = json.loads(text)
     except ValueError as error:

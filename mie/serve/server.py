@@ -69,7 +69,7 @@ class Server:
         self._config = config
         self._edge: Edge = self.app.state.edge
         self._is_ending: asyncio.Event | None = None
-        self._uvicorn = _Uvicorn(_options(self.app, config))
+        self._uvicorn = Uvicorn(uvicorn_config(self.app, config))
 
     async def run(
         self, listener: socket.socket, on_ready: Callable[[str], object] = lambda url: None
@@ -92,13 +92,13 @@ class Server:
         assert self._is_ending is not None
         for line in await summary(self._engine, self._config):
             self._say(line)
-        _listen(listener)
+        listen(listener)
         serving = asyncio.ensure_future(self._uvicorn.serve([listener]))
         started = asyncio.ensure_future(self._uvicorn.is_started.wait())
         await asyncio.wait((serving, started), return_when=asyncio.FIRST_COMPLETED)
         started.cancel()
         if not serving.done():
-            url = _url(listener, self._config)
+            url = url_of(listener, self._config)
             self._say(f"listening on {url}")
             on_ready(url)
         ending = asyncio.ensure_future(self._is_ending.wait())
@@ -146,7 +146,7 @@ class Server:
             print(f"[{line}]", file=sys.stderr, flush=True)
 
 
-class _Uvicorn(uvicorn.Server):
+class Uvicorn(uvicorn.Server):
     """Uvicorn without its signal handlers, and with an event that tells that it has started."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -164,6 +164,7 @@ class _Uvicorn(uvicorn.Server):
             connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and set the event."""
         await super().startup(sockets=sockets)
         self.is_started.set()
 
@@ -197,7 +198,8 @@ def check_sockets(config: ServeConfig) -> None:
         ) from error
 
 
-def _options(app: Starlette, config: ServeConfig) -> uvicorn.Config:
+def uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
+    """Return how uvicorn serves an application."""
     return uvicorn.Config(
         app,
         ssl_keyfile=config.ssl_keyfile,
@@ -256,7 +258,8 @@ def _bound_to_port(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _listen(listener: socket.socket) -> None:
+def listen(listener: socket.socket) -> None:
+    """Let connections come to a socket of `bound`, or raise `ConfigError`."""
     try:
         listener.listen(BACKLOG)
     except OSError as error:  # another process has bound the address as well
@@ -291,7 +294,7 @@ def _is_served(path: str) -> bool:
     return True
 
 
-def _url(listener: socket.socket, config: ServeConfig) -> str:
+def url_of(listener: socket.socket, config: ServeConfig) -> str:
     """Return where clients find the server."""
     scheme = "http" if config.ssl_certfile is None else "https"
     if config.uds is not None:

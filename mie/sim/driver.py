@@ -150,7 +150,7 @@ class _Run:
         try:
             self._bench.engine.add_request(
                 prompt,
-                _params(request),
+                params_of(request),
                 request.request_id,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
@@ -198,7 +198,7 @@ class _Run:
             self._seats.append(now)
 
 
-def _params(request: WorkloadRequest) -> SamplingParams:
+def params_of(request: WorkloadRequest) -> SamplingParams:
     """Return the parameters for exactly ``max_tokens`` tokens.
 
     Choices of one request must differ, or they would share all blocks. So they are sampled, and a

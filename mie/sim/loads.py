@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from types import MappingProxyType
 
 from mie.config.engine import check_integer, check_real
 from mie.sim.clock import MILLISECOND, SECOND
-from mie.sim.draws import Draws, Fixed, Lengths, LogNormal, Uniform
+from mie.sim.draws import Draws, Fixed, Lengths, LogNormal, Uniform, exp, ln
 from mie.sim.workload import Answer, Part, Text, Workload, WorkloadRequest
 
 SHARED_TEXT = 0
@@ -102,6 +104,40 @@ def independent(
 
 def _shared(length: int) -> tuple[Part, ...]:
     return (Text(SHARED_TEXT, length),) if length else ()
+
+
+def skewed_prefixes(
+    *,
+    num_requests: int = 1000,
+    num_prefixes: int = 100,
+    exponent: float = 1.0,
+    prefix_len: int = 512,
+    input_len: Lengths = Uniform(16, 64),
+    output_len: Lengths = Uniform(8, 24),
+    request_rate: float | None = 10.0,
+    seed: int = 0,
+) -> Workload:
+    """Return requests that begin with one of several texts, some of them far more often.
+
+    The popularity of prefix number k is 1 / k to the ``exponent`` (Zipf's law).
+    """
+    settings = _described(locals())
+    check_integer("num_prefixes", num_prefixes, 1)
+    draws = Draws(seed)
+    sums = list(accumulate(exp(-exponent * ln(k)) for k in range(1, num_prefixes + 1)))
+    requests = []
+    for number, moment in enumerate(arrivals(draws, num_requests, request_rate)):
+        prefix = bisect_right(sums, draws.uniform() * sums[-1], hi=num_prefixes - 1)
+        own = Text(1 + num_prefixes + number, input_len.draw(draws))
+        requests.append(
+            WorkloadRequest(
+                request_id=str(number),
+                prompt=(Text(1 + prefix, prefix_len), own),
+                max_tokens=output_len.draw(draws),
+                arrival_ns=moment,
+            )
+        )
+    return Workload(name="skewed-prefixes", requests=tuple(requests), settings=settings)
 
 
 def chats(

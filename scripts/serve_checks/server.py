@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx2
 
 KEY = "right-key"
-START_SECONDS = 120
+START_SECONDS = 300
 STOP_SECONDS = 60
 
 
@@ -71,7 +71,7 @@ def serving(log: Path, options: Sequence[str] = (), *, key: str = KEY) -> Iterat
     """Start ``mie serve`` on a free port, and end it with SIGTERM.
 
     Raises:
-        RuntimeError: it does not answer within two minutes, or does not end with exit code 0.
+        RuntimeError: it does not answer within five minutes, or does not end with exit code 0.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -305,7 +305,7 @@ def test_help_and_version() -> None:
         (("--dtype", "float12", "Hi"), "float12"),
         (("--backend", "abacus", "Hi"), "abacus"),
         (("--system", "Be brief.", "Hi"), "--system needs --chat"),
-        (("--input", "no-such-file"), "cannot read --input no-such-file"),
+        (("--input", "no-such-file"), "cannot read no-such-file"),
         (("--input", "-", "Hi"), "--input cannot be combined with"),
         (("Hi", ""), "prompt 2 is empty"),
         ((), "standard input is empty"),

@@ -49,6 +49,7 @@ ROOMS = {
     "checkpoint": Room(
         mie={"errors", "system"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
+    "routing": Room(mie={"config.engine"}),
     "page": Room(mie={"arithmetic", "errors", "events", "replay"}),
     # level 2
     "structured": Room(mie={"errors", "params", "text"}, packages={"llguidance"}),
@@ -144,6 +145,7 @@ ROOMS = {
             "text",
         }
     ),
+    "batch": Room(mie={"errors", "frontend.outputs", "llm", "params.sampling"}),
     # level 5: the edges
     "doctor": Room(
         mie={
@@ -184,6 +186,7 @@ ROOMS = {
             "memory",  # book.capacity fills it directly
             "params.sampling",
             "replay",
+            "routing",
             "sched",
             "stats.step",
             "system.files",
@@ -222,10 +225,24 @@ ROOMS = {
             "yaml",
         },
     ),
+    "ray": Room(  # the server's application in replicas, and the front of them
+        mie={
+            "async_llm",
+            "batch",
+            "config",
+            "errors",
+            "frontend.outputs",
+            "llm",
+            "routing",
+            "serve",
+        },
+        packages={"pyarrow", "ray", "starlette"},
+    ),
     "cli": Room(
         mie={
             "arithmetic",
             "async_llm",  # serve
+            "batch",
             "checkpoint",
             "config",
             "diff",
@@ -237,6 +254,7 @@ ROOMS = {
             "page",
             "replay",
             "params.sampling",
+            "ray",
             "reprs",
             "serve",
             "sim",
@@ -274,7 +292,9 @@ LAZY = {
     "prometheus_client",
     "prompt_toolkit",
     "psutil",
+    "pyarrow",
     "pydantic",
+    "ray",
     "starlette",
     "tokenizers",
     "torch",
@@ -285,7 +305,7 @@ LAZY = {
 }
 """Packages that are optional or slow to import. They may be imported only inside functions."""
 
-LAZY_ROOMS = {"serve"}
+LAZY_ROOMS = {"ray", "serve"}
 """Rooms that may import what is `LAZY` with the module, because other rooms import them lazily."""
 
 NO_CLOCK = {"sched": {"time", "datetime", "random"}, "memory": {"time", "datetime", "random"}}
@@ -382,7 +402,8 @@ def arrows(root: Path) -> Iterator[str]:
                 known = any(f"{rest}.".startswith(f"{allowed}.") for allowed in ROOMS[room].mie)
                 if not own and not known:
                     yield f"{where} {room} may not know {found.name}"
-                if not own and room_of(rest) in LAZY_ROOMS and found.is_eager:
+                is_lazy = room_of(rest) in LAZY_ROOMS and room not in LAZY_ROOMS
+                if is_lazy and found.is_eager:
                     yield f"{where} {found.name} must be imported inside a function"
             elif top in sys.stdlib_module_names:
                 if top in NO_CLOCK.get(room, ()):

@@ -1,0 +1,189 @@
+"""Implement ``mie batch``: answer a file in OpenAI's batch form, and go on where a run stopped."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from mie.cli.openai_batch import BatchLine, refusal
+from mie.cli.options import DEFAULT_MODEL, add_engine_options, engine_options
+from mie.cli.ray_options import add_ray_options
+from mie.cli.requests import json_object, lines_of
+from mie.cli.serve import with_server_defaults
+from mie.errors import ConfigError, RequestError
+from mie.reprs import count
+
+if TYPE_CHECKING:
+    from mie.frontend.outputs import RequestOutput
+
+_EPILOG = """\
+A line of IN is a request in the form of OpenAI's batch files:
+  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
+A line of OUT is the record that answers it, in the order in which requests end. A request that
+fails has a record with an "error", and the exit code is then 1.
+
+A restart goes on where a run stopped: it skips every custom_id that OUT has, those with an error as
+well. Delete their lines to run them again. A custom_id stands in for a missing seed, so the answers
+depend on neither the order, a restart nor the number of replicas.
+
+--replicas N answers with N engines on Ray (pip install 'mie[ray]'). It pays with a GPU or a machine
+for each replica. On one CPU one engine with a larger --max-num-seqs is faster.
+
+examples:
+  mie batch in.jsonl out.jsonl --max-num-seqs 64
+  mie batch in.jsonl out.jsonl --model ./Qwen3-0.6B --replicas 4 --ray-address auto
+"""
+
+
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Add ``mie batch`` to the command line. Its parser sets ``run``."""
+    parser = subparsers.add_parser(
+        "batch",
+        help="answer a file in OpenAI's batch form",
+        description="Answer a file in OpenAI's batch form, and go on where a run stopped.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("input", metavar="IN", help="file of requests, one on each line")
+    parser.add_argument("output", metavar="OUT", help="file to which records are added")
+    add_ray_options(parser)
+    add_engine_options(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer what OUT lacks, and return the exit code: 1 if a request failed, else 0.
+
+    Raises:
+        ConfigError: an option is wrong, or OUT cannot be written.
+        RequestError: IN cannot be read, or has a line without a custom_id of its own.
+        ModelError: the model cannot be used.
+    """
+    model = args.model or DEFAULT_MODEL
+    lines = _read(args.input)
+    settings = with_server_defaults(engine_options(args))
+    with _opened(args.output) as output:
+        done = _finished(output, args.output)
+        todo = {key: line for key, line in lines.items() if key not in done}
+        num_failed = 0
+        for record in _records(todo, model, settings, args):
+            output.write(json.dumps(record).encode() + b"\n")
+            output.flush()
+            num_failed += record["error"] is not None
+    numbers = [f"{count(len(todo) - num_failed, 'request')} answered"]
+    numbers += [f"{num_failed:,} failed"] if num_failed else []
+    numbers += [f"{len(lines) - len(todo):,} done before"] if len(lines) > len(todo) else []
+    print(f"[{' · '.join(numbers)}]", file=sys.stderr)
+    return int(num_failed > 0)
+
+
+def _read(path: str) -> dict[str, BatchLine]:
+    """Return the lines of IN by their custom_id."""
+    lines: dict[str, BatchLine] = {}
+    for number, raw in lines_of(path):
+        source = f"{path}, line {number}"
+        values = json_object(raw, source)
+        key = values.pop("custom_id", None)
+        if not isinstance(key, str) or not key:
+            raise RequestError(f"{source} needs a custom_id, which is text; got {key!r}")
+        if key in lines:
+            raise RequestError(f"{source}: custom_id {key!r} is also that of {lines[key].source}")
+        lines[key] = BatchLine(values=values, source=source)
+    return lines
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
+    """Open OUT for reading and adding, and keep other runs from it."""
+    try:
+        file = open(path, "a+b")  # noqa: SIM115  # closed below
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"{path} is being written by another mie batch") from error
+        yield file
+
+
+def _finished(output: BinaryIO, path: str) -> set[str]:
+    """Return every custom_id of OUT, and cut off the line that a run could not complete."""
+    output.seek(0)
+    done: set[str] = set()
+    size = 0
+    for number, raw in enumerate(output, start=1):
+        if not raw.endswith(b"\n"):
+            break
+        size += len(raw)
+        key = json_object(raw, f"{path}, line {number}").get("custom_id")
+        if not isinstance(key, str):
+            raise RequestError(f"{path}, line {number} has no custom_id; choose another OUT")
+        done.add(key)
+    output.truncate(size)
+    return done
+
+
+def _records(
+    todo: Mapping[str, BatchLine], model: str, settings: Mapping[str, Any], args: Any
+) -> Iterator[dict[str, Any]]:
+    """Yield the record of each line: first of those that are refused, then as requests end."""
+    requests: dict[str, Mapping[str, Any]] = {}
+    for key, line in todo.items():
+        try:
+            requests[key] = line.request(model)
+        except RequestError as error:
+            yield _failed(key, str(error))
+    for key, output in _answers(requests, model, settings, args) if requests else ():
+        if output.error is None:
+            yield {**todo[key].answer(output, model), "custom_id": key}
+        else:
+            yield _failed(key, f"{todo[key].source}: {output.error}")
+
+
+def _answers(
+    requests: Mapping[str, Mapping[str, Any]],
+    model: str,
+    settings: Mapping[str, Any],
+    args: argparse.Namespace,
+) -> Iterator[tuple[str, RequestOutput]]:
+    """Yield (custom_id, output) as requests end, on one engine here or on several with Ray."""
+    if args.replicas is None and args.ray_address is None:
+        from mie.batch import answers
+        from mie.llm import LLM
+
+        yield from answers(LLM(model, **settings), requests.items())
+    else:
+        yield from _answers_on_ray(requests, {**settings, "model": model}, args)
+
+
+def _answers_on_ray(
+    requests: Mapping[str, Mapping[str, Any]], engine: Mapping[str, Any], args: argparse.Namespace
+) -> Iterator[tuple[str, RequestOutput]]:
+    from mie.frontend.outputs import RequestOutput
+    from mie.ray import missing
+
+    try:
+        from mie.ray.data import generate_all
+        from mie.ray.server import connected
+    except ImportError as error:
+        raise missing(error) from error
+    number = 1 if args.replicas is None else args.replicas
+    cpus, gpus = args.replica_cpus or 1, args.replica_gpus or 0
+    with connected(args.ray_address, number * cpus):
+        rows = generate_all(requests, engine, num_actors=number, num_cpus=cpus, num_gpus=gpus)
+        for key, output in rows:
+            yield key, RequestOutput.from_dict(json.loads(output))
+
+
+def _failed(key: str, message: str) -> dict[str, Any]:
+    print(f"mie: error: {' '.join(message.split())}", file=sys.stderr)
+    return {"custom_id": key, **refusal(message)}

@@ -1,0 +1,34 @@
+"""Beyond one process: the server's application in replicas of Ray Serve, and batches on Ray Data.
+
+This room knows Ray, and no other does. Ray comes with the extra ``ray`` and is imported when a name
+of this module is used. What a request takes through the front needs no Ray to be tested.
+"""
+
+from typing import TYPE_CHECKING
+
+from mie.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from mie.ray.app import build_openai_app as build_openai_app
+    from mie.ray.config import ReplicaConfig as ReplicaConfig
+    from mie.ray.data import generate as generate
+
+__all__ = ["ReplicaConfig", "build_openai_app", "generate"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'mie.ray' has no attribute {name!r}")
+    try:
+        from mie.ray import app, config, data
+    except ImportError as error:
+        raise missing(error) from error
+    homes = {"ReplicaConfig": config, "build_openai_app": app, "generate": data}
+    return getattr(homes[name], name)
+
+
+def missing(error: ImportError) -> MissingExtraError:
+    """Return the error that names the extra."""
+    return MissingExtraError(
+        f"replicas need the package {error.name} (install it with: pip install 'mie[ray]')"
+    )

@@ -1,0 +1,82 @@
+"""Combine the answers of all replicas into one: metrics with labels, health, and the rest."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeAlias
+
+from mie.ray.call import Answer
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{?)")
+
+Combine: TypeAlias = Callable[[Sequence[Answer]], Answer]
+
+
+def joined_metrics(answers: Sequence[Answer]) -> Answer:
+    """Return all samples in Prometheus' text format, with a label for the replica."""
+    worst = _worst(answers)
+    if worst.status != 200:
+        return worst
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for each in answers:
+        name = ""
+        for line in each.body.decode().splitlines():
+            if line.startswith("# HELP "):
+                name = line.split(" ")[2]
+                samples.setdefault(name, [])
+            if line.startswith("#"):
+                heads.setdefault(name, []).append(line)
+            else:
+                samples[name].append(_labelled(line, each.replica))
+    lines = (line for name in samples for line in (*dict.fromkeys(heads[name]), *samples[name]))
+    return answers[0]._replace(body="".join(f"{line}\n" for line in lines).encode())
+
+
+def _labelled(sample: str, replica: str) -> str:
+    name, brace = _SAMPLE.match(sample).groups()  # type: ignore[union-attr]  # it is a sample
+    rest = sample[len(name) + len(brace) :]
+    return f'{name}{{replica="{replica}"{"," if brace else "}"}{rest}'
+
+
+def _health(answers: Sequence[Answer]) -> Answer:
+    """Return that the whole serves if any replica does, and what each of them says."""
+    best = _best(answers)
+    each = {answer.replica: json.loads(answer.body)["status"] for answer in answers}
+    body = {"status": each[best.replica], "replicas": each}
+    return best._replace(body=json.dumps(body).encode())
+
+
+def _load(answers: Sequence[Answer]) -> Answer:
+    total = sum(json.loads(answer.body)["server_load"] for answer in answers)
+    return answers[0]._replace(body=json.dumps({"server_load": total}).encode())
+
+
+def _best(answers: Sequence[Answer]) -> Answer:
+    return min(answers, key=lambda answer: answer.status)
+
+
+def _worst(answers: Sequence[Answer]) -> Answer:
+    return max(answers, key=lambda answer: answer.status)
+
+
+_OF_ROUTES: Mapping[str, Combine] = MappingProxyType(
+    {
+        "/metrics": joined_metrics,
+        "/health": _health,
+        "/ready": _health,
+        "/ping": _health,
+        "/load": _load,
+        "/reset_prefix_cache": _worst,
+    }
+)
+
+
+def combining(route: str) -> Combine | None:
+    """Return how the answers to a route are combined, or None if one replica answers it."""
+    if route.startswith("/v1/requests/"):  # a cancelled request runs on one of them
+        return _best
+    return _OF_ROUTES.get(route)

@@ -1,0 +1,119 @@
+"""The front: an ASGI application that hands each request to a replica."""
+
+from __future__ import annotations
+
+import logging
+from asyncio import CancelledError
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import Mount
+from starlette.types import Message, Receive, Scope, Send
+
+from mie.ray.call import Answer, Call
+from mie.ray.combine import Combine, combining
+from mie.serve.asgi import Failures, RootPath, answer, header, route_of
+from mie.serve.config import ServeConfig
+from mie.serve.errors import ApiError, body_of, unavailable
+from mie.serve.limits import BodyLimit
+from mie.serve.sse import DONE, DisconnectMiddleware
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 10.0
+"""Time that replicas get to answer what is asked of all of them."""
+
+
+def front_app(handle: DeploymentHandle, config: ServeConfig) -> Starlette:
+    """Return the application in front of the replicas that ``handle`` reaches.
+
+    The replicas' own applications check keys and count what waits.
+    """
+    app = Starlette(
+        routes=[Mount("/", app=Front(handle, config))],
+        middleware=[
+            Middleware(Failures),
+            *([Middleware(RootPath, path=config.root_path)] if config.root_path else []),
+            Middleware(BodyLimit, max_bytes=config.max_request_bytes),
+            Middleware(DisconnectMiddleware),
+        ],
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class Front:
+    """Hands requests over, and the answers back."""
+
+    def __init__(self, handle: DeploymentHandle, config: ServeConfig) -> None:
+        self._handle = handle
+        self._has_tenants = config.keys is not None and not config.share_prefix_cache
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = route_of(scope)
+        message = await receive()  # `DisconnectMiddleware` has read it all
+        tenant = ""
+        if self._has_tenants:
+            tenant = header(scope, b"authorization") or header(scope, b"x-api-key") or ""
+        call = Call.of(scope, message.get("body", b""), tenant)
+        combine = combining(route)
+        if combine is None:
+            await self._hand_over(call, scope, receive, send)
+        else:
+            await self._ask_all(call, combine, scope, receive, send)
+
+    async def _hand_over(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send a replica's answer on, or say that the replica is lost."""
+        batches = self._handle.options(method_name="stream", stream=True).remote(call)
+        head: Message | None = None
+        try:
+            async for batch in batches:
+                for message in batch:
+                    head = head or message
+                    await send(message)
+        except CancelledError:  # the client has left
+            batches.cancel()
+            raise
+        except Exception as error:
+            logger.error("a replica failed: %s", " ".join(str(error).split())[:400])
+            lost = unavailable("the replica that served the request is lost (try again)", 1)
+            if head is None:
+                await answer(lost, scope, receive, send)
+            elif _is_stream(head):
+                await send({"type": "http.response.body", "body": _event(lost, route_of(scope))})
+            else:
+                raise  # the answer cannot be completed
+
+    async def _ask_all(
+        self, call: Call, combine: Combine, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer with what all replicas say together."""
+        asked = self._handle.broadcast("answer", call)
+        results = await asked.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
+        answers = [result for result in results if isinstance(result, Answer)]
+        if not answers:
+            await answer(unavailable("no replica serves", 1), scope, receive, send)
+            return
+        whole = combine(answers)
+        headers = [pair for pair in whole.headers if pair[0].lower() != b"content-length"]
+        headers.append((b"content-length", b"%d" % len(whole.body)))
+        await send({"type": "http.response.start", "status": whole.status, "headers": headers})
+        await send({"type": "http.response.body", "body": whole.body})
+
+
+def _is_stream(head: Message) -> bool:
+    return any(
+        name == b"content-type" and value.startswith(b"text/event-stream")
+        for name, value in head["headers"]
+    )
+
+
+def _event(error: ApiError, route: str) -> bytes:
+    """Return the last events of a stream, in the dialect of the route."""
+    data = b"data: " + body_of(error, route) + b"\n\n"
+    is_chunks = route in ("/v1/completions", "/v1/chat/completions")
+    return data + DONE if is_chunks else b"event: error\n" + data

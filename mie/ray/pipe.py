@@ -1,0 +1,55 @@
+"""An answer as batches of messages, because a hop costs as much for one as for many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from starlette.types import ASGIApp, Message
+
+from mie.ray.call import Call
+
+
+async def piped(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message], None]:
+    """Yield the messages of the answer. Those that come while some are sent are joined.
+
+    Closing the generator, or cancelling its task, tells the application that the client has left.
+    """
+    waiting: list[Message] = []
+    request: list[Message] = [{"type": "http.request", "body": call.body}]
+    news, has_left = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Message:
+        if request:
+            return request.pop()
+        await has_left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        waiting.append(message)
+        news.set()
+
+    work = asyncio.ensure_future(app(dict(call.scope), receive, send))
+    work.add_done_callback(lambda _: news.set())
+    try:
+        while waiting or not work.done():
+            await news.wait()
+            news.clear()
+            if waiting:
+                yield _taken(waiting)
+        work.result()
+    finally:
+        has_left.set()
+        await asyncio.wait([work])
+
+
+def _taken(waiting: list[Message]) -> list[Message]:
+    """Take all messages, with neighbouring pieces of the body joined."""
+    taken: list[Message] = []
+    for message in waiting:
+        if taken and taken[-1]["type"] == message["type"]:
+            body = taken.pop().get("body", b"") + message.get("body", b"")
+            message = {**message, "body": body}
+        taken.append(message)
+    waiting.clear()
+    return taken

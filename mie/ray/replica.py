@@ -1,0 +1,47 @@
+"""A replica: an engine, and the server's own application on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from ray import serve
+from starlette.types import Message
+
+from mie.async_llm import AsyncLLM
+from mie.errors import EngineDeadError
+from mie.ray.call import Answer, Call
+from mie.ray.pipe import piped
+from mie.serve.app import create_app
+from mie.serve.config import ServeConfig
+
+
+class Replica:
+    """The callable of a deployment. Ray creates it in a process of its own."""
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, engine: Mapping[str, Any], server: ServeConfig
+    ) -> None:
+        self._name: str = serve.get_replica_context().replica_id.unique_id
+        self._engine = await asyncio.to_thread(lambda: AsyncLLM(**engine))
+        self._app = create_app(self._engine, server)
+        self._lifespan = self._app.router.lifespan_context(self._app)
+        await self._lifespan.__aenter__()
+
+    def check_health(self) -> None:
+        """Raise an error if the engine is dead or hangs, so that Ray replaces this replica."""
+        status = self._app.state.edge.health.status
+        if status in ("dead", "stalled"):
+            raise EngineDeadError(f"the engine of replica {self._name} is {status}")
+
+    async def stream(self, call: Call) -> AsyncGenerator[list[Message], None]:
+        """Yield the messages of the answer."""
+        async with aclosing(piped(self._app, call)) as batches:
+            async for messages in batches:
+                yield messages
+
+    async def answer(self, call: Call) -> Answer:
+        """Return the whole answer."""
+        return await Answer.of(self._name, piped(self._app, call))

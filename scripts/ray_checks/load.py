@@ -1,0 +1,119 @@
+"""Requests to a server, and what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+from serve_checks.server import RunningServer
+
+PATIENCE = 120.0
+"""Seconds after which a request hangs."""
+COMPLETIONS = "/v1/completions"
+
+
+def client_of(server: RunningServer, connections: int = 128) -> httpx2.AsyncClient:
+    """Return a client that may have as many requests at once."""
+    return httpx2.AsyncClient(
+        base_url=server.url,
+        headers={"Authorization": f"Bearer {server.key}"},
+        timeout=PATIENCE,
+        limits=httpx2.Limits(max_connections=connections),
+    )
+
+
+def seeded(number: int) -> dict[str, Any]:
+    """Return one of many different requests, whose answer the seed fixes."""
+    if number % 3 == 0:
+        content = f"Tell me story {number} of a fox."
+        return {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "seed": number}
+    return {"prompt": f"Story {number}: Once upon a time", "max_tokens": 8, "seed": number}
+
+
+async def answers(server: RunningServer, requests: Sequence[dict[str, Any]]) -> list[Any]:
+    """Return the choices of each answer; all run at once, 32 at a time."""
+    gate = asyncio.Semaphore(32)
+
+    async def ask(body: dict[str, Any]) -> Any:
+        path = "/v1/chat/completions" if "messages" in body else COMPLETIONS
+        async with gate:
+            answer = await client.post(path, json=body)
+        return answer.json()["choices"] if answer.status_code == 200 else answer.text
+
+    async with client_of(server) as client:
+        return await asyncio.gather(*map(ask, requests))
+
+
+async def end_of_stream(client: httpx2.AsyncClient, body: dict[str, Any]) -> str:
+    """Stream a completion, and return how it ended: complete, error, 503, or what is wrong."""
+    last, has_reason = "", False
+    try:
+        async with client.stream("POST", COMPLETIONS, json={**body, "stream": True}) as response:
+            if response.status_code != 200:
+                is_retried = response.headers.get("retry-after") is not None
+                return str(response.status_code) if is_retried else "no retry-after"
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    last, before = line[6:], last
+                    has_reason |= '"finish_reason": "length"' in line
+    except httpx2.TransportError as error:
+        return f"cut: {error!r}"
+    if last != "[DONE]":
+        return "no [DONE]"
+    if "error" in json.loads(before):
+        return "error"
+    return "complete" if has_reason else "no finish_reason"
+
+
+@asynccontextmanager
+async def under_load(server: RunningServer, num_clients: int = 8) -> AsyncIterator[Counter[str]]:
+    """Keep clients busy, and count the status of their answers."""
+    counts: Counter[str] = Counter()
+    is_over = asyncio.Event()
+
+    async def ask(place: int) -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            body = {"prompt": f"Client {place}, request {number}", "max_tokens": 8, "seed": 1}
+            try:
+                answer = await client.post(COMPLETIONS, json=body)
+                counts[str(answer.status_code)] += 1
+            except httpx2.TransportError as error:
+                counts[repr(error)] += 1
+
+    async with client_of(server) as client:
+        tasks = [asyncio.ensure_future(ask(place)) for place in range(num_clients)]
+        try:
+            yield counts
+        finally:
+            is_over.set()
+            await asyncio.gather(*tasks)
+
+
+async def labelled(server: RunningServer, name: str) -> dict[str, float]:
+    """Return a metric of each replica; that of a plain server has no name."""
+    async with client_of(server) as client:
+        text = (await client.get("/metrics")).raise_for_status().text
+    values: Counter[str] = Counter()
+    for line in text.splitlines():
+        if line.startswith(f"{name}{{"):
+            _, label, rest = line.partition('{replica="')
+            values[rest.partition('"')[0] if label else ""] += float(line.rpartition(" ")[2])
+    return dict(values)
+
+
+async def eventually(look: Any) -> bool:
+    """Wait until what ``look`` returns is true, and return whether it became so."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + PATIENCE
+    while loop.time() < end:
+        if await look():
+            return True
+        await asyncio.sleep(0.1)
+    return False

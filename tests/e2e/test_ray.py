@@ -1,0 +1,27 @@
+"""Replicas and batches on a Ray cluster of this machine: what scripts/ray_check.py checks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="needs the extra ray")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_replicas_serve_as_one_engine_does(tmp_path: Path):
+    """Equal bytes, hit rate, a killed replica, a disconnect, restarts, scaling, and 64 streams."""
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        command = [sys.executable, str(ROOT / "scripts" / "ray_check.py")]
+        code = subprocess.run(command, stdout=file, stderr=file, cwd=ROOT, check=False).returncode
+    text = log.read_text()
+    assert code == 0, text[-4000:]
+    found = json.loads(text[text.rindex('{\n  "problems"') :])
+    assert found["problems"] == []
+    assert sum(name.startswith("64 streams") for name in found) == 4

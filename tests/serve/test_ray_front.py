@@ -1,0 +1,312 @@
+"""The front of replicas and what crosses to them, with a handle that needs no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from stepped import Stepped
+
+from mie import AsyncLLM
+from mie.ray.call import Answer, Call
+from mie.ray.combine import combining
+from mie.ray.front import front_app
+from mie.ray.pipe import piped
+from mie.routing import PrefixRouter
+from mie.serve.app import create_app
+from mie.serve.config import ServeConfig
+from mie.serve.keys import Keys
+
+BODY = {"prompt": "Once upon a time", "max_tokens": 12, "seed": 1, "temperature": 0.8}
+
+
+class Batches:
+    """What a handle returns for a stream."""
+
+    def __init__(self, batches: AsyncGenerator[Any, None], lost_after: int) -> None:
+        self._batches = batches
+        self._left = lost_after
+        self.is_cancelled = False
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise RuntimeError("the actor died")
+        return await self._batches.__anext__()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Handle:
+    """A handle whose replicas are applications of this process."""
+
+    def __init__(self, apps: list[Any]) -> None:
+        self.apps = apps
+        self.calls: list[Call] = []
+        self.streams: list[Batches] = []
+        self.lost_after = 1 << 30
+        """How many batches arrive before a replica is lost."""
+
+    def options(self, *, method_name: str, stream: bool) -> Handle:
+        assert (method_name, stream) == ("stream", True)
+        return self
+
+    def remote(self, call: Call) -> Batches:
+        self.calls.append(call)
+        self.streams.append(Batches(piped(self.apps[0], call), self.lost_after))
+        return self.streams[-1]
+
+    def broadcast(self, method_name: str, call: Call) -> Handle:
+        assert method_name == "answer"
+        self.calls.append(call)
+        return self
+
+    async def results_async(self, *, timeout_s: float, return_exceptions: bool) -> list[Any]:
+        call = self.calls[-1]
+        answers = [
+            await Answer.of(f"replica{number}", piped(app, call))
+            for number, app in enumerate(self.apps)
+        ]
+        return [RuntimeError("one has died"), *answers]
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[AsyncLLM]]:
+    engines = [
+        AsyncLLM("bundled", num_blocks=64, max_num_seqs=4, batch_invariant=True) for _ in range(2)
+    ]
+    yield engines
+    for engine in engines:
+        engine.shutdown()
+
+
+@asynccontextmanager
+async def fronted(
+    engines: list[AsyncLLM], config: ServeConfig | None = None
+) -> AsyncIterator[tuple[httpx2.AsyncClient, Handle]]:
+    """A client of a front, and the handle that the front has."""
+    config = config or ServeConfig()
+    apps = [create_app(engine, config) for engine in engines]
+    handle = Handle(apps)
+    app = front_app(handle, config)  # type: ignore[arg-type]
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://front") as client:
+        for each in apps:
+            await each.router.lifespan_context(each).__aenter__()
+        yield client, handle
+
+
+def test_answers_are_those_of_the_application(engines):
+    async def run() -> None:
+        async with fronted(engines) as (client, handle):
+            plain = httpx2.AsyncClient(
+                transport=httpx2.ASGITransport(handle.apps[0]), base_url="http://plain"
+            )
+            chat = {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 6, "seed": 2}
+            for path, body in (
+                ("/v1/completions", BODY),
+                ("/v1/chat/completions", chat),
+                ("/v1/completions", {"prompt": 7}),
+                ("/nowhere", {}),
+            ):
+                one, other = [await each.post(path, json=body) for each in (client, plain)]
+                assert one.status_code == other.status_code
+                assert one.json().get("choices") == other.json().get("choices")
+                assert one.json().get("error") == other.json().get("error")
+            streamed = await client.post("/v1/completions", json={**BODY, "stream": True})
+            assert streamed.text.endswith("data: [DONE]\n\n")
+            assert (await client.post("/v1/completions", content=b"{bad")).status_code == 400
+            assert (await client.get("/v1/models")).json()["data"]
+
+    asyncio.run(run())
+
+
+DIALECTS = [
+    ("/v1/completions", {"prompt": "x"}, "data: {"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "data: {"),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}, "event: error\ndata: {"),
+    ("/v1/responses", {"input": "x"}, "event: error\ndata: {"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "begins"), DIALECTS)
+def test_a_lost_replica_is_a_503_or_the_last_event_of_a_stream(engines, path, body, begins):
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = {"model": "bundled", "stream": True, limit: 16, **body}
+
+    async def run() -> None:
+        async with fronted(engines) as (client, handle):
+            handle.lost_after = 0
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "1"
+            handle.lost_after = 1
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200
+            *_, last = answer.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n")
+            assert last.startswith(begins)
+            assert "the replica that served the request is lost" in last
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_cancels_its_stream(engines):
+    async def run() -> None:
+        async with fronted(engines) as (client, handle):
+            body = {**BODY, "max_tokens": 900, "ignore_eos": True}
+            task = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            while not engines[0].pulse.has_work:
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert handle.streams[0].is_cancelled
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_cancelled_call_frees_its_blocks_within_one_step(stream):
+    engine = AsyncLLM("bundled", num_blocks=64, max_num_seqs=4)
+    stepped = Stepped(engine)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    body = json.dumps({**BODY, "max_tokens": 500, "ignore_eos": True, "stream": stream}).encode()
+
+    async def run() -> None:
+        app = create_app(engine)
+        async with app.router.lifespan_context(app):
+            batches = piped(app, Call.of(scope, body, ""))
+            first = asyncio.ensure_future(batches.__anext__())
+            for _ in range(3):
+                await asyncio.to_thread(stepped.step)
+            await asyncio.to_thread(stepped.hold)
+            if stream:
+                assert (await first)[0]["status"] == 200
+                await batches.aclose()
+            else:
+                first.cancel()
+                await asyncio.wait([first])
+            assert engine._loop.inbox  # the request's end, which the next step finds
+            await asyncio.to_thread(stepped.step)
+
+    try:
+        asyncio.run(run())
+        assert stepped.between_steps(lambda: stepped.engine.requests) == []
+        assert stepped.scheduler.manager.num_used == 0
+    finally:
+        stepped.free()
+        engine.shutdown()
+
+
+def test_messages_that_wait_are_joined():
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["body"] == b"{}"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (b"a", b"b", b"c"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await asyncio.sleep(0.01)
+        await send({"type": "http.response.body", "body": b"d"})
+
+    async def run() -> list[Any]:
+        call = Call.of({"type": "http", "path": "/"}, b"{}", "")
+        return [batch async for batch in piped(app, call)]
+
+    [[head, body], [end]] = asyncio.run(run())
+    assert head["status"] == 200
+    assert (body["body"], body["more_body"]) == (b"abc", True)
+    assert (end["body"], end.get("more_body", False)) == (b"d", False)
+
+
+def test_what_concerns_all_replicas_is_asked_of_all(engines):
+    async def run() -> None:
+        async with fronted(engines) as (client, _):
+            await client.post("/v1/completions", json=BODY)
+            health = (await client.get("/health")).json()
+            assert health == {"status": "ok", "replicas": {"replica0": "ok", "replica1": "ok"}}
+            assert (await client.get("/load")).json() == {"server_load": 0}
+            assert (await client.post("/reset_prefix_cache")).status_code == 200
+            cancel = await client.post("/v1/requests/cmpl-0/cancel")
+            assert cancel.status_code == 404
+            lines = (await client.get("/metrics")).text.splitlines()
+            heads = [line for line in lines if line.startswith("#")]
+            assert len(heads) == len(set(heads))
+            running = [line for line in lines if line.startswith("vllm:num_requests_running{")]
+            assert [line.split('"')[1] for line in running] == ["replica0", "replica1"]
+            engines[1].shutdown()
+            health = await client.get("/health")
+            assert health.status_code == 200
+            assert health.json()["replicas"] == {"replica0": "ok", "replica1": "dead"}
+
+    asyncio.run(run())
+
+
+def test_without_a_replica_the_whole_is_unavailable():
+    async def run() -> None:
+        async with fronted([]) as (client, _):
+            assert (await client.get("/health")).status_code == 503
+
+    asyncio.run(run())
+
+
+def test_samples_with_and_without_labels_get_the_replica():
+    text = (
+        b'# HELP a A.\n# TYPE a gauge\na 1.0\n# HELP b B.\n# TYPE b counter\nb_total{x="y"} 2.0\n'
+    )
+    combine = combining("/metrics")
+    assert combine is not None
+    joined = combine([Answer(name, 200, [], text) for name in ("r0", "r1")])
+    assert joined.body.decode().splitlines() == [
+        "# HELP a A.",
+        "# TYPE a gauge",
+        'a{replica="r0"} 1.0',
+        'a{replica="r1"} 1.0',
+        "# HELP b B.",
+        "# TYPE b counter",
+        'b_total{replica="r0",x="y"} 2.0',
+        'b_total{replica="r1",x="y"} 2.0',
+    ]
+
+
+def test_keys_are_checked_by_replicas_and_separate_tenants(engines):
+    keys = Keys.of(["one-key", "other-key"])
+
+    async def calls(config: ServeConfig) -> list[Call]:
+        async with fronted(engines[:1], config) as (client, handle):
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 401
+            assert (await client.get("/metrics")).status_code == 401
+            for key in ("one-key", "other-key"):
+                headers = {"Authorization": f"Bearer {key}"}
+                answer = await client.post("/v1/completions", json=BODY, headers=headers)
+                assert answer.status_code == 200
+            return handle.calls[-2:]
+
+    def homes(config: ServeConfig) -> set[bytes]:
+        found = asyncio.run(calls(config))
+        return {PrefixRouter().key(call.beginning, call.salt).home for call in found}
+
+    assert len(homes(ServeConfig(keys=keys))) == 2
+    assert len(homes(ServeConfig(keys=keys, share_prefix_cache=True))) == 1
+
+
+def test_a_long_body_is_refused_before_it_crosses(engines):
+    async def run() -> None:
+        async with fronted(engines[:1], ServeConfig(max_request_bytes=64)) as (client, handle):
+            answer = await client.post("/v1/completions", json={"prompt": "x" * 99})
+            assert answer.status_code == 413
+            assert handle.calls == []
+
+    asyncio.run(run())

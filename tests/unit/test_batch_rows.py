@@ -1,0 +1,113 @@
+"""Rows of a batch on one engine: the work of an actor of Ray Data, without Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mie import LLM
+from mie.batch import answers, seed_of
+from mie.frontend.outputs import RequestOutput
+from mie.ray.data import _EngineActor, _kept
+
+SETTINGS: dict[str, Any] = {
+    "model": "bundled",
+    "num_blocks": 64,
+    "max_num_seqs": 2,
+    "batch_invariant": True,
+    "linear_plan": "tiled",
+    "generation_config": "vllm",
+}
+PARAMS = {"max_tokens": 4}
+ROWS = [
+    {"id": "a", "prompt": "Once", "sampling_params": PARAMS},
+    {"id": "b", "prompt": "Once", "sampling_params": json.dumps(PARAMS)},
+    {"id": "c", "messages": [{"role": "user", "content": "Hi", "name": None}], "prompt": None},
+    {"id": "d", "prompt_token_ids": [5, 6], "sampling_params": {**PARAMS, "n": 2, "seed": None}},
+]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    return _EngineActor(SETTINGS, None)._answers(ROWS)
+
+
+def test_rows_are_answered_alike_in_any_order_and_batch(expected):
+    actor = _EngineActor(SETTINGS, None)
+    assert actor._answers(ROWS[::-1]) == expected[::-1]
+    assert [actor._answers([row])[0] for row in ROWS] == expected
+
+
+def test_an_answer_has_the_text_and_the_whole_output(expected):
+    assert {each["error"] for each in expected} == {None}
+    assert expected[0]["generated_text"] != expected[1]["generated_text"]  # other ids, other seeds
+    outputs = [RequestOutput.from_dict(json.loads(each["output"])) for each in expected]
+    assert [output.outputs[0].text for output in outputs] == [
+        each["generated_text"] for each in expected
+    ]
+    assert len(outputs[3].outputs) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "x"}, "needs an id"),
+        ({"id": 7, "prompt": "x"}, "got 7"),
+        ({"id": "a", "prompt": "x"}, "needs an id of its own"),
+        ({"id": "x"}, "needs one of prompt, messages, prompt_token_ids; got none"),
+        ({"id": "x", "prompt": "x", "prompt_token_ids": [1]}, "got prompt and prompt_token_ids"),
+        ({"id": "x", "prompt": "x", "sampling_params": "{bad"}, "Expecting property name"),
+        ({"id": "x", "prompt": "x", "sampling_params": {"top_p": 7.0}}, "top_p"),
+        ({"id": "x", "prompt": "x", "sampling_params": {"topp": 1}}, "topp"),
+    ],
+)
+def test_a_row_that_fails_stops_no_other(expected, row, message):
+    found = _EngineActor(SETTINGS, None)._answers([ROWS[0], row, ROWS[1]])
+    assert found[0]["generated_text"] == expected[0]["generated_text"]
+    assert found[2]["generated_text"] == expected[1]["generated_text"]
+    assert message in str(found[1]["error"])
+    assert found[1]["generated_text"] is None
+
+
+def test_a_restart_takes_what_is_kept(expected, tmp_path: Path, monkeypatch):
+    checkpoint = tmp_path / "done"
+    first = _EngineActor(SETTINGS, str(checkpoint))
+    assert first._answers(ROWS[:2])[0] == expected[0]
+    assert list(_kept(checkpoint)) == ["a", "b"]
+    (checkpoint / "torn.part").write_text('["c", {"gener')  # as if it had been killed
+    asked: list[str] = []
+
+    def watched(llm: LLM, requests: Any) -> Any:
+        requests = list(requests)
+        asked.extend(key for key, _ in requests)
+        return answers(llm, requests)
+
+    monkeypatch.setattr("mie.ray.data.answers", watched)
+    found = _EngineActor(SETTINGS, str(checkpoint))._answers(ROWS)
+    assert asked == ["c", "d"]
+    assert found == expected
+
+
+def test_many_requests_pass_through_a_small_engine():
+    llm = LLM(**SETTINGS)
+    requests = ((f"{number}", {"prompt": f"Story {number}", **PARAMS}) for number in range(25))
+    found = dict(answers(llm, requests))
+    assert found.keys() == {f"{number}" for number in range(25)}
+    assert llm.engine.scheduler.manager.num_used == 0
+
+
+def test_a_caller_that_leaves_frees_the_blocks():
+    llm = LLM(**SETTINGS)
+    running = answers(llm, [(f"{i}", {"prompt": "Once", "max_tokens": 5 + i}) for i in range(8)])
+    next(running)
+    running.close()
+    while llm.has_work:
+        llm.step()
+    assert llm.engine.scheduler.manager.num_used == 0
+
+
+def test_seeds_differ():
+    assert len({seed_of(f"{number}") for number in range(1000)}) == 1000

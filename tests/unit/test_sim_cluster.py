@@ -1,0 +1,126 @@
+"""Simulated clusters: the router's own code, exact times, and the page's table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mie.cli import main
+from mie.cli.sim_cluster import cluster_table
+from mie.config.engine import EngineConfig
+from mie.errors import ConfigError
+from mie.routing import PrefixRouter, RandomRouter
+from mie.sim.cluster import run_cluster
+from mie.sim.costs import Costs
+from mie.sim.driver import Bench, run_load
+from mie.sim.loads import chats, from_lengths, skewed_prefixes
+from mie.sim.scaling import ROUTERS, ClusterLoad, simulate_cluster
+from mie.sim.simulated import simulated
+
+DOCS = Path(__file__).parents[2] / "docs"
+COSTS = Costs(step_ps=10**9, token_ps=10**7)
+
+
+def bench(**settings: Any) -> Bench:
+    return simulated(COSTS, EngineConfig(num_blocks=2000, **settings))
+
+
+def benches(count: int) -> dict[str, Bench]:
+    return {f"replica {number}": bench() for number in range(count)}
+
+
+def test_one_replica_is_the_simulated_engine():
+    load = skewed_prefixes(num_requests=60, num_prefixes=7, prefix_len=64, request_rate=40.0)
+    alone = run_load(bench(), load)
+    cluster = run_cluster(benches(1), PrefixRouter(), load)
+    assert [vars(record) for record in cluster.records] == [
+        {**vars(record), "first_step_ns": None} for record in alone.records
+    ]
+
+
+def test_a_router_that_sends_all_to_one_leaves_the_others_idle():
+    load = from_lengths([(40, 4)] * 12, [number * 10**6 for number in range(12)])
+
+    class First(RandomRouter):
+        def choose(self, key: Any, loads: Any) -> str:
+            return min(loads)
+
+    result = run_cluster(benches(3), First(), load)
+    assert result.num_tokens == {"replica 0": 12 * 44, "replica 1": 0, "replica 2": 0}
+    assert result.imbalance == 3
+
+
+def test_the_router_sees_what_has_not_ended_when_a_request_arrives():
+    seen: list[dict[str, int]] = []
+
+    class Watching(RandomRouter):
+        def choose(self, key: Any, loads: Any) -> str:
+            seen.append(dict(loads))
+            return "replica 0"
+
+    # A step takes 1 ms and 0.4 ms for the prompt, and the second token another 1.01 ms.
+    load = from_lengths([(40, 2)] * 4, [0, 1_000_000, 2_409_999, 10_000_000])
+    run_cluster(benches(1), Watching(), load)
+    assert [loads["replica 0"] for loads in seen] == [0, 1, 2, 0]
+
+
+def test_prefix_routing_keeps_more_of_each_prefix():
+    load = skewed_prefixes(num_requests=200, num_prefixes=40, prefix_len=64, exponent=0.5)
+    prefix = run_cluster(benches(4), PrefixRouter(), load)
+    random = run_cluster(benches(4), RandomRouter(), load)
+    assert prefix.hit_rate > 1.2 * random.hit_rate
+
+
+def test_popularity_follows_zipf():
+    load = skewed_prefixes(num_requests=3000, num_prefixes=10, exponent=1.0)
+    counts = [0] * 11
+    for request in load.requests:
+        counts[request.prompt[0].text] += 1  # type: ignore[union-attr]
+    assert counts[1] == pytest.approx(2 * counts[2], rel=0.2)
+    assert counts[1] == pytest.approx(5 * counts[5], rel=0.3)
+
+
+def test_requests_that_depend_on_others_are_refused():
+    with pytest.raises(ConfigError, match="independent requests"):
+        run_cluster(benches(1), PrefixRouter(), chats(num_chats=2))
+
+
+def test_the_page_has_the_table_of_the_results():
+    rows = json.loads((DOCS / "scale.json").read_text(encoding="utf-8"))["clusters"]
+    table = "\n".join(cluster_table(rows))
+    assert table in (DOCS / "scale.md").read_text(encoding="utf-8")
+    found = [(row["num_replicas"], row["router"]) for row in rows]
+    assert found == [(size, name) for size in (1, 3, 10, 30, 100, 300, 1000) for name in ROUTERS]
+    for row in rows[:4]:  # those that take a second
+        assert simulate_cluster(ClusterLoad(), row["num_replicas"], row["router"]) == row
+
+
+def test_the_command_prints_a_table_or_json(capsys, tmp_path):
+    options = ("sim", "cluster", "--requests-per-replica", "4", "--replicas", "1,2")
+    assert main((*options, "--output-json", str(tmp_path / "out.json"))) == 0
+    table = capsys.readouterr().out.splitlines()
+    rows = json.loads((tmp_path / "out.json").read_text())["clusters"]
+    assert list(cluster_table(rows)) == table
+    assert len(table) == 6
+    assert main((*options, "--request-router", "prefix", "--json")) == 0
+    sizes = [json.loads(line)["num_replicas"] for line in capsys.readouterr().out.splitlines()]
+    assert sizes == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--replicas", "0"), "num_replicas must be"),
+        (("--replicas", "few"), "--replicas 'few' is not understood"),
+        (("--request-router", "best"), "known are prefix, random"),
+        (("--device", "abacus"), "abacus"),
+        (("--requests-per-replica", "0"), "requests_per_replica must be"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, words, message):
+    assert main(("sim", "cluster", *words)) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line
