@@ -5,8 +5,9 @@
 
 A stand-in server sends the page the records of an engine that decodes ten sequences, with ten
 events in a step, ten times a second as the real one does. Each line of the output is one interval:
-frames a second, the page's memory, and the slowest redraw. At the end the page's cells must be
-those that were sent. It needs playwright and chromium.
+frames a second, the slowest redraw, the JavaScript heap after a garbage collection, and the
+process's memory. The process also keeps what it received, because a debugger is attached. At the
+end the page's cells must be those that were sent. It needs playwright and chromium.
 """
 
 from __future__ import annotations
@@ -231,6 +232,7 @@ def main(arguments: Sequence[str]) -> int:
         page.wait_for_timeout(1000)
         while not server.is_over.is_set():
             shown = page.evaluate(COUNT_FRAMES, INTERVAL)
+            session.send("HeapProfiler.collectGarbage")
             metrics = session.send("Performance.getMetrics")["metrics"]
             heap = {each["name"]: each["value"] for each in metrics}["JSHeapUsedSize"]
             state = {"step": page.evaluate("mie.store.step"), "sent": server.engine.step}

@@ -153,7 +153,7 @@ def show_busy_step(camera: Camera) -> None:
             mie.select({kind: 'seq', id: name}, true);
         }"""
     )
-    camera.page.wait_for_timeout(1200)
+    camera.page.wait_for_timeout(1500)
 
 
 def take_pictures(browser: Any, url: str, folder: Path) -> None:
@@ -186,7 +186,7 @@ def record(browser: Any, url: str, folder: Path) -> None:
             show_busy_step(camera)
         elif index > moves + 8:
             camera.page.keyboard.press("ArrowLeft")
-        camera.page.wait_for_timeout(60)
+        camera.page.wait_for_timeout(1100)  # until the text of the blocks has come
         frames.append(camera.frame(800))
     (folder / "recording.webp").write_bytes(animation(frames, round(FRAME_SECONDS * 1000)))
     camera.close()

@@ -192,16 +192,16 @@ def test_a_token_leads_to_its_step_and_its_block_and_back(shown: Shown) -> None:
 
 def test_no_step_shows_the_text_of_another_one(shown: Shown, url: str) -> None:
     last = httpx2.get(f"{url}/mie/state").json()["step"]
-    known = "mie.store.run.textOfBlock(mie.store.run.at(mie.store.step), block, undefined)"
-    for step in random.Random(2).sample(range(1, last), 4):
+    known = "mie.store.run.textOfBlock(mie.store.run.at(mie.store.step), block)"
+    for step in random.Random(2).sample(range(last // 2, last), 4):
         shown.js("async step => { await mie.at(step); mie.seek(step); }", step)
-        tree = list(shown.at(step)["tree"])
-        if not tree:
-            continue
-        shown.until(f"{tree}.every(block => (block = Number(block), {known}))")
-        texts = shown.js(f"{tree}.map(block => (block = Number(block), {known}))")
-        answer = httpx2.get(f"{url}/mie/text", params={"blocks": ",".join(tree), "step": step})
-        assert texts == [answer.json()["blocks"][block]["text"] for block in tree]
+        tree = list(map(int, shown.at(step)["tree"]))
+        blocks = ",".join(map(str, tree))
+        answer = httpx2.get(f"{url}/mie/text", params={"blocks": blocks, "step": step})
+        texts = [answer.json()["blocks"][str(block)]["text"] for block in tree]
+        now = shown.js(f"{tree}.map(block => {known})")
+        assert all(text.startswith(part) for part, text in zip(now, texts, strict=True))
+        shown.until(f"String({tree}.map(block => {known})) === String({json.dumps(texts)})")
     shown.js("document.getElementById('live').click()")
 
 

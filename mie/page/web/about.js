@@ -26,6 +26,7 @@ const LEGEND = [
   ["✕", "preempted, with the cause when you point at it"],
   ["▲ ▼", "swapped out, or back again"],
   ["● ▏", "ended: by a stop, or at its length"],
+  ["dotted line", "a token that a grammar determined"],
 ];
 
 export function fillAbout() {

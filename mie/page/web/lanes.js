@@ -5,7 +5,7 @@ const num = (name) => name.split(".").map(Number);
 class Lane {
   constructor(name, requestId, n, born) {
     [this.number, this.index] = num(name);
-    Object.assign(this, { name, requestId, n, born, end: null, parts: [], marks: [], made: new Map(), computed: 0 });
+    Object.assign(this, { name, requestId, n, born, end: null, parts: [], marks: [], made: new Map(), forced: new Set(), computed: 0 });
   }
 
   get last() {
@@ -119,6 +119,14 @@ export class Lanes {
 
   on_decode(step, event) {
     for (const name of event.seqs) this.all.get(name)?.decode(step);
+  }
+
+  /** Tokens that a grammar determined follow the one that was sampled. */
+  on_force(step, event, lane) {
+    for (let i = 1; lane && i <= event.count; i += 1) {
+      lane.make(lane.computed + i, step);
+      lane.forced.add(lane.computed + i);
+    }
   }
 
   child(step, event, kind) {

@@ -182,6 +182,8 @@ class ChoiceView {
       this.node.append(span);
     }
     const start = this.start();
+    const forced = this.view.lane(this.index)?.forced;
+    if (start !== null && forced?.size) this.spans.forEach((span, i) => span.classList.toggle("forced", forced.has(start + i)));
     const range = start === null ? undefined : lit.get(this.view.lane(this.index)?.name);
     if (!range && !this.wasLit) return;
     this.wasLit = Boolean(range);

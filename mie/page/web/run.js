@@ -3,7 +3,7 @@
 import { Lanes } from "./lanes.js";
 import { State } from "./state.js";
 
-const MAX_STEPS = 30000; // steps that a page keeps
+const MAX_STEPS = 10000; // steps that a page keeps of a live run
 const MAX_EXACT = 16; // states inside merged records that are kept
 
 /** The counters, and the columns of a step that add to them. */
@@ -56,7 +56,7 @@ export class Run {
       this.records.push({ ...record, last: record.record === "now" ? this.last : this.steps[this.steps.length - 1].step });
     }
     this.newest.apply(record, this.records[this.records.length - 1].last);
-    if (this.steps.length > MAX_STEPS * 1.2) this.trim();
+    if (this.isLive && this.steps.length > MAX_STEPS * 1.2) this.trim();
   }
 
   addStep(step) {

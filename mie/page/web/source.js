@@ -89,12 +89,7 @@ export class Live {
 
   take(record) {
     if (record.record === "head") {
-      if (!this.run) {
-        this.run = new Run(record);
-        this.run.fetchExact = (step) => askJson(`mie/state?step=${step}`);
-        this.run.onExact = () => this.on.change();
-        this.isNew = true;
-      }
+      this.head = record;
     } else if (record.record === "truth") {
       this.on.truth(record);
     } else if (record.record === "end") {
@@ -106,23 +101,27 @@ export class Live {
   }
 
   add(record) {
+    // A key of the past comes from a server that was started again.
+    const isNew = !this.run || (record.record === "key" && record.step < this.run.last);
+    if (isNew) {
+      this.run = new Run(this.head);
+      this.run.fetchExact = (step) => askJson(`mie/state?step=${step}`);
+      this.run.onExact = () => this.on.change();
+    }
     const { run } = this;
     const isGap = record.record === "key" && record.step !== run.last;
     run.add(record);
-    if (this.isNew) {
-      this.isNew = false;
-      this.on.run(run);
-    }
-    if ((isGap || run.records.length === 1) && record.step > 0) this.fill(record.step);
+    if (isNew) this.on.run(run);
+    if ((isGap || isNew) && record.step > 0) this.fill(run, record.step);
     this.on.change();
   }
 
   /** Fetch the past up to a step. */
-  async fill(step) {
+  async fill(run, step) {
     this.numFilling += 1;
     try {
       const answer = await ask(`mie/history?until=${step}`);
-      this.run.prepend(parse(await answer.text()));
+      run.prepend(parse(await answer.text()));
       this.on.change();
     } catch (error) {
       if (error.status !== 404) this.on.trouble(`The past cannot be read: ${error.message}`);
