@@ -47,6 +47,7 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.serving = await Serving.of(engine, config, edge.queue_limit)
         yield
+        await edge.page.close()
 
     edge = Edge(engine, config)
     all_routes = [*routes(), *edge.routes()]

@@ -49,6 +49,7 @@ ROOMS = {
     "checkpoint": Room(
         mie={"errors", "system"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
+    "page": Room(mie={"arithmetic", "errors", "events", "replay"}),
     # level 2
     "structured": Room(mie={"errors", "params", "text"}, packages={"llguidance"}),
     "tools": Room(mie={"errors", "params.structured", "structured.schemas"}),
@@ -131,13 +132,14 @@ ROOMS = {
             "checkpoint.generation",
             "config.engine",
             "config.engine_args",
-            "config.request_limits",
+            "engine.look",
             "engine.metrics",
             "engine_thread",
             "errors",
             "frontend",
             "llm",
             "params",
+            "sched.waiting",
             "stats.step",
             "text",
         }
@@ -194,11 +196,17 @@ ROOMS = {
         mie={
             "async_llm",
             "config",
+            "engine.look",
             "engine.metrics",
             "engine_thread",
             "errors",
+            "events",
             "frontend",
+            "page",
             "params",
+            "replay",
+            "reprs",
+            "sched.waiting",
             "stats",
             "text",
             "tools.calls",
@@ -226,12 +234,14 @@ ROOMS = {
             "events",
             "frontend.outputs",
             "llm",
+            "page",
             "replay",
             "params.sampling",
             "reprs",
             "serve",
             "sim",
             "system",
+            "text.tokenizer",  # trace
             "version",
         },
         packages={"tqdm", "prompt_toolkit"},  # prompt_toolkit only in chat_input
