@@ -517,6 +517,10 @@ def test_a_call_that_is_cut_is_no_block(claude):
             "a turn of the user has blocks of type 'text', 'tool_result' only; got 'tool_use'",
         ),
         (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [1]}]}]},
+            "messages.0.content.0.content.0 is not supported",
+        ),
+        (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "x": 1}]}]},
             "messages.0.content.0.x is not supported",
         ),

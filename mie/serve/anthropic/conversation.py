@@ -93,8 +93,9 @@ def _text(content: Content, where: str) -> str:
         return content
     texts = []
     for index, block in enumerate(content):
-        if block.get("type") != "text":
-            message = f"there are blocks of type 'text' only; got {shown(block.get('type'))}"
+        kind = block.get("type") if isinstance(block, Mapping) else block
+        if kind != "text":
+            message = f"there are blocks of type 'text' only; got {shown(kind)}"
             raise unsupported(f"{where}.{index}", message)
         _only(block, _KEYS["text"] | {"type", "cache_control"}, f"{where}.{index}")
         texts.append(_block_text(block, f"{where}.{index}"))
