@@ -499,6 +499,7 @@ def test_a_call_that_is_cut_is_no_block(claude):
         ({"tools": [1]}, "tools.0 is not supported"),
         ({"tools": [{"name": "f", "input_schema": {}, "x": 1}]}, "tools.0.x is not supported"),
         ({"tools": [{"name": "f"}], "tool_choice": "any"}, "tool_choice must be an object"),
+        ({"tool_choice": {}}, "tool_choice.type must be 'auto', 'any', 'tool'"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type must be 'auto', 'any', 'tool'"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         (

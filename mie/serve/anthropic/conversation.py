@@ -130,7 +130,7 @@ def tools_of(body: CountTokensRequest) -> dict[str, Any]:
     known: dict[Any, Any] = {None: None, "auto": "auto", "any": "required", "none": "none"}
     if choice is not None and kind == "tool":
         known[kind] = {"type": "function", "function": {"name": choice.get("name")}}
-    if not isinstance(kind, str | None) or kind not in known:
+    if choice is not None and (not isinstance(kind, str) or kind not in known):
         kinds = "'auto', 'any', 'tool' or 'none'"
         raise invalid(f"tool_choice.type must be {kinds}; got {shown(kind)}", "tool_choice")
     tools = [_tool(tool, f"tools.{index}") for index, tool in enumerate(body.tools or ())]
