@@ -497,6 +497,7 @@ def test_a_call_that_is_cut_is_no_block(claude):
     [
         ({"tools": "add"}, "tools must be a list; got 'add'"),
         ({"tools": [1]}, "tools.0 is not supported"),
+        ({"tools": [{"name": "f"}]}, "tools.0.input_schema must be a JSON schema; got None"),
         ({"tools": [{"name": "f", "input_schema": {}, "x": 1}]}, "tools.0.x is not supported"),
         ({"tools": [{"name": "f"}], "tool_choice": "any"}, "tool_choice must be an object"),
         ({"tool_choice": {}}, "tool_choice.type must be 'auto', 'any', 'tool'"),

@@ -145,7 +145,10 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(tool, Mapping) or tool.get("type", "custom") not in (None, "custom"):
         raise unsupported(where, f"tools have a name and an input_schema; got {shown(tool)}")
     _only(tool, _TOOL_KEYS, where)
-    function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
+    schema = tool.get("input_schema")
+    if not isinstance(schema, Mapping):
+        raise invalid(f"{where}.input_schema must be a JSON schema; got {shown(schema)}", "tools")
+    function = {"name": tool.get("name"), "parameters": schema}
     if tool.get("description") is not None:
         function["description"] = tool["description"]
     return {"type": "function", "function": function}
