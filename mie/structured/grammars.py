@@ -153,7 +153,13 @@ def _grammar(params: StructuredOutputsParams) -> tuple[str, str]:
     schema = json.loads(text)
     if params.disable_additional_properties:
         close(schema)
-    return "json schema", matchers.grammar_from_json_schema(schema, overrides=_json_options(params))
+    options = _json_options(params)
+    try:
+        return "json schema", matchers.grammar_from_json_schema(schema, overrides=options)
+    except ValueError as error:  # a number that the library's JSON does not have
+        what = printable(str(error))[:MAX_REASON]
+        message = f"structured_outputs has a json schema that cannot be followed: {what}"
+        raise RequestError(message) from error
 
 
 def _check_num_rules(kind: str, count: int) -> None:

@@ -35,7 +35,7 @@ TOOLS: list[Any] = [
 ]
 ADD = {"type": "function", "function": {"name": "add"}}
 BODY: dict[str, Any] = {"messages": USER, "tools": TOOLS, "max_tokens": 120, "seed": 3}
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
 
 
 def of_chat(answer: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -53,7 +53,8 @@ def metric(server: Any, name: str) -> float:
 
 
 def test_a_required_call_is_one_of_the_tools_and_its_arguments_fit(server):
-    message, reason = of_chat(server.ask(CHAT, **BODY, tool_choice="required"))
+    asked = {**BODY, "tool_choice": "required", "parallel_tool_calls": False}
+    message, reason = of_chat(server.ask(CHAT, **asked))
     assert (message["role"], message["content"], reason) == ("assistant", None, "tool_calls")
     for call in message["tool_calls"]:
         assert call["type"] == "function"
@@ -101,12 +102,13 @@ def test_a_stream_has_openais_deltas(server):
 
 
 def test_without_a_choice_the_model_may_answer_with_text(server):
-    message, reason = of_chat(server.ask(CHAT, **BODY))
+    asked = {**BODY, "max_tokens": 8}
+    message, reason = of_chat(server.ask(CHAT, **asked))
     assert message["content"]
     assert "tool_calls" not in message
     assert reason in ("stop", "length")
-    plain = server.ask(CHAT, **{**BODY, "tools": None})
-    none = server.ask(CHAT, **BODY, tool_choice="none")
+    plain = server.ask(CHAT, **{**asked, "tools": None})
+    none = server.ask(CHAT, **asked, tool_choice="none")
     assert none["choices"] == plain["choices"]
 
 
@@ -146,7 +148,7 @@ def test_what_is_no_call_stays_text_and_is_counted(server):
 def test_an_answer_that_is_cut_has_a_call_that_is_cut(server):
     asked = {**BODY, "tool_choice": ADD}
     [whole] = of_chat(server.ask(CHAT, **asked))[0]["tool_calls"]
-    asked["max_tokens"] = 38
+    asked["max_tokens"] = 34
     message, reason = of_chat(server.ask(CHAT, **asked))
     assert reason == "length"
     [cut] = message["tool_calls"]
@@ -181,7 +183,8 @@ def test_a_prompt_has_the_tools_and_their_results(server):
         '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call><|eos|><|user|>42<|assistant|>'
     )
     counted = server.ask("/tokenize", messages=messages, tools=TOOLS)["count"]
-    assert server.ask(CHAT, **{**BODY, "messages": messages})["usage"]["prompt_tokens"] == counted
+    answer = server.ask(CHAT, **{**BODY, "messages": messages, "max_tokens": 1})
+    assert answer["usage"]["prompt_tokens"] == counted
 
 
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -300,7 +303,7 @@ def test_openais_loop_calls_two_tools(client):
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     assert called == {"Weather", "Add"}
     final = client.chat.completions.create(
-        model="bundled", messages=messages, tools=tools, max_tokens=20
+        model="bundled", messages=messages, tools=tools, max_tokens=8
     )
     assert final.choices[0].message.content
     assert final.choices[0].message.tool_calls is None
@@ -309,7 +312,12 @@ def test_openais_loop_calls_two_tools(client):
 def test_openais_stream_helper_accumulates_calls(client):
     tools = [openai.pydantic_function_tool(Add)]
     with client.chat.completions.stream(
-        model="bundled", messages=USER, tools=tools, tool_choice="required", max_tokens=200
+        model="bundled",
+        messages=USER,
+        tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=200,
     ) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
@@ -340,7 +348,7 @@ def test_openais_loop_of_responses(client):
         model="bundled",
         input=[*USER, call.model_dump(), result],
         tools=OF_RESPONSES,
-        max_output_tokens=20,
+        max_output_tokens=8,
     )
     assert second.output_text
     assert [tool.name for tool in second.tools] == ["weather", "add"]
@@ -418,7 +426,7 @@ def test_anthropics_loop_calls_two_tools(claude):
         result = {"type": "tool_result", "tool_use_id": block.id, "content": "42"}
         messages.append({"role": "assistant", "content": message.content})
         messages.append({"role": "user", "content": [result]})
-    final = claude.messages.create(**asked, messages=messages)
+    final = claude.messages.create(**{**asked, "max_tokens": 8}, messages=messages)
     assert [block.type for block in final.content] == ["text"]
     counted = claude.messages.count_tokens(model="bundled", tools=OF_ANTHROPIC, messages=messages)
     usage = final.usage
@@ -438,7 +446,7 @@ def test_any_and_none_and_one_call(claude):
         **asked, tool_choice={"type": "any", "disable_parallel_tool_use": True}
     )
     assert len(one.content) == 1
-    none = claude.messages.create(**asked, tool_choice={"type": "none"})
+    none = claude.messages.create(**{**asked, "max_tokens": 8}, tool_choice={"type": "none"})
     assert [block.type for block in none.content] == ["text"]
 
 
@@ -475,7 +483,7 @@ def test_a_streamed_message_has_blocks_one_after_another(claude, server):
 def test_a_call_that_is_cut_is_no_block(claude):
     message = claude.messages.create(
         model="bundled",
-        max_tokens=38,
+        max_tokens=34,
         messages=USER,
         tools=OF_ANTHROPIC,
         tool_choice={"type": "tool", "name": "add"},
@@ -489,8 +497,10 @@ def test_a_call_that_is_cut_is_no_block(claude):
     [
         ({"tools": "add"}, "tools must be a list; got 'add'"),
         ({"tools": [1]}, "tools.0 is not supported"),
+        ({"tools": [{"name": "f"}]}, "tools.0.input_schema must be a JSON schema; got None"),
         ({"tools": [{"name": "f", "input_schema": {}, "x": 1}]}, "tools.0.x is not supported"),
         ({"tools": [{"name": "f"}], "tool_choice": "any"}, "tool_choice must be an object"),
+        ({"tool_choice": {}}, "tool_choice.type must be 'auto', 'any', 'tool'"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type must be 'auto', 'any', 'tool'"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         (
@@ -507,6 +517,10 @@ def test_a_call_that_is_cut_is_no_block(claude):
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]},
             "a turn of the user has blocks of type 'text', 'tool_result' only; got 'tool_use'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [1]}]}]},
+            "messages.0.content.0.content.0 is not supported",
         ),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "x": 1}]}]},

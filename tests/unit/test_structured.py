@@ -144,6 +144,7 @@ BAD = [
     ({"json": {"enum": []}}, "Unsatisfiable schema"),
     ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "Unsatisfiable schema"),
     ({"json": {}, "whitespace_pattern": "("}, "cannot be followed"),
+    ({"json": {"maxLength": 10**20}}, "json schema that cannot be followed: Value is not JSON"),
 ]
 
 

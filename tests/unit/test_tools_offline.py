@@ -96,7 +96,8 @@ def test_forced_calls_are_valid_in_every_format_whatever_is_sampled(name: str, c
 
 
 def test_outputs_come_back_from_json():
-    output = chat(bundled(), SamplingParams(max_tokens=200), tools=TOOLS, tool_choice="required")
+    params = SamplingParams(max_tokens=60)
+    output = chat(bundled(), params, tools=TOOLS, tool_choice="required")
     assert output.outputs[0].tool_calls
     back = RequestOutput.from_dict(json.loads(json.dumps(output.as_dict())))
     assert back.outputs == output.outputs
@@ -209,7 +210,8 @@ def test_an_async_stream_has_what_is_new():
 
 def test_cumulative_outputs_have_all_calls_so_far():
     llm = bundled()
-    prompt = llm.chat_prompt(MESSAGES, tools=TOOLS, tool_choice="required")
+    named = {"type": "function", "function": {"name": "weather"}}
+    prompt = llm.chat_prompt(MESSAGES, tools=TOOLS, tool_choice=named)
     arguments = []
     for output in llm.stream(prompt, SamplingParams(max_tokens=300, temperature=0)):
         for call in output.outputs[0].tool_calls or ():

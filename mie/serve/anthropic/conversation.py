@@ -93,8 +93,9 @@ def _text(content: Content, where: str) -> str:
         return content
     texts = []
     for index, block in enumerate(content):
-        if block.get("type") != "text":
-            message = f"there are blocks of type 'text' only; got {shown(block.get('type'))}"
+        kind = block.get("type") if isinstance(block, Mapping) else block
+        if kind != "text":
+            message = f"there are blocks of type 'text' only; got {shown(kind)}"
             raise unsupported(f"{where}.{index}", message)
         _only(block, _KEYS["text"] | {"type", "cache_control"}, f"{where}.{index}")
         texts.append(_block_text(block, f"{where}.{index}"))
@@ -129,7 +130,7 @@ def tools_of(body: CountTokensRequest) -> dict[str, Any]:
     known: dict[Any, Any] = {None: None, "auto": "auto", "any": "required", "none": "none"}
     if choice is not None and kind == "tool":
         known[kind] = {"type": "function", "function": {"name": choice.get("name")}}
-    if not isinstance(kind, str | None) or kind not in known:
+    if choice is not None and (not isinstance(kind, str) or kind not in known):
         kinds = "'auto', 'any', 'tool' or 'none'"
         raise invalid(f"tool_choice.type must be {kinds}; got {shown(kind)}", "tool_choice")
     tools = [_tool(tool, f"tools.{index}") for index, tool in enumerate(body.tools or ())]
@@ -144,7 +145,10 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(tool, Mapping) or tool.get("type", "custom") not in (None, "custom"):
         raise unsupported(where, f"tools have a name and an input_schema; got {shown(tool)}")
     _only(tool, _TOOL_KEYS, where)
-    function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
+    schema = tool.get("input_schema")
+    if not isinstance(schema, Mapping):
+        raise invalid(f"{where}.input_schema must be a JSON schema; got {shown(schema)}", "tools")
+    function = {"name": tool.get("name"), "parameters": schema}
     if tool.get("description") is not None:
         function["description"] = tool["description"]
     return {"type": "function", "function": function}
