@@ -81,6 +81,7 @@ PEERS = {
         arguments=(
             *("-m", "llama_cpp.server", "--model", "{gguf}", "--port", "{port}"),
             *("--n_ctx", "512", "--n_threads", "{threads}", "--n_threads_batch", "{threads}"),
+            *("--interrupt_requests", "false"),  # or a new request would end the one that runs
         ),
         health="/v1/models",
         options={},
