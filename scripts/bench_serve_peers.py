@@ -81,6 +81,7 @@ PEERS = {
         arguments=(
             *("-m", "llama_cpp.server", "--model", "{gguf}", "--port", "{port}"),
             *("--n_ctx", "512", "--n_threads", "{threads}", "--n_threads_batch", "{threads}"),
+            *("--interrupt_requests", "false"),  # or a new request would end the one that runs
         ),
         health="/v1/models",
         options={},
@@ -216,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--clients", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--tokens", type=int, default=32, help="new tokens of each answer")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds that count, after one")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of each number of clients")
     parser.add_argument("--servers", nargs="+", choices=PEERS, default=[*PEERS])
     args = parser.parse_args(argv)
     pythons = dict(each.split("=", 1) for each in args.python)
@@ -240,10 +241,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def print_row(name: str, peer: Peer, port: int, model: str, args: argparse.Namespace) -> None:
     """Measure a server, and print its row."""
     cells = []
+    measure(peer, port, model, 2, 4)  # warms up
     for num_clients in args.clients:
-        rounds = [
-            measure(peer, port, model, num_clients, args.tokens) for _ in range(args.rounds + 1)
-        ][1:]
+        rounds = [measure(peer, port, model, num_clients, args.tokens) for _ in range(args.rounds)]
         cells.append(f"{statistics.median(rounds):>8.1f} ({min(rounds):.1f} … {max(rounds):.1f})")
     print(f"{name:<14}{'  '.join(cells)}", flush=True)
 
