@@ -316,7 +316,7 @@ def test_a_separate_tokenizer_can_be_loaded(tmp_path: Path) -> None:
     text.mkdir()
     with_tokenizer(text)
     llm = loaded(directory, tokenizer=text, skip_tokenizer_init=False)
-    assert llm._text_directory == text
+    assert llm.text_directory == text
     assert llm.get_tokenizer().encode("Once")
 
 
