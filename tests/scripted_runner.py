@@ -6,6 +6,7 @@ slot in the step that reads it. The expected output is known under any schedule 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mie.config.engine import EngineConfig
@@ -85,7 +86,7 @@ def answer_to(plan: StepPlan, draw: Callable[[], int]) -> StepResult:
         ChunkResult(
             token_ids=[draw() for _ in chunk.choices],
             logprobs=[None] * len(chunk.choices),
-            prompt_logprobs=_scores(chunk),
+            scored=_scores(chunk),
         )
         for chunk in plan.chunks
     ]
@@ -111,7 +112,13 @@ class _Row:
         self.token_ids = list(new.token_ids)
         self.histories = histories(self.seed, self.token_ids)
         self.num_stored = new.num_computed
+        self._new = new
         self.block_ids: list[int] = []
+
+    @property
+    def has_ended(self) -> bool:
+        is_end = self.token_ids[-1] in self._new.banned_ids
+        return is_end or len(self.token_ids) >= self._new.max_tokens
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
@@ -148,9 +155,15 @@ class ScriptedRunner:
         self._vocab_size = vocab_size
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Move blocks, check everything that is read, write, and draw the next tokens."""
+        """Move blocks, check everything that is read, write, and draw the next tokens.
+
+        Some tokens are followed by others that are forced, and are those that would be drawn.
+        """
         self.prepare(plan)
-        return self.compute(plan)
+        result = self.compute(plan)
+        rows = [*plan.decodes, *(chunk.row for chunk in plan.chunks if chunk.choices)]
+        runs = {row: self._take_forced(self._rows[row]) for row in rows}
+        return replace(result, forced={row: run for row, run in runs.items() if run})
 
     def prepare(self, plan: StepPlan) -> None:
         """Bring rows, tables and blocks to the state that the plan requires."""
@@ -255,6 +268,12 @@ class ScriptedRunner:
         row.append(next_token(row.histories[-1], row.choice, self._vocab_size))
         return row.token_ids[-1]
 
+    def _take_forced(self, row: _Row) -> tuple[int, ...]:
+        start = len(row.token_ids)
+        while row.histories[-1] % 3 == 0 and not row.has_ended:
+            row.append(next_token(row.histories[-1], row.choice, self._vocab_size))
+        return tuple(row.token_ids[start:])
+
     def _prefill(self, chunk: Chunk) -> ChunkResult:
         row = self._rows[chunk.row]
         assert chunk.start == row.num_stored, "tokens are skipped or computed twice"
@@ -270,7 +289,7 @@ class ScriptedRunner:
             history = row.histories[-1]
             drawn = [next_token(history, choice, self._vocab_size) for choice in chunk.choices]
             row.append(drawn[0])
-        return ChunkResult(token_ids=drawn, logprobs=[None] * len(drawn), prompt_logprobs=scored)
+        return ChunkResult(token_ids=drawn, logprobs=[None] * len(drawn), scored=scored)
 
 
 def _describe(found: Sequence[int | None], wanted: Sequence[int]) -> list[str]:

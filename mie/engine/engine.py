@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Literal, Protocol
 
 from mie.audit.scheduler import scheduler_snapshot
@@ -289,17 +288,17 @@ class Engine:
         self.metrics.add_step(plan.num_tokens, [times[-1] - last for last in last_times if last])
         self._stamp(owners, sampled, times[0], times[-1])
         output = StepOutput(
-            outputs=tuple(self._outputs(sampled, result)),
+            outputs=tuple(map(_output, sampled)),
             prompt_logprobs={
-                owner.request_id: chunk.prompt_logprobs
-                for owner, chunk in zip(owners, result.chunks, strict=True)
-                if chunk.prompt_logprobs
+                owner.request_id: yielded.scored
+                for owner, chunk, yielded in zip(owners, plan.chunks, result.chunks, strict=True)
+                if yielded.scored and chunk.scored[0] < owner.num_prompt
             },
             failed=tuple(failed),
             stats=self._meter.stats(plan, blocks, times, self._forget_finished(sampled)),
         )
         self._state = "sound"
-        self.stats.add(output.stats, len(sampled))
+        self.stats.add(output.stats, len(sampled) + sum(map(len, result.forced.values())))
         self.metrics.add_stats(output.stats)
         self._report(output.stats)
         return output
@@ -339,21 +338,6 @@ class Engine:
                 self.observers.remove(observer)
                 logger.exception("an observer of the engine raised, and is removed: %r", observer)
 
-    def _outputs(
-        self, sampled: Sequence[RunningSequence], result: StepResult
-    ) -> Iterator[SequenceOutput]:
-        logprobs = chain(result.logprobs, *(chunk.logprobs for chunk in result.chunks))
-        for seq, row in zip(sampled, logprobs, strict=True):
-            yield SequenceOutput(
-                seq.request.request_id,
-                seq.index,
-                (seq.token_ids[-1],),
-                () if row is None else (row,),
-                seq.finish_reason,
-                seq.stop_reason,
-                seq.request.metrics,
-            )
-
     def _forget_finished(self, sampled: Sequence[RunningSequence]) -> int:
         """Remove the requests that ended, and return their number."""
         num_before = len(self._requests)
@@ -382,3 +366,18 @@ class Engine:
     def _forget(self, request: Request) -> None:
         self.metrics.end(request)
         self._requests.pop(request.request_id, None)
+
+
+def _output(seq: RunningSequence) -> SequenceOutput:
+    """Return what a sequence got since its last output."""
+    first, seq.num_given = seq.num_given, seq.num_final
+    start = seq.request.num_prompt
+    return SequenceOutput(
+        seq.request.request_id,
+        seq.index,
+        tuple(seq.token_ids[start + first : start + seq.num_given]),
+        tuple(seq.logprobs[first:]),
+        seq.finish_reason,
+        seq.stop_reason,
+        seq.request.metrics,
+    )

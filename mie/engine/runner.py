@@ -59,6 +59,7 @@ class ModelRunner:
         max_num_seqs: int,
         max_blocks_per_seq: int,
         constraints: Constraints | None = None,
+        max_forced_run: int = 0,
     ) -> None:
         self.decoder = decoder
         self.backend = decoder.backend
@@ -70,8 +71,10 @@ class ModelRunner:
             host_shape = decoder.kv_cache_shape(num_host_blocks, block_size)
             self._host_cache = self.backend.new_host_cache(host_shape)
         self._constraints = constraints
+        self._max_forced_run = max_forced_run
         self._rows: dict[int, Row] = {}
         self._rows_with_history: set[int] = set()  # rows whose sampling depends on earlier tokens
+        self._constrained: set[int] = set()  # rows of structured outputs
         # Arrays by row, changed only by the deltas of plans.
         self._block_tables: Ints = np.zeros((max_num_seqs, max_blocks_per_seq), np.int64)
         self._num_stored: Ints = np.zeros(max_num_seqs, np.int64)
@@ -160,8 +163,11 @@ class ModelRunner:
         for new in plan.new_rows:
             state = self._rows[new.row] = Row(new, self._constraints)
             self._rows_with_history.discard(new.row)
+            self._constrained.discard(new.row)
             if not state.is_plain:
                 self._rows_with_history.add(new.row)
+            if new.params.structured_outputs is not None:
+                self._constrained.add(new.row)
             self._num_stored[new.row] = new.num_computed
             self._last_tokens[new.row] = new.token_ids[-1]
         moves = plan.moves
@@ -254,7 +260,26 @@ class ModelRunner:
         ]
         chunks = self._chunk_results(plan.chunks, logits, token_ids, len(launched.rows))
         self.advance(plan, decoded)
-        return StepResult(token_ids=decoded, logprobs=logprobs, chunks=chunks)
+        forced = self._take_forced(plan)
+        return StepResult(token_ids=decoded, logprobs=logprobs, chunks=chunks, forced=forced)
+
+    def _take_forced(self, plan: StepPlan) -> dict[int, tuple[int, ...]]:
+        """Append the tokens that must follow the new ones of structured outputs. The rows advance.
+
+        Choices that fork in this step have no rows yet.
+        """
+        forced = {}
+        for row in chain(plan.decodes, (chunk.row for chunk in plan.chunks if chunk.choices)):
+            if row not in self._constrained:
+                continue
+            try:
+                run = self._rows[row].take_forced(self._max_forced_run)
+            except Exception as error:
+                raise RowFault(row, error) from error
+            if run:
+                forced[row] = run
+                self._last_tokens[row] = run[-1]
+        return forced
 
     def advance(self, plan: StepPlan, decoded: Sequence[int]) -> None:
         """Record what a step stored, and the tokens that its decodes sampled."""
@@ -276,20 +301,22 @@ class ModelRunner:
         for chunk in chunks:
             row = self._rows[chunk.row]
             chosen = list(token_ids[at : at + len(chunk.choices)])
-            scored = row.token_ids[chunk.scored[0] + 1 : chunk.scored[1] + 1]
+            first, end = (position + 1 for position in chunk.scored)
+            params = row.params
+            num_top = params.prompt_logprobs if first < row.num_prompt else params.logprobs
             logprobs = [
                 self._token_logprobs(chunk.row, logits, i, token_id)
                 for i, token_id in enumerate(chosen, at)
             ]
-            prompt = [
-                self._logprobs(chunk.row, logits, i, token_id, row.params.prompt_logprobs or 0)
-                for i, token_id in enumerate(scored, at_scored)
+            scored = [
+                self._logprobs(chunk.row, logits, i, token_id, num_top or 0)
+                for i, token_id in enumerate(row.token_ids[first:end], at_scored)
             ]
             at, at_scored = at + len(chosen), at_scored + len(scored)
             if chosen:  # the first is this row's; the siblings' rows are announced later
                 row.token_ids.append(chosen[0])
                 self._last_tokens[chunk.row] = chosen[0]
-            results.append(ChunkResult(token_ids=chosen, logprobs=logprobs, prompt_logprobs=prompt))
+            results.append(ChunkResult(token_ids=chosen, logprobs=logprobs, scored=scored))
         return results
 
     def _token_logprobs(

@@ -211,6 +211,10 @@ class State:
             self._compute(values, 1)
             values.num_tokens += 1
 
+    def _on_force(self, seq: Seq, count: int) -> None:
+        require(count > 0, "no token was forced")
+        self._runner(seq).num_tokens += count
+
     def _on_fork(self, seq: Seq, parent: Seq, row: int) -> None:
         values = self._runner(parent)
         self._check_choice(seq, parent)

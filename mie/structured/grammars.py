@@ -101,6 +101,11 @@ class Matcher:
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
 
+    @property
+    def may_be_forced(self) -> bool:
+        """Whether the next token may be determined, by the next characters or by the end."""
+        return bool(self._matcher.compute_ff_tokens()) or self._matcher.is_stopped()
+
     def mask(self) -> bytes:
         """Return a bit for each token that may come next: token i is bit i % 8 of byte i // 8.
 

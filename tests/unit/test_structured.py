@@ -411,9 +411,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "overlap": {"async_scheduling": True},
     "no cache": {"enable_prefix_caching": False},
     "small budget": {"max_num_batched_tokens": 8, "max_prefill_chunk": 3},
-    "preemption by recompute": {"num_blocks": 24, "max_model_len": 256},
+    "preemption by recompute": {"num_blocks": 14, "max_model_len": 256},
     "preemption by swap": {
-        "num_blocks": 24,
+        "num_blocks": 14,
         "max_model_len": 256,
         "preemption_mode": "swap",
         "swap_space": 2**22,
