@@ -1,6 +1,7 @@
 """Set up what all tests share: hypothesis profiles, and the tiny models."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import tiny_models
 
 from mie.ops_cpu.linear import probe
+
+# A shell ignores Ctrl-C in the jobs that it starts in the background, and children inherit that. The
+# tests of interrupts need Python's own handler.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # By default the examples are the same in every run, so that a failure means that the code has
 # changed. `make test-all` tries more examples, at random.

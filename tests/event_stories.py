@@ -135,6 +135,7 @@ STORY: list[list[Record]] = [
     [
         ("alloc", C, 2, (5,)),
         ("decode", (0,)),
+        ("force", C, 2),
     ],
 ]
 """The records of consecutive steps, with blocks of four tokens.

@@ -35,7 +35,7 @@ def new_llm(directory: Any, settings: dict[str, Any]) -> LLM:
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
         num_host_blocks=num_host,
-        live_rows=lambda: [seq.row for seq in engine.scheduler.running],
+        live_rows=lambda: [seq.table.row for seq in engine.scheduler.running],
         vocab_size=40,
     )
     if settings.get("async_scheduling"):

@@ -86,7 +86,7 @@ def answer_to(plan: StepPlan, draw: Callable[[], int]) -> StepResult:
         ChunkResult(
             token_ids=[draw() for _ in chunk.choices],
             logprobs=[None] * len(chunk.choices),
-            scored=_scores(chunk),
+            scored=_scores(chunk, [*chunk.token_ids[1:], 0]),
         )
         for chunk in plan.chunks
     ]
@@ -94,11 +94,13 @@ def answer_to(plan: StepPlan, draw: Callable[[], int]) -> StepResult:
     return StepResult(token_ids=decoded, logprobs=[None] * len(decoded), chunks=chunks)
 
 
-def _scores(chunk: Chunk) -> list[TokenLogprobs]:
-    """Return a log-probability for each scored position, which identifies the position."""
-    ids = [*chunk.token_ids, 0]
+def _scores(chunk: Chunk, following: Sequence[int]) -> list[TokenLogprobs]:
+    """Return a log-probability for each scored position, which identifies the position.
+
+    ``following`` are the tokens after those of the chunk's positions.
+    """
     return [
-        TokenLogprobs(token_ids=[ids[at + 1 - chunk.start]], logprobs=[-float(at)], rank=1)
+        TokenLogprobs(token_ids=[following[at - chunk.start]], logprobs=[-float(at)], rank=1)
         for at in range(*chunk.scored)
     ]
 
@@ -115,10 +117,20 @@ class _Row:
         self._new = new
         self.block_ids: list[int] = []
 
-    @property
-    def has_ended(self) -> bool:
-        is_end = self.token_ids[-1] in self._new.banned_ids
-        return is_end or len(self.token_ids) >= self._new.max_tokens
+    def is_end(self, token_id: int, num_tokens: int) -> bool:
+        return token_id in self._new.banned_ids or num_tokens >= self._new.max_tokens
+
+    def take_forced(self, draw: Callable[[], int]) -> tuple[int, ...]:
+        """Append some drawn tokens. Log-probabilities are given with the last one, not after it."""
+        start, has_logprobs = len(self.token_ids), self._new.params.logprobs is not None
+        is_over = self.is_end(self.token_ids[-1], start)
+        while self.histories[-1] % 3 == 0 and not is_over:
+            token_id = draw()
+            is_over = self.is_end(token_id, len(self.token_ids) + 1)
+            if is_over and has_logprobs:
+                break
+            self.append(token_id)
+        return tuple(self.token_ids[start:])
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
@@ -269,10 +281,7 @@ class ScriptedRunner:
         return row.token_ids[-1]
 
     def _take_forced(self, row: _Row) -> tuple[int, ...]:
-        start = len(row.token_ids)
-        while row.histories[-1] % 3 == 0 and not row.has_ended:
-            row.append(next_token(row.histories[-1], row.choice, self._vocab_size))
-        return tuple(row.token_ids[start:])
+        return row.take_forced(lambda: next_token(row.histories[-1], row.choice, self._vocab_size))
 
     def _prefill(self, chunk: Chunk) -> ChunkResult:
         row = self._rows[chunk.row]
@@ -280,7 +289,7 @@ class ScriptedRunner:
         assert chunk.token_ids == tuple(row.token_ids[chunk.start : chunk.end])
         assert chunk.token_ids, "an empty chunk"
         row.num_stored = chunk.end
-        scored = _scores(chunk)
+        scored = _scores(chunk, row.token_ids[chunk.start + 1 :])
         assert not scored or chunk.start <= chunk.scored[0] < chunk.scored[1] <= chunk.end
         drawn = []
         if chunk.choices:
@@ -307,7 +316,7 @@ def scripted_engine(
         num_blocks=num_blocks,
         block_size=config.block_size,
         num_host_blocks=num_host_blocks,
-        live_rows=lambda: [seq.row for seq in scheduler.running],
+        live_rows=lambda: [seq.table.row for seq in scheduler.running],
     )
     if config.async_scheduling:
         runner = OverlappingRunner(runner, scheduler.ahead)

@@ -72,10 +72,11 @@ def check_pool(pool: BlockPool) -> None:
     """Assert that the blocks without a holder are exactly those that can be allocated."""
     unheld = {i for i, count in enumerate(pool._refcounts) if count == 0}
     assert pool.num_free == len(unheld), "the free list and the counts disagree"
-    assert unheld <= set(pool._free), "a free block is not on the free list"
+    assert unheld == set(pool._free), "the free blocks are others"
     for region in range(pool.num_blocks // REGION):
         blocks = range(region * REGION, (region + 1) * REGION)
         assert pool._num_held[region] == sum(i not in unheld for i in blocks), "a wrong region"
+        assert (region in pool._free_regions) == unheld.issuperset(blocks), "a wrong free region"
     assert min(pool._refcounts, default=0) >= 0, "a count is negative"
 
 
@@ -90,7 +91,8 @@ def _check_holders(pool: BlockPool, prefix: PrefixCache, tables: Sequence[BlockT
         expected = held[block_id] + cached[block_id]
         assert pool.refcount(block_id) == expected, f"block {block_id} is miscounted"
     for node in nodes:
-        assert node.is_held == (held[block_of(node)] > 0), "a node records the wrong holder"
+        is_held = node not in prefix.unheld
+        assert is_held == (held[block_of(node)] > 0), "a node records the wrong holder"
     _check_tree(prefix, tables)
 
 
@@ -107,10 +109,14 @@ def _check_tree(prefix: PrefixCache, tables: Iterable[BlockTable]) -> None:
         for child in node.children.values():
             assert child.parent is node
             assert child.salt == node.salt
-            assert node.block_id is None or node.is_held or not child.is_held, (
+            assert node not in prefix.unheld or child in prefix.unheld, (
                 "a held node has an unheld parent"
             )
-    assert prefix.num_unheld == sum(not node.is_held for node in _blocks(prefix))
+    order = {node: place for place, node in enumerate(prefix.unheld)}
+    assert order.keys() <= set(_blocks(prefix)), "an evicted node can be evicted again"
+    for node, place in order.items():
+        children = node.children.values()
+        assert all(order[child] < place for child in children), "evicted before its children"
 
 
 def _check_host_pool(pool: BlockPool, tables: Iterable[HostTable]) -> None:

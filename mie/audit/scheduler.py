@@ -24,12 +24,12 @@ def scheduler_snapshot(scheduler: Scheduler) -> dict[str, Any]:
                 "max_tokens": seq.request.params.max_tokens,
                 "num_tokens": seq.num_tokens,
                 "num_computed": seq.num_computed,
-                "row": seq.row,
+                "row": seq.table.row if seq.table and not seq.finish_reason else None,
                 "blocks": list(seq.table.block_ids) if seq.table else [],
                 "host": list(seq.host.block_ids) if seq.host else None,
                 "n": seq.request.params.n,
             }
-            for seq in [*waiting, *running, *scheduler._opener.kept]
+            for seq in [*waiting, *running, *scheduler._opener.kept.values()]
         },
     }
 
@@ -40,7 +40,8 @@ def check_scheduler(scheduler: Scheduler) -> None:
     Each live sequence is in exactly one queue and holds what that queue allows.
     """
     waiting, running = list(scheduler.waiting), scheduler.running
-    tables = [seq.table for seq in [*running, *scheduler._opener.kept] if seq.table is not None]
+    holders = [*running, *scheduler._opener.kept.values()]
+    tables = [seq.table for seq in holders if seq.table is not None]
     hosts = [seq.host for seq in waiting if seq.host is not None]
     check_memory(scheduler.manager, tables, hosts)
     _check_seats(scheduler._seats)
@@ -51,7 +52,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     for seq in waiting:
         assert seq.table is None, "waiting and holding blocks"
     for seq in running:
-        assert seq.row is not None
+        assert seq.table is not None
         assert seq.host is None, "swapped out and running"
         assert seq.is_prefilling or seq.num_missing == 1 or seq.num_generated
 
@@ -60,9 +61,8 @@ def _check_seats(seats: Seats) -> None:
     """Assert that the running sequences are in order and that each row has one owner."""
     running = seats.running
     assert [seq.key for seq in running] == sorted(seq.key for seq in running)
-    taken = [seq.row for seq in running if seq.row is not None]
-    assert sorted([*taken, *seats._free]) == list(range(len(seats.rows)))
-    assert all(seats.rows[seq.row] is seq for seq in running if seq.row is not None)
-    assert sum(seq is not None for seq in seats.rows) == len(running)
+    assert {seq.table.row: seq for seq in running if seq.table is not None} == seats.rows
+    assert len(seats.rows) == len(running)
+    assert sorted([*seats.rows, *seats._free]) == list(range(len(running) + len(seats._free)))
     assert seats.num_prefilling == sum(seq.is_prefilling for seq in running)
-    assert set(seats._new.items()) <= set(enumerate(seats.rows)), "a row without an owner"
+    assert seats._new.items() <= seats.rows.items(), "a row without an owner"

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
@@ -176,32 +176,25 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request in any state and free its blocks. An unknown id is ignored."""
-        with self._changing():
-            request = self._requests.get(request_id)
+        with self._changing(request_id) as request:
             if request is not None:
                 self.scheduler.abort(request)
-                self._forget(request)
 
     def fail(self, request_id: str, error: Exception) -> None:
         """End a request that caused an error. The other requests continue."""
-        with self._changing():
-            request = self._requests.get(request_id)
+        with self._changing(request_id) as request:
             if request is not None:
                 logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
                 request.error = error
                 self.scheduler.abort(request, "error")
-                self._forget(request)
 
     def finish(
         self, request_id: str, index: int, reason: FinishReason, stop_reason: int | str | None
     ) -> None:
         """End one choice of a request. Its siblings continue."""
-        with self._changing():
-            request = self._requests.get(request_id)
+        with self._changing(request_id) as request:
             if request is not None:
                 self.scheduler.finish(request.sequences[index], reason, stop_reason)
-                if request.is_finished:
-                    self._forget(request)
 
     def release(self, request_ids: Sequence[str]) -> None:
         """Release the blocks that finished beams keep. Other requests are ignored."""
@@ -214,11 +207,16 @@ class Engine:
             return self.scheduler.manager.reset_prefix_cache()
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Repair the scheduler if necessary, and mark it as torn until the block is done."""
+    def _changing(self, request_id: str | None = None) -> Iterator[Request | None]:
+        """Repair the scheduler if necessary, and mark it as torn until the block is done.
+
+        The block gets the request, if it is unfinished, and may finish it.
+        """
         self.recover()
         self._state = "torn"
-        yield
+        request = None if request_id is None else self._requests.get(request_id)
+        yield request
+        self._forget_finished([request] if request else [])
         self._state = "sound"
 
     def get_metrics(self, model_name: str) -> list[Metric]:
@@ -259,13 +257,11 @@ class Engine:
             except RowFault as fault:
                 owner = self.scheduler.owner_of(fault.row)
                 if owner is None or not is_of_the_request(fault.error):
-                    self.recover()
                     raise fault.error from None
                 failed.append(owner.request_id)
                 self.fail(owner.request_id, fault.error)
-            except BaseException:
+            finally:
                 self.recover()
-                raise
 
     def _step(self, failed: Sequence[str]) -> StepOutput:
         self.recover()
@@ -285,8 +281,8 @@ class Engine:
         self._state = "late"
         times.append(self._clock())
         last_times = [seq.request.metrics.last_token_time for seq in sampled]
-        self.metrics.add_step(plan.num_tokens, [times[-1] - last for last in last_times if last])
         self._stamp(owners, sampled, times[0], times[-1])
+        num_finished = self._forget_finished(seq.request for seq in sampled if seq.finish_reason)
         output = StepOutput(
             outputs=tuple(map(_output, sampled)),
             prompt_logprobs={
@@ -295,11 +291,12 @@ class Engine:
                 if yielded.scored and chunk.scored[0] < owner.num_prompt
             },
             failed=tuple(failed),
-            stats=self._meter.stats(plan, blocks, times, self._forget_finished(sampled)),
+            stats=self._meter.stats(plan, blocks, times, num_finished),
         )
         self._state = "sound"
-        self.stats.add(output.stats, len(sampled) + sum(map(len, result.forced.values())))
-        self.metrics.add_stats(output.stats)
+        num_generated = len(sampled) + sum(map(len, result.forced.values()))
+        self.stats.add(output.stats, num_generated)
+        self.metrics.add_step(output.stats, [times[-1] - last for last in last_times if last])
         self._report(output.stats)
         return output
 
@@ -314,8 +311,7 @@ class Engine:
             self.scheduler.rebuild(self._requests.values())
             self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
         self._state = "late"
-        for request in [each for each in self._requests.values() if each.is_finished]:
-            self._forget(request)
+        self._forget_finished(self._requests.values())
         self._state = "sound"
 
     def drop_all(self) -> None:
@@ -338,13 +334,13 @@ class Engine:
                 self.observers.remove(observer)
                 logger.exception("an observer of the engine raised, and is removed: %r", observer)
 
-    def _forget_finished(self, sampled: Sequence[RunningSequence]) -> int:
-        """Remove the requests that ended, and return their number."""
-        num_before = len(self._requests)
-        for seq in sampled:
-            if seq.finish_reason is not None and seq.request.is_finished:
-                self._forget(seq.request)
-        return num_before - len(self._requests)
+    def _forget_finished(self, requests: Iterable[Request]) -> int:
+        """Remove those of the requests that have ended, and return their number."""
+        finished = {each.request_id: each for each in requests if each.is_finished}
+        for request_id, request in finished.items():
+            self.metrics.end(request)
+            self._requests.pop(request_id, None)
+        return len(finished)
 
     def _stamp(
         self,
@@ -362,10 +358,6 @@ class Engine:
             metrics.last_token_time = now
             if metrics.first_token_time is None:
                 metrics.first_token_time = now
-
-    def _forget(self, request: Request) -> None:
-        self.metrics.end(request)
-        self._requests.pop(request.request_id, None)
 
 
 def _output(seq: RunningSequence) -> SequenceOutput:

@@ -246,15 +246,16 @@ class EngineMetrics:
         # One tuple, so that adding the records up is a single change.
         self._ended: tuple[_Totals, dict[int, _Record]] = (_Totals(max_model_len), {})
 
-    def add_step(self, num_tokens: int, gaps: Iterable[float]) -> None:
-        """Count a step: its tokens, and the seconds since each choice's previous token."""
+    def add_step(self, stats: StepStats, gaps: Iterable[float]) -> None:
+        """Count a step: what it computed, where its time went, and the seconds between tokens.
+
+        ``gaps`` are those since the previous token of each choice that got one.
+        """
+        num_tokens = stats.num_prefill_tokens + stats.num_decode_tokens
         self._steps["iteration_tokens_total"].observe(num_tokens)
         observe = self._steps["inter_token_latency_seconds"].observe
         for gap in gaps:
             observe(gap)
-
-    def add_stats(self, stats: StepStats) -> None:
-        """Count where a step's time went, and what it computed."""
         self._phases["schedule"].observe(stats.schedule_seconds)
         self._phases["run"].observe(stats.run_seconds)
         self._phases["update"].observe(stats.update_seconds)

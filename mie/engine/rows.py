@@ -107,7 +107,8 @@ class Row:
 
     def _forced_token(self) -> int | None:
         num_generated = len(self.token_ids) - self.num_prompt
-        if num_generated < len(self.params.trace_decode_token_ids or ()):
+        is_traced = num_generated < len(self.params.trace_decode_token_ids or ())
+        if is_traced or self.params.structured_outputs is None:
             return None
         return self._followed.forced_token(self._banned_ids(num_generated))
 

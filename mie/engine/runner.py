@@ -74,7 +74,6 @@ class ModelRunner:
         self._max_forced_run = max_forced_run
         self._rows: dict[int, Row] = {}
         self._rows_with_history: set[int] = set()  # rows whose sampling depends on earlier tokens
-        self._constrained: set[int] = set()  # rows of structured outputs
         # Arrays by row, changed only by the deltas of plans.
         self._block_tables: Ints = np.zeros((max_num_seqs, max_blocks_per_seq), np.int64)
         self._num_stored: Ints = np.zeros(max_num_seqs, np.int64)
@@ -163,11 +162,8 @@ class ModelRunner:
         for new in plan.new_rows:
             state = self._rows[new.row] = Row(new, self._constraints)
             self._rows_with_history.discard(new.row)
-            self._constrained.discard(new.row)
             if not state.is_plain:
                 self._rows_with_history.add(new.row)
-            if new.params.structured_outputs is not None:
-                self._constrained.add(new.row)
             self._num_stored[new.row] = new.num_computed
             self._last_tokens[new.row] = new.token_ids[-1]
         moves = plan.moves
@@ -189,27 +185,33 @@ class ModelRunner:
         return self.decoder.forward(batch, self._kv_cache)
 
     def pack(self, plan: StepPlan) -> StepBatch:
-        """Return the plan as one ragged batch: its decodes, then its chunks."""
-        rows = np.array(plan.decodes, np.int64)
-        token_ids, positions = self._last_tokens[rows], self._num_stored[rows]
-        if not plan.chunks:
-            return self._decode_batch(rows, token_ids, positions)
-        chunks = plan.chunks
-        counts = np.array([len(chunk.token_ids) for chunk in chunks])
-        begins = np.cumsum(counts) - counts
-        chunk_rows = np.array([chunk.row for chunk in chunks])
+        """Return the plan as one ragged batch: its decodes, then its chunks.
+
+        The logits of each row that decodes are wanted first, then those of each chunk's last token,
+        once for each choice that samples from it. The prompt's scored positions follow.
+        """
+        chunks, num_decodes = plan.chunks, len(plan.decodes)
+        rows = np.array([*plan.decodes, *[chunk.row for chunk in chunks]], np.int64)
+        token_ids, starts = self._last_tokens[rows], self._num_stored[rows]
+        if not chunks:
+            return self._decode_batch(rows, token_ids, starts)
+        chunk_sizes = [len(chunk.token_ids) for chunk in chunks]
+        counts = np.concatenate([np.ones(num_decodes, np.int64), chunk_sizes])
+        ends = np.cumsum(counts)
+        shifts = ends - counts - starts  # from a token's position to its row of the batch
         new_ids = chain.from_iterable(chunk.token_ids for chunk in chunks)
-        starts = np.array([chunk.start for chunk in chunks])
-        offsets = np.arange(counts.sum()) - np.repeat(begins, counts)
-        begins += len(rows)
-        decodes = np.arange(len(rows))
+        sampled = np.repeat(ends[num_decodes:] - 1, [len(chunk.choices) for chunk in chunks])
+        scored = [
+            np.arange(*chunk.scored) + shift
+            for chunk, shift in zip(chunks, shifts[num_decodes:], strict=True)
+        ]
         return self._batch(
-            np.concatenate([rows, chunk_rows]),
-            np.concatenate([rows, np.repeat(chunk_rows, counts)]),
-            np.concatenate([token_ids, np.fromiter(new_ids, np.int64)]),
-            np.concatenate([positions, np.repeat(starts, counts) + offsets]),
-            np.concatenate([decodes, begins[:1], begins + counts]),
-            np.concatenate([decodes, np.array(_logits_rows(chunks, begins.tolist()), np.int64)]),
+            rows,
+            np.repeat(rows, counts),
+            np.concatenate([token_ids[:num_decodes], np.fromiter(new_ids, np.int64)]),
+            np.arange(ends[-1]) - np.repeat(shifts, counts),
+            np.concatenate([[0], ends]),
+            np.concatenate([np.arange(num_decodes), sampled, *scored]),
         )
 
     def _decode_batch(self, rows: Ints, token_ids: Ints, positions: Ints) -> StepBatch:
@@ -270,7 +272,7 @@ class ModelRunner:
         """
         forced = {}
         for row in chain(plan.decodes, (chunk.row for chunk in plan.chunks if chunk.choices)):
-            if row not in self._constrained:
+            if row not in self._rows_with_history:
                 continue
             try:
                 run = self._rows[row].take_forced(self._max_forced_run)
@@ -334,17 +336,3 @@ class ModelRunner:
         except Exception as error:
             raise RowFault(row, error) from error
         return TokenLogprobs(token_ids=ids, logprobs=logprobs, rank=rank)
-
-
-def _logits_rows(chunks: Sequence[Chunk], begins: Sequence[int]) -> list[int]:
-    """Return the rows of the batch whose logits are wanted, given the chunks' first rows.
-
-    First comes the last row of each chunk, once for each choice that samples from it. The positions
-    with prompt log-probabilities follow.
-    """
-    sampled: list[int] = []
-    scored: list[int] = []
-    for chunk, begin in zip(chunks, begins, strict=True):
-        sampled += [begin + len(chunk.token_ids) - 1] * len(chunk.choices)
-        scored += [begin + position - chunk.start for position in range(*chunk.scored)]
-    return sampled + scored

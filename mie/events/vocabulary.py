@@ -61,6 +61,9 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The fields of each kind of record, in order."""
 
+MAX_FORCED_RUN = 64
+"""Maximum ``count`` of a ``force``."""
+
 SUMMARY_FIELDS = (
     "step",
     "num_running",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mie.arithmetic import ceil_div
 from mie.memory.moves import Emit, Moves, Room
 from mie.memory.pool import BlockPool
-from mie.memory.prefix import Node, PartialMatch, PrefixCache, block_of, path_to, unheld
+from mie.memory.prefix import Node, PartialMatch, PrefixCache, block_of
 from mie.memory.table import BlockTable, HostTable, Owner
 from mie.stats.memory import MemoryStats
 
@@ -34,7 +34,7 @@ class KVCacheManager:
         self.block_size, self.num_blocks = block_size, num_blocks
         self.stats = MemoryStats()
         self._num_host_blocks = num_host_blocks
-        self._shares_full = enable_prefix_caching
+        self.shares_full = enable_prefix_caching
         self._shares_partial = enable_prefix_caching and partial_block_sharing
         self._max_cached = num_blocks if max_cached_blocks is None else max_cached_blocks
         self._emit = emit
@@ -56,7 +56,7 @@ class KVCacheManager:
     @property
     def num_cached(self) -> int:
         """The number of blocks that only the prefix cache holds."""
-        return self._prefix.num_unheld
+        return len(self._prefix.unheld)
 
     @property
     def num_available(self) -> int:
@@ -108,16 +108,16 @@ class KVCacheManager:
         limit = len(token_ids) - 1
         path: list[Node] = []
         partial = None
-        if use_cache and parent is None and self._shares_full:
+        if use_cache and parent is None and self.shares_full:
             path = self._prefix.match(token_ids, limit, salt)
             if self._shares_partial and host is None:
                 partial = self._prefix.match_inside(path, token_ids, limit, salt)
         num_shared = parent.num_tokens // self.block_size if parent else len(path)
         num_new = self.blocks_for(len(token_ids)) - num_shared
-        room = self.num_available - num_spare - len(unheld(path))
+        room = self.num_available - num_spare - len(self._prefix.unheld_end(path))
         if num_new > room:
             return None
-        if partial and partial.node and not partial.node.is_held and num_new == room:
+        if partial and partial.node in self._prefix.unheld and num_new == room:
             partial = None  # it is pinned for its copy, so it is unavailable as a block
         num_computed = len(path) * self.block_size + (partial.num_tokens if partial else 0)
         source = host or parent
@@ -132,9 +132,8 @@ class KVCacheManager:
             assert is_grown, "find_room counted the blocks"
             return twin
         table = BlockTable(owner, row, room.token_ids)
-        if room.path:
-            self._put("share", table, 0, self._hold(*room.path))
-            table.num_committed = len(room.path)
+        self._put("share", table, 0, self._hold(*room.path))
+        table.num_committed = len(room.path)
         self._prefix.enter(table, room.path[-1] if room.path else self._prefix.root(room.salt))
         if room.partial:  # pin before allocating, because allocating can evict it
             self._pin(room.partial)
@@ -226,7 +225,7 @@ class KVCacheManager:
         self._publish(table)
 
     def _publish(self, table: BlockTable) -> None:
-        if not self._shares_full:
+        if not self.shares_full:
             return
         size, node = self.block_size, table.node
         assert node is not None
@@ -258,9 +257,8 @@ class KVCacheManager:
         self._num_stored -= table.num_tokens
         self._emit(("close", table.owner))
         self._pool.decref(*table.block_ids)
-        path = path_to(table.node)
+        self._offer(table.node)
         self._prefix.leave(table)
-        self._prefix.release([n for n in path if self._pool.refcount(block_of(n)) == 1])
         self._evict(self.num_cached - self._max_cached)
         table.block_ids = []
 
@@ -321,8 +319,7 @@ class KVCacheManager:
         for block_id, node in self._pinned:
             self._emit(("unpin", block_id))
             self._pool.decref(block_id)
-            if node is not None and self._pool.refcount(block_id) == 1:
-                self._prefix.release([node])
+            self._offer(node)
         self._pinned.clear()
 
     # Parts of the above.
@@ -341,7 +338,8 @@ class KVCacheManager:
 
     def _take_blocks(self, count: int, table: BlockTable) -> tuple[int, ...]:
         self._evict(count - self._pool.num_free)
-        return self._pool.take_row(count, table.block_ids)
+        last = table.block_ids[-1] if table.block_ids else None
+        return tuple([last := self._pool.take(last) for _ in range(count)])
 
     def _evict(self, count: int) -> None:
         for _ in range(count):
@@ -354,14 +352,20 @@ class KVCacheManager:
         """Add a holder to the blocks of a path, or of its last node, and return their ids."""
         block_ids = tuple(map(block_of, path))
         self._pool.incref(*block_ids)
-        self._prefix.hold(unheld(path))
+        for node in self._prefix.unheld_end(path):
+            del self._prefix.unheld[node]
         return block_ids
 
+    def _offer(self, node: Node | None) -> None:
+        """Let a node and those above it be evicted, as far as only the prefix cache holds them."""
+        while node and node.block_id is not None and self._pool.refcount(node.block_id) == 1:
+            self._prefix.unheld[node] = None
+            node = node.parent
+
     def _pin(self, partial: PartialMatch) -> None:
-        if partial.node is None:
-            self._pool.incref(partial.block_id)
-        else:
-            self._hold(partial.node)
+        self._pool.incref(partial.block_id)
+        if partial.node:
+            self._prefix.unheld.pop(partial.node, None)
         self._pinned.append((partial.block_id, partial.node))
         self._emit(("pin", partial.block_id))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 REGION = 16
 """Size of a region. A new table starts in a wholly free region if there is one, so it can grow."""
 
@@ -20,13 +18,17 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = self.num_free = num_blocks
+        self.num_blocks = num_blocks
         self._refcounts = [0] * num_blocks
-        # Both lists are popped from the end, lowest id first. Entries can be stale: a block that
-        # was taken since it was pushed is skipped.
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._free_regions = list(range(num_blocks // REGION - 1, -1, -1))
+        # Ordered sets. What was freed last is taken first, and lower ids come first at the start.
+        self._free = dict.fromkeys(reversed(range(num_blocks)))
+        self._free_regions = dict.fromkeys(reversed(range(num_blocks // REGION)))
         self._num_held = [0] * (num_blocks // REGION + 1)  # by region
+
+    @property
+    def num_free(self) -> int:
+        """The number of free blocks."""
+        return len(self._free)
 
     def refcount(self, block_id: int) -> int:
         """Return the number of holders of the block, which is 0 for a free block."""
@@ -38,26 +40,19 @@ class BlockPool:
         Without ``after`` the block begins a new run. The caller checks that a block is free.
         """
         block_id = self._begin() if after is None else after + 1
-        while block_id is None or block_id >= self.num_blocks or self._refcounts[block_id] > 0:
-            assert self._free, "more blocks were counted as free than there are"
-            block_id = self._free.pop()
+        if block_id is not None and block_id in self._free:
+            del self._free[block_id]
+        else:
+            block_id, _ = self._free.popitem()
+        assert self._refcounts[block_id] == 0, f"block {block_id} is both free and held"
         self._refcounts[block_id] = 1
         self._num_held[block_id // REGION] += 1
-        self.num_free -= 1
+        self._free_regions.pop(block_id // REGION, None)
         return block_id
-
-    def take_row(self, count: int, block_ids: Sequence[int]) -> tuple[int, ...]:
-        """Call `take` for ``count`` blocks that continue ``block_ids``."""
-        last = block_ids[-1] if block_ids else None
-        return tuple([last := self.take(last) for _ in range(count)])
 
     def _begin(self) -> int | None:
         """Return the first block of a wholly free region, or None."""
-        while self._free_regions:
-            region = self._free_regions.pop()
-            if self._num_held[region] == 0:
-                return region * REGION
-        return None
+        return self._free_regions.popitem()[0] * REGION if self._free_regions else None
 
     def incref(self, *block_ids: int) -> None:
         """Add a holder to blocks that already have one."""
@@ -76,11 +71,8 @@ class BlockPool:
                 self._free_again(block_id)
 
     def _free_again(self, block_id: int) -> None:
-        self.num_free += 1
-        self._free.append(block_id)
-        if len(self._free) > 2 * self.num_blocks:  # mostly stale or duplicates
-            self._free = [i for i in dict.fromkeys(self._free) if self._refcounts[i] == 0]
+        self._free[block_id] = None
         region = block_id // REGION
         self._num_held[region] -= 1
         if self._num_held[region] == 0 and (region + 1) * REGION <= self.num_blocks:
-            self._free_regions.append(region)
+            self._free_regions[region] = None

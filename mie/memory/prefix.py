@@ -7,10 +7,12 @@ a shared root outlives its branches.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress, count, takewhile
+from operator import ne
 from typing import NamedTuple
 
 from mie.memory.table import BlockTable
@@ -32,8 +34,6 @@ class Node:
     """
     tables: dict[BlockTable, None] = field(default_factory=dict)
     """The open tables whose last committed block this is (a dict keeps their order)."""
-    is_held: bool = True
-    last_used: int = 0
 
 
 class PartialMatch(NamedTuple):
@@ -49,26 +49,23 @@ class PrefixCache:
     """A tree of blocks of ``block_size`` tokens. `KVCacheManager` does the reference counting.
 
     A holder of a node's block also holds the blocks of its ancestors. So the nodes below an unheld
-    node are unheld too, and evicting leaf after leaf can free them all. `num_unheld` is the number
-    of blocks that eviction can free.
+    node are unheld too, and were released before it. The first node of ``unheld`` is therefore a
+    leaf, and evicting one after another can free them all.
     """
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._roots: dict[str | None, Node] = {}
-        self._leaves: list[tuple[int, int, Node]] = []  # a heap; stale entries are skipped
-        self._clock = 0
-        self.num_unheld = 0
+        self.unheld: OrderedDict[Node, None] = OrderedDict()
+        """The nodes whose blocks only the cache holds, in the order of their release."""
 
     def match(self, token_ids: Sequence[int], limit: int, salt: str | None) -> list[Node]:
         """Return the longest path of full blocks that match at most ``limit`` tokens."""
         node = self._roots.get(salt)
         path: list[Node] = []
         size = self._block_size
-        if node is None:
-            return path
         for start in range(0, limit - size + 1, size):
-            node = node.children.get(tuple(token_ids[start : start + size]))
+            node = node and node.children.get(tuple(token_ids[start : start + size]))
             if node is None:
                 break
             path.append(node)
@@ -90,18 +87,18 @@ class PrefixCache:
         best = PartialMatch(-1, 0, None)
         place = bisect_left(node.sorted_tokens, wanted)
         for tokens in node.sorted_tokens[max(0, place - 1) : place + 1]:
-            count = _num_common(tokens, wanted)
-            if count > best.num_tokens:
+            num_common = _num_common(tokens, wanted)
+            if num_common > best.num_tokens:
                 child = node.children[tokens]
-                best = PartialMatch(block_of(child), count, child)
+                best = PartialMatch(block_of(child), num_common, child)
         for table in node.tables:
             written = table.token_ids[start : min(table.num_tokens, start + len(wanted))]
             # A table that has not run yet holds a copy that is only planned.
             if table.has_run and written and written[0] == wanted[0]:
-                count = _num_common(written, wanted)
-                if count > best.num_tokens:
+                num_common = _num_common(written, wanted)
+                if num_common > best.num_tokens:
                     index = table.num_committed
-                    best = PartialMatch(table.block_ids[index], count, None)
+                    best = PartialMatch(table.block_ids[index], num_common, None)
         return best if best.num_tokens else None
 
     def root(self, salt: str | None) -> Node:
@@ -129,59 +126,24 @@ class PrefixCache:
         insort(parent.sorted_tokens, tokens)
         return node
 
-    def hold(self, nodes: Sequence[Node]) -> None:
-        """Mark unheld nodes as held."""
-        for node in nodes:
-            assert not node.is_held
-            node.is_held = True
-        self.num_unheld -= len(nodes)
-
-    def release(self, path: Sequence[Node]) -> None:
-        """Mark nodes as unheld and as just used, after their last holder left."""
-        self._clock += 1
-        for node in path:
-            assert node.is_held
-            node.is_held = False
-            node.last_used = self._clock
-            self.num_unheld += 1
-            self._offer(node)
+    def unheld_end(self, path: Sequence[Node]) -> list[Node]:
+        """Return the unheld nodes of a path, which are the end of it, the last one first."""
+        return list(takewhile(self.unheld.__contains__, reversed(path)))
 
     def evict(self) -> int:
-        """Evict the least recently used unheld leaf and return its block id.
-
-        The caller checks that there is one (`num_unheld`).
-        """
-        while True:
-            last_used, _, node = heapq.heappop(self._leaves)
-            if self._is_evictable(node, last_used):
-                break
+        """Evict the least recently used unheld leaf and return its block id. There must be one."""
+        node, _ = self.unheld.popitem(last=False)
         parent = node.parent
         assert parent is not None
+        assert not node.children, "a node was released before a node below it"
         del parent.children[node.tokens]
         del parent.sorted_tokens[bisect_left(parent.sorted_tokens, node.tokens)]
-        node.parent = None
-        self.num_unheld -= 1
-        if parent.block_id is None:
-            self._drop_empty_root(parent)
-        elif not parent.is_held:
-            self._offer(parent)
+        self._drop_empty_root(parent)
         return block_of(node)
 
     def _drop_empty_root(self, node: Node) -> None:
         if node.block_id is None and not node.children and not node.tables:
             del self._roots[node.salt]
-
-    def _is_evictable(self, node: Node, last_used: int) -> bool:
-        # A node gets children only while it is held, so an entry from before is stale.
-        return node.parent is not None and node.last_used == last_used and not node.is_held
-
-    def _offer(self, node: Node) -> None:
-        if node.children:
-            return
-        heapq.heappush(self._leaves, (node.last_used, block_of(node), node))
-        if len(self._leaves) > 2 * self.num_unheld + 64:  # most entries are stale: rebuild the heap
-            self._leaves = [e for e in self._leaves if self._is_evictable(e[2], e[0])]
-            heapq.heapify(self._leaves)
 
 
 def block_of(node: Node) -> int:
@@ -190,28 +152,6 @@ def block_of(node: Node) -> int:
     return node.block_id
 
 
-def unheld(path: Sequence[Node]) -> list[Node]:
-    """Return the unheld nodes of a path, which are the end of it."""
-    count = len(path)
-    while count and not path[count - 1].is_held:
-        count -= 1
-    return list(path[count:])
-
-
-def path_to(node: Node | None) -> list[Node]:
-    """Return the nodes from the root's child to ``node``, none for a root."""
-    path: list[Node] = []
-    while node is not None and node.block_id is not None:
-        path.append(node)
-        node = node.parent
-    return path[::-1]
-
-
 def _num_common(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the longest common prefix."""
-    count = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        count += 1
-    return count
+    return next(compress(count(), map(ne, a, b)), min(len(a), len(b)))

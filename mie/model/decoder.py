@@ -1,6 +1,6 @@
 """Run the decoder-only transformer of every supported family, which is flags of `ModelConfig`."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.checkpoint.config import ModelConfig
-from mie.checkpoint.tensors import expected_tensors
+from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.checkpoint.weights import Checkpoint
 from mie.model.rope import rope_inv_freq
 from mie.ops.backend import Array, Backend, KVCacheShape, StepBatch
@@ -49,7 +49,7 @@ class Decoder:
         """
         self.config = config
         self.backend = backend
-        loader = _Loader(config, backend, checkpoint, progress)
+        loader = _Loader(config, backend, checkpoint, expected_tensors(config), progress)
         self._embedding = loader.embedding("model.embed_tokens.weight")
         self._layers = [loader.layer(index) for index in range(config.num_layers)]
         self._norm = loader.vector("model.norm.weight")
@@ -100,26 +100,20 @@ class Decoder:
         return backend.linear(attended.reshape(len(q), -1), layer.attention_out, residual=x)
 
 
+@dataclass(frozen=True, eq=False)
 class _Loader:
     """Reads a checkpoint tensor by tensor into the backend, and releases the file's pages."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        backend: Backend,
-        checkpoint: Checkpoint,
-        progress: Callable[[int], object],
-    ) -> None:
-        self._config = config
-        self._backend = backend
-        self._checkpoint = checkpoint
-        self._shapes = expected_tensors(config)
-        self._progress = progress
+    config: ModelConfig
+    backend: Backend
+    checkpoint: Checkpoint
+    shapes: Mapping[str, Shape]
+    progress: Callable[[int], object]
 
     def layer(self, index: int) -> Layer:
         name = f"model.layers.{index}."
         attention, mlp = name + "self_attn.", name + "mlp."
-        has_norms = self._config.qk_norm
+        has_norms = self.config.qk_norm
         return Layer(
             attention_norm=self.vector(name + "input_layernorm.weight"),
             qkv=self.linear(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
@@ -129,34 +123,31 @@ class _Loader:
             mlp_norm=self.vector(name + "post_attention_layernorm.weight"),
             gate_up=self.linear(mlp + "gate_proj", mlp + "up_proj"),
             down=self.linear(mlp + "down_proj"),
-            window=self._config.layer_windows[index],
+            window=self.config.layer_windows[index],
         )
 
     def vector(self, name: str) -> Array:
-        return self._backend.load_vector(self._read(name))
+        return self.backend.load_vector(self._read(name))
 
     def embedding(self, name: str) -> Array:
-        rows, columns = self._shapes[name]
-        return self._backend.load_embedding((rows, columns), self._rows([name]))
+        rows, columns = self.shapes[name]
+        return self.backend.load_embedding((rows, columns), self._rows([name]))
 
     def linear(self, *names: str) -> Array:
         """Load the named matrices as one fused matrix."""
         weights = [name + ".weight" for name in names]
-        shapes = [self._shapes[weight] for weight in weights]
-        biases = [name + ".bias" for name in names if name + ".bias" in self._checkpoint.dtypes]
+        shapes = [self.shapes[weight] for weight in weights]
+        biases = [name + ".bias" for name in names if name + ".bias" in self.checkpoint.dtypes]
         bias = np.concatenate([self._read(name) for name in biases]) if biases else None
         shape = (sum(num_rows for num_rows, _ in shapes), shapes[0][1])
-        return self._backend.load_linear(shape, self._rows(weights), bias)
+        return self.backend.load_linear(shape, self._rows(weights), bias)
 
     def _read(self, name: str) -> NDArray[Any]:
-        tensor = self._checkpoint.read(name)
-        self._checkpoint.check_finite(name, tensor)
-        self._progress(tensor.nbytes)
-        return tensor
+        return np.concatenate(list(self._rows([name])))
 
     def _rows(self, names: Iterable[str]) -> Iterator[NDArray[Any]]:
         for name in names:
-            for block in self._checkpoint.blocks(name, BLOCK_BYTES):
-                self._checkpoint.check_finite(name, block)
+            for block in self.checkpoint.blocks(name, BLOCK_BYTES):
+                self.checkpoint.check_finite(name, block)
                 yield block
-                self._progress(block.nbytes)
+                self.progress(block.nbytes)

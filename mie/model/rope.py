@@ -9,13 +9,12 @@ the current length, so a key can be cached once it is rotated.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from mie.checkpoint.rope_config import RopeConfig
+from mie.checkpoint.rope_config import RopeConfig
 
 FloatArray: TypeAlias = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ preempted sequences come back before new requests.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 
 from mie.config.engine import EngineConfig
@@ -46,15 +46,16 @@ def cost(request: Request) -> int:
 class FairPolicy(Policy):
     """Admits the client that was served least. Counters outlast a rebuild of the queues."""
 
-    def __init__(self, config: EngineConfig, longest: int, emit: Emit) -> None:
-        super().__init__(config, longest, emit)
-        self._served: dict[str | None, int] = {}
+    def __init__(self, config: EngineConfig, emit: Emit) -> None:
+        super().__init__(config, emit)
+        self.served: Counter[str | None] = Counter()
+        """The weighted tokens that each client was served."""
         self._last: str | None = None
         """The client whose request was admitted last."""
         self._num_admitted = 0
         self._most_accounts = MOST_ACCOUNTS
         # Requests that were never admitted, by client. Those that have left are dropped lazily.
-        self._new: dict[str | None, deque[Request]] = {}
+        self._new: defaultdict[str | None, deque[Request]] = defaultdict(deque)
 
     def rank(self, request: Request, step: int, running: Iterable[Sequence]) -> int:
         """Lift the counter of a client that begins to wait. Its request is ranked later."""
@@ -62,11 +63,11 @@ class FairPolicy(Policy):
         if client not in heads:
             self._charge(running)
             others = heads.keys() or (self._last,)
-            floor = min(map(self.served, others))
-            self._served[client] = max(self.served(client), floor)
-            if len(self._served) > self._most_accounts:
+            floor = min(self.served[other] for other in others)
+            self.served[client] = max(self.served[client], floor)
+            if len(self.served) > self._most_accounts:
                 self._drop_superfluous(floor)
-        self._new.setdefault(client, deque()).append(request)
+        self._new[client].append(request)
         return NOT_RANKED
 
     def first(self, waiting: list[Sequence]) -> Sequence:
@@ -74,7 +75,7 @@ class FairPolicy(Policy):
         if waiting[0].request.rank != NOT_RANKED:
             return waiting[0]
         heads = self._heads()
-        client = min(heads, key=lambda client: (self.served(client), heads[client].number))
+        client = min(heads, key=lambda client: (self.served[client], heads[client].number))
         leader = heads[client].leader
         assert leader is not None, "a request that waits has a leader"
         return leader
@@ -89,18 +90,11 @@ class FairPolicy(Policy):
                 del self._new[client]
         return {client: requests[0] for client, requests in self._new.items()}
 
-    def forget(self) -> None:
-        """Forget which requests are new."""
+    def restart(self, requests: Iterable[Request]) -> None:
+        """Note the requests anew. `_heads` drops those that are not new."""
         self._new.clear()
-
-    def remember(self, request: Request) -> None:
-        """Note an unfinished request that was never admitted."""
-        if request.rank == NOT_RANKED and not request.is_finished:
-            self._new.setdefault(request.client, deque()).append(request)
-
-    def served(self, client: str | None) -> int:
-        """Return a client's counter: the weighted tokens that it was served."""
-        return self._served.get(client, 0)
+        for request in requests:
+            self._new[request.client].append(request)
 
     def settle(self, running: Iterable[Sequence]) -> None:
         """Charge what the running requests were served since they were last charged."""
@@ -126,14 +120,12 @@ class FairPolicy(Policy):
         due = cost(request) - request.num_charged
         if due:
             request.num_charged += due
-            self._served[request.client] = self.served(request.client) + due
+            self.served[request.client] += due
 
     def _drop_superfluous(self, floor: int) -> None:
         """Forget counters that do not exceed ``floor``: their clients would be lifted to it."""
         kept = {*self._new, self._last}
-        self._served = {
-            client: served
-            for client, served in self._served.items()
-            if served > floor or client in kept
-        }
-        self._most_accounts = max(MOST_ACCOUNTS, 2 * len(self._served))
+        for client, served in [*self.served.items()]:
+            if served <= floor and client not in kept:
+                del self.served[client]
+        self._most_accounts = max(MOST_ACCOUNTS, 2 * len(self.served))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mie.config.engine import EngineConfig
 from mie.memory.manager import KVCacheManager
 from mie.memory.moves import Emit, Room
 from mie.memory.table import BlockTable
@@ -20,16 +19,11 @@ from mie.sched.sequence import Sequence
 class Opener:
     """Opens the tables of sequences that are admitted, and keeps those of some that have ended."""
 
-    def __init__(self, config: EngineConfig, manager: KVCacheManager, emit: Emit) -> None:
-        self._config = config
+    def __init__(self, manager: KVCacheManager, emit: Emit) -> None:
         self._manager = manager
         self._emit = emit
-        self._kept: dict[str | None, Sequence] = {}  # by request id, the oldest first
-
-    @property
-    def kept(self) -> list[Sequence]:
-        """The ended sequences that hold blocks, oldest first."""
-        return list(self._kept.values())
+        self.kept: dict[str | None, Sequence] = {}
+        """The ended sequences that hold blocks, by request id, the oldest first."""
 
     def find_room(self, seq: Sequence, num_spare: int) -> Room | None:
         """Find blocks with ``num_spare`` left over, or return None if there are too few."""
@@ -45,7 +39,7 @@ class Opener:
     def _parent_of(self, seq: Sequence) -> BlockTable | None:
         """Return the table of the kept sequence that this one continues, or None."""
         request = seq.request
-        parent = self._kept.get(request.beam.parent_id) if request.beam else None
+        parent = self.kept.get(request.beam.parent_id) if request.beam else None
         if parent is None or parent.table is None or seq.was_admitted:
             return None
         num_stored = parent.num_computed
@@ -68,7 +62,7 @@ class Opener:
             self._emit(("admit", *event))
             if not any(each.was_admitted for each in seq.request.sequences):
                 metrics.num_cached_tokens = room.num_computed
-                if self._config.enable_prefix_caching and seq.may_read_cache:
+                if self._manager.shares_full and seq.may_read_cache:
                     self._count_query(seq, room)
         seq.host = None
         return self._manager.open_table(room, seq.seq_id, row)
@@ -87,12 +81,12 @@ class Opener:
         """Let an ended sequence keep its blocks."""
         self._emit(("keep", seq.seq_id))
         seq.table = table
-        self._kept[seq.request.request_id] = seq
+        self.kept[seq.request.request_id] = seq
 
-    def drop(self, request_ids: Iterable[str]) -> None:
+    def drop(self, request_ids: Iterable[str | None]) -> None:
         """Release the blocks that are kept for these requests. Unknown ids are ignored."""
         for request_id in request_ids:
-            seq = self._kept.pop(request_id, None)
+            seq = self.kept.pop(request_id, None)
             if seq is not None and seq.table is not None:
                 self._manager.close_table(seq.table)
                 seq.table = None
@@ -100,7 +94,6 @@ class Opener:
 
     def drop_oldest(self) -> bool:
         """Release the blocks that were kept first. Return False if none are kept."""
-        oldest = next(iter(self._kept), None)
-        if oldest is not None:
-            self.drop([oldest])
-        return oldest is not None
+        oldest = [*self.kept][:1]
+        self.drop(oldest)
+        return bool(oldest)

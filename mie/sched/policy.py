@@ -26,35 +26,27 @@ VICTIM_RULES = {
 """Which sequence each policy preempts, in words."""
 
 
-def rank_of(config: EngineConfig, request: Request, step: int, longest: int) -> int:
-    """Return the first part of a key, before the order of arrival.
-
-    ``fcfs``: the same for all. ``priority``: the request's own. ``sjf``: the job size in tokens,
-    prompt and answer, capped at ``longest``. Under ``sjf`` a waiting request ages by ``sjf_ageing``
-    tokens a step, so a request that arrives later starts that far behind. This gives the same
-    differences as ageing every request at every step, so a rank never changes.
-    """
-    if config.scheduling_policy == "priority":
-        return request.priority
-    if config.scheduling_policy == "sjf":
-        max_tokens = request.params.max_tokens
-        job = longest if max_tokens is None else min(request.num_prompt + max_tokens, longest)
-        return job + (config.sjf_ageing or 1) * step
-    return 0
-
-
 class Policy:
     """The order of requests whose rank is fixed when they arrive."""
 
-    def __init__(self, config: EngineConfig, longest: int, emit: Emit) -> None:
+    def __init__(self, config: EngineConfig, emit: Emit) -> None:
         self.victim_rule = VICTIM_RULES[config.scheduling_policy]
         self._config = config
-        self._longest = longest
         self._emit = emit
 
     def rank(self, request: Request, step: int, running: Iterable[Sequence]) -> int:
-        """Return the rank of a request that arrives now, and will wait."""
-        return rank_of(self._config, request, step, self._longest)
+        """Return the rank of a request that arrives now, and will wait: the first part of its key.
+
+        ``fcfs``: the same for all. ``priority``: the request's own. ``sjf``: the maximum number of
+        tokens of a choice. Under ``sjf`` a waiting request ages by ``sjf_ageing`` tokens a step, so
+        a request that arrives later starts that far behind. This gives the same differences as
+        ageing every request at every step, so a rank never changes.
+        """
+        if self._config.scheduling_policy == "priority":
+            return request.priority
+        if self._config.scheduling_policy == "sjf":
+            return request.sequences[0].max_tokens + (self._config.sjf_ageing or 1) * step
+        return 0
 
     def first(self, waiting: list[Sequence]) -> Sequence:
         """Return the sequence that is admitted next. The queue must not be empty."""
@@ -69,11 +61,8 @@ class Policy:
     def leave(self, request: Request) -> None:
         """Note that a choice of a request has ended."""
 
-    def forget(self) -> None:
-        """Forget which requests wait, because the queues are rebuilt."""
-
-    def remember(self, request: Request) -> None:
-        """Note that a request is in a rebuilt queue."""
+    def restart(self, requests: Iterable[Request]) -> None:
+        """Note which requests there are, in order of arrival, because the queues are rebuilt."""
 
 
 def enqueue(queue: list[Sequence], seq: Sequence) -> None:

@@ -10,18 +10,17 @@ back in. docs/scheduling.md states the rules and their reasons.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 
 from mie.config.engine import EngineConfig
 from mie.memory.manager import KVCacheManager
 from mie.memory.moves import Emit
-from mie.memory.table import BlockTable
 from mie.sched.admission import check_budget, check_fits
 from mie.sched.ahead import reserve_ahead, rows_ahead
 from mie.sched.fair import FairPolicy
 from mie.sched.opening import Opener
-from mie.sched.plan import Chunk, SeqId, StepPlan
+from mie.sched.plan import Chunk, StepPlan
 from mie.sched.policy import Policy, dequeue, enqueue
 from mie.sched.result import ChunkResult, StepResult
 from mie.sched.seats import Seats
@@ -48,28 +47,24 @@ class Scheduler:
         self.longest = min(max_model_len, manager.num_blocks * manager.block_size + 1)
         """Maximum number of tokens of a sequence, the prompt's included."""
         policy = FairPolicy if config.scheduling_policy == "fair" else Policy
-        self._policy = policy(config, self.longest, emit)
+        self._policy = policy(config, emit)
         self._num_spare = math.ceil(config.watermark * manager.num_blocks)
         self._step = 0
         self._clear()
 
     def _clear(self) -> None:
         self.waiting: list[Sequence] = []
-        self._policy.forget()
         self._seats = Seats(self._config.max_num_seqs)
-        self._opener = Opener(self._config, self.manager, self._emit)
-        self._exported: list[Sequence] = []  # swapped out in this step
-
-    @property
-    def running(self) -> list[Sequence]:
-        """The running sequences."""
-        return self._seats.running
+        self.running = self._seats.running
+        self._opener = Opener(self.manager, self._emit)
+        self._preempted: list[Sequence] = []  # in this step
 
     def add(self, request: Request) -> None:
         """Queue a request, or raise `RequestError` if it could never run."""
         check_fits(request, self._config, self.manager, self.max_model_len)
+        request.limit(self.longest)
         rank = self._policy.rank(request, self._step, self.running)
-        request.enter(rank, self.longest)
+        request.set_rank(rank)
         event = (request.request_id, request.number, rank, request.num_prompt)
         self._emit(("add", *event, request.params.n, request.params.max_tokens))
         enqueue(self.waiting, request.sequences[0])
@@ -80,17 +75,16 @@ class Scheduler:
         """Plan the next step and reserve its blocks. Without ``may_admit``, follow `ahead`."""
         self._step += 1
         self._seats.num_promised = 0
-        is_drained = not self.running
-        preempted: list[SeqId] = []
+        self._preempted = []
         budget = self._config.max_num_batched_tokens
         chunks: list[Chunk] = []
-        decodes = self._take_decodes(budget, chunks, preempted)
+        decodes = self._take_decodes(budget, chunks)
         budget -= len(decodes) + sum(len(chunk.token_ids) for chunk in chunks)
         if self._config.async_scheduling:
             reserve_ahead(self.manager, self.running)
         if self._seats.num_prefilling:
             budget = self._take_prefills(budget, chunks)
-        if may_admit and self._may_admit(is_drained, preempted):
+        if may_admit and self._may_admit():
             self._admit(budget, chunks)
         return StepPlan(
             step=self._step,
@@ -98,7 +92,7 @@ class Scheduler:
             moves=self.manager.take_moves(),
             decodes=tuple(decodes),
             chunks=tuple(chunks),
-            preempted=tuple(preempted),
+            preempted=tuple([seq.seq_id for seq in self._preempted]),
         )
 
     def ahead(self, plan: StepPlan) -> tuple[int, ...]:
@@ -108,7 +102,7 @@ class Scheduler:
             return ()
         return rows_ahead(self.running)
 
-    def _take_decodes(self, budget: int, chunks: list[Chunk], preempted: list[SeqId]) -> list[int]:
+    def _take_decodes(self, budget: int, chunks: list[Chunk]) -> list[int]:
         """Return the rows that decode. Those with forced tokens compute them too, in chunks."""
         rows: list[int] = []
         for seq in self.running[:]:
@@ -117,7 +111,7 @@ class Scheduler:
             table = seq.table
             if table is None or not budget:
                 break  # it was just preempted, and so were all after it
-            if len(seq.token_ids) > table.num_writable and not self._grow(seq, preempted):
+            if len(seq.token_ids) > table.num_writable and not self._grow(seq):
                 break
             count = len(seq.token_ids) - table.num_tokens
             if count == 1:
@@ -129,18 +123,12 @@ class Scheduler:
         rows.sort()
         return rows
 
-    def _grow(self, seq: Sequence, preempted: list[SeqId]) -> bool:
+    def _grow(self, seq: Sequence) -> bool:
         """Make room for the next token, or preempt the sequence itself and return False."""
-        assert seq.table is not None
-        while not self.manager.grow(seq.table, seq.num_tokens):
-            if self._opener.drop_oldest():
-                continue
-            victim = self.running[-1]
-            self.preempt(victim, by=seq)
-            preempted.append(victim.seq_id)
-            if victim is seq:
-                return False
-        return True
+        while seq.table is not None and not self.manager.grow(seq.table, seq.num_tokens):
+            if not self._opener.drop_oldest():
+                self.preempt(self.running[-1], by=seq)
+        return seq.table is not None
 
     def _take_prefills(self, budget: int, chunks: list[Chunk]) -> int:
         """Add chunks of the running prompts, which have their blocks. Return the budget left."""
@@ -176,10 +164,10 @@ class Scheduler:
             return num_missing if num_missing <= budget else 0
         return min(num_missing, budget, self._max_chunk)
 
-    def _may_admit(self, is_drained: bool, preempted: list[SeqId]) -> bool:
+    def _may_admit(self) -> bool:
         if self._config.batching == "static":
-            return is_drained
-        return not preempted or self._config.admit_after_preemption
+            return not self.running
+        return not self._preempted or self._config.admit_after_preemption
 
     def _admit(self, budget: int, chunks: list[Chunk]) -> None:
         """Admit sequences from the head of the queue while there are seats, blocks and budget.
@@ -188,10 +176,8 @@ class Scheduler:
         """
         is_static = self._config.batching == "static"
         self._policy.settle(self.running)
-        while self.waiting and (budget or is_static):
+        while self.waiting and self._seats.num_free and (budget or is_static):
             seq = self._policy.first(self.waiting)
-            if not self._seats.num_free:
-                return
             # A sequence that runs alone may take every block, or it could wait forever.
             num_spare = self._num_spare + self._seats.num_promised if self.running else 0
             room = self._opener.find_room(seq, num_spare)
@@ -220,8 +206,7 @@ class Scheduler:
         that ended has a ``finish_reason`` and no blocks.
         """
         self.manager.end_step()
-        self._exported.clear()
-        seqs = [seq for seq in map(self._seats.rows.__getitem__, plan.decodes) if seq is not None]
+        seqs = [self._seats.rows[row] for row in plan.decodes]
         if seqs:
             self._emit(("decode", plan.decodes))
             self.manager.advance([seq.table for seq in seqs if seq.table is not None])
@@ -256,7 +241,6 @@ class Scheduler:
     def _take_in_chunk(self, chunk: Chunk, yielded: ChunkResult) -> list[Sequence]:
         """Record that the chunk's tokens are stored. Return its choices, which are now running."""
         seq = self._seats.rows[chunk.row]
-        assert seq is not None
         assert seq.table is not None
         request = seq.request
         self._emit(("prefill", seq.seq_id, chunk.start, len(chunk.token_ids), chunk.choices))
@@ -300,10 +284,10 @@ class Scheduler:
         seq.finish_reason = reason
         self._policy.leave(seq.request)
         if seq.table is not None and seq.request.beam and reason in ("stop", "length"):
-            self._opener.keep(seq, self._leave(seq))
+            self._opener.keep(seq, self._seats.leave(seq))
             return
         if seq.table is not None:
-            self.manager.close_table(self._leave(seq))
+            self.manager.close_table(self._seats.leave(seq))
         elif dequeue(self.waiting, seq):
             self._drop_host(seq)
         else:
@@ -324,7 +308,7 @@ class Scheduler:
 
     def owner_of(self, row: int) -> Request | None:
         """Return the request whose sequence is in a row."""
-        seq = self._seats.rows[row]
+        seq = self._seats.rows.get(row)
         return None if seq is None else seq.request
 
     def preempt(self, seq: Sequence, by: Sequence | None) -> None:
@@ -332,19 +316,18 @@ class Scheduler:
 
         Without ``by`` the step was abandoned, so the blocks are not worth swapping out.
         """
-        assert seq.table is not None
-        metrics = seq.request.metrics
+        metrics, table, mode = seq.request.metrics, self._seats.leave(seq), "recompute"
         metrics.num_preemptions += 1
-        num_computed, mode = seq.num_computed, "recompute"
-        if by and self._config.preemption_mode == "swap" and num_computed:
-            seq.host = self.manager.swap_out(seq.table)
+        seq.num_lost = table.num_tokens
+        if by and self._config.preemption_mode == "swap" and seq.num_lost:
+            seq.host = self.manager.swap_out(table)
             mode = "swap" if seq.host else "recompute: host pool full"
         if seq.host is not None:
             metrics.num_swaps += 1
-            self._exported.append(seq)
-        seq.num_lost = 0 if seq.host else num_computed
-        self.manager.close_table(self._leave(seq))
+            seq.num_lost = 0
+        self.manager.close_table(table)
         enqueue(self.waiting, seq)
+        self._preempted.append(seq)
         rule = self._policy.victim_rule if by else "all: the step was abandoned"
         self._emit(("preempt", seq.seq_id, by and by.seq_id, mode, rule, seq.num_lost))
 
@@ -355,20 +338,11 @@ class Scheduler:
         made.
         """
         self.manager.end_step()
-        for seq in self._exported:
+        for seq in self._preempted:
             seq.num_lost = seq.host.num_tokens if seq.host else seq.num_lost
             self._drop_host(seq)
-        self._exported.clear()
         while self.running:
             self.preempt(self.running[-1], by=None)
-
-    def _leave(self, seq: Sequence) -> BlockTable:
-        """Take a sequence from its seat. Return its table, which is still open."""
-        assert seq.table is not None
-        table = seq.table
-        seq.request.metrics.num_copied_blocks += table.num_copies
-        self._seats.leave(seq)
-        return table
 
     def _drop_host(self, seq: Sequence) -> None:
         if seq.host is not None:
@@ -377,7 +351,7 @@ class Scheduler:
 
     # Starting again.
 
-    def rebuild(self, requests: Iterable[Request]) -> None:
+    def rebuild(self, requests: Collection[Request]) -> None:
         """Start again from nothing but the tokens of ``requests``, given in order of arrival.
 
         Use it after an exception at any line, when any state can be half-changed. The blocks are a
@@ -389,4 +363,4 @@ class Scheduler:
         for request in requests:
             for seq in request.restore():
                 enqueue(self.waiting, seq)
-            self._policy.remember(request)
+        self._policy.restart(requests)

@@ -15,8 +15,8 @@ class Seats:
 
     def __init__(self, count: int) -> None:
         self.running: list[Sequence] = []
-        self.rows: list[Sequence | None] = [None] * count
-        """The sequence in each row."""
+        self.rows: dict[int, Sequence] = {}
+        """The sequence in each row that is taken."""
         self.num_prefilling = 0
         """The number of running sequences with more to compute than the last sampled token."""
         self.num_promised = 0
@@ -38,7 +38,7 @@ class Seats:
         """Start a sequence over the blocks of a table that was made for `next_row`."""
         row = heapq.heappop(self._free)
         assert row == table.row, "the table is for another row"
-        seq.table, seq.row = table, row
+        seq.table = table
         seq.was_admitted, seq.is_prefilling = True, is_prefilling
         self.num_prefilling += is_prefilling
         self.rows[row] = self._new[row] = seq
@@ -49,15 +49,18 @@ class Seats:
         self.num_prefilling -= seq.is_prefilling
         seq.is_prefilling = False
 
-    def leave(self, seq: Sequence) -> None:
-        """Remove a sequence whose table is closed."""
-        assert seq.row is not None
+    def leave(self, seq: Sequence) -> BlockTable:
+        """Remove a running sequence. Return its table, which is still open."""
+        table = seq.table
+        assert table is not None
         self.end_prefill(seq)
         dequeue(self.running, seq)
-        heapq.heappush(self._free, seq.row)
-        self.rows[seq.row] = None
-        self._new.pop(seq.row, None)
-        seq.table = seq.row = None
+        heapq.heappush(self._free, table.row)
+        del self.rows[table.row]
+        self._new.pop(table.row, None)
+        seq.table = None
+        seq.request.metrics.num_copied_blocks += table.num_copies
+        return table
 
     def take_new(self) -> tuple[NewRow, ...]:
         """Return what the runner must know of the new sequences. Each is returned once."""

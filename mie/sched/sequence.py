@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Literal
 
 from mie.memory.table import BlockTable, HostTable
@@ -23,66 +23,56 @@ class Beam:
     """The finished request that it continues: the prompt is that one's tokens and one more."""
 
 
+@dataclass(eq=False, repr=False)
 class Request:
     """A prompt, its parameters, and its n sequences."""
 
-    def __init__(
-        self,
-        request_id: str,
-        number: int,
-        prompt_token_ids: Items[int],
-        params: SamplingParams,
-        eos_token_ids: Items[int] = (),
-        draw_seed: int = 0,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        client: str | None = None,
-        beam: Beam | None = None,
-    ) -> None:
-        self.request_id = request_id
-        self.number = number
-        """Order of arrival, which is 0 for the engine's first request."""
-        self.params = params
-        self.priority = priority
-        """Lower values run first under the "priority" policy."""
-        self.cache_salt = cache_salt
-        """Only requests with the same salt share cached blocks."""
-        self.client = client
-        """Who sent it. Under the "fair" policy, clients get equal shares of tokens."""
-        self.rank = 0
-        """The first part of its sequences' keys. The scheduler sets it."""
-        self.num_charged = 0
-        """What its client's account was charged for it so far. The "fair" policy sets it."""
-        self.beam = beam
+    request_id: str
+    number: int
+    """Order of arrival, which is 0 for the engine's first request."""
+    prompt_token_ids: InitVar[Items[int]]
+    params: SamplingParams
+    eos_token_ids: Items[int] = ()
+    draw_seed: InitVar[int] = 0
+    _: KW_ONLY
+    priority: int = 0
+    """Lower values run first under the "priority" policy."""
+    cache_salt: str | None = None
+    """Only requests with the same salt share cached blocks."""
+    client: str | None = None
+    """Who sent it. Under the "fair" policy, clients get equal shares of tokens."""
+    beam: Beam | None = None
+    rank: int = field(init=False, default=0)
+    """The first part of its sequences' keys. The scheduler sets it."""
+    num_charged: int = field(init=False, default=0)
+    """What its client's account was charged for it so far. The "fair" policy sets it."""
+    prompt_logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
+    """Log-probabilities of the prompt's positions, from the first to the last computed one.
+
+    Empty unless they were asked for. Each is computed once, even after a preemption.
+    """
+    metrics: RequestMetrics = field(init=False, default_factory=RequestMetrics)
+    error: Exception | None = field(init=False, default=None)
+    """The exception that made it fail, or None."""
+
+    def __post_init__(self, prompt_token_ids: Items[int], draw_seed: int) -> None:
+        params = self.params
         self.num_prompt = len(prompt_token_ids)
         # Nothing can follow EOS in a structured output, which `ignore_eos` only puts off.
-        is_endless = params.ignore_eos and params.structured_outputs is None
-        self.eos_token_ids = frozenset(() if is_endless else eos_token_ids)
-        self.stop_token_ids = frozenset(params.stop_token_ids or ())
-        self.end_token_ids = self.eos_token_ids | self.stop_token_ids
-        self.draw_key = (params.seed, 0) if params.seed is not None else (draw_seed, number + 1)
+        if params.ignore_eos and params.structured_outputs is None:
+            self.eos_token_ids = ()
+        self.end_token_ids = frozenset((*self.eos_token_ids, *(params.stop_token_ids or ())))
+        drawn = (draw_seed, self.number + 1)
+        self.draw_key = drawn if params.seed is None else (params.seed, 0)
         """The (seed, stream) of its random numbers. A user's seed always has stream 0."""
-        self.prompt_logprobs: list[TokenLogprobs] = []
-        """Log-probabilities of the prompt's positions, from the first to the last computed one.
-
-        Empty unless they were asked for. Each is computed once, even after a preemption.
-        """
-        self.metrics = RequestMetrics()
-        self.error: Exception | None = None
-        """The exception that made it fail, or None."""
         self.sequences = [Sequence(self, i, [*prompt_token_ids]) for i in range(params.n)]
 
-    def enter(self, rank: int, longest: int) -> None:
-        """Set its place in the order of the queues and limit each choice to ``longest`` tokens.
-
-        ``longest`` includes the prompt's tokens.
-        """
+    def limit(self, longest: int) -> None:
+        """Limit each choice to ``longest`` tokens, which include the prompt's."""
         if self.params.max_tokens is not None:
             longest = min(longest, self.num_prompt + self.params.max_tokens)
         for seq in self.sequences:
             seq.max_tokens = longest
-        self.set_rank(rank)
 
     def set_rank(self, rank: int) -> None:
         """Set its place in the order of the queues. None of its sequences may be in a queue."""
@@ -145,7 +135,6 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """One for each generated token, if they were asked for."""
     table: BlockTable | None = None
-    row: int | None = None
     host: HostTable | None = None
     is_prefilling: bool = False
     """Whether it is running with more to compute than the last sampled token."""
@@ -206,14 +195,14 @@ class Sequence:
 
     def chunk(self, count: int, choices: tuple[int, ...]) -> Chunk:
         """Return the next ``count`` tokens to compute and the choices that sample at their end."""
-        assert self.row is not None
+        assert self.table is not None
         start = self.num_computed
         end = start + count
         first, last = self.to_score
         scored = (max(start, first), min(end, last))
         return Chunk(
             seq_id=self.seq_id,
-            row=self.row,
+            row=self.table.row,
             start=start,
             token_ids=tuple(self.token_ids[start:end]),
             choices=choices,
@@ -222,9 +211,9 @@ class Sequence:
 
     def new_row(self) -> NewRow:
         """Return what the runner must know of it."""
-        assert self.row is not None
+        assert self.table is not None
         return NewRow(
-            row=self.row,
+            row=self.table.row,
             choice=self.index,
             token_ids=tuple(self.token_ids),
             num_computed=self.num_computed,
@@ -241,10 +230,8 @@ class Sequence:
         request, token_id = self.request, self.token_ids[-1]
         # A prompt token or a forced token never ends the sequence.
         is_forced = self.num_generated <= len(request.params.trace_decode_token_ids or ())
-        if token_id in request.eos_token_ids and not is_forced:
-            return "stop", None
-        if token_id in request.stop_token_ids and not is_forced:
-            return "stop", token_id
+        if token_id in self.end_token_ids and not is_forced:
+            return "stop", None if token_id in request.eos_token_ids else token_id
         return ("length", None) if self.num_tokens >= self.max_tokens else None
 
     def restore(self) -> None:
@@ -252,7 +239,7 @@ class Sequence:
 
         If the last token ends the sequence, it is finished.
         """
-        self.table = self.row = self.host = None
+        self.table = self.host = None
         self.is_prefilling = False
         self.num_lost = self.num_tokens - 1 if self.num_generated else 0
         del self.logprobs[self.num_generated :]  # a log-probability is added before its token

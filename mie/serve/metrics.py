@@ -42,6 +42,7 @@ HELP = {
     "mie:batch_rows": "Tokens of prompts, and decodes, in a step.",
     "mie:cow_copies": "Blocks copied because a shared block was written.",
     "mie:tokens_recomputed": "Tokens computed again after a preemption.",
+    "mie:tokens_forced": "Tokens of structured outputs that were determined, so not sampled.",
 }
 """What is said of some metrics. The others have their names."""
 

@@ -90,8 +90,8 @@ COUNTS = (
     Mutant(
         "close-lets-go-of-held-nodes",
         MANAGER,
-        "[n for n in path if self._pool.refcount(block_of(n)) == 1]",
-        "path",
+        "while node and node.block_id is not None and self._pool.refcount(node.block_id) == 1:",
+        "while node and node.block_id is not None:",
         "blocks that another table still reads count as evictable",
     ),
     Mutant(
@@ -219,8 +219,8 @@ HITS = (
     Mutant(
         "cache-used-when-forbidden",
         MANAGER,
-        "        if use_cache and parent is None and self._shares_full:",
-        "        if parent is None and self._shares_full:",
+        "        if use_cache and parent is None and self.shares_full:",
+        "        if parent is None and self.shares_full:",
         "prompt log-probabilities of cached tokens are missing",
     ),
     Mutant(
@@ -282,7 +282,7 @@ HITS = (
     Mutant(
         "shared-blocks-published-again",
         MANAGER,
-        "            table.num_committed = len(room.path)\n",
+        "        table.num_committed = len(room.path)\n",
         "",
         "a shared first block is published as its own successor",
     ),
@@ -296,7 +296,7 @@ HITS = (
     Mutant(
         "published-without-a-cache",
         MANAGER,
-        "        if not self._shares_full:\n            return\n",
+        "        if not self.shares_full:\n            return\n",
         "",
         "blocks stay allocated after their sequences although prefix caching is off",
     ),
@@ -342,29 +342,30 @@ PINS = (
     Mutant(
         "pin-not-released",
         MANAGER,
-        "            self._pool.decref(block_id)\n            if node is not None",
-        "            if node is not None",
+        "            self._pool.decref(block_id)\n            self._offer(node)",
+        "            self._offer(node)",
         "every partial hit loses a block for ever",
     ),
     Mutant(
         "pin-takes-the-last-block",
         MANAGER,
-        "and not partial.node.is_held and num_new == room:",
-        "and not partial.node.is_held and False:",
+        "if partial and partial.node in self._prefix.unheld and num_new == room:",
+        "if False:",
         "a prompt that would fit without its partial hit finds no block",
     ),
     Mutant(
         "unpinned-node-stays-held",
         MANAGER,
-        "                self._prefix.release([node])",
-        "                pass",
+        "            self._offer(node)\n        self._pinned.clear()",
+        "        self._pinned.clear()",
         "a block that was copied from is never evicted again",
     ),
     Mutant(
         "unpinned-although-in-use",
         MANAGER,
-        "            if node is not None and self._pool.refcount(block_id) == 1:",
-        "            if node is not None and node.is_held:",
+        "            self._offer(node)\n        self._pinned.clear()",
+        "            if node is not None:\n                self._prefix.unheld[node] = None\n"
+        "        self._pinned.clear()",
         "a block that came into use while it was pinned counts as evictable",
     ),
 )
@@ -375,44 +376,32 @@ EVICTION = (
     Mutant(
         "most-recently-used-evicted",
         PREFIX,
-        "        self._clock += 1\n",
-        "        self._clock -= 1\n",
+        "        node, _ = self.unheld.popitem(last=False)",
+        "        node = next(each for each in reversed(self.unheld) if not each.children)\n"
+        "        del self.unheld[node]",
         "the system prompt that everybody uses is the first to go",
     ),
     Mutant(
         "held-node-evicted",
-        PREFIX,
-        "node.parent is not None and node.last_used == last_used and not node.is_held",
-        "node.parent is not None and node.last_used == last_used",
+        MANAGER,
+        "            del self._prefix.unheld[node]\n",
+        "            pass\n",
         "a block is taken from a running sequence",
     ),
     Mutant(
-        "evicted-for-its-former-age",
-        PREFIX,
-        "node.parent is not None and node.last_used == last_used and not node.is_held",
-        "node.parent is not None and not node.is_held",
-        "a prefix that was used again goes as if it had not been",
+        "parent-before-its-child",
+        MANAGER,
+        "            self._prefix.unheld[node] = None\n",
+        "            self._prefix.unheld[node] = None\n"
+        "            self._prefix.unheld.move_to_end(node, last=False)\n",
+        "a block is evicted while cached blocks still continue it",
     ),
     Mutant(
         "parent-never-offered",
-        PREFIX,
-        "        elif not parent.is_held:\n            self._offer(parent)",
-        "        elif parent.is_held:\n            self._offer(parent)",
+        MANAGER,
+        "        while node and node.block_id is not None and self._pool",
+        "        if node and node.block_id is not None and self._pool",
         "only the leaves of the tree can be evicted; the cache is full of roots",
-    ),
-    Mutant(
-        "stale-entries-pile-up",
-        PREFIX,
-        "        if len(self._leaves) > 2 * self.num_unheld + 64:",
-        "        if False:",
-        "the heap of leaves grows with every request",
-    ),
-    Mutant(
-        "rebuild-loses-the-leaves",
-        PREFIX,
-        "[e for e in self._leaves if self._is_evictable(e[2], e[0])]",
-        "[e for e in self._leaves if not self._is_evictable(e[2], e[0])]",
-        "after a while nothing can be evicted",
     ),
     Mutant(
         "root-of-open-tables-dropped",
@@ -457,14 +446,14 @@ ROOM = (
     Mutant(
         "spare-blocks-ignored",
         MANAGER,
-        "self.num_available - num_spare - len(unheld(path))",
-        "self.num_available - len(unheld(path))",
+        "self.num_available - num_spare - len(self._prefix.unheld_end(path))",
+        "self.num_available - len(self._prefix.unheld_end(path))",
         "an admission takes the blocks that running sequences need next, and is preempted for it",
     ),
     Mutant(
         "shared-path-counted-as-free",
         MANAGER,
-        "self.num_available - num_spare - len(unheld(path))",
+        "self.num_available - num_spare - len(self._prefix.unheld_end(path))",
         "self.num_available - num_spare",
         "a prompt is admitted into the very blocks that it shares",
     ),
@@ -637,22 +626,22 @@ STEPS = (
     Mutant(
         "static-admits-early",
         SCHEDULER,
-        "            return is_drained",
+        "            return not self.running",
         "            return True",
         "static batching is continuous batching, and the comparison of the two a lie",
     ),
     Mutant(
         "admits-after-preemption",
         SCHEDULER,
-        "return not preempted or self._config.admit_after_preemption",
+        "return not self._preempted or self._config.admit_after_preemption",
         "return True",
         "blocks that were taken from one sequence go to a newcomer",
     ),
     Mutant(
         "first-is-the-victim",
         SCHEDULER,
-        "            victim = self.running[-1]\n",
-        "            victim = self.running[0]\n",
+        "self.preempt(self.running[-1], by=seq)",
+        "self.preempt(self.running[0], by=seq)",
         "the sequence that came first is thrown out for those behind it",
     ),
     Mutant(
@@ -665,22 +654,22 @@ STEPS = (
     Mutant(
         "priority-inverted",
         POLICY,
-        "        return request.priority\n",
-        "        return -request.priority\n",
+        "            return request.priority\n",
+        "            return -request.priority\n",
         "the least important goes first",
     ),
     Mutant(
         "young-instead-of-old",
         POLICY,
-        "return job + (config.sjf_ageing or 1) * step",
-        "return job - (config.sjf_ageing or 1) * step",
+        "max_tokens + (self._config.sjf_ageing or 1) * step",
+        "max_tokens - (self._config.sjf_ageing or 1) * step",
         "under sjf a long job starves",
     ),
     Mutant(
         "job-without-its-prompt",
         POLICY,
-        "min(request.num_prompt + max_tokens, longest)",
-        "min(max_tokens, longest)",
+        "request.sequences[0].max_tokens + (",
+        "request.sequences[0].max_tokens - request.num_prompt + (",
         "under sjf a long prompt with a short answer goes first",
     ),
     Mutant(
@@ -705,21 +694,21 @@ ROWS = (
     Mutant(
         "row-not-freed",
         SEATS,
-        "        heapq.heappush(self._free, seq.row)\n",
+        "        heapq.heappush(self._free, table.row)\n",
         "",
         "after max_num_seqs requests nobody is admitted any more",
     ),
     Mutant(
         "row-remembers-who-left",
         SEATS,
-        "        self.rows[seq.row] = None\n",
+        "        del self.rows[table.row]\n",
         "",
         "finished sequences stay in memory",
     ),
     Mutant(
         "new-row-of-who-left",
         SEATS,
-        "        self._new.pop(seq.row, None)\n",
+        "        self._new.pop(table.row, None)\n",
         "",
         "a sequence that left before its first step is announced to the runner",
     ),
@@ -780,15 +769,15 @@ SWAPPING = (
     Mutant(
         "exports-of-a-broken-step-trusted",
         SCHEDULER,
-        "            self._exported.append(seq)\n",
-        "            pass\n",
+        "        self._preempted.append(seq)\n",
+        "        pass\n",
         "the same: preempt_all does not know what this step exported",
     ),
     Mutant(
         "old-exports-mistrusted",
         SCHEDULER,
-        "        self.manager.end_step()\n        self._exported.clear()\n        seqs =",
-        "        self.manager.end_step()\n        seqs =",
+        "        self._preempted = []\n        budget",
+        "        budget",
         "a broken step throws away what earlier steps swapped out",
     ),
     Mutant(
@@ -830,7 +819,7 @@ SWAPPING = (
     Mutant(
         "nothing-swapped-out",
         SCHEDULER,
-        'self._config.preemption_mode == "swap" and num_computed:',
+        'self._config.preemption_mode == "swap" and seq.num_lost:',
         'self._config.preemption_mode == "swap":',
         "a sequence that has computed nothing counts as swapped",
     ),
@@ -924,8 +913,8 @@ NUMBERS = (
     Mutant(
         "swapped-counts-as-lost",
         SCHEDULER,
-        "seq.num_lost = 0 if seq.host else num_computed",
-        "seq.num_lost = num_computed",
+        "            seq.num_lost = 0\n",
+        "",
         "the event log says that a swap lost its tokens",
     ),
     Mutant(
@@ -938,8 +927,8 @@ NUMBERS = (
     Mutant(
         "kept-blocks-never-go",
         OPENING,
-        "        oldest = next(iter(self._kept), None)",
-        "        oldest = None",
+        "        oldest = [*self.kept][:1]",
+        "        oldest = []",
         "what is kept for beams is not given back when blocks are short",
     ),
     Mutant(
@@ -1042,8 +1031,8 @@ AHEAD_OF_STEPS = (
     Mutant(
         "admitted-to-a-launched-step",
         SCHEDULER,
-        "if may_admit and self._may_admit(is_drained, preempted):",
-        "if self._may_admit(is_drained, preempted):",
+        "if may_admit and self._may_admit():",
+        "if self._may_admit():",
         "a prompt is planned into a step that is on its way without it",
     ),
     Mutant(
@@ -1112,8 +1101,8 @@ REBUILDING = (
     Mutant(
         "swapped-out-remembered",
         SEQUENCE,
-        "        self.table = self.row = self.host = None\n",
-        "        self.table = self.row = None\n",
+        "        self.table = self.host = None\n",
+        "        self.table = None\n",
         "host blocks that were given away are read",
     ),
     Mutant(

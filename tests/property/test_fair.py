@@ -123,7 +123,7 @@ def test_clients_that_wait_get_equal_shares(arrivals, num_seqs, num_blocks, budg
     server.finish()
     assert server.widest_gap() <= server.bound
     policy = server.scheduler._policy
-    charged = {client: policy.served(client) for client in set(server.clients)}
+    charged = {client: policy.served[client] for client in set(server.clients)}
     assert all(charged[client] >= server.served[client] for client in charged), "served for nothing"
 
 
@@ -203,8 +203,8 @@ def test_prefix_hits_and_recomputed_tokens_are_not_charged():
             plan = scheduler.schedule()
             scheduler.update(plan, answer_to(plan, lambda: 7))
     policy = scheduler._policy
-    assert policy.served("a") == 9 + 2 * 3
-    assert policy.served("b") == 15 + 1 + 2 * 3, "lifted to a's, and then one token beside the hit"
+    assert policy.served["a"] == 9 + 2 * 3
+    assert policy.served["b"] == 15 + 1 + 2 * 3, "lifted to a's, and then one token beside the hit"
 
 
 def test_accounts_of_clients_that_are_gone_are_not_kept():
@@ -212,4 +212,4 @@ def test_accounts_of_clients_that_are_gone_are_not_kept():
     for number in range(3000):
         server.add(f"client {number}")
         server.step()
-    assert len(server.scheduler._policy._served) <= 1100
+    assert len(server.scheduler._policy.served) <= 1100

@@ -382,7 +382,7 @@ class Memory(RuleBasedStateMachine):
             most = max([num_full, *(min(num, limit, num_full + size) for num in known)])
         num_new = self.manager.blocks_for(len(tokens)) - num_full // size
         is_tight = num_new >= self.manager.num_available - num_spare - sum(
-            not node.is_held for node in room.path
+            node in self.manager._prefix.unheld for node in room.path
         )
         assert room.num_computed <= most
         assert room.num_computed >= least or (is_tight and room.num_computed == num_full)

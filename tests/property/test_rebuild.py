@@ -114,7 +114,7 @@ class Run:
             num_blocks=num_blocks,
             block_size=config.block_size,
             num_host_blocks=hosts,
-            live_rows=lambda: [seq.row for seq in self.scheduler.running],
+            live_rows=lambda: [seq.table.row for seq in self.scheduler.running],
             vocab_size=VOCAB_SIZE,
         )
         if config.async_scheduling:
@@ -245,7 +245,7 @@ class Run:
         for request in self.requests.values():
             for seq in request.sequences:
                 generated = seq.token_ids[request.num_prompt :]
-                assert [row.token_ids[0] for row in seq.logprobs] == generated
+                assert [row.token_ids[0] for row in seq.logprobs] == generated[: seq.num_final]
 
     def check_outputs(self):
         assert self.manager.num_used == 0
@@ -266,7 +266,8 @@ class Run:
                     assert (got, seq.finish_reason) == (tokens, reason)
             scored = [round(-row.logprobs[0]) for row in request.prompt_logprobs]
             assert scored == list(range(len(scored)))
-            assert request.is_scored or any(seq in self.cut for seq in request.sequences)
+            is_scored = len(scored) == request.num_prompt_to_score
+            assert is_scored or any(seq in self.cut for seq in request.sequences)
         [(_, _, state)] = deque(walk(self.log.segments()), maxlen=1)
         assert state.snapshot() == scheduler_snapshot(self.scheduler)
 

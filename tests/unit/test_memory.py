@@ -89,8 +89,7 @@ def test_a_pool_that_counted_wrongly_is_noticed():
     pool._refcounts[0] = 1
     with pytest.raises(AssertionError, match=r"free list"):
         check_pool(pool)
-    assert pool.take() == 1
-    with pytest.raises(AssertionError, match="counted as free than there are"):
+    with pytest.raises(AssertionError, match="block 0 is both free and held"):
         pool.take()
 
 
@@ -346,7 +345,7 @@ def test_many_uses_of_one_prefix_cost_no_memory():
     memory = manager()
     for _ in range(1000):
         memory.close_table(stored(memory, [1] * 5))
-    assert len(memory._prefix._leaves) < 100
+    assert len(memory._prefix.unheld) == 1
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3])
@@ -521,5 +520,5 @@ def test_endless_allocation_and_release_do_not_grow_the_pool():
     held = pool.take()
     for _ in range(100):
         pool.decref(pool.take(held))
-    assert len(pool._free) <= 2 * 5
+    assert len(pool._free) == 4
     assert {pool.take() for _ in range(4)} == set(range(5)) - {held}

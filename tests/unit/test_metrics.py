@@ -55,6 +55,7 @@ def test_the_counts_match_the_run(llm):
         "mie:blocks_swapped_out": 0,
         "mie:blocks_swapped_in": 0,
         "mie:tokens_recomputed": 0,
+        "mie:tokens_forced": 0,
         "prompt_tokens_by_source": 0,
         "kv_cache_usage_perc": 0,
         "prefix_cache_queries": 2 * len(PROMPT) + 5,
@@ -178,7 +179,7 @@ def test_every_request_ends_in_one_reason(llm, monkeypatch):
     assert ended == {"stop": 1, "length": 2, "abort": 2, "error": 1}
 
 
-@pytest.mark.parametrize("place", ["_forget", "_report", "_outputs"])
+@pytest.mark.parametrize("place", ["_forget_finished", "_report", "_stamp"])
 def test_an_exception_counts_no_request_twice_or_never(llm, monkeypatch, place):
     """The exception is raised at the end of a step, when the request has ended."""
 
@@ -188,9 +189,11 @@ def test_an_exception_counts_no_request_twice_or_never(llm, monkeypatch, place):
     original = getattr(type(llm.engine), place)
 
     def broken(self, *args):
-        if place == "_forget":
-            self.metrics.end(*args)
-        if self.scheduler.running:
+        if place == "_forget_finished":
+            args = ([request for request in args[0] if request.is_finished],)
+            for request in args[0]:
+                self.metrics.end(request)
+        if self.scheduler.running or args == ([],):
             return original(self, *args)
         raise Alarm
 
