@@ -14,10 +14,10 @@ demo: $(VENV)/.installed
 	  "Once upon a time"
 
 test: check
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: check
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 	MIE_HYPOTHESIS=far $(BIN)/python -m pytest tests/property
 
 check: $(VENV)/.installed-test

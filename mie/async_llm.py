@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from mie.checkpoint.generation import GenerationConfig
@@ -44,6 +45,8 @@ class ModelFacts:
     vocab_size: int
     backend: str
     dtype: str
+    directories: tuple[Path, ...]
+    """Where its weights and its tokenizer are."""
 
 
 class Pulse(NamedTuple):
@@ -236,7 +239,12 @@ class AsyncLLM:
             vocab_size=engine.vocab_size,
             backend=args.backend,
             dtype=args.dtype_name,
+            directories=(self._llm.directory, self._llm.text_directory),
         )
+
+    async def weights_digest(self) -> str:
+        """Return what tells the weights from others; see `LLM.weights_digest`."""
+        return await asyncio.to_thread(self._llm.weights_digest)
 
     @property
     def generation_config(self) -> GenerationConfig:

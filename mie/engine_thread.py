@@ -19,6 +19,9 @@ from mie.stats.request import RequestMetrics
 
 T = TypeVar("T")
 
+Hold = Callable[[Callable[[], object]], object]
+"""Calls what it is given, in the event loop's thread, at a moment of its own choice."""
+
 
 class _News:
     """Wakes the one task that waits for news of a collector.
@@ -30,6 +33,7 @@ class _News:
     def __init__(self) -> None:
         self.event_loop = asyncio.get_running_loop()
         self.arrival: asyncio.Future[None] = self.event_loop.create_future()
+        self.hold: Hold | None = None
 
     def expect_more(self) -> None:
         """Start waiting for news that arrives from now on."""
@@ -39,6 +43,13 @@ class _News:
         """End the wait. Call it in the event loop's thread."""
         if not self.arrival.done():
             self.arrival.set_result(None)
+
+    def come(self) -> None:
+        """End the wait, now or when ``hold`` lets it end."""
+        if self.hold is None:
+            self.set()
+        else:
+            self.hold(self.set)
 
 
 class OutputStream:
@@ -90,6 +101,10 @@ class OutputStream:
         for output in outputs:
             self.num_unfinished -= output.finished
         return outputs
+
+    def delay(self, hold: Hold) -> None:
+        """Let ``hold`` choose when the task hears of news from now on."""
+        self._news.hold = hold
 
     def nudge(self) -> None:
         """End the wait for `arrival`, in the event loop's own thread."""
@@ -206,7 +221,7 @@ def _set_all(event_loop: asyncio.AbstractEventLoop, all_news: list[_News]) -> No
 
     def set_here() -> None:
         for news in all_news:
-            news.set()
+            news.come()
 
     with suppress(RuntimeError):
         event_loop.call_soon_threadsafe(set_here)

@@ -16,7 +16,7 @@ from mie.frontend.outputs import RequestOutput, raise_failed
 from mie.frontend.prepare import Preparer, Prompt, each_prompt
 from mie.frontend.progress import ProgressBar
 from mie.frontend.request_state import Collector, PreparedRequest
-from mie.load.parts import build
+from mie.load.parts import build, digest_of_weights
 from mie.params.beam_search import BeamSearchParams
 from mie.params.checks import check_request_id
 from mie.params.sampling import RequestOutputKind, SamplingParams
@@ -59,7 +59,7 @@ class LLM:
         self.model_config = parts.model
         self.tokenizer = parts.tokenizer
         self.engine = parts.engine
-        self._text_directory = parts.text_directory
+        self.text_directory = parts.text_directory
         self.generation_config = parts.generation
         self._preparer = Preparer(
             tokenizer=self.tokenizer,
@@ -240,10 +240,18 @@ class LLM:
         """Return the model's tokenizer with the interface of transformers."""
         if self._pretrained is None:
             tokenizer = self._preparer.required_tokenizer()
-            files = TemplateFiles(self._text_directory)
-            name = str(self._text_directory)
+            files = TemplateFiles(self.text_directory)
+            name = str(self.text_directory)
             self._pretrained = PretrainedTokenizer(tokenizer, files, name)
         return self._pretrained
+
+    def weights_digest(self) -> str:
+        """Return what tells these weights from others, such as another training of the model.
+
+        Raises:
+            WeightsError: the files of the weights cannot be read any more.
+        """
+        return digest_of_weights(self.engine_args, self.directory)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return a new copy of the parameters that are used if a call gives none.

@@ -71,11 +71,8 @@ class ConstantRunner(ModelRunner):
 
 
 def no_decoder() -> Any:
-    """Return a decoder without a model. Its cache is empty."""
-    backend = SimpleNamespace(
-        new_kv_cache=lambda shape: None, copy_blocks=lambda cache, src, dst: None
-    )
-    return SimpleNamespace(backend=backend, kv_cache_shape=lambda num_blocks, block_size: None)
+    """Return a decoder without a model."""
+    return SimpleNamespace(backend=SimpleNamespace(copy_blocks=lambda cache, src, dst: None))
 
 
 def new_engine(num_blocks: int, num_seqs: int, log_steps: int = 2000) -> Engine:
@@ -90,7 +87,7 @@ def new_engine(num_blocks: int, num_seqs: int, log_steps: int = 2000) -> Engine:
     max_model_len = num_blocks * BLOCK_SIZE
     runner = ConstantRunner(
         no_decoder(),
-        num_blocks=num_blocks,
+        kv_cache=None,
         block_size=BLOCK_SIZE,
         max_num_seqs=num_seqs,
         max_blocks_per_seq=min(num_blocks, 1024),

@@ -25,6 +25,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,24 @@ def prompts_of(model: str, count: int) -> list[Any]:
     return [[5 + i, 6, 7, 8, 9, 10, 11, 12] for i in range(count)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A server that answers."""
+
+    port: int
+    process_id: int
+    ready: float
+    """Seconds from its launch to its first answer."""
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of the process so far."""
+        fields = Path(f"/proc/{self.process_id}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def serving(arguments: list[str]) -> Iterator[tuple[int, float]]:
-    """Run a server, and yield its port and the seconds until it answered."""
+def serving(arguments: list[str]) -> Iterator[Served]:
+    """Run a server until the context ends."""
     command = [sys.executable, "-m", "mie", "serve", "--port", "0", *arguments]
     begin = time.perf_counter()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -90,7 +106,7 @@ def serving(arguments: list[str]) -> Iterator[tuple[int, float]]:
             raise SystemExit("the server did not start")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/version") as answer:
             answer.read()
-        yield port, time.perf_counter() - begin
+        yield Served(port=port, process_id=process.pid, ready=time.perf_counter() - begin)
     finally:
         process.terminate()
         process.wait()
@@ -168,26 +184,35 @@ def measure(model: str, streams: int, tokens: int, rounds: int, batch_invariant:
         params = SamplingParams(**sampling, output_kind=RequestOutputKind.FINAL_ONLY)
         prompts = prompts_of(model, streams)
         bodies = [{"prompt": prompt, "stream": True, **sampling} for prompt in prompts]
-        with serving([name, *options]) as (port, ready):
-            ratios, speeds = [], ([], [])
+        with serving([name, *options]) as server:
+            ratios: list[float] = []
+            speeds: tuple[list[float], list[float]] = ([], [])
+            cpu: tuple[list[float], list[float]] = ([], [])
             for turn in range(rounds + 1):  # the first warms up
+                own, served = time.process_time(), server.cpu_seconds()
                 begin = time.perf_counter()
                 outputs = llm.generate(prompts, params, use_tqdm=False)
                 middle = time.perf_counter()
-                clients = asyncio.run(stream_all(port, bodies))
+                own = time.process_time() - own
+                clients = asyncio.run(stream_all(server.port, bodies))
                 end = time.perf_counter()
+                served = server.cpu_seconds() - served
                 texts = [output.outputs[0].text for output in outputs]
                 assert [client.text() for client in clients] == texts
                 if turn:
                     speeds[0].append(streams * tokens / (middle - begin))
                     speeds[1].append(streams * tokens / (end - middle))
                     ratios.append((middle - begin) / (end - middle))
+                    cpu[0].append(own / (streams * tokens) * 1e6)
+                    cpu[1].append(served / (streams * tokens) * 1e6)
             medians = "".join(f"{statistics.median(each):>12.0f}" for each in speeds)
             spread = f"{min(ratios):.2f} … {max(ratios):.2f}"
+            times = " and ".join(f"{statistics.median(each):.0f}" for each in cpu)
             print(f"{model:<16}{medians}{statistics.median(ratios):>8.2f}   {spread}")
-            print(f"  ready after {ready:.2f} s")
-            print_first_tokens(llm, port, prompts[0])
-            print_gaps(port, bodies[:16])
+            print(f"  CPU time for 1,000 tokens: {times} ms")
+            print(f"  ready after {server.ready:.2f} s")
+            print_first_tokens(llm, server.port, prompts[0])
+            print_gaps(server.port, bodies[:16])
             sys.stdout.flush()
 
 
@@ -209,21 +234,28 @@ def print_first_tokens(llm: LLM, port: int, prompt: Any) -> None:
 
 
 def print_gaps(port: int, bodies: list[dict[str, Any]]) -> None:
-    """Print the gaps between the chunks of a few streams."""
-    clients = asyncio.run(stream_all(port, bodies))
+    """Print the gaps between the chunks of a few streams while all of them run."""
     gaps: list[float] = []
-    for client in clients:
-        times = client.arrivals()
-        gaps += [1000 * (b - a) for a, b in pairwise(times)]
+    for _ in range(3):
+        clients = asyncio.run(stream_all(port, bodies))
+        all_times = [client.arrivals() for client in clients]
+        begin, end = max(times[0] for times in all_times), min(times[-1] for times in all_times)
+        for times in all_times:
+            gaps += [1000 * (b - a) for a, b in pairwise(times) if begin <= a and b < end]
     gaps.sort()
     p50, p99 = gaps[len(gaps) // 2], gaps[len(gaps) * 99 // 100]
-    print(f"  between chunks of {len(bodies)} streams: p50 {p50:.2f} ms, p99 {p99:.2f} ms")
+    print(
+        f"  between chunks of {len(bodies)} streams: p50 {p50:.2f} ms, p99 {p99:.2f} ms, "
+        f"{p99 / p50:.2f} x ({len(gaps)} gaps)"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, default=64, help="concurrent requests")
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens of each")
+    parser.add_argument(
+        "--tokens", type=int, help="new tokens of each (default: 128, and 32 of a larger model)"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="turns that count")
     parser.add_argument("--models", nargs="+", default=["bundled", "SmolLM2-135M"])
     parser.add_argument(
@@ -236,8 +268,13 @@ def main() -> None:
     print(f"load average {os.getloadavg()[0]:.1f}")
     print(f"{'model':<16}{'LLM':>12}{'HTTP':>12}{'ratio':>8}   range", flush=True)
     for model in args.models:
-        measure(model, args.streams, args.tokens, args.rounds, args.batch_invariant)
+        tokens = args.tokens or (128 if model == "bundled" else 32)
+        measure(model, args.streams, tokens, args.rounds, args.batch_invariant)
 
 
 if __name__ == "__main__":
+    tuning = [name for name in os.environ if name.startswith("OPENBLAS_")]
+    if tuning:  # NumPy has read them already
+        environment = {name: value for name, value in os.environ.items() if name not in tuning}
+        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     main()

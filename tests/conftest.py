@@ -15,8 +15,8 @@ import tiny_models
 
 from mie.ops_cpu.linear import probe
 
-# A shell ignores Ctrl-C in the jobs that it starts in the background, and children inherit that. The
-# tests of interrupts need Python's own handler.
+# A shell ignores Ctrl-C in the jobs that it starts in the background, and children inherit that.
+# The tests of interrupts need Python's own handler.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -27,11 +27,19 @@ settings.register_profile("far", max_examples=3000, deadline=None)
 settings.load_profile(os.environ.get("MIE_HYPOTHESIS", "default"))
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Start one worker more than there are CPUs, because tests that start a program wait for it."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the CPU backend's cache for this machine out of the user's cache."""
+    """Keep plans and builds out of the user's cache; the workers of pytest-xdist share them."""
+    own = tmp_path_factory.getbasetemp()
+    cache = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
+    cache.mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(cache))
         yield
 
 

@@ -77,7 +77,7 @@ class Checkpoint:
                 files or points outside the directory. Or a tensor is missing, unexpected, wrongly
                 shaped, or not F32, F16 or BF16. The message names file and tensor.
         """
-        found = _read_entries(Path(directory))
+        found = read_entries(Path(directory))
         ignored = [name for name in found if name not in expected and _IGNORED.fullmatch(name)]
         _check_names(Path(directory), found.keys() - set(ignored), expected)
         for name, shape in expected.items():
@@ -218,8 +218,12 @@ def non_finite_tensors(checkpoint: Checkpoint) -> dict[str, int]:
     return counts
 
 
-def _read_entries(directory: Path) -> dict[str, TensorEntry]:
-    """Return every tensor of every weights file of the directory."""
+def read_entries(directory: Path) -> dict[str, TensorEntry]:
+    """Return every tensor of every weights file of the directory.
+
+    Raises:
+        WeightsError: a file is missing or broken, or the index disagrees with the files.
+    """
     if os.path.lexists(directory / SINGLE_FILE):
         return read_header(directory / SINGLE_FILE)
     if os.path.lexists(directory / INDEX_FILE):

@@ -89,6 +89,12 @@ def add_parser(
         help="file with a key on each line: NAME KEY, or NAME sha256:HEX",
     )
     parser.add_argument(
+        "--admin-api-key",
+        metavar="KEY",
+        help="the key that alone may use /metrics, /reset_prefix_cache and what else is not for "
+        "clients, or MIE_ADMIN_API_KEY in the environment (default: every key may)",
+    )
+    parser.add_argument(
         "--allowed-origins",
         nargs="+",
         metavar="ORIGIN",
@@ -126,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
         served_model_name=args.served_model_name,
         allowed_origins=args.allowed_origins,
         keys=keys_of(args),
+        admin_keys=admin_keys_of(args),
     )
     settings = engine_settings(args)
     EngineArgs(**settings)  # refuses bad values before anything is opened
@@ -165,6 +172,14 @@ def keys_of(args: argparse.Namespace) -> Keys | None:
     of_environment = os.environ.get("MIE_API_KEY")
     keys = [*(args.api_key or ()), *([of_environment] if of_environment else ())]
     return Keys.of(keys, args.api_key_file)
+
+
+def admin_keys_of(args: argparse.Namespace) -> Keys | None:
+    """Return the admin key of the command line or the environment; None if there is none."""
+    from mie.serve.keys import Keys
+
+    key = args.admin_api_key or os.environ.get("MIE_ADMIN_API_KEY")
+    return Keys.of_one("admin", key) if key else None
 
 
 def with_config_file(

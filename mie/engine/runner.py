@@ -52,9 +52,9 @@ class ModelRunner:
     def __init__(
         self,
         decoder: Decoder,
+        kv_cache: Array,
+        host_cache: Array = None,
         *,
-        num_blocks: int,
-        num_host_blocks: int = 0,
         block_size: int,
         max_num_seqs: int,
         max_blocks_per_seq: int,
@@ -64,12 +64,7 @@ class ModelRunner:
         self.decoder = decoder
         self.backend = decoder.backend
         self.block_size = block_size
-        shape = decoder.kv_cache_shape(num_blocks, block_size)
-        self._kv_cache = self.backend.new_kv_cache(shape)
-        self._host_cache: Array = None
-        if num_host_blocks:
-            host_shape = decoder.kv_cache_shape(num_host_blocks, block_size)
-            self._host_cache = self.backend.new_host_cache(host_shape)
+        self._kv_cache, self._host_cache = kv_cache, host_cache
         self._constraints = constraints
         self._max_forced_run = max_forced_run
         self._rows: dict[int, Row] = {}

@@ -146,11 +146,13 @@ class RequestState:
 
     def file(self, collector: Collector) -> bool:
         """Add the request to its caller's news if it has any; return whether it was added."""
+        if self._is_filed:  # the caller will take everything that is there by then
+            return False
         with self._lock:
             is_new = self.is_finished and not self._is_over
             if not self._is_final_only:
                 is_new |= any(each.num_tokens > each.num_taken for each in self._choices)
-            if not is_new or self._is_filed:
+            if not is_new:
                 return False
             collector.file(self)
             self._is_filed = True

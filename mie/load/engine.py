@@ -24,10 +24,10 @@ from mie.engine.runner import ModelRunner
 from mie.errors import ConfigError
 from mie.events import EventLog
 from mie.load.backends import load_backend
-from mie.load.sizing import fits, plan_memory, smaller_settings
+from mie.load.sizing import MemoryPlan, cache_shape, fits, plan_memory, smaller_settings
 from mie.memory.manager import KVCacheManager
 from mie.model.decoder import Decoder
-from mie.ops.backend import Backend
+from mie.ops.backend import Array, Backend
 from mie.sched.scheduler import Scheduler
 from mie.system.logs import PreemptionWarnings
 
@@ -76,8 +76,7 @@ def load_engine(
         decoder = _load_decoder(weights, model, machine, num_positions, use_tqdm)
         model_runner = ModelRunner(
             decoder,
-            num_blocks=plan.num_blocks,
-            num_host_blocks=num_host_blocks,
+            *_new_caches(plan, model, machine),
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_blocks_per_seq=ceil_div(num_positions, config.block_size),
@@ -158,6 +157,14 @@ def _load_decoder(
             check_tied_head(checkpoint)
         with _progress_bar(checkpoint.nbytes, use_tqdm) as progress:
             return Decoder(model, machine, checkpoint, num_positions, progress)
+
+
+def _new_caches(plan: MemoryPlan, model: ModelConfig, machine: Backend) -> tuple[Array, Array]:
+    """Allocate the KV cache, and the host's if the plan has one."""
+    shape = cache_shape(model, plan.num_blocks, plan.block_size)
+    host_shape = replace(shape, num_blocks=plan.num_host_blocks)
+    host_cache = machine.new_host_cache(host_shape) if plan.num_host_blocks else None
+    return machine.new_kv_cache(shape), host_cache
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mie.checkpoint.config import ModelConfig
+from mie.checkpoint.digest import weights_digest
 from mie.checkpoint.generation import GenerationConfig
 from mie.checkpoint.locate import locate_model
 from mie.config.engine_args import EngineArgs
@@ -79,6 +80,15 @@ def build(args: EngineArgs) -> Parts:
         engine=engine,
         generation=generation,
     )
+
+
+def digest_of_weights(args: EngineArgs, directory: Path) -> str:
+    """Return what tells the weights that ``args`` loaded from other ones. Few bytes are read.
+
+    Raises:
+        WeightsError: the files of the weights cannot be read any more.
+    """
+    return f"random {args.seed}" if args.load_format == "dummy" else weights_digest(directory)
 
 
 def _locate(args: EngineArgs) -> tuple[Path, Path]:

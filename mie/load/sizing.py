@@ -105,7 +105,7 @@ def plan_memory(config: EngineConfig, model: ModelConfig, backend: Backend) -> M
         ConfigError: a setting is beyond the model, or less than one block.
     """
     max_model_len, memory = _max_model_len(config, model), backend.memory()
-    block_bytes = backend.kv_cache_bytes(_one_block(config, model))
+    block_bytes = backend.kv_cache_bytes(cache_shape(model, 1, config.block_size))
     weight_bytes = sum(map(backend.weight_bytes, expected_tensors(model).values()))
     step_bytes = _step_bytes(config, model, backend)
     left = max(0, memory.available_bytes - weight_bytes - step_bytes)
@@ -154,11 +154,12 @@ def smaller_settings(
         yield f"max_num_batched_tokens={num_tokens}"
 
 
-def _one_block(config: EngineConfig, model: ModelConfig) -> KVCacheShape:
+def cache_shape(model: ModelConfig, num_blocks: int, block_size: int) -> KVCacheShape:
+    """Return the shape of a cache of the model's keys and values."""
     return KVCacheShape(
         num_layers=model.num_layers,
-        num_blocks=1,
-        block_size=config.block_size,
+        num_blocks=num_blocks,
+        block_size=block_size,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
     )

@@ -11,7 +11,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.checkpoint.weights import Checkpoint
 from mie.model.rope import rope_inv_freq
-from mie.ops.backend import Array, Backend, KVCacheShape, StepBatch
+from mie.ops.backend import Array, Backend, StepBatch
 
 BLOCK_BYTES = 4 << 20
 """Bytes of the checkpoint that are converted at a time, which is little for any model."""
@@ -61,16 +61,6 @@ class Decoder:
             config.rope, config.head_dim, config.max_position_embeddings
         )
         self._rope = backend.load_rope(inv_freq, scaling, num_positions)
-
-    def kv_cache_shape(self, num_blocks: int, block_size: int) -> KVCacheShape:
-        """Return the shape of the cache that `forward` needs."""
-        return KVCacheShape(
-            num_layers=self.config.num_layers,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
-        )
 
     def forward(self, batch: StepBatch, kv_cache: Array) -> Array:
         """Return the logits [R, V] of a step's wanted rows, and store its keys and values."""

@@ -90,7 +90,10 @@ async def _version(request: Request) -> Response:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    return api_error(error, _NAMES).response(route_of(request.scope))
+    refused = api_error(error, _NAMES)
+    if refused is not error:
+        refused.message = request.app.state.serving.without_paths(refused.message)
+    return refused.response(route_of(request.scope))
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:

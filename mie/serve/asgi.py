@@ -40,6 +40,15 @@ class RootPath:
         await self._app(scope, receive, send)
 
 
+def writer_of(scope: Scope, send: Send) -> Send:
+    """Return what sends the middle of a response past the middlewares.
+
+    They look at the first message and at the last. A stream has one in between for each token.
+    """
+    writer: Send = scope.get("mie.send", send)
+    return writer
+
+
 class Failures:
     """Middleware that answers a bug with a 500, and logs it with its traceback.
 
@@ -53,6 +62,7 @@ class Failures:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        scope.setdefault("mie.send", send)
         has_begun = has_ended = False
 
         async def send_and_note(message: Message) -> None:

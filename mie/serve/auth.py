@@ -1,4 +1,7 @@
-"""Authentication: every route but a few needs a key, and each key has a prefix cache of its own."""
+"""Authentication: every route but a few needs a key, and each key has a prefix cache of its own.
+
+With an admin key, the routes that control the server, or tell of all its clients, need that one.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,68 @@ from mie.serve.asgi import OPEN_ROUTES, answer, header, route_of
 from mie.serve.errors import ApiError
 from mie.serve.keys import Keys
 
+CLIENT_ROUTES = frozenset(
+    {"/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load", "/openapi.json"}
+)
+"""Routes that every key may use although there is an admin key, like the open ones and ``/v1/…``.
+
+Every other route, and each that is added, is the admin's.
+"""
+
 
 class Authentication:
     """Middleware that lets only known keys in, and notes whose request it is."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, *, share_prefix_cache: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys | None,
+        *,
+        admin_keys: Keys | None = None,
+        share_prefix_cache: bool,
+    ) -> None:
+        """Without ``keys``, clients need none. Without ``admin_keys``, every key may do all."""
         self._app = app
         self._keys = keys
+        self._admin_keys = admin_keys
         self._share_prefix_cache = share_prefix_cache
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         key = _key_of(scope)
-        name = None if key is None else self._keys.find(key)
-        if name is not None:
-            scope["mie.client"] = name
-            if not self._share_prefix_cache:
-                scope["mie.cache_salt"] = self._keys.salt(name)
-        elif route_of(scope) not in OPEN_ROUTES:
-            return await answer(_refusal(key), scope, receive, send)
+        is_known = self._is_of(self._admin_keys, key, scope)
+        refusal = None
+        if not is_known:
+            is_known = self._is_of(self._keys, key, scope)
+            refusal = self._refusal(route_of(scope), key, is_known)
+        if refusal is not None:
+            return await answer(refusal, scope, receive, send)
         return await self._app(scope, receive, send)
+
+    def _is_of(self, keys: Keys | None, key: str | None, scope: Scope) -> bool:
+        """Return whether a key is one of these, and note its name and its salt."""
+        name = None if keys is None or key is None else keys.find(key)
+        if keys is None or name is None:
+            return False
+        scope["mie.client"] = name
+        if not self._share_prefix_cache:
+            scope["mie.cache_salt"] = keys.salt(name)
+        return True
+
+    def _refusal(self, route: str, key: str | None, is_known: bool) -> ApiError | None:
+        """Return why a request without an admin key is refused, or None."""
+        if route in OPEN_ROUTES:
+            return None
+        is_for_clients = self._admin_keys is None or is_of_clients(route)
+        if is_for_clients:
+            return None if is_known or self._keys is None else _unknown(key)
+        return _not_admin() if is_known else _unknown(key)
+
+
+def is_of_clients(route: str) -> bool:
+    """Return whether every key may use a route although there is an admin key."""
+    return route.startswith("/v1/") or route in CLIENT_ROUTES
 
 
 def _key_of(scope: Scope) -> str | None:
@@ -41,7 +85,16 @@ def _key_of(scope: Scope) -> str | None:
     return header(scope, b"x-api-key")
 
 
-def _refusal(key: str | None) -> ApiError:
+def _not_admin() -> ApiError:
+    return ApiError(
+        403,
+        "this route needs the admin key (--admin-api-key)",
+        type="permission_error",
+        code="admin_key_required",
+    )
+
+
+def _unknown(key: str | None) -> ApiError:
     message = (
         "this server needs a key (send 'Authorization: Bearer KEY' or 'X-Api-Key: KEY')"
         if key is None

@@ -16,6 +16,7 @@ from mie.serve.access_log import AccessLog
 from mie.serve.asgi import Failures, RootPath
 from mie.serve.auth import Authentication
 from mie.serve.config import ServeConfig
+from mie.serve.cross_site import CrossSite
 from mie.serve.health import Gate, Health
 from mie.serve.limits import BodyLimit, QueueLimit
 from mie.serve.metrics import ServerMetrics
@@ -82,14 +83,16 @@ class Edge:
         if self._spans is not None:
             spans, name = self._spans, self._model_name
             layers.append(Middleware(Tracing, provider=spans, model_name=name, paths=paths))
-        if config.keys is not None:
+        if config.keys is not None or config.admin_keys is not None:
             layers.append(
                 Middleware(
                     Authentication,
                     keys=config.keys,
+                    admin_keys=config.admin_keys,
                     share_prefix_cache=config.share_prefix_cache,
                 )
             )
+        layers.append(Middleware(CrossSite))
         layers.append(Middleware(Gate, health=self.health))
         layers.append(Middleware(BodyLimit, max_bytes=config.max_request_bytes))
         return layers

@@ -43,6 +43,13 @@ class EdgeSettings:
     keys: Keys | None = setting(
         None, "object", "keys of which a request needs one", "access", default_text="no key needed"
     )
+    admin_keys: Keys | None = setting(
+        None,
+        "object",
+        "keys that alone may use /metrics, /reset_prefix_cache and what else is not for clients",
+        "access",
+        default_text="every key may",
+    )
     share_prefix_cache: bool = setting(
         False,
         "switch",

@@ -1,4 +1,4 @@
-"""Limits on what a connection may hold before its request is known."""
+"""Limits on what a connection may hold before its request is known, and for how long."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request line and headers. What arrived with the last of them is not counted."""
 HEAD_SECONDS = 60.0
 """Time in which a request line and headers must arrive."""
+BODY_SECONDS = 60.0
+"""Time in which the next `BODY_PIECE` bytes of a body, or the rest of it, must arrive."""
+BODY_PIECE = 64 * 1024
+TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol, which alone takes headers of any size, at any pace."""
+    """Uvicorn's protocol, which alone takes headers of any size, and bodies at any pace."""
 
     _num_head_bytes = 0
+    _num_body_bytes = 0
     _is_in_body = False
     _timer: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
         super().connection_made(transport)
-        self._wait_for_head()
+        self._wait(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
@@ -33,7 +38,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin to wait for the end of the headers."""
         super().on_message_begin()
-        self._wait_for_head()
+        self._wait(HEAD_SECONDS)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, but none that follows the body: those have no limit and no reader."""
@@ -41,13 +46,23 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Count nothing more: other limits hold for the body."""
-        self._stop_waiting()
+        """Begin to wait for the body. Its size has another limit."""
+        self._num_body_bytes = 0
+        self._wait(BODY_SECONDS)
         self._is_in_body = True
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body, and wait for the next."""
+        self._num_body_bytes += len(body)
+        if self._num_body_bytes >= BODY_PIECE:
+            self._num_body_bytes = 0
+            self._wait(BODY_SECONDS)
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """Count from the beginning if another request follows."""
+        self._stop_waiting()
         self._is_in_body, self._num_head_bytes = False, 0
         super().on_message_complete()
 
@@ -60,9 +75,9 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(f"The request's headers exceed {MAX_HEAD_BYTES} bytes.")
 
-    def _wait_for_head(self) -> None:
+    def _wait(self, seconds: float) -> None:
         self._stop_waiting()
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
+        self._timer = self.loop.call_later(seconds, self._give_up)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
@@ -70,5 +85,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _give_up(self) -> Any:
-        if not self.transport.is_closing():
-            self.transport.close()
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused:  # the server itself reads no more for now
+            self._wait(BODY_SECONDS)
+            return
+        if self._is_in_body and not self.cycle.response_started:
+            self.transport.write(TIMEOUT)
+        self.transport.close()

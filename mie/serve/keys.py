@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
 from mie.errors import ConfigError
@@ -51,6 +51,15 @@ class Keys:
             digests[name] = digest
         return cls(digests) if digests else None
 
+    @classmethod
+    def of_one(cls, name: str, key: str) -> Keys:
+        """Return one key.
+
+        Raises:
+            ConfigError: it is not ASCII, or has surrounding spaces.
+        """
+        return cls({name: _digest(key)})
+
     def find(self, key: str) -> str | None:
         """Return the name of a key, or None. The time does not depend on the keys."""
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
@@ -63,6 +72,11 @@ class Keys:
     def salt(self, name: str) -> str:
         """Return the salt of a key's prefix cache, which does not reveal the key."""
         return self._salts[name]
+
+    @property
+    def names(self) -> Set[str]:
+        """The names of the keys."""
+        return self._digests.keys()
 
     def __len__(self) -> int:
         return len(self._digests)

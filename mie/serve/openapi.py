@@ -15,6 +15,8 @@ from starlette.routing import Route
 from mie.serve.anthropic.protocol import FIELDS as MESSAGES_FIELDS
 from mie.serve.anthropic.protocol import CountTokensRequest, MessagesRequest
 from mie.serve.asgi import OPEN_ROUTES
+from mie.serve.auth import is_of_clients
+from mie.serve.config import ServeConfig
 from mie.serve.openai.fields import OPENAI, Fields
 from mie.serve.openai.protocol import Body, ChatCompletionRequest, CompletionRequest
 from mie.serve.openai.responses_protocol import FIELDS as RESPONSES_FIELDS
@@ -31,9 +33,11 @@ _REF = "#/components/schemas/{model}"
 STATUSES: Mapping[int, str] = {
     400: "The request is wrong, or asks for something that is not supported; `param` names it.",
     401: "The key is missing or wrong.",
+    403: "The route needs the admin key.",
     404: "There is no such model or request.",
     409: "Requests hold blocks.",
     413: "The body is too large.",
+    415: "The body has a content type that web pages of any site can send.",
     429: "Too many requests wait; `Retry-After` says when to try again.",
     500: "The server failed; its log has the details.",
     503: "The server is starting, ending or dead; `Retry-After` says when to try again.",
@@ -190,19 +194,19 @@ ROUTES = (Route("/openapi.json", openapi),)
 
 def document(serving: Serving) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of a server."""
-    has_keys = serving.config.keys is not None
+    config = serving.config
     schemas: dict[str, Any] = {**ANSWERS}
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         item = paths.setdefault(operation.path, {})
-        item[operation.method] = _described(operation, has_keys)
+        item[operation.method] = _described(operation, config)
         names = re.findall(r"\{(\w+)\}", operation.path)
         if names:
             item["parameters"] = [_path_parameter(name) for name in names]
         if operation.body is not None:
             schemas |= _schemas(operation.body, operation.fields, serving)
     components: dict[str, Any] = {"schemas": schemas}
-    if has_keys:
+    if config.keys is not None or config.admin_keys is not None:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
@@ -216,12 +220,14 @@ def document(serving: Serving) -> dict[str, Any]:
     }
 
 
-def _described(operation: Operation, has_keys: bool) -> dict[str, Any]:
-    needs_key = has_keys and operation.path not in OPEN_ROUTES
+def _described(operation: Operation, config: ServeConfig) -> dict[str, Any]:
+    needs_admin = config.admin_keys is not None and not is_of_clients(operation.path)
+    needs_key = (config.keys is not None or needs_admin) and operation.path not in OPEN_ROUTES
+    further = ([401, 403] if needs_admin else [401]) if needs_key else []
     described: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": f"{operation.method}{operation.path.replace('/', '_')}",
-        "responses": _responses(operation, needs_key),
+        "responses": _responses(operation, further),
     }
     if operation.body is not None:
         schema = _ref(operation.body.__name__)
@@ -234,7 +240,7 @@ def _described(operation: Operation, has_keys: bool) -> dict[str, Any]:
     return described
 
 
-def _responses(operation: Operation, needs_key: bool) -> dict[str, Any]:
+def _responses(operation: Operation, further: Sequence[int]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": _ref(operation.answer)}}
     if operation.answer == "Metrics":
         content = {"text/plain": {"schema": _ref(operation.answer)}}
@@ -253,7 +259,8 @@ def _responses(operation: Operation, needs_key: bool) -> dict[str, Any]:
     error_content = {"application/json": {"schema": error}}
     if operation.answer == "Health":
         error_content = {"application/json": {"schema": _ref("Health")}}
-    statuses = sorted({*operation.statuses, 500, 503, *([401] if needs_key else [])})
+    of_method = [415] if operation.method == "post" else []
+    statuses = sorted({*operation.statuses, *of_method, 500, 503, *further})
     failures = {
         str(status): {"description": STATUSES[status], "content": error_content}
         for status in statuses

@@ -167,8 +167,12 @@ class _Uvicorn(uvicorn.Server):
 
 def check_sockets(config: ServeConfig) -> None:
     """Raise `ConfigError` unless the options of sockets fit together and certificates load."""
-    if config.keys is not None and not isinstance(config.keys, Keys):
-        raise ConfigError("keys must be a Keys (Keys.of(['KEY', …]) makes one)")
+    for name in ("keys", "admin_keys"):
+        if not isinstance(getattr(config, name), (Keys, type(None))):
+            raise ConfigError(f"{name} must be a Keys (Keys.of(['KEY', …]) makes one)")
+    if config.keys is not None and config.admin_keys is not None:
+        for name in config.keys.names & config.admin_keys.names:
+            raise ConfigError(f"the name {name!r} is the admin key's; give the client's another")
     root = config.root_path
     if root and (not root.startswith("/") or root.endswith("/")):
         raise ConfigError(f"root_path must be like '/llm', with no slash at its end; got {root!r}")

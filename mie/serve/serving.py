@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
+import os
 import time
 import uuid
-from asyncio import sleep
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from starlette.requests import Request
 from starlette.types import Scope
 
 from mie.async_llm import AsyncLLM, ModelFacts
+from mie.config.engine import EngineConfig
 from mie.engine_thread import OutputStream
 from mie.errors import shown
 from mie.frontend.outputs import RequestOutput
@@ -29,8 +28,12 @@ from mie.serve.asgi import facts_of
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, invalid, too_long
 from mie.serve.limits import QueueLimit
+from mie.serve.pace import Pace
 from mie.text.pretrained import PretrainedTokenizer
 from mie.version import __version__
+
+MAX_REPORTS = 1000
+"""Different lines that the log gets about what clients send, however much they send."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,8 @@ class Job:
     """Whether ``params.max_tokens`` is the client's own, which must fit the context."""
     adds_special_tokens: bool = True
     """Whether texts are encoded with the special tokens that the tokenizer adds."""
+    logprobs_name: str = "logprobs"
+    """The client's parameter that says how many log-probabilities each token gets."""
 
 
 class Generation:
@@ -72,9 +77,8 @@ class Generation:
         self._serving = serving
         self._places = {each.request_id: place for place, each in enumerate(prepared)}
         self._timer: asyncio.TimerHandle | None = None
-        self._is_quiet = False
-        self._is_streamed = job.params.output_kind is RequestOutputKind.DELTA
-        self._taken_at = -math.inf
+        self._is_quiet = self._is_overdue = False
+        self._is_paced = job.params.output_kind is not RequestOutputKind.DELTA
 
     @property
     def is_finished(self) -> bool:
@@ -93,12 +97,15 @@ class Generation:
         Raises:
             EngineDeadError: the engine cannot go on.
         """
-        await self._stream.arrival
-        if self._is_streamed and (wait := self._taken_at + self._serving.gap - monotonic()) > 0:
-            await sleep(wait)  # what comes meanwhile is merged
-        outputs = self._stream.take()
-        self._taken_at = monotonic()
-        self._is_quiet = False
+        while True:
+            await self._stream.arrival
+            outputs = self._stream.take()
+            if outputs or self._is_overdue:
+                break
+        self._is_quiet = self._is_overdue = False
+        if outputs and not self._is_paced:  # what follows the first token may be merged
+            self._stream.delay(self._serving.pace.hold)
+            self._is_paced = True
         for output in outputs:
             if output.finished:
                 self.finished.append(output)
@@ -131,6 +138,7 @@ class Generation:
 
     def _tick(self, interval: float) -> None:
         if self._is_quiet:
+            self._is_overdue = True
             self._stream.nudge()
         self.keep_alive(interval)
 
@@ -146,6 +154,7 @@ class Serving:
         tokenizer: PretrainedTokenizer | None,
         default_params: SamplingParams,
         queue_limit: QueueLimit,
+        system_fingerprint: str,
     ) -> None:
         self.engine = engine
         self.queue_limit = queue_limit
@@ -156,9 +165,11 @@ class Serving:
         self.created = int(time.time())
         self.chat_template = _chat_template(config.chat_template)
         self.names = tuple(config.served_model_name or _names(facts.model))
-        self.system_fingerprint = _fingerprint(facts)
+        self.system_fingerprint = system_fingerprint
         self.defaults: Mapping[str, Any] = dict(engine.generation_config.sampling)
         """Sampling parameters that the model's files, or the command line, recommend."""
+        self._reports: set[str] = set()
+        self.pace = Pace(config.max_chunks_per_second)
         self.running: dict[str, Generation] = {}
         """The generations that run, by the ids of their responses."""
 
@@ -168,7 +179,8 @@ class Serving:
         tokenizer = await engine.get_tokenizer() if engine.has_tokenizer else None
         defaults = await engine.get_default_sampling_params()
         facts = await engine.get_model_config()
-        return cls(engine, config, facts, tokenizer, defaults, queue_limit)
+        fingerprint = _fingerprint(facts, engine.engine_config, await engine.weights_digest())
+        return cls(engine, config, facts, tokenizer, defaults, queue_limit, fingerprint)
 
     def check_model(self, name: object) -> str:
         """Return the model's name for the answer, or raise the 404 of a model that is not here."""
@@ -186,14 +198,19 @@ class Serving:
             )
         return str(name)
 
-    @property
-    def gap(self) -> float:
-        """Minimum number of seconds between two chunks of a stream.
+    def is_first_report(self, text: str) -> bool:
+        """Return whether a text is logged for the first time, as long as not too many are."""
+        if text in self._reports or len(self._reports) >= MAX_REPORTS:
+            return False
+        self._reports.add(text)
+        return True
 
-        Writing them must not slow the engine, which computes in the same process.
-        """
-        rate = self.config.max_chunks_per_second
-        return len(self.running) / rate if rate else 0.0
+    def without_paths(self, message: str) -> str:
+        """Return a message without the directories of the model, which are no client's business."""
+        for directory in self.facts.directories:
+            message = message.replace(f"{directory}{os.sep}", "")
+            message = message.replace(str(directory), "the model's directory")
+        return message
 
     def required_tokenizer(self) -> PretrainedTokenizer:
         """Return the tokenizer, or raise the 400 of a server that has none."""
@@ -209,7 +226,7 @@ class Serving:
             MieError: it can never be served.
         """
         if self.config.max_logprobs >= 0:
-            check_logprobs(job.params, self.config.max_logprobs)
+            check_logprobs(job, self.config.max_logprobs)
         client = self.queue_limit.client_of(request.scope)
         with self.queue_limit.entering(client, len(job.prompts)):
             prepared = [
@@ -265,10 +282,12 @@ class Serving:
         return max(priority, self.config.highest_priority)
 
 
-def check_logprobs(params: SamplingParams, limit: int) -> None:
+def check_logprobs(job: Job, limit: int) -> None:
     """Raise the 400 for more log-probabilities than the server gives."""
-    for name in ("logprobs", "prompt_logprobs"):
-        count = getattr(params, name)
+    for name, count in (
+        (job.logprobs_name, job.params.logprobs),
+        ("prompt_logprobs", job.params.prompt_logprobs),
+    ):
         if count is not None and not 0 <= count <= limit:
             asked = "all" if count == -1 else count
             raise invalid(f"{name} asks for {asked}; the limit is {limit} (--max-logprobs)", name)
@@ -293,10 +312,11 @@ def _names(model: str) -> list[str]:
     return [model] if last == model else [model, last]
 
 
-def _fingerprint(facts: ModelFacts) -> str:
+def _fingerprint(facts: ModelFacts, config: EngineConfig, weights: str) -> str:
     """Return a name that changes with what equal seeds give equal text under."""
-    what = f"{facts.model}\0{facts.backend}\0{facts.dtype}\0{__version__}"
-    return f"fp_{hashlib.sha256(what.encode()).hexdigest()[:12]}"
+    settings = (config.batch_invariant, config.kv_cache_dtype, config.weight_dtype)
+    what = (weights, facts.backend, facts.dtype, *settings, config.linear_plan, __version__)
+    return f"fp_{hashlib.sha256(repr(what).encode()).hexdigest()[:12]}"
 
 
 def _chat_template(given: str | None) -> str | None:

@@ -11,6 +11,8 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mie.serve.asgi import writer_of
+
 __all__ = ["DONE", "DisconnectMiddleware", "EventStream", "json_string"]
 
 logger = logging.getLogger(__name__)
@@ -52,10 +54,11 @@ class EventStream(Response):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        write = writer_of(scope, send)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for events in self._events:
-                await send({"type": "http.response.body", "body": events, "more_body": True})
+                await write({"type": "http.response.body", "body": events, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._work.close()

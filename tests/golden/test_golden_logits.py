@@ -19,6 +19,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.rope_config import RopeConfig
 from mie.checkpoint.weights import Checkpoint, expected_tensors
 from mie.load.backends import load_backend
+from mie.load.sizing import cache_shape
 from mie.model.decoder import Decoder
 from mie.ops.backend import StepBatch
 
@@ -42,7 +43,7 @@ def load_decoder(name: str, dtype: str, **changes: object) -> Decoder:
 def all_logits(decoder: Decoder, token_ids: list[int], chunk_size: int) -> Floats:
     """Return the logits after every token, computed chunk by chunk through a paged cache."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
-    cache = decoder.backend.new_kv_cache(decoder.kv_cache_shape(num_blocks, BLOCK_SIZE))
+    cache = decoder.backend.new_kv_cache(cache_shape(decoder.config, num_blocks, BLOCK_SIZE))
     table = np.arange(num_blocks)[::-1]  # an order that cannot arise by accident
     logits = []
     for start in range(0, len(token_ids), chunk_size):

@@ -14,6 +14,7 @@ from mie.serve import keys as keys_module
 from mie.serve.asgi import OPEN_ROUTES
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
+from mie.serve.server import check_sockets
 
 KEY, OTHER = "sk-one", "sk-two"
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
@@ -78,6 +79,73 @@ def test_a_key_is_taken_as_openai_and_as_anthropic_clients_send_it(engine):
                 assert KEY not in response.text
 
     asks(ask())
+
+
+ADMIN = "sk-admin"
+OF_CLIENTS = {"/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load"}
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_with_an_admin_key_all_that_is_not_for_clients_needs_it(engine, has_keys):
+    options = {"admin_keys": Keys.of_one("admin", ADMIN), "keys": Keys.of([KEY])}
+    if not has_keys:
+        del options["keys"]
+    of_client = bearer(KEY) if has_keys else {}
+
+    async def ask():
+        async with client_of(engine, ServeConfig(**options)) as client:
+            routes = [route for route in client.app.routes if isinstance(route, Route)]
+            paths = {re.sub(r"{\w+(:path)?}", "x", route.path) for route in routes}
+            found = {}
+            for path in (*paths, "/", "/unknown", "/mie/state"):
+                method = "GET" if path in ("/metrics", "/mie/state", "/") else "POST"
+                for who, headers in (("client", of_client), ("admin", bearer(ADMIN))):
+                    response = await client.request(method, path, headers=headers)
+                    found[path, who] = response
+                response = await client.request(method, path, headers=bearer("sk-nobody"))
+                found[path, "nobody"] = response
+            return found
+
+    found = asks(ask())
+    locked_up = {401, 403}
+    refused = {who: set() for who in ("client", "admin", "nobody")}
+    for (path, who), response in found.items():
+        if response.status_code in locked_up:
+            refused[who].add(path)
+    admins = {
+        path
+        for path, _ in found
+        if not path.startswith("/v1/") and path not in OF_CLIENTS | OPEN_ROUTES | {"/openapi.json"}
+    }
+    assert {"/metrics", "/reset_prefix_cache", "/", "/unknown", "/mie/state"} <= admins
+    assert refused["admin"] == set()
+    assert refused["client"] == admins
+    assert refused["nobody"] == ({path for path, _ in found} - OPEN_ROUTES if has_keys else admins)
+    assert found["/metrics", "admin"].status_code == 200
+    error = found["/metrics", "client"]
+    assert error.status_code == (403 if has_keys else 401)
+    assert ("admin key" in error.json()["error"]["message"]) == has_keys
+    assert ADMIN not in error.text
+
+
+def test_a_client_may_not_have_the_name_of_the_admins_key(tmp_path):
+    file = tmp_path / "keys.txt"
+    file.write_text("admin sk-x\n")
+    keys, admin_keys = Keys.of([], str(file)), Keys.of_one("admin", ADMIN)
+    with pytest.raises(ConfigError, match="'admin' is the admin key's"):
+        check_sockets(ServeConfig(keys=keys, admin_keys=admin_keys))
+
+
+def test_the_document_says_which_routes_need_the_admin_key(engine):
+    async def ask():
+        config = ServeConfig(admin_keys=Keys.of_one("admin", ADMIN))
+        async with client_of(engine, config) as client:
+            return (await client.get("/openapi.json")).json()["paths"]
+
+    paths = asks(ask())
+    assert {"401", "403"} <= paths["/metrics"]["get"]["responses"].keys()
+    assert "security" in paths["/reset_prefix_cache"]["post"]
+    assert "security" not in paths["/v1/completions"]["post"]
 
 
 def test_a_websocket_is_closed(engine):

@@ -198,11 +198,30 @@ def test_a_model_without_a_template_says_where_one_belongs(server, tmp_path):
         with live(engine) as url:
             answer = server.client.post(f"{url}{PATH}", json={"messages": MESSAGES})
             assert answer.status_code == 400
-            assert "chat_template.jinja" in answer.json()["error"]["message"]
+            message = answer.json()["error"]["message"]
+            assert "chat_template.jinja" in message
+            assert str(folder) not in message, (
+                "where the server's files are is no client's business"
+            )
             models = server.client.get(f"{url}/v1/models").json()["data"]
             assert [model["id"] for model in models] == [str(folder), "model"]
     finally:
         engine.shutdown()
+
+
+def test_a_template_that_refuses_is_named_without_its_directory(server, tmp_path):
+    bundled = Path(mie.__file__).parent / "assets/tiny"
+    folder = shutil.copytree(bundled, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
+    engine = AsyncLLM(folder, num_blocks=8)
+    try:
+        with live(engine) as url:
+            answer = server.client.post(f"{url}{PATH}", json={"messages": MESSAGES})
+    finally:
+        engine.shutdown()
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert message == "chat_template.jinja refused the messages: never"
 
 
 def test_a_variable_of_a_template_may_have_any_name(server):

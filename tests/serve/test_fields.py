@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from live_server import live
 
@@ -77,6 +79,18 @@ def test_unknown_fields_are_named_in_a_header(server, path):
         answer = server.post(path, **BODY[path], temprature=0, stream=stream, **{"a,b\n": 1})
         assert answer.status_code == 200
         assert answer.headers["x-mie-ignored"] == "temprature,'a_b\\n'"
+
+
+def test_unknown_fields_are_logged_once_and_a_flood_of_them_is_refused(server, caplog):
+    caplog.set_level(logging.WARNING, "mie.serve")
+    for name in ("shimmer", "shimmer", "glitter"):
+        assert server.post(COMPLETIONS, **BODY[COMPLETIONS], **{name: 1}).status_code == 200
+    lines = [each.message for each in caplog.records if "ignored" in each.message]
+    assert len(lines) == 2
+    assert "shimmer" in lines[0]
+    flood = {f"x{i}": i for i in range(1001)}
+    message = server.refused(COMPLETIONS, **BODY[COMPLETIONS], **flood)["message"]
+    assert message == f"the body has {1001 + len(BODY[COMPLETIONS])} fields; the limit is 1000"
 
 
 def test_unknown_fields_are_refused_by_a_strict_server(server):
@@ -225,3 +239,15 @@ def test_keys_of_messages_that_nothing_reads_are_refused(server):
     assert "messages.0.tool is not supported" in answer.json()["error"]["message"]
     answered = {**message, "id": "msg_0", "status": "completed", "tool": None}
     assert server.post("/v1/responses", input=[answered], max_output_tokens=1).status_code == 200
+
+
+def test_too_many_log_probabilities_are_refused_under_the_name_that_the_client_used(server):
+    logprobs = ["message.output_text.logprobs"]
+    for path, body, name in (
+        (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs"),
+        (CHAT, {**BODY[CHAT], "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("/v1/responses", {"input": "a", "include": logprobs, "top_logprobs": 21}, "top_logprobs"),
+    ):
+        error = server.refused(path, **body)
+        assert error["param"] == name
+        assert error["message"] == f"{name} asks for 21; the limit is 20 (--max-logprobs)"

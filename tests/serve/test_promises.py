@@ -102,3 +102,17 @@ def test_the_fingerprint_stays_the_same(server):
         )
     }
     assert len(names) == 1
+
+
+def test_the_fingerprint_tells_weights_apart_that_have_the_same_shape(server):
+    names = set()
+    for settings in ({"seed": 1}, {"seed": 1}, {"seed": 2}, {"seed": 1, "batch_invariant": True}):
+        engine = AsyncLLM("bundled", load_format="dummy", num_blocks=8, **settings)
+        try:
+            with live(engine) as url:
+                body = {"prompt": "a", "max_tokens": 1}
+                answer = server.client.post(f"{url}/v1/completions", json=body)
+                names.add(answer.json()["system_fingerprint"])
+        finally:
+            engine.shutdown()
+    assert len(names) == 3

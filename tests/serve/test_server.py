@@ -465,7 +465,59 @@ def test_headers_are_limited_in_size_and_in_time(monkeypatch, caplog):
     asks(ask())
 
 
+def test_a_body_that_stalls_is_answered_and_hung_up_on(monkeypatch, caplog):
+    start = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\n"
+    kind = b"content-type: application/json\r\n\r\n"
+
+    async def ask():
+        async with server_of(load()) as running:
+            with monkeypatch.context() as patch:
+                patch.setattr("mie.serve.http_protocol.BODY_SECONDS", 0.05)
+                for body in (b"", b"{", b" " * 300_000):
+                    got = await answer_to(running.url, start + kind + body)
+                    assert got.startswith(b"HTTP/1.1 408 ")
+                refused = await answer_to(running.url, start + b"content-type: text/plain\r\n\r\n")
+                assert refused.startswith(b"HTTP/1.1 415 ")  # and no second answer behind it
+                assert refused.count(b"HTTP/1.1") == 1
+            assert (await running.client.get("/health")).status_code == 200
+            assert running.edge.health.num_requests == 0
+
+    asks(ask())
+    assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
 # Behind a proxy, and from web pages.
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/reset_prefix_cache", "/tokenize"])
+@pytest.mark.parametrize(
+    ("headers", "is_taken"),
+    [
+        ({"content-type": "text/plain"}, False),
+        ({"content-type": "Text/Plain; charset=utf-8"}, False),
+        ({"content-type": "application/x-www-form-urlencoded"}, False),
+        ({"content-type": "multipart/form-data; boundary=x"}, False),
+        ({"origin": "https://evil.example"}, False),
+        ({"origin": "https://evil.example", "content-type": "application/json"}, True),
+        ({"content-type": "application/json; charset=utf-8"}, True),
+        ({}, True),
+    ],
+    ids=range(8),
+)
+def test_what_a_page_of_any_site_can_send_is_refused(engine, path, headers, is_taken):
+    body = b'{"prompt": "Once", "max_tokens": 1}'
+
+    async def ask():
+        async with client_of(engine) as client:
+            response = await client.post(path, content=body, headers=headers)
+            assert (response.status_code == 200) == is_taken
+            if not is_taken:
+                error = response.json()["error"]
+                assert response.status_code == 415
+                assert error["code"] == "unsupported_media_type"
+                assert "application/json" in error["message"]
+
+    asks(ask())
 
 
 def test_a_root_path_is_where_a_proxy_serves():

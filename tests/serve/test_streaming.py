@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from stepped import PATIENCE, Stepped, eventually
 
-import mie.serve.serving as serving_module
 from mie import AsyncLLM
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
+from mie.serve.pace import Pace
 
 PROMPT = list(range(100, 164))
 
@@ -132,17 +132,9 @@ def test_a_slow_reader_gets_merged_chunks(stepped):
     assert text_of([first, *rest]) == answer["choices"][0]["text"]
 
 
-def test_chunks_that_come_too_fast_are_merged(stepped, monkeypatch):
-    """With 1 chunk in 1,000 s a stream is put to sleep after its first chunk, and not before."""
+def test_chunks_that_come_too_fast_are_merged(stepped):
+    """With 1 chunk in 1,000 s all but two wait for a beat, which the test gives by hand."""
     body = {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, "seed": 3, "stream": True}
-    slept: list[float] = []
-    is_over = asyncio.Event()
-
-    async def sleep(seconds):
-        slept.append(seconds)
-        await is_over.wait()
-
-    monkeypatch.setattr(serving_module, "sleep", sleep)
 
     async def main():
         async with serving(stepped, max_chunks_per_second=0.001) as app:
@@ -151,13 +143,42 @@ def test_chunks_that_come_too_fast_are_merged(stepped, monkeypatch):
             stepped.free()
             first = await stream.read()
             await asyncio.to_thread(eventually, lambda: not stepped.engine.has_work)
-            is_over.set()
-            return first, await stream.rest()
+            rest = asyncio.ensure_future(stream.rest())
+            while not rest.done():
+                app.state.serving.pace.beat()
+                await asyncio.sleep(0)
+            return first, await rest
 
     first, rest = asyncio.run(main())
-    assert all(900 < seconds <= 1000 for seconds in slept)
     assert len([e for e in events_of([first, *rest]) if e.startswith(b"data: {")]) <= 3
     assert events_of(rest)[-1] == b"data: [DONE]"
+
+
+def test_streams_are_written_together_and_each_chunk_postpones_the_next_beat():
+    gone: list[int] = []
+
+    async def turns(count: int) -> list[int]:
+        for _ in range(count):
+            await asyncio.sleep(0)
+        return list(gone)
+
+    async def main():
+        pace = Pace(0.001)
+        pace.hold(lambda: gone.append(1))
+        pace.hold(lambda: gone.append(2))
+        assert await turns(3) == [1, 2]
+        pace.hold(lambda: gone.append(3))
+        pace.hold(lambda: gone.append(4))
+        assert await turns(100) == [1, 2]  # the next beat is 2,000 s away
+        pace.beat()
+        assert gone == [1, 2, 3, 4]
+        free = Pace(0)
+        for number in range(5, 105):
+            free.hold(lambda number=number: gone.append(number))
+            await turns(3)
+        assert gone == list(range(1, 105))
+
+    asyncio.run(main())
 
 
 def test_a_reader_that_has_stopped_reading_may_leave(stepped):

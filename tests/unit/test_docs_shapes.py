@@ -42,11 +42,6 @@ class Recorder:
         self.backend: Backend = load_backend("numpy")
         self.batches: list[StepBatch] = []
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int) -> KVCacheShape:
-        return KVCacheShape(
-            num_layers=1, num_blocks=num_blocks, block_size=block_size, num_kv_heads=1, head_dim=2
-        )
-
     def forward(self, batch: StepBatch, kv_cache: object) -> np.ndarray:
         self.batches.append(batch)
         return np.zeros((len(batch.logits_rows), VOCAB), np.float32)
@@ -57,9 +52,12 @@ def make_engine(recorder: Recorder) -> Engine:
         block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, max_num_batched_tokens=8, max_num_seqs=4
     )
     log = EventLog(0)
+    shape = KVCacheShape(
+        num_layers=1, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=2
+    )
     runner = ModelRunner(
         recorder,  # type: ignore[arg-type]  # it has what the runner uses of a decoder
-        num_blocks=NUM_BLOCKS,
+        recorder.backend.new_kv_cache(shape),
         block_size=BLOCK_SIZE,
         max_num_seqs=4,
         max_blocks_per_seq=NUM_BLOCKS,

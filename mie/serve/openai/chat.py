@@ -32,7 +32,14 @@ async def chat_completions(request: Request) -> Response:
     prompt = await chat_prompt(body, serving)
     is_given = max_tokens is not None
     response_id = new_id("chatcmpl")
-    job = job_of(body, response_id, [prompt], params, is_max_tokens_given=is_given)
+    job = job_of(
+        body,
+        response_id,
+        [prompt],
+        params,
+        is_max_tokens_given=is_given,
+        logprobs_name="top_logprobs",
+    )
     return await respond(
         request, job, headers, lambda generation: ChatWriter(generation, body, model, serving)
     )

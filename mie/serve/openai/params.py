@@ -6,7 +6,7 @@ A field is one of four kinds:
 * unsupported, in `mie.serve.openai.fields`: accepted at the values that change nothing, and else
   refused by name;
 * without effect, in the same table: clients send it for their own or their provider's records;
-* unknown: named in the header ``x-mie-ignored`` and in the log, or refused with ``--strict``.
+* unknown: named in the header ``x-mie-ignored`` and once in the log, or refused with ``--strict``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from mie.serve.serving import Job, Serving
 logger = logging.getLogger(__name__)
 
 B = TypeVar("B", bound=Body)
+
+MAX_FIELDS = 1000
+"""Fields of a body. Clients know about a hundred."""
 
 ENGINE_PARAMS = (
     "n",
@@ -69,6 +72,8 @@ def parse(body: bytes, cls: type[B]) -> B:
     if not isinstance(values, dict):
         kind = type(values).__name__
         raise invalid(f"the body must be a JSON object; got {kind}", code="invalid_json")
+    if len(values) > MAX_FIELDS:
+        raise invalid(f"the body has {len(values)} fields; the limit is {MAX_FIELDS}")
     try:
         return cls.model_validate(values)
     except ValidationError as error:
@@ -99,7 +104,8 @@ def ignored_fields(
     if serving.config.strict:
         message = f"unknown fields: {names} (the server runs with --strict)"
         raise ApiError(400, message, code="unknown_parameter", param=_header_safe(unknown[0]))
-    logger.warning("POST %s: ignored unknown fields: %s", path, names)
+    if serving.is_first_report(names):
+        logger.warning("POST %s: ignored unknown fields: %s", path, names)
     return {"x-mie-ignored": names}
 
 
@@ -137,6 +143,7 @@ def job_of(
     *,
     is_max_tokens_given: bool,
     adds_special_tokens: bool = True,
+    logprobs_name: str = "logprobs",
 ) -> Job:
     """Return what the engine is asked for."""
     return Job(
@@ -147,6 +154,7 @@ def job_of(
         priority=body.priority or 0,
         is_max_tokens_given=is_max_tokens_given,
         adds_special_tokens=adds_special_tokens,
+        logprobs_name=logprobs_name,
     )
 
 

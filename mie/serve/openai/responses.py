@@ -40,6 +40,7 @@ async def responses(request: Request) -> Response:
         cache_salt=body.cache_salt,
         priority=body.priority or 0,
         is_max_tokens_given=body.max_output_tokens is not None,
+        logprobs_name="top_logprobs",
     )
     logprobs = None
     if body.has_logprobs:
