@@ -73,7 +73,8 @@ REGEXES: dict[str, str] = {
     "deep stars": nested(10_000, "(", ")*"),
     "a long text": "a" * LIMIT,
     "a long text of emoji": "😀" * (LIMIT // 2),
-    "a long class": "[" + "".join(chr(0x4E00 + 2 * i) for i in range(20_000)) + "]{1,50}",
+    "a long class": "[" + "".join(chr(0x4E00 + i) for i in range(0, 20_000, 2)) + "]{1,50}",
+    "an unpaired surrogate": "a\ud800",
 }
 
 ALL_DIGITS = "|".join(f'"{i}"' for i in range(10))
@@ -100,6 +101,11 @@ GRAMMARS: dict[str, str] = {
     "complements": "start: T\nT: ~(" + " | ".join(f"/.*{word}.*/" for word in words(300, 3)) + ")",
     "lazy lexemes": "start: T+\nT[lazy]: /(.|\\n)*a(.|\\n)*b/",
     "a schema inside": "start: (%json " + json.dumps({"type": "object"}) + ")+",
+    "a few intersections": "start: T\nT: " + " & ".join(f"/.*{w}.*/" for w in words(60, 3)),
+    "quotes without end": 'start: "' + '\\"' * 30_000,
+    "slashes": "start: " + "/a" * 30_000,
+    "a schema with multiples inside": 'start: %json {"multipleOf": 99999989}',
+    "a schema with an escaped name": 'start: %json {"\\u006dultipleOf": 99999989}',
     "tokens by number": "start: <[1-999999999]>{1,1000}",
     "a special token": "start: <|begin_of_text|>",
     "options of the library": '%llguidance {"no_forcing": true, "allow_invalid_utf8": true}\n'
@@ -171,6 +177,7 @@ SCHEMAS: dict[str, Any] = {
     "a tiny interval": {"type": "number", "minimum": 1e-300, "maximum": 2e-300},
     "a wide interval": {"type": "number", "minimum": -1e300, "maximum": 1e300},
     "multiples": {"type": "integer", "multipleOf": 7919, "minimum": 1},
+    "the largest multiples": {"type": "integer", "multipleOf": 9973},
     "large multiples": {"type": "integer", "multipleOf": 99_999_989},
     "tiny multiples": {"type": "number", "multipleOf": 1e-9},
     "several multiples": {"allOf": [{"type": "integer", "multipleOf": p} for p in (97, 101, 103)]},

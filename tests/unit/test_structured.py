@@ -177,7 +177,7 @@ def test_long_chains_of_rules_are_refused_and_the_longest_allowed_work():
         {"json": chain_of_references(1000)},
         {"grammar": f"start: %json {json.dumps(chain_of_references(1000))}"},
     ):
-        with pytest.raises(RequestError, match=f"at most {MAX_RULES} are supported"):
+        with pytest.raises(RequestError, match=f"references; at most {MAX_RULES} are supported"):
             texts(llm, params_of(**structure))
 
 
