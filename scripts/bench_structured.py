@@ -99,11 +99,12 @@ def measure_steps(model: str, folder: Path, rounds: int, tokens: int) -> None:
     llm = new_llm(model, folder, max_forced_run=0, enable_prefix_caching=False)
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(NUM_STREAMS)]
     for temperature in (1.0, 0.0):
-        options = {
-            **{"temperature": temperature, "max_tokens": tokens, "ignore_eos": True},
-            "output_kind": RequestOutputKind.FINAL_ONLY,
+        final = RequestOutputKind.FINAL_ONLY
+        options = {"temperature": temperature, "max_tokens": tokens, "output_kind": final}
+        kinds = {
+            "free": SamplingParams(**options, ignore_eos=True),
+            "constrained": constrained(ENDLESS, **options),
         }
-        kinds = {"free": SamplingParams(**options), "constrained": constrained(ENDLESS, **options)}
         clock: dict[str, list[float]] = {kind: [] for kind in kinds}
         cpu: dict[str, list[float]] = {kind: [] for kind in kinds}
         for turn in range(rounds + 1):  # the first warms up

@@ -26,6 +26,8 @@ class TokenConstraint(Protocol):
     def mask(self) -> bytes:
         """Return a bit for each token that may come next, at least ceil(V / 32) words.
 
+        At least one bit is set.
+
         Raises:
             RequestError: the grammar is too complex to continue.
         """
@@ -103,7 +105,8 @@ class RowConstraint:
         self._mask: Words | None = None  # of the token after those accepted
         allowed = params.allowed_token_ids
         self._allowed = None if allowed is None else self._words_of(allowed)
-        self._eos = self._words_of(constraints.eos_token_ids) if params.ignore_eos else None
+        eos = self._words_of(constraints.eos_token_ids)
+        self._not_eos = ~eos if params.ignore_eos else None
 
     def allowed_words(self, banned_ids: Sequence[int]) -> Words:
         """Return the tokens that may follow the row's tokens, except for ``banned_ids``.
@@ -121,9 +124,9 @@ class RowConstraint:
             words = words & ~self._words_of(banned_ids)
         if self._allowed is not None:
             words = words & self._allowed
-        if self._eos is not None and (words & ~self._eos).any():
-            words = words & ~self._eos
-        if not words.any():
+        if self._not_eos is not None and (others := words & self._not_eos).any():
+            words = others
+        if words is not self._mask and not words.any():
             raise RequestError(
                 f"no token can follow after {len(self._token_ids) - self._num_prompt} tokens of "
                 "output: structured_outputs allows none of those that min_tokens, "

@@ -24,7 +24,7 @@ jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not install
 NUM_SCHEMAS = min(max(300, settings().max_examples), 2000)
 BATCHES = (64, *[8] * 4, *[1] * 8)
 """Sizes of batches, in turn."""
-NUM_MIXES = 60
+NUM_MIXES = 40
 
 seen: Counter[str] = Counter()
 
@@ -166,14 +166,14 @@ def test_outputs_of_random_schemas_validate():
 
 ENGINES = {
     "plain": {},
-    "short runs": {"max_forced_run": 2},
+    "short runs": {"max_forced_run": 2, "num_blocks": 10},
     "small budget": {"max_num_batched_tokens": 5, "max_prefill_chunk": 3},
     "static": {"batching": "static", "max_num_seqs": 3},
-    "whole prompts": {"enable_chunked_prefill": False, "max_num_batched_tokens": 256},
+    "whole prompts": {"enable_chunked_prefill": False, "max_num_batched_tokens": 64},
     "overlap": {"async_scheduling": True},
     "no cache": {"enable_prefix_caching": False},
-    "recompute": {"num_blocks": 16},
-    "swap": {"num_blocks": 16, "preemption_mode": "swap", "swap_space": 2**22},
+    "recompute": {"num_blocks": 8},
+    "swap": {"num_blocks": 8, "preemption_mode": "swap", "swap_space": 2**22},
 }
 
 
@@ -202,7 +202,7 @@ def mixed_params(draw):
         "ignore_eos": st.just(True),
         "stop": st.sampled_from(['"', "e", "der", "ll the", "1"]),
         "include_stop_str_in_output": st.just(True),
-        "stop_token_ids": st.lists(st.integers(2, 400), min_size=1, max_size=60),
+        "stop_token_ids": st.lists(st.integers(2, 400), min_size=2, max_size=60),
         "presence_penalty": st.just(1.5),
         "repetition_penalty": st.just(1.3),
         "logit_bias": st.dictionaries(st.integers(2, 400), st.floats(-9, 9), min_size=1),
@@ -248,12 +248,12 @@ def check_equal(one, other):
 
 
 @given(
-    mix=st.lists(mixed_params(), min_size=1, max_size=6),
+    mix=st.lists(mixed_params(), min_size=2, max_size=6),
     name=st.sampled_from(sorted(ENGINES)),
 )
 @settings(max_examples=max(NUM_MIXES, settings().max_examples // 10))
 def check_mix(mix, name):
-    common = {"dtype": "float64", "max_model_len": 128, "block_size": 8}
+    common = {"dtype": "float64", "max_model_len": 64, "block_size": 8}
     at_once = bundled(**{**common, **ENGINES[name]})
     one_by_one = bundled(**common, max_forced_run=0)
     params = [SamplingParams(**each) for each in mix]
