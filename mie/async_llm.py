@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from mie.checkpoint.generation import GenerationConfig
 from mie.config.engine import EngineConfig
 from mie.config.engine_args import AsyncEngineArgs, EngineArgs, with_arguments_of
-from mie.config.request_limits import RequestLimits
+from mie.engine.look import Look, look_at, tokens_of
 from mie.engine.metrics import Metric, Snapshot
 from mie.engine_thread import EngineThread, OutputStream
 from mie.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError, shown
@@ -23,6 +23,7 @@ from mie.frontend.request_state import PreparedRequest
 from mie.llm import LLM
 from mie.params.checks import check_request_id
 from mie.params.sampling import SamplingParams
+from mie.sched.waiting import Wait, why_waiting
 from mie.stats.step import QueueState
 from mie.text.messages import Message
 from mie.text.pretrained import PretrainedTokenizer
@@ -80,6 +81,8 @@ class AsyncLLM:
         """
         self._llm = LLM(*args, **settings)
         self._loop = self._llm.loop
+        self.limits = self._llm.engine_args.limits
+        """What one request may ask for."""
         self._thread = EngineThread(self._loop)
         # The thread must not keep this object alive: it ends when the object is collected.
         self._finalizer = weakref.finalize(self, self._thread.stop)
@@ -252,11 +255,6 @@ class AsyncLLM:
         return self._llm.generation_config
 
     @property
-    def limits(self) -> RequestLimits:
-        """What one request may ask for."""
-        return self._llm.engine_args.limits
-
-    @property
     def has_tokenizer(self) -> bool:
         """Whether prompts may be text."""
         return self._llm.tokenizer is not None
@@ -279,6 +277,22 @@ class AsyncLLM:
             return self._llm.get_metrics()
         name = os.fspath(self._llm.engine_args.model)
         return await asyncio.to_thread((await self.metrics_snapshot()).read, name)
+
+    async def look(self, after: int | None = None, *, with_metrics: bool = False) -> Look:
+        """Return what the engine's log has after a step, and the engine's counts."""
+        engine = self._loop.engine
+        return await self._thread.call(lambda: look_at(engine, after, with_metrics=with_metrics))
+
+    async def why_waiting(self, seq_id: tuple[int, int]) -> Wait | None:
+        """Return why a sequence waits, or None if it does not: see `mie.sched.waiting`."""
+        engine = self._loop.engine
+        return await self._thread.call(lambda: why_waiting(engine.scheduler, engine.config, seq_id))
+
+    async def tokens_of(
+        self, places: Mapping[int, tuple[str, int, int, int]]
+    ) -> dict[int, tuple[int, ...]]:
+        """Return tokens of requests that run: see `mie.engine.look.tokens_of`."""
+        return await self._thread.call(lambda: tokens_of(self._loop.engine, places))
 
     async def metrics_snapshot(self) -> Snapshot:
         """Return what `get_metrics` reads; the engine does not wait while it is read."""

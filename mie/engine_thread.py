@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from mie.errors import EngineDeadError
@@ -134,6 +135,7 @@ class EngineThread:
         self._process_id = os.getpid()
         self._listeners: dict[CollectorRef, _News] = {}
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        loop.processor.when_gone = partial(self._wake.put, None)  # may be called anywhere
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="mie-engine", daemon=True)
         self._thread.start()

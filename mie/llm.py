@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from mie.config.engine_args import EngineArgs, with_arguments_of
 from mie.engine.metrics import Metric
 from mie.errors import ConfigError
 from mie.frontend.beam_search import BeamSearcher, BeamSearchOutput
+from mie.frontend.conversation import Conversations
 from mie.frontend.driver import Driver
 from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import RequestOutput, raise_failed
@@ -114,12 +116,14 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Return the assistant's answers to one conversation or to several.
 
-        `apply_chat_template` explains the parameters after ``use_tqdm``.
+        `chat_prompt` explains the parameters after ``use_tqdm``.
         """
         refuse_unknown_options(LLM.chat, others)
         conversations: list[Any] = list(messages) if is_batch(messages) else [messages]
@@ -131,6 +135,8 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
+                tool_choice=tool_choice,
+                parallel_tool_calls=parallel_tool_calls,
                 chat_template_kwargs=chat_template_kwargs,
             )
             for each in conversations
@@ -228,13 +234,24 @@ class LLM:
         )
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> dict[str, Any]:
-        """Return the conversation as a prompt for `generate`.
+        """Return the conversation as a prompt for `generate`, which knows how to read the answer.
 
-        The options are those of `apply_chat_template`. The template writes BOS itself.
+        The options are those of `apply_chat_template`, and two more. ``tool_choice`` is "auto",
+        "none", "required", or ``{"type": "function", "function": {"name": …}}``. With
+        ``parallel_tool_calls=False`` the answer has at most one call. docs/tools.md explains them.
+
+        Raises:
+            ConfigError: an option is unknown or wrong.
+            RequestError: a message or a tool is malformed, or the template rejects it.
         """
-        text = self.apply_chat_template(messages, **options)
-        token_ids = self._preparer.encode(text, add_special_tokens=False)
-        return {"prompt": text, "prompt_token_ids": token_ids}
+        conversations = Conversations(
+            tokenizer=self.get_tokenizer(),
+            render=self.apply_chat_template,
+            encode=partial(self._preparer.encode, add_special_tokens=False),
+            tool_call_parser=self.engine_args.tool_call_parser,
+            reasoning_parser=self.engine_args.reasoning_parser,
+        )
+        return conversations.prompt(messages, **options)
 
     def get_tokenizer(self) -> PretrainedTokenizer:
         """Return the model's tokenizer with the interface of transformers."""

@@ -115,10 +115,10 @@ def serving(arguments: list[str]) -> Iterator[Served]:
 class Client(asyncio.Protocol):
     """Sends one request, and keeps what comes back with the times."""
 
-    def __init__(self, body: dict[str, Any]) -> None:
+    def __init__(self, body: dict[str, Any], path: str) -> None:
         data = json.dumps(body).encode()
         head = (
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
         )
         self._request = head.encode() + data
@@ -149,17 +149,21 @@ class Client(asyncio.Protocol):
         return [t for t, p in zip(self.times, self.pieces, strict=True) if b'"text"' in p]
 
 
-async def stream_all(port: int, bodies: list[dict[str, Any]]) -> list[Client]:
+async def stream_all(
+    port: int, bodies: list[dict[str, Any]], path: str = "/v1/completions"
+) -> list[Client]:
     """Run one connection for each body, all at once."""
     loop = asyncio.get_running_loop()
-    clients = [Client(body) for body in bodies]
+    clients = [Client(body, path) for body in bodies]
     for client in clients:
         await loop.create_connection(lambda client=client: client, "127.0.0.1", port)
     await asyncio.gather(*(client.done for client in clients))
     return clients
 
 
-def measure(model: str, streams: int, tokens: int, rounds: int, batch_invariant: bool) -> None:
+def measure(
+    model: str, streams: int, tokens: int, rounds: int, batch_invariant: bool, chunks: float
+) -> None:
     """Print the rows of one model."""
     with tempfile.TemporaryDirectory() as folder:
         name = write_model(model, Path(folder))
@@ -179,6 +183,7 @@ def measure(model: str, streams: int, tokens: int, rounds: int, batch_invariant:
             for part in (f"--{key.replace('_', '-')}", str(value))
         ]
         options.append("--batch-invariant" if batch_invariant else "--no-batch-invariant")
+        options += ["--max-chunks-per-second", str(chunks)]
         llm = LLM(name, **settings, batch_invariant=batch_invariant)
         sampling = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
         params = SamplingParams(**sampling, output_kind=RequestOutputKind.FINAL_ONLY)
@@ -264,12 +269,16 @@ def main() -> None:
         default=True,
         help="whether both keep a request's bits under any load, as mie serve does by default",
     )
+    parser.add_argument(
+        "--max-chunks-per-second", type=float, default=2000, help="the option of mie serve"
+    )
     args = parser.parse_args()
     print(f"load average {os.getloadavg()[0]:.1f}")
     print(f"{'model':<16}{'LLM':>12}{'HTTP':>12}{'ratio':>8}   range", flush=True)
     for model in args.models:
         tokens = args.tokens or (128 if model == "bundled" else 32)
-        measure(model, args.streams, tokens, args.rounds, args.batch_invariant)
+        chunks = args.max_chunks_per_second
+        measure(model, args.streams, tokens, args.rounds, args.batch_invariant, chunks)
 
 
 if __name__ == "__main__":

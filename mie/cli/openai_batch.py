@@ -140,9 +140,12 @@ def refusal(message: str) -> dict[str, Any]:
 
 
 def _message(choice: CompletionOutput) -> dict[str, Any]:
+    message = {"role": "assistant", "content": choice.text}
+    if choice.reasoning is not None:
+        message["reasoning"] = choice.reasoning
     return {
         "index": choice.index,
-        "message": {"role": "assistant", "content": choice.text},
+        "message": message,
         "logprobs": choice.logprobs and {"content": [_chat_row(row) for row in choice.logprobs]},
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,

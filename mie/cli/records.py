@@ -39,6 +39,7 @@ def _as_json(output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         "prompt": output.prompt,
         "prompt_token_ids": output.prompt_token_ids,
         "text": choice.text,
+        **({} if choice.reasoning is None else {"reasoning": choice.reasoning}),
         "token_ids": choice.token_ids,
         "cumulative_logprob": choice.cumulative_logprob,
         "logprobs": choice.logprobs and [_row_as_json(row) for row in choice.logprobs],

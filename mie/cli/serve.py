@@ -21,6 +21,8 @@ _NOT_OPTIONS = ("model", "device")
 
 _DEFAULTS: dict[str, tuple[Any, str]] = {
     "generation_config": ("vllm", "vllm"),
+    # Clients of chats expect reasoning beside the answer, not in it.
+    "reasoning_parser": ("auto", "auto"),
     # One client alone is served first come first served under this policy, too.
     "scheduling_policy": ("fair", "fair"),
     # Equal seeds give equal answers under any load.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mie.arithmetic import ceil_div
 from mie.cli.trace_blocks import render_blocks
+from mie.cli.trace_page import write_html, write_records
 from mie.cli.trace_perfetto import write_perfetto
 from mie.cli.trace_request import request_lines
 from mie.cli.trace_text import percent
@@ -37,6 +38,8 @@ examples:
   mie trace run.jsonl --step 120             the block map after step 120
   mie trace run.jsonl --request 7            what happened to request 7, and why
   mie trace run.jsonl --perfetto trace.json  a timeline for https://ui.perfetto.dev
+  mie trace run.jsonl --html run.html        a web page in one file, to look at and to send
+  mie trace --html demo.html                 the same page with two runs that come with mie
   grep '"event":"preempt"' run.jsonl         the log is JSON lines; see docs/tracing.md
 """
 
@@ -52,13 +55,28 @@ def add_parser(
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", metavar="FILE", help="event log (JSON lines)")
+    parser.add_argument(
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="event log (JSON lines); --html needs none, and shows two runs that come with mie",
+    )
     views = parser.add_mutually_exclusive_group()
     views.add_argument("--all", action="store_true", help="show a row for each step")
     views.add_argument("--every", type=int, metavar="N", help="show a row for every N steps")
     views.add_argument("--step", type=int, metavar="K", help="show the block map after step K")
     views.add_argument("--request", metavar="ID", help="show the events of one request")
     views.add_argument("--perfetto", metavar="OUT", help="write a timeline for Perfetto or Chrome")
+    views.add_argument("--html", metavar="OUT", help="write a web page that shows the run")
+    views.add_argument(
+        "--page", metavar="OUT", help="write the run for a web page without a server to open"
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="for --html and --page: the model of the run, whose tokenizer gives the text of "
+        "blocks (default: their token ids)",
+    )
     parser.set_defaults(run=run)
     return parser
 
@@ -69,9 +87,17 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: an argument is out of range.
         TraceError: the file is not an event log, contradicts itself, or lacks the step or request.
+        ModelError: --model names no model.
     """
     if args.every is not None and args.every < 1:
         raise ConfigError(f"--every must be at least 1; got {args.every}")
+    is_for_page = args.html is not None or args.page is not None
+    if args.model is not None and not is_for_page:
+        raise ConfigError("--model belongs to --html and --page; leave it out")
+    if args.file is None:
+        if args.html is None or args.model is not None:
+            raise ConfigError("FILE is missing; give an event log (--trace of mie generate)")
+        return _write_html(args)
     segments = _noting_a_cut(args.file)
     if args.step is not None:
         print(render_blocks(at(segments, args.step)))
@@ -81,10 +107,24 @@ def run(args: argparse.Namespace) -> int:
     elif args.perfetto is not None:
         num_events = write_perfetto(segments, Path(args.perfetto), source=Path(args.file))
         print(f"{args.perfetto}: {count(num_events, 'event')}; open it at https://ui.perfetto.dev")
+    elif args.html is not None:
+        return _write_html(args)
+    elif args.page is not None:
+        source, target = Path(args.file), Path(args.page)
+        num_records = write_records(segments, target, source=source, model=args.model)
+        print(f"{args.page}: {count(num_records, 'record')}; drop it on a page of mie")
     else:
         every = 1 if args.all else args.every
         for line in _table(_Run(segments), every):
             print(line)
+    return 0
+
+
+def _write_html(args: argparse.Namespace) -> int:
+    segments = None if args.file is None else _noting_a_cut(args.file)
+    source = None if args.file is None else Path(args.file)
+    num_bytes = write_html(segments, Path(args.html), source=source, model=args.model)
+    print(f"{args.html}: {num_bytes / 1000:,.0f} kB; open it in a browser")
     return 0
 
 

@@ -6,15 +6,13 @@ The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from mie.cli.trace_output import replacing
 from mie.cli.trace_text import title
-from mie.errors import ConfigError
 from mie.events import Record, Segment, Seq, Snapshot, Summary
 from mie.replay import State, walk
 
@@ -37,7 +35,7 @@ def write_perfetto(segments: Iterable[Segment], path: Path, *, source: Path) -> 
         ConfigError: ``path`` cannot be written.
     """
     num_events = 0
-    with _replacing(path, source) as file:
+    with replacing(path, source, "--perfetto") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
         for event in _Timeline().events(segments):
             file.write(",\n" if num_events else "\n")
@@ -45,25 +43,6 @@ def write_perfetto(segments: Iterable[Segment], path: Path, *, source: Path) -> 
             num_events += 1
         file.write("\n]}\n")
     return num_events
-
-
-@contextmanager
-def _replacing(path: Path, source: Path) -> Iterator[TextIO]:
-    """Open a file that replaces ``path`` if the block succeeds. Otherwise nothing changes."""
-    path = path.resolve()
-    if path.exists() and (not path.is_file() or path.samefile(source)):
-        raise ConfigError(f"--perfetto would overwrite {path}; choose another file")
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        file = draft.open("x", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
-    try:
-        with file:
-            yield file
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 @dataclass(kw_only=True)

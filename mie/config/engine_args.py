@@ -26,6 +26,8 @@ from mie.errors import ConfigError
 P = ParamSpec("P")
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "hf", "none")
+REASONING_PARSERS = ("none", "auto", "deepseek_r1", "qwen3", "mistral", "hf")
 _DTYPES = {"half": "float16", "float": "float32"}
 
 
@@ -69,6 +71,22 @@ class ModelSettings:
     )
     hf_overrides: Mapping[str, Any] | None = setting(
         None, "mapping", "values that replace those in config.json", "model"
+    )
+    tool_call_parser: str = setting(
+        "auto",
+        "choice",
+        "format in which the model calls tools: that of vLLM's parser, hf (the model's "
+        "response_template), auto (found in the model's files), or none (calls are text)",
+        "model",
+        choices=TOOL_CALL_PARSERS,
+    )
+    reasoning_parser: str = setting(
+        "none",
+        "choice",
+        "tags of the model's reasoning in answers to chats: those of vLLM's parser, hf (the "
+        "model's response_template), auto (found in the model's files), or none (it is text)",
+        "model",
+        choices=REASONING_PARSERS,
     )
     generation_config: str | os.PathLike[str] = setting(
         "auto",

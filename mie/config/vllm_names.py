@@ -82,11 +82,13 @@ class VllmNames:
     enable_log_requests: bool = neutral(False, "mie does not log requests")
     pooler_config: Any = neutral(None, "mie generates text only")
     structured_outputs_config: Any = neutral(None, "SamplingParams say what an output must be", {})
-    reasoning_parser: str = neutral("", "the text of an answer is not taken apart")
     override_attention_dtype: str | None = neutral(None, "dtype is that of attention too")
     show_hidden_metrics_for_version: str | None = neutral(None, "there are no hidden metrics")
 
     # Accepted at every value, without effect.
+    enable_auto_tool_choice: bool = without_effect(
+        False, "tool_choice='auto' works wherever the format of calls is known"
+    )
     trust_remote_code: bool = without_effect(False, "mie never runs code from a model directory")
     disable_custom_all_reduce: bool = without_effect(False, _ONE_DEVICE)
     disable_log_requests: bool = without_effect(True, "mie does not log requests")

@@ -284,7 +284,7 @@ class Engine:
         self._stamp(owners, sampled, times[0], times[-1])
         num_finished = self._forget_finished(seq.request for seq in sampled if seq.finish_reason)
         output = StepOutput(
-            outputs=tuple(map(_output, sampled)),
+            outputs=_outputs(sampled),
             prompt_logprobs={
                 owner.request_id: yielded.scored
                 for owner, chunk, yielded in zip(owners, plan.chunks, result.chunks, strict=True)
@@ -360,16 +360,20 @@ class Engine:
                 metrics.first_token_time = now
 
 
-def _output(seq: RunningSequence) -> SequenceOutput:
-    """Return what a sequence got since its last output."""
-    first, seq.num_given = seq.num_given, seq.num_final
-    start = seq.request.num_prompt
-    return SequenceOutput(
-        seq.request.request_id,
-        seq.index,
-        tuple(seq.token_ids[start + first : start + seq.num_given]),
-        tuple(seq.logprobs[first:]),
-        seq.finish_reason,
-        seq.stop_reason,
-        seq.request.metrics,
-    )
+def _outputs(sampled: Sequence[RunningSequence]) -> tuple[SequenceOutput, ...]:
+    """Return what each sequence got since its last output."""
+    outputs = []
+    for seq in sampled:
+        first, seq.num_given = seq.num_given, seq.num_final
+        start = seq.request.num_prompt
+        output = SequenceOutput(
+            seq.request.request_id,
+            seq.index,
+            tuple(seq.token_ids[start + first : start + seq.num_given]),
+            tuple(seq.logprobs[first:]),
+            seq.finish_reason,
+            seq.stop_reason,
+            seq.request.metrics,
+        )
+        outputs.append(output)
+    return tuple(outputs)

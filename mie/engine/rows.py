@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from mie.engine.bad_words import BadWords
-from mie.engine.constraint import Constraints, RowConstraint, Words
+from mie.engine.constraint import Constraints, RowConstraint
 from mie.ops.sampling import RowControls
 from mie.sched.plan import NewRow
 

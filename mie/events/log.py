@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TextIO
 
 from mie.events.file import record_line, snapshot_line
-from mie.events.vocabulary import Record, Segment, Snapshot, Step, Summary
+from mie.events.vocabulary import Record, Segment, Snapshot, Step, Summary, summary_of
 
 SNAPSHOT_EVERY = 1000
 """Steps between two snapshots: few enough to replay, and many enough that snapshots cost little."""
@@ -71,6 +72,23 @@ class EventLog:
             segments[-1] = replace(segments[-1], rest=tuple(self._pending))
         return segments
 
+    def since(self, step: int) -> list[Step] | None:
+        """Return the steps after ``step``, or None unless all of them are in memory."""
+        if not self._segments or not self._segments[0].after <= step <= self._last:
+            return None
+        found: list[Step] = []
+        for segment in reversed(self._segments):
+            num_before = bisect_right(segment.steps, step, key=_number_of)
+            found[:0] = segment.steps[num_before:]
+            if num_before or segment.after <= step:
+                break
+        return found
+
+    @property
+    def rest(self) -> Step:
+        """The records after the last step."""
+        return tuple(self._pending)
+
     def close(self) -> None:
         """Write the records since the last step and stop writing. The memory is kept.
 
@@ -108,3 +126,7 @@ class EventLog:
         except BaseException:
             self._file = None  # a log that ends early can be read, one with a hole cannot
             raise
+
+
+def _number_of(step: Step) -> int:
+    return int(summary_of(step)["step"])

@@ -11,6 +11,7 @@ from mie.frontend.outputs_json import as_dict, from_dict
 from mie.reprs import short_repr
 from mie.sched.sequence import FinishReason
 from mie.stats.request import RequestMetrics
+from mie.tools.calls import ToolCall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,16 @@ class CompletionOutput:
     """The reason of the end: "stop", "length", "abort" or "error"; None while it runs."""
     stop_reason: int | str | None = None
     """The stop string or stop token id; None for EOS and other reasons."""
+    reasoning: str | None = None
+    """The model's reasoning, which ``text`` leaves out, or only what is new of it.
+
+    It is None if the reasoning is not told from the text.
+    """
+    tool_calls: list[ToolCall] | None = None
+    """The calls of tools, which ``text`` leaves out, or only what is new of them.
+
+    It is None if no tools were given.
+    """
 
     __repr__ = short_repr
 

@@ -6,7 +6,9 @@ length, before it is encoded or copied.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral
@@ -20,14 +22,16 @@ from mie.params.checks import check_labels, check_length
 from mie.params.sampling import RequestOutputKind, SamplingParams, truncated
 from mie.text.bad_words import encode_bad_words
 from mie.text.tokenizer import Tokenizer
+from mie.tools.answer import AnswerFormat
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
 
-A mapping may also have a ``"cache_salt"``: only prompts with equal salts share cached blocks.
+A mapping may also have a ``"cache_salt"``: only prompts with equal salts share cached blocks. Its
+``"answer"`` says how the answer is read (`LLM.chat_prompt`).
 """
 
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +60,11 @@ class Preparer:
         """
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"sampling_params must be SamplingParams; got {shown(params)}")
-        params = without_text(params, self.tokenizer, self.limits)
-        check_constraint(params, self.constraints)
         given = _as_mapping(prompt)
+        params, answer = _answering(params, given.get("answer"))
+        with _naming_tools(answer):
+            params = without_text(params, self.tokenizer, self.limits)
+            check_constraint(params, self.constraints)
         cache_salt = given.get("cache_salt")
         check_labels(request_id, priority, cache_salt, client, self.limits)
         text, token_ids = self._tokenize(given, params)
@@ -71,6 +77,7 @@ class Preparer:
             cache_salt=cache_salt,
             client=client,
             output_kind=params.output_kind if output_kind is None else output_kind,
+            answer=answer,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -106,6 +113,42 @@ class Preparer:
             check_length(len(token_ids), self.max_model_len)
         kept = truncated(token_ids, params, self.max_model_len)
         return text, kept.tolist() if hasattr(kept, "tolist") else list(kept)
+
+
+def _answering(
+    params: SamplingParams, answer: object
+) -> tuple[SamplingParams, AnswerFormat | None]:
+    """Return parameters with the grammar of an answer that must be calls, and how it is read.
+
+    Raises:
+        RequestError: the parameters say what else the answer must be, or ask for no text.
+    """
+    if answer is None:
+        return params, None
+    if not isinstance(answer, AnswerFormat):
+        raise RequestError(f"a prompt's answer must come from chat_prompt; got {shown(answer)}")
+    if answer.calls is None:  # a constraint leaves no room for reasoning before what it describes
+        return params, answer if params.structured_outputs is None else None
+    if not params.detokenize:
+        raise RequestError("tools need text; got detokenize=False")
+    if params.structured_outputs is not None:
+        raise RequestError("tools and structured_outputs exclude each other (leave one out)")
+    params = copy.copy(params)
+    params.structured_outputs = answer.structured_outputs
+    return params, answer
+
+
+@contextmanager
+def _naming_tools(answer: AnswerFormat | None) -> Iterator[None]:
+    """Let refusals of a grammar that the tools made say so."""
+    try:
+        yield
+    except (ConfigError, RequestError) as error:
+        what = str(error)
+        is_made = answer is not None and answer.structured_outputs is not None
+        if not is_made or not what.startswith("structured_outputs"):
+            raise
+        raise RequestError(f"tools{what.removeprefix('structured_outputs')}") from error
 
 
 def without_text(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mie.engine.engine import Engine
 from mie.engine.step import StepOutput
@@ -24,6 +24,8 @@ class OutputProcessor:
         self._gone: deque[CollectorRef] = deque()
         self.changed: set[CollectorRef] = set()
         """Collectors with news. The code that notifies their callers clears it."""
+        self.when_gone: Callable[[], object] = lambda: None
+        """Called when a caller is gone, in any thread and between any two lines of it."""
 
     @property
     def has_gone(self) -> bool:
@@ -32,7 +34,13 @@ class OutputProcessor:
 
     def new_collector(self) -> Collector:
         """Return a collector for the requests of one caller."""
-        return Collector(self._gone.append)
+        note, tell = self._gone.append, self.when_gone
+
+        def is_gone(collector: CollectorRef) -> None:
+            note(collector)
+            tell()
+
+        return Collector(is_gone)
 
     def add_all(self, prepared: Sequence[PreparedRequest], collector: Collector) -> list[str]:
         """Queue requests in the engine, all or none, and return their ids.

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mie.frontend.answer_state import AnswerState
 from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.sched.result import TokenLogprobs
@@ -20,6 +22,7 @@ from mie.sched.sequence import Beam, FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
 from mie.text.stream import TextStream
 from mie.text.tokenizer import Tokenizer
+from mie.tools.answer import AnswerFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,7 @@ class PreparedRequest:
     client: str | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     beam: Beam | None = None
+    answer: AnswerFormat | None = None
 
 
 class CollectorRef(weakref.ref["Collector"]):
@@ -86,8 +90,9 @@ class Collector:
 class _Choice:
     """The text of a choice, as far as its tokens were processed, and what was handed out."""
 
-    def __init__(self, sequence: RunningSequence) -> None:
+    def __init__(self, sequence: RunningSequence, answer: AnswerState | None) -> None:
         self.sequence = sequence
+        self.answer = answer
         self.num_taken = 0  # tokens that were handed out
         self.num_characters_taken = 0
         self.is_over = False  # the end was handed out
@@ -99,10 +104,23 @@ class _Choice:
         self.stream = stream
         self.num_tokens = 0
         self.text = ""
+        if self.answer is not None:
+            self.answer.begin()
         self.logprobs: list[LogprobRow] = []
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+
+    def write(self, text: str, stop: str | None, reason: FinishReason | None) -> None:
+        """Add text to the answer, which ends if a stop string or a reason is given."""
+        if stop is not None:
+            self.finish_reason, self.stop_reason = "stop", stop
+        elif reason is not None:
+            self.finish_reason, self.stop_reason = reason, self.sequence.stop_reason
+        if self.answer is None:
+            self.text += text
+        else:
+            self.text = self.answer.add(text, is_last=self.finish_reason is not None)
 
 
 class RequestState:
@@ -128,7 +146,8 @@ class RequestState:
         self._is_over = False  # the final output was handed out
         self._prompt_logprobs: list[LogprobRow | None] = [None]
         self._num_prompt_taken = 0
-        self._choices = [_Choice(sequence) for sequence in request.sequences]
+        self._answer_key = uuid.uuid4().hex if prepared.answer is not None else ""
+        self._choices = [_Choice(each, self._new_answer(each)) for each in request.sequences]
         stream = self._new_stream()
         for choice in self._choices:
             choice.begin(stream and stream.fork())
@@ -143,6 +162,15 @@ class RequestState:
             for choice in self._choices:
                 self._advance(choice)
             self.is_finished = all(choice.finish_reason for choice in self._choices)
+            if self.is_finished:
+                self._count_calls()
+
+    def _count_calls(self) -> None:
+        answers = [choice.answer for choice in self._choices if choice.answer is not None]
+        metrics = self.request.metrics
+        metrics.num_reasoning_tokens = sum(answer.num_reasoning_tokens for answer in answers)
+        metrics.num_tool_calls = sum(answer.num_calls for answer in answers)
+        metrics.num_unparsed_calls = sum(answer.num_unparsed for answer in answers)
 
     def file(self, collector: Collector) -> bool:
         """Add the request to its caller's news if it has any; return whether it was added."""
@@ -194,6 +222,8 @@ class RequestState:
                 choice.num_taken = choice.num_tokens
                 choice.num_characters_taken = len(choice.text)
                 choice.is_over = choice.finish_reason is not None
+                if choice.answer is not None:
+                    choice.answer.take()
             self._is_filed = False
             self._is_over = output.finished
         return output
@@ -207,7 +237,7 @@ class RequestState:
         is_delta, has_logprobs = self._is_delta, self._has_logprobs
         start = choice.num_taken if is_delta else 0
         num_prompt = self.request.num_prompt
-        new_text = choice.text[choice.num_characters_taken :]
+        new_text, answer = choice.text[choice.num_characters_taken :], choice.answer
         return CompletionOutput(
             index=choice.sequence.index,
             text=new_text if is_delta else choice.text,
@@ -219,6 +249,8 @@ class RequestState:
             logprobs=choice.logprobs[start:] if has_logprobs else None,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
+            reasoning=None if answer is None else answer.reasoning(is_delta=is_delta),
+            tool_calls=None if answer is None else answer.calls(is_delta=is_delta),
         )
 
     def _take_prompt_logprobs(self) -> list[LogprobRow | None] | None:
@@ -268,24 +300,26 @@ class RequestState:
         is_spelled = reason != "stop" or params.include_stop_str_in_output
         is_armed = choice.num_tokens > params.min_tokens
         text, stop = choice.stream.add([token_id] if is_spelled else [], is_armed)
-        choice.text += text
-        if stop is not None:
-            choice.finish_reason, choice.stop_reason = "stop", stop
+        choice.write(text, stop, None)
         return stop is not None
 
     def _end(self, choice: _Choice, reason: FinishReason) -> None:
         """Flush the stream of a sequence that has ended. The rest may complete a stop string."""
-        choice.finish_reason, choice.stop_reason = reason, choice.sequence.stop_reason
+        text, stop = "", None
         if choice.stream is not None:
             text, stop = choice.stream.finish(choice.num_tokens > self.prepared.params.min_tokens)
-            choice.text += text
-            if stop is not None:
-                choice.finish_reason, choice.stop_reason = "stop", stop
+        choice.write(text, stop, reason)
+
+    def _new_answer(self, sequence: RunningSequence) -> AnswerState | None:
+        form = self.prepared.answer
+        if form is None:
+            return None
+        return AnswerState(form, f"{self._answer_key}/{sequence.index}")
 
     def _new_stream(self) -> TextStream | None:
         if self._tokenizer is None:
             return None
-        params = self.prepared.params
+        params, form = self.prepared.params, self.prepared.answer
         return TextStream(
             self._tokenizer,
             self.prepared.token_ids,
@@ -293,6 +327,7 @@ class RequestState:
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
+            kept_tokens=() if form is None else form.tags,
         )
 
     def _logprob_row(self, row: TokenLogprobs) -> LogprobRow:

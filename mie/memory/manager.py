@@ -124,6 +124,10 @@ class KVCacheManager:
         num_computed = max(num_computed, source.num_tokens if source else 0)
         return Room(token_ids, salt, path, partial, host, num_computed, num_new, parent)
 
+    def num_taken(self, room: Room) -> int:
+        """Return how many of the available blocks a table takes: new ones, and cached ones."""
+        return room.num_new + len(self._prefix.unheld_end(room.path))
+
     def open_table(self, room: Room, owner: Owner, row: int) -> BlockTable:
         """Open the table that `find_room` just found, with blocks for all its tokens."""
         if room.parent:

@@ -29,7 +29,7 @@ class NewRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Tokens of one sequence that a step computes: of its prompt, lost in a preemption, or forced."""
+    """Tokens of one sequence to compute: of its prompt, lost in a preemption, or forced."""
 
     seq_id: SeqId
     row: int

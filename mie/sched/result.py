@@ -37,4 +37,4 @@ class StepResult:
     """One for each decode, or None if the request did not ask for them."""
     chunks: list[ChunkResult]
     forced: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """By row, tokens that must follow the row's new one. The sequence ends with the last at most."""
+    """By row, tokens that must follow the row's new one. Only the last may end its sequence."""

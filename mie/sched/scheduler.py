@@ -206,7 +206,7 @@ class Scheduler:
         that ended has a ``finish_reason`` and no blocks.
         """
         self.manager.end_step()
-        seqs = [self._seats.rows[row] for row in plan.decodes]
+        seqs = [*map(self._seats.rows.__getitem__, plan.decodes)]
         if seqs:
             self._emit(("decode", plan.decodes))
             self.manager.advance([seq.table for seq in seqs if seq.table is not None])

@@ -167,7 +167,7 @@ class Sequence:
 
     @property
     def to_score(self) -> tuple[int, int]:
-        """The positions (first, last + 1) whose next tokens are known and lack log-probabilities."""
+        """The positions (first, end) whose next tokens are known and lack log-probabilities."""
         if self.num_generated:
             return self.request.num_prompt + self.num_final - 1, self.num_tokens - 1
         return len(self.request.prompt_logprobs), self.request.num_prompt_to_score

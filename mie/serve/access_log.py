@@ -76,6 +76,10 @@ class AccessLog:
             seconds,
             client_left=has_left,
         )
+        done = scope["mie.facts"]
+        self._metrics.count_calls(
+            done.get("num_tool_calls") or 0, done.get("num_unparsed_calls") or 0
+        )
         level = logging.DEBUG if path in QUIET_ROUTES and status < 400 else logging.INFO
         if not logger.isEnabledFor(level):
             return
@@ -114,6 +118,10 @@ def work_of(num_prompt: int, num_output: int, parts: Collection[RequestMetrics])
         **{
             name: sum(getattr(part, name) for part in parts)
             for name in (*counts, "num_copied_blocks")
+        },
+        **{
+            name: sum(getattr(part, name) for part in parts) or None
+            for name in ("num_reasoning_tokens", "num_tool_calls", "num_unparsed_calls")
         },
     }
 

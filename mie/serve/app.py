@@ -31,7 +31,11 @@ from mie.serve.serving import Serving
 from mie.serve.sse import DisconnectMiddleware
 from mie.version import __version__
 
-_NAMES = {*SamplingParams.__dataclass_fields__, "cache_salt", "messages", "priority", "prompt"}
+_NAMES = {
+    *SamplingParams.__dataclass_fields__,
+    *("cache_salt", "messages", "priority", "prompt"),
+    *("tools", "tool_choice", "parallel_tool_calls"),
+}
 """The parameters that messages of mie may begin with."""
 
 
@@ -43,6 +47,7 @@ def create_app(engine: AsyncLLM, config: ServeConfig | None = None) -> Starlette
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.serving = await Serving.of(engine, config, edge.queue_limit)
         yield
+        await edge.page.close()
 
     edge = Edge(engine, config)
     all_routes = [*routes(), *edge.routes()]

@@ -15,6 +15,15 @@ OPEN_ROUTES = frozenset({"/health", "/ping", "/version", "/ready"})
 """The routes that need no key and are answered while the server drains."""
 
 
+SHELL_ROUTES = frozenset({"/", "/mie/login", "/mie/logout"})
+"""The routes of the web page that show nothing, and with which one logs in."""
+
+
+def is_open(route: str) -> bool:
+    """Return whether a route needs no key."""
+    return route in OPEN_ROUTES or route in SHELL_ROUTES or route.startswith("/mie/page/")
+
+
 def route_of(scope: Scope) -> str:
     """Return the path as the router sees it: without the path under which a proxy serves."""
     path: str = scope["path"]

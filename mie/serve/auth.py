@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mie.serve.asgi import OPEN_ROUTES, answer, header, route_of
+from mie.serve.asgi import answer, header, is_open, route_of
 from mie.serve.errors import ApiError
 from mie.serve.keys import Keys
+from mie.serve.page.sessions import Sessions
 
 CLIENT_ROUTES = frozenset(
     {"/tokenize", "/detokenize", "/tokenizer_info", "/apply-template", "/load", "/openapi.json"}
@@ -27,12 +28,17 @@ class Authentication:
         self,
         app: ASGIApp,
         keys: Keys | None,
+        sessions: Sessions,
         *,
         admin_keys: Keys | None = None,
         share_prefix_cache: bool,
     ) -> None:
-        """Without ``keys``, clients need none. Without ``admin_keys``, every key may do all."""
+        """Without ``keys``, clients need none. Without ``admin_keys``, every key may do all.
+
+        ``sessions`` are those of the web page, which sends a cookie in place of a key.
+        """
         self._app = app
+        self._sessions = sessions
         self._keys = keys
         self._admin_keys = admin_keys
         self._share_prefix_cache = share_prefix_cache
@@ -45,14 +51,14 @@ class Authentication:
         refusal = None
         if not is_known:
             is_known = self._is_of(self._keys, key, scope)
-            refusal = self._refusal(route_of(scope), key, is_known)
+            refusal = self._refusal(scope, key, is_known)
         if refusal is not None:
             return await answer(refusal, scope, receive, send)
         return await self._app(scope, receive, send)
 
     def _is_of(self, keys: Keys | None, key: str | None, scope: Scope) -> bool:
-        """Return whether a key is one of these, and note its name and its salt."""
-        name = None if keys is None or key is None else keys.find(key)
+        """Return whether a request has one of these keys, and note its name and its salt."""
+        name = None if keys is None else self._name(keys, key, scope)
         if keys is None or name is None:
             return False
         scope["mie.client"] = name
@@ -60,9 +66,17 @@ class Authentication:
             scope["mie.cache_salt"] = keys.salt(name)
         return True
 
-    def _refusal(self, route: str, key: str | None, is_known: bool) -> ApiError | None:
+    def _name(self, keys: Keys, key: str | None, scope: Scope) -> str | None:
+        """Return the name of a request's key, or of the one that its cookie stands for."""
+        if key is not None:
+            return keys.find(key)
+        name = self._sessions.client(scope)
+        return name if name in keys.names else None
+
+    def _refusal(self, scope: Scope, key: str | None, is_known: bool) -> ApiError | None:
         """Return why a request without an admin key is refused, or None."""
-        if route in OPEN_ROUTES:
+        route = route_of(scope)
+        if is_open(route) and scope["type"] == "http":
             return None
         is_for_clients = self._admin_keys is None or is_of_clients(route)
         if is_for_clients:

@@ -34,6 +34,9 @@ class ServeConfig(EdgeSettings):
         "server",
         default_text="none",
     )
+    page: bool = setting(
+        True, "switch", "show a web page at / with the engine's blocks and schedule", "server"
+    )
     strict: bool = setting(
         False, "switch", "refuse request fields that the server does not know", "requests"
     )
@@ -74,7 +77,7 @@ class ServeConfig(EdgeSettings):
     )
 
     max_chunks_per_second: float = setting(
-        4000.0,
+        2000.0,
         "number",
         "maximum number of chunks that all streams together get in a second; tokens that come "
         "faster are merged; 0 sets no limit",

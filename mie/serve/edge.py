@@ -20,6 +20,7 @@ from mie.serve.cross_site import CrossSite
 from mie.serve.health import Gate, Health
 from mie.serve.limits import BodyLimit, QueueLimit
 from mie.serve.metrics import ServerMetrics
+from mie.serve.page.routes import PageRoutes
 from mie.serve.tracing import Tracing, new_provider
 
 logger = logging.getLogger(__name__)
@@ -51,11 +52,13 @@ class Edge:
             max_tokens=config.max_num_queued_tokens,
             on_rejection=self.metrics.reject,
         )
+        self.page = PageRoutes(engine, config, model_name)
         self._engine = engine
 
     def routes(self) -> list[Route]:
         """Return the routes that belong to the middlewares."""
-        return [*self.health.routes(), *self.metrics.routes()]
+        page = self.page.routes() if self.config.page else []
+        return [*self.health.routes(), *self.metrics.routes(), *page]
 
     def middleware(self, paths: Sequence[str]) -> list[Middleware]:
         """Return the middlewares from the outermost to the innermost.
@@ -88,6 +91,7 @@ class Edge:
                 Middleware(
                     Authentication,
                     keys=config.keys,
+                    sessions=self.page.sessions,
                     admin_keys=config.admin_keys,
                     share_prefix_cache=config.share_prefix_cache,
                 )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.responses import Response
@@ -98,6 +99,18 @@ def unsupported(name: str, why: str) -> ApiError:
     """The 400 for a known parameter that has no effect here."""
     message = f"{name} is not supported: {why}"
     return ApiError(400, message, code="unsupported_parameter", param=name)
+
+
+@contextmanager
+def naming_structure(name: str) -> Iterator[None]:
+    """Let refusals of what an answer must be name the field that the client sent."""
+    try:
+        yield
+    except (RequestError, ConfigError) as error:
+        what = str(error)
+        if not what.startswith("structured_outputs"):
+            raise
+        raise invalid(f"{name}{what.removeprefix('structured_outputs')}", name) from error
 
 
 def unavailable(message: str, retry_after: int) -> ApiError:

@@ -41,6 +41,8 @@ HELP = {
     "mie:step_seconds": "Time of the engine's steps by phase.",
     "mie:batch_rows": "Tokens of prompts, and decodes, in a step.",
     "mie:cow_copies": "Blocks copied because a shared block was written.",
+    "mie:tool_calls": "Calls of tools in answers.",
+    "mie:tool_calls_unparsed": "Opening tags of calls that no call followed, and that stayed text.",
     "mie:tokens_recomputed": "Tokens computed again after a preemption.",
     "mie:tokens_forced": "Tokens of structured outputs that were determined, so not sampled.",
 }
@@ -57,6 +59,8 @@ class ServerMetrics:
         self._requests: dict[tuple[str, str, str], int] = {}
         self._times: dict[str, Tally] = {}
         self._num_left = 0
+        self._num_calls = 0
+        self._num_unparsed_calls = 0
         self._snapshot: Snapshot | None = None
 
     def reject(self, limit: str) -> None:
@@ -74,6 +78,11 @@ class ServerMetrics:
             tally = self._times[handler] = Tally(REQUEST_TIMES)
         tally.observe(seconds)
         self._num_left += client_left
+
+    def count_calls(self, num_calls: int, num_unparsed: int) -> None:
+        """Count the calls of tools in an answer, and the tags that no call followed."""
+        self._num_calls += num_calls
+        self._num_unparsed_calls += num_unparsed
 
     def routes(self) -> list[Route]:
         """Return the route that Prometheus scrapes."""
@@ -123,6 +132,8 @@ class ServerMetrics:
                 for what in ("queries", "hits")
             ),
             Counter(name="mie:http_clients_disconnected", labels=both, value=self._num_left),
+            Counter(name="mie:tool_calls", labels=both, value=self._num_calls),
+            Counter(name="mie:tool_calls_unparsed", labels=both, value=self._num_unparsed_calls),
             *(
                 Counter(
                     name="http_requests",

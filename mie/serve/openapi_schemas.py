@@ -28,8 +28,57 @@ def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-_FINISH_REASON = {"enum": ["stop", "length", "abort", None]}
+_FINISH_REASON = {"enum": ["stop", "length", "tool_calls", "abort", None]}
 _ANY_OBJECT = {"type": ["object", "null"]}
+
+_MESSAGE = _object(role=_constant("assistant"), content=_TEXT_OR_NULL, refusal=_TEXT_OR_NULL)
+_MESSAGE["properties"] |= {
+    "reasoning": _TEXT_OR_NULL,
+    "tool_calls": _list(
+        _object(
+            id=_STRING,
+            type=_constant("function"),
+            function=_object(name=_STRING, arguments=_STRING),
+        )
+    ),
+}
+_STATUS = {"enum": ["completed", "incomplete"]}
+_ITEMS = (
+    _object(
+        id=_STRING,
+        type=_constant("message"),
+        status=_STATUS,
+        role=_constant("assistant"),
+        content=_list(
+            _object(
+                type=_constant("output_text"),
+                text=_STRING,
+                annotations=_list({}),
+                logprobs=_list({"type": "object"}),
+            )
+        ),
+    ),
+    _object(
+        id=_STRING,
+        type=_constant("reasoning"),
+        status=_STATUS,
+        summary=_list({}),
+        content=_list(_object(type=_constant("reasoning_text"), text=_STRING)),
+    ),
+    _object(
+        id=_STRING,
+        type=_constant("function_call"),
+        status=_STATUS,
+        call_id=_STRING,
+        name=_STRING,
+        arguments=_STRING,
+    ),
+)
+_BLOCKS = (
+    _object(type=_constant("text"), text=_STRING),
+    _object(type=_constant("thinking"), thinking=_STRING, signature=_STRING),
+    _object(type=_constant("tool_use"), id=_STRING, name=_STRING, input={"type": "object"}),
+)
 
 ANSWERS: Mapping[str, Any] = {
     "Usage": _object(
@@ -63,9 +112,7 @@ ANSWERS: Mapping[str, Any] = {
         choices=_list(
             _object(
                 index=_COUNT,
-                message=_object(
-                    role=_constant("assistant"), content=_TEXT_OR_NULL, refusal=_TEXT_OR_NULL
-                ),
+                message=_MESSAGE,
                 logprobs=_ANY_OBJECT,
                 finish_reason=_FINISH_REASON,
             )
@@ -76,24 +123,9 @@ ANSWERS: Mapping[str, Any] = {
         id=_STRING,
         object=_constant("response"),
         created_at=_COUNT,
-        status={"enum": ["completed", "incomplete"]},
+        status=_STATUS,
         model=_STRING,
-        output=_list(
-            _object(
-                id=_STRING,
-                type=_constant("message"),
-                status={"enum": ["completed", "incomplete"]},
-                role=_constant("assistant"),
-                content=_list(
-                    _object(
-                        type=_constant("output_text"),
-                        text=_STRING,
-                        annotations=_list({}),
-                        logprobs=_list({"type": "object"}),
-                    )
-                ),
-            )
-        ),
+        output=_list({"anyOf": list(_ITEMS)}),
         incomplete_details=_ANY_OBJECT,
         store={"const": False},
         usage=_object(
@@ -109,8 +141,8 @@ ANSWERS: Mapping[str, Any] = {
         type=_constant("message"),
         role=_constant("assistant"),
         model=_STRING,
-        content=_list(_object(type=_constant("text"), text=_STRING)),
-        stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence"]},
+        content=_list({"anyOf": list(_BLOCKS)}),
+        stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
         stop_sequence=_TEXT_OR_NULL,
         usage=_object(
             input_tokens=_COUNT,

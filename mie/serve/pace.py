@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 
 
@@ -19,12 +18,13 @@ class Pace:
         """``max_per_second`` is the number of chunks of all streams together; 0 is no limit."""
         self._seconds = 1 / max_per_second if max_per_second else 0.0
         self._waiting: list[Callable[[], object]] = []
-        self._earliest = -math.inf
+        self._earliest = 0.0
 
     def hold(self, go: Callable[[], object]) -> None:
         """Call ``go`` at the next beat."""
         if not self._waiting:
-            asyncio.get_running_loop().call_at(self._earliest, self.beat)
+            loop = asyncio.get_running_loop()
+            loop.call_later(max(0.0, self._earliest - loop.time()), self.beat)
         self._waiting.append(go)
 
     def beat(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -50,6 +51,8 @@ def serve(load: Callable[[], AsyncLLM], config: ServeConfig) -> int:
     check_sockets(config)
     with bound(config) as listener, logging_as(config.log_format):
         engine = load()
+        gc.collect()
+        gc.freeze()  # what is loaded stays: to look at it again takes as long as ten steps
         try:
             return asyncio.run(Server(engine, config).run(listener))
         finally:

@@ -26,7 +26,7 @@ from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.access_log import work_of
 from mie.serve.asgi import facts_of
 from mie.serve.config import ServeConfig
-from mie.serve.errors import ApiError, invalid, too_long
+from mie.serve.errors import ApiError, invalid, naming_structure, too_long
 from mie.serve.limits import QueueLimit
 from mie.serve.pace import Pace
 from mie.text.pretrained import PretrainedTokenizer
@@ -50,6 +50,8 @@ class Job:
     """Whether ``params.max_tokens`` is the client's own, which must fit the context."""
     adds_special_tokens: bool = True
     """Whether texts are encoded with the special tokens that the tokenizer adds."""
+    structure_name: str = "structured_outputs"
+    """The field of the client's that says what the answer must be."""
     logprobs_name: str = "logprobs"
     """The client's parameter that says how many log-probabilities each token gets."""
 
@@ -102,7 +104,6 @@ class Generation:
             outputs = self._stream.take()
             if outputs or self._is_overdue:
                 break
-        self._is_quiet = self._is_overdue = False
         if outputs and not self._is_paced:  # what follows the first token may be merged
             self._stream.delay(self._serving.pace.hold)
             self._is_paced = True
@@ -118,10 +119,19 @@ class Generation:
         return sorted(self.finished, key=self.place)
 
     def keep_alive(self, interval: float) -> None:
-        """Let `next` return nothing after ``interval`` seconds without outputs; 0: never."""
+        """Let `next` return, maybe nothing, ``interval`` seconds after `sent`; 0: never."""
         if interval:
             self._is_quiet = True
             self._timer = asyncio.get_running_loop().call_later(interval, self._tick, interval)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether nothing was sent for the time that `keep_alive` was given."""
+        return self._is_overdue
+
+    def sent(self) -> None:
+        """Note that a stream has sent something."""
+        self._is_quiet = self._is_overdue = False
 
     def progress(self) -> tuple[int, int]:
         """Return how many tokens of unfinished prompts are computed, and of how many."""
@@ -261,13 +271,14 @@ class Serving:
         is_cut = job.params.truncate_prompt_tokens is not None
         if token_ids is not None and len(token_ids) >= max_model_len and not is_cut:
             raise too_long(len(token_ids), None, max_model_len)
-        prepared = await self.engine.prepare(
-            {**prompt, "cache_salt": salt_of(request, job.cache_salt)},
-            job.params,
-            job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
-            client=self.queue_limit.client_of(request.scope),
-            priority=self._clamped(job.priority),
-        )
+        with naming_structure(job.structure_name):
+            prepared = await self.engine.prepare(
+                {**prompt, "cache_salt": salt_of(request, job.cache_salt)},
+                job.params,
+                job.response_id if len(job.prompts) == 1 else f"{job.response_id}-{place}",
+                client=self.queue_limit.client_of(request.scope),
+                priority=self._clamped(job.priority),
+            )
         num_prompt, num_new = len(prepared.token_ids), prepared.params.max_tokens or 0
         if num_prompt >= max_model_len:
             raise too_long(num_prompt, None, max_model_len)

@@ -30,6 +30,12 @@ class RequestMetrics:
     """Tokens of structured outputs that were determined, and were not sampled."""
     num_copied_blocks: int = 0
     """Blocks copied for it, at forks and for partial hits in the prefix cache."""
+    num_reasoning_tokens: int = 0
+    """Tokens of its answer's reasoning, counted at its end."""
+    num_tool_calls: int = 0
+    """Calls of tools in its answer, counted at its end."""
+    num_unparsed_calls: int = 0
+    """Opening tags of calls in its answer that no call followed, so that they stayed text."""
 
     @property
     def queue_time(self) -> float | None:
@@ -70,6 +76,9 @@ class RequestMetrics:
             "num_cached_tokens",
             "num_forced_tokens",
             "num_copied_blocks",
+            "num_reasoning_tokens",
+            "num_tool_calls",
+            "num_unparsed_calls",
         )
         return {name: getattr(self, name) for name in names}
 

@@ -7,14 +7,14 @@ them.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from functools import lru_cache
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from mie.errors import RequestError
 from mie.params.structured import StructuredOutputsParams
+from mie.structured.limits import LIMITS, check_grammar, check_schema
+from mie.structured.schemas import COMPACT, close
 from mie.text.printable import printable
 from mie.text.tokenizer import Tokenizer
 
@@ -24,43 +24,8 @@ if TYPE_CHECKING:
 MAX_COMPILED = 256
 """Number of grammars that stay compiled. Others are compiled again."""
 
-MAX_RULES = 256
-"""Maximum number of rules, or of references in a schema.
-
-llguidance follows them by recursion, and a chain of 3,000 exhausts the stack of a thread.
-"""
-MAX_MULTIPLE = 10_000
-"""Maximum product of the different values of ``multipleOf``.
-
-llguidance makes as many states when it compiles them, and for 1,000,003 this takes 7 seconds.
-"""
-
-MAX_INTERSECTIONS = 64
-"""Maximum number of operators ``&`` in a grammar. Each can double the states of a lexeme."""
-
-LIMITS = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000, "max_lexer_states": 50_000}
-"""Limits of llguidance's work and memory, a tenth and a fifth of its own.
-
-With its own, a mask of ``((a{1000}){1000}){1000}`` takes seconds, and an output of
-``[a-z ]*[aeiou][a-z ]{30}`` takes 90 MB.
-"""
-
 MAX_REASON = 400
 """Maximum number of characters of the library's reason in a message. Some list all tokens."""
-
-_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([0-9.]+)')
-_REFERENCE = re.compile(r'"\$(?:dynamicRef|recursiveRef|ref)"\s*:')
-_ASCII_ESCAPE = re.compile(r"\\u00[2-7][0-9a-fA-F]")
-"""In a schema inside a grammar, it could hide the name of a keyword."""
-
-_RULE = re.compile(r"^[ \t]*[?!]?\w[^:\n]*:", re.MULTILINE)
-_QUOTED = re.compile(r"""(["/])(?:\\[\s\S]|(?!\1)[^\\])*(?:\1|\Z)""")
-"""A string or a regular expression of a grammar, which may lack its end."""
-
-_SCHEMAS = {"$defs", "definitions", "properties", "patternProperties"} | {
-    *("allOf", "anyOf", "oneOf", "prefixItems"),
-}
-"""Keywords whose value is a mapping or a list of schemas."""
 
 
 class Grammars:
@@ -172,14 +137,13 @@ def _grammar(params: StructuredOutputsParams) -> tuple[str, str]:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice)
         return "choice", matchers.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
     if params.grammar is not None:
-        _check_grammar(params.grammar)
+        check_grammar(params.grammar)
         return "grammar", matchers.grammar_from_lark(params.grammar)
     text = '{"type": "object"}' if params.json_object else str(params.json)
-    _check_count("json schema", "references", len(_REFERENCE.findall(text)), MAX_RULES)
-    _check_multiples("json schema", text)
+    check_schema(text)
     schema = json.loads(text)
     if params.disable_additional_properties:
-        _close(schema)
+        close(schema)
     try:
         grammar = matchers.grammar_from_json_schema(schema, overrides=_json_options(params))
     except ValueError as error:  # a number that the library cannot hold
@@ -190,66 +154,14 @@ def _grammar(params: StructuredOutputsParams) -> tuple[str, str]:
     return "json schema", grammar
 
 
-def _check_grammar(grammar: str) -> None:
-    """Raise `RequestError` for a grammar on which llguidance spends more than its limits."""
-    rest = _QUOTED.sub("", grammar)
-    num_references = len(_REFERENCE.findall(grammar))
-    num_rules = len(_RULE.findall(rest)) + num_references
-    _check_count("grammar", "rules and references", num_rules, MAX_RULES)
-    _check_count("grammar", "operators &", rest.count("&"), MAX_INTERSECTIONS)
-    _check_multiples("grammar", grammar)
-    if "::" in rest:
-        raise RequestError(
-            "structured_outputs has a grammar with rules that have parameters (::), which are not "
-            "supported: their number may have no end (write the rules one by one)"
-        )
-    if "%json" in rest and (escape := _ASCII_ESCAPE.search(grammar)):
-        raise RequestError(
-            f"structured_outputs has a grammar with a %json schema and the escape {escape[0]}, "
-            "which is not supported there (write the character itself)"
-        )
-
-
-def _check_multiples(kind: str, text: str) -> None:
-    digits = {number.replace(".", "").strip("0")[:9] for number in _MULTIPLE.findall(text)}
-    product = prod(int(each or 1) for each in digits)
-    if product > MAX_MULTIPLE:
-        raise RequestError(
-            f"structured_outputs has a {kind} whose values of multipleOf are too large together "
-            f"(let the product of their digits be at most {MAX_MULTIPLE})"
-        )
-
-
-def _check_count(kind: str, what: str, count: int, most: int) -> None:
-    if count > most:
-        raise RequestError(
-            f"structured_outputs has a {kind} with {count} {what}; at most {most} are supported "
-            "(write it with fewer)"
-        )
-
-
 def _json_options(params: StructuredOutputsParams) -> Any:
-    strict = {"lenient": False, "coerce_one_of": False}  # whatever the schema's x-guidance says
+    strict = {"lenient": False, "coerce_one_of": False}  # regardless of a schema's x-guidance
     if params.whitespace_pattern is not None:
         return {**strict, "whitespace_pattern": params.whitespace_pattern}
-    if params.disable_any_whitespace:
-        compact = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-        return {**strict, **compact}
-    return {**strict, "whitespace_flexible": True}
-
-
-def _close(schema: Any) -> None:
-    """Forbid further properties if a schema names some and does not mention others."""
-    if not isinstance(schema, dict):
-        return
-    for name in _SCHEMAS & schema.keys():
-        inner = schema[name]
-        for each in inner.values() if isinstance(inner, dict) else inner:
-            _close(each)
-    for name in ("items", "additionalProperties"):
-        _close(schema.get(name))
-    if "properties" in schema:
-        schema.setdefault("additionalProperties", False)
+    return {
+        **strict,
+        **(COMPACT if params.disable_any_whitespace else {"whitespace_flexible": True}),
+    }
 
 
 def _library() -> Any:

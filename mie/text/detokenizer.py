@@ -33,7 +33,7 @@ class Detokenizer:
 
     If ``spaces_between_special_tokens`` is false, no space is put between two consecutive added
     tokens, where some decoders put one. As in vLLM, this requires ``skip_special_tokens=False``,
-    and the prompt's last token does not count.
+    and the prompt's last token does not count. Special tokens in ``kept_tokens`` are never skipped.
 
     A decoder that rewrites whole words (CTC, ``</w>`` suffixes) yields its text at the end.
     """
@@ -45,9 +45,11 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         *,
         spaces_between_special_tokens: bool = True,
+        kept_tokens: Sequence[str] = (),
     ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        kept = {tokenizer.token_to_id(token) for token in kept_tokens}
+        self._skipped = tokenizer.special_ids - kept if skip_special_tokens else frozenset()
         self._steps = _build_steps(tokenizer, skip_special_tokens)
         self._joined: Mapping[int, str] = {}  # added tokens without a space between them
         self._after_joined = False

@@ -29,7 +29,8 @@ def conversation(messages: Sequence[Message], content_format: str = "string") ->
     With ``content_format`` "string" a content is text, and text parts are joined by newlines. With
     "openai" it is a list of ``{"type": "text", "text": …}``. A content of None becomes an empty
     text, except in an assistant's message with tool calls. A tool may return any JSON value.
-    Arguments of tool calls that are JSON text become objects.
+    Arguments of tool calls that are JSON text become objects. The ``reasoning`` of an assistant's
+    message is also its ``reasoning_content``, as templates call it.
 
     Raises:
         RequestError: there are no messages, one lacks its role, its content is not text, or the
@@ -80,6 +81,8 @@ def _converted(message: dict[str, Any], where: str, content_format: str) -> dict
         ]
         if not calls:  # some templates only check whether the key exists
             del message["tool_calls"]
+    if message["role"] == "assistant" and message.get("reasoning") is not None:
+        message.setdefault("reasoning_content", message["reasoning"])
     if message.get("content") is None and message.get("tool_calls"):
         return message
     if "content" not in message:

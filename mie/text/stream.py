@@ -32,12 +32,15 @@ class TextStream:
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        kept_tokens: Sequence[str] = (),
     ) -> None:
+        """``kept_tokens`` are special tokens that are never left out."""
         self._detokenizer = Detokenizer(
             tokenizer,
             prompt_token_ids,
             skip_special_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
+            kept_tokens=kept_tokens,
         )
         self._stop = StopStrings(stop, include_stop_str_in_output)
         self._searches = bool(stop)

@@ -36,6 +36,7 @@ class TokenizerConfig:
     chat_template: Any = (
         None  # a string, or a list of {"name", "template"}; checked where it is used
     )
+    response_template: Any = None  # how answers are read; checked where it is used
 
     @classmethod
     def load(cls, directory: Path) -> TokenizerConfig:
@@ -55,6 +56,7 @@ class TokenizerConfig:
             add_bos_token=values.get("add_bos_token") is True,
             add_eos_token=values.get("add_eos_token") is True,
             chat_template=values.get("chat_template"),
+            response_template=values.get("response_template"),
         )
 
 

@@ -769,8 +769,8 @@ SWAPPING = (
     Mutant(
         "exports-of-a-broken-step-trusted",
         SCHEDULER,
-        "        self._preempted.append(seq)\n",
-        "        pass\n",
+        "        for seq in self._preempted:\n",
+        "        for seq in []:\n",
         "the same: preempt_all does not know what this step exported",
     ),
     Mutant(

@@ -1,13 +1,15 @@
-"""Chat through langchain-openai: whole, streamed with usage, in a batch, and asynchronously.
+"""Chat through langchain-openai: whole, streamed, in a batch, with schemas and with tools.
 
 python use_langchain.py URL KEY
 """
 
 import asyncio
 import sys
+from typing import Literal
 
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, Field
 
 url, key = sys.argv[1:]
 model = ChatOpenAI(base_url=f"{url}/v1", api_key=key, model="bundled", temperature=0, max_tokens=16)
@@ -56,3 +58,22 @@ completion = OpenAI(
 )
 text = completion.invoke("Once upon a time")
 assert "".join(completion.stream("Once upon a time")) == text
+
+
+class Record(BaseModel):
+    """A record of a story."""
+
+    animal: Literal["fox", "otter", "owl"]
+    age: int = Field(ge=1, le=99)
+
+
+roomy = ChatOpenAI(
+    base_url=f"{url}/v1", api_key=key, model="bundled", temperature=0, max_tokens=200
+)
+for method in ("json_schema", "function_calling"):
+    record = roomy.with_structured_output(Record, method=method).invoke(messages)
+    assert isinstance(record, Record)
+called = roomy.bind_tools([Record], tool_choice="any").invoke(messages)
+assert called.tool_calls
+for call in called.tool_calls:
+    Record(**call["args"])

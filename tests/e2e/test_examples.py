@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+README = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
 MAX_LINES = 60
 
 EXPECTED = {
@@ -20,7 +21,9 @@ EXPECTED = {
     "classify": r"3 of 3 right\n$",
     "n_choices": r"(\[\d\] log-probability .*\n){4}The same seed gave the same texts: True\n$",
     "prefix_caching": r"10\d of 10\d tokens cached\nThe answers are the same .*: True\n$",
+    "story_record": re.escape(re.findall(r'^    (\{"name": .*\})$', README, re.MULTILINE)[0]),
     "structured": r"Answer: The story is about Mia the otter\.\nAnswer: \{.*\}\nIts place: mill\n$",
+    "tools": r"weather\(\{\"place\":\"mill\"\}\) = There is rain at the mill\.\nAnswer: .+\n$",
     "streaming": r"\[\d+ tokens, finish_reason='\w+'\]\n(.|\n)*unfinished requests: False\]\n$",
 }
 """The last output of each example."""
@@ -32,7 +35,7 @@ def test_every_example_is_tested() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
-    if name == "structured":
+    if name in ("story_record", "structured", "tools"):
         pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
     root = str(EXAMPLES.parent)
     paths = filter(None, (root, os.environ.get("PYTHONPATH")))

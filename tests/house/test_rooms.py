@@ -49,8 +49,10 @@ ROOMS = {
     "checkpoint": Room(
         mie={"errors", "system"}, packages={"numpy", "ml_dtypes", "huggingface_hub"}
     ),
+    "page": Room(mie={"arithmetic", "errors", "events", "replay"}),
     # level 2
     "structured": Room(mie={"errors", "params", "text"}, packages={"llguidance"}),
+    "tools": Room(mie={"errors", "params.structured", "structured.schemas"}),
     "ops_cpu": Room(mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy"}),
     "ops_gpu": Room(
         mie={"arithmetic", "errors", "ops", "system"}, packages={"numpy", "cupy", "ml_dtypes"}
@@ -109,6 +111,7 @@ ROOMS = {
             "stats",
             "system.interrupts",
             "text",
+            "tools",
         },
         packages={"tqdm"},
     ),
@@ -129,13 +132,14 @@ ROOMS = {
             "checkpoint.generation",
             "config.engine",
             "config.engine_args",
-            "config.request_limits",
+            "engine.look",
             "engine.metrics",
             "engine_thread",
             "errors",
             "frontend",
             "llm",
             "params",
+            "sched.waiting",
             "stats.step",
             "text",
         }
@@ -192,13 +196,20 @@ ROOMS = {
         mie={
             "async_llm",
             "config",
+            "engine.look",
             "engine.metrics",
             "engine_thread",
             "errors",
+            "events",
             "frontend",
+            "page",
             "params",
+            "replay",
+            "reprs",
+            "sched.waiting",
             "stats",
             "text",
+            "tools.calls",
             "version",
         },
         packages={
@@ -223,12 +234,14 @@ ROOMS = {
             "events",
             "frontend.outputs",
             "llm",
+            "page",
             "replay",
             "params.sampling",
             "reprs",
             "serve",
             "sim",
             "system",
+            "text.tokenizer",  # trace
             "version",
         },
         packages={"tqdm", "prompt_toolkit"},  # prompt_toolkit only in chat_input
@@ -246,6 +259,7 @@ ROOMS = {
             "params.sampling",
             "params.structured",
             "system.logs",
+            "tools.calls",
             "version",
         }
     ),

@@ -148,13 +148,11 @@ KINDS = ("object", "array", "anyOf", "pattern", "number", "enum")
 def test_outputs_of_random_schemas_validate():
     seen.clear()
     left = random_schemas()
-    num_batches = 0
-    for size in cycle(BATCHES):
+    for seed, size in enumerate(cycle(BATCHES)):
         batch, left = left[:size], left[size:]
         if not batch:
             break
-        check_batch(batch, num_batches)
-        num_batches += 1
+        check_batch(batch, seed)
     assert seen["outputs"] >= 300, seen
     assert seen["forced"] >= 100, seen
     assert seen["cut"] <= seen["outputs"] // 10, seen
@@ -233,6 +231,9 @@ def answers(llm, params):
 
 
 def check_equal(one, other):
+    if one.error and len(one.outputs) > 1:  # which choice fails first depends on the schedule
+        assert other.error
+        return
     assert one.error == other.error
     assert one.prompt_logprobs == other.prompt_logprobs
     for a, b in zip(one.outputs, other.outputs, strict=True):

@@ -22,6 +22,7 @@ VIEWS = (
     ["trace", "--step", "3"],
     ["trace", "--request", "a"],
     ["trace", "--perfetto", "OUT"],
+    ["trace", "--page", "OUT"],
     ["sim", "extract"],
     ["sim", "calibrate"],
     ["sim", "predict", "--costs", "COSTS"],

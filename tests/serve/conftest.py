@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,3 +76,17 @@ def server() -> Iterator[Server]:
         engine.shutdown()
     manager = engine._loop.engine.scheduler.manager
     assert manager.num_used == 0, "a request has left blocks behind"
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A certificate of this machine's own address, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate, and is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    files = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "3650", "-subj", "/CN=localhost", "-addext"]
+    command += ["subjectAltName=IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])]
+    subprocess.run(command, check=True, capture_output=True, timeout=240)
+    return [str(file) for file in files]

@@ -214,12 +214,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "max_tokens 0": ({"max_tokens": 0}, "max_tokens"),
     "no messages": ({"messages": []}, "messages"),
     "a role": ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
-    "an image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'text' only"),
+    "an image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'tool_result' only"),
     "a block without text": (
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
         "messages.0.content.0",
     ),
-    "tools": ({"tools": [{"name": "f", "input_schema": {}}]}, "tools is not supported"),
+    "a tool of Anthropic's": (
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        "tools.0 is not supported",
+    ),
     "thinking": ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is not"),
     "a temperature": ({"temperature": -1}, "temperature"),
     "a top_p": ({"top_p": 0}, "top_p"),

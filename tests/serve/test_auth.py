@@ -11,9 +11,10 @@ from starlette.routing import Route
 
 from mie.errors import ConfigError
 from mie.serve import keys as keys_module
-from mie.serve.asgi import OPEN_ROUTES
+from mie.serve.asgi import OPEN_ROUTES, SHELL_ROUTES, is_open
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
+from mie.serve.page.sessions import Sessions
 from mie.serve.server import check_sockets
 
 KEY, OTHER = "sk-one", "sk-two"
@@ -46,13 +47,13 @@ def test_every_route_but_a_few_needs_a_key(engine):
                 for method in route.methods - {"HEAD"}:
                     response = await client.request(method, path)
                     found[route.path] = response.status_code
-            for path in ("/", "/nothing", "/v1", "/health/", "//health", "/v1/%2e%2e/health"):
+            for path in ("/nothing", "/v1", "/health/", "/mie/page", "/v1/%2e%2e/health"):
                 found[f"unknown {path}"] = (await client.get(path)).status_code
             return found
 
     found = asks(ask())
     opened = {path for path, status in found.items() if status != 401}
-    assert opened == OPEN_ROUTES
+    assert opened == OPEN_ROUTES | SHELL_ROUTES | {"/mie/page/{path:path}"}
     assert len(found) >= 9
 
 
@@ -115,12 +116,15 @@ def test_with_an_admin_key_all_that_is_not_for_clients_needs_it(engine, has_keys
     admins = {
         path
         for path, _ in found
-        if not path.startswith("/v1/") and path not in OF_CLIENTS | OPEN_ROUTES | {"/openapi.json"}
+        if not path.startswith("/v1/") and path not in OF_CLIENTS | {"/openapi.json"}
+        if not is_open(path)
     }
-    assert {"/metrics", "/reset_prefix_cache", "/", "/unknown", "/mie/state"} <= admins
+    assert {"/metrics", "/reset_prefix_cache", "/unknown", "/mie/state"} <= admins
     assert refused["admin"] == set()
     assert refused["client"] == admins
-    assert refused["nobody"] == ({path for path, _ in found} - OPEN_ROUTES if has_keys else admins)
+    assert refused["nobody"] == (
+        {path for path, _ in found if not is_open(path)} if has_keys else admins
+    )
     assert found["/metrics", "admin"].status_code == 200
     error = found["/metrics", "client"]
     assert error.status_code == (403 if has_keys else 401)
@@ -157,7 +161,7 @@ def test_a_websocket_is_closed(engine):
         async def send(message):
             sent.append(message)
 
-        app = Authentication(None, Keys.of([KEY]), share_prefix_cache=False)
+        app = Authentication(None, Keys.of([KEY]), Sessions(), share_prefix_cache=False)
         scope = {"type": "websocket", "path": "/", "headers": []}
         await app(scope, None, send)
 

@@ -18,7 +18,10 @@ BODY = {
     COMPLETIONS: {"prompt": "The mill", "max_tokens": 2},
     CHAT: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
 }
-INSIDE = ("echo", "add_special_tokens", "include_obfuscation")
+INSIDE = (
+    *("echo", "add_special_tokens", "include_obfuscation"),
+    *("tools", "tool_choice", "include_reasoning"),
+)
 """Fields of one route only, or inside another field."""
 BOTH = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 
@@ -60,17 +63,6 @@ def test_fields_that_clients_always_send_are_accepted(server, path):
     answer = server.post(path, **BODY[path], **always)
     assert answer.status_code == 200, answer.text
     assert "x-mie-ignored" not in answer.headers
-
-
-def test_structured_output_and_tools_are_refused_until_they_work(server):
-    for name, value in (
-        ("response_format", {"type": "json_object"}),
-        ("structured_outputs", {"choice": ["a", "b"]}),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tools", []),
-        ("tool_choice", "auto"),
-    ):
-        assert server.refused(CHAT, **BODY[CHAT], **{name: value})["param"] == name
 
 
 @BOTH
@@ -222,6 +214,9 @@ def test_fields_inside_stream_options_are_judged(server):
 def test_fields_of_the_other_route_are_refused(server):
     for name in ("echo", "add_special_tokens"):
         assert server.refused(CHAT, **BODY[CHAT], **{name: True})["param"] == name
+    for name, value in (("tools", []), ("tool_choice", "auto"), ("include_reasoning", False)):
+        error = server.refused(COMPLETIONS, **BODY[COMPLETIONS], **{name: value})
+        assert error["message"].startswith(f"{name} is not supported: it belongs to /v1/chat")
 
 
 def test_too_many_stop_strings_are_refused_by_their_number(server):

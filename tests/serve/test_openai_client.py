@@ -294,11 +294,11 @@ RESPONSES_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "reasoning": ({"reasoning": {"effort": "high"}}, "reasoning"),
     "truncation": ({"truncation": "auto"}, "truncation"),
     "a schema": (
-        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}},
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
         "text",
     ),
     "a call": (
-        {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}]},
+        {"input": [{"type": "web_search_call", "id": "1"}]},
         "input.0",
     ),
     "an image": (

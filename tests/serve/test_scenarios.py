@@ -201,14 +201,19 @@ REFUSED: dict[str, Refused] = {
     ),
     "v: a JSON schema": (
         CHAT,
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"not": {}}},
+            }
+        },
         "response_format",
         "response_format",
     ),
     "v: a guided choice": (
         CHAT,
-        {"structured_outputs": {"choice": ["a"]}},
-        "grammar",
+        {"structured_outputs": {"choice": []}},
+        "at least one text",
         "structured_outputs",
     ),
     "l: an unknown response format": (
@@ -221,7 +226,7 @@ REFUSED: dict[str, Refused] = {
     "l: a JSON schema of its own": (
         CHAT,
         {"json_schema": {"const": "42"}},
-        "grammar",
+        "response_format",
         "json_schema",
     ),
     "l: no messages": (CHAT, {"messages": None}, "messages", "messages"),

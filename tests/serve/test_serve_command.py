@@ -60,12 +60,18 @@ def test_the_model_is_given_once():
 
 def test_the_servers_own_defaults():
     own = {"generation_config": "vllm", "scheduling_policy": "fair", "batch_invariant": True}
+    own["reasoning_parser"] = "auto"
     assert settings() == {"model": "bundled", **own}
     given = settings(
-        "--generation-config", "auto", "--scheduling-policy", "fcfs", "--no-batch-invariant"
+        *("--generation-config", "auto", "--scheduling-policy", "fcfs", "--no-batch-invariant"),
+        *("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"),
+        "--enable-auto-tool-choice",
     )
+    assert given.pop("enable_auto_tool_choice") is True  # of vLLM, without effect
     assert given == {
         "model": "bundled",
+        "reasoning_parser": "qwen3",
+        "tool_call_parser": "hermes",
         "generation_config": "auto",
         "scheduling_policy": "fcfs",
         "batch_invariant": False,

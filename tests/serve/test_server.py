@@ -5,10 +5,8 @@ import json
 import logging
 import os
 import re
-import shutil
 import signal
 import ssl
-import subprocess
 from contextlib import suppress
 
 import httpx2
@@ -341,20 +339,6 @@ def test_a_bad_address_is_refused_before_the_model_is_loaded(options):
 
     with pytest.raises(ConfigError):
         serve(load, ServeConfig(**{"port": 0, **options}))
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """A certificate of this machine's own address, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate, and is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    files = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-days", "3650", "-subj", "/CN=localhost", "-addext"]
-    command += ["subjectAltName=IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])]
-    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
-    return [str(file) for file in files]
 
 
 def test_tls(certificate):

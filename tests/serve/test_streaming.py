@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from scripted_answers import answering
 from stepped import PATIENCE, Stepped, eventually
 
 from mie import AsyncLLM
@@ -179,6 +180,37 @@ def test_streams_are_written_together_and_each_chunk_postpones_the_next_beat():
         assert gone == list(range(1, 105))
 
     asyncio.run(main())
+
+
+def test_a_stream_gets_comments_while_a_call_is_held_back(stepped):
+    """Its tokens come, and nothing of them can be sent yet."""
+    pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
+    arguments = "x" * 40
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    messages = [{"role": "user", "content": "Hi"}]
+    asked = {"messages": messages, "tools": tools, "stream": True}
+
+    def step_to(count: int) -> None:
+        stepped.step_until(lambda: num_generated(stepped) >= count)
+
+    async def main():
+        async with serving(stepped, keepalive_interval=1000) as app:
+            with answering(stepped.llm, f'<tool_call>{{"a": "{arguments}"'):
+                stream = Exchange(app, "/v1/chat/completions", asked)
+                await asyncio.to_thread(step_to, 3)
+            first = await stream.read()
+            [generation] = app.state.serving.running.values()
+            for count in (6, 9, 12):  # the ticks of a timer, which the test gives by hand
+                await asyncio.to_thread(step_to, count)
+                generation._tick(1000)
+            comment = await stream.read()
+            stepped.free()
+            return first, comment, await stream.rest()
+
+    first, comment, rest = asyncio.run(main())
+    assert b'"role": "assistant"' in first
+    assert comment.startswith(b": keepalive ")
+    assert arguments.encode() in b"".join(rest)
 
 
 def test_a_reader_that_has_stopped_reading_may_leave(stepped):

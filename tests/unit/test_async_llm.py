@@ -146,6 +146,23 @@ def test_a_closed_or_forgotten_generator_ends_its_request(llm):
     asyncio.run(forget())
 
 
+def test_a_caller_that_goes_wakes_an_engine_that_sleeps(llm, monkeypatch):
+    """Otherwise it would have work and take no turns, as if it hung."""
+    is_asleep, sleep = threading.Semaphore(0), llm._thread._sleep
+
+    def fall_asleep():
+        is_asleep.release()
+        sleep()
+
+    monkeypatch.setattr(llm._thread, "_sleep", fall_asleep)
+    collector = llm._loop.processor.new_collector()
+    asyncio.run(llm._thread.call(lambda: None))
+    assert is_asleep.acquire(timeout=60)
+    del collector
+    assert is_asleep.acquire(timeout=60), "it did not wake up"
+    assert not llm.pulse.has_work
+
+
 def test_abort_gives_a_final_output(llm):
     async def main():
         outputs = llm.generate(PROMPTS[0], params(max_tokens=1000), "mine")

@@ -278,8 +278,10 @@ def test_chat_takes_vllms_parameters(llm):
     assert prompt(**continued).endswith("<|assistant|>Once upon a")
     assert llm.apply_chat_template(CHAT, **continued) == prompt(**continued)
     assert llm.chat_prompt(CHAT, **continued)["prompt"] == prompt(**continued)
-    own = {"chat_template": SHOW, "tools": [{"f": 1}], "chat_template_kwargs": {"x": "X"}}
-    assert prompt(**own) == "<Tell me\na story><Once upon a>[{'f': 1}]X"
+    own = {"chat_template": SHOW, "chat_template_kwargs": {"x": "X"}}
+    own["tools"] = [{"function": {"name": "f"}}]
+    own["chat_template"] += "{# <tool_call> #}"
+    assert prompt(**own) == "<Tell me\na story><Once upon a>[{'function': {'name': 'f'}}]X"
     assert prompt(**own, chat_template_content_format="openai").startswith("<[{'type': 'text'")
     assert prompt(lora_request=None, mm_processor_kwargs=None) == prompt()
     assert llm.chat([], one) == []

@@ -140,4 +140,4 @@ def test_a_short_repr_leaves_out_no_value_that_is_set() -> None:
     choice = CompletionOutput(index=0, finish_reason="stop", stop_reason=0)
     shown = repr(choice)
     missing = [f.name for f in fields(choice) if f"{f.name}=" not in shown]
-    assert missing == ["cumulative_logprob", "logprobs"]
+    assert missing == ["cumulative_logprob", "logprobs", "reasoning", "tool_calls"]

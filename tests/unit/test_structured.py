@@ -27,7 +27,8 @@ from mie import (
 from mie.cli import main
 from mie.errors import ConfigError, RequestError, RequestFailedError
 from mie.load.engine import load_engine
-from mie.structured.grammars import MAX_RULES, Grammars
+from mie.structured.grammars import Grammars
+from mie.structured.limits import MAX_RULES
 from mie.text.detokenizer import Detokenizer
 from mie.text.tokenizer import Tokenizer
 

@@ -9,14 +9,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mie.params.sampling import RequestOutputKind, SamplingParams
-from mie.serve.anthropic.protocol import (
-    FIELDS,
-    CountTokensRequest,
-    MessagesRequest,
-    conversation,
-)
+from mie.params.structured import StructuredOutputsParams
+from mie.serve.anthropic.conversation import conversation, structure_of, tools_of
+from mie.serve.anthropic.protocol import FIELDS, CountTokensRequest, MessagesRequest
 from mie.serve.anthropic.stream import MessageWriter
 from mie.serve.asgi import route_of
+from mie.serve.errors import invalid, naming_structure
 from mie.serve.openai.params import ignored_fields, parse
 from mie.serve.openai.stream import json_response, respond
 from mie.serve.serving import Job, Serving, new_id
@@ -28,13 +26,19 @@ async def messages(request: Request) -> Response:
     body = parse(await request.body(), MessagesRequest)
     model = serving.check_model(body.model)
     headers = ignored_fields(body, serving, route_of(request.scope), FIELDS)
+    structure = structure_of(body)
+    prompt = await _prompt(body, serving)
+    if structure is not None and "answer" in prompt and prompt["answer"].calls is not None:
+        message = "output_config and tools exclude each other, unless tool_choice is 'none'"
+        raise invalid(message, "output_config")
     job = Job(
         response_id=new_id("msg").replace("-", "_"),
-        prompts=[await _prompt(body, serving)],
-        params=_sampling_params(body, serving),
+        prompts=[prompt],
+        params=_sampling_params(body, serving, structure),
         cache_salt=body.cache_salt,
         priority=body.priority or 0,
         is_max_tokens_given=True,
+        structure_name="output_config",
     )
     return await respond(request, job, headers, lambda generation: MessageWriter(generation, model))
 
@@ -64,10 +68,13 @@ async def _prompt(body: CountTokensRequest, serving: Serving) -> dict[str, Any]:
         chat_template=serving.chat_template,
         add_generation_prompt=not is_prefilled,
         continue_final_message=is_prefilled,
+        **tools_of(body),
     )
 
 
-def _sampling_params(body: MessagesRequest, serving: Serving) -> SamplingParams:
+def _sampling_params(
+    body: MessagesRequest, serving: Serving, structure: StructuredOutputsParams | None
+) -> SamplingParams:
     given = {
         "max_tokens": body.max_tokens,
         "stop": body.stop_sequences or None,
@@ -75,7 +82,9 @@ def _sampling_params(body: MessagesRequest, serving: Serving) -> SamplingParams:
         "top_p": body.top_p,
         "top_k": body.top_k,
         "seed": body.seed,
+        "structured_outputs": structure,
     }
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     values = {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(**{**serving.defaults, **values, "n": 1}, output_kind=kind)
+    with naming_structure("output_config"):
+        return SamplingParams(**{**serving.defaults, **values, "n": 1}, output_kind=kind)

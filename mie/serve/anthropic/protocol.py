@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
-from mie.errors import shown
-from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.fields import OFF, Fields
 from mie.serve.openai.protocol import Body, Items, Stop
 
-_NO_TOOLS = "tools cannot be called yet"
-_NO_THINKING = "reasoning is not told from the answer"
+_NO_BUDGET = "the chat template decides whether a model reasons, and it has no budget"
 
 FIELDS = Fields(
     unsupported={
-        "tools": ((None, []), _NO_TOOLS),
-        "tool_choice": ((None, {"type": "none"}), _NO_TOOLS),
-        "thinking": ((None, {"type": "disabled"}), _NO_THINKING),
-        "output_config": ((None, {}), "tokens cannot be constrained by a grammar yet"),
-        "output_format": ((None,), "tokens cannot be constrained by a grammar yet"),
+        "thinking": ((None, {"type": "disabled"}), _NO_BUDGET),
+        "output_format": ((None,), "send output_config.format"),
         "mcp_servers": ((None, []), "the server calls no other servers"),
         "container": ((None,), "the server runs no code"),
         "context_management": ((None, {}), "the server does not shorten conversations"),
@@ -43,8 +36,46 @@ FIELDS = Fields(
 )
 """The fields of Anthropic's API that have no effect here."""
 
-_BLOCK_KEYS = {"type", "text", "cache_control"}
-
+_TOOLS = {
+    "type": "object",
+    "required": ["name", "input_schema"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1},
+        "input_schema": {"type": "object"},
+    },
+}
+Tools = Annotated[
+    Any,  # checked by hand, as is what follows
+    WithJsonSchema({"anyOf": [{"type": "null"}, {"type": "array", "items": _TOOLS}]}),
+]
+ToolChoice = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "type": ["object", "null"],
+            "required": ["type"],
+            "properties": {"type": {"enum": ["auto", "any", "tool", "none"]}},
+        }
+    ),
+]
+OutputConfig = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "type": ["object", "null"],
+            "properties": {
+                "format": {
+                    "type": ["object", "null"],
+                    "required": ["type", "schema"],
+                    "properties": {
+                        "type": {"const": "json_schema"},
+                        "schema": {"type": "object"},
+                    },
+                }
+            },
+        }
+    ),
+]
 Content = str | Items[dict[str, Any]]
 
 
@@ -61,6 +92,8 @@ class CountTokensRequest(Body):
     model: str | None = None
     messages: Annotated[Items[InputMessage], Field(min_length=1)]
     system: Content | None = None
+    tools: Tools = None
+    tool_choice: ToolChoice = None
 
 
 class MessagesRequest(CountTokensRequest):
@@ -68,6 +101,7 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: Annotated[Items[Stop], Field(max_length=256)] | None = None
+    output_config: OutputConfig = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1000)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -75,45 +109,3 @@ class MessagesRequest(CountTokensRequest):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-
-
-def conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
-    """Return the messages as a chat template takes them.
-
-    The system prompt is the first message. Turns of the same role that follow each other are
-    joined, as Anthropic joins them, because templates may refuse them.
-
-    Raises:
-        ApiError: a content has another part than text.
-    """
-    messages: list[dict[str, Any]] = []
-    if body.system:
-        messages.append({"role": "system", "content": _text(body.system, "system")})
-    for index, message in enumerate(body.messages):
-        for name, value in (message.model_extra or {}).items():
-            raise unsupported(f"messages.{index}.{name}", f"leave it out; got {shown(value)}")
-        text = _text(message.content, f"messages.{index}.content")
-        if messages and messages[-1]["role"] == message.role:
-            text = f"{messages.pop()['content']}\n{text}"
-        messages.append({"role": message.role, "content": text})
-    return messages
-
-
-def _text(content: Content, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(_block_text(block, f"{where}.{i}") for i, block in enumerate(content))
-
-
-def _block_text(block: Mapping[str, Any], where: str) -> str:
-    kind = block.get("type")
-    if kind != "text":
-        message = f"the model reads blocks of type 'text' only; got {shown(kind)}"
-        raise unsupported(where, message)
-    text = block.get("text")
-    if not isinstance(text, str):
-        raise invalid(f"{where}.text must be text; got {shown(text)}", where)
-    for name, value in block.items():
-        if name not in _BLOCK_KEYS and value is not None:
-            raise unsupported(f"{where}.{name}", f"leave it out; got {shown(value)}")
-    return text

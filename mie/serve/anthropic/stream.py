@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from mie.frontend.outputs import CompletionOutput, RequestOutput
+from mie.serve.anthropic.blocks import Blocks, event
 from mie.serve.errors import (
     anthropic_body,
     refuse_failed,
@@ -14,7 +15,6 @@ from mie.serve.errors import (
     stream_error,
 )
 from mie.serve.serving import Generation
-from mie.serve.sse import json_string
 
 _STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 
@@ -27,6 +27,7 @@ class MessageWriter:
         self._model = model
         self._num_tokens = 0
         self._has_begun = False
+        self._blocks = Blocks()
 
     def answer(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
@@ -35,8 +36,8 @@ class MessageWriter:
         choice = output.outputs[0]
         return {
             **message_of(self._generation.job.response_id, self._model),
-            "content": [{"type": "text", "text": choice.text, "citations": None}],
-            **stop_of(choice),
+            "content": content_of(choice),
+            **stop_of(choice, bool(choice.tool_calls)),
             "usage": usage_of(output, len(choice.token_ids)),
         }
 
@@ -45,9 +46,12 @@ class MessageWriter:
         generation = self._generation
         try:
             while True:
-                events = self._render(outputs) if outputs else _event("ping", {})
+                events = self._render(outputs)
+                if not events and generation.is_overdue:
+                    events = event("ping", {})
                 if events:
                     yield events.encode()
+                    generation.sent()
                 if generation.is_finished:
                     return
                 outputs = await generation.next()
@@ -64,12 +68,7 @@ class MessageWriter:
                 pieces += self._begin(output)
             for choice in output.outputs:
                 self._num_tokens += len(choice.token_ids)
-                if choice.text:
-                    pieces.append(
-                        'event: content_block_delta\ndata: {"type": "content_block_delta", '
-                        '"index": 0, "delta": {"type": "text_delta", "text": '
-                        f"{json_string(choice.text)}}}}}\n\n"
-                    )
+                pieces += self._blocks.add(choice)
                 if choice.finish_reason is not None:
                     pieces += self._end(output, choice)
         return "".join(pieces)
@@ -82,20 +81,15 @@ class MessageWriter:
             "stop_sequence": None,
             "usage": usage_of(output, 0),
         }
-        block = {"type": "text", "text": "", "citations": None}
-        return [
-            _event("message_start", {"message": message}),
-            _event("content_block_start", {"index": 0, "content_block": block}),
-        ]
+        return [event("message_start", {"message": message})]
 
     def _end(self, output: RequestOutput, choice: CompletionOutput) -> list[str]:
+        usage = usage_of(output, self._num_tokens)
+        delta = stop_of(choice, self._blocks.has_calls)
         return [
-            _event("content_block_stop", {"index": 0}),
-            _event(
-                "message_delta",
-                {"delta": stop_of(choice), "usage": usage_of(output, self._num_tokens)},
-            ),
-            _event("message_stop", {}),
+            *self._blocks.end(),
+            event("message_delta", {"delta": delta, "usage": usage}),
+            event("message_stop", {}),
         ]
 
 
@@ -104,7 +98,23 @@ def message_of(response_id: str, model: str) -> dict[str, Any]:
     return {"id": response_id, "type": "message", "role": "assistant", "model": model}
 
 
-def stop_of(choice: CompletionOutput) -> dict[str, Any]:
+def content_of(choice: CompletionOutput) -> list[dict[str, Any]]:
+    """Return the blocks of a whole message. A call that was cut is left out."""
+    content: list[dict[str, Any]] = []
+    if choice.reasoning:
+        content.append({"type": "thinking", "thinking": choice.reasoning, "signature": ""})
+    if choice.text:
+        content.append({"type": "text", "text": choice.text, "citations": None})
+    for call in choice.tool_calls or ():
+        try:
+            arguments = json.loads(call.arguments)
+        except ValueError:
+            continue
+        content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+    return content or [{"type": "text", "text": "", "citations": None}]
+
+
+def stop_of(choice: CompletionOutput, has_calls: bool = False) -> dict[str, Any]:
     """Return why a message ended.
 
     Raises:
@@ -113,6 +123,8 @@ def stop_of(choice: CompletionOutput) -> dict[str, Any]:
     refuse_unfinished(choice)
     if isinstance(choice.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}
+    if has_calls and choice.finish_reason == "stop":
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     reason = _STOP_REASONS.get(choice.finish_reason or "", choice.finish_reason)
     return {"stop_reason": reason, "stop_sequence": None}
 
@@ -126,7 +138,3 @@ def usage_of(output: RequestOutput, num_output: int) -> dict[str, Any]:
         "cache_read_input_tokens": num_cached,
         "output_tokens": num_output,
     }
-
-
-def _event(name: str, fields: dict[str, Any]) -> str:
-    return f"event: {name}\ndata: {json.dumps({'type': name, **fields})}\n\n"

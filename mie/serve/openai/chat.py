@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -12,8 +15,10 @@ from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.params import job_of, read, sampling_params
 from mie.serve.openai.protocol import ChatCompletionRequest
 from mie.serve.openai.stream import Choice, ChunkWriter, reason, respond
+from mie.serve.openai.structure import structure_of
 from mie.serve.serving import Generation, Serving, new_id
 from mie.serve.sse import json_string
+from mie.tools.calls import ToolCall
 
 
 async def chat_completions(request: Request) -> Response:
@@ -21,15 +26,22 @@ async def chat_completions(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     body, model, headers = await read(request, serving, ChatCompletionRequest)
     max_tokens = _max_tokens(body)
+    structure, structure_name = structure_of(body)
+    if structure is not None and body.tools is not None and body.tool_choice != "none":
+        message = f"{structure_name} and tools exclude each other, unless tool_choice is 'none'"
+        raise invalid(message, structure_name)
     params = sampling_params(
         body,
         serving,
+        structure_name,
         max_tokens=max_tokens,
         logprobs=_num_logprobs(body),
+        structured_outputs=structure,
     )
     if max_tokens is None and "max_tokens" not in serving.defaults:
         params.max_tokens = None  # the rest of the context
-    prompt = await chat_prompt(body, serving)
+    parallel = body.parallel_tool_calls
+    prompt = await chat_prompt(body, serving, parallel_tool_calls=parallel)
     is_given = max_tokens is not None
     response_id = new_id("chatcmpl")
     job = job_of(
@@ -38,6 +50,7 @@ async def chat_completions(request: Request) -> Response:
         [prompt],
         params,
         is_max_tokens_given=is_given,
+        structure_name=structure_name,
         logprobs_name="top_logprobs",
     )
     return await respond(
@@ -45,7 +58,9 @@ async def chat_completions(request: Request) -> Response:
     )
 
 
-async def chat_prompt(body: Any, serving: Serving) -> dict[str, Any]:
+async def chat_prompt(
+    body: Any, serving: Serving, *, parallel_tool_calls: bool | None = None
+) -> dict[str, Any]:
     """Return a conversation as a prompt, as text and in tokens.
 
     Raises:
@@ -74,6 +89,9 @@ async def chat_prompt(body: Any, serving: Serving) -> dict[str, Any]:
         add_generation_prompt=not body.continue_final_message if adds is None else adds,
         continue_final_message=bool(body.continue_final_message),
         chat_template_kwargs=body.chat_template_kwargs,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=parallel_tool_calls,
     )
 
 
@@ -99,29 +117,41 @@ class ChatWriter(ChunkWriter):
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         super().__init__(generation, body, model, serving, object=kind)
         self._sends_prompt_logprobs = body.prompt_logprobs is not None
+        self._sends_reasoning = body.include_reasoning is not False
 
     # Chunks
 
     def begin(self, choice: Choice, output: RequestOutput) -> list[str]:
         """Return the chunks that begin a choice."""
+        delta = '{"role": "assistant", "content": ""}'
+        return [self._delta(choice, delta, "")]
+
+    def news(self, choice: Choice, output: CompletionOutput, extras: str) -> list[str]:
+        """Return the chunks with what is new. The extras are in the first one."""
+        deltas = []
+        if output.reasoning and self._sends_reasoning:
+            deltas.append(f'{{"reasoning": {json_string(output.reasoning)}}}')
+        if output.text:
+            deltas.append(f'{{"content": {json_string(output.text)}}}')
+        for call in output.tool_calls or ():
+            deltas += _call_deltas(choice, call)
+        if extras and not deltas:
+            deltas.append('{"content": ""}')
         return [
-            f'{{"index": {choice.index}, "delta": {{"role": "assistant", "content": ""}}, '
-            '"logprobs": null, "finish_reason": null}'
+            self._delta(choice, delta, "" if place else extras)
+            for place, delta in enumerate(deltas)
         ]
 
-    def text(self, choice: Choice, text: str, extras: str) -> str:
-        """Return a chunk with new text."""
-        extras = extras or ', "logprobs": null'
-        return (
-            f'{{"index": {choice.index}, "delta": {{"content": {json_string(text)}}}{extras}, '
-            '"finish_reason": null}'
-        )
-
-    def end(self, choice: Choice, text: str, extras: str, output: CompletionOutput) -> list[str]:
+    def end(self, choice: Choice, output: CompletionOutput, extras: str) -> list[str]:
         """Return the chunks that end a choice."""
-        last = f'{{"index": {choice.index}, "delta": {{}}, "logprobs": null, {reason(output)}}}'
-        has_rest = text or choice.has_news
-        return [self.text(choice, text, extras), last] if has_rest else [last]
+        chunks = self.news(choice, output, extras if choice.has_news else "")
+        ending = reason(output, finish_reason(output, choice.num_calls))
+        last = f'{{"index": {choice.index}, "delta": {{}}, "logprobs": null, {ending}}}'
+        return [*chunks, last]
+
+    def _delta(self, choice: Choice, delta: str, extras: str) -> str:
+        extras = extras or ', "logprobs": null'
+        return f'{{"index": {choice.index}, "delta": {delta}{extras}, "finish_reason": null}}'
 
     def logprobs_of(
         self, choice: Choice, token_ids: list[int], rows: list[LogprobRow | None]
@@ -144,13 +174,38 @@ class ChatWriter(ChunkWriter):
         return answer
 
     def _whole(self, each: CompletionOutput) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if each.tool_calls and not each.text else each.text,
+            "refusal": None,
+        }
+        if each.reasoning is not None and self._sends_reasoning:
+            message["reasoning"] = each.reasoning or None
+        if each.tool_calls:
+            message["tool_calls"] = [call.as_message() for call in each.tool_calls]
         choice: dict[str, Any] = {
             "index": each.index,
-            "message": {"role": "assistant", "content": each.text, "refusal": None},
+            "message": message,
             "logprobs": self.logprobs and self.logprobs.chat(each.logprobs or ()),
-            "finish_reason": each.finish_reason,
+            "finish_reason": finish_reason(each, len(each.tool_calls or ())),
             "stop_reason": each.stop_reason,
         }
         if self.has_token_ids:
             choice["token_ids"] = each.token_ids
         return choice
+
+
+def finish_reason(output: CompletionOutput, num_calls: int) -> str | None:
+    """Return why a choice ended, which is its calls if it has any and was not cut."""
+    return "tool_calls" if num_calls and output.finish_reason == "stop" else output.finish_reason
+
+
+def _call_deltas(choice: Choice, call: ToolCall) -> Iterator[str]:
+    """Yield the deltas of what is new of a call: first its name, then pieces of its arguments."""
+    if call.index >= choice.num_calls:
+        choice.num_calls = call.index + 1
+        begun = {"index": call.index, **replace(call, arguments="").as_message()}
+        yield f'{{"tool_calls": [{json.dumps(begun)}]}}'
+    if call.arguments:
+        piece = f'{{"arguments": {json_string(call.arguments)}}}'
+        yield f'{{"tool_calls": [{{"index": {call.index}, "function": {piece}}}]}}'

@@ -14,6 +14,7 @@ from mie.serve.errors import ApiError, invalid
 from mie.serve.openai.params import job_of, read, sampling_params
 from mie.serve.openai.protocol import CompletionRequest
 from mie.serve.openai.stream import Choice, ChunkWriter, reason, respond
+from mie.serve.openai.structure import structure_of
 from mie.serve.serving import Generation, Serving, new_id
 from mie.serve.sse import json_string
 
@@ -25,13 +26,16 @@ async def completions(request: Request) -> Response:
     serving: Serving = request.app.state.serving
     body, model, headers = await read(request, serving, CompletionRequest)
     prompts = prompts_of(body.prompt)
+    structure, structure_name = structure_of(body)
     params = sampling_params(
         body,
         serving,
+        structure_name,
         # The engine generates at least one token. The answer leaves it out where none is wanted.
         max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=_prompt_logprobs(body),
+        structured_outputs=structure,
     )
     job = job_of(
         body,
@@ -40,6 +44,7 @@ async def completions(request: Request) -> Response:
         params,
         is_max_tokens_given=bool(body.max_tokens),
         adds_special_tokens=body.add_special_tokens is not False,
+        structure_name=structure_name,
     )
     return await respond(
         request, job, headers, lambda generation: CompletionWriter(generation, body, model, serving)
@@ -112,23 +117,27 @@ class CompletionWriter(ChunkWriter):
             extras = f', "logprobs": {json.dumps(value)}'
         if self.has_token_ids:
             extras += ', "token_ids": []'
-        return [self.text(choice, self._prompt_text(output), extras)]
+        return [self._text(choice, self._prompt_text(output), extras)]
 
-    def text(self, choice: Choice, text: str, extras: str) -> str:
-        """Return a chunk with new text."""
+    def news(self, choice: Choice, output: CompletionOutput, extras: str) -> list[str]:
+        """Return the chunk with new text."""
+        return [self._text(choice, output.text, extras)]
+
+    def _text(self, choice: Choice, text: str, extras: str) -> str:
         extras = extras or ', "logprobs": null'
         return (
             f'{{"index": {choice.index}, "text": {json_string(text)}{extras}, '
             '"finish_reason": null}'
         )
 
-    def end(self, choice: Choice, text: str, extras: str, output: CompletionOutput) -> list[str]:
+    def end(self, choice: Choice, output: CompletionOutput, extras: str) -> list[str]:
         """Return the chunks that end a choice."""
+        text = output.text
         if not self.has_new_tokens:
             text, extras = "", ""
         extras = extras or ', "logprobs": null'
-        text = json_string(text)
-        return [f'{{"index": {choice.index}, "text": {text}{extras}, {reason(output)}}}']
+        ending = reason(output, output.finish_reason)
+        return [f'{{"index": {choice.index}, "text": {json_string(text)}{extras}, {ending}}}']
 
     def logprobs_of(
         self, choice: Choice, token_ids: list[int], rows: list[LogprobRow | None]

@@ -9,8 +9,9 @@ from typing import Any
 OFF: tuple[Any, ...] = (None, False)
 EMPTY: tuple[Any, ...] = (None, [], {}, "")
 
-_NO_GRAMMAR = "tokens cannot be constrained by a grammar yet"
-_NO_TOOLS = "tools cannot be called yet"
+_STRUCTURED = "send structured_outputs or response_format"
+_OF_CHATS = "it belongs to /v1/chat/completions"
+_NO_EFFORT = "the chat template decides (chat_template_kwargs)"
 _NO_STORE = "nothing is stored between requests"
 
 Unsupported = Mapping[str, tuple[tuple[Any, ...], str]]
@@ -35,28 +36,26 @@ _UNSUPPORTED: Unsupported = {
     "use_beam_search": (OFF, "beam search runs offline only (LLM.beam_search)"),
     "length_penalty": ((None, 1, 1.0), "it belongs to beam search"),
     "early_stopping": (OFF, "it belongs to beam search"),
-    "response_format": ((None, {"type": "text"}), _NO_GRAMMAR),
-    "structured_outputs": (EMPTY, _NO_GRAMMAR),
-    "guided_json": (EMPTY, _NO_GRAMMAR),
-    "guided_regex": (EMPTY, _NO_GRAMMAR),
-    "guided_choice": (EMPTY, _NO_GRAMMAR),
-    "guided_grammar": (EMPTY, _NO_GRAMMAR),
-    "guided_decoding_backend": (EMPTY, _NO_GRAMMAR),
-    "guided_whitespace_pattern": (EMPTY, _NO_GRAMMAR),
-    "grammar": (EMPTY, _NO_GRAMMAR),
-    "json_schema": (EMPTY, _NO_GRAMMAR),
-    "structural_tag": (EMPTY, _NO_GRAMMAR),
-    "tools": ((None,), _NO_TOOLS),
-    "tool_choice": ((None, "none"), _NO_TOOLS),
-    "functions": ((None,), _NO_TOOLS),
-    "function_call": ((None, "none"), _NO_TOOLS),
+    "guided_json": (EMPTY, _STRUCTURED),
+    "guided_regex": (EMPTY, _STRUCTURED),
+    "guided_choice": (EMPTY, _STRUCTURED),
+    "guided_grammar": (EMPTY, _STRUCTURED),
+    "guided_decoding_backend": (EMPTY, "llguidance computes masks"),
+    "guided_whitespace_pattern": (EMPTY, _STRUCTURED),
+    "grammar": (EMPTY, _STRUCTURED),
+    "json_schema": (EMPTY, _STRUCTURED),
+    "structural_tag": (EMPTY, _STRUCTURED),
+    "tools": ((None,), _OF_CHATS),
+    "tool_choice": ((None, "none"), _OF_CHATS),
+    "functions": ((None,), "send tools"),
+    "function_call": ((None, "none"), "send tool_choice"),
     "web_search_options": ((None,), "the server does not search the web"),
     "modalities": ((None, ["text"]), "the model reads and writes text only"),
     "audio": ((None,), "the model reads and writes text only"),
     "prediction": ((None,), "predicted outputs are not used"),
-    "reasoning_effort": ((None, "none"), "reasoning is not told from the answer"),
-    "include_reasoning": ((None, True), "reasoning is not told from the answer"),
-    "thinking_token_budget": ((None,), "reasoning is not told from the answer"),
+    "reasoning_effort": ((None, "none"), _NO_EFFORT),
+    "include_reasoning": ((None, True), _OF_CHATS),
+    "thinking_token_budget": ((None,), "reasoning has no limit of its own; use max_tokens"),
     "verbosity": ((None, "medium"), "the model has no such setting"),
     "moderation": (EMPTY, "nothing is moderated"),
     "store": (OFF, _NO_STORE),

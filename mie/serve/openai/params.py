@@ -21,7 +21,7 @@ from starlette.requests import Request
 from mie.errors import shown
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.serve.asgi import route_of
-from mie.serve.errors import ApiError, invalid, unsupported
+from mie.serve.errors import ApiError, invalid, naming_structure, unsupported
 from mie.serve.openai.fields import OPENAI, Fields
 from mie.serve.openai.protocol import Body, ChatCompletionRequest, CompletionRequest, GenerationBody
 from mie.serve.serving import Job, Serving
@@ -109,8 +109,12 @@ def ignored_fields(
     return {"x-mie-ignored": names}
 
 
-def sampling_params(body: GenerationBody, serving: Serving, **more: Any) -> SamplingParams:
+def sampling_params(
+    body: GenerationBody, serving: Serving, structure_name: str, **more: Any
+) -> SamplingParams:
     """Return the sampling parameters of a request over the server's defaults.
+
+    ``structure_name`` is the field that says what the answer must be.
 
     Raises:
         ApiError: a value is out of range.
@@ -132,7 +136,8 @@ def sampling_params(body: GenerationBody, serving: Serving, **more: Any) -> Samp
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options needs stream=true", "stream_options")
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**values, output_kind=kind)
+    with naming_structure(structure_name):
+        return SamplingParams(**values, output_kind=kind)
 
 
 def job_of(
@@ -143,6 +148,7 @@ def job_of(
     *,
     is_max_tokens_given: bool,
     adds_special_tokens: bool = True,
+    structure_name: str = "structured_outputs",
     logprobs_name: str = "logprobs",
 ) -> Job:
     """Return what the engine is asked for."""
@@ -154,6 +160,7 @@ def job_of(
         priority=body.priority or 0,
         is_max_tokens_given=is_max_tokens_given,
         adds_special_tokens=adds_special_tokens,
+        structure_name=structure_name,
         logprobs_name=logprobs_name,
     )
 

@@ -51,6 +51,57 @@ Prompt = Annotated[
     ),
 ]
 
+_OBJECT = {"type": "object"}
+_NAMED = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": {"type": "string", "minLength": 1}},
+        },
+    },
+}
+ResponseFormat = Annotated[
+    Any,  # checked by hand, with messages that name the part that is wrong
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "null"},
+                {
+                    "type": "object",
+                    "required": ["type"],
+                    "properties": {"type": {"enum": ["text", "json_object"]}},
+                },
+                {
+                    "type": "object",
+                    "required": ["type", "json_schema"],
+                    "properties": {
+                        "type": {"const": "json_schema"},
+                        "json_schema": {
+                            "type": "object",
+                            "required": ["schema"],
+                            "properties": {"schema": _OBJECT},
+                        },
+                    },
+                },
+            ]
+        }
+    ),
+]
+Tools = Annotated[
+    Any,  # checked by hand, as it is offline
+    WithJsonSchema(
+        {"anyOf": [{"type": "null"}, {"type": "array", "minItems": 1, "items": _NAMED}]}
+    ),
+]
+ToolChoice = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [{"enum": [None, "none", "auto", "required"]}, _NAMED]}),
+]
+
 
 class Body(BaseModel):
     """A JSON object whose unknown fields are kept in ``model_extra``."""
@@ -89,6 +140,9 @@ class GenerationBody(Body):
     allowed_token_ids: Annotated[Items[TokenId], Field(min_length=1)] | None = None
     logit_bias: Biases | None = None
     prompt_logprobs: Annotated[int, Field(ge=-1)] | None = None
+    response_format: ResponseFormat = None
+    structured_outputs: dict[str, Any] | None = None
+    """What the answer must be, as in `StructuredOutputsParams` (vLLM)."""
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
@@ -126,6 +180,11 @@ class ChatCompletionRequest(GenerationBody):
     messages: Annotated[Items[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: Tools = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    """Whether the answer has the model's reasoning (vLLM)."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=-1)] | None = None
     add_generation_prompt: bool | None = None

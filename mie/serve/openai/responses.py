@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from starlette.requests import Request
@@ -13,11 +14,20 @@ from starlette.routing import Route
 
 from mie.frontend.outputs import CompletionOutput, RequestOutput
 from mie.params.sampling import RequestOutputKind, SamplingParams
+from mie.params.structured import StructuredOutputsParams
 from mie.serve.asgi import route_of
-from mie.serve.errors import invalid, refuse_failed, refuse_unfinished, stream_error
+from mie.serve.errors import (
+    invalid,
+    naming_structure,
+    refuse_failed,
+    refuse_unfinished,
+    stream_error,
+)
 from mie.serve.openai.logprobs import LogprobWriter
 from mie.serve.openai.params import ignored_fields, parse
-from mie.serve.openai.responses_protocol import FIELDS, ResponsesRequest, conversation
+from mie.serve.openai.responses_input import conversation, format_of, tool_choice_of, tools_of
+from mie.serve.openai.responses_items import Event, OutputItems
+from mie.serve.openai.responses_protocol import FIELDS, ResponsesRequest
 from mie.serve.openai.stream import respond
 from mie.serve.serving import Generation, Job, Serving, new_id
 
@@ -28,10 +38,18 @@ async def responses(request: Request) -> Response:
     body = parse(await request.body(), ResponsesRequest)
     model = serving.check_model(body.model)
     headers = ignored_fields(body, serving, route_of(request.scope), FIELDS)
-    params = _sampling_params(body, serving)
+    structure = format_of(body)
+    if structure is not None and body.tools and body.tool_choice != "none":
+        message = "text and tools exclude each other, unless tool_choice is 'none'"
+        raise invalid(message, "text")
+    params = _sampling_params(body, serving, structure)
     serving.required_tokenizer()
     prompt = await serving.engine.chat_prompt(
-        conversation(body), chat_template=serving.chat_template
+        conversation(body),
+        chat_template=serving.chat_template,
+        tools=tools_of(body),
+        tool_choice=tool_choice_of(body),
+        parallel_tool_calls=body.parallel_tool_calls,
     )
     job = Job(
         response_id=new_id("resp").replace("-", "_"),
@@ -40,6 +58,7 @@ async def responses(request: Request) -> Response:
         cache_salt=body.cache_salt,
         priority=body.priority or 0,
         is_max_tokens_given=body.max_output_tokens is not None,
+        structure_name="text",
         logprobs_name="top_logprobs",
     )
     logprobs = None
@@ -54,7 +73,9 @@ async def responses(request: Request) -> Response:
 ROUTES = (Route("/v1/responses", responses, methods=["POST"]),)
 
 
-def _sampling_params(body: ResponsesRequest, serving: Serving) -> SamplingParams:
+def _sampling_params(
+    body: ResponsesRequest, serving: Serving, structure: StructuredOutputsParams | None
+) -> SamplingParams:
     if body.top_logprobs and not body.has_logprobs:
         raise invalid("top_logprobs needs include=['message.output_text.logprobs']", "top_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -67,8 +88,11 @@ def _sampling_params(body: ResponsesRequest, serving: Serving) -> SamplingParams
         values["max_tokens"] = body.max_output_tokens
     if body.has_logprobs:
         values["logprobs"] = body.top_logprobs or 0
+    if structure is not None:
+        values["structured_outputs"] = structure
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**values, output_kind=kind)
+    with naming_structure("text"):
+        return SamplingParams(**values, output_kind=kind)
 
 
 class ResponseWriter:
@@ -83,10 +107,8 @@ class ResponseWriter:
     ) -> None:
         params = generation.job.params
         self._generation = generation
-        self._item_id = f"msg_{generation.job.response_id[5:]}"
-        self._text = ""
+        self._items = OutputItems(generation.job.response_id)
         self._num_tokens = 0
-        self._logprobs: list[dict[str, Any]] = []
         self._writer = logprobs
         self._number = 0
         self._has_begun = False
@@ -100,50 +122,49 @@ class ResponseWriter:
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": None,
             "metadata": body.metadata or {},
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
             "store": False,
             "temperature": params.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            "text": {"format": {"type": "text"}, **(body.text or {})},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": "disabled",
         }
 
-    def add(self, choice: CompletionOutput) -> list[dict[str, Any]]:
-        """Take what is new of the answer, and return the log-probabilities of its tokens."""
-        self._text += choice.text
+    def add(self, choice: CompletionOutput) -> Iterator[Event]:
+        """Take what is new of the answer, and yield its events."""
         self._num_tokens += len(choice.token_ids)
-        if self._writer is None or not choice.logprobs:
-            return []
-        entries: list[dict[str, Any]] = self._writer.chat(choice.logprobs)["content"]
-        self._logprobs += entries
-        return entries
+        logprobs: list[dict[str, Any]] = []
+        if self._writer is not None and choice.logprobs:
+            logprobs = self._writer.chat(choice.logprobs)["content"]
+        yield from self._items.add(choice, logprobs)
 
     def answer(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
         refuse_failed(outputs)
         [output] = outputs
         choice = output.outputs[0]
-        self.add(choice)
+        for _ in chain(self.add(choice), self._items.end(_status(choice))):
+            pass  # nothing is sent before the end
         return self.finished(output, choice)
 
     def finished(self, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         """Return the response after its last token."""
         refuse_unfinished(choice)
-        is_whole = choice.finish_reason == "stop"
+        status, is_whole = _status(choice), choice.finish_reason == "stop"
         num_prompt = len(output.prompt_token_ids)
         return {
             **self._fields,
-            "status": "completed" if is_whole else "incomplete",
+            "status": status,
             "completed_at": int(time.time()) if is_whole else None,
             "error": None,
             "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
-            "output": [self._item("completed" if is_whole else "incomplete", [self._part()])],
+            "output": self._items.as_list(status),
             "usage": {
                 "input_tokens": num_prompt,
                 "input_tokens_details": {
@@ -151,7 +172,9 @@ class ResponseWriter:
                     "cache_write_tokens": 0,
                 },
                 "output_tokens": self._num_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {
+                    "reasoning_tokens": output.metrics.num_reasoning_tokens if output.metrics else 0
+                },
                 "total_tokens": num_prompt + self._num_tokens,
             },
         }
@@ -162,8 +185,11 @@ class ResponseWriter:
         try:
             while True:
                 events = "".join(self._render(outputs))
-                if events or not outputs:
-                    yield events.encode() or b": keepalive\n\n"
+                if not events and generation.is_overdue:
+                    events = ": keepalive\n\n"
+                if events:
+                    yield events.encode()
+                    generation.sent()
                 if generation.is_finished:
                     return
                 outputs = await generation.next()
@@ -177,38 +203,24 @@ class ResponseWriter:
             yield from self._begin()
         for output in outputs:
             for choice in output.outputs:
-                logprobs = self.add(choice)
-                if choice.text or logprobs:
-                    yield self._event(
-                        "response.output_text.delta",
-                        **self._place,
-                        delta=choice.text,
-                        logprobs=logprobs,
-                    )
+                yield from self._written(self.add(choice))
                 if choice.finish_reason is not None:
                     yield from self._end(output, choice)
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
 
     def _begin(self) -> Iterator[str]:
         response = self._unfinished("in_progress", None)
         yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
-        item = self._item("in_progress", [])
-        yield self._event("response.output_item.added", output_index=0, item=item)
-        yield self._event("response.content_part.added", **self._place, part=self._part())
 
     def _end(self, output: RequestOutput, choice: CompletionOutput) -> Iterator[str]:
+        refuse_unfinished(choice)
+        yield from self._written(self._items.end(_status(choice)))
         response = self.finished(output, choice)
-        [item] = response["output"]
-        yield self._event(
-            "response.output_text.done", **self._place, text=self._text, logprobs=self._logprobs
-        )
-        yield self._event("response.content_part.done", **self._place, part=self._part())
-        yield self._event("response.output_item.done", output_index=0, item=item)
         yield self._event(f"response.{response['status']}", response=response)
+
+    def _written(self, events: Iterable[Event]) -> Iterator[str]:
+        for name, fields in events:
+            yield self._event(name, **fields)
 
     def _failure(self, error: Exception) -> bytes:
         failed = {"code": "server_error", "message": stream_error(error).message}
@@ -224,24 +236,11 @@ class ResponseWriter:
             "usage": None,
         }
 
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }
-
-    def _part(self) -> dict[str, Any]:
-        return {
-            "type": "output_text",
-            "text": self._text,
-            "annotations": [],
-            "logprobs": self._logprobs,
-        }
-
-    def _event(self, name: str, **fields: Any) -> str:
+    def _event(self, kind: str, /, **fields: Any) -> str:
         number, self._number = self._number, self._number + 1
-        data = json.dumps({"type": name, "sequence_number": number, **fields})
-        return f"event: {name}\ndata: {data}\n\n"
+        data = json.dumps({"type": kind, "sequence_number": number, **fields})
+        return f"event: {kind}\ndata: {data}\n\n"
+
+
+def _status(choice: CompletionOutput) -> str:
+    return "completed" if choice.finish_reason == "stop" else "incomplete"

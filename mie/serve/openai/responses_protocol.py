@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
-from mie.errors import shown
-from mie.serve.errors import invalid, unsupported
 from mie.serve.openai.fields import EMPTY, OFF, Fields
 from mie.serve.openai.protocol import Body, Items
 
 LOGPROBS = "message.output_text.logprobs"
 
-_NO_TOOLS = "tools cannot be called yet"
 _NO_STORE = "nothing is stored between requests"
-_NO_REASONING = "reasoning is not told from the answer"
+_NO_EFFORT = "the chat template decides how much a model reasons"
 
 FIELDS = Fields(
     unsupported={
@@ -27,14 +24,8 @@ FIELDS = Fields(
         "prompt": ((None,), _NO_STORE),
         "access_programs": (EMPTY, "there are none"),
         "image": (EMPTY, "the model reads and writes text only"),
-        "tools": ((None, []), _NO_TOOLS),
-        "tool_choice": ((None, "none", "auto"), _NO_TOOLS),
-        "max_tool_calls": ((None,), _NO_TOOLS),
-        "text": (
-            (None, {}, {"format": {"type": "text"}}),
-            "tokens cannot be constrained by a grammar yet",
-        ),
-        "reasoning": ((None, {}, {"effort": None}, {"effort": "none"}), _NO_REASONING),
+        "max_tool_calls": ((None,), "send parallel_tool_calls=false for at most one"),
+        "reasoning": ((None, {}, {"effort": None}, {"effort": "none"}), _NO_EFFORT),
         "truncation": ((None, "disabled"), "the server does not shorten conversations"),
         "context_management": (EMPTY, "the server does not shorten conversations"),
         "moderation": (EMPTY, "nothing is moderated"),
@@ -42,7 +33,6 @@ FIELDS = Fields(
     },
     without_effect=frozenset(
         {
-            "parallel_tool_calls",  # says nothing without tools
             "prompt_cache_key",  # equal prefixes are cached anyway
             "prompt_cache_options",
             "prompt_cache_retention",
@@ -54,8 +44,46 @@ FIELDS = Fields(
 """The fields of the Responses API that have no effect here."""
 
 
-_ITEM_KEYS = {"type", "role", "content", "id", "status", "phase"}
-"""What a message may have; the last three are those of an answer that is sent again."""
+_NAMED = {
+    "type": "object",
+    "required": ["type", "name"],
+    "properties": {"type": {"const": "function"}, "name": {"type": "string", "minLength": 1}},
+}
+TextFormat = Annotated[
+    Any,  # checked by hand, as is what follows
+    WithJsonSchema(
+        {
+            "type": ["object", "null"],
+            "properties": {
+                "format": {
+                    "anyOf": [
+                        {"type": "null"},
+                        {
+                            "type": "object",
+                            "required": ["type"],
+                            "properties": {"type": {"enum": ["text", "json_object"]}},
+                        },
+                        {
+                            "type": "object",
+                            "required": ["type", "schema"],
+                            "properties": {
+                                "type": {"const": "json_schema"},
+                                "schema": {"type": "object"},
+                            },
+                        },
+                    ]
+                },
+                "verbosity": {"enum": [None, "medium"]},
+            },
+        }
+    ),
+]
+ResponseTools = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"type": "null"}, {"type": "array", "items": _NAMED}]})
+]
+ResponseToolChoice = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"enum": [None, "none", "auto", "required"]}, _NAMED]})
+]
 
 
 class StreamOptions(Body):
@@ -80,6 +108,10 @@ class ResponsesRequest(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     metadata: dict[str, Any] | None = None
+    text: TextFormat = None
+    tools: ResponseTools = None
+    tool_choice: ResponseToolChoice = None
+    parallel_tool_calls: bool | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -88,33 +120,3 @@ class ResponsesRequest(Body):
     def has_logprobs(self) -> bool:
         """Whether the answer has log-probabilities."""
         return LOGPROBS in (self.include or ())
-
-
-def conversation(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """Return the messages as a chat template takes them, the instructions first.
-
-    Raises:
-        ApiError: an item of the input is no message.
-    """
-    messages: list[dict[str, Any]] = []
-    if body.instructions:
-        messages.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        return [*messages, {"role": "user", "content": body.input}]
-    for index, item in enumerate(body.input):
-        kind = item.get("type", "message")
-        if kind != "message":
-            message = f"the model reads items of type 'message' only; got {shown(kind)}"
-            raise unsupported(f"input.{index}", message)
-        for name, value in item.items():
-            if name not in _ITEM_KEYS and value is not None:
-                raise unsupported(f"input.{index}.{name}", f"leave it out; got {shown(value)}")
-        role = item.get("role")
-        if role not in ("user", "assistant", "system", "developer"):
-            raise invalid(f"input.{index}.role is no role; got {shown(role)}", "input")
-        content = item.get("content")
-        if not isinstance(content, str | list):
-            message = f"input.{index}.content must be text or a list of parts; got {shown(content)}"
-            raise invalid(message, "input")
-        messages.append({"role": role, "content": content})
-    return messages

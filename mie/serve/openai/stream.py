@@ -31,6 +31,8 @@ class Choice:
         self.has_news = False
         """Whether the extras of the last chunk report any token."""
         self.num_tokens = 0
+        self.num_calls = 0
+        """Calls of tools that were begun."""
         self.token_ids: list[int] = []
         self.rows: list[LogprobRow | None] = []
 
@@ -106,12 +108,12 @@ class ChunkWriter:
         """Return the choices, as JSON, that come before the first text of a choice."""
         return []
 
-    def text(self, choice: Choice, text: str, extras: str) -> str:
-        """Return a choice with text, as JSON."""
+    def news(self, choice: Choice, output: CompletionOutput, extras: str) -> list[str]:
+        """Return choices, as JSON, with what is new."""
         raise NotImplementedError
 
-    def end(self, choice: Choice, text: str, extras: str, output: CompletionOutput) -> list[str]:
-        """Return the last choices, as JSON: the rest of the text, and why it ended."""
+    def end(self, choice: Choice, output: CompletionOutput, extras: str) -> list[str]:
+        """Return the last choices, as JSON: what is new, and why it ended."""
         raise NotImplementedError
 
     def logprobs_of(
@@ -127,14 +129,17 @@ class ChunkWriter:
         generation = self.generation
         try:
             while True:
-                events = self.render(outputs) if outputs else self._keepalive()
+                events = self.render(outputs)
                 if generation.is_finished:
                     if self._usage_at_end:
                         events += self._usage_chunk()
                     yield events.encode() + DONE
                     return
+                if not events and generation.is_overdue:
+                    events = self._keepalive()
                 if events:
                     yield events.encode()
+                    generation.sent()
                 outputs = await generation.next()
         except Exception as error:
             yield failure(error)
@@ -170,13 +175,12 @@ class ChunkWriter:
             choice.has_begun = True
             for json_choice in self.begin(choice, output):
                 self._write(pieces, json_choice)
-        if not each.text and not is_over and not (self.has_token_ids and choice.token_ids):
-            return  # half a character, or the beginning of a stop string
+        is_new = each.text or each.reasoning or each.tool_calls
+        if not is_new and not is_over and not (self.has_token_ids and choice.token_ids):
+            return  # half a character, or the beginning of a stop string or of a tag
         extras = self._extras(choice) if self._has_extras else ""
-        if not is_over:
-            self._write(pieces, self.text(choice, each.text, extras))
-            return
-        for json_choice in self.end(choice, each.text, extras, each):
+        write = self.end if is_over else self.news
+        for json_choice in write(choice, each, extras):
             self._write(pieces, json_choice)
 
     def _write(self, pieces: list[str], json_choice: str) -> None:
@@ -229,10 +233,10 @@ def failure(error: Exception) -> bytes:
     return b"data: " + json.dumps(stream_error(error).body()).encode() + b"\n\n" + DONE
 
 
-def reason(output: CompletionOutput) -> str:
+def reason(output: CompletionOutput, finish_reason: str | None) -> str:
     """Return the keys that say why a choice ended."""
     return (
-        f'"finish_reason": {json_string(output.finish_reason or "")}, '
+        f'"finish_reason": {json_string(finish_reason or "")}, '
         f'"stop_reason": {json.dumps(output.stop_reason)}'
     )
 

@@ -18,7 +18,7 @@ from mie.serve.errors import invalid, too_long, unsupported
 from mie.serve.openai.chat import chat_prompt
 from mie.serve.openai.fields import OPENAI, Fields
 from mie.serve.openai.params import ignored_fields, parse
-from mie.serve.openai.protocol import Body, ChatMessage, Items, TokenId
+from mie.serve.openai.protocol import Body, ChatMessage, Items, TokenId, ToolChoice, Tools
 from mie.serve.openai.stream import json_response
 from mie.serve.serving import Serving
 from mie.text.pretrained import PretrainedTokenizer
@@ -43,6 +43,8 @@ class TemplateRequest(Body):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template_content_format: Literal["auto", "string", "openai"] | None = None
+    tools: Tools = None
+    tool_choice: ToolChoice = None
 
 
 class TokenizeRequest(TemplateRequest):

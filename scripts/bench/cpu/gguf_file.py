@@ -1,4 +1,4 @@
-"""Write a model directory as a GGUF file for llama.cpp, without a vocabulary.
+"""Write a model directory as a GGUF file for llama.cpp, with a vocabulary or without.
 
 Matrices are F32, F16 or Q8_0 and vectors are F32, as llama.cpp's own converter writes them. A
 matrix stays F16 if its rows are not a multiple of the 32 numbers of a Q8_0 block. The "llama"
@@ -29,8 +29,11 @@ TYPES = {
 ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
 
 
-def write_gguf(directory: Path, path: Path, kind: str) -> None:
+def write_gguf(directory: Path, path: Path, kind: str, *, has_vocabulary: bool = False) -> None:
     """Write the model in ``directory`` to ``path``, with matrices of ``kind`` (see `TYPES`).
+
+    With ``has_vocabulary``, the file has that of the directory's tokenizer.json, which must be a
+    byte-level BPE.
 
     Raises:
         ValueError: the model's family, or a dtype in its file, is not supported.
@@ -44,6 +47,10 @@ def write_gguf(directory: Path, path: Path, kind: str) -> None:
         )
     writer = gguf.GGUFWriter(path, family)
     _add_settings(writer, config)
+    if has_vocabulary:
+        _add_vocabulary(writer, json.loads((directory / "tokenizer.json").read_text())["model"])
+    else:
+        writer.add_tokenizer_model("no_vocab")
     names = gguf.get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
     tensors = list(_tensors(directory / "model.safetensors"))
     for tensor in tensors:
@@ -68,7 +75,6 @@ def write_gguf(directory: Path, path: Path, kind: str) -> None:
 def _add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -81,6 +87,16 @@ def _add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, model: dict[str, Any]) -> None:
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
+    writer.add_token_merges(model["merges"])
+    writer.add_add_bos_token(False)
 
 
 def _stored_as(kind: str, shape: tuple[int, ...]) -> gguf.GGMLQuantizationType:

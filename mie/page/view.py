@@ -1,0 +1,193 @@
+"""`View`: a state that records change, and the cells that differ since they were last taken."""
+
+from __future__ import annotations
+
+from mie.events import FIELDS, Record, Seq
+from mie.page.cells import (
+    FREE_CELL,
+    Cells,
+    NodeText,
+    all_cells,
+    block_cell,
+    seq_cell,
+    seq_text,
+)
+from mie.page.heat import Heat
+from mie.replay import NodeState, State
+
+_COMPUTES = frozenset({"decode", "prefill"})
+"""The kinds of records that only count tokens of sequences. Most records of a log are of these."""
+
+
+class View:
+    """Applies records to a state and finds what changed.
+
+    Records only tell where to look. What a cell contains is read from the state, so no rule of the
+    allocator is repeated here.
+    """
+
+    def __init__(self, state: State, text: NodeText) -> None:
+        self.state = state
+        self._text = text
+        self.heat = Heat(state)
+        self._seqs: dict[Seq, Cells] = {}
+        self._tables: dict[Seq, list[int]] = {}
+        self._hosts: dict[Seq, list[int]] = {}
+        self._nodes: dict[int, NodeState] = {}
+        self._blocks: dict[int, tuple[int, int, int]] = {}
+        self._holders: dict[int, dict[Seq, int]] = {}  # block -> its index in each table
+        self._forget_changes()
+        self._touch_all()
+        self.changes()
+
+    def apply(self, record: Record) -> None:
+        """Apply a record. What it names must exist (`State.check_names`).
+
+        Raises:
+            TraceError: it cannot happen in this state.
+        """
+        self._touch(record)
+        self.heat.before(record, self.state)
+        self.state.apply(record)
+        self.heat.after(record, self.state)
+        if record[0] == "rebuild":
+            self._touch_all()
+
+    def key(self) -> Cells:
+        """Return the record that gives the whole state, as it is now."""
+        cells = all_cells(self.state, self._text)
+        return {"record": "key", "step": self.state.step, **cells, "heat": self.heat.cells()}
+
+    def changes(self) -> Cells:
+        """Return the cells that changed since the last call, without empty members."""
+        found: Cells = {"seqs": {}, "gone": [], "tables": {}, "host": {}, "tree": {}, "cut": []}
+        for seq in sorted(self._changed):
+            self._compare_sequence(seq, found)
+        for seq in sorted(self._computed - self._changed):
+            self._compare_tokens(seq, found)
+        for block in sorted(self._changed_nodes):
+            self._compare_node(block, found)
+        found["blocks"] = [*self._compare_blocks()]
+        found["heat"] = self.heat.changes()
+        self._forget_changes()
+        return {name: cells for name, cells in found.items() if cells}
+
+    def holder(self, block: int) -> tuple[Seq, int] | None:
+        """Return a sequence whose table has the block, and its index there, or None."""
+        return next(iter(self._holders.get(block, {}).items()), None)
+
+    # What may have changed.
+
+    def _forget_changes(self) -> None:
+        self._changed: set[Seq] = set()
+        self._computed: set[Seq] = set()
+        self._changed_blocks: set[int] = set()
+        self._changed_nodes: set[int] = set()
+
+    def _touch_all(self) -> None:
+        state = self.state
+        self._changed, self._computed = {*self._seqs, *state.sequences}, set()
+        self._changed_blocks = {*self._blocks, *state.blocks.refs}
+        self._changed_nodes = {*self._nodes, *state.blocks.tree}
+
+    def _touch(self, record: Record) -> None:
+        kind, *values = record
+        for name, value in zip(FIELDS[kind], values, strict=True):
+            if name == "rows":
+                self._computed.update(map(self.state.rows.__getitem__, value))
+            elif name == "number":
+                self._changed.add((value, 0))
+            elif name == "seq" or (name == "parent" and isinstance(value, tuple)):
+                (self._computed if kind in _COMPUTES else self._changed).add(value)
+            elif name == "blocks":
+                self._changed_blocks.update(value)
+            elif name == "block":
+                self._changed_blocks.add(value)
+                self._changed_nodes.add(value)
+
+    # What did change.
+
+    def _compare_sequence(self, seq: Seq, found: Cells) -> None:
+        values, name = self.state.sequences.get(seq), seq_text(seq)
+        if values is None:
+            if self._seqs.pop(seq, None) is not None:
+                found["gone"].append(name)
+            self._compare_table(seq, [])
+            self._hosts.pop(seq, None)
+            return
+        old, new = self._seqs.get(seq, {}), seq_cell(values)
+        if new != old:
+            found["seqs"][name] = {k: v for k, v in new.items() if k not in old or v != old[k]}
+            self._seqs[seq] = new
+        start = self._compare_table(seq, values.blocks)
+        if start is not None:
+            found["tables"][name] = [start, values.blocks[start:]]
+        host = list(values.host or ())
+        if host != self._hosts.get(seq, []):
+            found["host"][name] = self._hosts[seq] = host
+        self._touch_fills(values.blocks, old.get("num_computed", 0), values.num_computed)
+
+    def _compare_tokens(self, seq: Seq, found: Cells) -> None:
+        """Take in a sequence that computed tokens, and did nothing else."""
+        values, old = self.state.sequences[seq], self._seqs[seq]
+        new = {"num_tokens": values.num_tokens, "num_computed": values.num_computed}
+        found["seqs"][seq_text(seq)] = new
+        self._touch_fills(values.blocks, old["num_computed"], values.num_computed)
+        old.update(new)
+
+    def _compare_table(self, seq: Seq, new: list[int]) -> int | None:
+        """Take in a table, and return its first entry that changed, or None."""
+        old = self._tables.pop(seq, [])
+        if new:
+            self._tables[seq] = new[:]
+        if new == old:
+            return None
+        pairs = enumerate(zip(old, new, strict=False))
+        start = next((i for i, (a, b) in pairs if a != b), min(len(old), len(new)))
+        for block in old[start:]:
+            holders = self._holders[block]
+            del holders[seq]
+            if not holders:
+                del self._holders[block]
+        for index, block in enumerate(new[start:], start):
+            self._holders.setdefault(block, {})[seq] = index
+        self._changed_blocks.update(old[start:], new[start:])
+        return start
+
+    def _touch_fills(self, table: list[int], old: int, new: int) -> None:
+        """Touch the blocks whose slots were filled, or emptied, between two numbers of tokens."""
+        if old != new:
+            size = self.state.blocks.block_size
+            first, last = min(old, new) // size, (max(old, new) - 1) // size
+            self._changed_blocks.update(table[first : last + 1])
+
+    def _compare_node(self, block: int, found: Cells) -> None:
+        node = self.state.blocks.tree.get(block)
+        if node is None:
+            if self._nodes.pop(block, None) is not None:
+                found["cut"].append(block)
+        elif node is not self._nodes.get(block):
+            self._nodes[block] = node
+            found["tree"][str(block)] = self._text.cell(node)
+
+    def _compare_blocks(self) -> list[list[int]]:
+        found: list[list[int]] = []
+        for block in sorted(self._changed_blocks):
+            new = block_cell(self.state, block, self._fill(block))
+            if new == self._blocks.get(block, FREE_CELL):
+                continue
+            found.append([block, *new])
+            if new == FREE_CELL:
+                del self._blocks[block]
+            else:
+                self._blocks[block] = new
+        return found
+
+    def _fill(self, block: int) -> int:
+        """Return what `State.fills` has for one block."""
+        size, fill = self.state.blocks.block_size, 0
+        if block in self.state.blocks.tree:
+            return size
+        for seq, index in self._holders.get(block, {}).items():
+            fill = max(fill, self.state.sequences[seq].num_computed - index * size)
+        return min(fill, size)

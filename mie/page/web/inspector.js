@@ -1,0 +1,140 @@
+// What is selected: a block, a sequence or a range of blocks, and why a sequence waits.
+
+import { $, count, el, facts, percent, some } from "./dom.js";
+import { describe } from "./lanes.js";
+import { colour, label } from "./paint.js";
+import { askJson } from "./source.js";
+import { change, redraw, seek, select, shown, store } from "./store.js";
+import { shape } from "./tree.js";
+
+const WHY_EVERY = 700; // milliseconds between two questions to the server
+
+export class Inspector {
+  constructor({ isLive }) {
+    this.isLive = isLive;
+    this.why = null;
+    $("clear").addEventListener("click", () => change({ selected: null }));
+  }
+
+  draw() {
+    const state = shown();
+    const { selected } = store;
+    $("clear").hidden = !selected;
+    const key = `${store.run.title ?? ""} ${state.version} ${store.step} ${JSON.stringify(selected)} ${this.why?.sentence ?? ""} ${store.textVersion ?? 0}`;
+    if (key === this.key) return;
+    this.key = key;
+    const made = this.make(state, selected);
+    $("inspector").replaceChildren(...made.flat().filter(Boolean));
+  }
+
+  make(state, selected) {
+    if (selected?.kind === "block") return this.block(state, selected.id);
+    if (selected?.kind === "seq") return this.seq(state, selected.id);
+    const [first] = state.queues().waits;
+    const hint = el("p", { className: "note" }, "Select a block, a request or a node of the tree.");
+    if (!first) return [hint];
+    return [hint, el("p", {}, this.button(first.name), " waits first."), this.reason(state, first)];
+  }
+
+  button(name) {
+    const number = Number(name.split(".")[0]);
+    return el("button", { type: "button", className: "chip", vars: { "--of": colour(number) }, onclick: () => select({ kind: "seq", id: name }, true) },
+      el("i"), label(name, store.run.numChoices(name)));
+  }
+
+  blockButton(block) {
+    return el("button", { type: "button", className: "chip", onclick: () => select({ kind: "block", id: block }, true) }, String(block));
+  }
+
+  block(state, block) {
+    const { run } = store;
+    const names = state.holders().get(block) ?? [];
+    const node = state.tree.get(block);
+    const heat = state.heat.get(block);
+    const rank = shape(state).order.indexOf(block) + 1;
+    const text = run.textOfBlock(state, block, names);
+    const kind = ["free", "in use", "only cached", "held for a copy"][state.kind[block]];
+    return [
+      facts([
+        ["block", String(block)],
+        ["state", kind],
+        ["references", state.refs[block] ? String(state.refs[block]) : null],
+        ["slots", state.refs[block] ? `${state.fill[block]} of ${run.blockSize} filled` : null],
+        ["tables of", names.length ? el("span", {}, names.slice(0, 24).map((name) => this.button(name))) : null],
+        ["in the tree", node ? [`taken ${some(heat?.uses ?? 0, "time")}`, node.parent === null ? "first of its branch" : null].filter(Boolean).join(", ") : null],
+        ["after", node && node.parent !== null ? this.blockButton(node.parent) : null],
+        ["eviction", rank ? (rank === 1 ? "next" : `number ${rank}`) : null],
+      ]),
+      text && el("p", { className: "text" }, text),
+    ];
+  }
+
+  seq(state, name) {
+    const { run } = store;
+    const lane = run.lanes.all.get(name);
+    const seq = state.seqs.get(name);
+    const say = (each) => label(each, run.numChoices(each));
+    const marks = (lane?.marks ?? []).filter((mark) => mark.step <= store.step);
+    const history = marks.slice(-7).reverse().map((mark) => el("tr", {},
+      el("td", {}, el("button", { type: "button", className: "chip", onclick: () => seek(mark.step) }, count(mark.step))),
+      el("td", { className: "long" }, describe(mark, say))));
+    const size = run.blockSize;
+    const text = seq ? seq.blocks.map((block) => run.textOfBlock(state, block, [name])).join("") : "";
+    return [
+      facts([
+        ["sequence", this.button(name)],
+        ["request", lane?.requestId ?? seq?.request_id],
+        ["state", seq?.state ?? (lane?.end !== null && lane?.end <= store.step ? "ended" : "not there yet")],
+        ["tokens", seq ? `${count(seq.num_tokens)}, ${count(seq.num_prompt)} of the prompt` : null],
+        ["computed", seq ? `${count(seq.num_computed)} (${percent(seq.num_computed, seq.num_tokens)})` : null],
+        ["most", seq?.max_tokens ? `${count(seq.max_tokens)} new tokens` : null],
+        ["choices", (lane?.n ?? 1) > 1 ? el("button", { type: "button", className: "chip", onclick: () => change({ selected: { kind: "seq", id: name, all: !store.selected.all } }) }, store.selected?.all ? "show this one" : `show all ${lane.n}`) : null],
+        ["blocks", seq?.blocks.length ? `${some(seq.blocks.length, "block")}, ${count(seq.blocks.length * size - seq.num_computed)} slots empty` : null],
+        ["host", seq?.host.length ? some(seq.host.length, "block") : null],
+      ]),
+      seq && seq.state !== "running" && seq.state !== "kept" ? this.reason(state, seq) : null,
+      text && el("p", { className: "text" }, text),
+      history.length ? el("div", { className: "scroll" }, el("table", {}, el("tbody", {}, history))) : null,
+    ];
+  }
+
+  /** Answer why a sequence waits: the server's answer for now, the state's numbers for the past. */
+  reason(state, seq) {
+    const isNow = this.isLive && store.follows;
+    if (isNow) this.askWhy(seq.name);
+    const { waits } = state.queues();
+    const total = state.totals();
+    const size = store.run.blockSize;
+    const asked = isNow && this.why?.seq === seq.name ? this.why : null;
+    const place = waits.findIndex((each) => each.name === seq.name);
+    const most = Math.ceil(seq.num_tokens / size);
+    const guess = place > 0
+      ? `It is number ${place + 1} in the queue; ${label(waits[0].name, store.run.numChoices(waits[0].name))} is first.`
+      : `It is first in the queue. It needs at most ${some(most, "block")}; ${total.free} are free and ${total.cached} only cached.${most > total.free + total.cached ? "" : " So it waits for a seat, or for its turn in the budget."}`;
+    return el("div", { className: "why" },
+      el("strong", {}, `Why does ${label(seq.name, store.run.numChoices(seq.name))} wait?`),
+      el("p", {}, asked?.sentence ?? guess),
+      asked?.blocks_needed === undefined ? null : facts([
+        ["place", `${asked.position} of ${waits.length}`],
+        ["blocks", `needs ${asked.blocks_needed}; ${asked.blocks_free} free, ${asked.blocks_evictable} evictable, ${asked.blocks_spare} spare`],
+        ["seats", `${asked.seats_free} of ${asked.seats} free`],
+        ["budget", `${asked.budget} tokens a step; ${asked.budget_decodes} decodes, ${asked.budget_prefills} prefill`],
+        ["cached", `${asked.num_cached_tokens} of ${asked.num_tokens} tokens`],
+      ]));
+  }
+
+  async askWhy(name) {
+    const now = performance.now();
+    if (this.asking || (this.why?.seq === name && now - this.askedAt < WHY_EVERY)) return;
+    this.asking = true;
+    this.askedAt = now;
+    try {
+      this.why = await askJson(`mie/why?seq=${encodeURIComponent(name)}`);
+      redraw("inspector");
+    } catch {
+      this.why = null; // it ended meanwhile
+    } finally {
+      this.asking = false;
+    }
+  }
+}

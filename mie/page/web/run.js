@@ -1,0 +1,214 @@
+// A run: its records, its steps and the state at each of them.
+
+import { Lanes } from "./lanes.js";
+import { State } from "./state.js";
+
+const MAX_STEPS = 30000; // steps that a page keeps
+const MAX_EXACT = 16; // states inside merged records that are kept
+
+export class Run {
+  constructor(head) {
+    if (head.version !== 1) throw new Error(`these are page records of version ${head.version}; this page reads version 1`);
+    this.head = head;
+    this.numBlocks = head.num_blocks;
+    this.numHostBlocks = head.num_host_blocks;
+    this.blockSize = head.block_size;
+    this.isLive = head.source === "live";
+    this.column = Object.fromEntries(head.columns.map((name, i) => [name, i]));
+    this.texts = new Map(); // block → Map of what it looks like → its text
+    this.fetchExact = null; // set by a live source
+    this.onExact = () => {};
+    this.asked = new Map(); // step → the promise of its state
+    this.reset([]);
+  }
+
+  reset(records) {
+    this.records = [];
+    this.steps = [];
+    this.lanes = new Lanes();
+    this.cursor = { state: new State(this.head), index: -1 };
+    this.newest = new State(this.head);
+    this.exact = new Map();
+    for (const record of records) this.add(record);
+  }
+
+  /** Add the next record of the stream. */
+  add(record) {
+    if (record.record === "key") {
+      if (!this.records.length) this.firstStep = record.step;
+      this.lanes.begin(record);
+      this.records.push({ ...record, last: record.step });
+    } else {
+      for (const step of record.steps ?? []) this.addStep(step);
+      if (record.events) this.lanes.add(this.last + 1, (record.events = this.named(record.events)));
+      this.records.push({ ...record, last: record.record === "now" ? this.last : this.steps[this.steps.length - 1].step });
+    }
+    this.newest.apply(record);
+    if (this.steps.length > MAX_STEPS * 1.2) this.trim();
+  }
+
+  addStep(step) {
+    step.events = this.named(step.events);
+    step.step = step.row[this.column.step];
+    const [hit, asked] = this.steps[this.steps.length - 1]?.prefix ?? [0, 0];
+    step.prefix = [hit + step.row[this.column.num_hit_tokens], asked + step.row[this.column.num_admitted_tokens]];
+    this.steps.push(step);
+    this.lanes.add(step.step, step.events);
+    for (const event of step.events) if (event.kind === "evict") this.texts.delete(event.block);
+  }
+
+  /** Return events as objects. Kinds that this page does not know stay arrays' first member. */
+  named(events) {
+    return events.map((event) => {
+      if (!Array.isArray(event)) return event;
+      const [kind, ...values] = event;
+      const named = { kind };
+      (this.head.fields[kind] ?? []).forEach((name, i) => { named[name] = values[i]; });
+      if (kind === "decode") named.seqs = values[0];
+      return named;
+    });
+  }
+
+  /** Put the past before the records that are here already. */
+  prepend(past) {
+    const first = past.find((record) => record.record === "key");
+    if (!first) return;
+    const end = past.reduce((last, record) => record.steps ? record.steps[record.steps.length - 1].row[this.column.step] : Math.max(last, record.step ?? 0), 0);
+    const before = this.records.filter((record) => record.last < first.step);
+    const after = this.records.filter((record) => record.last > end || (record.last === end && record.record !== "steps"));
+    this.reset([...before, ...past.filter((record) => record.record !== "head"), ...after]);
+  }
+
+  /** Forget the oldest steps. A key must come first. */
+  trim() {
+    const from = this.steps[this.steps.length - MAX_STEPS].step;
+    const index = this.records.findIndex((record) => record.record === "key" && record.last >= from);
+    if (index <= 0) return;
+    this.records.splice(0, index);
+    this.firstStep = this.records[0].step;
+    this.steps.splice(0, this.steps.findIndex((each) => each.step > this.firstStep));
+    this.lanes.forget(this.firstStep);
+    this.cursor.index = -1;
+  }
+
+  get first() {
+    return this.firstStep ?? 0;
+  }
+
+  get last() {
+    return this.steps.length ? this.steps[this.steps.length - 1].step : this.first;
+  }
+
+  /** Return the index of the last step at or before a number, or −1. */
+  indexOf(step) {
+    return before(this.steps, step, (each) => each.step);
+  }
+
+  nearest(step) {
+    const index = this.indexOf(step);
+    return index < 0 ? this.first : this.steps[index].step;
+  }
+
+  between(from, to) {
+    return this.steps.slice(this.indexOf(from - 1) + 1, this.indexOf(to) + 1);
+  }
+
+  /** Return the prompt tokens that were hits, and all, in the last steps up to one. */
+  prefix(step, size = Infinity) {
+    const last = this.indexOf(step);
+    const [a, b] = [this.steps[last - size]?.prefix ?? [0, 0], this.steps[last]?.prefix ?? [0, 0]];
+    return [b[0] - a[0], b[1] - a[1]];
+  }
+
+  /** Return the state after a step: of the newest moment if the run is followed. */
+  at(step, isNewest = false) {
+    if (isNewest && this.isLive) return this.newest;
+    const index = this.boundary(step);
+    if (this.isLive && this.records[index].last !== step && step > this.first) {
+      if (this.exact.has(step)) return this.exact.get(step);
+      this.ask(step);
+    }
+    return this.walk(index);
+  }
+
+  /** Return whether the state after a step is the replay's own, not that of a step before it. */
+  isExact(step) {
+    return !this.isLive || this.exact.has(step) || this.records[this.boundary(step)].last === step;
+  }
+
+  /** Return a promise of the replay's own state after a step. */
+  async exactly(step) {
+    if (!this.isExact(step)) await this.ask(step);
+    return this.at(step);
+  }
+
+  /** Return the index of the last record that ends at or before a step and is no `now`. */
+  boundary(step) {
+    let index = Math.max(0, before(this.records, step, (record) => record.last));
+    while (index > 0 && this.records[index].record === "now") index -= 1;
+    return index;
+  }
+
+  walk(index) {
+    const { cursor } = this;
+    let from = cursor.index + 1;
+    const isBack = index < cursor.index || cursor.index < 0;
+    for (let i = index; i >= (isBack ? 0 : from); i -= 1) {
+      if (this.records[i].record === "key") {
+        from = i;
+        break;
+      }
+    }
+    for (let i = from; i <= index; i += 1) cursor.state.apply(this.records[i]);
+    cursor.index = index;
+    return cursor.state;
+  }
+
+  /** Ask the server for the state inside a merged record. */
+  ask(step) {
+    if (!this.asked.has(step)) this.asked.set(step, this.fetch(step).finally(() => this.asked.delete(step)));
+    return this.asked.get(step);
+  }
+
+  async fetch(step) {
+    try {
+      const key = await this.fetchExact(step);
+      const state = new State(this.head);
+      state.load(key);
+      state.counters = { ...this.walk(this.boundary(step)).counters };
+      this.exact.set(step, state);
+      if (this.exact.size > MAX_EXACT) this.exact.delete(this.exact.keys().next().value);
+      this.onExact();
+    } catch {
+      // The server no longer holds the step: the state of the record before it stays.
+    }
+  }
+
+  /** Return how many choices the request of a sequence has. */
+  numChoices(name) {
+    return this.lanes.all.get(name)?.n ?? 1;
+  }
+
+  /** Return the text of a block, or "" if it is not known. */
+  textOfBlock(state, block, names) {
+    const node = state.tree.get(block);
+    if (node?.text) return node.text;
+    const known = this.texts.get(block);
+    if (!known) return "";
+    return known.get(look(state, block, names)) ?? known.get("newest") ?? "";
+  }
+}
+
+/** Return what tells the contents of a block from its later contents. */
+export const look = (state, block, names) => `${state.fill[block]} ${names?.[0] ?? "tree"}`;
+
+/** Return the index of the last item whose number is at most the limit, or −1. */
+function before(items, limit, number) {
+  let [low, high] = [0, items.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (number(items[middle]) <= limit) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}

@@ -1,0 +1,167 @@
+// The state after a step. Records assign cells; nothing here knows why they changed.
+
+/** The counters, and the columns of a step that add to them. */
+const COUNTERS = [
+  ["num_preemptions", "num_preempted"], ["num_hit_tokens", "num_hit_tokens"], ["num_copies", "num_copies"],
+  ["num_evicted", "num_evicted"], ["num_exported", "num_exported"], ["num_imported", "num_imported"],
+];
+
+export class State {
+  constructor(head) {
+    this.blockSize = head.block_size;
+    this.kind = new Uint8Array(head.num_blocks); // 0 free, 1 in a table, 2 only cached, 3 pinned
+    this.refs = new Uint32Array(head.num_blocks);
+    this.fill = new Uint32Array(head.num_blocks);
+    this.columns = head.columns;
+    this.step = 0;
+    this.clear();
+  }
+
+  clear() {
+    for (const cells of [this.kind, this.refs, this.fill]) cells.fill(0);
+    this.seqs = new Map();
+    this.tree = new Map();
+    this.heat = new Map();
+    this.counters = {};
+    this.version = (this.version ?? 0) + 1;
+  }
+
+  load(key) {
+    this.clear();
+    this.assign(key);
+    this.counters = { ...key.totals };
+    this.step = key.step;
+  }
+
+  /** Assign a record: a key, steps or what happened since. */
+  apply(record) {
+    if (record.record === "key") return this.load(record);
+    this.assign(record.set);
+    for (const step of record.steps ?? []) this.count(step);
+    return undefined;
+  }
+
+  assign(set) {
+    this.version += 1;
+    for (const name of set.gone ?? []) this.seqs.delete(name);
+    for (const block of set.cut ?? []) {
+      this.tree.delete(block);
+      this.heat.delete(block);
+    }
+    for (const [block, kind, refs, fill] of set.blocks ?? []) {
+      this.kind[block] = kind;
+      this.refs[block] = refs;
+      this.fill[block] = fill;
+    }
+    for (const [name, fields] of Object.entries(set.seqs ?? {})) {
+      const seq = this.seqs.get(name) ?? { name, number: Number(name.split(".")[0]), blocks: [], host: [] };
+      this.seqs.set(name, { ...seq, ...fields });
+    }
+    for (const [name, [start, blocks]] of Object.entries(set.tables ?? {})) {
+      const seq = this.seqs.get(name);
+      seq.blocks.length = Math.min(seq.blocks.length, start);
+      for (const block of blocks) seq.blocks.push(block);
+    }
+    for (const [name, blocks] of Object.entries(set.host ?? {})) if (this.seqs.has(name)) this.seqs.get(name).host = blocks;
+    for (const [block, node] of Object.entries(set.tree ?? {})) this.tree.set(Number(block), node);
+    for (const [block, [uses, idle]] of Object.entries(set.heat ?? {})) this.heat.set(Number(block), { uses, idle });
+  }
+
+  /** Add what a step says to the counters. */
+  count({ row }) {
+    const of = (name) => row[this.columns.indexOf(name)] ?? 0;
+    this.step = of("step");
+    for (const [name, column] of COUNTERS) this.counters[name] = (this.counters[name] ?? 0) + of(column);
+  }
+
+  // Queries. What costs more than a look is kept until the state changes.
+
+  kept(name, make) {
+    if (this.keptVersion !== this.version) {
+      this.keptVersion = this.version;
+      this.keeps = new Map();
+    }
+    if (!this.keeps.has(name)) this.keeps.set(name, make());
+    return this.keeps.get(name);
+  }
+
+  /** The sequences in queue order: those that run, then those that wait. */
+  queues() {
+    return this.kept("queues", () => {
+      const order = [...this.seqs.values()].sort((a, b) => a.rank - b.rank || a.number - b.number || choice(a) - choice(b));
+      const runs = order.filter((seq) => seq.state === "running");
+      const waits = order.filter((seq) => seq.state === "waiting" || seq.state === "swapped");
+      return { runs, waits, kept: order.filter((seq) => seq.state === "kept") };
+    });
+  }
+
+  /** The names of the sequences whose tables have a block. */
+  holders() {
+    return this.kept("holders", () => {
+      const found = new Map();
+      for (const seq of this.seqs.values()) {
+        for (const block of seq.blocks) {
+          const names = found.get(block);
+          if (names) names.push(seq.name);
+          else found.set(block, [seq.name]);
+        }
+      }
+      return found;
+    });
+  }
+
+  /** The number of one request that holds each block, or −1. */
+  owner() {
+    return this.kept("owner", () => {
+      const found = new Int32Array(this.kind.length).fill(-1);
+      for (const seq of this.seqs.values()) for (const block of seq.blocks) if (found[block] < 0) found[block] = seq.number;
+      return found;
+    });
+  }
+
+  hostOwner() {
+    return this.kept("host", () => {
+      const found = new Map();
+      for (const seq of this.seqs.values()) for (const block of seq.host) found.set(block, seq.name);
+      return found;
+    });
+  }
+
+  /** Numbers under the names that the server gives them. */
+  totals() {
+    return this.kept("totals", () => {
+      const kinds = [0, 0, 0, 0];
+      let slots = 0;
+      for (let block = 0; block < this.kind.length; block += 1) {
+        kinds[this.kind[block]] += 1;
+        if (this.kind[block] & 1) slots += this.fill[block];
+      }
+      let entries = 0;
+      for (const seq of this.seqs.values()) entries += seq.blocks.length;
+      const { runs, waits } = this.queues();
+      const used = kinds[1] + kinds[3];
+      return {
+        used, cached: kinds[2], free: kinds[0], saved: entries - kinds[1],
+        empty: used * this.blockSize - slots, running: runs.length, waiting: waits.length,
+      };
+    });
+  }
+
+  /** The state in the form of a key, for tests and for the truth strip. */
+  plain() {
+    const blocks = [];
+    for (let block = 0; block < this.kind.length; block += 1) {
+      if (this.kind[block]) blocks.push([block, this.kind[block], this.refs[block], this.fill[block]]);
+    }
+    const [seqs, tables, host] = [{}, {}, {}];
+    for (const { name, number, blocks: table, host: swapped, ...fields } of this.seqs.values()) {
+      seqs[name] = fields;
+      if (table.length) tables[name] = [0, [...table]];
+      if (swapped.length) host[name] = [...swapped];
+    }
+    const tree = Object.fromEntries([...this.tree].map(([block, { parent, salt }]) => [block, { parent, salt }]));
+    return { step: this.step, blocks, seqs, tables, host, tree, counters: { ...this.counters } };
+  }
+}
+
+const choice = (seq) => Number(seq.name.split(".")[1]);

@@ -1,0 +1,64 @@
+// One store and one redraw per animation frame.
+
+export const store = {
+  run: null, // the Run that is shown
+  step: 0, // the step that is shown
+  follows: true, // whether the newest step is shown as it comes
+  plays: false,
+  selected: null, // {kind: "block" | "host" | "seq" | "tile", …}
+  hovered: null,
+  axis: "step",
+  window: null, // [first, last] step of the timeline; null: all
+  facts: null, // what the server says about itself
+};
+
+const views = new Map(); // name → draw(store)
+let dirty = new Set();
+let isAsked = false;
+export const frames = { drawn: 0, slowest: 0 };
+
+/** Register a view: `draw` runs in the next frame after a change. */
+export function view(name, draw) {
+  views.set(name, draw);
+}
+
+/** Change the store and redraw. */
+export function change(patch) {
+  Object.assign(store, patch);
+  redraw();
+}
+
+/** Redraw views by name, or all, in the next frame. */
+export function redraw(...names) {
+  for (const name of names.length ? names : views.keys()) dirty.add(name);
+  if (isAsked) return;
+  isAsked = true;
+  requestAnimationFrame(frame);
+}
+
+function frame() {
+  isAsked = false;
+  const names = dirty;
+  dirty = new Set();
+  const start = performance.now();
+  if (store.run) for (const [name, draw] of views) if (names.has(name)) draw(store);
+  frames.drawn += 1;
+  frames.slowest = Math.max(frames.slowest, performance.now() - start);
+}
+
+/** Return the state at the step that is shown. */
+export const shown = () => store.run.at(store.step, store.follows);
+
+/** Show a step. The nearest one that exists is taken. */
+export function seek(step) {
+  if (!store.run) return;
+  const { first, last } = store.run;
+  const found = store.run.nearest(Math.max(first, Math.min(last, Math.round(step))));
+  change({ step: found, follows: store.run.isLive && found >= last });
+}
+
+/** Select something, or nothing if it is selected already. */
+export function select(thing, keep = false) {
+  const same = thing && store.selected && thing.kind === store.selected.kind && thing.id === store.selected.id;
+  change({ selected: same && !keep ? null : thing });
+}

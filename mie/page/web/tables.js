@@ -1,0 +1,100 @@
+// The same data as tables, for screen readers and for those who like numbers. Only open ones are drawn.
+
+import { $, count, el, some, visible } from "./dom.js";
+import { label } from "./paint.js";
+import { redraw, select, shown, store } from "./store.js";
+import { shape } from "./tree.js";
+
+const PAGE = 100; // rows of a table at once
+const KINDS = ["free", "in use", "only cached", "held for a copy"];
+
+const TABLES = [
+  {
+    title: "Requests",
+    head: ["sequence", "request", "state", "tokens", "computed", "blocks"],
+    rows(state) {
+      const { runs, waits, kept } = state.queues();
+      return [...runs, ...kept, ...waits].map((seq) => ({
+        pick: { kind: "seq", id: seq.name },
+        cells: [label(seq.name, seq.n), seq.request_id, seq.state, seq.num_tokens, seq.num_computed, seq.blocks.join(" ")],
+      }));
+    },
+  },
+  {
+    title: "Blocks",
+    head: ["block", "state", "references", "slots filled", "tables of", "text"],
+    rows(state) {
+      const holders = state.holders();
+      const rows = [];
+      for (let block = 0; block < state.kind.length; block += 1) {
+        if (!state.kind[block]) continue;
+        rows.push({
+          pick: { kind: "block", id: block },
+          cells: () => {
+            const names = holders.get(block) ?? [];
+            return [block, KINDS[state.kind[block]], state.refs[block], state.fill[block], names.map((name) => label(name, store.run.numChoices(name))).join(" "), visible(store.run.textOfBlock(state, block, names))];
+          },
+        });
+      }
+      return rows;
+    },
+  },
+  {
+    title: "Prefix tree",
+    head: ["block", "after block", "hits", "evicted as number", "text"],
+    rows(state) {
+      const ranks = new Map(shape(state).order.map((block, i) => [block, i + 1]));
+      return [...state.tree].map(([block, node]) => ({
+        pick: { kind: "block", id: block },
+        cells: () => [block, node.parent ?? "", state.heat.get(block)?.uses ?? 0, ranks.get(block) ?? "", visible(store.run.textOfBlock(state, block))],
+      }));
+    },
+  },
+  {
+    title: "Steps",
+    head: ["step", "prefill", "decode", "running", "waiting", "preempted", "blocks used", "cached", "what happened"],
+    rows() {
+      const { run, step } = store;
+      const of = (each, name) => each.row[run.column[name]];
+      return run.between(step - PAGE, step).reverse().map((each) => ({
+        cells: () => [
+          each.step, of(each, "num_prefill_tokens"), of(each, "num_decode_tokens"), of(each, "num_running"), of(each, "num_waiting"),
+          of(each, "num_preempted"), of(each, "num_blocks_used"), of(each, "num_blocks_cached"),
+          each.events.filter((event) => event.kind !== "decode").map((event) => `${event.kind} ${event.seq ?? event.block ?? ""}`.trim()).join(", "),
+        ],
+      }));
+    },
+  },
+];
+
+export class Tables {
+  constructor() {
+    this.parts = TABLES.map((table) => {
+      const body = el("tbody");
+      const more = el("p", { className: "note" });
+      const node = el("details", { ontoggle: () => redraw("tables") },
+        el("summary", {}, table.title),
+        el("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": table.title },
+          el("table", {}, el("caption", { className: "sr" }, table.title), el("thead", {}, el("tr", {}, table.head.map((name) => el("th", { scope: "col" }, name)))), body)),
+        more);
+      $("tables").append(node);
+      return { table, body, more, node };
+    });
+  }
+
+  draw() {
+    const open = this.parts.filter((part) => part.node.open);
+    if (!open.length) return;
+    const state = shown();
+    for (const { table, body, more } of open) {
+      const rows = table.rows(state);
+      body.replaceChildren(...rows.slice(0, PAGE).map((row) => {
+        const cells = typeof row.cells === "function" ? row.cells() : row.cells;
+        return el("tr", {}, cells.map((cell, i) => i === 0
+          ? el("th", { scope: "row" }, row.pick ? el("button", { type: "button", className: "chip", onclick: () => select(row.pick, true) }, String(cell)) : String(cell))
+          : el("td", { className: i >= cells.length - 1 ? "long" : "" }, typeof cell === "number" ? count(cell) : cell)));
+      }));
+      more.textContent = rows.length > PAGE ? `The first ${PAGE} of ${some(rows.length, "row")}.` : "";
+    }
+  }
+}

@@ -1,0 +1,1 @@
+"""The web page of a server: its files, its live stream, and what it asks."""

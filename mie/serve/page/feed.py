@@ -1,0 +1,298 @@
+"""The live stream of the page: one task follows the engine for all pages that are open."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import TypeVar
+
+from mie.async_llm import AsyncLLM
+from mie.engine.look import Look
+from mie.engine.metrics import Snapshot
+from mie.errors import EngineDeadError
+from mie.page.cells import Cells
+from mie.page.follower import Follower
+from mie.page.stream import encode
+from mie.serve.errors import ApiError
+from mie.serve.page.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TICK_SECONDS = 0.1
+"""Time between two looks at the engine."""
+LINGER_TICKS = 50
+"""Ticks that the engine is followed after the last page has left, which may come back."""
+TRUTH_TICKS = 10
+"""Ticks between two comparisons of the page, `/metrics` and the engine."""
+MAX_BEHIND_TICKS = 20
+MAX_BEHIND_BYTES = 4 << 20
+"""What may wait for one page. A page that is further behind gets the whole state instead."""
+KEEP_ALIVE_SECONDS = 10.0
+MAX_RECENT = 200
+"""Events that are kept for a page that comes back."""
+MAX_PAGES = 64
+"""Pages that may be open at once."""
+
+METRICS = {
+    "num_running": ("vllm:num_requests_running", None),
+    "num_waiting": ("vllm:num_requests_waiting", None),
+    "num_blocks_used": ("mie:kv_blocks", "used"),
+    "num_blocks_cached": ("mie:kv_blocks", "cached"),
+    "num_blocks_free": ("mie:kv_blocks", "free"),
+    "num_preemptions": ("vllm:num_preemptions", None),
+    "num_hit_tokens": ("vllm:prefix_cache_hits", None),
+    "num_copies": ("mie:cow_copies", None),
+    "num_evicted": ("mie:blocks_evicted", None),
+    "num_exported": ("mie:blocks_swapped_out", None),
+    "num_imported": ("mie:blocks_swapped_in", None),
+}
+"""The counts of `Look`, and the metrics that must say the same: name and label ``state``."""
+
+
+class Page:
+    """One open page: the events that it has not read yet."""
+
+    def __init__(self) -> None:
+        self.needs_key = True
+        """Whether it gets the whole state next, because it has none or was too slow."""
+        self.is_reading = False
+        """Whether it has read everything and waits."""
+        self._queue: deque[bytes] = deque()
+        self._num_bytes = 0
+        self._news = asyncio.Event()
+
+    def put(self, events: bytes) -> None:
+        """Queue events. If too many wait, they are dropped, and it needs a key."""
+        self._queue.append(events)
+        self._num_bytes += len(events)
+        if len(self._queue) > MAX_BEHIND_TICKS or self._num_bytes > MAX_BEHIND_BYTES:
+            self._clear()
+            self.needs_key = True
+            return
+        self.wake()
+
+    def begin(self, key: bytes) -> None:
+        """Give it the whole state, however large that is."""
+        self._clear()
+        self._queue.append(key)
+        self.needs_key = False
+        self.wake()
+
+    def wake(self) -> None:
+        """End the wait for events."""
+        self._news.set()
+
+    async def take(self) -> bytes:
+        """Wait for events, and return all that came; nothing after a long time without any."""
+        self.is_reading = True
+        try:
+            await asyncio.wait_for(self._news.wait(), KEEP_ALIVE_SECONDS)
+        except asyncio.TimeoutError:
+            return b""
+        finally:
+            self.is_reading = False
+        events = b"".join(self._queue)
+        self._clear()
+        return events
+
+    def _clear(self) -> None:
+        self._queue.clear()
+        self._num_bytes = 0
+        self._news.clear()
+
+
+class Feed:
+    """Follows the engine while a page is open. Nothing is computed while none is."""
+
+    def __init__(self, engine: AsyncLLM, name: str) -> None:
+        self._engine = engine
+        self._name = name
+        self._pages: set[Page] = set()
+        self._run_id = secrets.token_hex(4)
+        self._number = 0  # of the last event
+        self._recent: deque[tuple[int, bytes]] = deque()
+        self._follower: Follower | None = None
+        self._counts: Mapping[str, int] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._is_ready: asyncio.Future[None] | None = None
+        self._worker = Worker("mie-page-feed")
+        self._num_idle_ticks = 0
+        self._is_truth_due = True
+
+    # Pages.
+
+    async def events(self, last_event_id: str | None) -> AsyncGenerator[bytes, None]:
+        """Return the stream of one page, which ends when the page leaves or the engine ends.
+
+        Raises:
+            ApiError: too many pages are open, or the engine cannot be followed.
+            EngineDeadError: the engine cannot go on.
+        """
+        if len(self._pages) >= MAX_PAGES:
+            raise ApiError(429, f"{MAX_PAGES} pages are open (close one)", type="rate_limit_error")
+        await self.ready()
+        return self._events(last_event_id)
+
+    async def _events(self, last_event_id: str | None) -> AsyncGenerator[bytes, None]:
+        page = Page()
+        missed = self._since(last_event_id)
+        if missed is not None:
+            page.needs_key = False
+            page.put(missed)
+        if self._follower is not None:
+            yield _event("head", self._follower.head)
+        self._pages.add(page)
+        try:
+            while self._is_following:
+                yield await page.take() or b": the page is open\n\n"
+            why = self._engine.dead_error or "the live stream has ended (reload the page)"
+            yield _event("end", {"record": "end", "reason": str(why)})
+        finally:
+            self._pages.discard(page)
+
+    def _since(self, last_event_id: str | None) -> bytes | None:
+        """Return the events after one that a page has seen, or None if they are not here."""
+        run_id, _, number = (last_event_id or "").partition(".")
+        if run_id != self._run_id or not (number.isascii() and number.isdecimal()):
+            return None
+        seen = int(number[:20])
+        if not self._number - len(self._recent) <= seen <= self._number:
+            return None
+        return b"".join(events for number, events in self._recent if number > seen)
+
+    # The follower, also for other questions of the page.
+
+    @property
+    def _is_following(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def ready(self) -> None:
+        """Wait until the engine is followed.
+
+        Raises:
+            ApiError: the engine keeps no event log.
+            EngineDeadError: the engine cannot go on.
+        """
+        self._num_idle_ticks = 0
+        if not self._is_following:
+            self._is_ready = asyncio.get_running_loop().create_future()
+            self._task = asyncio.ensure_future(self._run(self._is_ready))
+        assert self._is_ready is not None
+        await asyncio.shield(self._is_ready)
+
+    async def ask(self, question: Callable[[Follower, Mapping[str, int]], T]) -> T:
+        """Call a function with the state that the pages show, in the thread that changes it."""
+        await self.ready()
+
+        def answer() -> T:
+            if self._follower is None:
+                raise EngineDeadError("the engine has ended")
+            return question(self._follower, self._counts)
+
+        return await self._worker.call(answer)
+
+    async def close(self) -> None:
+        """End all streams, and the thread."""
+        await self.stop_following()
+        self._worker.close()
+
+    async def stop_following(self) -> None:
+        """End all streams. A page that comes back begins again."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    # The task.
+
+    async def _run(self, is_ready: asyncio.Future[None]) -> None:
+        """Follow the engine until no page is open, or the engine ends."""
+        tick = 0
+        try:
+            while self._num_idle_ticks <= LINGER_TICKS:
+                await self.tick(with_metrics=self._is_truth_due and tick % TRUTH_TICKS == 0)
+                if not is_ready.done():
+                    is_ready.set_result(None)
+                self._num_idle_ticks = 0 if self._pages else self._num_idle_ticks + 1
+                tick += 1
+                await asyncio.sleep(TICK_SECONDS)
+        except Exception as error:
+            if not is_ready.done():
+                is_ready.set_exception(error)
+            elif not isinstance(error, EngineDeadError):
+                logger.exception("the page's live stream ends: %r", error)
+        finally:
+            if not is_ready.done():
+                is_ready.set_exception(EngineDeadError("the server ends"))
+                is_ready.exception()  # it may be that nothing waits for it
+            self._follower = None
+            for page in self._pages:
+                page.wake()
+
+    async def tick(self, *, with_metrics: bool = False) -> None:
+        """Look at the engine once, and queue what is new for each page."""
+        after = None if self._follower is None else self._follower.step
+        look = await self._engine.look(after, with_metrics=with_metrics)
+        if look.segments is not None and not look.segments:
+            raise ApiError(
+                409,
+                "the engine keeps no event log, which the page shows (start the server without "
+                "--event-log-steps 0)",
+                code="no_event_log",
+            )
+        hungry = {page for page in self._pages if page.needs_key and page.is_reading}
+        events, key = await self._worker.call(lambda: self._follow(look, bool(hungry)))
+        for page in self._pages:
+            if page in hungry:
+                page.begin(key)
+            elif not page.needs_key and events:
+                page.put(events)
+
+    def _follow(self, look: Look, needs_key: bool) -> tuple[bytes, bytes]:
+        """Take in what is new. Return its events, and the whole state if a page needs it."""
+        self._counts = look.counts
+        first = self._number + 1
+        if look.segments is not None:
+            self._follower = Follower(look.segments, self._name)
+            self._recent.clear()
+        assert self._follower is not None
+        records = list(self._follower.records(look.steps, look.rest))
+        if look.segments is not None:  # pages that were open begin again
+            records = [self._follower.key(look.counts)]
+        self._is_truth_due = bool(records) or (self._is_truth_due and look.metrics is None)
+        if look.metrics is not None:
+            records.append(self._truth(look.counts, look.metrics))
+        for record in records:
+            self._number += 1
+            self._recent.append((self._number, self._numbered(record)))
+        self._drop_old(first)
+        events = b"".join(events for number, events in self._recent if number >= first)
+        key = self._numbered(self._follower.key(look.counts)) if needs_key else b""
+        return events, key
+
+    def _drop_old(self, first: int) -> None:
+        """Forget old events, but none of those from ``first`` on, which are about to be sent."""
+        num_bytes = sum(len(events) for _, events in self._recent)
+        while self._recent and self._recent[0][0] < first:
+            if len(self._recent) <= MAX_RECENT and num_bytes <= MAX_BEHIND_BYTES:
+                break
+            num_bytes -= len(self._recent.popleft()[1])
+
+    def _truth(self, counts: Mapping[str, int], metrics: Snapshot) -> Cells:
+        assert self._follower is not None
+        found = {(m.name, m.labels.get("state")): m for m in metrics.read(self._name)}
+        named = {name: found[key].value for name, key in METRICS.items()}  # type: ignore[attr-defined]
+        step = self._follower.step
+        return {"record": "truth", "step": step, "server": counts, "metrics": named}
+
+    def _numbered(self, record: Cells) -> bytes:
+        """Return a record as the event that has the last number."""
+        return f"id: {self._run_id}.{self._number}\n".encode() + _event(record["record"], record)
+
+
+def _event(name: str, record: Cells) -> bytes:
+    return f"event: {name}\ndata: {encode(record)}\n\n".encode()

@@ -1,0 +1,326 @@
+"""The routes of the page: its files, its data, and logging in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mie.async_llm import AsyncLLM
+from mie.errors import TraceError, shown
+from mie.events import Segment
+from mie.page.assets import RECORDED_RUNS, Asset, assets
+from mie.page.cells import NodeText, key_record
+from mie.page.events import seq_from
+from mie.page.recording import Recording
+from mie.page.stream import encode
+from mie.replay import State, at
+from mie.serve.asgi import route_of
+from mie.serve.config import ServeConfig
+from mie.serve.errors import ApiError, invalid
+from mie.serve.page.access import check_may_see, has_keys, may_read_text, name_of
+from mie.serve.page.feed import Feed
+from mie.serve.page.sessions import Sessions, cookie_for
+from mie.serve.page.upload import Uploads
+from mie.serve.page.why import sentence
+from mie.serve.page.worker import Worker
+from mie.serve.serving import Serving
+from mie.serve.sse import EventStream
+
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+SHELL_HEADERS = {
+    "content-security-policy": CSP,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+DATA_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+NDJSON = "application/x-ndjson"
+MAX_BLOCKS_ASKED = 512
+HISTORY_RECORDS = 200
+HISTORY_STEPS = 1000
+"""Steps of the past that a page gets at least when it opens, if the log has them."""
+
+
+class PageRoutes:
+    """The routes of one app's page, and what they share."""
+
+    def __init__(self, engine: AsyncLLM, config: ServeConfig, name: str) -> None:
+        self.sessions = Sessions()
+        self.feed = Feed(engine, name)
+        self._engine = engine
+        self._config = config
+        self._name = name
+        self._uploads = Uploads()
+        self._worker = Worker("mie-page-replay")
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/", self._index),
+            Route("/mie/page/{path:path}", self._asset),
+            Route("/mie/login", self._login, methods=["POST"]),
+            Route("/mie/logout", self._logout, methods=["POST"]),
+            Route("/mie/config", self._tell_config),
+            Route("/mie/events", self._events),
+            Route("/mie/history", self._history),
+            Route("/mie/state", self._state),
+            Route("/mie/text", self._text),
+            Route("/mie/why", self._why),
+            Route("/mie/runs/{name}", self._run),
+            Route("/mie/trace", self._trace, methods=["POST"]),
+        ]
+
+    @cached_property
+    def _assets(self) -> dict[str, Asset]:
+        return assets()
+
+    async def close(self) -> None:
+        """End the live streams and the threads."""
+        await self.feed.close()
+        self._uploads.close()
+        self._worker.close()
+
+    # What needs no key, because it shows nothing.
+
+    async def _index(self, request: Request) -> Response:
+        return _file(request, self._assets["index.html"])
+
+    async def _asset(self, request: Request) -> Response:
+        found = self._assets.get(request.path_params["path"])
+        if found is None:
+            path = shown(route_of(request.scope))
+            raise ApiError(404, f"there is no file {path}", type="not_found_error")
+        return _file(request, found)
+
+    async def _login(self, request: Request) -> Response:
+        if not has_keys(self._config):
+            raise invalid("this server has no keys, so the page needs no login", "key")
+        body = await _json_object(request)
+        key = body.get("key")
+        name = name_of(self._config, key) if isinstance(key, str) else None
+        if name is None:
+            raise ApiError(
+                401,
+                "the key is not one of this server's",
+                type="authentication_error",
+                code="invalid_api_key",
+            )
+        request.scope["mie.client"] = name
+        check_may_see(request)
+        return self._with_cookie(request, self.sessions.open(name))
+
+    async def _logout(self, request: Request) -> Response:
+        self.sessions.close(request.scope)
+        return self._with_cookie(request, "")
+
+    def _with_cookie(self, request: Request, value: str) -> Response:
+        cookie = cookie_for(value, request.scope, self._config.root_path)
+        return Response(status_code=204, headers={**DATA_HEADERS, "set-cookie": cookie})
+
+    # What does.
+
+    async def _tell_config(self, request: Request) -> Response:
+        check_may_see(request)
+        serving: Serving = request.app.state.serving
+        facts, settings = serving.facts, self._engine.engine_config
+        limits = {
+            "max_num_seqs": facts.max_num_seqs,
+            "max_num_batched_tokens": settings.max_num_batched_tokens,
+            "max_model_len": facts.max_model_len,
+            "block_size": facts.block_size,
+            "num_blocks": facts.num_blocks,
+            "max_logprobs": self._config.max_logprobs,
+            "max_request_bytes": self._config.max_request_bytes,
+            "event_log_steps": settings.event_log_steps,
+        }
+        return _json(
+            {
+                "mode": "live",
+                "model": serving.names[0],
+                "client": request.scope.get("mie.client"),
+                "has_keys": has_keys(self._config),
+                "may_read_text": may_read_text(self._config, request.scope),
+                "runs": [{"name": each.name, "title": each.title} for each in RECORDED_RUNS],
+                "limits": limits,
+            }
+        )
+
+    async def _events(self, request: Request) -> Response:
+        check_may_see(request)
+        events = await self.feed.events(request.headers.get("last-event-id"))
+        return EventStream(events, _Nothing(), DATA_HEADERS)
+
+    async def _history(self, request: Request) -> Response:
+        check_may_see(request)
+        until = _number(request, "until")
+        segments = await self._segments()
+
+        def write() -> bytes:
+            past = _past(segments, until)
+            if not past:
+                return b""
+            num_steps = sum(len(segment.steps) for segment in past)
+            recording = Recording(
+                past,
+                NodeText(shows_tokens=False),
+                steps_per_record=max(1, num_steps // HISTORY_RECORDS),
+            )
+            return "".join(line + "\n" for line in recording.lines(self._name)).encode()
+
+        content = await self._worker.call(write)
+        return Response(content, headers=DATA_HEADERS, media_type=NDJSON)
+
+    async def _state(self, request: Request) -> Response:
+        check_may_see(request)
+        text = NodeText(shows_tokens=False)
+        if "step" not in request.query_params:
+            now = await self.feed.ask(lambda follower, counts: encode(follower.key(counts)))
+            return _json(now)
+        state = await self._state_at(_number(request, "step"))
+        return _json(await self._worker.call(lambda: encode(key_record(state, text))))
+
+    async def _text(self, request: Request) -> Response:
+        check_may_see(request)
+        if not may_read_text(self._config, request.scope):
+            raise ApiError(
+                403,
+                "this server has no keys, so that it tells the text of prompts to its own machine "
+                "only (start it with --api-key to read them from elsewhere)",
+                type="permission_error",
+                code="text_forbidden",
+            )
+        blocks = _blocks(request)
+        step = _number(request, "step") if "step" in request.query_params else None
+        tokens: dict[int, Sequence[int]]
+        if step is None:
+            tokens, places = await self.feed.ask(lambda follower, _: follower.tokens(blocks))
+            tokens.update(await self._engine.tokens_of(places))
+        else:
+            tree = (await self._state_at(step)).blocks.tree
+            tokens = {block: tree[block].tokens for block in blocks if block in tree}
+        serving: Serving = request.app.state.serving
+        decode = None if serving.tokenizer is None else serving.tokenizer.decode
+        found = {
+            str(block): {
+                "tokens": list(tokens[block]),
+                "text": None if decode is None else decode(list(tokens[block])),
+            }
+            if block in tokens
+            else None
+            for block in blocks
+        }
+        return _json({"step": step, "blocks": found})
+
+    async def _why(self, request: Request) -> Response:
+        check_may_see(request)
+        name = request.query_params.get("seq", "")
+        seq = seq_from(name)
+        if seq is None:
+            raise invalid(f"seq must be a sequence, such as 7.0; got {shown(name)}", "seq")
+        wait = await self._engine.why_waiting(seq)
+        numbers = {"because": None} if wait is None else vars(wait)
+        return _json({"seq": name, **numbers, "sentence": sentence(wait)})
+
+    async def _run(self, request: Request) -> Response:
+        check_may_see(request)
+        for run in RECORDED_RUNS:
+            if run.name == request.path_params["name"]:
+                return Response(
+                    gzip.decompress(run.compressed()), headers=DATA_HEADERS, media_type=NDJSON
+                )
+        name = shown(request.path_params["name"])
+        raise ApiError(404, f"there is no recorded run {name}", type="not_found_error")
+
+    async def _trace(self, request: Request) -> Response:
+        check_may_see(request)
+        records = await self._uploads.convert(await request.body())
+        return Response(records, headers=DATA_HEADERS, media_type=NDJSON)
+
+    # Parts of the above.
+
+    async def _segments(self) -> Sequence[Segment]:
+        look = await self._engine.look()
+        return look.segments or ()
+
+    async def _state_at(self, step: int) -> State:
+        segments = await self._segments()
+        try:
+            return await self._worker.call(lambda: at(segments, step))
+        except TraceError as error:
+            raise ApiError(404, str(error), type="not_found_error", code="no_such_step") from error
+
+
+class _Nothing:
+    """The work of a stream that ends by itself."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _past(segments: Sequence[Segment], until: int) -> list[Segment]:
+    """Return the last segments up to a step, with `HISTORY_STEPS` steps or a few more."""
+    found: list[Segment] = []
+    for segment in reversed(segments):
+        if segment.after > until:
+            continue
+        steps = [each for each in segment.steps if each[-1][1]["step"] <= until]
+        found.insert(0, Segment(after=segment.after, snapshot=segment.snapshot, steps=steps))
+        if sum(len(each.steps) for each in found) >= HISTORY_STEPS:
+            break
+    return found
+
+
+def _file(request: Request, asset: Asset) -> Response:
+    headers = {**SHELL_HEADERS, "etag": asset.etag, "vary": "accept-encoding"}
+    if request.headers.get("if-none-match") == asset.etag:
+        return Response(status_code=304, headers=headers)
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(asset.content, headers=headers, media_type=asset.media_type)
+    headers["content-encoding"] = "gzip"
+    return Response(asset.compressed, headers=headers, media_type=asset.media_type)
+
+
+def _json(value: str | Mapping[str, Any]) -> Response:
+    content = value if isinstance(value, str) else encode(value)
+    return Response(content, headers=DATA_HEADERS, media_type="application/json")
+
+
+async def _json_object(request: Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise invalid("the body must be a JSON object")
+    return body
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "")
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise invalid(f"{name} must be the number of a step; got {shown(text)}", name)
+    return int(text)
+
+
+def _blocks(request: Request) -> list[int]:
+    texts = request.query_params.get("blocks", "").split(",", MAX_BLOCKS_ASKED)
+    if not all(text.isascii() and text.isdecimal() and len(text) < 19 for text in texts):
+        raise invalid(f"blocks must be at most {MAX_BLOCKS_ASKED} block ids, such as 1,2", "blocks")
+    return list(map(int, texts))

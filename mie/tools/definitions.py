@@ -1,0 +1,130 @@
+"""The tools of a request, and which of them the model may call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mie.errors import RequestError, shown
+
+MOST_TOOLS = 128
+NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+"""Names of tools, which the formats write without escapes."""
+
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    """The JSON schema of its arguments, an object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolChoice:
+    """Which tools may be called in an answer, and whether one must be."""
+
+    tools: tuple[Tool, ...]
+    is_forced: bool
+    """Whether the answer is a call, and nothing else."""
+    may_repeat: bool
+    """Whether the answer may have several calls."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the tools."""
+        return frozenset(tool.name for tool in self.tools)
+
+
+def tool_choice_of(
+    tools: object, tool_choice: object = None, parallel_tool_calls: object = None
+) -> ToolChoice | None:
+    """Return what OpenAI's three parameters say, or None if no tool may be called.
+
+    ``tool_choice`` is "auto" by default. It may be "none", "required", or
+    ``{"type": "function", "function": {"name": …}}``.
+
+    Raises:
+        RequestError: one of them is malformed, or they contradict each other.
+    """
+    if parallel_tool_calls is not None and not isinstance(parallel_tool_calls, bool):
+        got = shown(parallel_tool_calls)
+        raise RequestError(f"parallel_tool_calls must be True or False; got {got}")
+    if tools is None:
+        if tool_choice not in (None, "none"):
+            raise RequestError(f"tool_choice needs tools; got {shown(tool_choice)} without them")
+        return None
+    known = _tools(tools)
+    name = _name_of(tool_choice)
+    if name is not None:
+        named = tuple(tool for tool in known if tool.name == name)
+        if not named:
+            names = ", ".join(tool.name for tool in known)
+            raise RequestError(f"tool_choice names {shown(name)}; the tools are {names}")
+        return ToolChoice(tools=named, is_forced=True, may_repeat=False)
+    if tool_choice == "none":
+        return None
+    if tool_choice not in (None, "auto", "required"):
+        raise RequestError(
+            "tool_choice must be 'none', 'auto', 'required' or {'type': 'function', 'function': "
+            f"{{'name': …}}}}; got {shown(tool_choice)}"
+        )
+    return ToolChoice(
+        tools=known,
+        is_forced=tool_choice == "required",
+        may_repeat=parallel_tool_calls is not False,
+    )
+
+
+def _tools(tools: object) -> tuple[Tool, ...]:
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise RequestError(f"tools must be a list of functions; got {shown(tools)}")
+    if not 1 <= len(tools) <= MOST_TOOLS:
+        raise RequestError(f"tools must have 1 to {MOST_TOOLS} entries; got {len(tools)}")
+    known = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools))
+    names = [tool.name for tool in known]
+    for name in names:
+        if names.count(name) > 1:
+            raise RequestError(f"tools has the name {name} {names.count(name)} times; names differ")
+    return known
+
+
+def _tool(tool: object, where: str) -> Tool:
+    if not isinstance(tool, Mapping) or tool.get("type", "function") != "function":
+        raise RequestError(
+            f"{where} must be {{'type': 'function', 'function': …}}; got {shown(tool)}"
+        )
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise RequestError(f"{where}.function must be an object; got {shown(function)}")
+    name = function.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise RequestError(
+            f"{where}.function.name must be 1 to 64 letters, digits, '_', '-', '.' or ':'; got "
+            f"{shown(name)}"
+        )
+    parameters = function.get("parameters")
+    if parameters is None:
+        parameters = _NO_PARAMETERS
+    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+        raise RequestError(
+            f"{where}.function.parameters must be the JSON schema of an object; got "
+            f"{shown(parameters)}"
+        )
+    return Tool(name=name, parameters={"type": "object", **parameters})
+
+
+def _name_of(tool_choice: object) -> str | None:
+    """Return the name of the one tool that must be called."""
+    if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "function":
+        return None
+    function = tool_choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise RequestError(f"tool_choice must name a function; got {shown(tool_choice)}")
+    return name

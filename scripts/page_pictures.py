@@ -1,0 +1,212 @@
+"""Take the pictures of the web page for the documentation, and the recording for the README.
+
+    python scripts/page_pictures.py [DIRECTORY]
+
+A server runs the bundled model, and a headless Chromium shows its page. Every view is taken at
+three widths in both themes, as WebP: docs/pictures/page/*.webp, or in DIRECTORY. The recording is
+an animated WebP of 20 seconds. It needs playwright and chromium.
+"""
+
+from __future__ import annotations
+
+import base64
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pictures.webp import Frame, animation
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURES = ROOT / "docs" / "pictures" / "page"
+SIZES = {1280: 860, 360: 760, 3840: 2160}
+"""The widths, each with the height of its window."""
+WIDEST = 1920
+"""Width to which larger pictures are reduced."""
+VIEWS = {
+    "map": ".panel.map",
+    "timeline": ".panel.timeline",
+    "tree": ".panel.tree",
+    "play": ".panel.play",
+}
+SERVER = ("--num-blocks", "48", "--block-size", "8", "--max-num-batched-tokens", "48")
+FRAME_SECONDS = 1 / 3
+NUM_FRAMES = 60
+FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--force-color-profile=srgb")
+
+TO_WEBP = """async ([png, width, quality, before]) => {
+    const bitmap = async data => createImageBitmap(await (await fetch(data)).blob());
+    const image = await bitmap('data:image/png;base64,' + png);
+    const scale = Math.min(1, width / image.width);
+    const size = [Math.round(image.width * scale), Math.round(image.height * scale)];
+    const draw = (source, x, y, w, h) => {
+        const canvas = new OffscreenCanvas(w, h);
+        const pen = canvas.getContext('2d', {willReadFrequently: true});
+        pen.imageSmoothingQuality = 'high';
+        pen.drawImage(source, -x, -y, ...size);
+        return [canvas, pen.getImageData(0, 0, w, h).data];
+    };
+    let [canvas, pixels] = draw(image, 0, 0, ...size);
+    let box = [0, 0, ...size];
+    if (before) {
+        const [, old] = draw(await bitmap('data:image/png;base64,' + before), 0, 0, ...size);
+        let [left, top, right, bottom] = [size[0], size[1], 0, 0];
+        for (let y = 0, i = 0; y < size[1]; y += 1) for (let x = 0; x < size[0]; x += 1, i += 4) {
+            if (Math.abs(pixels[i] - old[i]) + Math.abs(pixels[i + 1] - old[i + 1])
+                + Math.abs(pixels[i + 2] - old[i + 2]) < 12) continue;
+            [left, top] = [Math.min(left, x & ~1), Math.min(top, y & ~1)];
+            [right, bottom] = [Math.max(right, x + 1), Math.max(bottom, y + 1)];
+        }
+        if (right <= left) [left, top, right, bottom] = [0, 0, 2, 2];
+        box = [left, top, right - left, bottom - top];
+        [canvas] = draw(image, ...box);
+    }
+    const blob = await canvas.convertToBlob({type: 'image/webp', quality});
+    const bytes = new Uint8Array(await blob.arrayBuffer());
+    return {size, box, webp: btoa(Array.from(bytes, each => String.fromCharCode(each)).join(''))};
+}"""
+"""Turn a PNG into a WebP: the whole picture, or the part that differs from the one before."""
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """Serve the bundled model with a small pool."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mie", "serve", "--port", str(port), *SERVER]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if b"listening" in line:
+                break
+        url = f"http://127.0.0.1:{port}/"
+        urllib.request.urlopen(f"{url}health", timeout=60).close()
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+class Camera:
+    """A page, and the blank page that makes WebP of its pictures."""
+
+    def __init__(self, browser: Any, url: str, width: int, height: int, theme: str) -> None:
+        self.page = browser.new_page(
+            viewport={"width": width, "height": height}, color_scheme=theme
+        )
+        self._maker = browser.new_page()
+        self._last: str | None = None
+        self.page.goto(url)
+        self.until("window.mie?.store.run && mie.isWhole()")
+
+    def js(self, source: str) -> Any:
+        """Return what an expression gives."""
+        return self.page.evaluate(source)
+
+    def until(self, condition: str) -> None:
+        """Wait until an expression is true."""
+        pause = "await new Promise(resolve => setTimeout(resolve, 20))"
+        self.js(f"async () => {{ while (!({condition})) {pause}; }}")
+
+    def picture(self, selector: str | None, quality: float = 0.82) -> bytes:
+        """Return a picture of an element, or of the window."""
+        of = self.page.locator(selector).first if selector else self.page
+        png = base64.b64encode(of.screenshot()).decode()
+        made = self._maker.evaluate(TO_WEBP, [png, WIDEST, quality, None])
+        return base64.b64decode(made["webp"])
+
+    def frame(self, width: int) -> Frame:
+        """Return a frame of the window: what has changed since the last one."""
+        png = base64.b64encode(self.page.screenshot()).decode()
+        made = self._maker.evaluate(TO_WEBP, [png, width, 0.5, self._last])
+        self._last = png
+        return Frame(webp=base64.b64decode(made["webp"]), size=made["size"], box=made["box"])
+
+    def close(self) -> None:
+        """Close both pages."""
+        self.page.close()
+        self._maker.close()
+
+
+def provoke(camera: Camera) -> None:
+    """Run two experiments, and show a step in the middle of a busy time."""
+    for name in ("fork", "twelve"):
+        camera.js(f"document.querySelector('[data-do={name}]').click()")
+        camera.until(f"!document.querySelector('[data-do={name}]').disabled")
+    camera.until("mie.truth()?.step === mie.store.run.last")
+
+
+def show_busy_step(camera: Camera) -> None:
+    """Show the step before the last preemption, with a request selected."""
+    camera.js(
+        """async () => {
+            const isBusy = each => each.events.some(event => event.kind === 'preempt');
+            const busy = mie.store.run.steps.findLast(isBusy) ?? mie.store.run.steps.at(-1);
+            mie.seek(busy.step);
+            const state = await mie.at(busy.step);
+            const [name] = Object.keys(state.tables);
+            mie.select({kind: 'seq', id: name}, true);
+        }"""
+    )
+    camera.page.wait_for_timeout(1200)
+
+
+def take_pictures(browser: Any, url: str, folder: Path) -> None:
+    """Take every view at every width in both themes."""
+    for theme in ("dark", "light"):
+        for width, height in SIZES.items():
+            camera = Camera(browser, url, width, height, theme)
+            if width == 1280:
+                provoke(camera)
+            show_busy_step(camera)
+            name = f"{width}-{theme}.webp"
+            (folder / f"page-{name}").write_bytes(camera.picture(None))
+            for view, selector in VIEWS.items():
+                (folder / f"{view}-{name}").write_bytes(camera.picture(selector))
+            camera.close()
+
+
+def record(browser: Any, url: str, folder: Path) -> None:
+    """Record 20 seconds: the way through all steps of two experiments, and back to a preemption."""
+    camera = Camera(browser, url, 1280, 800, "dark")
+    provoke(camera)
+    first, last = camera.js("[mie.store.run.first, mie.store.run.last]")
+    moves = NUM_FRAMES * 3 // 4
+    frames = []
+    for index in range(NUM_FRAMES):
+        if index < moves:
+            step = first + round((last - first) * index / (moves - 1))
+            camera.js(f"mie.at({step}).then(() => mie.seek({step}))")
+        elif index == moves:
+            show_busy_step(camera)
+        elif index > moves + 8:
+            camera.page.keyboard.press("ArrowLeft")
+        camera.page.wait_for_timeout(60)
+        frames.append(camera.frame(800))
+    (folder / "recording.webp").write_bytes(animation(frames, round(FRAME_SECONDS * 1000)))
+    camera.close()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Take all pictures."""
+    from playwright.sync_api import sync_playwright
+
+    folder = Path(arguments[0]) if arguments else PICTURES
+    folder.mkdir(parents=True, exist_ok=True)
+    with server() as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=[*FLAGS])
+        record(browser, url, folder)
+        take_pictures(browser, url, folder)
+        browser.close()
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("*.webp"))}
+    print("\n".join(f"{name}: {size / 1000:,.0f} kB" for name, size in sizes.items()))
+    print(f"{len(sizes)} files, {sum(sizes.values()) / 1000:,.0f} kB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

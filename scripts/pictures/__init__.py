@@ -1,0 +1,1 @@
+"""Parts of page_pictures.py."""

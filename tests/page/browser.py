@@ -1,0 +1,148 @@
+"""A page in a headless browser, and what a test asks of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import pytest
+
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+LOOKS = 3000
+"""How often `Shown.until` looks, at intervals of 20 ms, before it gives up."""
+
+
+def missing(reason: str) -> NoReturn:
+    """Skip a test, or let it fail where the browser must be there, as in CI."""
+    if os.environ.get("MIE_NEEDS_BROWSER"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Start the system's browser, or skip the test where it or playwright is missing."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        missing("chromium is not installed")
+    if importlib.util.find_spec("playwright") is None:
+        missing("playwright is not installed (pip install 'mie[browser]')")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS])
+        yield browser
+        browser.close()
+
+
+def sync_error() -> type[Exception]:
+    """Return the error that playwright raises."""
+    from playwright.sync_api import Error
+
+    return Error
+
+
+@contextmanager
+def opened(browser: Any, url: str, **options: Any) -> Iterator[Shown]:
+    """Open a page. It is closed before its server is, which waits for open streams."""
+    shown = Shown(browser, url, **options)
+    try:
+        yield shown
+    finally:
+        shown.page.close()
+
+
+class Shown:
+    """A page that is open. It keeps every error of its console."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+        options.setdefault("viewport", {"width": 1280, "height": 900})
+        options.setdefault("reduced_motion", "reduce")
+        self.page = browser.new_page(**options)
+        self.errors: list[str] = []
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.goto(url)
+
+    def _hear(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(f"{message.text} ({message.location.get('url')})")
+
+    def js(self, source: str, argument: Any = None) -> Any:
+        """Return what an expression or a function gives. The page's policy does not bind it."""
+        return self.page.evaluate(source, argument)
+
+    def until(self, condition: str) -> None:
+        """Wait until an expression is true."""
+        looks = f"""async () => {{
+            for (let i = 0; i < {LOOKS}; i++) {{
+                if ({condition}) return true;
+                await new Promise(resolve => setTimeout(resolve, 20));
+            }}
+            return false;
+        }}"""
+        for _ in range(3):
+            try:
+                is_so = self.js(looks)
+                break
+            except sync_error() as error:  # the page was loaded again meanwhile
+                if "context was destroyed" not in str(error):
+                    raise
+                self.page.wait_for_load_state()
+        assert is_so, f"it does not happen: {condition}; the page said {self.errors}"
+
+    def text(self, element: str) -> str:
+        """Return the text of an element, by its id."""
+        return str(self.js("id => document.getElementById(id).textContent", element))
+
+    def do(self, name: str) -> str:
+        """Run an experiment, and return the sentence that it ends with."""
+        button = f"document.querySelector('[data-do={name}]')"
+        self.js(f"{button}.click()")
+        self.until(f"!{button}.disabled")
+        return self.text("promise")
+
+    def at(self, step: int) -> dict[str, Any]:
+        """Return the page's state at a step, in the shape of a key."""
+        state: dict[str, Any] = self.js("step => mie.at(step)", step)
+        return state
+
+    def state(self) -> dict[str, Any]:
+        """Return the state that the page shows, in the shape of a key."""
+        state: dict[str, Any] = self.js("mie.state()")
+        return state
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Return all events of a kind, with their steps."""
+        found: list[dict[str, Any]] = self.js(
+            """kind => mie.store.run.steps.flatMap(each => each.events
+                .filter(event => event.kind === kind)
+                .map(event => ({...event, step: each.step})))""",
+            kind,
+        )
+        return found
+
+    def settle(self) -> None:
+        """Wait until the page has all that the engine did, and agrees with it."""
+        self.until(
+            "mie.truth() && mie.truth().step === mie.store.run.last && !mie.truth().wrong.length"
+            " && mie.isWhole() && mie.own().num_running + mie.own().num_waiting === 0"
+        )
+
+
+def cells(key: dict[str, Any]) -> dict[str, Any]:
+    """Return the cells of a key in the page's form, without what it leaves out."""
+    return {
+        "blocks": sorted(key["blocks"]),
+        "seqs": key["seqs"],
+        "tables": {seq: blocks for seq, (_, blocks) in key["tables"].items() if blocks},
+        "host": {seq: blocks for seq, blocks in key["host"].items() if blocks},
+        "tree": {block: (node["parent"], node["salt"]) for block, node in key["tree"].items()},
+    }

@@ -1,0 +1,7 @@
+"""Let the tests of the page use what other tests have: a live server, and random runs."""
+
+import sys
+from pathlib import Path
+
+for folder in ("serve", "property"):
+    sys.path.append(str(Path(__file__).parent.parent / folder))

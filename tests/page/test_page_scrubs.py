@@ -1,0 +1,74 @@
+"""A page that moves to any step of a random run shows the replay's own state at that step.
+
+The runs are those of tests/property/test_page_records.py.
+"""
+
+import json
+from collections import Counter
+
+from browser import Shown, cells, chromium, opened
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_page_records import logged_run
+from test_replay import EOS, configs, requests
+
+from mie.events import read_log
+from mie.page.bundle import page_html
+from mie.page.cells import NodeText, key_record
+from mie.page.recording import Recording
+from mie.replay import at
+
+TEXT = NodeText(shows_tokens=False)
+STATES = """([text, steps]) => {
+    const run = mie.read(text);
+    return steps.map(step => [run.isExact(step), run.at(step).plain()]);
+}"""
+
+seen: Counter[str] = Counter()
+
+
+def test_every_state_of_a_random_run(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(page_html([]))
+    with chromium() as browser, opened(browser, page.as_uri()) as shown:
+        shown.until("window.mie?.read")
+        check_runs(shown, tmp_path / "run.jsonl")
+    assert seen["merged"] > 5
+    assert seen["swapped"] > 5
+    assert seen["states"] > 300
+
+
+def check_runs(shown: Shown, path):
+    @given(
+        config=configs(),
+        arrivals=requests(),
+        spare=st.integers(0, 5),
+        num_host_blocks=st.integers(1, 9),
+        tokens=st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
+        aborted=st.dictionaries(st.integers(0, 12), st.integers(0, 5), max_size=4),
+        steps_per_record=st.sampled_from([1, 1, 3]),
+        random=st.randoms(use_true_random=False),
+    )
+    @settings(max_examples=50)
+    def check(config, arrivals, spare, num_host_blocks, tokens, aborted, steps_per_record, random):
+        longest = max(len(prompt) for _, prompt, *_ in arrivals)
+        pools = -(-longest // config.block_size) + spare, num_host_blocks
+        logged_run(path, config, arrivals, pools, tokens, aborted, set(), {}, set())
+        segments = list(read_log(path))
+        recording = Recording(segments, TEXT, steps_per_record=steps_per_record)
+        lines = list(recording.lines("a run"))
+        records = list(map(json.loads, lines))
+        # A page has the state at the end of each record, and asks the server for the others.
+        steps = [each["steps"][-1]["row"][0] for each in records if each["record"] == "steps"]
+        random.shuffle(steps)
+        for step, (is_exact, state) in zip(
+            steps, shown.js(STATES, ["\n".join(lines), steps]), strict=True
+        ):
+            key = json.loads(json.dumps(key_record(at(segments, step), TEXT)))
+            assert is_exact
+            assert cells(state) == cells(key), f"at step {step}"
+            seen["states"] += 1
+            seen["swapped"] += any(each["state"] == "swapped" for each in key["seqs"].values())
+        seen["merged"] += steps_per_record > 1
+
+    check()

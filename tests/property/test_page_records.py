@@ -1,0 +1,162 @@
+"""Check that a page that only assigns cells shows the replay's own state after every step.
+
+The runs are those of test_replay.py. Merged steps, keys in the middle and the order of eviction are
+checked in the same runs.
+"""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from event_stories import BEAMS, REBUILD, STORY, write_story
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from page_cells import Page, cells_of
+from test_replay import EOS, Run, configs, requests
+
+from mie.events import FIELDS, read_log
+from mie.page import recording as stream_of_log
+from mie.page.cells import NodeText
+from mie.page.follower import Follower
+from mie.page.heat import Heat
+from mie.page.recording import Recording
+from mie.replay import State, walk
+
+seen: Counter[str] = Counter()
+
+
+def logged_run(path, config, arrivals, pools, tokens, aborted, broken, beams, releases):
+    """Write the log of a random run, with a record after its last step."""
+    with path.open("w") as file:
+        run = Run(config, *pools, file)
+        waiting, number, drawn = list(arrivals), 0, 0
+
+        def draw_token():
+            nonlocal drawn
+            drawn += 1
+            return tokens[drawn % len(tokens)]
+
+        while waiting or run.scheduler.running or run.scheduler.waiting:
+            for arrival in [each for each in waiting if each[0] <= number]:
+                waiting.remove(arrival)
+                prompt, max_tokens, n, *labels = arrival[1:]
+                run.add(prompt, max_tokens, n, *labels)
+            run.add_beams(beams.get(number, 0))
+            if number in releases:
+                run.release()
+            victim = aborted.get(number)
+            if victim is not None and victim < len(run.requests):
+                swapped = [seq.request for seq in run.scheduler.waiting if seq.host]
+                run.scheduler.abort([*swapped, run.requests[victim]][0])
+            number += 1
+            run.step(number, draw_token, number in broken)
+        run.add([0], 1, 1, 0, None)
+        run.log.close()
+
+
+def check_eviction_order(path):
+    """The evicted block must be the first of the idle leaves in the order of their cells."""
+    heat = state = None
+    last = None
+    for _, record, now in walk(read_log(path)):
+        if heat is None:
+            heat, state = Heat(now), now
+        else:
+            heat.after(last, state)
+        if record[0] == "evict":
+            tree = now.blocks.tree
+            inner = {node.parent for node in tree.values()}
+            cells = {int(block): cell for block, cell in heat.cells().items()}
+            idle = [(cells[b][1], b) for b in tree if cells[b][1] is not None and b not in inner]
+            assert record[1] == min(idle)[1]
+            seen["evicted"] += 1
+        heat.before(record, now)
+        last = record
+
+
+def check_recording(segment, steps_per_record):
+    """A page that reads a recorded run must show the state after each record."""
+    text = NodeText(lambda ids: "".join(map(str, ids)))
+    state, steps, page = State.from_snapshot(segment.snapshot), iter(segment.steps), Page()
+    recording = Recording([segment], text, steps_per_record=steps_per_record)
+    for record in map(json.loads, recording.lines("a run")):
+        page.take(record)
+        seen[record["record"]] += 1
+        for _ in record.get("steps", ()):
+            state.apply_step(next(steps))
+        if record["record"] == "now":
+            state.apply_step(segment.rest)
+        if record["record"] != "head":
+            assert page.step == state.step
+            assert page.cells() == cells_of(state, text)
+            assert page.heat.keys() == page.tree.keys()
+    assert page.step == segment.last
+
+
+def check_follower(segment, text, splits):
+    """A page that follows the log while it grows must show every state, with what came last."""
+    steps, page, state = segment.steps, Page(), State.from_snapshot(segment.snapshot)
+    follower = Follower([replace(segment, steps=(), rest=())], "live")
+    page.take(follower.key({}))
+    coming, done, shown = iter(steps), 0, 0
+    for count, part in splits:
+        new, done = steps[done : done + count], min(done + count, len(steps))
+        part = shown = part if new else max(part, shown)  # what came last only grows
+        following = steps[done] if done < len(steps) else segment.rest
+        rest = following[: min(part, len(following) - (done < len(steps)))]
+        for record in follower.records(new, rest):
+            page.take(json.loads(json.dumps(record)))
+            if record["record"] == "steps":
+                for _ in record["steps"]:
+                    state.apply_step(next(coming))
+                assert page.cells() == cells_of(state, text)
+        if rest:
+            late = State.from_snapshot(state.snapshot(), state.step)
+            late.apply_step(rest)
+            assert page.cells() == cells_of(late, text)
+        assert page.heat == follower.key({})["heat"]
+        seen["follower"] += 1
+
+
+@given(
+    config=configs(),
+    arrivals=requests(),
+    spare=st.integers(0, 5),
+    num_host_blocks=st.integers(1, 9),
+    tokens=st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
+    aborted=st.dictionaries(st.integers(0, 12), st.integers(0, 5), max_size=4),
+    broken=st.sets(st.integers(3, 30), max_size=1),
+    beams=st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
+    releases=st.sets(st.integers(3, 30), max_size=4),
+    steps_per_record=st.sampled_from([1, 1, 2, 5]),
+    splits=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), min_size=1, max_size=3),
+)
+@settings(max_examples=max(150, settings().max_examples))
+def check_run(
+    path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken, beams, releases,
+    steps_per_record, splits,
+):  # fmt: skip
+    longest = max(len(prompt) for _, prompt, *_ in arrivals)
+    pools = -(-longest // config.block_size) + spare, num_host_blocks
+    logged_run(path, config, arrivals, pools, tokens, aborted, broken, beams, releases)
+    check_eviction_order(path)
+    [segment] = read_log(path)
+    check_recording(segment, steps_per_record)
+    check_follower(segment, NodeText(shows_tokens=False), splits)
+
+
+def test_a_page_that_assigns_cells_shows_the_state_of_the_replay(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream_of_log, "STEPS_PER_KEY", 5)
+    seen.clear()
+    check_run(tmp_path / "trace.jsonl")
+    for kind in ("key", "steps", "now", "evicted", "follower"):
+        assert seen[kind] >= 20, (kind, seen)
+
+
+@pytest.mark.parametrize("steps_per_record", [1, 3, 100])
+def test_every_kind_of_record_becomes_cells(tmp_path, steps_per_record):
+    path = write_story(tmp_path / "story.jsonl", [*STORY, BEAMS, REBUILD])
+    [segment] = read_log(path)
+    check_recording(segment, steps_per_record)
+    assert {kind for records in segment.steps for kind, *_ in records} == FIELDS.keys()

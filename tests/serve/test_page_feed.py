@@ -1,0 +1,186 @@
+"""The live stream of the page: what waits for one page is bounded, and no page delays another."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from edge_helpers import asks, client_of, load
+from page_cells import Page as Applied
+
+from mie.events import log as event_log
+from mie.serve.page import feed as feed_module
+from mie.serve.page.feed import MAX_BEHIND_BYTES, MAX_BEHIND_TICKS, Feed, Page
+
+
+@pytest.fixture
+def engine():
+    with_engine = load(num_blocks=32, block_size=8)
+    yield with_engine
+    with_engine.shutdown()
+
+
+async def generate(client, **body):
+    body = {"prompt": "Once", "max_tokens": 2, "ignore_eos": True, **body}
+    answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+def records_of(events):
+    """The records of a piece of a stream."""
+    lines = events.decode().splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+
+
+async def opened(feed):
+    """A page that has read its first key, and what it shows."""
+    await feed.tick()
+    page, applied = Page(), Applied()
+    feed._pages.add(page)
+    page.is_reading = True
+    await feed.tick()
+    await read(page, applied)
+    return page, applied
+
+
+async def read(page, applied):
+    """Let a page read all that waits for it, and return the kinds of records."""
+    records = records_of(await page.take())
+    for record in records:
+        applied.take(record)
+    return [record["record"] for record in records]
+
+
+async def state_of(feed):
+    """What a page shows that was never behind."""
+    applied = Applied()
+    applied.take(await feed.ask(lambda follower, counts: follower.key(counts)))
+    return applied.cells()
+
+
+def test_a_page_that_sleeps_gets_the_whole_state_when_it_wakes(engine):
+    async def watch():
+        feed = Feed(engine, "bundled")
+        async with client_of(engine) as client:
+            awake, shown = await opened(feed)
+            asleep, stale = await opened(feed)
+            for _ in range(MAX_BEHIND_TICKS + 3):
+                await generate(client)
+                await feed.tick()
+                assert "key" not in await read(awake, shown)
+            assert asleep.needs_key
+            assert not asleep._queue
+            for _ in range(3):  # it still sleeps: no key is made for it
+                await generate(client)
+                await feed.tick()
+                await read(awake, shown)
+            assert asleep.needs_key
+            asleep.is_reading = True
+            await feed.tick()
+            assert (await read(asleep, stale))[0] == "key"
+            assert stale.cells() == shown.cells() == await state_of(feed)
+        await feed.close()
+
+    asks(watch())
+
+
+def test_few_bytes_wait_for_a_page(engine, monkeypatch):
+    async def watch():
+        feed = Feed(engine, "bundled")
+        async with client_of(engine) as client:
+            asleep, stale = await opened(feed)
+            await generate(client)
+            await feed.tick()
+            assert asleep.needs_key
+            asleep.is_reading = True
+            await feed.tick()
+            assert await read(asleep, stale) == ["key"]  # it is longer, and comes nevertheless
+        await feed.close()
+
+    assert MAX_BEHIND_BYTES <= 4 << 20
+    monkeypatch.setattr(feed_module, "MAX_BEHIND_BYTES", 100)
+    asks(watch())
+
+
+@pytest.mark.parametrize("limit", ["MAX_RECENT", "MAX_BEHIND_BYTES"])
+def test_what_is_kept_for_a_page_that_comes_back_is_bounded(engine, monkeypatch, limit):
+    monkeypatch.setattr(feed_module, limit, 3)
+
+    async def watch():
+        feed = Feed(engine, "bundled")
+        async with client_of(engine) as client:
+            await feed.tick()
+            await generate(client, max_tokens=30)
+            await feed.tick()
+            num_new = len(feed._recent)
+            await feed.tick()  # nothing is new
+            await generate(client)
+            await feed.tick()
+            first = feed._number - len(feed._recent) + 1
+            assert feed._since(f"{feed._run_id}.{first - 2}") is None
+            missed = feed._since(f"{feed._run_id}.{first - 1}")
+            assert missed is not None
+            assert len(records_of(missed)) == len(feed._recent) < num_new
+        await feed.close()
+
+    asks(watch())
+
+
+def test_pages_begin_again_where_the_log_has_a_hole(monkeypatch):
+    monkeypatch.setattr(event_log, "SNAPSHOT_EVERY", 2)
+    engine = load(num_blocks=32, block_size=8, event_log_steps=2)
+
+    async def watch():
+        feed = Feed(engine, "bundled")
+        async with client_of(engine) as client:
+            page, applied = await opened(feed)
+            await generate(client, max_tokens=20)
+            page.is_reading = True
+            await feed.tick()
+            assert await read(page, applied) == ["key"]
+            assert applied.cells() == await state_of(feed)
+        await feed.close()
+
+    try:
+        asks(watch())
+    finally:
+        engine.shutdown()
+
+
+def test_nothing_is_computed_while_no_page_is_open(engine):
+    async def watch():
+        feed = Feed(engine, "bundled")
+        async with client_of(engine) as client:
+            await generate(client)
+        assert feed._task is None
+        assert feed._follower is None
+
+    asks(watch())
+
+
+def test_pages_are_refused_when_too_many_are_open(engine, monkeypatch):
+    async def ask():
+        async with client_of(engine) as client:
+            return await client.get("/mie/events")
+
+    monkeypatch.setattr(feed_module, "MAX_PAGES", 0)
+    assert asks(ask()).status_code == 429
+
+
+def test_steps_are_merged_when_the_engine_is_fast(engine):
+    async def watch():
+        feed = Feed(engine, "bundled")
+        async with client_of(engine) as client:
+            page, applied = await opened(feed)
+            await generate(client, max_tokens=100)
+            await feed.tick()
+            records = records_of(await page.take())
+            for record in records:
+                applied.take(record)
+            assert applied.cells() == await state_of(feed)
+        await feed.close()
+        return [record for record in records if record["record"] == "steps"]
+
+    found = asks(watch())
+    assert len(found) <= 10
+    assert sum(len(record["steps"]) for record in found) >= 100

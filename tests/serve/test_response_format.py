@@ -1,0 +1,244 @@
+"""What an answer must be, in every dialect: schemas, choices, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Literal
+
+import anthropic
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story about Mia the otter."}]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "animal": {"enum": ["fox", "otter", "owl"]},
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["animal", "age"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
+BODY: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "Once upon a time", "max_tokens": 60, "seed": 1, "temperature": 5},
+    CHAT: {"messages": MESSAGES, "max_tokens": 60, "seed": 1, "temperature": 5},
+}
+BOTH = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+
+
+class Record(BaseModel):
+    """A record of a story."""
+
+    name: Literal["Mia", "Tom", "Nora"]
+    animal: Literal["fox", "otter", "owl"]
+    age: int = Field(ge=1, le=99)
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    found = choice.get("text")
+    return choice["message"]["content"] if found is None else found
+
+
+@BOTH
+def test_every_choice_is_json_that_the_schema_accepts(server, path):
+    answer = server.ask(path, **BODY[path], n=3, response_format=FORMAT)
+    for choice in answer["choices"]:
+        value = json.loads(text_of(choice))
+        assert value.keys() == {"animal", "age"}
+        assert value["animal"] in ("fox", "otter", "owl")
+        assert choice["finish_reason"] == "stop"
+    chunks = server.stream(path, **BODY[path], n=3, response_format=FORMAT)
+    for index, choice in enumerate(answer["choices"]):
+        own = [each for chunk in chunks for each in chunk["choices"] if each["index"] == index]
+        pieces = [each.get("text") or each.get("delta", {}).get("content", "") for each in own]
+        assert "".join(pieces) == text_of(choice)
+
+
+@BOTH
+def test_any_json_object(server, path):
+    asked = {**BODY[path], "max_tokens": 9}
+    answer = server.ask(path, **asked, response_format={"type": "json_object"})
+    assert text_of(answer["choices"][0]).startswith("{")
+
+
+@BOTH
+def test_text_is_what_there_is_without_a_format(server, path):
+    expected = server.ask(path, **BODY[path])["choices"]
+    assert server.ask(path, **BODY[path], response_format={"type": "text"})["choices"] == expected
+
+
+@BOTH
+def test_vllms_field(server, path):
+    for given, texts in (
+        ({"choice": ["yes", "no"]}, {"yes", "no"}),
+        ({"regex": "[ab]c"}, {"ac", "bc"}),
+        ({"grammar": 'start: "x" | "y"'}, {"x", "y"}),
+    ):
+        answer = server.ask(path, **BODY[path], structured_outputs=given)
+        assert text_of(answer["choices"][0]) in texts
+
+
+BAD: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a type": (
+        {"response_format": {"type": "xml"}},
+        "response_format",
+        "response_format.type must be 'text', 'json_object' or 'json_schema'; got 'xml'",
+    ),
+    "no object": ({"response_format": "json"}, "response_format", "response_format.type must be"),
+    "no schema": (
+        {"response_format": {"type": "json_schema"}},
+        "response_format",
+        "response_format.json_schema must be an object; got None",
+    ),
+    "an empty format": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format",
+        "response_format.json_schema.schema must be a JSON schema; got None",
+    ),
+    "a keyword": (
+        {"response_format": {**FORMAT, "json_schema": {"schema": {"not": {}}}}},
+        "response_format",
+        "response_format has a json schema that cannot be followed",
+    ),
+    "a key": (
+        {"response_format": {**FORMAT, "json_schema": {"schema": {}, "strct": True}}},
+        "response_format.json_schema.strct",
+        "leave it out; got True",
+    ),
+    "a long schema": (
+        {"response_format": {**FORMAT, "json_schema": {"schema": {"title": "x" * 70_000}}}},
+        "response_format",
+        "response_format may have at most 65536 characters",
+    ),
+    "a regex": (
+        {"structured_outputs": {"regex": "("}},
+        "structured_outputs",
+        "structured_outputs has a regex that cannot be followed",
+    ),
+    "an unknown name": (
+        {"structured_outputs": {"rgx": "a"}},
+        "structured_outputs",
+        "structured_outputs: StructuredOutputsParams has no",
+    ),
+    "no kind": ({"structured_outputs": {}}, "structured_outputs", "needs one of json, regex"),
+    "a wrong value": (
+        {"structured_outputs": {"choice": []}},
+        "structured_outputs",
+        "choice must have at least one text",
+    ),
+    "both": (
+        {"structured_outputs": {"regex": "a"}, "response_format": FORMAT},
+        "structured_outputs",
+        "exclude each other",
+    ),
+    "an old name": ({"guided_json": SCHEMA}, "guided_json", "send structured_outputs"),
+}
+
+
+@BOTH
+@pytest.mark.parametrize(("change", "param", "message"), BAD.values(), ids=BAD)
+def test_what_cannot_be_followed_is_a_400_that_names_the_field(
+    server, path, change, param, message
+):
+    error = server.refused(path, **BODY[path], **change)
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+def test_without_the_library_the_operator_is_told_what_to_install(server, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    rare = {"type": "json_schema", "json_schema": {"schema": {"title": "not compiled yet"}}}
+    error = server.refused(CHAT, **BODY[CHAT], response_format=rare)
+    assert error["param"] == "response_format"
+    assert error["message"] == (
+        "response_format needs llguidance, which is not installed (pip install 'mie[structured]')"
+    )
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+        yield client
+
+
+def test_openais_parse_gives_the_model_of_a_chat(client):
+    completion = client.chat.completions.parse(
+        model="bundled", messages=MESSAGES, response_format=Record, max_tokens=100
+    )
+    message = completion.choices[0].message
+    assert isinstance(message.parsed, Record)
+    assert message.content == message.parsed.model_dump_json()
+    with client.chat.completions.stream(
+        model="bundled", messages=MESSAGES, response_format=Record, max_tokens=100
+    ) as stream:
+        final = stream.get_final_completion()
+    assert isinstance(final.choices[0].message.parsed, Record)
+
+
+def test_openais_parse_gives_the_model_of_a_response(client):
+    response = client.responses.parse(model="bundled", input=MESSAGES, text_format=Record)
+    assert isinstance(response.output_parsed, Record)
+    assert response.text.format.type == "json_schema"
+
+
+def test_a_schema_of_anthropics_field_holds(server):
+    with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as client:
+        message = client.messages.create(
+            model="bundled",
+            max_tokens=100,
+            messages=MESSAGES,
+            output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
+        )
+    assert json.loads(message.content[0].text).keys() == {"animal", "age"}
+    assert message.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ([], "output_config must be an object"),
+        ({"effort": "low"}, "output_config.effort is not supported"),
+        ({"format": {"type": "text"}}, "output_config.format.type must be 'json_schema'"),
+        ({"format": {"type": "json_schema"}}, "output_config.format.schema must be a JSON schema"),
+        (
+            {"format": {"type": "json_schema", "schema": {"not": {}}}},
+            "output_config has a json schema that cannot be followed",
+        ),
+    ],
+)
+def test_a_bad_schema_of_anthropics_field_is_refused(server, config, message):
+    body = {"max_tokens": 5, "messages": MESSAGES, "output_config": config}
+    answer = server.post("/v1/messages", **body)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "param", "message"),
+    [
+        ("json", "text", "text must be an object; got 'json'"),
+        ({"verbosity": "high"}, "text", "leave verbosity out; got 'high'"),
+        ({"format": {"type": "xml"}}, "text", "text.type must be"),
+        ({"format": {"type": "json_schema"}}, "text", "text.format.schema must be a JSON schema"),
+    ],
+)
+def test_a_bad_format_of_a_response_is_refused(server, text, param, message):
+    error = server.refused(RESPONSES, input="x", max_output_tokens=5, text=text)
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+@BOTH
+def test_the_log_probabilities_are_still_the_models(server, path):
+    """The mask is an edit of the logits, which comes after them."""
+    number = 1 if path == COMPLETIONS else True
+    asked = {**BODY[path], "logprobs": number, "structured_outputs": {"choice": ["yes"]}}
+    found = server.ask(path, **asked)["choices"][0]["logprobs"]
+    rows = found.get("token_logprobs") or [each["logprob"] for each in found["content"]]
+    assert rows[0] < -1

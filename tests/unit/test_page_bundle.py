@@ -1,0 +1,105 @@
+"""Test how the page's modules are joined into one file."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mie.page.assets import RECORDED_RUNS, assets
+from mie.page.bundle import EmbeddedRun, bundle, page_html
+
+FILES = {
+    "main.js": (
+        'import {add, twice as double} from "./lib/sums.js";\n'
+        'import {\n  NAME,\n  Box\n} from "./names.js";\n'
+        'import chart from "./chart.js";\n'
+        "console.log(NAME, add(1, 2), double(4), new Box().size, chart());\n"
+    ),
+    "lib/sums.js": (
+        'import {NAME} from "../names.js";\n'
+        "export function add(a, b) { return a + b; }\n"
+        "const twice = (x) => add(x, x);\n"
+        "const hidden = NAME;\n"
+        "export {twice};\n"
+    ),
+    "names.js": (
+        'export const NAME = "otter";\nconst hidden = 1;\n'
+        "export class Box { size = hidden + 2; }\n"
+        "export async function later() {}\nexport const $ = 1;\n"
+    ),
+    "chart.js": "function draw() { return 'drawn'; }\nexport default draw;\n",
+}
+
+
+def test_joined_modules_do_what_the_modules_do(tmp_path: Path) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    script = tmp_path / "script.js"
+    script.write_text(bundle(FILES))
+    done = subprocess.run(["node", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "otter 3 8 3 drawn\n"
+
+
+def test_each_module_is_there_once_and_before_those_that_import_it() -> None:
+    script = bundle(FILES)
+    assert script.count('"otter"') == 1
+    assert script.index('"otter"') < script.index("a + b") < script.index("console.log")
+    assert "import" not in script
+    assert "export" not in script
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"chart.js": 'import {add} from "./main.js";\n'}, "imports itself"),
+        ({"chart.js": "export let count = 0;\n"}, "cannot be joined"),
+        ({"chart.js": 'import "./names.js";\n'}, "cannot be joined"),
+        ({"chart.js": 'import {x} from "https://cdn.example/x.js";\n'}, "cannot be joined"),
+        ({"chart.js": 'import {x} from "./nothing.js";\n'}, "imports nothing.js"),
+        ({"chart.js": "const end = '</script>';\n"}, "</script"),
+    ],
+)
+def test_a_module_of_another_form_is_refused(changed: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        bundle({**FILES, **changed})
+
+
+def test_the_file_loads_nothing_and_allows_only_what_is_inside() -> None:
+    runs = [
+        EmbeddedRun(name=run.name, title="</script><b>", gzip=run.compressed())
+        for run in RECORDED_RUNS
+    ]
+    page = page_html(runs)
+    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert found is not None
+    policy = html.unescape(found[1])
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    blocks = re.findall(r'<(?:style|script type="module")>(.*?)</(?:style|script)>', page, re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        digest = base64.b64encode(hashlib.sha256(block.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+    assert not re.search(r'(?:src|href)="(?!data:|#)', page)
+    data = re.search(r'id="mie-runs">(.*?)</script>', page, re.S)
+    assert data is not None
+    embedded = json.loads(data[1])
+    assert [each["title"] for each in embedded] == ["</script><b>"] * 2
+    for each, run in zip(embedded, RECORDED_RUNS, strict=True):
+        lines = gzip.decompress(base64.b64decode(each["gzip"])).decode().splitlines()
+        assert json.loads(lines[0])["record"] == "head"
+        assert gzip.decompress(run.compressed()).decode().splitlines() == lines
+
+
+def test_the_page_is_small() -> None:
+    assert sum(len(asset.compressed) for asset in assets().values()) < 75_000
+    assert sum(len(run.compressed()) for run in RECORDED_RUNS) < 50_000

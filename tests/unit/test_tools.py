@@ -1,0 +1,444 @@
+"""Check how answers are read: calls of tools, reasoning, and text that only looks like them."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mie.config.engine_args import REASONING_PARSERS, TOOL_CALL_PARSERS
+from mie.errors import RequestError
+from mie.params.structured import StructuredOutputsParams
+from mie.tools import formats
+from mie.tools.answer import AnswerFormat
+from mie.tools.border import BorderedText
+from mie.tools.definitions import MOST_TOOLS, tool_choice_of
+from mie.tools.forced import grammar_of, literals_of
+from mie.tools.forced_parser import new_parser
+from mie.tools.formats import call_format, reasoning_tags
+from mie.tools.json_end import JsonEnd
+from mie.tools.response_template import CallFormat, calls_in, reasoning_in
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden/answers.json").read_text("utf-8"))
+TOOLS = frozenset({"weather", "add"})
+FORMATS = {**formats.CALLS, "mistral [ARGS]": formats.MISTRAL_NAMED}
+GRAMMAR = StructuredOutputsParams(grammar='start: "x"')  # only its presence matters to a parser
+
+
+def read(form: AnswerFormat, pieces: list[str]) -> Any:
+    """Read an answer piece by piece; return reasoning, text, calls and what stayed text."""
+    parser = new_parser(form, "key")
+    for piece in pieces:
+        parser.add(piece)
+    parser.finish()
+    calls = [(call.index, call.id, call.name, call.arguments) for call in parser.calls]
+    return parser.reasoning, parser.content, calls, parser.num_unparsed
+
+
+def form_of(calls: CallFormat, **more: Any) -> AnswerFormat:
+    return AnswerFormat(reasoning=formats.THINK, calls=calls, names=TOOLS, **more)
+
+
+def named(found: Any) -> list[tuple[str, Any]]:
+    return [(name, json.loads(arguments)) for _, _, name, arguments in found[2]]
+
+
+# Transformers reads the same.
+
+
+@pytest.mark.parametrize(
+    "case", GOLDEN["cases"], ids=[f"{c['format']} {i}" for i, c in enumerate(GOLDEN["cases"])]
+)
+def test_answers_are_read_as_transformers_reads_them(case: dict[str, Any]):
+    calls = FORMATS.get(case["format"]) or calls_in(GOLDEN["templates"][case["format"]])
+    reasoning, content, found, num_unparsed = read(form_of(calls), list(case["text"]))
+    message = case["message"]
+    assert reasoning == message.get("thinking", "")
+    assert content.strip() == message.get("content", "")
+    expected = [call["function"] for call in message.get("tool_calls", ())]
+    assert named((0, 0, found)) == [(each["name"], each["arguments"]) for each in expected]
+    assert num_unparsed == 0
+
+
+def test_a_response_template_says_what_the_table_says():
+    template = GOLDEN["templates"]["hermes"]
+    assert reasoning_in(template) == formats.THINK
+    calls = calls_in(template)
+    assert (calls.open, calls.close) == (formats.HERMES.open, formats.HERMES.close)
+    assert calls_in(GOLDEN["templates"]["cohere"]) == CallFormat(
+        open="<|START_ACTION|>",
+        close="<|END_ACTION|>",
+        name="tool_name",
+        arguments="parameters",
+        is_list=True,
+        separator=", ",
+    )
+
+
+# Pieces.
+
+FRAGMENTS = [
+    *("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]"),
+    *("<|python_tag|>", "<tool", "_call>", "[TOOL", " ", "\n", ";", "; ", "text", "é🦊", "\\", '"'),
+    *("{", "}", "[", "]", '{"name": "add", "arguments": {"a": 1}}', '{"a": "}"}', "add", "weather"),
+    *('{"name": "nope", "arguments": {}}', '{"name": "add", "parameters": {}}', "[]", "{}", "NaN"),
+]
+ANSWERS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=40)
+@given(text=ANSWERS, cuts=st.lists(st.integers(0, 400)), begins=st.booleans(), more=st.booleans())
+@example(text="<think>a</think> <tool_call>{", cuts=[3, 20], begins=False, more=True)
+def test_how_an_answer_is_cut_changes_nothing(
+    name: str, text: str, cuts: list[int], begins: bool, more: bool
+):
+    form = form_of(FORMATS[name], begins_in_reasoning=begins, may_repeat=more)
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[a:b] for a, b in pairwise(places)]
+    whole = read(form, [text])
+    assert read(form, pieces) == whole
+    assert read(form, list(text)) == whole
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(text=ANSWERS)
+def test_no_call_is_invented_and_no_text_is_lost(name: str, text: str):
+    form = AnswerFormat(calls=FORMATS[name], names=TOOLS)
+    _, content, calls, _ = found = read(form, [text])
+    for tool, arguments in named(found):
+        assert tool in TOOLS
+        assert isinstance(arguments, dict)
+        assert tool in text
+    if not calls:
+        assert content == text
+
+
+@given(text=st.text())
+def test_any_text_without_tags_stays_what_it_is(text: str):
+    assert read(form_of(formats.HERMES), list(text)) == ("", text, [], 0)
+
+
+@given(text=st.lists(st.sampled_from([" ", "\n", "a", "b "]), max_size=9), place=st.integers(0, 9))
+def test_space_at_a_border_is_dropped(text: list[str], place: int):
+    bordered = BorderedText()
+    for piece in text[:place]:
+        bordered.add(piece)
+    bordered.border()
+    for piece in text[place:]:
+        bordered.add(piece)
+    bordered.end()
+    before, after = "".join(text[:place]).rstrip(), "".join(text[place:]).lstrip()
+    assert bordered.text == (f"{before}\n{after}" if before and after else before + after)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@given(value=st.lists(VALUES) | st.dictionaries(st.text(), VALUES), rest=st.text(max_size=5))
+def test_the_end_of_json_is_found(value: Any, rest: str):
+    text = json.dumps(value, ensure_ascii=False)
+    end = JsonEnd(2)
+    for length in range(len(text) + 2):
+        assert not end.read(("  " + text)[:length])
+    assert end.read(f"  {text}{rest}")
+    assert end.place == len(text) + 2
+
+
+# What is no call.
+
+NOT_CALLS = {
+    "no JSON": "x",
+    "no tool of the request": '{"name": "nope", "arguments": {}}',
+    "no name": '{"arguments": {}}',
+    "a name that is no text": '{"name": ["add"], "arguments": {}}',
+    "no arguments": '{"name": "add"}',
+    "arguments that are text": '{"name": "add", "arguments": "{}"}',
+    "a number that JSON lacks": '{"name": "add", "arguments": {"a": NaN}}',
+    "an empty list": "[]",
+    "a list with something else": '[{"name": "add", "arguments": {}}, 1]',
+    "deep nesting": "[" * 100_000 + "]" * 100_000,
+    "a huge number": '{"name": "add", "arguments": {"a": ' + "1" * 5000 + "}}",
+    "the end": '{"name": "add", "argu',
+}
+
+
+@pytest.mark.parametrize("text", NOT_CALLS.values(), ids=NOT_CALLS)
+def test_what_is_no_call_stays_text_and_is_counted(text: str):
+    answer = f"See: <tool_call>{text}"
+    assert read(form_of(formats.HERMES), [answer]) == ("", answer, [], 1)
+    closed = f"{answer}</tool_call>"
+    assert read(form_of(formats.HERMES), [closed]) == ("", closed, [], 1)
+
+
+def test_a_call_without_its_closing_tag_is_one_only_at_the_end():
+    call = '<tool_call>{"name": "add", "arguments": {}}'
+    assert len(read(form_of(formats.HERMES), [call])[2]) == 1
+    assert len(read(form_of(formats.HERMES), [f"{call} </tool_"])[2]) == 1
+    for rest in ("\nSo.", "<tool_call>", "</tool>"):
+        assert read(form_of(formats.HERMES), [call + rest])[2] == []
+
+
+def test_calls_after_text_that_looked_like_one_are_found():
+    text = '<tool_call>no <tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    _, content, calls, num_unparsed = read(form_of(formats.HERMES), [text])
+    assert (content, len(calls), num_unparsed) == ("<tool_call>no", 1, 1)
+
+
+def test_at_most_one_call_without_parallel_calls():
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    _, content, calls, num_unparsed = read(form_of(formats.HERMES, may_repeat=False), [call + call])
+    assert (content, len(calls), num_unparsed) == (call, 1, 1)
+    pair = '[TOOL_CALLS][{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]'
+    assert read(form_of(formats.MISTRAL, may_repeat=False), [pair])[2] == []
+
+
+def test_a_closing_tag_inside_an_argument_ends_nothing():
+    text = '<tool_call>{"name": "add", "arguments": {"a": "</tool_call>"}}</tool_call>'
+    assert named(read(form_of(formats.HERMES), [text])) == [("add", {"a": "</tool_call>"})]
+
+
+def test_half_a_character_in_arguments_stays_an_escape():
+    text = '<tool_call>{"name": "add", "arguments": {"a": "\\ud83e", "b": "é"}}</tool_call>'
+    [(_, _, _, arguments)] = read(form_of(formats.HERMES), [text])[2]
+    assert arguments.encode() == b'{"a": "\\ud83e", "b": "\\u00e9"}'
+
+
+def test_a_json_answer_is_no_call_of_llama():
+    answer = '{"name": "Mia", "animal": "otter"}'
+    assert read(form_of(formats.LLAMA3), list(answer)) == ("", answer, [], 0)
+
+
+def test_reasoning_is_at_the_beginning_or_nowhere():
+    late = "I write <think>x</think>."
+    assert read(form_of(formats.HERMES), [late])[:2] == ("", late)
+    cut = read(form_of(formats.HERMES), ["<think>Hm", " ... "])
+    assert cut[:2] == ("Hm ...", "")
+    begun = form_of(formats.HERMES, begins_in_reasoning=True)
+    assert read(begun, ["Hm.</thi", "nk>\n\nSo."])[:2] == ("Hm.", "So.")
+
+
+def test_the_ids_of_calls_are_those_of_the_format_and_differ():
+    two = '<tool_call>{"name": "add", "arguments": {}}</tool_call>' * 2
+    ids = [call[1] for call in read(form_of(formats.HERMES), [two])[2]]
+    assert len(set(ids)) == 2
+    assert all(re.fullmatch(r"call_[0-9a-f]{24}", each) for each in ids)
+    [(_, mistral, _, _)] = read(form_of(formats.MISTRAL_NAMED), ['[TOOL_CALLS]add[ARGS]{"a": 1}'])[
+        2
+    ]
+    assert re.fullmatch(r"[0-9a-z]{9}", mistral)
+
+
+# Answers that a grammar writes.
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=25)
+@given(
+    calls=st.lists(
+        st.tuples(st.sampled_from(sorted(TOOLS)), st.dictionaries(st.text(), VALUES)),
+        min_size=1,
+        max_size=3,
+    ),
+    cut=st.integers(0, 300),
+)
+def test_forced_calls_are_read_while_they_come_and_as_free_ones(name: str, calls: Any, cut: int):
+    written = literals_of(FORMATS[name])
+    text = written.begin
+    for place, (tool, arguments) in enumerate(calls):
+        text += written.again if place else ""
+        text += tool + written.middle + json.dumps(arguments) + written.after
+    text += written.end
+    forced = form_of(FORMATS[name], structured_outputs=GRAMMAR)
+    found = read(forced, [text])
+    assert named(found) == calls
+    assert read(forced, list(text)) == found
+    assert read(forced, [text[:cut], text[cut:]]) == found
+    assert named(read(form_of(FORMATS[name]), [text])) == calls
+    begun = read(forced, [text[:cut]])[2]  # an answer that was cut
+    for (_, _, tool, arguments), (_, _, whole, all_arguments) in zip(begun, found[2], strict=False):
+        assert tool == whole
+        assert all_arguments.startswith(arguments)
+
+
+def tool(name: str = "add", **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def test_a_grammar_names_special_tokens_by_their_ids():
+    choice = tool_choice_of([tool()], "required")
+    ids = {"[TOOL_CALLS]": 5, "[ARGS]": 32}
+    grammar = grammar_of(formats.MISTRAL_NAMED, choice, ids.get).grammar
+    assert grammar is not None
+    assert grammar.startswith("start: <[5]> call (<[5]> call){0,31}")
+    assert '"add" <[32]> %json {' in grammar
+    plain = grammar_of(formats.HERMES, choice, lambda tag: None).grammar
+    assert plain is not None
+    assert r'start: "<tool_call>" "\n{\"name\": \"" call' in plain
+
+
+def test_a_named_tool_and_no_parallel_calls_give_one_call():
+    for choice in (
+        tool_choice_of([tool(), tool("b")], {"type": "function", "function": {"name": "b"}}),
+        tool_choice_of([tool("b")], "required", False),
+    ):
+        grammar = grammar_of(formats.HERMES, choice, lambda tag: None).grammar
+        assert grammar is not None
+        assert "{0,31}" not in grammar
+        assert r'"add\"' not in grammar
+
+
+# The parameters.
+
+
+def test_what_the_parameters_say():
+    assert tool_choice_of(None) is None
+    assert tool_choice_of(None, "none", True) is None
+    assert tool_choice_of([tool()], "none") is None
+    for choice, is_forced in ((None, False), ("auto", False), ("required", True)):
+        found = tool_choice_of([tool()], choice)
+        assert found is not None
+        assert (found.names, found.is_forced, found.may_repeat) == ({"add"}, is_forced, True)
+    found = tool_choice_of([tool()], None, False)
+    assert found is not None
+    assert not found.may_repeat
+
+
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "no list": (("add",), "tools must be a list of functions; got 'add'"),
+    "no tool": (([],), f"tools must have 1 to {MOST_TOOLS} entries; got 0"),
+    "many": (([tool()] * 129,), f"tools must have 1 to {MOST_TOOLS} entries; got 129"),
+    "no object": (([1],), "tools[0] must be {'type': 'function'"),
+    "another type": (([{"type": "web_search"}],), "tools[0] must be {'type': 'function'"),
+    "no function": (([{"type": "function"}],), "tools[0].function must be an object; got None"),
+    "no name": (([{"function": {}}],), "tools[0].function.name must be 1 to 64"),
+    "a bad name": (([tool('a"b')],), "tools[0].function.name must be 1 to 64"),
+    "a long name": (([tool("a" * 65)],), "tools[0].function.name must be 1 to 64"),
+    "the same name": (([tool(), tool()],), "tools has the name add 2 times"),
+    "no schema": (([tool(parameters=[])],), "tools[0].function.parameters must be the JSON"),
+    "a list": (([tool(parameters={"type": "array"})],), "tools[0].function.parameters must be"),
+    "a choice alone": ((None, "auto"), "tool_choice needs tools; got 'auto' without them"),
+    "another choice": (([tool()], "any"), "tool_choice must be 'none', 'auto', 'required' or"),
+    "another kind": (([tool()], {"type": "allowed_tools"}), "tool_choice must be 'none'"),
+    "no named tool": (
+        ([tool()], {"type": "function", "function": {"name": "b"}}),
+        "tool_choice names 'b'; the tools are add",
+    ),
+    "a nameless choice": (([tool()], {"type": "function"}), "tool_choice must name a function"),
+    "a number": (([tool()], None, 1), "parallel_tool_calls must be True or False; got 1"),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED)
+def test_malformed_parameters_are_refused_by_name(given: Any, message: str):
+    with pytest.raises(RequestError, match=re.escape(message)):
+        tool_choice_of(*given)
+
+
+# Which format a model has.
+
+
+def test_the_settings_name_the_tables():
+    assert {*TOOL_CALL_PARSERS} == {"auto", "hf", "none", *formats.CALLS}
+    assert {*REASONING_PARSERS} == {"none", "auto", "hf", *formats.REASONING}
+
+
+TEMPLATE = GOLDEN["templates"]["hermes"]
+
+
+@pytest.mark.parametrize(
+    ("parser", "template", "declared", "expected"),
+    [
+        ("auto", "{{ tools }} <tool_call>", None, formats.HERMES),
+        ("auto", "{{ tools }} <|python_tag|>", None, formats.LLAMA3),
+        ("auto", '{{ tools }} <|start_header_id|> "parameters": ', None, formats.LLAMA3),
+        ("auto", "{{ tools }} [TOOL_CALLS]", None, formats.MISTRAL),
+        ("auto", "{{ tools }} [TOOL_CALLS] [ARGS]", None, formats.MISTRAL_NAMED),
+        ("mistral", "{{ tools }} [ARGS]", None, formats.MISTRAL_NAMED),
+        ("hermes", "{{ tools }}", TEMPLATE, formats.HERMES),
+        ("auto", "{{ tools }} [TOOL_CALLS]", TEMPLATE, calls_in(TEMPLATE)),
+        ("hf", "{{ tools }}", TEMPLATE, calls_in(TEMPLATE)),
+        ("auto", "{{ tools }} <tool_call>", {"fields": {}}, formats.HERMES),
+    ],
+)
+def test_the_format_of_calls(parser: str, template: str, declared: Any, expected: CallFormat):
+    assert call_format(parser, template, declared) == expected
+
+
+@pytest.mark.parametrize(
+    ("parser", "template", "declared", "message"),
+    [
+        ("hermes", "{{ messages }}", None, "tools are not written by this model's chat template"),
+        ("auto", "{{ tools }}", None, "tools: the format of this model's calls is not known"),
+        ("auto", "{{ tools }} <tool_call><function=", None, "is not known (set tool_call_parser"),
+        ("hf", "{{ tools }}", None, "there is none in tokenizer_config.json"),
+        ("hf", "{{ tools }}", {"fields": {}}, "response_template has no field tool_calls"),
+    ],
+)
+def test_a_format_that_is_not_known_is_refused(
+    parser: str, template: str, declared: Any, message: str
+):
+    with pytest.raises(RequestError, match=re.escape(message)):
+        call_format(parser, template, declared)
+
+
+@pytest.mark.parametrize(
+    ("parser", "template", "declared", "expected"),
+    [
+        ("none", "</think>", TEMPLATE, None),
+        ("qwen3", "", None, formats.THINK),
+        ("auto", "content.split('</think>')", None, formats.THINK),
+        ("auto", "[THINK][/THINK]", None, formats.REASONING["mistral"]),
+        ("auto", "{{ messages }}", None, None),
+        ("auto", "", TEMPLATE, formats.THINK),
+        ("hf", "", TEMPLATE, formats.THINK),
+        ("auto", "</think>", {"fields": {"thinking": {"open_pattern": "x"}}}, formats.THINK),
+        ("auto", "</think>", {"fields": {}}, None),
+    ],
+)
+def test_the_tags_of_reasoning(parser: str, template: str, declared: Any, expected: Any):
+    assert reasoning_tags(parser, template, declared) == expected
+
+
+def changed(**tool_calls: Any) -> dict[str, Any]:
+    fields = {"tool_calls": {**TEMPLATE["fields"]["tool_calls"], **tool_calls}}
+    return {**TEMPLATE, "fields": fields}
+
+
+UNSUPPORTED: dict[str, tuple[Any, str]] = {
+    "no object": ([], "response_template: []"),
+    "a version": ({"version": 2}, "version 2"),
+    "a key": ({"more": 1}, "more"),
+    "no fields": ({"fields": 1}, "fields: 1"),
+    "a pattern": (changed(open_pattern="x"), "fields.tool_calls.open_pattern"),
+    "a closing pattern": (changed(close_pattern="x"), "fields.tool_calls.close_pattern"),
+    "several tags": (changed(open=["a", "b"]), "fields.tool_calls.open: ['a', 'b']"),
+    "XML": (changed(content="xml-inline"), "fields.tool_calls.content: 'xml-inline'"),
+    "options of JSON": (
+        changed(content_args={"unquoted_keys": True}),
+        "fields.tool_calls.content_args: {'unquoted_keys': True}",
+    ),
+    "another shape": (changed(transform={"a": "{content}"}), "fields.tool_calls.transform: {'a'"),
+    "joined text": (changed(join=""), "fields.tool_calls.join"),
+}
+
+
+@pytest.mark.parametrize(("template", "message"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_other_keys_of_a_response_template_are_refused_by_name(template: Any, message: str):
+    with pytest.raises(RequestError, match=re.escape(f"is not supported: {message}")):
+        calls_in(template)
+
+
+def test_reasoning_in_a_pattern_is_refused_by_name():
+    with pytest.raises(RequestError, match=r"fields\.thinking\.open_pattern"):
+        reasoning_in({"fields": {"thinking": {"open_pattern": "x"}}})

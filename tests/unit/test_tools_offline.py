@@ -1,0 +1,275 @@
+"""Check `LLM.chat` and `AsyncLLM` with tools: outputs have calls and reasoning."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import mie
+from mie import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
+from mie.errors import ChatTemplateError, ConfigError, RequestError
+from mie.tools import formats
+
+pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
+
+MESSAGES = [{"role": "user", "content": "Who lives at the mill?"}]
+SCHEMAS: dict[str, Any] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "place": {"enum": ["lake", "mill"]},
+            "note": {"type": "string", "maxLength": 5},
+        },
+        "required": ["place", "note"],
+    },
+    "add": {
+        "type": "object",
+        "properties": {"all": {"type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": 3}},
+        "required": ["all"],
+        "$defs": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+    },
+    "stop": {"type": "object", "properties": {}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in SCHEMAS.items()
+]
+CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+
+
+@cache
+def bundled(**settings: Any) -> LLM:
+    return LLM("bundled", num_threads=1, **settings)
+
+
+def chat(llm: LLM, params: SamplingParams, **options: Any) -> RequestOutput:
+    [output] = llm.chat(MESSAGES, params, use_tqdm=False, **options)
+    return output
+
+
+def writing(llm: LLM, text: str, **more: Any) -> SamplingParams:
+    """Return parameters under which the model writes a text, and ends there."""
+    ids = llm.tokenizer.encode(text, add_special_tokens=False)
+    return SamplingParams(trace_decode_token_ids=ids, max_tokens=len(ids), **more)
+
+
+# Forced calls are valid by construction.
+
+TEMPLATES = {
+    "hermes": "<tool_call>",
+    "llama3_json": "<|python_tag|>",
+    "mistral": "[TOOL_CALLS]",
+    "mistral [ARGS]": "[TOOL_CALLS] [ARGS]",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_forced_calls_are_valid_in_every_format_whatever_is_sampled(name: str, choice: str):
+    llm = bundled()
+    asked: Any = {"type": "function", "function": {"name": "weather"}}
+    output = chat(
+        llm,
+        SamplingParams(n=4, temperature=1000, seed=7, max_tokens=500),
+        tools=TOOLS,
+        tool_choice="required" if choice == "required" else asked,
+        chat_template=f"{{{{ tools[0].function.name }}}}{{# {TEMPLATES[name]} #}}",
+    )
+    for completion in output.outputs:
+        if completion.finish_reason != "stop":
+            continue
+        assert completion.text == ""
+        assert completion.tool_calls
+        for call in completion.tool_calls:
+            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+        if choice == "named":
+            assert [call.name for call in completion.tool_calls] == ["weather"]
+    assert any(completion.finish_reason == "stop" for completion in output.outputs)
+
+
+def test_outputs_come_back_from_json():
+    output = chat(bundled(), SamplingParams(max_tokens=200), tools=TOOLS, tool_choice="required")
+    assert output.outputs[0].tool_calls
+    back = RequestOutput.from_dict(json.loads(json.dumps(output.as_dict())))
+    assert back.outputs == output.outputs
+
+
+def test_a_call_and_its_result_go_on_in_the_conversation():
+    llm = bundled()
+    named: Any = {"type": "function", "function": {"name": "stop"}}
+    output = chat(llm, SamplingParams(max_tokens=60), tools=TOOLS, tool_choice=named)
+    [call] = output.outputs[0].tool_calls or ()
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call.as_message()]},
+        {"role": "tool", "tool_call_id": call.id, "content": {"done": True}},
+    ]
+    prompt = llm.chat_prompt(messages, tools=TOOLS)["prompt"]
+    assert prompt.endswith(f'<|assistant|>{CALL}<|eos|><|user|>{{"done": true}}<|assistant|>')
+
+
+# What the model writes is read.
+
+
+def test_calls_are_read_and_leave_the_text():
+    llm = bundled()
+    output = chat(llm, writing(llm, f"I stop.\n{CALL}"), tools=TOOLS)
+    completion = output.outputs[0]
+    assert completion.text == "I stop."
+    assert [(call.name, call.arguments) for call in completion.tool_calls or ()] == [("stop", "{}")]
+    assert completion.reasoning is None
+    assert output.metrics is not None
+    assert (output.metrics.num_tool_calls, output.metrics.num_unparsed_calls) == (1, 0)
+
+
+def test_without_tools_nothing_is_read():
+    llm = bundled()
+    for options in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        completion = chat(llm, writing(llm, CALL), **options).outputs[0]
+        assert (completion.text, completion.tool_calls) == (CALL, None)
+
+
+def test_reasoning_is_read_where_the_setting_says_so():
+    text = "<think>Hm.</think>So."
+    plain, thinking = bundled(), bundled(reasoning_parser="qwen3")
+    assert chat(plain, writing(plain, text)).outputs[0].text == text
+    output = chat(thinking, writing(thinking, text))
+    completion = output.outputs[0]
+    assert (completion.reasoning, completion.text) == ("Hm.", "So.")
+    assert output.metrics is not None
+    assert 0 < output.metrics.num_reasoning_tokens < len(completion.token_ids)
+    [raw] = thinking.generate("x", writing(thinking, text), use_tqdm=False)
+    assert (raw.outputs[0].text, raw.outputs[0].reasoning) == (text, None)
+
+
+def test_a_prompt_that_ends_in_reasoning_lets_the_answer_begin_there():
+    llm = bundled(reasoning_parser="auto")
+    template = "{{ messages[0].content }}<think>\n{# </think> #}"
+    completion = chat(llm, writing(llm, "Hm.\n</think>\n\nSo."), chat_template=template).outputs[0]
+    assert (completion.reasoning, completion.text) == ("Hm.", "So.")
+
+
+def test_tags_that_are_special_tokens_are_kept_and_others_are_not(tmp_path: Path):
+    """The bundled model with two of its special tokens spelled as Mistral's tags."""
+    directory = tmp_path / "model"
+    shutil.copytree(Path(mie.__file__).parent / "assets/tiny", directory)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        path = directory / name
+        text = path.read_text(encoding="utf-8")
+        text = text.replace("<|system|>", "[TOOL_CALLS]").replace("<|user|>", "[ARGS]")
+        path.write_text(text, encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(
+        "{{ tools[0].function.name }} [TOOL_CALLS][ARGS]"
+    )
+    llm = LLM(directory, num_threads=1)
+    tag = llm.tokenizer.token_to_id("[TOOL_CALLS]")
+    assert tag in llm.tokenizer.special_ids
+    params = writing(llm, 'So.<|assistant|>[TOOL_CALLS]stop[ARGS]{"a": 1}')
+    completion = chat(llm, params, tools=TOOLS).outputs[0]
+    assert completion.text == "So."
+    [call] = completion.tool_calls or ()
+    assert (call.name, call.arguments, len(call.id)) == ("stop", '{"a": 1}', 9)
+    forced = chat(llm, SamplingParams(max_tokens=300), tools=TOOLS, tool_choice="required")
+    assert forced.outputs[0].token_ids[0] == tag
+    assert forced.outputs[0].tool_calls
+
+
+# Streams.
+
+
+def test_an_async_stream_has_what_is_new():
+    async def main() -> list[RequestOutput]:
+        async with AsyncLLM("bundled", num_threads=1, reasoning_parser="qwen3") as llm:
+            prompt = await llm.chat_prompt(MESSAGES, tools=TOOLS)
+            text = f"<think>Hm. Hm.</think>I stop.\n{CALL}\n{CALL}"
+            params = writing(llm._llm, text, output_kind=RequestOutputKind.DELTA, n=2)
+            return [output async for output in llm.generate(prompt, params, "a")]
+
+    outputs = asyncio.run(main())
+    for index in range(2):
+        own = [each for o in outputs for each in o.outputs if each.index == index]
+        assert "".join(each.reasoning or "" for each in own) == "Hm. Hm."
+        assert "".join(each.text for each in own) == "I stop."
+        calls = [call for each in own for call in each.tool_calls or ()]
+        assert [(call.index, call.name, call.arguments) for call in calls] == [
+            (0, "stop", "{}"),
+            (1, "stop", "{}"),
+        ]
+    ids = {call.id for o in outputs for each in o.outputs for call in each.tool_calls or ()}
+    assert len(ids) == 4
+
+
+def test_cumulative_outputs_have_all_calls_so_far():
+    llm = bundled()
+    prompt = llm.chat_prompt(MESSAGES, tools=TOOLS, tool_choice="required")
+    arguments = []
+    for output in llm.stream(prompt, SamplingParams(max_tokens=300, temperature=0)):
+        for call in output.outputs[0].tool_calls or ():
+            arguments.append(call.arguments)
+    assert all(b.startswith(a) for a, b in pairwise(arguments))
+    assert len(set(arguments)) > 2
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("options", "params", "message"),
+    [
+        ({"tools": []}, {}, "tools must have 1 to 128 entries"),
+        ({"tool_choice": "auto"}, {}, "tool_choice needs tools"),
+        ({"tools": TOOLS}, {"detokenize": False}, "tools need text; got detokenize=False"),
+        (
+            {"tools": TOOLS},
+            {"structured_outputs": {"regex": "a"}},
+            "tools and structured_outputs exclude each other",
+        ),
+        ({"tools": TOOLS, "chat_template": "x"}, {}, "tools are not written by this model's"),
+    ],
+)
+def test_what_cannot_be_called_is_refused(
+    options: dict[str, Any], params: dict[str, Any], message: str
+):
+    with pytest.raises(RequestError, match=message):
+        chat(bundled(), SamplingParams(**params), **options)
+
+
+def test_without_a_parser_tools_are_written_and_nothing_is_read():
+    llm = bundled(tool_call_parser="none")
+    completion = chat(llm, writing(llm, CALL), tools=TOOLS).outputs[0]
+    assert (completion.text, completion.tool_calls) == (CALL, None)
+    assert "You may call: weather" in llm.chat_prompt(MESSAGES, tools=TOOLS)["prompt"]
+    with pytest.raises(RequestError, match="tool_choice cannot force a call"):
+        llm.chat_prompt(MESSAGES, tools=TOOLS, tool_choice="required")
+
+
+def test_an_answer_of_a_prompt_comes_from_chat_prompt():
+    prompt = {"prompt": "x", "answer": {"calls": "hermes"}}
+    with pytest.raises(RequestError, match="answer must come from chat_prompt"):
+        bundled().generate(prompt)
+
+
+def test_the_parsers_are_settings():
+    with pytest.raises(ConfigError, match="tool_call_parser must be one of"):
+        LLM("bundled", tool_call_parser="pythonic")
+    with pytest.raises(ConfigError, match="reasoning_parser must be one of"):
+        LLM("bundled", reasoning_parser="other")
+    llm = bundled(tool_call_parser="llama3_json")
+    prompt = llm.chat_prompt(MESSAGES, tools=TOOLS)
+    assert prompt["answer"].calls == formats.LLAMA3
+
+
+def test_a_model_without_a_template_says_so(tmp_path: Path):
+    directory = tmp_path / "model"
+    shutil.copytree(Path(mie.__file__).parent / "assets/tiny", directory)
+    (directory / "chat_template.jinja").unlink()
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        chat(LLM(directory, num_threads=1), SamplingParams(), tools=TOOLS)
