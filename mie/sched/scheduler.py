@@ -223,8 +223,8 @@ class Scheduler:
                 ending = seq.ending
                 if ending is not None:
                     self.finish(seq, *ending)
-        for row, run in result.forced.items():
-            self._append_forced(row, run)
+        for row_id, run in result.forced.items():
+            self._append_forced(row_id, run)
         return seqs
 
     def _append_forced(self, row: int, run: tuple[int, ...]) -> None:

@@ -179,7 +179,7 @@ ENGINES = {
 def mixed_params(draw):
     """Draw parameters of a request, most of them constrained."""
     if not draw(st.integers(0, 5)):
-        return {"temperature": 1.0, "seed": 1, "max_tokens": 20}
+        return {"temperature": 1.0, "seed": 1, "max_tokens": 36, "n": 2}
     structure = draw(
         st.one_of(
             schemas.map(lambda schema: {"json": schema}),
@@ -192,10 +192,9 @@ def mixed_params(draw):
             ),
         )
     )
-    max_tokens = draw(st.sampled_from([80, 40, 9, 4, 1]))
+    max_tokens = draw(st.sampled_from([40, 40, 9, 4, 1]))
     optional = {
         "n": st.integers(2, 3),
-        "logprobs": st.integers(0, 3),
         "min_tokens": st.integers(1, max_tokens),
         "ignore_eos": st.just(True),
         "stop": st.sampled_from(['"', "e", "der", "ll the", "1"]),
@@ -216,13 +215,14 @@ def mixed_params(draw):
         "temperature": draw(st.sampled_from([0.0, 1.0, 1000.0])),
         "seed": draw(st.integers(0, 9)),
         "max_tokens": max_tokens,
+        "logprobs": draw(st.sampled_from([None, 0, 2])),
         **{name: draw(optional[name]) for name in names},
     }
 
 
 def answers(llm, params):
     """Return what users see of each request."""
-    prompt = "Once upon a time there was an otter"
+    prompt = "Once upon a time there was an otter who lived by the sea, near a mill"
     try:
         outputs = llm.generate([prompt] * len(params), params, use_tqdm=False)
     except RequestFailedError as error:
@@ -249,8 +249,8 @@ def check_equal(one, other):
 
 
 @given(
-    mix=st.lists(mixed_params(), min_size=2, max_size=6),
-    name=st.sampled_from(sorted(ENGINES)),
+    mix=st.lists(mixed_params(), min_size=4, max_size=8),
+    name=st.sampled_from([*ENGINES, "recompute", "swap"]),
 )
 @settings(max_examples=max(NUM_MIXES, settings().max_examples // 10))
 def check_mix(mix, name):
@@ -267,7 +267,6 @@ def check_mix(mix, name):
         seen["forced"] += num_forced > 0
         seen["scored"] += num_forced > 0 and output.outputs[0].logprobs is not None
         seen["failed"] += output.error is not None
-        seen["stopped"] += num_forced > 0 and output.outputs[0].stop_reason is not None
     seen["preempted"] += at_once.engine.stats.num_preemptions > before
     assert at_once.engine.scheduler.manager.num_used == 0
 
@@ -276,5 +275,5 @@ def check_mix(mix, name):
 def test_determined_tokens_taken_at_once_are_those_one_by_one():
     seen.clear()
     check_mix()
-    for what, count in {"forced": 50, "scored": 10, "stopped": 1, "preempted": 1}.items():
+    for what, count in {"forced": 50, "scored": 10, "preempted": 1}.items():
         assert seen[what] >= count, (what, seen)
