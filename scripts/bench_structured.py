@@ -1,6 +1,6 @@
 """Measure what structured outputs cost, and what taking determined tokens at once gains.
 
-    python scripts/bench_structured.py [--parts steps masks forced] [--rounds 5]
+    python scripts/bench_structured.py [--parts steps masks forced] [--rounds 4]
 
 * ``steps``: a step of 64 decodes, all free or all constrained by a JSON schema. Determined tokens
   are sampled one by one here, so that every step has the same work. Turns alternate. The table has
@@ -20,6 +20,7 @@ import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -87,11 +88,15 @@ class Turn:
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
+        self._last = 0.0
 
     def observe(self, stats: StepStats) -> None:
         """Note a step."""
+        last, self._last = self._last, time.process_time()
         if stats.num_decode_tokens == NUM_STREAMS and not stats.num_prefill_tokens:
             self.seconds.append(stats.seconds)
+            self.cpu_seconds.append(self._last - last)
 
 
 def measure_steps(model: str, folder: Path, rounds: int, tokens: int) -> None:
@@ -111,13 +116,11 @@ def measure_steps(model: str, folder: Path, rounds: int, tokens: int) -> None:
             for kind, params in kinds.items() if turn % 2 else reversed(kinds.items()):
                 seen = Turn()
                 llm.engine.observers.append(seen.observe)
-                began = time.process_time()
                 llm.generate(prompts, params, use_tqdm=False)
-                used = time.process_time() - began
                 llm.engine.observers.remove(seen.observe)
                 if turn:
                     clock[kind].append(statistics.median(seen.seconds))
-                    cpu[kind].append(used / tokens)
+                    cpu[kind].append(statistics.median(seen.cpu_seconds))
         ratios = [c / f for f, c in zip(clock["free"], clock["constrained"], strict=True)]
         cpu_ratios = [c / f for f, c in zip(cpu["free"], cpu["constrained"], strict=True)]
         print(
@@ -208,16 +211,17 @@ def measure_forced(rounds: int) -> None:
 
 
 def main() -> None:
-    """Run the parts."""
+    """Run the parts, without variables that tune OpenBLAS."""
+    untuned = {name: x for name, x in os.environ.items() if not name.startswith("OPENBLAS_")}
+    if untuned != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.argv], untuned)
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parts = ("steps", "masks", "forced")
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
     parser.add_argument("--models", nargs="+", default=["bundled", "SmolLM2-135M"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of a stream in a turn")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=48, help="tokens of a stream in a turn")
     args = parser.parse_args()
-    for name in [each for each in os.environ if each.startswith("OPENBLAS_")]:
-        print(f"note: {name} is set")
     with tempfile.TemporaryDirectory() as folder:
         if "steps" in args.parts:
             print("| model | temperature | free ms | constrained ms | ratio | by CPU time |")
