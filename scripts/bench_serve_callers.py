@@ -115,10 +115,10 @@ def serving(arguments: list[str]) -> Iterator[Served]:
 class Client(asyncio.Protocol):
     """Sends one request, and keeps what comes back with the times."""
 
-    def __init__(self, body: dict[str, Any], path: str) -> None:
+    def __init__(self, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
         )
         self._request = head.encode() + data
@@ -149,12 +149,10 @@ class Client(asyncio.Protocol):
         return [t for t, p in zip(self.times, self.pieces, strict=True) if b'"text"' in p]
 
 
-async def stream_all(
-    port: int, bodies: list[dict[str, Any]], path: str = "/v1/completions"
-) -> list[Client]:
+async def stream_all(port: int, bodies: list[dict[str, Any]]) -> list[Client]:
     """Run one connection for each body, all at once."""
     loop = asyncio.get_running_loop()
-    clients = [Client(body, path) for body in bodies]
+    clients = [Client(body) for body in bodies]
     for client in clients:
         await loop.create_connection(lambda client=client: client, "127.0.0.1", port)
     await asyncio.gather(*(client.done for client in clients))

@@ -9,9 +9,8 @@ ask at once, each for one streamed answer of a few tokens to a short prompt of i
 are tokens per second until the last answer ended: the median of the rounds, and their range. What
 is not installed is left out.
 
-mie and transformers get ``/v1/completions`` or ``/v1/chat/completions``, whichever they have.
-llama.cpp's Python server answers one request at a time. transformers serves with continuous
-batching if its version has it.
+All have ``/v1/completions``. transformers serves with continuous batching, and llama.cpp's Python
+server answers one request at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from bench_serve_callers import stream_all
 ROOT = Path(__file__).parent.parent
 MODEL = "SmolLM2-135M"
 START_SECONDS = 240
-TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +49,8 @@ class Peer:
     """What its environment must have."""
     arguments: tuple[str, ...]
     """Its command line after the interpreter; {model}, {gguf} and {port} are filled in."""
-    path: str
     health: str
+    """A route that answers when the server is ready."""
     options: Mapping[str, Any]
     """Fields of a request that it understands, beside OpenAI's."""
 
@@ -64,17 +62,17 @@ PEERS = {
             *("-m", "mie", "serve", "{model}", "--port", "{port}", "--max-num-seqs", "64"),
             *("--max-model-len", "512", "--dtype", "float32"),
         ),
-        path="/v1/completions",
         health="/health",
-        options={"ignore_eos": True},
+        options={"ignore_eos": True, "stream_options": {"include_usage": True}},
     ),
     "transformers": Peer(
         module="transformers",
         arguments=(
             *("-m", "transformers.cli.transformers", "serve", "{model}", "--port", "{port}"),
             *("--dtype", "float32", "--device", "cpu", "--continuous-batching"),
+            # It would otherwise take most of the machine's memory for its KV cache.
+            *("--cb-block-size", "32", "--cb-num-blocks", "512", "--cb-max-batch-tokens", "1024"),
         ),
-        path="/v1/chat/completions",
         health="/health",
         options={},
     ),
@@ -84,7 +82,6 @@ PEERS = {
             *("-m", "llama_cpp.server", "--model", "{gguf}", "--port", "{port}"),
             *("--n_ctx", "512", "--n_threads", "{threads}", "--n_threads_batch", "{threads}"),
         ),
-        path="/v1/completions",
         health="/v1/models",
         options={},
     ),
@@ -115,7 +112,7 @@ def write_checkpoint(directory: Path) -> None:
         },
     }
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     settings = json.loads((directory / "config.json").read_text())
     del settings["eos_token_id"], settings["bos_token_id"]  # no answer ends early
@@ -135,13 +132,9 @@ def write_gguf(python: str, directory: Path, path: Path) -> None:
 
 def body_of(peer: Peer, model: str, number: int, num_tokens: int) -> dict[str, Any]:
     """Return one client's request, whose prompt differs from its neighbours'."""
-    prompt = f"{number:02} bottles"
-    asked = {"prompt": prompt}
-    if "chat" in peer.path:
-        asked = {"messages": [{"role": "user", "content": prompt}]}  # type: ignore[dict-item]
     return {
         "model": model,
-        **asked,
+        "prompt": f"{number:02} bottles",
         "stream": True,
         "temperature": 0,
         "max_tokens": num_tokens,
@@ -192,23 +185,22 @@ def measure(peer: Peer, port: int, model: str, num_clients: int, num_tokens: int
     """Return the tokens per second of one round."""
     bodies = [body_of(peer, model, i, num_tokens) for i in range(num_clients)]
     begin = time.perf_counter()
-    clients = asyncio.run(stream_all(port, bodies, peer.path))
+    clients = asyncio.run(stream_all(port, bodies))
     seconds = time.perf_counter() - begin
-    counts = [num_chunks(b"".join(client.pieces)) for client in clients]
-    if min(counts) == 0:
-        raise SystemExit(b"".join(clients[counts.index(0)].pieces).decode(errors="replace")[-2000:])
-    return num_clients * num_tokens / seconds
+    return sum(num_tokens_of(b"".join(client.pieces)) for client in clients) / seconds
 
 
-def num_chunks(answer: bytes) -> int:
-    """Return how many chunks of a complete stream have text."""
-    if b"data: [DONE]" not in answer:
-        return 0
+def num_tokens_of(answer: bytes) -> int:
+    """Return the tokens of a complete stream: what it says, or a token for each chunk."""
     lines = [line for line in answer.splitlines() if line.startswith(b"data: {")]
-    choices = [choice for line in lines for choice in json.loads(line[6:]).get("choices", ())]
-    return sum(
-        bool(each.get("text") or (each.get("delta") or {}).get("content")) for each in choices
-    )
+    chunks = [json.loads(line[6:]) for line in lines]
+    choices = [choice for chunk in chunks for choice in chunk.get("choices", ())]
+    if not any(choice.get("finish_reason") for choice in choices):
+        raise SystemExit(f"an answer is incomplete: {answer.decode(errors='replace')[-2000:]}")
+    usage = next((chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage")), None)
+    if usage is not None:
+        return int(usage["completion_tokens"])
+    return sum(bool(choice.get("text")) for choice in choices)
 
 
 def has(python: str, module: str) -> bool:
@@ -252,7 +244,7 @@ def print_row(name: str, peer: Peer, port: int, model: str, args: argparse.Names
         rounds = [
             measure(peer, port, model, num_clients, args.tokens) for _ in range(args.rounds + 1)
         ][1:]
-        cells.append(f"{statistics.median(rounds):>8.0f} ({min(rounds):.0f} … {max(rounds):.0f})")
+        cells.append(f"{statistics.median(rounds):>8.1f} ({min(rounds):.1f} … {max(rounds):.1f})")
     print(f"{name:<14}{'  '.join(cells)}", flush=True)
 
 

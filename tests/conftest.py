@@ -51,6 +51,7 @@ def _steady_linear_plans() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "_fastest", lambda applies, x: [2.0, 1.0])
+        patch.setattr(probe.Probe, "_width_ratio", lambda probe, num_inputs, width: 1.0)
         yield
 
 

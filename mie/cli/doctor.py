@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 
-from mie.doctor.diagnosis import BACKENDS, BackendTrial, Diagnosis, examine
+from mie.doctor.diagnosis import BACKENDS, Diagnosis, examine
 from mie.doctor.machine import Machine
-from mie.doctor.survey import Check
 from mie.version import __version__
+
+_LINE = "{:<8} {:<14} {}"
 
 _EPILOG = """\
 Each line is "ok", a "note" (something is slow or missing, and may not be needed) or a "problem"
@@ -65,16 +65,13 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
 
 def render(diagnosis: Diagnosis) -> str:
     """Return the report as text, one fact per line, with remedies below problems."""
-    lines = [line for check in diagnosis.checks for line in _check_lines(check)]
-    return "\n".join([*lines, "", *map(_backend_line, diagnosis.backends)])
-
-
-def _check_lines(check: Check) -> Iterator[str]:
-    yield f"{check.status:<8} {check.name:<14} {check.value}"
-    if check.remedy is not None:
-        yield f"{'':<23} remedy: {check.remedy}"
-
-
-def _backend_line(backend: BackendTrial) -> str:
-    verdict = "works" if backend.works else f"does not work: {backend.reason}"
-    return f"backend  {backend.name:<14} {verdict}"
+    lines = []
+    for check in diagnosis.checks:
+        lines.append(_LINE.format(check.status, check.name, check.value))
+        if check.remedy is not None:
+            lines.append(_LINE.format("", "", f"remedy: {check.remedy}"))
+    lines.append("")
+    for backend in diagnosis.backends:
+        verdict = "works" if backend.works else f"does not work: {backend.reason}"
+        lines.append(_LINE.format("backend", backend.name, verdict))
+    return "\n".join(lines)

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mie.doctor.machine import Facts
 from mie.errors import MieError
-
-Facts = dict[str, Any]
 
 TRIED_SHAPE = (2048, 2048)
 """The shape of a matrix in a middling model."""
@@ -43,12 +42,15 @@ def products_facts() -> Facts:
     """
     from mie.ops_cpu.cpu_backend import CpuBackend
     from mie.ops_cpu.linear.plan_answers import PLANS_CACHE
+    from mie.ops_cpu.linear.probe import TOLERATED
     from mie.system.cache_dir import open_cache
 
     backend = CpuBackend()
     probe = backend.find_probe()
     with backend.blas.threads(1):
-        facts: Facts = {"plan": probe.choose(*TRIED_SHAPE)}
+        plan, ratio = probe.plan(*TRIED_SHAPE)
+        is_clear = (ratio <= TOLERATED) == (plan == "tiled")
+        facts: Facts = {"plan": plan, "ratio": ratio, "is_clear": is_clear}
     facts |= {"kernels": backend.blas.core, "is_controlled": backend.blas.is_controlled}
     facts["num_threads"] = backend.workers.num_threads
     facts["odd_plans"] = [
@@ -81,13 +83,11 @@ def _driver_gpu(cuda: Any, index: int) -> Facts:
     cuda.cuDeviceGet(ctypes.byref(device), index)
     cuda.cuDeviceGetName(name, len(name), device)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device)
-
-    about: Facts = {"name": name.value.decode(errors="replace"), "memory": size.value}
-    for key, number in _ATTRIBUTES.items():
-        value = ctypes.c_int()
-        cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device)
-        about[key] = value.value
-    return about
+    values = {key: ctypes.c_int() for key in _ATTRIBUTES}
+    for key, value in values.items():
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), _ATTRIBUTES[key], device)
+    about = {key: value.value for key, value in values.items()}
+    return {"name": name.value.decode(errors="replace"), "memory": size.value, **about}
 
 
 def cupy_facts() -> Facts:
@@ -105,7 +105,8 @@ def cupy_facts() -> Facts:
     _add(facts, "cuda", lambda: _version(cupy.cuda.runtime.runtimeGetVersion()))
     _add(facts, "nvrtc", lambda: list(cupy.cuda.nvrtc.getVersion()))
     _add(facts, "cublas", lambda: _cublas_version(cupy))
-    _add(facts, "free", lambda: _free_bytes(cupy.cuda))
+    devices, gpus = cupy.cuda.runtime.getDeviceCount, cupy.cuda.Device
+    _add(facts, "free", lambda: [gpus(index).mem_info[0] for index in range(devices())])
     return facts
 
 
@@ -127,22 +128,13 @@ def _cupy_packages(folders: Sequence[str]) -> dict[str, str]:
     return {match[1].replace("_", "-"): match[2] for match in found}
 
 
-def _free_bytes(cuda: Any) -> list[int]:
-    free = []
-    for index in range(cuda.runtime.getDeviceCount()):
-        with cuda.Device(index):
-            free.append(cuda.runtime.memGetInfo()[0])
-    return free
-
-
 def backend_facts(name: str) -> Facts:
     """Return whether the backend ``name`` computes a step of four operators correctly."""
     try:
         token_id = _small_step(name)
-    except MieError as error:
-        return {"works": False, "reason": _line(error)}
     except Exception as error:
-        return {"works": False, "reason": f"{type(error).__name__}: {_line(error)}"}
+        kind = "" if isinstance(error, MieError) else f"{type(error).__name__}: "
+        return {"works": False, "reason": f"{kind}{_line(error)}"}
     if token_id != 37:
         return {"works": False, "reason": f"it computed token {token_id}, expected 37"}
     return {"works": True}

@@ -7,7 +7,7 @@ import shlex
 from mie.doctor.machine import NoAnswer
 from mie.doctor.survey import Finding, Survey, gibibytes, note, ok, problem
 from mie.reprs import count
-from mie.system.resources import memory_info, memory_limit
+from mie.system.resources import available_bytes, memory_info, memory_limit
 
 ARCHITECTURES = ("x86_64", "aarch64", "arm64")
 FAST_BLAS = ("openblas", "mkl", "accelerate", "blis", "nvpl", "armpl", "flexiblas")
@@ -60,11 +60,9 @@ def _matrix_plans(survey: Survey) -> list[Finding]:
     value = f"plan {facts['plan']}; {facts['kernels']} kernels; {threads}"
     if facts["is_controlled"]:
         return ok(value)
-    return note(
-        f"{value}; the threads of this BLAS are its own, beside those of mie",
-        "export OMP_NUM_THREADS=1 (MKL_NUM_THREADS=1, BLIS_NUM_THREADS=1), or install a NumPy with "
-        "OpenBLAS",
-    )
+    value += "; the threads of this BLAS are its own, beside those of mie"
+    remedy = "export OMP_NUM_THREADS=1 (MKL_NUM_THREADS=1, BLIS_NUM_THREADS=1)"
+    return note(value, f"{remedy}, or install a NumPy with OpenBLAS")
 
 
 def _plan_cache(survey: Survey) -> list[Finding]:
@@ -74,47 +72,44 @@ def _plan_cache(survey: Survey) -> list[Finding]:
         return note(value, "make the folder one that only this user can write to")
     if not facts.get("odd_plans"):
         return []
-    remedy = (
-        f"rm -r {shlex.quote(facts['cache'])}, if other programs kept the machine busy that day"
-    )
-    return note(f"another plan than the rest: {'; '.join(facts['odd_plans'])}", remedy)
+    value = f"another plan than the rest: {'; '.join(facts['odd_plans'])}"
+    remedy = f"rm -r {shlex.quote(facts['cache'])}"
+    return note(value, f"{remedy}, if other programs kept the machine busy that day")
 
 
 def _invariance(survey: Survey) -> list[Finding]:
     """Tell what `CpuBackend.is_batch_invariant` is for a model of such matrices."""
     if "plan" not in survey.products:
         return []
+    time = f"plan tiled, which it needs, takes {survey.products['ratio']:.2f} x the time of plain"
+    if not survey.products["is_clear"]:
+        time = f"{time} now, but the rounds of the trial disagreed"
     if survey.products["plan"] == "tiled":
-        return ok("auto is on: plan tiled, which it needs, is fast enough here")
-    value = "auto is off: plan tiled, which it needs, is slower than plain here"
+        return ok(f"auto is on: {time}")
+    value = f"auto is off: {time}"
     return ok(f"{value}; --batch-invariant sets it")
 
 
 def _cpus(survey: Survey) -> list[Finding]:
-    present, usable = survey.machine.num_cpus(), survey.machine.num_usable_cpus()
+    present, usable = survey.machine.num_cpus, survey.machine.num_usable_cpus
     value = f"{usable} of {present}" if usable < present else f"{usable}"
     if survey.quota is None or survey.quota >= usable:
         return ok(value)
     value += f", and the control group allows the time of {survey.quota:g}"
     if survey.threads and survey.threads[1] <= survey.cpus:
         return ok(value)
-    return note(
-        value,
-        f"export OPENBLAS_NUM_THREADS={survey.cpus}, so that threads do not wait for each other; "
-        "or raise the container's limit",
-    )
+    why = "so that threads do not wait for each other; or raise the container's limit"
+    return note(value, f"export OPENBLAS_NUM_THREADS={survey.cpus}, {why}")
 
 
 def _memory(survey: Survey) -> list[Finding]:
     sizes, limit = memory_info(survey.machine.read), memory_limit(survey.machine.read)
     if not {"MemTotal", "MemAvailable"} <= sizes.keys():
         return note("unknown: /proc/meminfo does not say")
-    total, available = sizes["MemTotal"], sizes["MemAvailable"]
-    value = f"{gibibytes(available)} available of {gibibytes(total)}"
-    if limit is not None and limit < total:
+    value = f"{gibibytes(sizes['MemAvailable'])} available of {gibibytes(sizes['MemTotal'])}"
+    if limit is not None and limit < sizes["MemTotal"]:
         value += f"; the control group may hold {gibibytes(limit)}"
-        available = min(available, limit)
-    if available >= LITTLE_MEMORY:
+    if available_bytes(survey.machine.read) >= LITTLE_MEMORY:
         return ok(value)
     return note(value, "end other programs, or set a small --kv-cache-memory-bytes, such as 64MiB")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mie.doctor.cpu import CPU_CHECKS
 from mie.doctor.gpu import GPU_CHECKS
+from mie.doctor.jetson import JETSON_CHECKS
 from mie.doctor.machine import Machine
 from mie.doctor.survey import Check, Survey
 
@@ -14,9 +15,6 @@ BACKENDS = ("numpy", "cupy-emulated", "cupy")
 
 numpy-plain is left out, because it runs on the same machines as numpy.
 """
-
-CHECKS = {**CPU_CHECKS, **GPU_CHECKS}
-"""What each check is called, and the function that returns its findings. Most return one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +43,15 @@ def examine(machine: Machine, backends: tuple[str, ...] = BACKENDS) -> Diagnosis
 
 
 def run_checks(machine: Machine) -> tuple[Check, ...]:
-    """Return the results in the order of `CHECKS`."""
+    """Return the results in the order of the tables of checks."""
     survey = Survey(machine)
-    found = ((name, finding) for name, check in CHECKS.items() for finding in check(survey))
+    checks = {**CPU_CHECKS, **GPU_CHECKS, **(JETSON_CHECKS if survey.is_jetson else {})}
+    found = ((name, finding) for name, check in checks.items() for finding in check(survey))
     return tuple(Check(name, *finding) for name, finding in found)
 
 
 def try_backend(machine: Machine, name: str) -> BackendTrial:
     """Load the backend ``name`` and let it compute a small step."""
-    facts = machine.try_to_ask("backend", name)
-    if facts.get("works") is True:
-        return BackendTrial(name=name, works=True)
-    reason = facts.get("reason") or facts.get("error", "no reason was given")
-    return BackendTrial(name=name, works=False, reason=str(reason))
+    facts = machine.ask("backend", name)
+    works, reason = facts.get("works") is True, facts.get("reason", facts.get("error"))
+    return BackendTrial(name=name, works=works, reason=reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mie.doctor.jetson import jetpack, power_mode
 from mie.doctor.survey import Finding, Survey, dotted, gibibytes, note, ok, problem, version_of
 
 OLDEST_CAPABILITY = (8, 0)  # cp.async and bfloat16 in the tensor cores
@@ -21,10 +20,7 @@ _DRIVER_REMEDIES = {
 
 
 def _driver(survey: Survey) -> list[Finding]:
-    cuda, module = survey.driver_cuda, survey.kernel_module
-    parts = [f"runs CUDA {dotted(cuda)}"] if cuda else []
-    parts += [f"kernel module {module}"] if module else []
-    error, remedy = survey.driver.get("error", ""), ""
+    cuda, error, remedy = survey.driver_cuda, survey.driver.get("error", ""), ""
     if not survey.driver.get("found", True):
         if not survey.has_gpu:
             return note("none; backend cupy needs an NVIDIA GPU")
@@ -33,7 +29,9 @@ def _driver(survey: Survey) -> list[Finding]:
         error, remedy = error or "no GPU is found", _no_gpu(survey, error)
     elif cuda and cuda[0] < survey.oldest_cuda:
         remedy = f"update the driver to one that runs CUDA {survey.oldest_cuda} or later"
-    value = ", ".join(filter(None, [*parts, error])) or "found"
+    runs = f"runs CUDA {dotted(cuda)}" if cuda else ""
+    module = f"kernel module {survey.kernel_module}" if survey.kernel_module else ""
+    value = ", ".join(filter(None, [runs, module, error])) or "found"
     if not remedy:
         return ok(value)
     return problem(value, remedy) if survey.has_gpu else note(value, remedy)
@@ -61,9 +59,9 @@ def _no_gpu(survey: Survey, error: str) -> str:
 def _gpus(survey: Survey) -> list[Finding]:
     findings = []
     for index, gpu in enumerate(survey.gpus):
-        capability = (gpu["major"], gpu["minor"])
-        size, free = gpu["memory"], survey.cupy.get("free", [])[index:]
-        value = f"{gpu['name']}, compute capability {dotted(capability)}, {gibibytes(size)}"
+        capability, free = (gpu["major"], gpu["minor"]), survey.cupy.get("free", [])[index:]
+        value = f"{gpu['name']}, compute capability {dotted(capability)}"
+        value += f", {gibibytes(gpu['memory'])}"
         if gpu["integrated"]:
             value += " shared with the CPU"
         elif free:
@@ -86,20 +84,18 @@ def _cupy(survey: Survey) -> list[Finding]:
     again = f"pip uninstall {' '.join(packages) or 'cupy'}, then pip install '{survey.extra}'"
     if len(packages) > 1:
         return problem(f"{value}: they overwrite each other's files", again)
-    version = version_of(facts.get("version") or next(iter(packages.values()), "")) or (0,)
+    version = version_of(facts.get("version") or " ".join(packages.values())) or (0,)
     low, high = _NUMPY_OF_CUPY.get(version[0], ((0, 0), (99, 0)))
     numpy = version_of(facts.get("numpy"))
     if numpy and not low <= numpy < high:
-        wanted = f"from {dotted(low)} to before {dotted(high)}"
-        return problem(
-            f"{value}: needs NumPy {wanted}, has {dotted(numpy)}",
-            f"pip install 'numpy>={dotted(low)},<{dotted(high)}'",
-        )
+        value += f": needs NumPy from {dotted(low)} to before {dotted(high)}, has {dotted(numpy)}"
+        return problem(value, f"pip install 'numpy>={dotted(low)},<{dotted(high)}'")
     if "error" in facts:
         return problem(f"{value}: cannot be imported: {facts['error']}", again)
     if driver_cuda and survey.cupy_cuda > driver_cuda[0]:
-        wanted = f"made for CUDA {survey.cupy_cuda}, and the driver runs CUDA {dotted(driver_cuda)}"
-        return problem(f"{value}: {wanted}", f"{again} (or update the driver)")
+        value += f": made for CUDA {survey.cupy_cuda}"
+        value += f", and the driver runs CUDA {dotted(driver_cuda)}"
+        return problem(value, f"{again} (or update the driver)")
     return ok(value)
 
 
@@ -142,7 +138,5 @@ GPU_CHECKS = {
     "CuPy": _cupy,
     "NVRTC": _nvrtc,
     "cuBLAS": lambda survey: _library(survey, "cublas"),
-    "JetPack": jetpack,
-    "power mode": power_mode,
 }
-"""The checks in the order in which they are printed. Other machines skip those of a Jetson."""
+"""The checks in the order in which they are printed."""

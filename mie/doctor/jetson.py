@@ -14,16 +14,13 @@ _OLDEST_L4T = (36,)  # earlier releases have CUDA 11 and Python 3.8
 _SUPER_L4T = (36, 4)  # JetPack 6.1
 
 
-def jetpack(survey: Survey) -> list[Finding]:
+def _jetpack(survey: Survey) -> list[Finding]:
     """Check the version of JetPack. A container does not know it."""
-    if not survey.is_jetson:
-        return []
     board, release = survey.board or "a Jetson", survey.l4t_release or ""
     match = re.search(r"^# R(\d+) \(release\), REVISION: (\d+(?:\.\d+)*)", release, re.MULTILINE)
     if match is None:
-        return note(
-            f"unknown, on {board} (/etc/nv_tegra_release does not say; a container has none)"
-        )
+        silent = "/etc/nv_tegra_release does not say; a container has none"
+        return note(f"unknown, on {board} ({silent})")
     l4t = tuple(map(int, f"{match[1]}.{match[2]}".split(".")))
     version = _JETPACKS.get(l4t[0], "of a version unknown to mie")
     value = f"{version} (L4T {dotted(l4t)}), on {board}"
@@ -31,15 +28,13 @@ def jetpack(survey: Survey) -> list[Finding]:
         remedy = "flash JetPack 6.2 or later, if the module is an Orin or newer"
         return problem(f"{value}: its CUDA is too old for CuPy", remedy)
     if l4t < _SUPER_L4T:
-        value += ": without the power modes of 25 W and MAXN SUPER"
-        return note(value, "update to JetPack 6.2 or later")
+        lack = "without the power modes of 25 W and MAXN SUPER"
+        return note(f"{value}: {lack}", "update to JetPack 6.2 or later")
     return ok(value)
 
 
-def power_mode(survey: Survey) -> list[Finding]:
+def _power_mode(survey: Survey) -> list[Finding]:
     """Check that the board runs in its fastest power mode."""
-    if not survey.is_jetson:
-        return []
     try:
         printed = survey.machine.run(["nvpmodel", "-q"], timeout=5.0)
     except NoAnswer as why:
@@ -53,10 +48,11 @@ def power_mode(survey: Survey) -> list[Finding]:
     number, fastest = max(fast, key=lambda mode: "SUPER" in mode[1].upper(), default=("", ""))
     if match[1].upper().startswith("MAXN") and match[1] == (fastest or match[1]):
         return ok(match[1])
-    mode = f"{number} ({fastest})"
-    if not fastest:
-        mode = "ID (/etc/nvpmodel.conf names the modes; MAXN is the fastest)"
-    return note(
-        f"{match[1]}, which bounds the clocks of GPU and memory",
-        f"sudo nvpmodel -m {mode}, then sudo jetson_clocks, if power and cooling allow",
-    )
+    unnamed = "ID (/etc/nvpmodel.conf names the modes; MAXN is the fastest)"
+    mode = f"{number} ({fastest})" if fastest else unnamed
+    remedy = f"sudo nvpmodel -m {mode}, then sudo jetson_clocks, if power and cooling allow"
+    return note(f"{match[1]}, which bounds the clocks of GPU and memory", remedy)
+
+
+JETSON_CHECKS = {"JetPack": _jetpack, "power mode": _power_mode}
+"""The checks in the order in which they are printed."""

@@ -41,6 +41,9 @@ class Machine:
     system: str = field(default_factory=platform.system)
     architecture: str = field(default_factory=platform.machine)
     python: str = field(default_factory=platform.python_version)
+    num_cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
+    num_usable_cpus: int = field(default_factory=usable_cpus)
+    """How many CPUs this process may run on."""
 
     def read(self, path: str) -> str | None:
         """Return the text of the file ``path``, or None if it cannot be read."""
@@ -51,14 +54,6 @@ class Machine:
         paths = sorted(self.root.glob(pattern.lstrip("/")))
         texts = (self.read(str(path.relative_to(self.root))) for path in paths)
         return [text for text in texts if text is not None]
-
-    def num_cpus(self) -> int:
-        """Return the number of CPUs."""
-        return os.cpu_count() or 1
-
-    def num_usable_cpus(self) -> int:
-        """Return the number of CPUs that this process may run on."""
-        return usable_cpus()
 
     def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
         """Run ``command`` and return its output.
@@ -73,6 +68,8 @@ class Machine:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**self.environment, "LC_ALL": "C"},
+                encoding="utf-8",
+                errors="replace",
                 start_new_session=True,  # so that its children can be ended with it
             )
         except FileNotFoundError:
@@ -84,45 +81,32 @@ class Machine:
         except subprocess.TimeoutExpired:
             raise NoAnswer(f"gave no answer within {timeout:g} s") from None
         finally:
-            _end(process)
+            if process.poll() is None:
+                with suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        if process.returncode < 0:
+            raise NoAnswer(f"was ended by signal {_signal_name(-process.returncode)}")
         if process.returncode:
-            raise NoAnswer(_ending(process.returncode, errors))
-        return output.decode("utf-8", errors="replace")
+            last = errors.strip().rpartition("\n")[2].strip() or "no message"
+            raise NoAnswer(f"ended with code {process.returncode}: {last}")
+        return output
 
     def ask(self, *topic: str) -> Facts:
         """Return the facts that `mie.doctor.ask` finds about ``topic`` in a separate process.
 
-        Raises:
-            NoAnswer: the process crashed, hung, or printed something else.
+        If it crashes, hangs or prints something else, the only fact is an "error" that says so.
         """
         # Warnings are not facts, even if the user has turned them into errors.
         command = (sys.executable, "-W", "ignore", "-c", _ASK, "\n".join(sys.path), *topic)
-        last = self.run(command, timeout=ASK_SECONDS).strip().rpartition("\n")[2]
-        with suppress(ValueError):
-            facts = json.loads(last)
-            if isinstance(facts, dict):
-                return facts
-        raise NoAnswer("gave an answer that is not a JSON object")
-
-    def try_to_ask(self, *topic: str) -> Facts:
-        """Return the facts, or only an "error" that says why there is no answer."""
         try:
-            return self.ask(*topic)
+            printed = self.run(command, timeout=ASK_SECONDS)
+            return dict(json.loads(printed.strip().rpartition("\n")[2]))
         except NoAnswer as why:
             return {"error": f"the process that tried it {why}"}
+        except (TypeError, ValueError):
+            return {"error": "the process that tried it gave an answer that is not a JSON object"}
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a running process and its children."""
-    if process.poll() is None:
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def _ending(code: int, errors: bytes) -> str:
-    if code < 0:
-        name = next((known.name for known in signal.Signals if known == -code), str(-code))
-        return f"was ended by signal {name}"
-    last = errors.decode("utf-8", errors="replace").strip().rpartition("\n")[2].strip()
-    return f"ended with code {code}: {last or 'no message'}"
+def _signal_name(number: int) -> str:
+    return next((known.name for known in signal.Signals if known == number), str(number))

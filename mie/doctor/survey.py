@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mie.doctor.machine import Machine
+from mie.doctor.machine import Facts, Machine
 from mie.system.resources import cpu_quota, whole_cpus
 
 # The order in which OpenBLAS looks for its number of threads.
 _THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+
+# How the kernel describes a display controller of NVIDIA on the PCI bus.
+_NVIDIA_DISPLAY = re.compile(r"^PCI_CLASS=3\d{4}\nPCI_ID=10DE:", re.MULTILINE)
 
 Status = Literal["ok", "note", "problem"]
 Version = tuple[int, ...]
@@ -60,14 +62,16 @@ class Survey:
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.environment = machine, machine.environment
-        self.numpy, self.products = machine.try_to_ask("numpy"), machine.try_to_ask("products")
-        self.driver, self.cupy = machine.try_to_ask("driver"), machine.try_to_ask("cupy")
+        self.numpy, self.products = machine.ask("numpy"), machine.ask("products")
+        self.driver, self.cupy = machine.ask("driver"), machine.ask("cupy")
         self.quota = cpu_quota(machine.read)
-        self.cpus = whole_cpus(machine.num_usable_cpus(), self.quota)
+        self.cpus = whole_cpus(machine.num_usable_cpus, self.quota)
         """How many CPUs threads can use continuously."""
-        self.threads = next(self._thread_settings(), None)
+        settings = ((name, self.environment.get(name, "").strip()) for name in _THREADS)
+        found = ((name, int(text)) for name, text in settings if text.isdecimal() and int(text))
+        self.threads = next(found, None)
         """The variable that sets NumPy's number of threads, and that number."""
-        self.gpus: list[dict[str, Any]] = self.driver.get("gpus", [])
+        self.gpus: list[Facts] = self.driver.get("gpus", [])
         self.driver_cuda = version_of(self.driver.get("cuda"))
         """The newest CUDA version that the driver runs."""
         self.cupy_cuda = (version_of(self.cupy.get("cuda")) or (self.oldest_cuda,))[0]
@@ -76,25 +80,14 @@ class Survey:
         """The extra of mie whose CuPy fits the driver."""
         self.l4t_release = machine.read("/etc/nv_tegra_release")
         self.board = (machine.read("/proc/device-tree/model") or "").strip("\0\n ")
-        is_jetson = re.search("jetson|tegra", self.board, re.IGNORECASE)
-        self.is_jetson = self.l4t_release is not None or is_jetson is not None
+        is_tegra = bool(re.search("jetson|tegra", self.board, re.IGNORECASE))
+        self.is_jetson = is_tegra or self.l4t_release is not None
         driver = machine.read("/proc/driver/nvidia/version") or ""
         module = re.search(r"\s(\d+\.\d+(?:\.\d+)*)\s", driver)
         self.kernel_module = module and module[1]
-        self.has_gpu = bool(self.gpus or self.kernel_module or self.is_jetson or self._is_on_pci())
+        on_pci = any(map(_NVIDIA_DISPLAY.search, machine.read_all("/sys/bus/pci/devices/*/uevent")))
+        self.has_gpu = bool(self.gpus or self.kernel_module or self.is_jetson or on_pci)
         """Whether there is an NVIDIA GPU, even if it cannot be used."""
-
-    def _thread_settings(self) -> Iterator[tuple[str, int]]:
-        for name in _THREADS:
-            threads = self.environment.get(name, "").strip()
-            if threads.isdecimal() and int(threads) > 0:
-                yield name, int(threads)
-
-    def _is_on_pci(self) -> bool:
-        """Return whether NVIDIA's display controllers are on the PCI bus."""
-        events = self.machine.read_all("/sys/bus/pci/devices/*/uevent")
-        nvidia = [text for text in events if re.search(r"^PCI_ID=10DE:", text, re.MULTILINE)]
-        return any(re.search(r"^PCI_CLASS=3\d{4}$", text, re.MULTILINE) for text in nvidia)
 
 
 def version_of(value: Any) -> Version | None:

@@ -17,9 +17,8 @@ from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.kv_cache import Cache
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops.sampling import RowControls
-from mie.ops_cpu import elementwise
+from mie.ops_cpu import elementwise, kv_cache
 from mie.ops_cpu.allocator import CachingAllocator
-from mie.ops_cpu.attention import cache as attention_cache
 from mie.ops_cpu.attention.attention import Attention
 from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear.matrix import Matrix
@@ -105,13 +104,15 @@ class CpuBackend(NumpyBackend):
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
     ) -> Matrix:
-        plan = self._plan_for(shape)
-        return plan.load(shape, blocks, bias)
+        if self._plan_for(shape) is self._plain:
+            return self._plain.load(shape, blocks, bias)
+        return self._tiled.load(shape, blocks, bias, self._width_for(shape))
 
     def tie_linear(self, embedding: Embedding) -> Matrix:  # type: ignore[override]  # as above
         if self._plan_for(embedding.shape) is self._plain:
             return PlainMatrix(self._plain, embedding.rows.T, None)
-        return TiledMatrix(self._tiled, embedding.as_tiles(), embedding.shape[0], None)
+        tiles = embedding.as_tiles(self._width_for(embedding.shape))
+        return TiledMatrix(self._tiled, tiles, embedding.shape[0], None)
 
     def embed(self, token_ids: Ints, embedding: Embedding) -> Floats:  # type: ignore[override]  # as above
         return embedding.take(token_ids)
@@ -125,7 +126,7 @@ class CpuBackend(NumpyBackend):
     def new_kv_cache(self, shape: KVCacheShape) -> Cache:
         if self.kv_dtype != self.dtype:
             return super().new_kv_cache(shape)
-        return attention_cache.new_cache(shape, self.dtype)
+        return kv_cache.new_cache(shape, self.dtype)
 
     def rope_write_kv(
         self, qkv: Floats, rope_table: Floats, cache: Cache, layer: int, batch: StepBatch
@@ -159,9 +160,13 @@ class CpuBackend(NumpyBackend):
         name = self._linear_plan
         if name == "auto":
             with self.blas.threads(1):
-                name = self.find_probe().choose(num_inputs, num_outputs)
+                name = self.find_probe().plan(num_inputs, num_outputs).choice
         self.linear_plans[num_inputs, num_outputs] = name
         return self._plain if name == self._plain.name else self._tiled
+
+    def _width_for(self, shape: tuple[int, int]) -> int:
+        with self.blas.threads(1):
+            return self.find_probe().width(shape[1])
 
     def find_probe(self) -> Probe:
         """Return the probe that chooses the plans, with its answers from this machine."""
@@ -170,5 +175,8 @@ class CpuBackend(NumpyBackend):
             folder: Path | None = None
             with suppress(CacheError):  # `mie doctor` tells why there is no cache
                 folder = open_cache(PLANS_CACHE)
-            self._probe = Probe(self._plain, self._tiled, PlanAnswers(folder, machine))
+            answers, widths = (
+                PlanAnswers(folder, key) for key in (machine, f"{machine}, tile widths")
+            )
+            self._probe = Probe(self._plain, self._tiled, answers, widths)
         return self._probe

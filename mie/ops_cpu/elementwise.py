@@ -17,7 +17,7 @@ from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_cpu.allocator import CachingAllocator
-from mie.ops_cpu.attention.cache import head_major, slot_rows
+from mie.ops_cpu.kv_cache import head_major, slot_rows
 from mie.ops_cpu.threads.workers import Workers
 
 PIECE_BYTES = 1 << 20

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
-from mie.ops_cpu.linear.tiled import WIDTH
+from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH
 from mie.ops_cpu.linear.widen import stored, widen
 
 
 class Embedding:
-    """Rows [V, D], or tiles [ceil(V / 64), D, 64] of the head [D, V] in the same memory."""
+    """Rows [V, D], or tiles [ceil(V / W), D, W] of the head [D, V] in the same memory."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Embedding:
             block = stored(block, weight_dtype, dtype)
             if row == 0:
                 self.memory = np.empty(
-                    (ceil_div(num_rows, WIDTH) * WIDTH, num_columns), block.dtype
+                    (ceil_div(num_rows, DEFAULT_WIDTH) * DEFAULT_WIDTH, num_columns), block.dtype
                 )
                 self.memory[num_rows:] = 0
             self.memory[row : row + len(block)] = block
@@ -46,14 +46,15 @@ class Embedding:
         assert self._tiles is None, "the rows became tiles"
         return self.memory[: self.shape[0]]
 
-    def as_tiles(self) -> NDArray[Any]:
-        """Convert to the tiles of the head, in place. 64 rows make one tile."""
+    def as_tiles(self, width: int = DEFAULT_WIDTH) -> NDArray[Any]:
+        """Convert to the tiles of the head, in place. ``width`` rows make one tile."""
         if self._tiles is None:
             num_columns = self.shape[1]
-            self._tiles = self.memory.reshape(-1, num_columns, WIDTH)
-            rows = self.memory.reshape(-1, WIDTH, num_columns)
+            self._tiles = self.memory.reshape(-1, num_columns, width)
+            rows = self.memory.reshape(-1, width, num_columns)
             for tile, rows_of_it in zip(self._tiles, rows, strict=True):
                 tile[...] = rows_of_it.T.copy()
+            self._tiles = self._tiles[: ceil_div(self.shape[0], width)]
         return self._tiles
 
     def take(self, token_ids: Ints) -> Floats:
@@ -61,7 +62,7 @@ class Embedding:
         if self._tiles is None:
             taken = self.memory[token_ids]
         else:
-            tile, column = np.divmod(token_ids, WIDTH)
+            tile, column = np.divmod(token_ids, self._tiles.shape[2])
             taken = self._tiles[tile, :, column]
         return (
             taken

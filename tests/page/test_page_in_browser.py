@@ -190,6 +190,21 @@ def test_a_token_leads_to_its_step_and_its_block_and_back(shown: Shown) -> None:
     shown.js("document.getElementById('live').click()")
 
 
+def test_no_step_shows_the_text_of_another_one(shown: Shown, url: str) -> None:
+    last = httpx2.get(f"{url}/mie/state").json()["step"]
+    known = "mie.store.run.textOfBlock(mie.store.run.at(mie.store.step), block, undefined)"
+    for step in random.Random(2).sample(range(1, last), 4):
+        shown.js("async step => { await mie.at(step); mie.seek(step); }", step)
+        tree = list(shown.at(step)["tree"])
+        if not tree:
+            continue
+        shown.until(f"{tree}.every(block => (block = Number(block), {known}))")
+        texts = shown.js(f"{tree}.map(block => (block = Number(block), {known}))")
+        answer = httpx2.get(f"{url}/mie/text", params={"blocks": ",".join(tree), "step": step})
+        assert texts == [answer.json()["blocks"][block]["text"] for block in tree]
+    shown.js("document.getElementById('live').click()")
+
+
 def test_five_alternatives_are_shown_for_a_token(shown: Shown) -> None:
     shown.page.hover(".answer .tokens span:nth-child(3)")
     shown.until("!document.getElementById('tip').hidden")

@@ -54,7 +54,7 @@ def small_splits():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention_geometry, "SPLIT_SCORES", 1 << 11)
         patch.setattr(attention_plan, "ITEM_SCORES", 1 << 11)
-        patch.setattr(attention, "WORTH_SHARING", 0)
+        patch.setattr(attention, "WORTH_SHARING", 1)
         patch.setattr(cpu_backend, "TiledPlan", partial(TiledPlan, bytes_per_thread=1))
         yield
 

@@ -15,7 +15,7 @@ from mie.cli.options import add_engine_options, engine_options
 from mie.errors import ConfigError
 from mie.load.backends import load_backend
 from mie.ops_cpu.cpu_backend import CpuBackend
-from mie.ops_cpu.linear.probe import Probe
+from mie.ops_cpu.linear.probe import Found, Probe
 
 SHAPES = ((64, 32), (128, 32))
 
@@ -35,7 +35,9 @@ def probe_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def say(*plans: str) -> None:
         found = {num_outputs: plan for (num_outputs, _), plan in zip(SHAPES, plans, strict=True)}
-        monkeypatch.setattr(Probe, "choose", lambda probe, inputs, outputs: found[outputs])
+        monkeypatch.setattr(
+            Probe, "plan", lambda probe, inputs, outputs: Found(found[outputs], 1.0)
+        )
 
     return say
 

@@ -17,9 +17,9 @@ from mie.ops_cpu.attention import attention as attention_module
 from mie.ops_cpu.attention import geometry as attention_geometry
 from mie.ops_cpu.attention import plan as attention_plan
 from mie.ops_cpu.attention.attention import Attention
-from mie.ops_cpu.attention.cache import head_major, new_cache
 from mie.ops_cpu.attention.geometry import Geometry
 from mie.ops_cpu.attention.plan import Planner
+from mie.ops_cpu.kv_cache import head_major, new_cache
 from mie.ops_cpu.threads.workers import Workers
 
 # A sum of some hundred weighted values of order 1; scores are of a few units.
@@ -32,7 +32,7 @@ LENGTHS = (1, 127, 128, 129, 300, 256, 700, 40)
 def splits(request, monkeypatch):
     """Use the splits of real models, or splits of a few tiles and threads that share any work."""
     if request.param == "several splits":
-        monkeypatch.setattr(attention_module, "WORTH_SHARING", 0)
+        monkeypatch.setattr(attention_module, "WORTH_SHARING", 1)
         monkeypatch.setattr(attention_geometry, "SPLIT_SCORES", 1 << 13)
         monkeypatch.setattr(attention_plan, "ITEM_SCORES", 1 << 13)
 
@@ -217,7 +217,36 @@ def test_few_items_are_split_by_kv_heads(lengths, counts):
     items = plan(lengths, counts, heads=(8, 4), num_threads=2)
     loads = work_of_threads(items, 2)
     assert max(loads) < 1.25 * sum(loads) / 2
-    assert max(item.heads.stop - item.heads.start for item in items) == 2
+    largest = max(items, key=lambda item: item.num_products)
+    assert largest.heads.stop - largest.heads.start == 2
+
+
+@pytest.mark.parametrize(("num_threads", "length"), [(3, 9000), (8, 9000), (64, 30_000)])
+def test_one_long_decode_is_cut_by_keys_where_threads_exceed_heads(num_threads, length):
+    items = plan([length], [1], heads=(4, 2), num_threads=num_threads)
+    loads = work_of_threads(items, num_threads)
+    num_splits = -(-length // (attention_geometry.SPLIT_TILES * attention_geometry.TILE))
+    assert max(loads) <= max(0.75 * sum(loads), 2) / min(num_threads / 2, num_splits)
+    for head in range(2):
+        own = [item for item in items if item.heads == slice(head, head + 1)]
+        assert len(own) > 1
+        assert len({id(item.whole) for item in own}) == 1
+        assert [item.first_span for item in own] == [
+            sum(len(before.spans) for before in own[:i]) for i in range(len(own))
+        ]
+        assert [span for item in own for span in item.spans] == own[0].whole.spans
+
+
+@pytest.mark.parametrize("window", [None, 700])
+def test_cutting_a_decode_by_keys_changes_no_bit(splits, window):
+    keys = Keys((2900, 3), heads=(4, 1), scattered=True, dtype="float32")
+    q, batch = keys.batch([1, 1])
+    expected = attend(keys, [1, 1], window, num_threads=1)
+    np.testing.assert_allclose(expected, keys.expected(q, batch, window), rtol=0, atol=5e-6)
+    for num_threads in (2, 3, 7):
+        np.testing.assert_array_equal(
+            attend(keys, [1, 1], window, num_threads=num_threads), expected
+        )
 
 
 def test_equal_items_are_not_split_by_kv_heads():

@@ -32,7 +32,7 @@ STEPS = {
 @pytest.fixture
 def always_shared(monkeypatch):
     """Let threads share any work."""
-    monkeypatch.setattr(attention, "WORTH_SHARING", 0)
+    monkeypatch.setattr(attention, "WORTH_SHARING", 1)
 
 
 @pytest.mark.parametrize("heads", [(9, 3), (4, 2)])

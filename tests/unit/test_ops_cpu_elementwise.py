@@ -10,8 +10,8 @@ from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.sampling import RowControls
 from mie.ops_cpu import elementwise
 from mie.ops_cpu.allocator import CachingAllocator
-from mie.ops_cpu.attention.cache import new_cache
 from mie.ops_cpu.elementwise import Rotation
+from mie.ops_cpu.kv_cache import new_cache
 from mie.ops_cpu.threads.workers import Workers
 
 rng = np.random.default_rng(5)

@@ -13,8 +13,10 @@ from mie.errors import ConfigError
 from mie.load.backends import load_backend
 from mie.ops import linear
 from mie.ops_cpu.embedding import Embedding
+from mie.ops_cpu.linear.geometry import KERNEL_ROWS, MAX_ROWS
 from mie.ops_cpu.linear.plain import PlainPlan
-from mie.ops_cpu.linear.tiled import MAX_ROWS, TiledPlan
+from mie.ops_cpu.linear.probe import Probe
+from mie.ops_cpu.linear.tiled import BYTES_PER_TURN, TiledPlan, tasks_of
 from mie.ops_cpu.linear.widen import stored, widen
 from mie.ops_cpu.threads.blas import Blas
 from mie.ops_cpu.threads.workers import Workers
@@ -126,28 +128,47 @@ def test_weights_kept_in_16_bits_give_the_same_bits(
     # Many float16 are subnormal: below 6e-5.
     scale = RNG.choice([1, 1e-3, 1e-5, 1e-7], (num_outputs, num_inputs))
     weight = (normal(num_outputs, num_inputs) * scale).astype(weight_dtype)
-    wide, kept = (
-        make_plan("tiled", "float32", workers, each).load(weight.shape, [weight], weight[:, 0])
-        for each in ("auto", weight_dtype)
-    )
-    for num_rows in (1, 6):
-        x = normal(num_rows, num_inputs).astype("float32")
-        np.testing.assert_array_equal(kept.apply(x, None), wide.apply(x, None))
+    for width in KERNEL_ROWS:
+        wide, kept = (
+            make_plan("tiled", "float32", workers, each).load(
+                weight.shape, [weight], weight[:, 0], width
+            )
+            for each in ("auto", weight_dtype)
+        )
+        for num_rows in (1, 6):
+            x = normal(num_rows, num_inputs).astype("float32")
+            np.testing.assert_array_equal(kept.apply(x, None), wide.apply(x, None))
     assert kept.nbytes < 0.6 * wide.nbytes or num_inputs < 8  # the bias is wide in both
 
 
+@pytest.mark.parametrize("width", KERNEL_ROWS)
 @pytest.mark.parametrize("weight_dtype", ["auto", "bfloat16"])
-def test_an_embedding_and_its_head_share_their_memory(weight_dtype: str, workers: Workers):
+def test_an_embedding_and_its_head_share_their_memory(weight_dtype: str, width: int):
     table = normal(70, 9).astype(ml_dtypes.bfloat16)
     embedding = Embedding((70, 9), [table[:8], table[8:]], np.dtype("float32"), weight_dtype)
     token_ids = np.array([69, 0, 64, 0])
     wanted = table[token_ids].astype("float32")
     np.testing.assert_array_equal(embedding.take(token_ids), wanted)
     np.testing.assert_array_equal(embedding.rows, table)
-    tiles = embedding.as_tiles()
+    tiles = embedding.as_tiles(width)
+    assert tiles.shape == (-(-70 // width), 9, width)
     np.testing.assert_array_equal(embedding.take(token_ids), wanted)
     assert np.shares_memory(tiles, embedding.memory)
-    assert embedding.as_tiles() is tiles
+    assert embedding.as_tiles(width) is tiles
+
+
+@pytest.mark.parametrize("width", KERNEL_ROWS)
+def test_a_backend_takes_the_width_that_the_probe_finds(
+    width: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Probe, "width", lambda probe, num_inputs: width)
+    backend = load_backend("numpy", config=EngineConfig(linear_plan="tiled", num_threads=2))
+    weight, x = normal(70, 9).astype("float32"), normal(5, 9).astype("float32")
+    head = backend.tie_linear(backend.load_embedding((70, 9), [weight]))
+    for matrix in (backend.load_linear((70, 9), [weight]), head):
+        assert matrix.tiles.shape[2] == width
+        assert_close(backend.linear(x, matrix), x @ weight.T, 9)
+    backend.workers.close()
 
 
 def test_widening_is_exact_for_every_finite_float16():
@@ -187,3 +208,31 @@ def test_16_bit_weights_take_half_the_memory():
     assert wide.weight_bytes((70, 9)) == 4 * 630
     assert kept.weight_bytes((70, 9)) == 2 * 630
     assert kept.weight_bytes((9,)) == 4 * 9  # norms are widened
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 8, 64])
+@pytest.mark.parametrize("num_bytes", [1 << 20, 8 * BYTES_PER_TURN])
+@pytest.mark.parametrize(("num_tiles", "num_groups"), [(1, 1), (9, 16), (40, 16), (176, 128)])
+def test_tasks_cover_each_tile_and_group_once(
+    num_tiles: int, num_groups: int, num_bytes: int, num_threads: int
+):
+    covered = np.zeros((num_tiles, num_groups), int)
+    for tiles, groups in tasks_of(num_tiles, num_groups, num_threads, num_bytes):
+        assert covered[tiles, groups].size
+        covered[tiles, groups] += 1
+    assert (covered == 1).all()
+
+
+@pytest.mark.parametrize("num_threads", [2, 4, 8, 16, 32, 64])
+def test_tasks_of_a_prompt_are_even_and_read_the_weights_a_few_times(num_threads: int):
+    tasks = tasks_of(176, 128, num_threads, 92 * BYTES_PER_TURN)
+    sizes = [(tiles.stop - tiles.start) * (groups.stop - groups.start) for tiles, groups in tasks]
+    assert max(sizes) < 1.15 * sum(sizes) / len(sizes)
+    assert len(tasks) >= num_threads
+    assert len({groups.start for _, groups in tasks}) <= 4
+
+
+def test_a_decode_reads_the_weights_once():
+    for num_threads in (2, 4, 32):
+        tasks = tasks_of(176, 1, num_threads, 92 << 20)
+        assert all(groups == slice(0, 1) for _, groups in tasks)

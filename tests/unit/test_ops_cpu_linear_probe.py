@@ -12,22 +12,27 @@ import pytest
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
 from mie.ops_cpu.linear import probe as probe_module
+from mie.ops_cpu.linear.geometry import Geometry
 from mie.ops_cpu.linear.plain import PlainPlan
 from mie.ops_cpu.linear.plan_answers import Answer, PlanAnswers
-from mie.ops_cpu.linear.probe import Probe, machine_key
+from mie.ops_cpu.linear.probe import Found, Probe, machine_key
 from mie.ops_cpu.linear.tiled import TiledPlan
 from mie.ops_cpu.threads.blas import Blas
 from mie.ops_cpu.threads.workers import Workers
 
 FASTEST = probe_module._fastest
 """The real one: `conftest.py` puts fixed times in its place."""
+WIDTH_RATIO = Probe._width_ratio
+"""As above."""
 
 
 @pytest.fixture
 def new_probe() -> Iterator[Callable[..., Probe]]:
     workers = Workers(1)
     plans = (PlainPlan(np.dtype("float32"), workers), TiledPlan(np.dtype("float32"), workers))
-    yield lambda folder=None, machine="here": Probe(*plans, PlanAnswers(folder, machine))
+    yield lambda folder=None, machine="here": Probe(
+        *plans, PlanAnswers(folder, machine), PlanAnswers(folder, f"{machine}, tile widths")
+    )
     workers.close()
 
 
@@ -35,7 +40,7 @@ def new_probe() -> Iterator[Callable[..., Probe]]:
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The ratios, time of tiled by that of plain, that the rounds to come will find."""
     ratios: list[float] = []
-    monkeypatch.setattr(Probe, "_ratio", lambda self, num_inputs, num_outputs: ratios.pop(0))
+    monkeypatch.setattr(Probe, "_plan_ratio", lambda self, num_inputs, num_outputs: ratios.pop(0))
     return ratios
 
 
@@ -70,9 +75,9 @@ def test_an_answer_is_stored_if_all_rounds_agree_by_a_margin(
 ):
     probe = new_probe(tmp_path)
     rounds += ratios
-    assert probe.choose(64, 128) == wanted
+    assert probe.plan(64, 128).choice == wanted
     assert rounds == []
-    assert probe.choose(64, 128) == wanted  # not tried again by the same process
+    assert probe.plan(64, 128).choice == wanted  # not tried again by the same process
     kept = probe.answers.get("float32 64x128")
     assert (kept is not None) == is_kept
     if kept is not None:
@@ -89,13 +94,13 @@ def test_an_answer_is_for_its_machine_and_shape(
     tmp_path: Path, new_probe: Callable[..., Probe], rounds: list[float]
 ):
     rounds += [3.0] * 3
-    assert new_probe(tmp_path).choose(64, 128) == "plain"
-    assert new_probe(tmp_path).choose(64, 128) == "plain"
+    assert new_probe(tmp_path).plan(64, 128).choice == "plain"
+    assert new_probe(tmp_path).plan(64, 128).choice == "plain"
     rounds += [0.3] * 3
-    assert new_probe(tmp_path, machine="there").choose(64, 128) == "tiled"
+    assert new_probe(tmp_path, machine="there").plan(64, 128).choice == "tiled"
     rounds += [0.3] * 3
-    assert new_probe(tmp_path).choose(128, 64) == "tiled"
-    assert new_probe(tmp_path).choose(64, 128) == "plain"
+    assert new_probe(tmp_path).plan(128, 64).choice == "tiled"
+    assert new_probe(tmp_path).plan(64, 128).choice == "plain"
     assert rounds == []
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -104,26 +109,71 @@ def test_an_old_answer_is_tried_again(
     tmp_path: Path, new_probe: Callable[..., Probe], rounds: list[float], today: list[date]
 ):
     rounds += [3.0] * 3
-    assert new_probe(tmp_path).choose(64, 128) == "plain"
+    assert new_probe(tmp_path).plan(64, 128).choice == "plain"
     today.append(date(2026, 12, 22))
-    assert new_probe(tmp_path).choose(64, 128) == "plain"
+    assert new_probe(tmp_path).plan(64, 128).choice == "plain"
     today.append(date(2026, 12, 23))
     rounds += [0.3, 3.0, 1.0]
-    assert new_probe(tmp_path).choose(64, 128) == "plain"  # nothing clear: the old answer
+    assert new_probe(tmp_path).plan(64, 128).choice == "plain"  # nothing clear: the old answer
     rounds += [0.3] * 3
-    assert new_probe(tmp_path).choose(64, 128) == "tiled"
-    assert new_probe(tmp_path).choose(64, 128) == "tiled"
+    assert new_probe(tmp_path).plan(64, 128).choice == "tiled"
+    assert new_probe(tmp_path).plan(64, 128).choice == "tiled"
     today.append(date(2020, 1, 1))  # the clock was wrong
     rounds += [3.0] * 3
-    assert new_probe(tmp_path).choose(64, 128) == "plain"
+    assert new_probe(tmp_path).plan(64, 128).choice == "plain"
     assert rounds == []
 
 
 def test_a_round_compares_both_plans(new_probe: Callable[..., Probe], monkeypatch):
     monkeypatch.setattr(probe_module, "_fastest", FASTEST)
-    assert new_probe().choose(64, 128) in ("plain", "tiled")
+    assert new_probe().plan(64, 128).choice in ("plain", "tiled")
     monkeypatch.setattr(probe_module, "_fastest", lambda applies, x: [2.0, len(x) * 1.0])
-    assert new_probe()._ratio(64, 128) == pytest.approx(8.0)  # (4 * 16 * 64) ** (1 / 3) / 2
+    assert new_probe()._plan_ratio(64, 128) == pytest.approx(8.0)  # (4 * 16 * 64) ** (1 / 3) / 2
+
+
+@pytest.mark.parametrize(
+    ("ratios", "wanted", "is_kept"),
+    [
+        ([0.8, 0.9, 0.85], 32, True),
+        ([1.2, 1.1, 1.0], 64, True),
+        ([0.8, 0.9, 0.95], 64, False),  # within the margin
+        ([0.8, 0.8, 1.5], 64, False),  # another program was busy
+    ],
+)
+def test_a_width_is_chosen_if_it_is_clearly_faster(
+    ratios: list[float],
+    wanted: int,
+    is_kept: bool,
+    tmp_path: Path,
+    new_probe: Callable[..., Probe],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    rounds = list(ratios)
+    monkeypatch.setattr(Probe, "_width_ratio", lambda probe, num_inputs, width: rounds.pop(0))
+    probe = new_probe(tmp_path)
+    assert probe.width(576) == wanted
+    assert rounds == []
+    assert probe.width(576) == wanted  # not tried again by the same process
+    assert len(list(tmp_path.iterdir())) == is_kept
+    if is_kept:
+        assert new_probe(tmp_path).width(576) == wanted
+    assert probe.answers.odd_ones() == []  # a width is no plan
+
+
+def test_a_width_that_changes_bits_is_not_tried(
+    new_probe: Callable[..., Probe], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Geometry, "is_possible", lambda geometry, num_inputs, width: False)
+    monkeypatch.setattr(Probe, "_width_ratio", lambda probe, num_inputs, width: 0.5)
+    assert new_probe().width(576) == 64
+
+
+def test_a_round_compares_both_widths(
+    new_probe: Callable[..., Probe], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Probe, "_width_ratio", WIDTH_RATIO)
+    monkeypatch.setattr(probe_module, "_fastest", FASTEST)
+    assert new_probe().width(576) in (32, 64)
 
 
 def test_shapes_whose_plan_differs_from_the_rest_are_listed(tmp_path: Path):
@@ -142,7 +192,7 @@ def test_an_unwritable_folder_is_tolerated(
     (tmp_path / "file").write_text("")
     for folder in (None, tmp_path / "missing", tmp_path / "file"):
         rounds += [3.0] * 3
-        assert new_probe(folder).choose(64, 128) == "plain"
+        assert new_probe(folder).plan(64, 128).choice == "plain"
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
@@ -167,7 +217,7 @@ def test_the_machine_key_has_cpu_blas_numpy_and_threads():
 
 
 def test_a_backend_asks_the_probe_unless_a_plan_is_set(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Probe, "choose", lambda self, num_inputs, num_outputs: "tiled")
+    monkeypatch.setattr(Probe, "plan", lambda self, *shape: Found("tiled", 0.5))
     for plan, wanted in (("auto", "tiled"), ("plain", "plain")):
         backend = load_backend("numpy", config=EngineConfig(linear_plan=plan))
         backend.load_linear((70, 9), [np.ones((70, 9), np.float32)])

@@ -16,6 +16,7 @@ import pytest
 
 from mie.page.assets import RECORDED_RUNS, assets
 from mie.page.bundle import EmbeddedRun, bundle, page_html
+from mie.page.stream import PAGE_VERSION
 
 FILES = {
     "main.js": (
@@ -96,7 +97,8 @@ def test_the_file_loads_nothing_and_allows_only_what_is_inside() -> None:
     assert [each["title"] for each in embedded] == ["</script><b>"] * 2
     for each, run in zip(embedded, RECORDED_RUNS, strict=True):
         lines = gzip.decompress(base64.b64decode(each["gzip"])).decode().splitlines()
-        assert json.loads(lines[0])["record"] == "head"
+        head = json.loads(lines[0])
+        assert (head["record"], head["version"]) == ("head", PAGE_VERSION)
         assert gzip.decompress(run.compressed()).decode().splitlines() == lines
 
 

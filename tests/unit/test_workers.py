@@ -498,7 +498,7 @@ def test_a_child_forked_while_tasks_run_has_usable_workers(
 def test_an_engine_runs_in_a_forked_child(
     tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "WORTH_SHARING", 0)  # so small a model would take one thread
+    monkeypatch.setattr(attention, "WORTH_SHARING", 1)  # so small a model would take one thread
     num_shared = 0
 
     class CountedWork(workers_module._Work):

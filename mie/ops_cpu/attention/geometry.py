@@ -1,7 +1,6 @@
 """Define the sizes of attention's products, and the constants that they follow from.
 
-Figures were measured on 2 cores of an AMD EPYC (Zen 4, AVX-512, 1 MiB of L2 each) with float32.
-docs/cpu-attention.md has the tables.
+docs/cpu-attention.md says where the constants were measured.
 """
 
 from __future__ import annotations
@@ -19,18 +18,13 @@ from mie.ops.arrays import Floats
 TILE = 128
 """Positions of a tile, unless blocks or `MAX_UNPACKED_SCORES` need another size."""
 MAX_UNPACKED_SCORES = 1200
-"""Scores of a product up to which OpenBLAS does not pack the transposed keys first.
-
-The rule is `M * N` in kernel/x86_64/sgemm_small_kernel_permit_skylakex.c. Larger products take up
-to 3 times as long.
-"""
+"""Scores of a product up to which OpenBLAS's small-matrix kernels multiply by keys in place."""
 SPLIT_SCORES = 1 << 17
 """Scores of a split, over all KV heads. As float32 they take half of a core's L2."""
+SPLIT_TILES = 32
+"""Maximum number of tiles of a split, so that threads can share the keys of one long sequence."""
 FAST_ROWS = 64
-"""Rows of a prefill's product where it need not equal a decode's bit for bit.
-
-A core reaches 112 GFLOP/s with them, and 72 with a decode's rows.
-"""
+"""Rows of a prefill's product where it need not equal a decode's bit for bit."""
 PARTIAL_SUMS = 8
 """Parts in which NumPy sums a row. Padding it with a multiple of this many zeros is exact."""
 
@@ -58,10 +52,7 @@ class Geometry:
 
     @cached_property
     def num_rows(self) -> int:
-        """The rows of a product: the query heads of a KV head, rounded up to 4 or 8.
-
-        Kernels take 4 or 8 rows at a time. 3 rows take as long as 4, and 7 take longer than 8.
-        """
+        """The rows of a product: a KV head's query heads, rounded up to what kernels compute."""
         multiple = 4 if self.heads_per_kv <= 4 else 8
         return ceil_div(self.heads_per_kv, multiple) * multiple
 
@@ -73,8 +64,9 @@ class Geometry:
 
     @cached_property
     def tiles_per_split(self) -> int:
-        """The number of tiles whose scores fit `SPLIT_SCORES`, at least one."""
-        return max(1, SPLIT_SCORES // (self.num_kv_heads * self.num_rows * self.tile))
+        """The number of tiles of a split."""
+        fitting = SPLIT_SCORES // (self.num_kv_heads * self.num_rows * self.tile)
+        return max(1, min(fitting, SPLIT_TILES))
 
     @cached_property
     def width_step(self) -> int:
@@ -83,17 +75,12 @@ class Geometry:
 
     @cached_property
     def decode_form(self) -> Form:
-        """The form of a decode, which gives the same bits for a query in any item.
+        """The form of a decode, which gives a query the same bits in any item.
 
-        Rows that are padding in a decode hold other queries of a prefill, if that changes no bit.
+        What is padding in a decode holds other queries of a prefill, if that changes no bit.
         """
         rows_per_query = self.heads_per_kv if self.rows_are_alike else self.num_rows
         return Form(self.num_rows, rows_per_query, transposes=False)
-
-    @property
-    def fast_form(self) -> Form:
-        """The fastest form for many queries."""
-        return Form(FAST_ROWS, self.heads_per_kv, transposes=True)
 
     @cached_property
     def short_tiles_are_exact(self) -> bool:
@@ -103,11 +90,10 @@ class Geometry:
         for width in range(self.width_step, self.tile, self.width_step):
             weights = np.exp(scores)
             weights[:, width:] = 0
-            if (queries @ keys[:width].T != scores[:, :width]).any():
-                return False
-            if (weights[:, :width] @ keys[:width] != weights @ keys).any():
-                return False
-            if (weights[:, :width].sum(-1) != weights.sum(-1)).any():
+            first, read = weights[:, :width], keys[:width]
+            same_scores = (queries @ read.T == scores[:, :width]).all()
+            same_sums = (first.sum(-1) == weights.sum(-1)).all()
+            if not (same_scores and same_sums and (first @ read == weights @ keys).all()):
                 return False
         return True
 
@@ -115,14 +101,11 @@ class Geometry:
     def rows_are_alike(self) -> bool:
         """Whether a query gives the same bits in each row of a product."""
         queries, keys = self._samples()
-        scores = queries @ keys.T
-        weights = np.exp(scores)
-        weighted = weights @ keys
-        for by in range(1, self.num_rows):
-            if (np.roll(queries, by, 0) @ keys.T != np.roll(scores, by, 0)).any():
-                return False
-            if (np.roll(weights, by, 0) @ keys != np.roll(weighted, by, 0)).any():
-                return False
+        for left, right in ((queries, keys.T), (np.exp(queries @ keys.T), keys)):
+            product = left @ right
+            for by in range(1, self.num_rows):
+                if (np.roll(left, by, 0) @ right != np.roll(product, by, 0)).any():
+                    return False
         return True
 
     def _samples(self) -> tuple[Floats, Floats]:

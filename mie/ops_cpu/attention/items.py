@@ -1,7 +1,7 @@
 """Compute the items of a plan.
 
-The products of a query have one form in any item, and tiles and splits are summed in order. So its
-result is the same bit for bit however it is computed. A tile that it does not see adds exact zeros.
+A query's products have one form in any item, and tiles and splits are summed in order. So its bits
+do not depend on the item. A tile that it does not see adds exact zeros.
 """
 
 from __future__ import annotations
@@ -36,19 +36,14 @@ class BoundSpan:
     """A span with scratch memory: all views that its computation needs."""
 
     def __init__(
-        self,
-        span: Span,
-        readers: Readers,
-        queries: Floats,
-        results: Sequence[Floats],
-        scratch: Scratch,
+        self, span: Span, readers: Readers, queries: Floats, scratch: Scratch, *results: Floats
     ) -> None:
-        """Prepare a span for queries [Hkv, tiles or 1, sequences, P, rows of a product, Dh].
+        """Prepare for queries [Hkv, tiles or 1, P, rows of a product, Dh].
 
         The results are the largest scores and the sums of weights [Hkv, sequences, rows], and the
         weighted sums of values [Hkv, sequences, rows, Dh].
         """
-        self.readers = readers
+        self._readers, self._scratch = readers, scratch
         self._largest, self._total, self._attended = results
         num_heads, num_sequences, num_rows, head_dim = self._attended.shape
         num_tiles, first = span.stop - span.start, span.start * num_sequences
@@ -90,6 +85,10 @@ class BoundSpan:
         """Compute the results of the layer."""
         scores, lanes, largest = self._scores, self._lanes, self._largest
         is_one_tile = scores.shape[1] == 1
+        if self._scratch.held is not self._readers:
+            self._scratch.held = self._readers
+            for reader in self._readers:
+                reader.hold(layer)
         for each in self._operands:
             np.matmul(each.queries, each.keys[each.reader.read(layer, KEYS)], out=each.scores)
         for some, limits in self._caps:
@@ -111,78 +110,84 @@ class BoundSpan:
             np.add.reduce(self._weighted, axis=1, out=self._attended)
 
 
-class BoundItem:
-    """An item with the scratch memory of one thread, prepared once for all layers.
+class Result:
+    """The sums over the spans of an item, and the way from there to the output."""
 
-    With short contexts, creating the views takes as long as computing with them.
-    """
+    def __init__(self, item: Item, geometry: Geometry, scratch: Scratch) -> None:
+        """Take the memory for the sums from ``scratch``."""
+        self._item, form, head_dim = item, item.form, geometry.head_dim
+        self.heads_per_kv = geometry.heads_per_kv
+        num_sequences, num_queries = item.rows.shape
+        self.num_products = ceil_div(num_queries * form.rows_per_query, form.num_rows)
+        num_heads = item.heads.stop - item.heads.start
+        by_row = len(item.spans), num_heads, num_sequences, self.num_products * form.num_rows
+        self.largest, self.total = (scratch.take(name, *by_row) for name in ("largest", "total"))
+        self.attended = scratch.take("attended", *by_row, head_dim)
+        # [sequences, queries, Hkv, G, Dh or 1], as in q and out
+        self._attended, self._total = (
+            by_query(each, item, self.heads_per_kv).transpose(1, 2, 0, 3, 4)
+            for each in (self.attended[0], self.total[0, ..., None])
+        )
+
+    def write(self, out: Floats) -> None:
+        """Combine the spans and put the queries' results in ``out`` [T, Hkv, G, Dh]."""
+        item = self._item
+        if len(self.largest) > 1:
+            combine(self.largest, self.total, self.attended)
+        if item.is_run:
+            np.divide(self._attended, self._total, out=view_of(out, item)[:, :, item.heads])
+        else:
+            real = () if item.real is None else item.real
+            out[item.rows[real], item.heads] = (self._attended / self._total)[real]
+
+
+class BoundItem:
+    """An item with the scratch memory of one thread, prepared once for all layers."""
 
     def __init__(
-        self, item: Item, readers: Sequence[Readers], geometry: Geometry, scratch: Scratch
+        self, item: Item, result: Result, readers: Sequence[Readers], scratch: Scratch
     ) -> None:
-        """Prepare an item. There is a reader for each of its spans."""
-        self._item, self._geometry = item, geometry
-        form, spans, head_dim = item.form, item.spans, geometry.head_dim
-        num_heads, (num_sequences, num_queries) = (
-            item.heads.stop - item.heads.start,
-            item.rows.shape,
-        )
-        num_products = ceil_div(num_queries * form.rows_per_query, form.num_rows)
-        num_rows = num_products * form.num_rows
+        """Prepare an item. The result is its own or its whole's, and each span has readers."""
+        self._item, self._result = item, result
+        own = slice(item.first_span, item.first_span + len(item.spans))
+        parts = result.largest[own], result.total[own], result.attended[own]
+        num_heads, num_sequences, num_rows, head_dim = parts[2].shape[1:]
+        self._scale = head_dim**-0.5
         # The queries of several sequences are copied once for each of their tiles.
-        most_tiles = max(span.stop - span.start for span in spans)
+        most_tiles = max(span.stop - span.start for span in item.spans)
         copies = most_tiles if num_sequences > 1 else 1
         queries = scratch.take("queries", num_heads, copies, num_sequences, num_rows, head_dim)
         queries.fill(0)  # a row that is no query must hold numbers
-        self._places, self._scale = self._by_query(queries), head_dim**-0.5
-        by_product = num_heads, copies * num_sequences, num_products, form.num_rows, head_dim
+        self._places = by_query(queries, item, result.heads_per_kv)
+        rows = item.form.num_rows
+        by_product = num_heads, copies * num_sequences, result.num_products, rows, head_dim
         queries = queries.reshape(by_product)
-        by_row = len(spans), num_heads, num_sequences, num_rows
-        largest, total = (scratch.take(name, *by_row) for name in ("largest", "total"))
-        attended = scratch.take("attended", *by_row, head_dim)
-        self._parts = largest, total, attended
         self._spans = [
-            BoundSpan(span, own, queries, results, scratch)
-            for span, own, *results in zip(spans, readers, *self._parts, strict=True)
+            BoundSpan(span, own_readers, queries, scratch, *results)
+            for span, own_readers, *results in zip(item.spans, readers, *parts, strict=True)
         ]
-        # [sequences, queries, Hkv, G, Dh or 1], as in q and out
-        self._attended = self._by_query(attended[0]).transpose(1, 2, 0, 3, 4)
-        self._total = self._by_query(total[0, ..., None]).transpose(1, 2, 0, 3, 4)
 
-    def run(self, q: Floats, layer: int, out: Floats, held: Readers | None) -> Readers | None:
-        """Put the layer's results in ``out``, and return what the thread holds afterwards.
-
-        q and out [T, Hkv, G, Dh]. ``held`` is what the thread has loaded of this layer.
-        """
+    def run(self, q: Floats, layer: int, out: Floats) -> None:
+        """Compute the layer, and put the result in ``out`` unless it is part of a whole's."""
         item = self._item
-        own = _view(q, item) if item.is_run else q.take(item.rows, 0)
+        own = view_of(q, item) if item.is_run else q.take(item.rows, 0)
         own = own[:, :, item.heads].transpose(2, 0, 1, 3, 4)
         np.multiply(own[:, None], self._scale, out=self._places)
         for span in self._spans:
-            if span.readers is not held:
-                held = span.readers
-                for reader in held:
-                    reader.hold(layer)
             span.attend(layer)
-        if len(self._spans) > 1:
-            combine(*self._parts)
-        if item.is_run:
-            np.divide(self._attended, self._total, out=_view(out, item)[:, :, item.heads])
-        elif item.real is None:
-            out[item.rows, item.heads] = self._attended / self._total
-        else:
-            out[item.rows[item.real], item.heads] = (self._attended / self._total)[item.real]
-        return held
-
-    def _by_query(self, x: Floats) -> Floats:
-        """Return [..., rows, E] as [..., queries, G, E], without the rows that are no query."""
-        num_queries, form = self._item.rows.shape[1], self._item.form
-        own = x[..., : num_queries * form.rows_per_query, :]
-        by_query = own.reshape(*x.shape[:-2], num_queries, form.rows_per_query, x.shape[-1])
-        return by_query[..., : self._geometry.heads_per_kv, :]
+        if item.whole is None:
+            self._result.write(out)
 
 
-def _view(x: Floats, item: Item) -> Floats:
+def by_query(x: Floats, item: Item, heads_per_kv: int) -> Floats:
+    """Return [..., rows, E] as [..., queries, G, E], without the rows that are no query."""
+    num_queries, rows_per_query = item.rows.shape[1], item.form.rows_per_query
+    own = x[..., : num_queries * rows_per_query, :]
+    split = own.reshape(*x.shape[:-2], num_queries, rows_per_query, x.shape[-1])
+    return split[..., :heads_per_kv, :]
+
+
+def view_of(x: Floats, item: Item) -> Floats:
     """Return the item's rows of x [T, ...] as [sequences, queries, ...], if they are a run."""
     first, rows = item.rows.item(0), item.rows
     view: Floats = x[first : first + rows.size].reshape(*rows.shape, *x.shape[1:])
@@ -190,10 +195,9 @@ def _view(x: Floats, item: Item) -> Floats:
 
 
 def combine(largest: Floats, total: Floats, attended: Floats) -> None:
-    """Combine the splits of some queries in place, into the first one.
+    """Combine the splits [splits, ...] of some queries in place, into the first one.
 
-    A split has its largest scores and sums of weights [splits, ...], and its weighted sums of
-    values [splits, ..., Dh]. The first split's largest scores are left as they are.
+    The first split's largest scores are left as they are.
     """
     weights = np.exp(largest - largest.max(axis=0))
     total[0] = np.add.reduce(total * weights, axis=0)

@@ -1,9 +1,7 @@
 """Plan a step's attention once for all layers, as items of work for the threads.
 
-Sequences of the same shape form a **batch** and are computed together. With few calls each, the
-threads would mostly wait for the GIL. The queries of a batch are cut into **query tiles** that stay
-within a tile of keys. So only the last tile has keys that some of them do not see. A decode is a
-query tile of one query.
+Sequences of the same shape form a **batch** and are computed together, in few calls. Their queries
+are cut into **query tiles** that stay within a tile of keys. A decode is a query tile of one query.
 """
 
 from __future__ import annotations
@@ -23,36 +21,25 @@ from mie.ops_cpu.attention.tiles import Segment, Tiles
 CACHED = 1 << 18
 """Elements of keys, values, queries or scores that stay in a core's L2 (1 MiB as float32)."""
 GATHERED_SHORT = 1 << 19
-"""Elements of keys that are gathered at once where each sequence has one tile.
-
-This exceeds L2, but with less work for each call the threads would wait longer for each other's GIL
-hand-overs.
-"""
+"""Elements of keys that are gathered at once where each sequence has one tile."""
 ITEM_SCORES = 1 << 19
-"""Scores of a split that a query tile of one sequence computes at most.
-
-They exceed L2 as well, and for the same reason. A prompt of 512 tokens and 9 heads took 29, 14, 11
-and 8 ms with 2**14, 2**15, 2**16 and 2**17 scores.
-"""
+"""Scores of a split that a query tile of one sequence computes at most."""
 QUERY_TILES = 2
 """Minimum number of query tiles of a tile. More of them waste fewer products on hidden keys."""
 PRODUCTS_PER_KEY = 1 << 10
 """Products that take as long as reading a key and a value of a KV head from memory."""
 WORTH_SHARING = 1 << 22
-"""Products of a layer below which one thread alone is faster than several.
-
-They take about 0.1 ms. Helpers lose that much with their GIL hand-overs.
-"""
+"""Products of a layer (0.1 ms) from which two threads pay. For n it takes (n / 2)² as many."""
 MAX_IMBALANCE = 1.25
-"""The busiest thread's products, relative to the mean, from which items are split by KV heads."""
+"""The busiest thread's products, relative to the mean, from which items are cut."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Split:
-    """The same tiles of each sequence of a batch, at most a split of each."""
+    """As many tiles of each sequence of a batch, at most a split."""
 
     first_tiles: Ints
-    """The number of each sequence's first tile, or one number for all."""
+    """The number of each sequence's first tile."""
     num_tiles: int
     segments: list[Segment]
     is_held: bool
@@ -90,6 +77,24 @@ class Item:
     spans: list[Span]
     num_products: int
     """The approximate number of products, or of products that take as long."""
+    whole: Item | None = None
+    """The item whose spans this one shares with others, which are combined afterwards."""
+    first_span: int = 0
+    """The index of the first span among those of the whole."""
+
+    def cut(self, number: int) -> Iterator[Item]:
+        """Cut into ``number`` items or fewer: by KV heads, and if these are few, by splits."""
+        num_heads = self.heads.stop - self.heads.start
+        by_splits = min(ceil_div(number, num_heads), len(self.spans))
+        for heads in _shares(self.heads.start, self.heads.stop, number):
+            size = self.num_products * (heads.stop - heads.start) // num_heads
+            part = replace(self, heads=heads, num_products=size)
+            if by_splits == 1:
+                yield part
+                continue
+            for own in _shares(0, len(self.spans), by_splits):
+                sizes = {"spans": self.spans[own], "num_products": size // by_splits}
+                yield replace(part, whole=part, first_span=own.start, **sizes)
 
 
 class Planner:
@@ -104,9 +109,12 @@ class Planner:
         self._tiles = Tiles(batch, g)
         self._starts: list[int] = batch.cu_seqlens_q.tolist()
         self._counts: list[int] = [stop - start for start, stop in pairwise(self._starts)]
+        self._positions = [n - c for n, c in zip(self._tiles.lengths, self._counts, strict=True)]
+        """The positions of the first queries."""
         self._splits = [list(self._splits_of(s)) for s in range(len(self._counts))]
         is_fast = not is_batch_invariant and max(self._counts) * g.heads_per_kv >= FAST_ROWS
-        self._prefill_form = g.fast_form if is_fast else g.decode_form
+        fast_form = Form(FAST_ROWS, g.heads_per_kv, transposes=True)
+        self._prefill_form = fast_form if is_fast else g.decode_form
         # Only a tile's first positions are multiplied where no query sees the others.
         shortens = not is_batch_invariant or g.short_tiles_are_exact
         self._width_step = g.width_step if shortens else g.tile
@@ -115,18 +123,13 @@ class Planner:
         """Return about how many products a layer takes, or products that take as long."""
         g, by_query = self._geometry, self._geometry.num_rows * self._geometry.head_dim
         each = zip(self._counts, self._tiles.lengths, strict=True)
-        return g.num_kv_heads * sum(
-            n * max(PRODUCTS_PER_KEY, count * by_query) for count, n in each
-        )
+        return g.num_kv_heads * sum(n * max(PRODUCTS_PER_KEY, c * by_query) for c, n in each)
 
     def items(self, num_threads: int) -> list[Item]:
         """Return the items, largest first. Items that read the same keys are adjacent."""
         batches = [self._items_of(own) for own in self._batches(num_threads)]
         batches.sort(key=lambda items: max(item.num_products for item in items), reverse=True)
-        items = [item for own in batches for item in own]
-        if num_threads > 1 and _is_uneven([item.num_products for item in items], num_threads):
-            items = [part for item in items for part in _by_heads(item, num_threads)]
-        return items
+        return _cut_large([item for own in batches for item in own], num_threads)
 
     def _batches(self, num_threads: int) -> Iterator[list[int]]:
         """Batch sequences of the same shape, largest first, with equal work for all threads."""
@@ -138,26 +141,19 @@ class Planner:
             alike.sort(key=self._size, reverse=True)
             sizes = [self._size(s) for s in alike]
             most = SPLIT_SCORES if self._counts[alike[0]] == 1 else CACHED
-            number = ceil_div(ceil_div(sum(sizes), most), num_threads) * num_threads
+            number = ceil_div(sum(sizes), most * num_threads) * num_threads
             for start, stop in pairwise([*_cut(sizes, number), len(alike)]):
                 yield alike[start:stop]
 
     def _shape_of(self, s: int) -> tuple[int, ...]:
-        """Return what sequences have in common that are computed together.
-
-        Decodes have equally many tiles in each split. Prefills begin at one position, end in the
-        same tile and have similar numbers of queries.
-        """
-        count, position = self._counts[s], self._position(s)
+        """Return what sequences that are computed together have in common."""
+        count, position = self._counts[s], self._positions[s]
         if count == 1:
             return 1, *(stop - first for first, stop in self._splits[s])
         return count.bit_length(), position, (position + count - 1) // self._geometry.tile
 
     def _size(self, s: int) -> int:
-        """Return the elements of a sequence's largest operand, for all KV heads.
-
-        A decode's are its scores. Its keys are gathered piece by piece.
-        """
+        """Return the elements of a sequence's largest operand. A decode's are its scores."""
         g, count, length = self._geometry, self._counts[s], self._tiles.lengths[s]
         if count > 1:
             num_rows = count * self._prefill_form.rows_per_query
@@ -168,14 +164,10 @@ class Planner:
             positions = self._width(length - first * g.tile)
         return g.num_kv_heads * g.num_rows * positions
 
-    def _position(self, s: int) -> int:
-        """Return the position of the first query."""
-        return self._tiles.lengths[s] - self._counts[s]
-
     def _splits_of(self, s: int) -> Iterator[tuple[int, int]]:
         """Yield the tiles (first, stop) of each split of the positions that any query sees."""
         g, window = self._geometry, self._window
-        begin = 0 if window is None else max(0, self._position(s) + 1 - window)
+        begin = 0 if window is None else max(0, self._positions[s] + 1 - window)
         first, last = begin // g.tile, ceil_div(self._tiles.lengths[s], g.tile)
         while first < last:
             stop = min(last, (first // g.tiles_per_split + 1) * g.tiles_per_split)
@@ -183,14 +175,11 @@ class Planner:
             first = stop
 
     def _width(self, needed: int) -> int:
-        """Return how many of a tile's positions are read if ``needed`` (or more) are needed."""
+        """Return how many of a tile's positions are read if ``needed`` are needed."""
         return min(self._geometry.tile, ceil_div(needed, self._width_step) * self._width_step)
 
     def _items_of(self, chosen: Sequence[int]) -> list[Item]:
-        """Return the items of a batch, largest first for each of its KV heads.
-
-        An item takes all KV heads if the keys of one sequence fit L2.
-        """
+        """Return the items of a batch, largest first for each of its KV heads."""
         g, count = self._geometry, self._counts[chosen[0]]
         form = g.decode_form if count == 1 else self._prefill_form
         num_heads, size = g.num_kv_heads, ceil_div(g.tile, QUERY_TILES)
@@ -200,66 +189,39 @@ class Planner:
                 num_heads = 1
             while size > 1 and num_heads * positions * size * form.rows_per_query > ITEM_SCORES:
                 size = ceil_div(size, 2)
-        bounds = list(pairwise(self._bounds(self._position(chosen[0]), count, size)))
-        splits = self._make_splits(chosen, is_held=len(bounds) > 1 or form.transposes)
-        heads = slice(0, num_heads)
-        items = [self._item(chosen, *ends, heads, form, splits) for ends in reversed(bounds)]
+        first = self._positions[chosen[0]]
+        # Query tiles are counted from position 0, so that they stay within a tile of keys.
+        bounds = [first, *range((first // size + 1) * size, first + count, size), first + count]
+        splits = self._make_splits(chosen, is_held=len(bounds) > 2 or form.transposes)
+        ends = reversed(list(pairwise(bounds)))
+        items = [self._item(chosen, first, stop, form, splits) for first, stop in ends]
         if num_heads < g.num_kv_heads:
-            items = [
-                replace(item, heads=slice(head, head + 1))
-                for head in range(g.num_kv_heads)
-                for item in items
-            ]
+            parts = (part for item in items for part in item.cut(g.num_kv_heads))
+            items = sorted(parts, key=lambda part: part.heads.start)
         return items
-
-    def _bounds(self, position: int, count: int, size: int) -> Iterator[int]:
-        """Yield the bounds of query tiles of ``size``, counted from a tile's beginning."""
-        at, tile = position, self._geometry.tile
-        while at < position + count:
-            yield at
-            offset = at % tile
-            at += min(tile, (offset // size + 1) * size) - offset
-        yield position + count
 
     def _make_splits(self, chosen: Sequence[int], *, is_held: bool) -> list[Split]:
         g, lengths = self._geometry, [self._tiles.lengths[s] for s in chosen]
         splits = []
         for ends in zip(*(self._splits[s] for s in chosen), strict=True):
-            num_tiles = ends[0][1] - ends[0][0]
-            filled = max(
-                n - (stop - 1) * g.tile for n, (_, stop) in zip(lengths, ends, strict=True)
-            )
-            starts = [(s, first) for s, (first, _) in zip(chosen, ends, strict=True)]
-            elements = GATHERED_SHORT if num_tiles == 1 else CACHED
-            most = elements // (g.num_kv_heads * g.head_dim)
+            firsts, stops = zip(*ends, strict=True)
+            num_tiles = stops[0] - firsts[0]
+            filled = max(n - (stop - 1) * g.tile for n, stop in zip(lengths, stops, strict=True))
+            most = GATHERED_SHORT if num_tiles == 1 else CACHED
+            most //= g.num_kv_heads * g.head_dim
             if is_held:
                 most = len(chosen) * num_tiles * g.tile
-            splits.append(
-                Split(
-                    first_tiles=np.array([first for first, _ in ends]),
-                    num_tiles=num_tiles,
-                    segments=self._tiles.segments(starts, num_tiles, self._width(filled), most),
-                    is_held=is_held,
-                )
-            )
+            starts = list(zip(chosen, firsts, strict=True))
+            segments = self._tiles.segments(starts, num_tiles, self._width(filled), most)
+            splits.append(Split(np.array(firsts), num_tiles, segments, is_held))
         return splits
 
     def _item(
-        self,
-        chosen: Sequence[int],
-        first: int,
-        stop: int,
-        heads: slice,
-        form: Form,
-        splits: Sequence[Split],
+        self, chosen: Sequence[int], first: int, stop: int, form: Form, splits: Sequence[Split]
     ) -> Item:
-        """Return an item of the queries at first … stop - 1.
-
-        These are positions of the first sequence. The other sequences' queries have the same
-        indices.
-        """
-        num_heads, longest = heads.stop - heads.start, self._counts[chosen[0]]
-        indices = np.arange(first, stop) - self._position(chosen[0])
+        """Return an item of the queries at positions first … stop - 1 of the first sequence."""
+        g, longest = self._geometry, self._counts[chosen[0]]
+        indices = np.arange(first, stop) - self._positions[chosen[0]]
         rows = np.array([self._starts[s] for s in chosen])[:, None] + indices
         real = None
         if any(self._counts[s] < longest for s in chosen):
@@ -267,19 +229,19 @@ class Planner:
             rows -= np.where(is_real, 0, indices)
             real = np.nonzero(is_real)
         # All prefills of a batch begin at one position.
-        places = [self._position(s) for s in (chosen if longest == 1 else chosen[:1])]
+        places = [self._positions[s] for s in (chosen if longest == 1 else chosen[:1])]
         positions = np.array(places)[:, None] + indices
         spans = [span for split in splits for span in self._spans(split, positions, form)]
         num_keys = sum((span.stop - span.start) * span.width for span in spans)
-        by_key = len(indices) * form.rows_per_query * self._geometry.head_dim
+        by_key = max(PRODUCTS_PER_KEY, len(indices) * form.rows_per_query * g.head_dim)
         return Item(
             rows=rows,
             real=real,
-            is_run=real is None and bool((np.diff(rows.reshape(-1)) == 1).all()),
-            heads=heads,
+            is_run=real is None and (len(rows) == 1 or bool((np.diff(rows.ravel()) == 1).all())),
+            heads=slice(0, g.num_kv_heads),
             form=form,
             spans=spans,
-            num_products=num_heads * len(chosen) * num_keys * max(PRODUCTS_PER_KEY, by_key),
+            num_products=g.num_kv_heads * len(chosen) * num_keys * by_key,
         )
 
     def _spans(self, split: Split, positions: Ints, form: Form) -> Iterator[Span]:
@@ -325,19 +287,19 @@ def _cut(sizes: Sequence[int], number: int) -> list[int]:
         most += most // 16 + 1
 
 
-def _is_uneven(sizes: Sequence[int], num_threads: int) -> bool:
-    """Return whether threads that take the largest items first would get unequal work."""
-    loads = [0] * num_threads
-    for size in sorted(sizes, reverse=True):
+def _cut_large(items: list[Item], num_threads: int) -> list[Item]:
+    """Cut the items that exceed half of a thread's share, if the threads would get unequal work."""
+    total, loads = sum(item.num_products for item in items), [0] * num_threads
+    for size in sorted((item.num_products for item in items), reverse=True):
         loads[loads.index(min(loads))] += size
-    return max(loads) * num_threads > MAX_IMBALANCE * sum(loads)
+    if max(loads) * num_threads <= MAX_IMBALANCE * total:
+        return items
+    numbers = (min(num_threads, ceil_div(2 * n.num_products * num_threads, total)) for n in items)
+    return [part for item, number in zip(items, numbers, strict=True) for part in item.cut(number)]
 
 
-def _by_heads(item: Item, num_threads: int) -> Iterator[Item]:
-    """Split an item by KV heads, into at most one part for each thread."""
-    num_heads = item.heads.stop - item.heads.start
-    number = min(num_threads, num_heads)
-    bounds = [item.heads.start + num_heads * i // number for i in range(number + 1)]
-    for first, stop in pairwise(bounds):
-        size = item.num_products * (stop - first) // num_heads
-        yield replace(item, heads=slice(first, stop), num_products=size)
+def _shares(start: int, stop: int, number: int) -> Iterator[slice]:
+    """Yield at most ``number`` slices of start … stop - 1 of nearly equal length."""
+    number = min(number, stop - start)
+    bounds = (start + (stop - start) * i // number for i in range(number + 1))
+    yield from (slice(first, last) for first, last in pairwise(bounds))

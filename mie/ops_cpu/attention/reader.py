@@ -24,15 +24,15 @@ class Scratch:
     def __init__(self, dtype: DTypeLike) -> None:
         self._dtype = np.dtype(dtype)
         self._arrays: dict[str, Floats] = {}
+        self.held: object = None
+        """The readers of the split whose keys and values are in the buffers."""
 
     def take(self, name: str, *shape: int) -> Floats:
         """Return an uninitialised array of that shape. It overwrites the last one of that name."""
         size = math.prod(shape)
-        array = self._arrays.get(name)
-        if array is None or array.size < size:
-            array = huge_empty(size * self._dtype.itemsize).view(self._dtype)
-            self._arrays[name] = array
-        return array[:size].reshape(shape)
+        if name not in self._arrays or self._arrays[name].size < size:
+            self._arrays[name] = huge_empty(size * self._dtype.itemsize).view(self._dtype)
+        return self._arrays[name][:size].reshape(shape)
 
 
 def readers_of(
@@ -48,16 +48,13 @@ def readers_of(
         for each in split.segments
     ]
     total = sum(sizes) if split.is_held else max(sizes)
-    keys = scratch.take("keys", total)
-    values = scratch.take("values", total) if split.is_held else keys
-    transposed = scratch.take("transposed", total) if transposes else None
+    names = ["keys", "values" if split.is_held else "keys", *["transposed"] * transposes]
+    buffers = [scratch.take(name, total) for name in names]
     readers: list[SegmentReader] = []
     begin = 0
     for each, size in zip(split.segments, sizes, strict=True):
-        own = slice(begin, begin + size)
-        readers.append(SegmentReader(each, memory, keys[own], values[own], is_held=split.is_held))
-        if transposed is not None:
-            readers[-1].transpose_into(transposed[own])
+        own = [buffer[begin : begin + size] for buffer in buffers]
+        readers.append(SegmentReader(each, memory, *own, is_held=split.is_held))
         begin += size if split.is_held else 0
     return readers
 
@@ -66,12 +63,14 @@ class SegmentReader:
     """Reads the keys and values of a segment, in place or gathered into buffers."""
 
     def __init__(self, segment: Segment, memory: Floats, *buffers: Floats, is_held: bool) -> None:
-        """Prepare to read memory [L, 2, Hkv, N, B, Dh]. Buffers are for keys and for values."""
+        """Prepare to read memory [L, 2, Hkv, N, B, Dh].
+
+        Buffers are for keys, for values, and for transposed keys if these are wanted.
+        """
         num_layers, _, num_heads, _, block_size, head_dim = memory.shape
         self.at, self.width, self._is_held = segment.at, segment.width, is_held
         self._memory, self._block_ids = memory, np.array(segment.block_ids)
         self._is_in_place = segment.step is not None
-        self._transposed: Floats | None = None
         shape = num_heads, len(segment.at), 1, segment.width, head_dim
         if segment.step is not None:
             *outer, by_block, by_position, by_element = memory.strides
@@ -81,36 +80,32 @@ class SegmentReader:
             planes = [both[:, 0], both[:, 1]]
         else:
             gathered = num_heads, len(segment.block_ids), block_size, head_dim
-            self._gathered = [buffer.reshape(gathered) for buffer in buffers]
-            planes = [buffer.reshape(1, *shape) for buffer in buffers]
+            self._gathered = [buffer.reshape(gathered) for buffer in buffers[:2]]
+            planes = [buffer.reshape(1, *shape) for buffer in buffers[:2]]
             self._empty = _empty_slots(segment)
         self.keys: Floats = planes[0].swapaxes(-1, -2)
         """[L or 1, Hkv, tiles, 1, Dh, width]"""
         self.values: Floats = planes[1]
         """[L or 1, Hkv, tiles, 1, width, Dh]"""
-
-    def transpose_into(self, buffer: Floats) -> None:
-        """Let `hold` transpose the keys in memory."""
-        self._as_stored = self.keys
-        self.keys = self._transposed = buffer.reshape(1, *self.keys.shape[1:])
+        self._stored_keys, self._transposes = self.keys, len(buffers) > 2
+        if self._transposes:
+            self.keys = buffers[2].reshape(1, *self.keys.shape[1:])
 
     def hold(self, layer: int) -> None:
         """Read the keys and values of a held split, which `read` does not read again."""
         if self._is_held and not self._is_in_place:
             self._gather(layer, KEYS)
             self._gather(layer, VALUES)
-        if self._transposed is not None:
-            self._transposed[0] = self._as_stored[layer if self._is_in_place else 0]
+        if self._transposes:
+            self.keys[0] = self._stored_keys[layer if self._is_in_place else 0]
 
     def read(self, layer: int, which: int) -> int:
         """Read the layer's `KEYS` or `VALUES`, and return their index in `keys` or `values`.
 
         Slots without a token hold anything in keys, and zeros in values.
         """
-        if self._transposed is not None and which == KEYS:
-            return 0
         if self._is_in_place:
-            return layer
+            return 0 if self._transposes and which == KEYS else layer
         if not self._is_held:
             self._gather(layer, which)
         return 0
@@ -123,10 +118,7 @@ class SegmentReader:
 
 
 def _empty_slots(segment: Segment) -> tuple[Any, ...] | None:
-    """Return the index, in [1, Hkv, tiles, 1, width, Dh], of the slots without a token.
-
-    It is one index for all tiles, because many small fills take longer than the gathering.
-    """
+    """Return the index, in [1, Hkv, tiles, 1, width, Dh], of all slots without a token."""
     if not segment.ends:
         return None
     if len(segment.ends) == 1:

@@ -1,13 +1,13 @@
 """Find the tiles of a step's sequences in the block pool.
 
-A tile whose blocks are adjacent in the pool is read in place. Any other is gathered, as is a
-sequence's last tile while it fills.
+Full tiles of adjacent blocks are read in place, and others are gathered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby
 
 import numpy as np
 
@@ -60,63 +60,57 @@ class Tiles:
     def segments(
         self, starts: Sequence[Start], num_tiles: int, last_width: int, most: int
     ) -> list[Segment]:
-        """Return how to read the next ``num_tiles`` tiles from each of ``starts``.
+        """Return how to read ``num_tiles`` tiles from each of ``starts``.
 
-        The first tiles of all sequences come first, then the second ones, and so on. So the last
-        tiles, which are rarely full, are gathered together, up to ``last_width`` positions. At most
-        ``most`` positions are gathered at once.
+        The first tiles of all sequences come first, then the second ones. So the last tiles, which
+        are rarely full, are gathered together, up to ``last_width`` positions. At most ``most``
+        positions are gathered at once.
         """
         tiles = [(s, first + i) for i in range(num_tiles) for s, first in starts]
         found = list(self._in_place(tiles, len(starts)))
-        is_gathered = [True] * len(tiles)
-        for segment in found:
-            for i in segment.at:
-                is_gathered[i] = False
-        first, last = 0, len(tiles) - len(starts)
-        while first < len(tiles):
-            end, width = (last, self._geometry.tile) if first < last else (len(tiles), last_width)
-            end = min(end, first + max(1, most // width))
-            stop = first
-            while stop < end and is_gathered[stop]:
-                stop += 1
-            if stop > first:
-                found.append(self._gathered(tiles, range(first, stop), width))
-            first = max(stop, first + 1)
+        placed = set(chain.from_iterable(segment.at for segment in found))
+        last = len(tiles) - len(starts)
+        for part, width in (
+            (range(last), self._geometry.tile),
+            (range(last, len(tiles)), last_width),
+        ):
+            for is_placed, group in groupby(part, placed.__contains__):
+                if not is_placed:
+                    found += self._gathered(tiles, list(group), width, max(1, most // width))
         return found
 
     def _in_place(self, tiles: Sequence[Start], num_sequences: int) -> Iterator[Segment]:
         """Find two or more full tiles at equal ascending distances.
 
         They belong to one sequence if it has many, or else to several sequences at the same index.
-        A single tile is gathered as fast as it would be read in place.
         """
         if self._is_run is None:
             return
         firsts = [self._blocks[s][t][0] if self._is_run[s][t] else -1 for s, t in tiles]
-        if len(tiles) > num_sequences**2:
-            lines = [range(i, len(tiles), num_sequences) for i in range(num_sequences)]
-        else:
-            starts = range(0, len(tiles), num_sequences)
-            lines = [range(start, start + num_sequences) for start in starts]
-        for line in lines:
+        end, count = len(tiles), num_sequences
+        by_sequence = [range(i, end, count) for i in range(count)]
+        by_index = [range(i, i + count) for i in range(0, end, count)]
+        for line in by_sequence if end > count**2 else by_index:
             begin = 0
             while begin + 1 < len(line):
                 block = firsts[line[begin]]
-                step, end = firsts[line[begin + 1]] - block, begin + 1
+                step, stop = firsts[line[begin + 1]] - block, begin + 1
                 if block >= 0 and step > 0:
-                    while end < len(line) and firsts[line[end]] == block + (end - begin) * step:
-                        end += 1
-                if end > begin + 1:
-                    yield Segment(line[begin:end], self._geometry.tile, [block], step)
-                begin = end
+                    while stop < len(line) and firsts[line[stop]] == block + (stop - begin) * step:
+                        stop += 1
+                if stop > begin + 1:
+                    yield Segment(line[begin:stop], self._geometry.tile, [block], step)
+                begin = stop
 
-    def _gathered(self, tiles: Sequence[Start], at: range, width: int) -> Segment:
-        num_blocks = width // self._geometry.block_size
-        block_ids: list[int] = []
-        ends = []
-        for i, (s, t) in enumerate(tiles[at.start : at.stop]):
-            block_ids += self._blocks[s][t][:num_blocks]
-            filled = self.lengths[s] - t * self._geometry.tile
-            if filled < width:
-                ends.append((i, filled))
-        return Segment(at, width, block_ids, ends=tuple(ends))
+    def _gathered(
+        self, tiles: Sequence[Start], places: Sequence[int], width: int, most: int
+    ) -> Iterator[Segment]:
+        """Yield segments of at most ``most`` tiles for adjacent places."""
+        num_blocks, end = width // self._geometry.block_size, places[-1] + 1
+        for first in range(places[0], end, most):
+            at = range(first, min(first + most, end))
+            own = tiles[at.start : at.stop]
+            block_ids = [block for s, t in own for block in self._blocks[s][t][:num_blocks]]
+            filled = (self.lengths[s] - t * self._geometry.tile for s, t in own)
+            ends = tuple((i, n) for i, n in enumerate(filled) if n < width)
+            yield Segment(at, width, block_ids, ends=ends)

@@ -7,8 +7,6 @@ from typing import Protocol
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 
-BYTES_PER_THREAD = 5 << 18
-"""Bytes of weights from which on another thread saves more than its hand-over costs."""
 ROWS_PER_READ = 4
 """Rows whose arithmetic takes about as long as reading the weights."""
 

@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import CachingAllocator
-from mie.ops_cpu.linear.matrix import BYTES_PER_THREAD, work_bytes
+from mie.ops_cpu.linear.matrix import work_bytes
 from mie.ops_cpu.threads.workers import Workers
+
+BYTES_PER_THREAD = 5 << 18
+"""Bytes of weights from which on another thread saves more than its hand-over costs.
+
+It is not learned as for `tiled`, because the number of threads may change how a row is rounded.
+"""
 
 
 class PlainMatrix:

@@ -1,4 +1,4 @@
-"""Find the faster plan for matrices of a given shape on this machine."""
+"""Find the faster plan and tile width for matrices of a given shape on this machine."""
 
 from __future__ import annotations
 
@@ -10,97 +10,189 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from mie.ops.arrays import Floats
+from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, KERNEL_ROWS
 from mie.ops_cpu.linear.plain import PlainMatrix, PlainPlan
 from mie.ops_cpu.linear.plan_answers import PlanAnswers
-from mie.ops_cpu.linear.tiled import WIDTH, TiledMatrix, TiledPlan
+from mie.ops_cpu.linear.tiled import TiledMatrix, TiledPlan
 from mie.ops_cpu.threads.blas import Blas
 
 ROWS = (4, 16, 64)
-"""The row counts that are tried.
+"""The row counts with which plans are tried.
 
 One row is left out. Either plan then takes as long as its weights take to arrive from memory, but
 in the trial they are already in the CPU cache.
 """
+WIDTH_ROWS = (16, 64)
+"""The row counts with which widths are tried."""
 REPEATS = 2
 """Number of runs, of which the fastest counts, because other programs only make runs slower.
 
-The plans alternate, so that both meet the same load.
+The candidates alternate, so that both meet the same load.
 """
 ROUNDS = 3
 """Number of rounds that must agree, by the margin, before an answer is remembered."""
-MARGIN = 1.1
-"""Factor by which a ratio must differ from TOLERATED to be clear."""
 MOST_WEIGHTS = 1 << 21
 """Maximum number of elements of a trial matrix. A larger matrix is tried with fewer columns."""
-PLANS = 3
+MOST_TILE_WEIGHTS = 1 << 18
+"""Maximum number of elements of a matrix with which a width is tried. It stays in a core's L2."""
+PLANS = 4
 """Version of the plans. A change makes the remembered answers invalid."""
 TOLERATED = 1.05
 """How much slower `tiled` may be and still be chosen, because its rows are batch-invariant."""
+PLAN_MARGIN = 1.1
+"""Factor by which a ratio must differ from TOLERATED to be clear."""
+WORTH_A_WIDTH = 0.96
+"""Time, relative to the default width, below which another width is chosen."""
+WIDTH_MARGIN = 1.02
+"""Factor by which a ratio must differ from WORTH_A_WIDTH to be clear."""
+
+Apply = Callable[[Floats, None], object]
+
+
+class Found(NamedTuple):
+    """What the probe found."""
+
+    choice: str
+    ratio: float
+    """The time of the second choice divided by that of the first."""
+
+
+class Question(NamedTuple):
+    """A choice between two ways of computing the same."""
+
+    answers: PlanAnswers
+    """The answers of earlier processes."""
+    subject: str
+    """The dtype and the shape: "float32 576x1536"."""
+    first: str
+    second: str
+    limit: float
+    """The second is chosen where its time, relative to the first, is at most this."""
+    margin: float
+    """Factor by which a ratio must differ from the limit to be clear."""
+    guess: str
+    """The choice where neither is clear and no answer is known."""
+
+    def answer(self, measure: Callable[[], float]) -> Found:
+        """Return the known answer, or the one that rounds of ``measure`` find.
+
+        If the rounds disagree or the ratio is near the limit, return the last answer, or the guess,
+        for this process only. So another program that keeps the machine busy has no lasting effect.
+        """
+        known, today = self.answers.get(self.subject), _today()
+        if known is not None and known.plan not in (self.first, self.second):
+            known = None
+        if known is not None and not known.is_old(today):
+            return Found(known.plan, known.ratio)
+        ratios = sorted(measure() for _ in range(ROUNDS))
+        ratio = round(ratios[ROUNDS // 2], 3)
+        if ratios[-1] <= self.limit / self.margin or ratios[0] >= self.limit * self.margin:
+            choice = self.second if ratio <= self.limit else self.first
+            self.answers.put(self.subject, choice, ratio, today)
+            return Found(choice, ratio)
+        return Found(self.guess if known is None else known.plan, ratio)
 
 
 class Probe:
-    """Tries both plans for each shape and remembers the answer in the user's cache.
+    """Tries both plans, and tiles of several widths, and remembers the answers on disk.
 
     The cache is a convenience. Without it, or where it is not writable, the shapes of a model are
     tried at every load.
     """
 
-    def __init__(self, plain: PlainPlan, tiled: TiledPlan, answers: PlanAnswers) -> None:
+    def __init__(
+        self, plain: PlainPlan, tiled: TiledPlan, answers: PlanAnswers, widths: PlanAnswers
+    ) -> None:
         self._plain = plain
         self._tiled = tiled
         self.answers = answers
-        self._chosen: dict[str, str] = {}
+        self._width_answers = widths
+        self._plans: dict[tuple[int, int], Found] = {}
+        self._widths: dict[int, int] = {}
 
-    def choose(self, num_inputs: int, num_outputs: int) -> str:
-        """Return the name of the faster plan for a matrix [K, N].
+    def plan(self, num_inputs: int, num_outputs: int) -> Found:
+        """Return the name of the faster plan for a matrix [K, N]. The ratio is tiled / plain."""
+        shape = num_inputs, num_outputs
+        if shape not in self._plans:
+            question = Question(
+                answers=self.answers,
+                subject=f"{self._tiled.dtype} {num_inputs}x{num_outputs}",
+                first=self._plain.name,
+                second=self._tiled.name,
+                limit=TOLERATED,
+                margin=PLAN_MARGIN,
+                guess=self._tiled.name,
+            )
+            self._plans[shape] = question.answer(lambda: self._plan_ratio(*shape))
+        return self._plans[shape]
 
-        If the rounds disagree or the plans are nearly equal, return the last answer, or tiled, for
-        this process only. So another program that keeps the machine busy has no lasting effect.
-        """
-        shape = f"{self._tiled.dtype} {num_inputs}x{num_outputs}"
-        if shape not in self._chosen:
-            self._chosen[shape] = self._choose(shape, num_inputs, num_outputs)
-        return self._chosen[shape]
+    def width(self, num_inputs: int) -> int:
+        """Return the width of tiles [K, W]: the default, unless another is clearly faster."""
+        if num_inputs not in self._widths:
+            others = KERNEL_ROWS.keys() - {DEFAULT_WIDTH}
+            ratios = {DEFAULT_WIDTH: 1.0}
+            for width in others:
+                found = self._compare_widths(num_inputs, width)
+                if found.choice == str(width):
+                    ratios[width] = found.ratio
+            self._widths[num_inputs] = min(ratios, key=ratios.__getitem__)
+        return self._widths[num_inputs]
 
-    def _choose(self, shape: str, num_inputs: int, num_outputs: int) -> str:
-        names, today = (self._plain.name, self._tiled.name), _today()
-        known = self.answers.get(shape)
-        if known is not None and known.plan not in names:
-            known = None
-        if known is not None and not known.is_old(today):
-            return known.plan
-        ratios = [self._ratio(num_inputs, num_outputs) for _ in range(ROUNDS)]
-        if max(ratios) <= TOLERATED / MARGIN or min(ratios) >= TOLERATED * MARGIN:
-            name = self._tiled.name if max(ratios) <= TOLERATED else self._plain.name
-            self.answers.put(shape, name, round(sorted(ratios)[ROUNDS // 2], 3), today)
-            return name
-        return self._tiled.name if known is None else known.plan
+    def _compare_widths(self, num_inputs: int, width: int) -> Found:
+        if not self._tiled.geometry.is_possible(num_inputs, width):
+            return Found(str(DEFAULT_WIDTH), math.inf)
+        question = Question(
+            answers=self._width_answers,
+            subject=f"{self._tiled.dtype} {num_inputs}x{width}",
+            first=str(DEFAULT_WIDTH),
+            second=str(width),
+            limit=WORTH_A_WIDTH,
+            margin=WIDTH_MARGIN,
+            guess=str(DEFAULT_WIDTH),
+        )
+        return question.answer(lambda: self._width_ratio(num_inputs, width))
 
-    def _ratio(self, num_inputs: int, num_outputs: int) -> float:
+    def _plan_ratio(self, num_inputs: int, num_outputs: int) -> float:
         """Return the time of tiled divided by that of plain, over all numbers of rows."""
-        num_tiles = max(1, min(num_outputs, MOST_WEIGHTS // num_inputs) // WIDTH)
+        width = self.width(num_inputs)
+        num_tiles = max(1, min(num_outputs, MOST_WEIGHTS // num_inputs) // width)
         # All elements are equal, so one array is the matrix in either layout.
-        tiles = np.full((num_tiles, num_inputs, WIDTH), 0.5, self._tiled.dtype)
+        tiles = np.full((num_tiles, num_inputs, width), 0.5, self._tiled.dtype)
         weight = tiles.reshape(num_inputs, -1)
         plain = PlainMatrix(self._plain, weight, None)
         tiled = TiledMatrix(self._tiled, tiles, weight.shape[1], None)
+        return self._ratio((plain.apply, tiled.apply), num_inputs, ROWS)
+
+    def _width_ratio(self, num_inputs: int, width: int) -> float:
+        """Return the time of tiles of this width, divided by that of the default width."""
+        num_columns = max(1, MOST_TILE_WEIGHTS // num_inputs // DEFAULT_WIDTH) * DEFAULT_WIDTH
+        weight = np.full((num_inputs, num_columns), 0.5, self._tiled.dtype)
+        default, other = (
+            TiledMatrix(self._tiled, weight.reshape(-1, num_inputs, each), num_columns, None)
+            for each in (DEFAULT_WIDTH, width)
+        )
+        return self._ratio((default.apply, other.apply), num_inputs, WIDTH_ROWS)
+
+    def _ratio(self, applies: Sequence[Apply], num_inputs: int, rows: Sequence[int]) -> float:
+        """Return the time of the second divided by that of the first, on geometric average."""
         log_ratio = 0.0
-        for num_rows in ROWS:
+        for num_rows in rows:
             x = np.ones((num_rows, num_inputs), self._tiled.dtype)
-            plain_seconds, tiled_seconds = _fastest((plain.apply, tiled.apply), x)
-            log_ratio += math.log(tiled_seconds / plain_seconds)
-        return math.exp(log_ratio / len(ROWS))
+            first_seconds, second_seconds = _fastest(applies, x)
+            log_ratio += math.log(second_seconds / first_seconds)
+        return math.exp(log_ratio / len(rows))
 
 
 def _today() -> date:
     return date.today()
 
 
-def _fastest(applies: Sequence[Callable[[Floats, None], object]], x: Floats) -> list[float]:
+def _fastest(applies: Sequence[Apply], x: Floats) -> list[float]:
     """Return the fastest time of each, in seconds."""
     times: list[list[float]] = [[] for _ in applies]
     for _ in range(1 + REPEATS):  # the first one warms up

@@ -1,12 +1,12 @@
 """Implement the plan `tiled`: matrices in tiles that OpenBLAS multiplies without packing them.
 
-Weights [K, N] are stored as tiles [N / 64, K, 64], and rows are multiplied 4 at a time. The
-products (4, K) @ (K, 64) are small enough for OpenBLAS's small-matrix kernels, which read their
+Weights [K, N] are stored as tiles [N / W, K, W], and rows are multiplied a group at a time. The
+products (group, K) @ (K, W) are small enough for OpenBLAS's small-matrix kernels, which read their
 operands in place. A tile stays in the CPU cache while all rows are multiplied, so weights come from
 memory once a call. Other products of this size would be packed first, every time.
 
-A row is always multiplied in a group of 4, by the same kernel, in the same order of K. So its
-result does not depend on the other rows.
+A row's result does not depend on the other rows, because its bits are the same in every group that
+`Geometry` chooses.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -22,24 +23,14 @@ from numpy.typing import NDArray
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import CachingAllocator, huge_empty
-from mie.ops_cpu.linear.matrix import BYTES_PER_THREAD, work_bytes
+from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, Geometry, parts_of
+from mie.ops_cpu.linear.matrix import work_bytes
 from mie.ops_cpu.linear.widen import stored, widen
+from mie.ops_cpu.threads.counts import ThreadCount
 from mie.ops_cpu.threads.workers import Workers
 
-WIDTH = 64
-"""Columns of a tile, which fill four AVX-512 registers of float32."""
-GROUP = 4
-"""Rows of a product. With WIDTH, the kernel keeps them in registers."""
-SMALL_PRODUCT = 100**3
-"""Maximum M · N · K for which OpenBLAS uses its small-matrix kernels.
-
-The source is interface/gemm.c and kernel/x86_64/sgemm_small_kernel_permit_skylakex.c. A longer K is
-cut, and the parts are added.
-"""
-MOST_INPUTS = 2048
-"""Maximum K of a product, so that a tile and the rows fit into 1 MiB of L2 cache."""
-MAX_ROWS = 512
-"""Maximum number of rows of a call. More rows take several calls, which read the weights again."""
+BYTES_PER_THREAD = 1 << 18
+"""Bytes of weights below which another thread takes longer to start than it saves anywhere."""
 MOST_TURNS = 4
 """Maximum number of tasks of a thread. With several, a delayed thread leaves work to the others."""
 BYTES_PER_TURN = 1 << 27
@@ -49,15 +40,17 @@ Another task costs tens of microseconds, because threads wait for the GIL.
 """
 HEAD_START = 5 << 17
 """Bytes of weights that the caller reads while the other threads still wait for the GIL."""
-WORTH_READING_TWICE = 0.95
-"""Size of the largest task, relative to sharing out tiles, below which rows are shared out.
+CERTAIN = 1 << 5
+"""Times the least bytes for a thread, from which on more threads are faster than one.
 
-Each thread then reads all weights.
+For n threads it takes n² times as much, because they take the GIL one after another.
 """
+READ_AGAIN = 1.05
+"""Times the largest task's size that reading all weights twice as often costs."""
 
 
 class TiledMatrix:
-    """Tiles [ceil(N / 64), K, 64]. Columns past N hold zeros."""
+    """Tiles [ceil(N / W), K, W]. Columns past N hold zeros."""
 
     def __init__(
         self, plan: TiledPlan, tiles: NDArray[Any], num_outputs: int, bias: Floats | None
@@ -66,8 +59,8 @@ class TiledMatrix:
         self.tiles = tiles
         self.num_outputs = num_outputs
         self.bias = bias
-        """[ceil(N / 64) * 64]"""
-        self.parts = _parts(tiles.shape[1])
+        """[ceil(N / W) * W]"""
+        self.parts = parts_of(tiles.shape[1])
         """The ranges of K whose products are added."""
         self.nbytes = tiles.nbytes + (0 if bias is None else bias.nbytes)
 
@@ -90,18 +83,21 @@ class TiledPlan:
         allocator: CachingAllocator | None = None,
     ) -> None:
         self.dtype = dtype
+        self.geometry = Geometry(dtype)
         self._allocator = allocator or CachingAllocator()
         self._weight_dtype = weight_dtype
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
+        self._counts: dict[tuple[tuple[int, ...], int], ThreadCount] = {}
         self._parts = [np.empty(0, dtype) for _ in range(workers.num_threads)]
-        self._wide = [np.empty((0, WIDTH), dtype) for _ in self._parts]
+        self._wide = [np.empty(0, dtype) for _ in self._parts]
 
     def load(
         self,
         shape: tuple[int, int],
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
+        width: int = DEFAULT_WIDTH,
     ) -> TiledMatrix:
         """Load a matrix from the rows of a checkpoint's (N, K), block by block."""
         tiles: NDArray[Any] = np.empty(0)
@@ -109,65 +105,91 @@ class TiledPlan:
         for block in blocks:
             block = stored(block, self._weight_dtype, self.dtype)
             if column == 0:
-                tiles = _empty_tiles(shape, block.dtype)
-            for start, stop in _pieces(column, column + len(block)):
-                tile, first = divmod(start, WIDTH)
+                tiles = self._new_tiles(shape, width, block.dtype)
+            for start, stop in _pieces(column, column + len(block), width):
+                tile, first = divmod(start, width)
                 piece = block[start - column : stop - column]
                 tiles[tile, :, first : first + len(piece)] = piece.T
             column += len(block)
         if bias is not None:
-            bias = np.pad(bias.astype(self.dtype), (0, len(tiles) * WIDTH - len(bias)))
+            bias = np.pad(bias.astype(self.dtype), (0, len(tiles) * width - len(bias)))
         return TiledMatrix(self, tiles, shape[0], bias)
+
+    def _new_tiles(self, shape: tuple[int, int], width: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return zeros for a checkpoint's (N, K).
+
+        Each thread writes the tiles that it will multiply by. So with several memory nodes, they
+        are on the thread's own one.
+        """
+        num_outputs, num_inputs = shape
+        tiles: NDArray[Any] = np.empty((ceil_div(num_outputs, width), num_inputs, width), dtype)
+
+        def fill(_: int, shares: Iterable[slice]) -> None:
+            for own in shares:
+                tiles[own] = 0
+
+        self._workers.share(fill, _shares(len(tiles), self._workers.num_threads))
+        return tiles
 
     def apply(self, x: Floats, matrix: TiledMatrix, residual: Floats | None) -> Floats:
         """Compute `ops.linear.linear`."""
-        num_rows, num_tiles = len(x), len(matrix.tiles)
-        padded_shape = ceil_div(num_rows, GROUP) * GROUP, num_tiles * WIDTH
-        y = self._allocator.empty(padded_shape, self.dtype)
-        if num_rows <= MAX_ROWS:
-            self._multiply(x, matrix, y, residual)
-        else:
-            for start in range(0, num_rows, MAX_ROWS):
-                rows = slice(start, start + MAX_ROWS)
-                own = None if residual is None else residual[rows]
-                self._multiply(x[rows], matrix, y[rows], own)
-        result: Floats = y[:num_rows]
-        if num_tiles * WIDTH > matrix.num_outputs:
+        num_tiles, num_inputs, width = matrix.tiles.shape
+        cut = self.geometry.cut(len(x), num_inputs, width)
+        y = self._allocator.empty((cut.num_padded, num_tiles * width), self.dtype)
+        for rows, group, num_groups in cut.calls:
+            own = None if residual is None else residual[rows]
+            padded = y[rows.start : rows.start + num_groups * group]
+            self._multiply(self._groups(x[rows], group, num_groups), matrix, padded, own)
+        result: Floats = y[: len(x)]
+        if num_tiles * width > matrix.num_outputs:
             result = np.ascontiguousarray(result[:, : matrix.num_outputs])
         return result
 
-    def _groups(self, x: Floats) -> Floats:
-        """Return x as [groups, 4, K], padded with rows of zeros."""
+    def _groups(self, x: Floats, group: int, num_groups: int) -> Floats:
+        """Return x as [groups, rows of a group, K], padded with rows of zeros."""
         num_rows, num_inputs = x.shape
-        num_groups = ceil_div(num_rows, GROUP)
-        if num_rows % GROUP or not x.flags.c_contiguous:
-            padded = self._allocator.empty((num_groups * GROUP, num_inputs), self.dtype)
+        if num_rows < num_groups * group or not x.flags.c_contiguous:
+            padded = self._allocator.empty((num_groups * group, num_inputs), self.dtype)
             padded[:num_rows] = x
             padded[num_rows:] = 0
             x = padded
-        return x.reshape(num_groups, GROUP, num_inputs)
+        return x.reshape(num_groups, group, num_inputs)
 
-    def _multiply(self, x: Floats, matrix: TiledMatrix, y: Floats, residual: Floats | None) -> None:
+    def _multiply(
+        self, groups: Floats, matrix: TiledMatrix, y: Floats, residual: Floats | None
+    ) -> None:
         """Multiply into y [rows of whole groups, columns of whole tiles]."""
-        groups, tiles = self._groups(x), matrix.tiles
-        out = y.reshape(len(groups), GROUP, len(tiles), WIDTH).transpose(2, 0, 1, 3)
+        tiles, (num_groups, group, _) = matrix.tiles, groups.shape
+        num_tiles, _, width = tiles.shape
+        out = y.reshape(num_groups, group, num_tiles, width).transpose(2, 0, 1, 3)
         num_bytes = work_bytes(tiles.nbytes, len(y))
-        num_threads = self._workers.at_most(num_bytes // self._bytes_per_thread)
-        if num_threads == 1:
-            self._product(groups, tiles, matrix.parts, out, 0)
-            _add(y, matrix.bias, residual)
-            return
+        count = self._count(tiles.shape, num_bytes)
+        num_threads, begin = count.choose(), perf_counter()
 
         def work(thread: int, tasks: Iterable[tuple[slice, slice]]) -> None:
             for which, some in tasks:
                 self._product(groups[some], tiles[which], matrix.parts, out[which, some], thread)
-                rows = slice(some.start * GROUP, some.stop * GROUP)
-                columns = slice(which.start * WIDTH, which.stop * WIDTH)
+                rows = slice(some.start * group, some.stop * group)
+                columns = slice(which.start * width, which.stop * width)
                 bias = None if matrix.bias is None else matrix.bias[columns]
                 _add(y[rows, columns], bias, None if residual is None else residual[rows, columns])
 
-        tasks = _tasks(len(tiles), len(groups), num_threads, num_bytes)
-        self._workers.share(work, tasks, num_threads)
+        if num_threads == 1:
+            self._product(groups, tiles, matrix.parts, out, 0)
+            _add(y, matrix.bias, residual)
+        else:
+            tasks = tasks_of(num_tiles, num_groups, num_threads, num_bytes)
+            self._workers.share(work, tasks, num_threads)
+        count.note(perf_counter() - begin)
+
+    def _count(self, shape: tuple[int, ...], num_bytes: int) -> ThreadCount:
+        """Return what knows how many threads to use for a product of this kind."""
+        kind = shape, num_bytes.bit_length()
+        if kind not in self._counts:
+            most = self._workers.at_most(num_bytes // self._bytes_per_thread)
+            least = math.isqrt(num_bytes // (CERTAIN * self._bytes_per_thread))
+            self._counts[kind] = ThreadCount(max(1, min(least, most)), most)
+        return self._counts[kind]
 
     def _product(
         self,
@@ -177,9 +199,9 @@ class TiledPlan:
         out: Floats,
         thread: int,
     ) -> None:
-        """Multiply groups [groups, 4, K] @ tiles [tiles, K, 64] into out [tiles, groups, 4, 64]."""
+        """Multiply groups [groups, G, K] @ tiles [tiles, K, W] into out [tiles, groups, G, W]."""
         for first, last in parts:
-            target = self._part(out.shape, thread) if first else out
+            target = _buffer(self._parts, thread, out.shape) if first else out
             rows, weights = groups, tiles
             if len(parts) > 1:
                 rows, weights = groups[..., first:last], tiles[:, first:last]
@@ -192,39 +214,46 @@ class TiledPlan:
             if first:
                 out += target
 
-    def _part(self, shape: tuple[int, ...], thread: int) -> Floats:
-        """Return the thread's buffer for products that are added."""
-        size = math.prod(shape)
-        if self._parts[thread].size < size:
-            self._parts[thread] = huge_empty(size * self.dtype.itemsize).view(self.dtype)
-        return self._parts[thread][:size].reshape(shape)
-
     def _widening_product(
         self, groups: Floats, tiles: NDArray[Any], out: Floats, thread: int
     ) -> None:
         """Multiply the same way, but widen each tile into the CPU cache just before."""
-        num_inputs = tiles.shape[1]
-        if len(self._wide[thread]) < num_inputs:
-            self._wide[thread] = np.empty((num_inputs, WIDTH), self.dtype)
+        wide = _buffer(self._wide, thread, tiles.shape[1:])
         for tile, tile_out in zip(tiles, out, strict=True):
-            np.matmul(groups, widen(tile, self._wide[thread][:num_inputs]), out=tile_out)
+            np.matmul(groups, widen(tile, wide), out=tile_out)
 
 
-def _tasks(
+def _buffer(buffers: list[Floats], thread: int, shape: tuple[int, ...]) -> Floats:
+    """Return the thread's buffer, which grows on demand, in that shape."""
+    size = math.prod(shape)
+    if buffers[thread].size < size:
+        dtype = buffers[thread].dtype
+        buffers[thread] = huge_empty(size * dtype.itemsize).view(dtype)
+    return buffers[thread][:size].reshape(shape)
+
+
+def tasks_of(
     num_tiles: int, num_groups: int, num_threads: int, num_bytes: int
 ) -> list[tuple[slice, slice]]:
     """Return the tiles and groups of each task.
 
-    A task is some tiles with all groups. If the tiles do not divide evenly, it is all tiles with
-    some groups.
+    A task is some tiles with all groups. If the tiles do not divide evenly, the groups are shared
+    out too, and each share of them reads the weights again.
     """
     number = num_threads * max(1, min(num_bytes // BYTES_PER_TURN // num_threads, MOST_TURNS))
-    largest_by_tiles = ceil_div(num_tiles, number) * num_groups
-    largest_by_groups = num_tiles * ceil_div(num_groups, number)
-    if largest_by_groups < WORTH_READING_TWICE * largest_by_tiles:
-        return [(slice(0, num_tiles), some) for some in _shares(num_groups, number)]
-    ahead = HEAD_START * num_tiles // num_bytes if number == num_threads else 0
-    return [(some, slice(0, num_groups)) for some in _shares(num_tiles, number, ahead)]
+
+    def cost(reads: int) -> float:
+        largest = ceil_div(num_tiles * reads, number) * ceil_div(num_groups, reads)
+        return float(largest * READ_AGAIN ** math.log2(reads))
+
+    divisors = (n for n in range(1, min(num_groups, number) + 1) if number % n == 0)
+    reads = min(divisors, key=cost, default=1)
+    ahead = HEAD_START * num_tiles // num_bytes if number == num_threads and reads == 1 else 0
+    return [
+        (tiles, groups)
+        for tiles in _shares(num_tiles, number // reads, ahead)
+        for groups in _shares(num_groups, reads)
+    ]
 
 
 def _shares(number: int, num_shares: int, ahead: int = 0) -> list[slice]:
@@ -232,15 +261,6 @@ def _shares(number: int, num_shares: int, ahead: int = 0) -> list[slice]:
     ahead = min(ahead, number)
     ends = [ahead - (ahead - number) * i // num_shares for i in range(1, num_shares)]
     return [slice(first, stop) for first, stop in pairwise([0, *ends, number]) if first < stop]
-
-
-def _empty_tiles(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return tiles for a checkpoint's (N, K), with zeros in the padding."""
-    num_outputs, num_inputs = shape
-    num_tiles = ceil_div(num_outputs, WIDTH)
-    tiles: NDArray[Any] = np.empty((num_tiles, num_inputs, WIDTH), dtype)
-    tiles[-1:, :, num_outputs - (num_tiles - 1) * WIDTH :] = 0
-    return tiles
 
 
 def _add(y: Floats, bias: Floats | None, residual: Floats | None) -> None:
@@ -251,16 +271,9 @@ def _add(y: Floats, bias: Floats | None, residual: Floats | None) -> None:
         y[: len(residual), : residual.shape[1]] += residual
 
 
-def _parts(num_inputs: int) -> list[tuple[int, int]]:
-    """Return the fewest ranges of K whose products are small, of equal size except one."""
-    num_parts = ceil_div(num_inputs, min(MOST_INPUTS, SMALL_PRODUCT // (GROUP * WIDTH)))
-    size = ceil_div(num_inputs, num_parts)
-    return [(first, min(first + size, num_inputs)) for first in range(0, num_inputs, size)]
-
-
-def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
+def _pieces(start: int, stop: int, width: int) -> Iterator[tuple[int, int]]:
     """Yield the range, cut at the borders of tiles."""
     while start < stop:
-        end = min(stop, (start // WIDTH + 1) * WIDTH)
+        end = min(stop, (start // width + 1) * width)
         yield start, end
         start = end

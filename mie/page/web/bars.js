@@ -12,7 +12,7 @@ export function drawStats() {
   const { run, step } = store;
   const state = shown();
   const total = state.totals();
-  const { counters } = state;
+  const counters = run.counters(step);
   const [hit, asked] = run.prefix(step);
   const tiles = [
     ["step", count(step), ""],
@@ -22,8 +22,8 @@ export function drawStats() {
     ["saved by sharing", count(total.saved), "blocks"],
     ["empty slots", percent(total.empty, total.used * run.blockSize), ""],
     ["prefix hits", percent(hit, asked), asked ? `of ${count(asked)}` : ""],
-    ["preemptions", count(counters.num_preemptions ?? 0), ""],
-    ["copies", count(counters.num_copies ?? 0), ""],
+    ["preemptions", count(counters.num_preemptions), ""],
+    ["copies", count(counters.num_copies), ""],
     ["tokens/s", speed(run, step), ""],
   ];
   const place = $("stats");
@@ -98,7 +98,7 @@ const NAMES = {
 export function ownNumbers(run) {
   const total = run.newest.totals();
   return {
-    ...run.newest.counters,
+    ...run.counters(run.last),
     num_running: total.running, num_waiting: total.waiting,
     num_blocks_used: total.used, num_blocks_cached: total.cached, num_blocks_free: total.free,
   };

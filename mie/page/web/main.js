@@ -27,7 +27,7 @@ function notice(text) {
 
 /** Show a run from its beginning, or live from its newest step. */
 function show(run) {
-  change({ run, step: run.last, follows: run.isLive, plays: false, selected: null, hovered: null, window: run.isLive ? { size: LIVE_STEPS, end: run.last } : null });
+  change({ run, step: run.last, follows: run.isLive, plays: false, selected: null, window: run.isLive ? { size: LIVE_STEPS, end: run.last } : null });
   document.title = `mie: ${run.isLive ? "the pages of the KV cache" : run.title}`;
   notice("");
   document.documentElement.dataset.mode = run.isLive ? "live" : "file";
@@ -235,7 +235,7 @@ addEventListener("resize", () => { readTheme(); redraw(); });
 /** What tests look at. */
 window.mie = {
   store, frames, seek, select, parts,
-  state: () => shown().plain(),
+  state: () => ({ ...shown().plain(), counters: store.run.counters(store.step) }),
   at: async (step) => (await store.run.exactly(step)).plain(),
   own: () => ownNumbers(store.run),
   truth: () => page.truth,

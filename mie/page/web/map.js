@@ -37,7 +37,7 @@ export class MemoryMap {
     this.effects = [];
     this.lastStep = null;
     canvas.addEventListener("pointermove", (event) => this.hover(event));
-    canvas.addEventListener("pointerleave", () => { tip(null); if (store.hovered) { store.hovered = null; redraw("map"); } });
+    canvas.addEventListener("pointerleave", () => tip(null));
     canvas.addEventListener("click", (event) => this.click(event));
     canvas.addEventListener("keydown", (event) => this.key(event));
   }
@@ -348,15 +348,13 @@ export class MemoryMap {
   }
 
   outline(pen) {
-    const { hovered, selected } = store;
-    for (const [thing, style, width] of [[hovered, ink.edge, 1.5], [selected, ink.accent, 2.5]]) {
-      if (thing?.kind !== "block" && thing?.kind !== "tile") continue;
-      const [x, y] = this.place(thing.id);
-      pen.strokeStyle = style;
-      pen.lineWidth = width;
-      box(pen, x - 0.5, y - 0.5, this.lay.w + 1, this.lay.h + 1, this.lay.h > 20 ? 0.3 * ink.rem : 1);
-      pen.stroke();
-    }
+    const { selected } = store;
+    if (selected?.kind !== "block" && selected?.kind !== "tile") return;
+    const [x, y] = this.place(selected.id);
+    pen.strokeStyle = ink.accent;
+    pen.lineWidth = 2.5;
+    box(pen, x - 0.5, y - 0.5, this.lay.w + 1, this.lay.h + 1, this.lay.h > 20 ? 0.3 * ink.rem : 1);
+    pen.stroke();
   }
 
   /** Return what is at a place. */
@@ -379,10 +377,6 @@ export class MemoryMap {
     if (!store.run) return;
     const thing = this.at(...this.surface.point(event));
     this.surface.canvas.style.cursor = thing ? "pointer" : "default";
-    if (thing?.kind !== store.hovered?.kind || thing?.id !== store.hovered?.id) {
-      store.hovered = thing;
-      redraw("map");
-    }
     tip(thing && this.describe(thing), event);
   }
 

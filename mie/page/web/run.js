@@ -6,6 +6,14 @@ import { State } from "./state.js";
 const MAX_STEPS = 30000; // steps that a page keeps
 const MAX_EXACT = 16; // states inside merged records that are kept
 
+/** The counters, and the columns of a step that add to them. */
+const COUNTERS = [
+  ["num_hit_tokens", "num_hit_tokens"], ["num_admitted_tokens", "num_admitted_tokens"],
+  ["num_preemptions", "num_preempted"], ["num_copies", "num_copies"], ["num_evicted", "num_evicted"],
+  ["num_exported", "num_exported"], ["num_imported", "num_imported"],
+];
+const HITS = 0;
+
 export class Run {
   constructor(head) {
     if (head.version !== 1) throw new Error(`these are page records of version ${head.version}; this page reads version 1`);
@@ -15,7 +23,6 @@ export class Run {
     this.blockSize = head.block_size;
     this.isLive = head.source === "live";
     this.column = Object.fromEntries(head.columns.map((name, i) => [name, i]));
-    this.texts = new Map(); // block → Map of what it looks like → its text
     this.fetchExact = null; // set by a live source
     this.onExact = () => {};
     this.asked = new Map(); // step → the promise of its state
@@ -25,6 +32,9 @@ export class Run {
   reset(records) {
     this.records = [];
     this.steps = [];
+    this.texts = new Map(); // identity of a block's contents → {fill, text}
+    this.evictions = new Map(); // block → steps at which it left the tree
+    this.offsets = COUNTERS.map(() => 0); // counts from before the first step
     this.lanes = new Lanes();
     this.cursor = { state: new State(this.head), index: -1 };
     this.newest = new State(this.head);
@@ -37,24 +47,30 @@ export class Run {
     if (record.record === "key") {
       if (!this.records.length) this.firstStep = record.step;
       this.lanes.begin(record);
+      const sums = this.sums(this.steps.length - 1);
+      if (this.isLive && record.totals) this.offsets = COUNTERS.map(([name], i) => (record.totals[name] ?? sums[i]) - sums[i]);
       this.records.push({ ...record, last: record.step });
     } else {
       for (const step of record.steps ?? []) this.addStep(step);
       if (record.events) this.lanes.add(this.last + 1, (record.events = this.named(record.events)));
       this.records.push({ ...record, last: record.record === "now" ? this.last : this.steps[this.steps.length - 1].step });
     }
-    this.newest.apply(record);
+    this.newest.apply(record, this.records[this.records.length - 1].last);
     if (this.steps.length > MAX_STEPS * 1.2) this.trim();
   }
 
   addStep(step) {
     step.events = this.named(step.events);
     step.step = step.row[this.column.step];
-    const [hit, asked] = this.steps[this.steps.length - 1]?.prefix ?? [0, 0];
-    step.prefix = [hit + step.row[this.column.num_hit_tokens], asked + step.row[this.column.num_admitted_tokens]];
+    const before = this.sums(this.steps.length - 1);
+    step.sums = COUNTERS.map(([, column], i) => before[i] + step.row[this.column[column]]);
     this.steps.push(step);
     this.lanes.add(step.step, step.events);
-    for (const event of step.events) if (event.kind === "evict") this.texts.delete(event.block);
+    for (const { kind, block } of step.events) {
+      if (kind !== "evict") continue;
+      if (!this.evictions.has(block)) this.evictions.set(block, []);
+      this.evictions.get(block).push(step.step);
+    }
   }
 
   /** Return events as objects. Kinds that this page does not know stay arrays' first member. */
@@ -113,11 +129,22 @@ export class Run {
     return this.steps.slice(this.indexOf(from - 1) + 1, this.indexOf(to) + 1);
   }
 
+  /** Return the sums of the counters' columns up to a step, by its index. */
+  sums(index) {
+    return this.steps[index]?.sums ?? COUNTERS.map(() => 0);
+  }
+
+  /** Return the counters after a step: since the engine began in a live run, or since the log began. */
+  counters(step) {
+    const sums = this.sums(this.indexOf(step));
+    return Object.fromEntries(COUNTERS.map(([name], i) => [name, this.offsets[i] + sums[i]]));
+  }
+
   /** Return the prompt tokens that were hits, and all, in the last steps up to one. */
   prefix(step, size = Infinity) {
     const last = this.indexOf(step);
-    const [a, b] = [this.steps[last - size]?.prefix ?? [0, 0], this.steps[last]?.prefix ?? [0, 0]];
-    return [b[0] - a[0], b[1] - a[1]];
+    const [a, b] = [this.sums(last - size), this.sums(last)];
+    return [b[HITS] - a[HITS], b[HITS + 1] - a[HITS + 1]];
   }
 
   /** Return the state after a step: of the newest moment if the run is followed. */
@@ -159,7 +186,7 @@ export class Run {
         break;
       }
     }
-    for (let i = from; i <= index; i += 1) cursor.state.apply(this.records[i]);
+    for (let i = from; i <= index; i += 1) cursor.state.apply(this.records[i], this.records[i].last);
     cursor.index = index;
     return cursor.state;
   }
@@ -174,8 +201,7 @@ export class Run {
     try {
       const key = await this.fetchExact(step);
       const state = new State(this.head);
-      state.load(key);
-      state.counters = { ...this.walk(this.boundary(step)).counters };
+      state.apply(key, step);
       this.exact.set(step, state);
       if (this.exact.size > MAX_EXACT) this.exact.delete(this.exact.keys().next().value);
       this.onExact();
@@ -189,18 +215,21 @@ export class Run {
     return this.lanes.all.get(name)?.n ?? 1;
   }
 
-  /** Return the text of a block, or "" if it is not known. */
+  /** Return what tells the contents of a block from others: a place in a sequence, or a node of the tree. */
+  identity(state, block, names = state.holders().get(block)) {
+    if (names?.length) return `${names[0]} ${state.seqs.get(names[0]).blocks.indexOf(block)}`;
+    const gone = this.evictions.get(block) ?? [];
+    return `${block} tree ${before(gone, state.step, (step) => step)}`;
+  }
+
+  /** Return the text of a block, or "" if it is not known. What is known may lack the last tokens. */
   textOfBlock(state, block, names) {
     const node = state.tree.get(block);
     if (node?.text) return node.text;
-    const known = this.texts.get(block);
-    if (!known) return "";
-    return known.get(look(state, block, names)) ?? known.get("newest") ?? "";
+    const known = this.texts.get(this.identity(state, block, names));
+    return known && known.fill <= state.fill[block] ? known.text : "";
   }
 }
-
-/** Return what tells the contents of a block from its later contents. */
-export const look = (state, block, names) => `${state.fill[block]} ${names?.[0] ?? "tree"}`;
 
 /** Return the index of the last item whose number is at most the limit, or −1. */
 function before(items, limit, number) {

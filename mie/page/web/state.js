@@ -1,18 +1,11 @@
 // The state after a step. Records assign cells; nothing here knows why they changed.
 
-/** The counters, and the columns of a step that add to them. */
-const COUNTERS = [
-  ["num_preemptions", "num_preempted"], ["num_hit_tokens", "num_hit_tokens"], ["num_copies", "num_copies"],
-  ["num_evicted", "num_evicted"], ["num_exported", "num_exported"], ["num_imported", "num_imported"],
-];
-
 export class State {
   constructor(head) {
     this.blockSize = head.block_size;
     this.kind = new Uint8Array(head.num_blocks); // 0 free, 1 in a table, 2 only cached, 3 pinned
     this.refs = new Uint32Array(head.num_blocks);
     this.fill = new Uint32Array(head.num_blocks);
-    this.columns = head.columns;
     this.step = 0;
     this.clear();
   }
@@ -22,23 +15,14 @@ export class State {
     this.seqs = new Map();
     this.tree = new Map();
     this.heat = new Map();
-    this.counters = {};
     this.version = (this.version ?? 0) + 1;
   }
 
-  load(key) {
-    this.clear();
-    this.assign(key);
-    this.counters = { ...key.totals };
-    this.step = key.step;
-  }
-
-  /** Assign a record: a key, steps or what happened since. */
-  apply(record) {
-    if (record.record === "key") return this.load(record);
-    this.assign(record.set);
-    for (const step of record.steps ?? []) this.count(step);
-    return undefined;
+  /** Assign a record: a key, steps or what happened since. `step` is the step that it leads to. */
+  apply(record, step) {
+    if (record.record === "key") this.clear();
+    this.assign(record.record === "key" ? record : record.set);
+    this.step = step;
   }
 
   assign(set) {
@@ -65,13 +49,6 @@ export class State {
     for (const [name, blocks] of Object.entries(set.host ?? {})) if (this.seqs.has(name)) this.seqs.get(name).host = blocks;
     for (const [block, node] of Object.entries(set.tree ?? {})) this.tree.set(Number(block), node);
     for (const [block, [uses, idle]] of Object.entries(set.heat ?? {})) this.heat.set(Number(block), { uses, idle });
-  }
-
-  /** Add what a step says to the counters. */
-  count({ row }) {
-    const of = (name) => row[this.columns.indexOf(name)] ?? 0;
-    this.step = of("step");
-    for (const [name, column] of COUNTERS) this.counters[name] = (this.counters[name] ?? 0) + of(column);
   }
 
   // Queries. What costs more than a look is kept until the state changes.
@@ -160,7 +137,7 @@ export class State {
       if (swapped.length) host[name] = [...swapped];
     }
     const tree = Object.fromEntries([...this.tree].map(([block, { parent, salt }]) => [block, { parent, salt }]));
-    return { step: this.step, blocks, seqs, tables, host, tree, counters: { ...this.counters } };
+    return { step: this.step, blocks, seqs, tables, host, tree };
   }
 }
 

@@ -6,7 +6,6 @@ export const store = {
   follows: true, // whether the newest step is shown as it comes
   plays: false,
   selected: null, // {kind: "block" | "host" | "seq" | "tile", …}
-  hovered: null,
   axis: "step",
   window: null, // [first, last] step of the timeline; null: all
   facts: null, // what the server says about itself

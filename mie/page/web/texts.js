@@ -1,15 +1,16 @@
 // Fetches the text of blocks from a live server, a few times a second at most.
 
 import { askJson } from "./source.js";
-import { look } from "./run.js";
 import { redraw, shown, store } from "./store.js";
 
 const EVERY = 500; // milliseconds
+const SETTLE = 250; // milliseconds after which the page has what the server had when it answered
 const MOST = 512; // blocks that the server tells at once
 
 export class Texts {
   constructor(run) {
     this.run = run;
+    this.missed = new Set(); // what the server did not know at the step that is shown
     this.timer = setInterval(() => this.fetch(), EVERY);
   }
 
@@ -17,33 +18,39 @@ export class Texts {
     const { run } = this;
     if (store.run !== run || document.hidden || this.isBusy) return;
     const state = shown();
-    const isPast = !store.follows && store.step < run.last;
-    const wanted = this.wanted(state, isPast);
-    if (!wanted.length) return;
+    const step = !store.follows && store.step < run.last ? store.step : null;
+    if (step !== null && !run.isExact(step)) return;
+    if (step !== this.step) this.missed.clear();
+    this.step = step;
+    const wanted = this.wanted(state);
+    if (!wanted.size) return;
     this.isBusy = true;
     try {
-      const { blocks } = await askJson(`mie/text?blocks=${wanted.map(([block]) => block).join()}${isPast ? `&step=${state.step}` : ""}`);
-      for (const [block, how] of wanted) {
-        if (!run.texts.has(block)) run.texts.set(block, new Map());
-        run.texts.get(block).set(how, blocks[block]?.text ?? "");
+      const { blocks } = await askJson(`mie/text?blocks=${[...wanted.keys()].join()}${step === null ? "" : `&step=${step}`}`);
+      if (step === null) await new Promise((resolve) => { setTimeout(resolve, SETTLE); });
+      for (const [block, identity] of wanted) {
+        const found = blocks[block];
+        // A block that was given to another request meanwhile is left for the next time.
+        if (step === null && run.identity(run.newest, block) !== identity) continue;
+        if (found) run.texts.set(identity, { fill: found.tokens.length, text: found.text ?? "" });
+        else this.missed.add(identity);
       }
       store.textVersion = (store.textVersion ?? 0) + 1;
       redraw("map", "tree", "inspector", "tables");
-    } catch {
-      clearInterval(this.timer); // the server does not tell texts
+    } catch (error) {
+      if (error.status !== 404) clearInterval(this.timer); // 404: the log no longer has the step
     } finally {
       this.isBusy = false;
     }
   }
 
-  /** Return blocks whose text is not known, with how they look. */
+  /** Return the blocks whose text is not known, with the identities of their contents. */
   wanted(state) {
-    const holders = state.holders();
-    const found = [];
-    for (let block = 0; block < state.kind.length && found.length < MOST; block += 1) {
+    const found = new Map();
+    for (let block = 0; block < state.kind.length && found.size < MOST; block += 1) {
       if (!state.kind[block] || state.tree.get(block)?.text) continue;
-      const how = look(state, block, holders.get(block));
-      if (!this.run.texts.get(block)?.has(how)) found.push([block, how]);
+      const identity = this.run.identity(state, block);
+      if (this.run.texts.get(identity)?.fill !== state.fill[block] && !this.missed.has(identity)) found.set(block, identity);
     }
     return found;
   }

@@ -108,6 +108,7 @@ export class Timeline {
     const { run } = store;
     const rem = ink.rem;
     this.surface.width = this.surface.canvas.parentElement.clientWidth;
+    if (!this.isDragging) this.reveal();
     this.measure();
     const lanes = [...run.lanes.all.values()]
       .filter((lane) => (lane.end ?? Infinity) >= this.from && lane.born <= this.to)

@@ -1,0 +1,51 @@
+"""Learn how many threads are fastest for one kind of call."""
+
+from __future__ import annotations
+
+from statistics import median
+
+NUM_TRIALS = 5
+"""Number of calls with each number of threads, in turns, of which the median counts."""
+NUM_CALLS = 1 << 10
+"""Number of calls after which all are tried again, because the machine may have changed."""
+
+
+class ThreadCount:
+    """The number of threads for one kind of call, from the times of the calls themselves.
+
+    A hand-over costs 5 µs on one machine and 100 µs on another, and one thread reads memory at a
+    half of the bandwidth or at nearly all of it. So constants would be wrong somewhere. Results do
+    not depend on the number.
+    """
+
+    def __init__(self, least: int, most: int) -> None:
+        """Choose among ``most``, and ``least`` times 1, 2, 4 …, with ``most`` first."""
+        self._choices = [most]
+        while least < most:
+            self._choices.append(least)
+            least *= 2
+        self._seconds: list[list[float]] = [[] for _ in self._choices]
+        self._num_calls = 0
+        self._best = most
+
+    def choose(self) -> int:
+        """Return the number of threads for the next call."""
+        if self._is_trial:
+            return self._choices[self._num_calls % len(self._choices)]
+        return self._best
+
+    def note(self, seconds: float) -> None:
+        """Note the time of a call with the number that `choose` returned."""
+        if self._is_trial:
+            self._seconds[self._num_calls % len(self._choices)].append(seconds)
+        self._num_calls += 1
+        if self._num_calls == NUM_TRIALS * len(self._choices):
+            medians = [median(each) for each in self._seconds]
+            self._best = self._choices[medians.index(min(medians))]
+            self._seconds = [[] for _ in self._choices]
+        elif self._num_calls == NUM_CALLS:
+            self._num_calls = 0
+
+    @property
+    def _is_trial(self) -> bool:
+        return self._num_calls < NUM_TRIALS * len(self._choices)

@@ -1,0 +1,188 @@
+"""Find the matrix products that the CPU backend computes slower than the plain operators.
+
+    python scripts/bench_products.py [--models NAME ...] [--rows N ...] [--every] [--output FILE]
+
+For each matrix of the published models and each number of rows, the backends `numpy` and
+`numpy-plain` take turns in one process. Plain uses the BLAS's own threads, as its users do. After
+its turn everything pauses until these threads sleep. The weights come from memory, because the
+calls go round through copies that no cache holds. Matrices above 128 MiB are measured with fewer
+columns.
+
+A ratio is the time of plain divided by that of the backend: the median over rounds (least–most).
+Products that look slower by more than 3 % are measured again with three times as many rounds. The
+script lists those that stay slower, and returns 1 if there are any.
+
+By default the rows are a ladder from 1 to 512. --every takes all of them, for hours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench.cpu.children import child_environment
+
+from mie.config.engine import EngineConfig
+from mie.load.backends import load_backend
+from mie.ops_cpu.threads.blas import Blas
+from mie.sim.shapes import SHAPES, find_shape
+
+LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+MODELS = ("SmolLM2-135M", "Qwen2.5-0.5B", "TinyLlama-1.1B")
+TOLERATED = 0.97
+"""The least ratio that is not slower."""
+MOST_BYTES = 128 << 20
+"""Bytes of a matrix at most."""
+CACHE_BYTES = 192 << 20
+"""Bytes of all copies of a matrix, more than a last-level cache."""
+TURN_SECONDS = 0.01
+BLAS_SLEEPS = 0.05
+"""Seconds after which OpenBLAS's threads have stopped spinning."""
+WARM_UP = 24
+"""Calls that find the best number of threads."""
+
+
+def shapes_of(name: str) -> Iterator[tuple[str, int, int]]:
+    """Yield the name of each fused matrix of a model, and its K and N."""
+    config = find_shape(name)
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    yield "qkv", config.hidden_size, heads + 2 * kv_heads
+    yield "out", heads, config.hidden_size
+    yield "gate+up", config.hidden_size, 2 * config.intermediate_size
+    yield "down", config.intermediate_size, config.hidden_size
+    yield "head", config.hidden_size, config.vocab_size
+
+
+class Pair:
+    """A matrix in both backends, in as many copies as no cache holds."""
+
+    def __init__(self, num_inputs: int, num_outputs: int, settings: dict[str, Any]) -> None:
+        num_outputs = min(num_outputs, MOST_BYTES // (4 * num_inputs))
+        self._backend = load_backend("numpy", config=EngineConfig(**settings))
+        plain = load_backend("numpy-plain")
+        generator = np.random.default_rng(0)
+        weight = generator.random((num_outputs, num_inputs), np.float32)
+        count = max(2, CACHE_BYTES // weight.nbytes)
+        self._num_inputs = num_inputs
+        self.plan = ""
+        self._calls: list[Callable[[Any], Any]] = []
+        for backend in (plain, self._backend):
+            copies = [backend.load_linear(weight.shape, [weight]) for _ in range(count)]
+            self._calls.append(_cycle(backend.linear, copies))
+        [self.plan] = set(self._backend.linear_plans.values())
+
+    def ratio(self, num_rows: int, rounds: int) -> list[float]:
+        """Return the times of plain divided by those of the backend, round by round."""
+        x = np.ones((num_rows, self._num_inputs), np.float32)
+        plain, tuned = self._calls
+        blas = self._backend.blas
+        with blas.threads(1):
+            for _ in range(WARM_UP):
+                tuned(x)
+        found = []
+        for _ in range(rounds):
+            plain_seconds = _turn(plain, x)
+            time.sleep(BLAS_SLEEPS)
+            with blas.threads(1):
+                found.append(plain_seconds / _turn(tuned, x))
+        return found
+
+    def close(self) -> None:
+        """End the backend's threads."""
+        self._backend.workers.close()
+
+
+def _cycle(linear: Callable[[Any, Any], Any], copies: list[Any]) -> Callable[[Any], Any]:
+    """Return a function that multiplies by the next copy at each call."""
+    count = 0
+
+    def call(x: Any) -> Any:
+        nonlocal count
+        count += 1
+        return linear(x, copies[count % len(copies)])
+
+    return call
+
+
+def _turn(call: Callable[[Any], Any], x: Any) -> float:
+    """Return the median time of a call, from the calls of one turn."""
+    call(x)  # wakes up the threads
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < TURN_SECONDS:
+        begin = time.perf_counter()
+        call(x)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure all products and print a line for each matrix."""
+    rows = []
+    for model in args.models:
+        for name, num_inputs, num_outputs in shapes_of(model):
+            pair = Pair(num_inputs, num_outputs, args.settings)
+            print(f"{model} {name} {num_inputs}x{num_outputs} ({pair.plan}):", end="", flush=True)
+            for num_rows in args.rows:
+                ratios = pair.ratio(num_rows, args.rounds)
+                if statistics.median(ratios) < TOLERATED:
+                    ratios = pair.ratio(num_rows, 3 * args.rounds)
+                row = {"model": model, "matrix": name, "rows": num_rows, "ratios": ratios}
+                rows.append({**row, "shape": [num_inputs, num_outputs], "plan": pair.plan})
+                print(f"  {num_rows}: {statistics.median(ratios):.2f}", end="", flush=True)
+            print()
+            pair.close()
+    return rows
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--models", nargs="+", choices=SHAPES, default=MODELS, metavar="NAME")
+    add("--rows", nargs="+", type=int, default=LADDER)
+    add("--every", action="store_true", help="measure every number of rows from 1 to 512")
+    add("--rounds", type=int, default=5)
+    add("--plan", default="auto", help="the backend's linear_plan")
+    add("--core", help="OPENBLAS_CORETYPE of the process, which is unset by default")
+    add("--output", type=Path, help="write the ratios as JSON")
+    args = parser.parse_args()
+    args.rows = range(1, 513) if args.every else args.rows
+    args.settings = {"linear_plan": args.plan}
+    return args
+
+
+def main() -> int:
+    """Measure, print, and list what is slower."""
+    args = parse_arguments()
+    environment = child_environment(without_avx512=False)
+    if args.core:
+        environment["OPENBLAS_CORETYPE"] = args.core
+    if environment != dict(os.environ):  # OpenBLAS reads its variables when it is loaded
+        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+    print(f"load average {os.getloadavg()[0]:.1f}; kernels {Blas().core}")
+    rows = measure(args)
+    if args.output:
+        args.output.write_text(json.dumps(rows, indent=1) + "\n")
+    slower = [row for row in rows if statistics.median(row["ratios"]) < TOLERATED]
+    print(f"{len(rows)} products; {len(slower)} slower than plain by more than 3 %:")
+    for row in slower:
+        ratios = row["ratios"]
+        print(
+            f"  {row['model']} {row['matrix']}, {row['rows']} rows: {statistics.median(ratios):.2f}"
+            f" ({min(ratios):.2f}–{max(ratios):.2f})"
+        )
+    return int(bool(slower))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

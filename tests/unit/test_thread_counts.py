@@ -1,0 +1,51 @@
+"""Test how the number of threads for a kind of call is learnt, with invented times."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from mie.ops_cpu.threads.counts import NUM_CALLS, NUM_TRIALS, ThreadCount
+
+
+def use(count: ThreadCount, seconds: dict[int, float], num_calls: int) -> Counter[int]:
+    """Make calls that take ``seconds`` by their number of threads. Return the numbers used."""
+    used: Counter[int] = Counter()
+    for _ in range(num_calls):
+        number = count.choose()
+        used[number] += 1
+        count.note(seconds[number])
+    return used
+
+
+def test_the_choices_are_powers_of_two_and_all_threads():
+    used = use(ThreadCount(1, 12), dict.fromkeys((1, 2, 4, 8, 12), 1.0), 5 * NUM_TRIALS)
+    assert used == dict.fromkeys((1, 2, 4, 8, 12), NUM_TRIALS)
+
+
+@pytest.mark.parametrize("fastest", [1, 2, 4])
+def test_the_fastest_number_is_used_after_the_trials(fastest: int):
+    count = ThreadCount(1, 4)
+    seconds = {number: 1.0 if number == fastest else 1.5 for number in (1, 2, 4)}
+    use(count, seconds, 3 * NUM_TRIALS)
+    assert use(count, seconds, 100) == {fastest: 100}
+
+
+def test_one_disturbed_call_changes_nothing():
+    count = ThreadCount(1, 2)
+    for i in range(2 * NUM_TRIALS):
+        number = count.choose()
+        count.note(50.0 if i == 2 else {1: 2.0, 2: 1.0}[number])
+    assert count.choose() == 2
+
+
+def test_all_are_tried_again_after_many_calls():
+    count = ThreadCount(1, 2)
+    use(count, {1: 1.0, 2: 2.0}, NUM_CALLS)
+    use(count, {1: 2.0, 2: 1.0}, 2 * NUM_TRIALS)
+    assert use(count, {2: 1.0}, 50) == {2: 50}
+
+
+def test_a_single_choice_is_always_used():
+    assert use(ThreadCount(8, 8), {8: 1.0}, 2 * NUM_CALLS) == {8: 2 * NUM_CALLS}
