@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import numpy as np
 
 from mie.engine.bad_words import BadWords
@@ -11,6 +13,15 @@ from mie.sched.plan import NewRow
 
 GREEDY = RowControls()
 """Takes the largest logit."""
+
+
+class RowFault(Exception):
+    """The sampling or the log-probabilities of one row raised. Other rows are not affected."""
+
+    def __init__(self, row: int, error: Exception) -> None:
+        super().__init__(f"row {row}: {type(error).__name__}: {error}")
+        self.row = row
+        self.error = error
 
 
 class Row:
@@ -82,6 +93,11 @@ class Row:
             forced_id=forced[num_generated] if num_generated < len(forced) else None,
         )
 
+    def num_top(self, position: int) -> int:
+        """Return how many log-probabilities the token at a position of the row gets."""
+        is_prompt = position < self.num_prompt
+        return (self.params.prompt_logprobs if is_prompt else self.params.logprobs) or 0
+
     def take_forced(self, limit: int) -> tuple[int, ...]:
         """Append the tokens that must follow in a structured output, and return them.
 
@@ -137,6 +153,24 @@ class Row:
             counter=np.array([position, stream, 0, 0], np.uint64),
         )
         return float(int(generator.random_raw()) >> 11) * 2.0**-53
+
+
+def take_forced(
+    rows: Mapping[int, Row], sampled: Iterable[int], limit: int
+) -> dict[int, tuple[int, ...]]:
+    """Let rows that got a token append those that must follow it, and return them by row.
+
+    Choices that fork in this step have no rows yet.
+    """
+    forced = {}
+    for row in sampled:
+        try:
+            run = rows[row].take_forced(limit)
+        except Exception as error:
+            raise RowFault(row, error) from error
+        if run:
+            forced[row] = run
+    return forced
 
 
 def _is_plain(new: NewRow) -> bool:

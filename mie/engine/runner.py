@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.engine.constraint import Constraints
-from mie.engine.rows import GREEDY, Row
+from mie.engine.rows import GREEDY, Row, RowFault, take_forced
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Drawn, StepBatch
 from mie.ops.sampling import RowControls
@@ -33,15 +33,6 @@ class Launched:
     """The rows that decode in it, ascending: those of its plan, and those that have ended since."""
     logits: Array
     drawn: Drawn
-
-
-class RowFault(Exception):
-    """The sampling or the log-probabilities of one row raised. Other rows are not affected."""
-
-    def __init__(self, row: int, error: Exception) -> None:
-        super().__init__(f"row {row}: {type(error).__name__}: {error}")
-        self.row = row
-        self.error = error
 
 
 class ModelRunner:
@@ -257,26 +248,11 @@ class ModelRunner:
         ]
         chunks = self._chunk_results(plan.chunks, logits, token_ids, len(launched.rows))
         self.advance(plan, decoded)
-        forced = self._take_forced(plan)
+        sampled = chain(plan.decodes, (chunk.row for chunk in plan.chunks if chunk.choices))
+        forced = take_forced(self._rows, self._rows_with_history & {*sampled}, self._max_forced_run)
+        for row, run in forced.items():
+            self._last_tokens[row] = run[-1]
         return StepResult(token_ids=decoded, logprobs=logprobs, chunks=chunks, forced=forced)
-
-    def _take_forced(self, plan: StepPlan) -> dict[int, tuple[int, ...]]:
-        """Append the tokens that must follow the new ones of structured outputs. The rows advance.
-
-        Choices that fork in this step have no rows yet.
-        """
-        forced = {}
-        for row in chain(plan.decodes, (chunk.row for chunk in plan.chunks if chunk.choices)):
-            if row not in self._rows_with_history:
-                continue
-            try:
-                run = self._rows[row].take_forced(self._max_forced_run)
-            except Exception as error:
-                raise RowFault(row, error) from error
-            if run:
-                forced[row] = run
-                self._last_tokens[row] = run[-1]
-        return forced
 
     def advance(self, plan: StepPlan, decoded: Sequence[int]) -> None:
         """Record what a step stored, and the tokens that its decodes sampled."""
@@ -299,14 +275,12 @@ class ModelRunner:
             row = self._rows[chunk.row]
             chosen = list(token_ids[at : at + len(chunk.choices)])
             first, end = (position + 1 for position in chunk.scored)
-            params = row.params
-            num_top = params.prompt_logprobs if first < row.num_prompt else params.logprobs
             logprobs = [
                 self._token_logprobs(chunk.row, logits, i, token_id)
                 for i, token_id in enumerate(chosen, at)
             ]
             scored = [
-                self._logprobs(chunk.row, logits, i, token_id, num_top or 0)
+                self._logprobs(chunk.row, logits, i, token_id, row.num_top(first))
                 for i, token_id in enumerate(row.token_ids[first:end], at_scored)
             ]
             at, at_scored = at + len(chosen), at_scored + len(scored)

@@ -117,8 +117,7 @@ class Scheduler:
             if count == 1:
                 rows.append(table.row)
             else:
-                count = min(count, budget)
-                chunks.append(self._chunk(seq, count))
+                chunks.append(self._chunk(seq, count := min(count, budget)))
             budget -= count
         rows.sort()
         return rows
@@ -234,8 +233,7 @@ class Scheduler:
         self._emit(("force", seq.seq_id, len(run)))
         seq.request.metrics.num_forced_tokens += len(run)
         seq.token_ids.extend(run)
-        ending = seq.ending
-        if ending is not None:
+        if (ending := seq.ending) is not None:
             self.finish(seq, *ending)
 
     def _take_in_chunk(self, chunk: Chunk, yielded: ChunkResult) -> list[Sequence]:

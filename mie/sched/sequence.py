@@ -162,8 +162,7 @@ class Sequence:
 
         Forced tokens get their log-probabilities when the tokens before them are computed.
         """
-        has_logprobs = self.request.params.logprobs is not None
-        return len(self.logprobs) if has_logprobs else self.num_generated
+        return self.num_generated if self.request.params.logprobs is None else len(self.logprobs)
 
     @property
     def to_score(self) -> tuple[int, int]:
