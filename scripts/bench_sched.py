@@ -66,9 +66,7 @@ class ConstantRunner(ModelRunner):
             drawn = [sched_peers.TOKEN] * len(chunk.choices)
             if drawn:
                 self._last_tokens[chunk.row] = drawn[0]
-            chunks.append(
-                ChunkResult(token_ids=drawn, logprobs=[None] * len(drawn), prompt_logprobs=[])
-            )
+            chunks.append(ChunkResult(token_ids=drawn, logprobs=[None] * len(drawn), scored=[]))
         return StepResult(token_ids=decoded, logprobs=[None] * len(decoded), chunks=chunks)
 
 

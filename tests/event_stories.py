@@ -135,6 +135,7 @@ STORY: list[list[Record]] = [
     [
         ("alloc", C, 2, (5,)),
         ("decode", (0,)),
+        ("force", C, 2),
     ],
 ]
 """The records of consecutive steps, with blocks of four tokens.
@@ -235,7 +236,7 @@ AFTER_STORY: dict[int, dict[str, Any]] = {
             },
             C: {
                 **sequence("c", num_prompt=7, max_tokens=20, n=1),
-                "num_tokens": 10,
+                "num_tokens": 12,
                 "num_computed": 9,
                 "row": 0,
                 "blocks": [0, 1, 5],

@@ -56,12 +56,17 @@ def uniform(seed, stream, choice, position):
 
 
 def forbidden(rule, output, eos):
-    """Return the tokens that may not follow ``output`` under a rule (period, length)."""
-    period, length = rule
+    """Return the tokens that may not follow ``output`` under a rule (period, length, share).
+
+    After a fifth of the tokens for each ``share`` only one token may follow.
+    """
+    period, length, share = rule
     last = output[-1] if output else 0
     allowed = {t for t in range(40) if (t + last) % period} - {*eos}
     if len(output) >= length:
         allowed = {*eos}
+    elif last % 5 < share:
+        allowed = {min(allowed, key=lambda t: (t - 7 * last - 11) % 40)}
     elif len(output) >= 2:
         allowed |= {*eos}
     return sorted({*range(40)} - allowed)

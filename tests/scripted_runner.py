@@ -6,6 +6,7 @@ slot in the step that reads it. The expected output is known under any schedule 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mie.config.engine import EngineConfig
@@ -85,7 +86,7 @@ def answer_to(plan: StepPlan, draw: Callable[[], int]) -> StepResult:
         ChunkResult(
             token_ids=[draw() for _ in chunk.choices],
             logprobs=[None] * len(chunk.choices),
-            prompt_logprobs=_scores(chunk),
+            scored=_scores(chunk, [*chunk.token_ids[1:], 0]),
         )
         for chunk in plan.chunks
     ]
@@ -93,11 +94,13 @@ def answer_to(plan: StepPlan, draw: Callable[[], int]) -> StepResult:
     return StepResult(token_ids=decoded, logprobs=[None] * len(decoded), chunks=chunks)
 
 
-def _scores(chunk: Chunk) -> list[TokenLogprobs]:
-    """Return a log-probability for each scored position, which identifies the position."""
-    ids = [*chunk.token_ids, 0]
+def _scores(chunk: Chunk, following: Sequence[int]) -> list[TokenLogprobs]:
+    """Return a log-probability for each scored position, which identifies the position.
+
+    ``following`` are the tokens after those of the chunk's positions.
+    """
     return [
-        TokenLogprobs(token_ids=[ids[at + 1 - chunk.start]], logprobs=[-float(at)], rank=1)
+        TokenLogprobs(token_ids=[following[at - chunk.start]], logprobs=[-float(at)], rank=1)
         for at in range(*chunk.scored)
     ]
 
@@ -111,7 +114,23 @@ class _Row:
         self.token_ids = list(new.token_ids)
         self.histories = histories(self.seed, self.token_ids)
         self.num_stored = new.num_computed
+        self._new = new
         self.block_ids: list[int] = []
+
+    def is_end(self, token_id: int, num_tokens: int) -> bool:
+        return token_id in self._new.banned_ids or num_tokens >= self._new.max_tokens
+
+    def take_forced(self, draw: Callable[[], int]) -> tuple[int, ...]:
+        """Append some drawn tokens. Log-probabilities are given with the last one, not after it."""
+        start, has_logprobs = len(self.token_ids), self._new.params.logprobs is not None
+        is_over = self.is_end(self.token_ids[-1], start)
+        while self.histories[-1] % 3 == 0 and not is_over:
+            token_id = draw()
+            is_over = self.is_end(token_id, len(self.token_ids) + 1)
+            if is_over and has_logprobs:
+                break
+            self.append(token_id)
+        return tuple(self.token_ids[start:])
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
@@ -148,9 +167,15 @@ class ScriptedRunner:
         self._vocab_size = vocab_size
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Move blocks, check everything that is read, write, and draw the next tokens."""
+        """Move blocks, check everything that is read, write, and draw the next tokens.
+
+        Some tokens are followed by others that are forced, and are those that would be drawn.
+        """
         self.prepare(plan)
-        return self.compute(plan)
+        result = self.compute(plan)
+        rows = [*plan.decodes, *(chunk.row for chunk in plan.chunks if chunk.choices)]
+        runs = {row: self._take_forced(self._rows[row]) for row in rows}
+        return replace(result, forced={row: run for row, run in runs.items() if run})
 
     def prepare(self, plan: StepPlan) -> None:
         """Bring rows, tables and blocks to the state that the plan requires."""
@@ -255,13 +280,16 @@ class ScriptedRunner:
         row.append(next_token(row.histories[-1], row.choice, self._vocab_size))
         return row.token_ids[-1]
 
+    def _take_forced(self, row: _Row) -> tuple[int, ...]:
+        return row.take_forced(lambda: next_token(row.histories[-1], row.choice, self._vocab_size))
+
     def _prefill(self, chunk: Chunk) -> ChunkResult:
         row = self._rows[chunk.row]
         assert chunk.start == row.num_stored, "tokens are skipped or computed twice"
         assert chunk.token_ids == tuple(row.token_ids[chunk.start : chunk.end])
         assert chunk.token_ids, "an empty chunk"
         row.num_stored = chunk.end
-        scored = _scores(chunk)
+        scored = _scores(chunk, row.token_ids[chunk.start + 1 :])
         assert not scored or chunk.start <= chunk.scored[0] < chunk.scored[1] <= chunk.end
         drawn = []
         if chunk.choices:
@@ -270,7 +298,7 @@ class ScriptedRunner:
             history = row.histories[-1]
             drawn = [next_token(history, choice, self._vocab_size) for choice in chunk.choices]
             row.append(drawn[0])
-        return ChunkResult(token_ids=drawn, logprobs=[None] * len(drawn), prompt_logprobs=scored)
+        return ChunkResult(token_ids=drawn, logprobs=[None] * len(drawn), scored=scored)
 
 
 def _describe(found: Sequence[int | None], wanted: Sequence[int]) -> list[str]:

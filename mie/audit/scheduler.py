@@ -54,7 +54,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     for seq in running:
         assert seq.table is not None
         assert seq.host is None, "swapped out and running"
-        assert seq.is_prefilling or seq.num_missing == 1
+        assert seq.is_prefilling or seq.num_missing == 1 or seq.num_generated
 
 
 def _check_seats(seats: Seats) -> None:

@@ -124,6 +124,8 @@ class _Timeline:
                 self._has_run = True
                 for row in rows:
                     yield from self._decode(state.rows[row])
+            case ("force", seq, count):
+                yield self._instant(seq, "forced", {"tokens": count})
             case ("fork", seq, parent, _):
                 values = state.sequences[parent]
                 yield from self._new_track(seq, values.request_id, values.n)

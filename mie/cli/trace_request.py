@@ -148,6 +148,8 @@ def _sentence(record: Record, state: State) -> str | None:
         case ("prefill", _, start, num_tokens, choices):
             got = f", and sampled {count(len(choices), 'token')}" if choices else ""
             return f"computed {count(num_tokens, 'token')} from position {start}{got}"
+        case ("force", _, num_tokens):
+            return f"got {count(num_tokens, 'token')} more: nothing else could follow"
         case ("fork", _, _, row):
             return f"forked to row {row}"
         case ("branch", _, parent, row):

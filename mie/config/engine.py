@@ -247,6 +247,15 @@ class EngineSettings:
         low=-1,
         is_simulated=False,
     )
+    max_forced_run: int = setting(
+        32,
+        "integer",
+        "maximum number of determined tokens of a structured output that one step takes at once, "
+        "in addition to a sampled one; 0 samples them one by one",
+        "scheduling",
+        high=64,
+        is_simulated=False,
+    )
     kv_cache_dtype: str = setting(
         "auto",
         "choice",

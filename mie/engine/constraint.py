@@ -19,8 +19,14 @@ Words = NDArray[np.int32]
 class TokenConstraint(Protocol):
     """The state of one output: which tokens may come next."""
 
+    @property
+    def may_be_forced(self) -> bool:
+        """Whether the next token may be determined. This is cheaper than a mask, which decides."""
+
     def mask(self) -> bytes:
         """Return a bit for each token that may come next, at least ceil(V / 32) words.
+
+        At least one bit is set.
 
         Raises:
             RequestError: the grammar is too complex to continue.
@@ -84,42 +90,72 @@ class RowConstraint:
     or an exception needs nothing else.
     """
 
-    def __init__(self, constraints: Constraints, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        constraints: Constraints,
+        params: SamplingParams,
+        token_ids: Sequence[int],
+        num_prompt: int,
+    ) -> None:
+        """``token_ids`` is the row's own list, which only grows."""
         self._matcher = constraints.start(_structure(params))
         self._num_words = -(-constraints.vocab_size // 32)
-        self._num_accepted = 0
+        self._token_ids = token_ids
+        self._num_prompt = self._num_accepted = num_prompt
         self._mask: Words | None = None  # of the token after those accepted
         allowed = params.allowed_token_ids
         self._allowed = None if allowed is None else self._words_of(allowed)
-        self._eos = self._words_of(constraints.eos_token_ids) if params.ignore_eos else None
+        eos = self._words_of(constraints.eos_token_ids)
+        self._not_eos = ~eos if params.ignore_eos else None
 
-    def allowed_words(self, generated: Sequence[int], banned_ids: Iterable[int]) -> Words:
-        """Return the tokens that may follow the ``generated`` ones, which only ever grow.
+    def allowed_words(self, banned_ids: Sequence[int]) -> Words:
+        """Return the tokens that may follow the row's tokens, except for ``banned_ids``.
 
-        ``banned_ids`` may not. With ``ignore_eos`` end-of-text tokens may follow only if no other
-        token may.
+        With ``ignore_eos`` end-of-text tokens may follow only if no other token may.
 
         Raises:
             RequestError: no token may follow.
         """
-        for token_id in generated[self._num_accepted :]:
+        self._accept_new()
+        if self._mask is None:
+            self._mask = np.frombuffer(self._matcher.mask(), np.int32)[: self._num_words]
+        words = self._mask
+        if banned_ids:
+            words = words & ~self._words_of(banned_ids)
+        if self._allowed is not None:
+            words = words & self._allowed
+        if self._not_eos is not None and (others := words & self._not_eos).any():
+            words = others
+        if words is not self._mask and not words.any():
+            raise RequestError(
+                f"no token can follow after {len(self._token_ids) - self._num_prompt} tokens of "
+                "output: structured_outputs allows none of those that min_tokens, "
+                "allowed_token_ids and bad words allow (relax one of them)"
+            )
+        return words
+
+    def forced_token(self, banned_ids: Sequence[int]) -> int | None:
+        """Return the only token that may follow, or None if the next step must sample.
+
+        An error is left to that step too, so that it comes after the same tokens.
+        """
+        try:
+            self._accept_new()
+            if not self._matcher.may_be_forced:
+                return None
+            words = self.allowed_words(banned_ids)
+        except RequestError:
+            return None
+        [at] = np.nonzero(words)
+        word = int(words[at[0]]) % 2**32
+        is_only = len(at) == 1 and not word & (word - 1)
+        return 32 * int(at[0]) + word.bit_length() - 1 if is_only else None
+
+    def _accept_new(self) -> None:
+        for token_id in self._token_ids[self._num_accepted :]:
             self._matcher.accept(token_id)
             self._num_accepted += 1
             self._mask = None
-        if self._mask is None:
-            self._mask = np.frombuffer(self._matcher.mask(), np.int32)[: self._num_words]
-        words = self._mask & ~self._words_of(banned_ids)
-        if self._allowed is not None:
-            words &= self._allowed
-        if self._eos is not None and (words & ~self._eos).any():
-            words &= ~self._eos
-        if not words.any():
-            raise RequestError(
-                f"no token can follow after {len(generated)} tokens of output: "
-                "structured_outputs allows none of those that min_tokens, allowed_token_ids and "
-                "bad words allow (relax one of them)"
-            )
-        return words
 
     def _words_of(self, token_ids: Iterable[int]) -> Words:
         words = np.zeros(self._num_words, np.uint32)

@@ -11,8 +11,8 @@ from mie.config.engine import EngineConfig
 from mie.engine.constraint import Constraints, check_constraint
 from mie.engine.meter import StepMeter
 from mie.engine.metrics import EngineMetrics, Metric, Snapshot
-from mie.engine.runner import RowFault
-from mie.engine.step import SequenceOutput, StepOutput
+from mie.engine.rows import RowFault
+from mie.engine.step import StepOutput, outputs_of
 from mie.errors import RequestError
 from mie.events import EventLog
 from mie.params.checks import (
@@ -284,17 +284,17 @@ class Engine:
         self._stamp(owners, sampled, times[0], times[-1])
         num_finished = self._forget_finished(seq.request for seq in sampled if seq.finish_reason)
         output = StepOutput(
-            outputs=_outputs(sampled),
+            outputs=outputs_of(sampled),
             prompt_logprobs={
-                owner.request_id: chunk.prompt_logprobs
-                for owner, chunk in zip(owners, result.chunks, strict=True)
-                if chunk.prompt_logprobs
+                owner.request_id: yielded.scored
+                for owner, chunk, yielded in zip(owners, plan.chunks, result.chunks, strict=True)
+                if yielded.scored and chunk.scored[0] < owner.num_prompt
             },
             failed=tuple(failed),
             stats=self._meter.stats(plan, blocks, times, num_finished),
         )
         self._state = "sound"
-        self.stats.add(output.stats, len(sampled))
+        self.stats.add(output.stats, len(sampled) + sum(map(len, result.forced.values())))
         self.metrics.add_step(output.stats, [times[-1] - last for last in last_times if last])
         self._report(output.stats)
         return output
@@ -357,20 +357,3 @@ class Engine:
             metrics.last_token_time = now
             if metrics.first_token_time is None:
                 metrics.first_token_time = now
-
-
-def _outputs(sampled: Sequence[RunningSequence]) -> tuple[SequenceOutput, ...]:
-    """Return the last token of each sequence, which it just got."""
-    outputs = [
-        SequenceOutput(
-            seq.request.request_id,
-            seq.index,
-            (seq.token_ids[-1],),
-            (seq.logprobs[-1],) if seq.logprobs else (),
-            seq.finish_reason,
-            seq.stop_reason,
-            seq.request.metrics,
-        )
-        for seq in sampled
-    ]
-    return tuple(outputs)

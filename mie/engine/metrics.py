@@ -156,6 +156,7 @@ class _Totals:
         self.num_cached_tokens = 0
         self.num_generated_tokens = 0
         self.num_recomputed_tokens = 0
+        self.num_forced_tokens = 0
         self.num_ended = dict.fromkeys(REASONS, 0)
         self.histograms = {
             "request_latency_seconds": Tally(FINE_TIMES),
@@ -191,6 +192,7 @@ class _Totals:
             self.num_cached_tokens += times.num_cached_tokens
         self.num_generated_tokens += sum(record.num_generated)
         self.num_recomputed_tokens += times.num_recomputed_tokens
+        self.num_forced_tokens += times.num_forced_tokens
         self.histograms["time_to_first_token_seconds"].observe(times.time_to_first_token)
         if record.reason is not None:
             self.num_ended[record.reason] += 1
@@ -340,6 +342,7 @@ class Snapshot:
             "vllm:prompt_tokens_cached": num_cached,
             "vllm:generation_tokens": totals.num_generated_tokens,
             "mie:tokens_recomputed": totals.num_recomputed_tokens,
+            "mie:tokens_forced": totals.num_forced_tokens,
         }
         num_waiting = self.gauges["vllm:num_requests_waiting"]
         waiting = {"capacity": num_waiting, "deferred": 0}

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from mie.engine.bad_words import BadWords
-from mie.engine.constraint import Constraints, RowConstraint, Words
+from mie.engine.constraint import Constraints, RowConstraint
 from mie.ops.sampling import RowControls
 from mie.sched.plan import NewRow
 
 GREEDY = RowControls()
 """Takes the largest logit."""
+
+
+class RowFault(Exception):
+    """The sampling or the log-probabilities of one row raised. Other rows are not affected."""
+
+    def __init__(self, row: int, error: Exception) -> None:
+        super().__init__(f"row {row}: {type(error).__name__}: {error}")
+        self.row = row
+        self.error = error
 
 
 class Row:
@@ -32,6 +41,7 @@ class Row:
         self.is_plain = _is_plain(new)
         self._constraints = constraints
         self._constraint: RowConstraint | None = None
+        self._end_ids = frozenset(new.banned_ids)
 
     @property
     def may_run_ahead(self) -> bool:
@@ -60,12 +70,10 @@ class Row:
         if num_generated and (params.presence_penalty or params.frequency_penalty):
             generated = self.token_ids[self.num_prompt :]
             output_ids, output_counts = np.unique(generated, return_counts=True)
-        banned_ids = self._bad_words.completing(self.token_ids, num_generated)
-        if num_generated < params.min_tokens:
-            banned_ids += self._new.banned_ids
+        banned_ids = self._banned_ids(num_generated)
         allowed_words = None
         if params.structured_outputs is not None and num_generated >= len(forced):
-            allowed_words = self._allowed_words(banned_ids)
+            allowed_words = self._followed.allowed_words(banned_ids)
         return RowControls(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
@@ -85,12 +93,53 @@ class Row:
             forced_id=forced[num_generated] if num_generated < len(forced) else None,
         )
 
-    def _allowed_words(self, banned_ids: Sequence[int]) -> Words:
-        """Return the tokens that may follow in a structured output, or raise `RequestError`."""
+    def num_top(self, position: int) -> int:
+        """Return how many log-probabilities the token at a position of the row gets."""
+        is_prompt = position < self.num_prompt
+        return (self.params.prompt_logprobs if is_prompt else self.params.logprobs) or 0
+
+    def take_forced(self, limit: int) -> tuple[int, ...]:
+        """Append the tokens that must follow in a structured output, and return them.
+
+        There are at most ``limit``, and none after the end of the output. Log-probabilities come in
+        the step that computes the tokens before. If they are wanted, the end is left to that step.
+        """
+        run: list[int] = []
+        while len(run) < limit and not self._is_end(self.token_ids[-1], len(self.token_ids)):
+            token_id = self._forced_token()
+            if token_id is None:
+                break
+            is_end = self._is_end(token_id, len(self.token_ids) + 1)
+            if is_end and self.params.logprobs is not None:
+                break
+            self.token_ids.append(token_id)
+            run.append(token_id)
+        return tuple(run)
+
+    def _is_end(self, token_id: int, num_tokens: int) -> bool:
+        return token_id in self._end_ids or num_tokens >= self._new.max_tokens
+
+    def _forced_token(self) -> int | None:
+        num_generated = len(self.token_ids) - self.num_prompt
+        is_traced = num_generated < len(self.params.trace_decode_token_ids or ())
+        if is_traced or self.params.structured_outputs is None:
+            return None
+        return self._followed.forced_token(self._banned_ids(num_generated))
+
+    @property
+    def _followed(self) -> RowConstraint:
         if self._constraint is None:
             assert self._constraints is not None, "the engine refuses what it cannot constrain"
-            self._constraint = RowConstraint(self._constraints, self.params)
-        return self._constraint.allowed_words(self.token_ids[self.num_prompt :], banned_ids)
+            self._constraint = RowConstraint(
+                self._constraints, self.params, self.token_ids, self.num_prompt
+            )
+        return self._constraint
+
+    def _banned_ids(self, num_generated: int) -> list[int]:
+        banned_ids = self._bad_words.completing(self.token_ids, num_generated)
+        if num_generated < self.params.min_tokens:
+            banned_ids += self._new.banned_ids
+        return banned_ids
 
     def _uniform(self, choice: int, position: int) -> float:
         """Return the random number of a position, which depends on nothing but the request.
@@ -104,6 +153,24 @@ class Row:
             counter=np.array([position, stream, 0, 0], np.uint64),
         )
         return float(int(generator.random_raw()) >> 11) * 2.0**-53
+
+
+def take_forced(
+    rows: Mapping[int, Row], sampled: Iterable[int], limit: int
+) -> dict[int, tuple[int, ...]]:
+    """Let rows that got a token append those that must follow it, and return them by row.
+
+    Choices that fork in this step have no rows yet.
+    """
+    forced = {}
+    for row in sampled:
+        try:
+            run = rows[row].take_forced(limit)
+        except Exception as error:
+            raise RowFault(row, error) from error
+        if run:
+            forced[row] = run
+    return forced
 
 
 def _is_plain(new: NewRow) -> bool:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.engine.constraint import Constraints
-from mie.engine.rows import GREEDY, Row
+from mie.engine.rows import GREEDY, Row, RowFault, take_forced
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Drawn, StepBatch
 from mie.ops.sampling import RowControls
@@ -35,15 +35,6 @@ class Launched:
     drawn: Drawn
 
 
-class RowFault(Exception):
-    """The sampling or the log-probabilities of one row raised. Other rows are not affected."""
-
-    def __init__(self, row: int, error: Exception) -> None:
-        super().__init__(f"row {row}: {type(error).__name__}: {error}")
-        self.row = row
-        self.error = error
-
-
 class ModelRunner:
     """A decoder, its KV cache and the rows of the running sequences."""
 
@@ -59,12 +50,14 @@ class ModelRunner:
         max_num_seqs: int,
         max_blocks_per_seq: int,
         constraints: Constraints | None = None,
+        max_forced_run: int = 0,
     ) -> None:
         self.decoder = decoder
         self.backend = decoder.backend
         self.block_size = block_size
         self._kv_cache, self._host_cache = kv_cache, host_cache
         self._constraints = constraints
+        self._max_forced_run = max_forced_run
         self._rows: dict[int, Row] = {}
         self._rows_with_history: set[int] = set()  # rows whose sampling depends on earlier tokens
         # Arrays by row, changed only by the deltas of plans.
@@ -255,7 +248,11 @@ class ModelRunner:
         ]
         chunks = self._chunk_results(plan.chunks, logits, token_ids, len(launched.rows))
         self.advance(plan, decoded)
-        return StepResult(token_ids=decoded, logprobs=logprobs, chunks=chunks)
+        sampled = chain(plan.decodes, (chunk.row for chunk in plan.chunks if chunk.choices))
+        forced = take_forced(self._rows, self._rows_with_history & {*sampled}, self._max_forced_run)
+        for row, run in forced.items():
+            self._last_tokens[row] = run[-1]
+        return StepResult(token_ids=decoded, logprobs=logprobs, chunks=chunks, forced=forced)
 
     def advance(self, plan: StepPlan, decoded: Sequence[int]) -> None:
         """Record what a step stored, and the tokens that its decodes sampled."""
@@ -277,20 +274,20 @@ class ModelRunner:
         for chunk in chunks:
             row = self._rows[chunk.row]
             chosen = list(token_ids[at : at + len(chunk.choices)])
-            scored = row.token_ids[chunk.scored[0] + 1 : chunk.scored[1] + 1]
+            first, end = (position + 1 for position in chunk.scored)
             logprobs = [
                 self._token_logprobs(chunk.row, logits, i, token_id)
                 for i, token_id in enumerate(chosen, at)
             ]
-            prompt = [
-                self._logprobs(chunk.row, logits, i, token_id, row.params.prompt_logprobs or 0)
-                for i, token_id in enumerate(scored, at_scored)
+            scored = [
+                self._logprobs(chunk.row, logits, i, token_id, row.num_top(first))
+                for i, token_id in enumerate(row.token_ids[first:end], at_scored)
             ]
             at, at_scored = at + len(chosen), at_scored + len(scored)
             if chosen:  # the first is this row's; the siblings' rows are announced later
                 row.token_ids.append(chosen[0])
                 self._last_tokens[chunk.row] = chosen[0]
-            results.append(ChunkResult(token_ids=chosen, logprobs=logprobs, prompt_logprobs=prompt))
+            results.append(ChunkResult(token_ids=chosen, logprobs=logprobs, scored=scored))
         return results
 
     def _token_logprobs(

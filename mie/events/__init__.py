@@ -8,6 +8,7 @@ from mie.events.file import read_log
 from mie.events.log import SNAPSHOT_EVERY, EventLog
 from mie.events.vocabulary import (
     FIELDS,
+    MAX_FORCED_RUN,
     SUMMARY_FIELDS,
     Record,
     Segment,
@@ -20,6 +21,7 @@ from mie.events.vocabulary import (
 
 __all__ = [
     "FIELDS",
+    "MAX_FORCED_RUN",
     "SNAPSHOT_EVERY",
     "SUMMARY_FIELDS",
     "EventLog",

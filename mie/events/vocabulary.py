@@ -33,6 +33,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "hit": ("seq", "num_queried", "num_full", "num_partial", "source"),
         "prefill": ("seq", "start", "count", "choices"),
         "decode": ("rows",),
+        "force": ("seq", "count"),
         "fork": ("seq", "parent", "row"),
         "wait": ("seq", "parent"),
         "preempt": ("seq", "by", "mode", "rule", "num_lost"),
@@ -59,6 +60,9 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """The fields of each kind of record, in order."""
+
+MAX_FORCED_RUN = 64
+"""Maximum ``count`` of a ``force``."""
 
 SUMMARY_FIELDS = (
     "step",

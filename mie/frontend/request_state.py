@@ -270,7 +270,7 @@ class RequestState:
             choice.begin(self._new_stream())
         reason = sequence.finish_reason
         first = self.request.num_prompt + choice.num_tokens
-        new = sequence.token_ids[first:]
+        new = sequence.token_ids[first : self.request.num_prompt + sequence.num_final]
         if not new and reason is None:
             return
         choice.is_torn = True

@@ -81,6 +81,7 @@ def load_engine(
             max_num_seqs=config.max_num_seqs,
             max_blocks_per_seq=ceil_div(num_positions, config.block_size),
             constraints=constraints,
+            max_forced_run=config.max_forced_run,
         )
     runner: Runner = model_runner
     if config.async_scheduling:

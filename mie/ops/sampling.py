@@ -119,8 +119,8 @@ def edit_logits(logits: Floats, row: RowControls) -> Floats:
         x.fill(-np.inf)
         x[row.allowed_ids] = allowed
     if row.allowed_words is not None:
-        bits = np.unpackbits(row.allowed_words.view(np.uint8), count=x.size, bitorder="little")
-        np.copyto(x, -np.inf, where=bits == 0)
+        others = np.unpackbits((~row.allowed_words).view(np.uint8), bitorder="little")
+        np.copyto(x, -np.inf, where=others[: x.size].view(np.bool_))
     if row.banned_ids is not None:
         x[row.banned_ids] = -np.inf
     if row.seen_ids is not None:

@@ -70,12 +70,15 @@ class StructuredOutputsParams:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ConfigError(f"{name} must be a string; got {values.shown(value)}")
+            if value is not None:
+                _check_encodes(name, value)
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
         if self.choice is not None:
             choices = values.strings("choice", self.choice, _MAX_CHOICES, _MAX_CHOICES)
             if not choices:
                 raise ConfigError("choice must have at least one text; got none")
+            _check_encodes("choice", "".join(choices))
             object.__setattr__(self, "choice", choices)
 
     @property
@@ -90,6 +93,16 @@ class StructuredOutputsParams:
         for name, default in _JSON_OPTIONS.items():
             if getattr(self, name) != default:
                 raise ConfigError(f"{name} belongs to json and json_object; got it with {kind}")
+
+
+def _check_encodes(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        number = ord(text[error.start])
+        raise ConfigError(
+            f"structured_outputs has a {name} with an unpaired surrogate, U+{number:04X}"
+        ) from error
 
 
 def _schema_text(schema: object) -> str:

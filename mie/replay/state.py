@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mie.errors import TraceError, shown_text
-from mie.events import FIELDS, Record, Seq, Snapshot, Step, Summary
+from mie.events import FIELDS, MAX_FORCED_RUN, Record, Seq, Snapshot, Step, Summary
 from mie.replay.blocks import BlockState, require
 
 
@@ -210,6 +210,10 @@ class State:
             require(values.num_computed == values.num_tokens - 1, f"row {row} has more to compute")
             self._compute(values, 1)
             values.num_tokens += 1
+
+    def _on_force(self, seq: Seq, count: int) -> None:
+        require(0 < count <= MAX_FORCED_RUN, f"at most {MAX_FORCED_RUN} tokens are forced at once")
+        self._runner(seq).num_tokens += count
 
     def _on_fork(self, seq: Seq, parent: Seq, row: int) -> None:
         values = self._runner(parent)

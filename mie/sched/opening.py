@@ -30,7 +30,7 @@ class Opener:
         return self._manager.find_room(
             seq.token_ids,
             salt=seq.request.cache_salt,
-            use_cache=seq.request.may_read_cache,
+            use_cache=seq.may_read_cache,
             host=seq.host,
             parent=self._parent_of(seq),
             num_spare=num_spare,
@@ -62,7 +62,7 @@ class Opener:
             self._emit(("admit", *event))
             if not any(each.was_admitted for each in seq.request.sequences):
                 metrics.num_cached_tokens = room.num_computed
-                if self._manager.shares_full and seq.request.may_read_cache:
+                if self._manager.shares_full and seq.may_read_cache:
                     self._count_query(seq, room)
         seq.host = None
         return self._manager.open_table(room, seq.seq_id, row)

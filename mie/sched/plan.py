@@ -19,6 +19,8 @@ class NewRow:
     num_computed: int
     """Number of its tokens whose keys and values are stored."""
     num_prompt: int
+    max_tokens: int
+    """Maximum number of its tokens, including the prompt's."""
     params: SamplingParams
     banned_ids: tuple[int, ...]
     """Banned until ``params.min_tokens`` tokens are generated."""
@@ -27,7 +29,7 @@ class NewRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Tokens of one sequence that a step computes, from its prompt or lost in a preemption."""
+    """Tokens of one sequence to compute: of its prompt, lost in a preemption, or forced."""
 
     seq_id: SeqId
     row: int
@@ -37,7 +39,10 @@ class Chunk:
     choices: tuple[int, ...]
     """Choices that sample from the last token's logits. Empty while the prompt is incomplete."""
     scored: tuple[int, int]
-    """The prompt positions (start, stop) whose logits give prompt log-probabilities."""
+    """The positions (start, stop) whose logits give the log-probabilities of known tokens.
+
+    The next tokens are all in the prompt, or all forced.
+    """
 
     @property
     def end(self) -> int:
@@ -62,7 +67,7 @@ class StepPlan:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """The number of prompt tokens in the chunks."""
+        """The number of tokens in the chunks."""
         return sum(len(chunk.token_ids) for chunk in self.chunks)
 
     @property

@@ -1,6 +1,7 @@
 """Hold the results of one step as plain data, in reply to its plan."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +23,8 @@ class ChunkResult:
     """One for each of the chunk's choices."""
     logprobs: list[TokenLogprobs | None]
     """One for each of the chunk's choices, or None if the request did not ask for them."""
-    prompt_logprobs: list[TokenLogprobs]
-    """One for each of the chunk's scored prompt positions."""
+    scored: list[TokenLogprobs]
+    """One for each of the chunk's scored positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +36,5 @@ class StepResult:
     logprobs: list[TokenLogprobs | None]
     """One for each decode, or None if the request did not ask for them."""
     chunks: list[ChunkResult]
+    forced: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """By row, tokens that must follow the row's new one. Only the last may end its sequence."""

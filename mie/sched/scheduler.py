@@ -77,9 +77,9 @@ class Scheduler:
         self._seats.num_promised = 0
         self._preempted = []
         budget = self._config.max_num_batched_tokens
-        decodes = self._take_decodes(budget)
-        budget -= len(decodes)
         chunks: list[Chunk] = []
+        decodes = self._take_decodes(budget, chunks)
+        budget -= len(decodes) + sum(len(chunk.token_ids) for chunk in chunks)
         if self._config.async_scheduling:
             reserve_ahead(self.manager, self.running)
         if self._seats.num_prefilling:
@@ -102,18 +102,23 @@ class Scheduler:
             return ()
         return rows_ahead(self.running)
 
-    def _take_decodes(self, budget: int) -> list[int]:
-        """Return the rows that decode. Most need no block and cost one comparison."""
+    def _take_decodes(self, budget: int, chunks: list[Chunk]) -> list[int]:
+        """Return the rows that decode. Those with forced tokens compute them too, in chunks."""
         rows: list[int] = []
         for seq in self.running[:]:
             if seq.is_prefilling:
                 continue
             table = seq.table
-            if table is None or len(rows) == budget:
+            if table is None or not budget:
                 break  # it was just preempted, and so were all after it
-            if table.num_tokens == table.num_writable and not self._grow(seq):
+            if len(seq.token_ids) > table.num_writable and not self._grow(seq):
                 break
-            rows.append(table.row)
+            count = len(seq.token_ids) - table.num_tokens
+            if count == 1:
+                rows.append(table.row)
+            else:
+                chunks.append(self._chunk(seq, count := min(count, budget)))
+            budget -= count
         rows.sort()
         return rows
 
@@ -217,7 +222,19 @@ class Scheduler:
                 ending = seq.ending
                 if ending is not None:
                     self.finish(seq, *ending)
+        for row_id, run in result.forced.items():
+            self._append_forced(row_id, run)
         return seqs
+
+    def _append_forced(self, row: int, run: tuple[int, ...]) -> None:
+        """Append tokens that must follow the new one. They are computed in the next step."""
+        seq = self._seats.rows[row]
+        assert seq is not None, "nothing is forced after the end"
+        self._emit(("force", seq.seq_id, len(run)))
+        seq.request.metrics.num_forced_tokens += len(run)
+        seq.token_ids.extend(run)
+        if (ending := seq.ending) is not None:
+            self.finish(seq, *ending)
 
     def _take_in_chunk(self, chunk: Chunk, yielded: ChunkResult) -> list[Sequence]:
         """Record that the chunk's tokens are stored. Return its choices, which are now running."""
@@ -226,7 +243,7 @@ class Scheduler:
         request = seq.request
         self._emit(("prefill", seq.seq_id, chunk.start, len(chunk.token_ids), chunk.choices))
         self.manager.commit(seq.table, chunk.end)
-        request.prompt_logprobs.extend(yielded.prompt_logprobs)
+        (seq.logprobs if seq.num_generated else request.prompt_logprobs).extend(yielded.scored)
         chosen = [request.sequences[choice] for choice in chunk.choices]
         if chosen:
             self._seats.end_prefill(seq)

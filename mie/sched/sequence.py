@@ -100,12 +100,6 @@ class Request:
         return next((seq for seq in self.sequences if seq.finish_reason is None), None)
 
     @property
-    def may_read_cache(self) -> bool:
-        """Whether prefix hits are used. They are not while prompt log-probabilities are missing."""
-        is_scored = len(self.prompt_logprobs) >= self.num_prompt_to_score
-        return is_scored and not self.params.skip_reading_prefix_cache
-
-    @property
     def num_prompt_to_score(self) -> int:
         """The number of positions whose next prompt token gets a log-probability."""
         return 0 if self.params.prompt_logprobs is None else self.num_prompt - 1
@@ -147,6 +141,8 @@ class Sequence:
     was_admitted: bool = False
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    num_given: int = 0
+    """Number of output tokens that steps have returned."""
     num_lost: int = 0
     """Number of computed tokens that its last preemption discarded."""
 
@@ -159,6 +155,27 @@ class Sequence:
     def num_tokens(self) -> int:
         """The number of tokens of the prompt and the output."""
         return len(self.token_ids)
+
+    @property
+    def num_final(self) -> int:
+        """The number of output tokens with all that was asked for.
+
+        Forced tokens get their log-probabilities when the tokens before them are computed.
+        """
+        return self.num_generated if self.request.params.logprobs is None else len(self.logprobs)
+
+    @property
+    def to_score(self) -> tuple[int, int]:
+        """The positions (first, end) whose next tokens are known and lack log-probabilities."""
+        if self.num_generated:
+            return self.request.num_prompt + self.num_final - 1, self.num_tokens - 1
+        return len(self.request.prompt_logprobs), self.request.num_prompt_to_score
+
+    @property
+    def may_read_cache(self) -> bool:
+        """Whether prefix hits are used. They are not if log-probabilities are missing."""
+        first, end = self.to_score
+        return first >= end and not self.request.params.skip_reading_prefix_cache
 
     @property
     def num_computed(self) -> int:
@@ -178,9 +195,10 @@ class Sequence:
     def chunk(self, count: int, choices: tuple[int, ...]) -> Chunk:
         """Return the next ``count`` tokens to compute and the choices that sample at their end."""
         assert self.table is not None
-        request, start = self.request, self.num_computed
+        start = self.num_computed
         end = start + count
-        scored = (max(start, len(request.prompt_logprobs)), min(end, request.num_prompt_to_score))
+        first, last = self.to_score
+        scored = (max(start, first), min(end, last))
         return Chunk(
             seq_id=self.seq_id,
             row=self.table.row,
@@ -199,6 +217,7 @@ class Sequence:
             token_ids=tuple(self.token_ids),
             num_computed=self.num_computed,
             num_prompt=self.request.num_prompt,
+            max_tokens=self.max_tokens,
             params=self.request.params,
             banned_ids=tuple(sorted(self.end_token_ids)),
             draw_key=self.request.draw_key,

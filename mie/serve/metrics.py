@@ -44,6 +44,7 @@ HELP = {
     "mie:tool_calls": "Calls of tools in answers.",
     "mie:tool_calls_unparsed": "Opening tags of calls that no call followed, and that stayed text.",
     "mie:tokens_recomputed": "Tokens computed again after a preemption.",
+    "mie:tokens_forced": "Tokens of structured outputs that were determined, so not sampled.",
 }
 """What is said of some metrics. The others have their names."""
 

@@ -150,6 +150,8 @@ class _Reader:
                 self.lives[number].record.num_preemptions += 1
             case ("decode", rows):
                 self._decode(rows, state)
+            case ("force", seq, count):
+                self._draft.drawn += [seq] * count
             case ("prefill", seq, first, count, choices):
                 self._prefill(seq, first, first + count, choices, start)
             case ("close", (number, 0)) if number in self.lives:

@@ -61,7 +61,7 @@ class SimRunner:
         return ChunkResult(
             token_ids=[text_token(key, chunk.end, self._vocab_size) for key in keys],
             logprobs=[None] * len(keys),
-            prompt_logprobs=[],
+            scored=[],
         )
 
     def _work(self, plan: StepPlan, num_context: int, results: list[ChunkResult]) -> StepWork:

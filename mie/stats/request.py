@@ -26,6 +26,8 @@ class RequestMetrics:
     """Tokens that were computed, lost in a preemption, and computed again."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache at the first admission, in full blocks or in part."""
+    num_forced_tokens: int = 0
+    """Tokens of structured outputs that were determined, and were not sampled."""
     num_copied_blocks: int = 0
     """Blocks copied for it, at forks and for partial hits in the prefix cache."""
     num_reasoning_tokens: int = 0
@@ -72,6 +74,7 @@ class RequestMetrics:
             "num_swaps",
             "num_recomputed_tokens",
             "num_cached_tokens",
+            "num_forced_tokens",
             "num_copied_blocks",
             "num_reasoning_tokens",
             "num_tool_calls",

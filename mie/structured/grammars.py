@@ -7,13 +7,13 @@ them.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mie.errors import RequestError
 from mie.params.structured import StructuredOutputsParams
+from mie.structured.limits import LIMITS, check_grammar, check_schema
 from mie.structured.schemas import COMPACT, close
 from mie.text.printable import printable
 from mie.text.tokenizer import Tokenizer
@@ -23,20 +23,6 @@ if TYPE_CHECKING:
 
 MAX_COMPILED = 256
 """Number of grammars that stay compiled. Others are compiled again."""
-
-MAX_RULES = 256
-"""Maximum number of rules, or of references in a schema.
-
-llguidance follows them by recursion, and a chain of 3,000 exhausts the stack of a thread.
-"""
-FUEL = {"initial_lexer_fuel": 100_000, "step_lexer_fuel": 20_000}
-"""Limits of llguidance's work, a tenth of its own.
-
-With its own, a mask of ``((a{1000}){1000}){1000}`` takes seconds.
-"""
-
-_RULE = re.compile(r"^[^\n:]*:", re.MULTILINE)
-"""The beginning of a rule. Each has a line of its own."""
 
 MAX_REASON = 400
 """Maximum number of characters of the library's reason in a message. Some list all tokens."""
@@ -66,7 +52,7 @@ class Grammars:
         kind, grammar = _grammar(params)
         library = _library()
         matcher: LLMatcher = library.LLMatcher(
-            self._llguidance_tokens(), grammar, log_level=0, limits=library.LLParserLimits(**FUEL)
+            self._llguidance_tokens(), grammar, log_level=0, limits=library.LLParserLimits(**LIMITS)
         )
         matcher.compute_bitmask()  # finds grammars that compile and allow nothing
         if matcher.is_error():
@@ -100,6 +86,11 @@ class Matcher:
     def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
+
+    @property
+    def may_be_forced(self) -> bool:
+        """Whether the next token may be determined, by the next characters or by the end."""
+        return bool(self._matcher.compute_ff_tokens()) or self._matcher.is_stopped()
 
     def mask(self) -> bytes:
         """Return a bit for each token that may come next: token i is bit i % 8 of byte i // 8.
@@ -146,51 +137,31 @@ def _grammar(params: StructuredOutputsParams) -> tuple[str, str]:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice)
         return "choice", matchers.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
     if params.grammar is not None:
-        _check_num_rules("grammar", _num_rules(params.grammar))
+        check_grammar(params.grammar)
         return "grammar", matchers.grammar_from_lark(params.grammar)
     text = '{"type": "object"}' if params.json_object else str(params.json)
-    _check_num_rules("json schema", text.count('"$ref":'))
+    check_schema(text)
     schema = json.loads(text)
     if params.disable_additional_properties:
         close(schema)
-    options = _json_options(params)
     try:
-        return "json schema", matchers.grammar_from_json_schema(schema, overrides=options)
-    except ValueError as error:  # a number that the library's JSON does not have
-        what = printable(str(error))[:MAX_REASON]
-        message = f"structured_outputs has a json schema that cannot be followed: {what}"
-        raise RequestError(message) from error
-
-
-def _check_num_rules(kind: str, count: int) -> None:
-    if count > MAX_RULES:
+        grammar = matchers.grammar_from_json_schema(schema, overrides=_json_options(params))
+    except ValueError as error:  # a number that the library cannot hold
         raise RequestError(
-            f"structured_outputs has a {kind} with {count} rules or references; at most "
-            f"{MAX_RULES} are supported (write it with fewer)"
-        )
-
-
-def _num_rules(grammar: str) -> int:
-    """Return the number of rules of a grammar, and of references in the schemas in it."""
-    first, *pieces = grammar.split("%json")
-    count = len(_RULE.findall(first))
-    for piece in pieces:
-        try:
-            schema, end = json.JSONDecoder().raw_decode(piece.lstrip())
-        except (ValueError, RecursionError):
-            end = 0  # the library refuses it
-        else:
-            count += json.dumps(schema).count('"$ref":')
-        count += len(_RULE.findall(piece.lstrip(), end))
-    return count
+            "structured_outputs has a json schema that cannot be followed: "
+            f"{printable(str(error))[:MAX_REASON]}"
+        ) from error
+    return "json schema", grammar
 
 
 def _json_options(params: StructuredOutputsParams) -> Any:
+    strict = {"lenient": False, "coerce_one_of": False}  # regardless of a schema's x-guidance
     if params.whitespace_pattern is not None:
-        return {"whitespace_pattern": params.whitespace_pattern}
-    if params.disable_any_whitespace:
-        return dict(COMPACT)
-    return {"whitespace_flexible": True}
+        return {**strict, "whitespace_pattern": params.whitespace_pattern}
+    return {
+        **strict,
+        **(COMPACT if params.disable_any_whitespace else {"whitespace_flexible": True}),
+    }
 
 
 def _library() -> Any:

@@ -36,6 +36,7 @@ OFTEN = (
     "evict",
     "aborts",
     "launched ahead",
+    "forced",
 )
 # What is drawn depends on Python's version, and how often these happen depends on it most.
 LESS_OFTEN = (
@@ -54,6 +55,8 @@ class Rule:
     def __init__(self, rule):
         self._rule, self._output = rule, []
 
+    may_be_forced = True
+
     def mask(self):
         allowed = np.ones(64, np.uint8)
         allowed[[*naive.forbidden(self._rule, self._output, [EOS]), *range(VOCAB, 64)]] = 0
@@ -69,7 +72,7 @@ class Rule:
 
 
 class Rules:
-    """Makes a `Rule` of two numbers in a regex, which nothing else reads."""
+    """Makes a `Rule` of the numbers in a regex, which nothing else reads."""
 
     vocab_size = VOCAB
     eos_token_ids = (EOS,)
@@ -119,7 +122,8 @@ def sampling(draw):
     for name in draw(st.lists(st.sampled_from(sorted(optional)), max_size=3, unique=True)):
         params[name] = draw(optional[name])
     if "trace_decode_token_ids" not in params and draw(st.booleans()):
-        params["rule"] = [draw(st.integers(2, 4)), draw(st.sampled_from([12, 10, 8, 12, 5, 2]))]
+        length, share = st.sampled_from([12, 10, 8, 12, 5, 2]), st.sampled_from([4, 2, 0])
+        params["rule"] = [draw(st.integers(2, 4)), draw(length), draw(share)]
     if "allowed_token_ids" not in params:
         params["min_tokens"] = draw(st.integers(0, params["max_tokens"]))
     return params
@@ -157,6 +161,7 @@ def engines(draw, longest):
         "preemption_mode": "swap" if swaps else "recompute",
         "admit_after_preemption": not swaps and not is_static and draw(st.booleans()),
         "async_scheduling": draw(st.booleans()),
+        "max_forced_run": draw(st.sampled_from([32, 32, 2, 1, 0])),
     }
     return config, draw(st.sampled_from([12, 3, 2, 1])) if swaps else 0
 
@@ -170,9 +175,16 @@ def scenarios(draw):
         labels["priority"] = st.integers(-2, 2)
     if config["scheduling_policy"] == "fair":
         labels["client"] = st.sampled_from([None, "a", "b"])
+    # Log-probabilities prevent a step from being launched ahead.
+    logprobs = st.none() if config["async_scheduling"] else st.sampled_from([0, 0, None])
     # (prompt, its sampling, the step of its arrival, its labels)
     requests = [
-        (prompt, draw(sampling()), draw(st.integers(0, 6)), draw(st.fixed_dictionaries(labels)))
+        (
+            prompt,
+            draw(sampling()) | {"logprobs": draw(logprobs)},
+            draw(st.integers(0, 6)),
+            draw(st.fixed_dictionaries(labels)),
+        )
         for prompt in prompt_list
     ]
     indices = st.integers(0, len(requests) - 1)
@@ -206,7 +218,7 @@ def as_sampling(params):
     """Return the keyword arguments of SamplingParams, for those that the oracle reads."""
     params = dict(params)
     if rule := params.pop("rule", None):
-        regex = f"{rule[0]} {rule[1]}"
+        regex = " ".join(map(str, rule))
         params["structured_outputs"] = StructuredOutputsParams(regex=regex)
     return params
 
@@ -225,9 +237,7 @@ class Run:
         while waiting or engine.has_work:
             for index in [i for i, request in waiting.items() if request[2] <= step]:
                 prompt, params, _, labels = waiting.pop(index)
-                # Log-probabilities prevent a step from being launched ahead.
-                logprobs = None if self.config["async_scheduling"] else 0
-                params = SamplingParams(logprobs=logprobs, **as_sampling(params))
+                params = SamplingParams(**as_sampling(params))
                 engine.add_request(prompt, params, str(index), **labels)
                 self.numbers[index] = len(self.numbers)
             for index in [i for i in self.numbers if aborts.get(i) == step]:
@@ -271,6 +281,8 @@ class Run:
                 [index] = [i for i, number in numbers.items() if number == fields[0][0]]
                 seen["constrained and preempted"] += "rule" in requests[index][1]
                 seen[f"preempted by {fields[2]}"] += 1
+            elif kind == "force":
+                seen["forced"] += 1
             elif kind == "resume":
                 seen[f"resumed by {fields[4]}"] += 1
             elif kind == "copy":
@@ -308,7 +320,7 @@ def check_scenario(tiny, scenario):
             assert tokens == expected[: len(tokens)] if was_aborted else tokens == expected
             assert was_aborted or got.reasons[index, choice] == reason
             seen["constrained"] += "rule" in params and reason == "stop"
-            if not config["async_scheduling"]:
+            if params["logprobs"] is not None:
                 np.testing.assert_allclose(
                     got.logprobs.get((index, choice), []),
                     expected_logprobs[: len(tokens)],

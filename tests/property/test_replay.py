@@ -5,6 +5,7 @@ Replaying shares no code with it.
 """
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,6 +105,13 @@ class Run:
         for seq in [*self.scheduler._opener.kept.values()][:1]:
             self.scheduler.release([seq.request.request_id])
 
+    def forced(self, plan, result):
+        """Return tokens that must follow those of some decodes."""
+        rows = zip(plan.decodes, result.token_ids, strict=True)
+        seqs = {row: self.scheduler._seats.rows[row] for row, token in rows if token == 2}
+        left = {row: seq.max_tokens - seq.num_tokens - 1 for row, seq in seqs.items()}
+        return {row: (0, 2)[:count] for row, count in left.items() if count > 0 == plan.step % 5}
+
     def step(self, number, draw_token, breaks):
         plan = self.scheduler.schedule()
         if breaks and number % 4:
@@ -112,7 +120,8 @@ class Run:
             self.scheduler.rebuild(self.requests)
             self.log.emit(("rebuild", scheduler_snapshot(self.scheduler)))
         else:
-            self.scheduler.update(plan, answer_to(plan, draw_token))
+            result = answer_to(plan, draw_token)
+            self.scheduler.update(plan, replace(result, forced=self.forced(plan, result)))
         check_scheduler(self.scheduler)
         self.log.end_step({**dict.fromkeys(SUMMARY_FIELDS, 0), "step": number})
         return self.log.segments()[-1].steps[-1]

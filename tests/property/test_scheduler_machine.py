@@ -257,9 +257,11 @@ class Scheduling(RuleBasedStateMachine):
         num_forks = sum(len(chunk.choices) - 1 for chunk in plan.chunks if chunk.choices)
         assert len(self.scheduler.running) + num_forks <= config.max_num_seqs
         for chunk in plan.chunks:
-            assert len(chunk.token_ids) <= (config.max_prefill_chunk or math.inf)
             seq = self.scheduler._seats.rows[chunk.row]
             assert bool(chunk.choices) == (chunk.end == seq.num_tokens)
+            if not seq.is_prefilling:  # it has forced tokens
+                continue
+            assert len(chunk.token_ids) <= (config.max_prefill_chunk or math.inf)
             assert chunk.choices or config.enable_chunked_prefill
             if len(chunk.choices) > 1:
                 assert all(seq.key < other.key for other in self.scheduler.waiting), "overtaken"
@@ -303,7 +305,9 @@ class Scheduling(RuleBasedStateMachine):
     def check_copies(self, plan, lent):
         """Assert that all writers of a forked block copy it, except the last one."""
         copies = Counter(r[1] for r in self.records if r[0] == "copy" and r[4] == "fork")
-        tables = [self.scheduler._seats.rows[row].table for row in plan.decodes]
+        chunks = [self.scheduler._seats.rows[chunk.row] for chunk in plan.chunks]
+        forced = [seq.table.row for seq in chunks if not seq.is_prefilling]
+        tables = [self.scheduler._seats.rows[row].table for row in (*plan.decodes, *forced)]
         copied = {target: source for source, target in plan.moves.copies}
         size = self.manager.block_size
         last = [table.block_ids[table.num_tokens // size] for table in tables]
@@ -314,7 +318,8 @@ class Scheduling(RuleBasedStateMachine):
 
     def take_in(self, plan, sampled, chunk_results):
         for seq in sampled:
-            self.got[seq].append(seq.token_ids[-1])
+            start = seq.request.num_prompt + len(self.got[seq])
+            self.got[seq] += seq.token_ids[start:]
             tokens, reason = self.expected[seq]
             assert self.got[seq] == tokens[: len(self.got[seq])]
             if seq.finish_reason is not None:
@@ -324,7 +329,7 @@ class Scheduling(RuleBasedStateMachine):
                 assert len(self.got[seq]) < len(tokens), "goes on after its end"
         for chunk, result in zip(plan.chunks, chunk_results, strict=True):
             request = self.live[chunk.seq_id[0]]
-            for row in result.prompt_logprobs:
+            for row in result.scored:
                 self.scored[request].append(round(-row.logprobs[0]))
             scored = self.scored[request]
             assert scored == list(range(len(scored))), "a position is left out or repeated"
@@ -346,7 +351,7 @@ class Scheduling(RuleBasedStateMachine):
                 seen[f"resumed by {fields[4]}"] += 1
             elif kind == "copy":
                 seen[f"copies, {fields[3]}"] += 1
-            elif kind in ("fork", "wait", "evict", "share"):
+            elif kind in ("fork", "wait", "evict", "share", "force"):
                 seen[kind] += 1
 
     @invariant()
@@ -417,6 +422,7 @@ OFTEN = (
     "evict",
     "share",
     "wait",
+    "force",
     "choices finished running",
     "broken off",
     "rebuilt",

@@ -1,24 +1,30 @@
-"""Check that outputs of random schemas validate, for any preference of the model.
+"""Check outputs of random schemas: they validate, and taking tokens at once changes nothing.
 
-The bundled model samples at the highest temperature, so nearly every allowed token is as likely as
-any other. `jsonschema` validates independently of the library that computes the masks.
+Most requests sample at a temperature at which nearly every allowed token is as likely as any other.
+`jsonschema` validates independently of the library that computes the masks.
 """
 
 import json
 import re
 from collections import Counter
 from functools import cache
+from itertools import cycle
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from mie import LLM, SamplingParams, StructuredOutputsParams
+from mie.errors import RequestFailedError
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 
-NUM_BATCHES, BATCH = 40, 8
+NUM_SCHEMAS = min(max(300, settings().max_examples), 2000)
+BATCHES = (64, *[8] * 4, *[1] * 8)
+"""Sizes of batches, in turn."""
+NUM_MIXES = 16
 
 seen: Counter[str] = Counter()
 
@@ -89,44 +95,200 @@ schemas = st.recursive(
 
 
 @cache
-def bundled():
-    return LLM("bundled", num_threads=1)
+def bundled(**changes):
+    return LLM("bundled", num_threads=1, **changes)
 
 
-@given(batch=st.lists(schemas, min_size=BATCH, max_size=BATCH), seed=st.integers(0, 99))
-@settings(max_examples=max(NUM_BATCHES, settings().max_examples // 10))
+def random_schemas():
+    """Return as many different schemas as are tried."""
+    found = []
+
+    @given(schemas)
+    @settings(max_examples=NUM_SCHEMAS, phases=[Phase.generate], database=None)
+    def collect(schema):
+        found.append(schema)
+
+    collect()
+    return found
+
+
 def check_batch(batch, seed):
     params = [
         SamplingParams(
-            temperature=1000.0,
-            seed=seed,
+            temperature=1000.0 if i % 4 else 1.0,
+            seed=seed + i,
             max_tokens=300,
             structured_outputs=StructuredOutputsParams(
-                json=schema, disable_any_whitespace=bool(i % 4)
+                json=schema, disable_any_whitespace=bool(i % 5)
             ),
         )
         for i, schema in enumerate(batch)
     ]
-    for i, output in enumerate(bundled().generate(["Once"] * BATCH, params, use_tqdm=False)):
+    outputs = bundled().generate(["Once"] * len(batch), params, use_tqdm=False)
+    for i, (schema, output) in enumerate(zip(batch, outputs, strict=True)):
         [choice] = output.outputs
         seen["outputs"] += 1
+        seen["forced"] += output.metrics.num_forced_tokens > 0
         if choice.finish_reason == "length":  # a number's digits, or whitespace, need not end
             seen["cut"] += 1
             continue
         value = json.loads(choice.text)
-        jsonschema.validate(value, batch[i], format_checker=jsonschema.FormatChecker())
-        if i % 4:
+        jsonschema.validate(value, schema, format_checker=jsonschema.FormatChecker())
+        if i % 5:
             outside_strings = re.sub(r'"(?:[^"\\]|\\.)*"', "", choice.text)
             assert not re.search(r"\s", outside_strings)
-        for kind in ("object", "array", "anyOf", "pattern", "number", "enum"):
-            seen[kind] += f'"{kind}"' in json.dumps(batch[i])
+        for kind in KINDS:
+            seen[kind] += f'"{kind}"' in json.dumps(schema)
+
+
+KINDS = ("object", "array", "anyOf", "pattern", "number", "enum")
 
 
 @pytest.mark.timeout(0)
 def test_outputs_of_random_schemas_validate():
     seen.clear()
-    check_batch()
+    left = random_schemas()
+    for seed, size in enumerate(cycle(BATCHES)):
+        batch, left = left[:size], left[size:]
+        if not batch:
+            break
+        check_batch(batch, seed)
     assert seen["outputs"] >= 300, seen
+    assert seen["forced"] >= 100, seen
     assert seen["cut"] <= seen["outputs"] // 10, seen
-    for kind in ("object", "array", "anyOf", "pattern", "number", "enum"):
+    for kind in KINDS:
         assert seen[kind] >= 10, seen
+
+
+# Determined tokens.
+
+ENGINES = {
+    "plain": {},
+    "short runs": {"max_forced_run": 2, "num_blocks": 10},
+    "small budget": {"max_num_batched_tokens": 5, "max_prefill_chunk": 3},
+    "static": {"batching": "static", "max_num_seqs": 3},
+    "whole prompts": {"enable_chunked_prefill": False, "max_num_batched_tokens": 64},
+    "overlap": {"async_scheduling": True},
+    "no cache": {"enable_prefix_caching": False},
+    "recompute": {"num_blocks": 8},
+    "swap": {"num_blocks": 8, "preemption_mode": "swap", "swap_space": 2**22},
+}
+
+
+@st.composite
+def mixed_params(draw):
+    """Draw parameters of a request, most of them constrained."""
+    if not draw(st.integers(0, 5)):
+        return {"temperature": 1.0, "seed": 1, "max_tokens": 36, "n": 2}
+    structure = draw(
+        st.one_of(
+            schemas.map(lambda schema: {"json": schema}),
+            st.sampled_from(
+                [
+                    {"regex": "a{3}(b|c)dear reader[0-9]{2}"},
+                    {"choice": ["yes", "no", "a long answer, which is determined"]},
+                    {"grammar": 'start: "<" ("ab" | "c"){1,3} ">" " is all there is"'},
+                ]
+            ),
+        )
+    )
+    max_tokens = draw(st.sampled_from([40, 40, 9, 4, 1]))
+    optional = {
+        "n": st.integers(2, 3),
+        "min_tokens": st.integers(1, max_tokens),
+        "ignore_eos": st.just(True),
+        "stop": st.sampled_from(['"', "e", "der", "ll the", "1"]),
+        "include_stop_str_in_output": st.just(True),
+        "stop_token_ids": st.lists(st.integers(2, 400), min_size=2, max_size=60),
+        "presence_penalty": st.just(1.5),
+        "repetition_penalty": st.just(1.3),
+        "logit_bias": st.dictionaries(st.integers(2, 400), st.floats(-9, 9), min_size=1),
+        "bad_words": st.sampled_from([["reader"], ["e"], ["1", "2"], ["ab"]]),
+        "prompt_logprobs": st.just(1),
+        "detokenize": st.just(False),
+    }
+    names = draw(st.lists(st.sampled_from(sorted(optional)), max_size=4, unique=True))
+    if "stop" in names:
+        names = [name for name in names if name != "detokenize"]
+    return {
+        "structured_outputs": structure,
+        "temperature": draw(st.sampled_from([0.0, 1.0, 1000.0])),
+        "seed": draw(st.integers(0, 9)),
+        "max_tokens": max_tokens,
+        "logprobs": draw(st.sampled_from([None, 0, 2])),
+        **{name: draw(optional[name]) for name in names},
+    }
+
+
+MANY = [
+    {
+        "structured_outputs": {"regex": "[a-z ]{9}(dear reader, [0-9]){3}"},
+        "temperature": 1000.0,
+        "seed": i,
+        "max_tokens": 40,
+        "logprobs": [None, 0][i % 2],
+    }
+    for i in range(6)
+]
+"""Requests that together need more blocks than a small pool has."""
+
+
+def answers(llm, params):
+    """Return what users see of each request."""
+    prompt = "Once upon a time there was an otter who lived by the sea, near a mill"
+    try:
+        outputs = llm.generate([prompt] * len(params), params, use_tqdm=False)
+    except RequestFailedError as error:
+        outputs = error.outputs
+    return outputs
+
+
+def check_equal(one, other):
+    if one.error and len(one.outputs) > 1:  # which choice fails first depends on the schedule
+        assert other.error
+        return
+    assert one.error == other.error
+    assert one.prompt_logprobs == other.prompt_logprobs
+    for a, b in zip(one.outputs, other.outputs, strict=True):
+        assert a.token_ids == b.token_ids
+        assert (a.text, a.finish_reason, a.stop_reason) == (b.text, b.finish_reason, b.stop_reason)
+        for mine, its in zip(a.logprobs or (), b.logprobs or (), strict=True):
+            assert list(mine) == list(its)
+            assert [x.rank for x in mine.values()] == [x.rank for x in its.values()]
+            np.testing.assert_allclose(
+                [x.logprob for x in mine.values()], [x.logprob for x in its.values()], atol=1e-9
+            )
+        assert len(a.logprobs or ()) == len(b.logprobs or ())
+
+
+@given(
+    mix=st.lists(mixed_params(), min_size=3, max_size=6),
+    name=st.sampled_from([*ENGINES, "recompute", "swap"]),
+)
+@example(mix=MANY, name="recompute")
+@example(mix=MANY, name="swap")
+@settings(max_examples=max(NUM_MIXES, settings().max_examples // 10))
+def check_mix(mix, name):
+    common = {"dtype": "float64", "max_model_len": 64, "block_size": 8}
+    at_once = bundled(**{**common, **ENGINES[name]})
+    one_by_one = bundled(**common, max_forced_run=0)
+    params = [SamplingParams(**each) for each in mix]
+    before = at_once.engine.stats.num_preemptions
+    outputs = answers(at_once, params)
+    for output, expected in zip(outputs, answers(one_by_one, params), strict=True):
+        check_equal(output, expected)
+        num_forced = output.metrics.num_forced_tokens
+        assert not expected.metrics.num_forced_tokens
+        seen["forced"] += num_forced > 0
+        seen["scored"] += num_forced > 0 and output.outputs[0].logprobs is not None
+        seen["failed"] += output.error is not None
+    seen["preempted"] += at_once.engine.stats.num_preemptions > before
+    assert at_once.engine.scheduler.manager.num_used == 0
+
+
+@pytest.mark.timeout(0)
+def test_determined_tokens_taken_at_once_are_those_one_by_one():
+    seen.clear()
+    check_mix()
+    for what, count in {"forced": 20, "scored": 8, "preempted": 1}.items():
+        assert seen[what] >= count, (what, seen)

@@ -55,6 +55,7 @@ def test_the_counts_match_the_run(llm):
         "mie:blocks_swapped_out": 0,
         "mie:blocks_swapped_in": 0,
         "mie:tokens_recomputed": 0,
+        "mie:tokens_forced": 0,
         "prompt_tokens_by_source": 0,
         "kv_cache_usage_perc": 0,
         "prefix_cache_queries": 2 * len(PROMPT) + 5,

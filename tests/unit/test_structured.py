@@ -27,7 +27,8 @@ from mie import (
 from mie.cli import main
 from mie.errors import ConfigError, RequestError, RequestFailedError
 from mie.load.engine import load_engine
-from mie.structured.grammars import MAX_RULES, Grammars
+from mie.structured.grammars import Grammars
+from mie.structured.limits import MAX_RULES
 from mie.text.detokenizer import Detokenizer
 from mie.text.tokenizer import Tokenizer
 
@@ -178,7 +179,7 @@ def test_long_chains_of_rules_are_refused_and_the_longest_allowed_work():
         {"json": chain_of_references(1000)},
         {"grammar": f"start: %json {json.dumps(chain_of_references(1000))}"},
     ):
-        with pytest.raises(RequestError, match=f"at most {MAX_RULES} are supported"):
+        with pytest.raises(RequestError, match=f"references; at most {MAX_RULES} are supported"):
             texts(llm, params_of(**structure))
 
 
@@ -320,6 +321,60 @@ def test_max_tokens_cuts_the_text():
     assert '{"animal":"'.startswith(output.outputs[0].text[:11])
 
 
+# Determined tokens.
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "num_steps", "num_sampled"),
+    [
+        ({}, {}, 1, 1),
+        ({}, {"logprobs": 1}, 2, 2),  # the end waits for the log-probabilities before it
+        ({}, {"n": 3}, 2, None),  # the other choices have rows from the second step on
+        ({"max_forced_run": 4}, {}, None, None),
+        ({"max_forced_run": 0}, {}, None, None),
+    ],
+)
+def test_determined_tokens_take_no_step(settings, more, num_steps, num_sampled):
+    llm = bundled(**settings)
+    before = llm.engine.stats.num_steps
+    answer = "a long answer, which the first letter determines"
+    [output] = llm.generate("Hm", params_of(choice=[answer], **more), use_tqdm=False)
+    num_tokens = len(output.outputs[0].token_ids)
+    num_taken = llm.engine.stats.num_steps - before
+    assert {choice.text for choice in output.outputs} == {answer}
+    assert num_tokens > 10
+    if settings:
+        assert num_taken == -(-num_tokens // (settings["max_forced_run"] + 1))
+    else:
+        assert num_taken == num_steps
+    if num_sampled is not None:
+        assert output.metrics.num_forced_tokens == num_tokens - num_sampled
+    [counter] = [each for each in llm.get_metrics() if each.name == "mie:tokens_forced"]
+    assert (counter.value > 0) == (settings != {"max_forced_run": 0})
+
+
+def test_what_bans_a_determined_token_fails_that_request_after_the_same_tokens():
+    errors = set()
+    for run in (0, 32):
+        params = params_of(choice=["abc dear reader"], bad_words=["reader"])
+        with pytest.raises(RequestFailedError, match="no token can follow") as error:
+            bundled(max_forced_run=run).generate("Hm", params, use_tqdm=False)
+        errors.add((error.value.outputs[0].error, *error.value.outputs[0].outputs[0].token_ids))
+    assert len(errors) == 1
+
+
+def test_a_stop_string_and_max_tokens_cut_determined_tokens():
+    for more, text, reason in (
+        ({"stop": "answer"}, "a long ", "stop"),
+        ({"max_tokens": 2}, None, "length"),
+    ):
+        params = params_of(choice=["a long answer, which is determined"], **more)
+        [choice] = bundled().generate("Hm", params, use_tqdm=False)[0].outputs
+        assert choice.finish_reason == reason
+        assert text is None or choice.text == text
+        assert len(choice.token_ids) <= params.max_tokens
+
+
 # With other parameters.
 
 
@@ -412,9 +467,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "overlap": {"async_scheduling": True},
     "no cache": {"enable_prefix_caching": False},
     "small budget": {"max_num_batched_tokens": 8, "max_prefill_chunk": 3},
-    "preemption by recompute": {"num_blocks": 24, "max_model_len": 256},
+    "preemption by recompute": {"num_blocks": 14, "max_model_len": 256},
     "preemption by swap": {
-        "num_blocks": 24,
+        "num_blocks": 14,
         "max_model_len": 256,
         "preemption_mode": "swap",
         "swap_space": 2**22,
@@ -539,11 +594,12 @@ def test_a_mask_holds_exactly_the_tokens_that_can_be_accepted(name: str, structu
     size = tokenizer.vocab_size + 45
     grammars = Grammars(tokenizer, size, [eos])
     rng = random.Random(f"{name} {structure}")
-    for _ in range(3 if name == "bundled" else 13):
+    for _ in range(4 if name == "bundled" else 18):  # 200 runs in all
         matcher = grammars.start(StructuredOutputsParams(**structure))
         for _ in range(12):
             allowed = bits(matcher.mask())
             possible = [i for i in range(size) if matcher.validate([i]) == 1]
+            assert matcher.may_be_forced or len(allowed) > 1
             if forced := matcher._matcher.compute_ff_tokens():
                 assert allowed == [forced[0]]
                 assert allowed[0] in possible

@@ -1,0 +1,240 @@
+"""Measure what structured outputs cost, and what taking determined tokens at once gains.
+
+    python scripts/bench_structured.py [--parts steps masks forced] [--rounds 4]
+
+* ``steps``: a step of 64 decodes, all free or all constrained by a JSON schema. Determined tokens
+  are sampled one by one here, so that every step has the same work. Turns alternate. The table has
+  the median step of each kind, and the median and range of the ratios of neighbouring turns, by
+  the clock and by CPU time.
+* ``masks``: one mask for a vocabulary of 131,072 tokens, over random runs.
+* ``forced``: whole answers with determined tokens taken at once or one by one, in alternating
+  turns, and the share of such tokens.
+
+SmolLM2-135M has its published shape, random weights and a synthetic tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench.cpu.shapes import LLAMA, SHAPES
+from bench.vocabulary import write_tokenizer
+
+from mie import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from mie.stats.step import StepStats
+from mie.structured.grammars import Grammars
+from mie.text.tokenizer import Tokenizer
+
+NUM_STREAMS = 64
+PROMPTS = ("Once upon a time", "Tell me a story about Mia the fox", "The old mill by the lake")
+TEKKEN = 131_072
+"""Size of the vocabulary of Mistral's tokenizer."""
+
+NAME = {"type": "string", "pattern": "^[A-Z][a-z]{2,9}$"}
+RECORD: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": NAME,
+        "animal": {"enum": ["fox", "otter", "owl", "hedgehog", "tiger"]},
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+        "place": {"type": "string", "maxLength": 20},
+        "friends": {"type": "array", "items": NAME, "maxItems": 3},
+    },
+    "required": ["name", "animal", "age", "place", "friends"],
+    "additionalProperties": False,
+}
+ENDLESS = {"type": "array", "items": RECORD, "minItems": 1000}
+
+
+def new_llm(model: str, folder: Path, **settings: Any) -> LLM:
+    """Load the bundled model, or one of a published shape."""
+    settings = {"max_num_seqs": NUM_STREAMS, "max_model_len": 512, **settings}
+    if model == "bundled":
+        return LLM(model, **settings)
+    shape = {**LLAMA, **SHAPES[model]}
+    (folder / "config.json").write_text(json.dumps(shape))
+    write_tokenizer(folder, shape["vocab_size"])
+    return LLM(folder, load_format="dummy", **settings)
+
+
+def constrained(schema: dict[str, Any], **params: Any) -> SamplingParams:
+    """Return the parameters of an output that follows a schema."""
+    return SamplingParams(structured_outputs=StructuredOutputsParams(json=schema), **params)
+
+
+def spread(values: Iterable[float], digits: int = 3) -> str:
+    """Return the median, the least and the most."""
+    found = sorted(values)
+    low, middle, high = found[0], statistics.median(found), found[-1]
+    return f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
+
+
+# Steps.
+
+
+class Turn:
+    """The steps of one turn in which all streams decode."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
+        self._last = 0.0
+
+    def observe(self, stats: StepStats) -> None:
+        """Note a step."""
+        last, self._last = self._last, time.process_time()
+        if stats.num_decode_tokens == NUM_STREAMS and not stats.num_prefill_tokens:
+            self.seconds.append(stats.seconds)
+            self.cpu_seconds.append(self._last - last)
+
+
+def measure_steps(model: str, folder: Path, rounds: int, tokens: int) -> None:
+    """Print how much longer a constrained step takes."""
+    llm = new_llm(model, folder, max_forced_run=0, enable_prefix_caching=False)
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(NUM_STREAMS)]
+    for temperature in (1.0, 0.0):
+        final = RequestOutputKind.FINAL_ONLY
+        options = {"temperature": temperature, "max_tokens": tokens, "output_kind": final}
+        kinds = {
+            "free": SamplingParams(**options, ignore_eos=True),
+            "constrained": constrained(ENDLESS, **options),
+        }
+        clock: dict[str, list[float]] = {kind: [] for kind in kinds}
+        cpu: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for turn in range(rounds + 1):  # the first warms up
+            for kind, params in kinds.items() if turn % 2 else reversed(kinds.items()):
+                seen = Turn()
+                llm.engine.observers.append(seen.observe)
+                llm.generate(prompts, params, use_tqdm=False)
+                llm.engine.observers.remove(seen.observe)
+                if turn:
+                    clock[kind].append(statistics.median(seen.seconds))
+                    cpu[kind].append(statistics.median(seen.cpu_seconds))
+        ratios = [c / f for f, c in zip(clock["free"], clock["constrained"], strict=True)]
+        cpu_ratios = [c / f for f, c in zip(cpu["free"], cpu["constrained"], strict=True)]
+        print(
+            f"| {model} | {temperature:g} | {1e3 * statistics.median(clock['free']):.2f} "
+            f"| {1e3 * statistics.median(clock['constrained']):.2f} | {spread(ratios)} "
+            f"| {spread(cpu_ratios)} |",
+            flush=True,
+        )
+
+
+# Masks.
+
+
+def measure_masks(folder: Path, seconds: float) -> None:
+    """Print the time of a mask for a large vocabulary."""
+    tokenizer = Tokenizer.load(write_tokenizer(folder, TEKKEN), TEKKEN)
+    began = time.perf_counter()
+    grammars = Grammars(tokenizer, TEKKEN, [2])
+    structures = {
+        "JSON schema": StructuredOutputsParams(json=RECORD),
+        "JSON schema with whitespace": StructuredOutputsParams(
+            json=RECORD, disable_any_whitespace=False
+        ),
+        "JSON object": StructuredOutputsParams(json_object=True),
+        "regex": StructuredOutputsParams(regex=r"([A-Z][a-z]+ ){3,6}[0-9]{1,4}\."),
+    }
+    for structure in structures.values():
+        grammars.start(structure)
+    print(f"indexing {TEKKEN:,} tokens: {time.perf_counter() - began:.1f} s")
+    print("| grammar | mask: median µs | p90 | p99 | p99.9 | most | a token accepted: median µs |")
+    print("|---|---|---|---|---|---|---|")
+    rng = random.Random(0)
+    for name, structure in structures.items():
+        masks, accepts = mask_times(lambda s=structure: grammars.start(s), rng, seconds)
+        quantiles = [np.quantile(masks, q) for q in (0.5, 0.9, 0.99, 0.999, 1.0)]
+        numbers = " | ".join(f"{1e6 * value:.0f}" for value in quantiles)
+        print(f"| {name} | {numbers} | {1e6 * statistics.median(accepts):.1f} |", flush=True)
+
+
+def mask_times(
+    start: Callable[[], Any], rng: random.Random, seconds: float
+) -> tuple[list[float], list[float]]:
+    """Return the times of masks and of accepted tokens in random runs."""
+    masks: list[float] = []
+    accepts: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        matcher, token_id = start(), -1
+        for _ in range(100):
+            began = time.perf_counter()
+            mask = matcher.mask()
+            masks.append(time.perf_counter() - began)
+            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+            token_id = int(rng.choice(np.flatnonzero(bits)))
+            if token_id == 2:
+                break
+            began = time.perf_counter()
+            matcher.accept(token_id)
+            accepts.append(time.perf_counter() - began)
+    return masks, accepts
+
+
+# Determined tokens.
+
+
+def measure_forced(rounds: int) -> None:
+    """Print the gain of taking determined tokens at once, and their share."""
+    at_once, one_by_one = (LLM("bundled", max_forced_run=run) for run in (32, 0))
+    for streams in (1, 8, 64):
+        prompts = [PROMPTS[i % len(PROMPTS)] for i in range(streams)]
+        params = [constrained(RECORD, max_tokens=200, seed=i) for i in range(streams)]
+        speeds: dict[str, list[float]] = {"at once": [], "one by one": []}
+        share = 0.0
+        for turn in range(rounds + 1):
+            order = [("at once", at_once), ("one by one", one_by_one)]
+            for name, llm in order if turn % 2 else order[::-1]:
+                began = time.perf_counter()
+                outputs = llm.generate(prompts, params, use_tqdm=False)
+                seconds = time.perf_counter() - began
+                num_tokens = sum(len(each.outputs[0].token_ids) for each in outputs)
+                if turn:
+                    speeds[name].append(num_tokens / seconds)
+                if name == "at once":
+                    share = sum(each.metrics.num_forced_tokens for each in outputs) / num_tokens
+        ratios = [a / b for a, b in zip(*speeds.values(), strict=True)]
+        medians = " | ".join(f"{statistics.median(each):,.0f}" for each in speeds.values())
+        print(f"| {streams} | {share:.0%} | {medians} | {spread(ratios, 2)} |", flush=True)
+
+
+def main() -> None:
+    """Run the parts, without variables that tune OpenBLAS."""
+    untuned = {name: x for name, x in os.environ.items() if not name.startswith("OPENBLAS_")}
+    if untuned != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.argv], untuned)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parts = ("steps", "masks", "forced")
+    parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
+    parser.add_argument("--models", nargs="+", default=["bundled", "SmolLM2-135M"])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=48, help="tokens of a stream in a turn")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if "steps" in args.parts:
+            print("| model | temperature | free ms | constrained ms | ratio | by CPU time |")
+            print("|---|---|---|---|---|---|")
+            for model in args.models:
+                measure_steps(model, Path(folder), args.rounds, args.tokens)
+        if "masks" in args.parts:
+            measure_masks(Path(folder), seconds=2)
+        if "forced" in args.parts:
+            print("| streams | determined | at once, tokens/s | one by one | ratio |")
+            print("|---|---|---|---|---|")
+            measure_forced(args.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Check that costly structured outputs are refused or followed cheaply, beside other requests."""
+
+from __future__ import annotations
+
+import pytest
+from hostile_grammars import CASES
+from measured import Zygote
+
+pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_costly_description_is_refused_or_followed_cheaply(zygote: Zygote, name: str) -> None:
+    result = zygote.run("call", "hostile_grammars:run", name)
+    result.check_cost()
+    assert len(result.message) < 1000
+    assert result.message.isprintable()
+    if result.error is not None:
+        assert "structured_outputs" in result.message
