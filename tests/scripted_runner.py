@@ -120,11 +120,12 @@ class _Row:
     def is_end(self, token_id: int, num_tokens: int) -> bool:
         return token_id in self._new.banned_ids or num_tokens >= self._new.max_tokens
 
-    def take_forced(self, draw: Callable[[], int]) -> tuple[int, ...]:
+    def take_forced(self, draw: Callable[[], int], most: int) -> tuple[int, ...]:
         """Append some drawn tokens. Log-probabilities are given with the last one, not after it."""
         start, has_logprobs = len(self.token_ids), self._new.params.logprobs is not None
         is_over = self.is_end(self.token_ids[-1], start)
-        while self.histories[-1] % 3 == 0 and not is_over:
+        limit = start + most
+        while self.histories[-1] % 3 == 0 and len(self.token_ids) < limit and not is_over:
             token_id = draw()
             is_over = self.is_end(token_id, len(self.token_ids) + 1)
             if is_over and has_logprobs:
@@ -158,7 +159,9 @@ class ScriptedRunner:
         live_rows: Callable[[], Iterable[int | None]],
         num_host_blocks: int = 0,
         vocab_size: int = VOCAB_SIZE,
+        max_forced_run: int = 32,
     ) -> None:
+        self._max_forced_run = max_forced_run
         self._block_size = block_size
         self._device: Blocks = [[POISON] * block_size for _ in range(num_blocks)]
         self._host: Blocks = [[POISON] * block_size for _ in range(num_host_blocks)]
@@ -281,7 +284,10 @@ class ScriptedRunner:
         return row.token_ids[-1]
 
     def _take_forced(self, row: _Row) -> tuple[int, ...]:
-        return row.take_forced(lambda: next_token(row.histories[-1], row.choice, self._vocab_size))
+        return row.take_forced(
+            lambda: next_token(row.histories[-1], row.choice, self._vocab_size),
+            self._max_forced_run,
+        )
 
     def _prefill(self, chunk: Chunk) -> ChunkResult:
         row = self._rows[chunk.row]
@@ -317,6 +323,7 @@ def scripted_engine(
         block_size=config.block_size,
         num_host_blocks=num_host_blocks,
         live_rows=lambda: [seq.table.row for seq in scheduler.running],
+        max_forced_run=config.max_forced_run,
     )
     if config.async_scheduling:
         runner = OverlappingRunner(runner, scheduler.ahead)

@@ -570,14 +570,14 @@ STEPS = (
     Mutant(
         "decodes-not-in-the-budget",
         SCHEDULER,
-        "        budget -= len(decodes)\n",
+        "        budget -= len(decodes) + sum(len(chunk.token_ids) for chunk in chunks)\n",
         "",
         "a step computes more than max_num_batched_tokens",
     ),
     Mutant(
         "decodes-beyond-the-budget",
         SCHEDULER,
-        "            if table is None or len(rows) == budget:",
+        "            if table is None or not budget:",
         "            if table is None:",
         "more sequences decode than a step may compute tokens",
     ),
@@ -1005,7 +1005,7 @@ NUMBERS = (
     Mutant(
         "prompt-scored-twice",
         SEQUENCE,
-        "scored = (max(start, len(request.prompt_logprobs)), ",
+        "scored = (max(start, first), ",
         "scored = (start, ",
         "after a preemption prompt log-probabilities are returned again",
     ),

@@ -135,7 +135,7 @@ def test_bad_lines_of_a_file_do_not_stop_the_others(tmp_path: Path) -> None:
         b'["prompt"]',
         b'{"prompt_token_ids": [5, 999999]}',
         b'{"prompt": "half of a pair: \\ud83d"}',
-        b'{"messages": [{"role": "tool", "content": "x"}]}',
+        b'{"messages": [{"role": "narrator", "content": "x"}]}',
         b'{"prompt": "x", "max_tokens": 0}',
         b'{"prompt_token_ids": [0, 300, 301], "max_tokens": 2}',
     ]
@@ -162,7 +162,7 @@ def test_bad_lines_of_a_file_do_not_stop_the_others(tmp_path: Path) -> None:
         11: "must be a JSON object, got a list",
         12: "token id 999999",
         13: "unpaired surrogate",
-        14: "the role is tool",
+        14: "the role is narrator",
         15: "max_tokens must be an integer at least 1; got 0",
     }
     for number, message in expected.items():

@@ -51,8 +51,10 @@ def test_a_long_job_waits_at_most_until_it_has_aged(ageing):
 
     The wait is proportional to 1 / ageing. Without ageing it would never end.
     """
-    config = {"scheduling_policy": "sjf", "sjf_ageing": ageing, "max_num_seqs": 1}
-    engine = scripted_engine(EngineConfig(**config), NUM_BLOCKS, MAX_MODEL_LEN)
+    config = EngineConfig(
+        scheduling_policy="sjf", sjf_ageing=ageing, max_num_seqs=1, max_forced_run=0
+    )
+    engine = scripted_engine(config, NUM_BLOCKS, MAX_MODEL_LEN)
     engine.add_request(*SHORT)
     engine.step()
     engine.add_request(*LONG, "long")

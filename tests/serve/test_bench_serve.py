@@ -261,7 +261,7 @@ def test_mie_serve_tells_all_that_a_server_can():
     prefix = independent(num_requests=6, input_len=Fixed(9), output_len=Fixed(20), prefix_len=40)
     quoted = WorkloadRequest(
         request_id="more",
-        prompt=(Text(1, 40), Answer("5"), Text(99, 3)),
+        prompt=(prefix.requests[5].prompt[0], Answer("5"), Text(99, 3)),  # a hit: "5" has ended
         max_tokens=5,
         after="5",
     )

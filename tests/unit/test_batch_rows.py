@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from mie import LLM
 from mie.batch import answers, seed_of
 from mie.frontend.outputs import RequestOutput
 from mie.ray.data import _EngineActor, _kept
+
+DATA = sys.modules[_EngineActor.__module__]
 
 SETTINGS: dict[str, Any] = {
     "model": "bundled",
@@ -85,7 +88,7 @@ def test_a_restart_takes_what_is_kept(expected, tmp_path: Path, monkeypatch):
         asked.extend(key for key, _ in requests)
         return answers(llm, requests)
 
-    monkeypatch.setattr("mie.ray.data.answers", watched)
+    monkeypatch.setattr(DATA, "answers", watched)
     found = _EngineActor(SETTINGS, str(checkpoint))._answers(ROWS)
     assert asked == ["c", "d"]
     assert found == expected

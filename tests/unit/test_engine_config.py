@@ -54,6 +54,7 @@ def test_the_defaults():
         "gpu_memory_utilization": 0.9,
         "batch_invariant": "auto",
         "max_logprobs": -1,
+        "max_forced_run": 32,
     }
 
 
