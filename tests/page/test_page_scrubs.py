@@ -49,7 +49,7 @@ def check_runs(shown: Shown, path):
         steps_per_record=st.sampled_from([1, 1, 3]),
         random=st.randoms(use_true_random=False),
     )
-    @settings(max_examples=50)
+    @settings(max_examples=80)
     def check(config, arrivals, spare, num_host_blocks, tokens, aborted, steps_per_record, random):
         longest = max(len(prompt) for _, prompt, *_ in arrivals)
         pools = -(-longest // config.block_size) + spare, num_host_blocks
