@@ -5,6 +5,7 @@ The runs are those of tests/property/test_page_records.py.
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 from browser import Shown, cells, chromium, opened
 from hypothesis import given, settings
@@ -24,6 +25,9 @@ STATES = """([text, steps]) => {
     return steps.map(step => [run.isExact(step), run.at(step).plain()]);
 }"""
 
+SWAPS = {"preemption_mode": "swap", "watermark": 0.0, "max_num_seqs": 5, "batching": "continuous"}
+"""Settings under which many random runs swap sequences out."""
+
 seen: Counter[str] = Counter()
 
 
@@ -40,16 +44,16 @@ def test_every_state_of_a_random_run(tmp_path):
 
 def check_runs(shown: Shown, path):
     @given(
-        config=configs(),
+        config=configs().map(lambda config: replace(config, **SWAPS)),
         arrivals=requests(),
-        spare=st.integers(0, 5),
+        spare=st.integers(1, 4),
         num_host_blocks=st.integers(1, 9),
         tokens=st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
         aborted=st.dictionaries(st.integers(0, 12), st.integers(0, 5), max_size=4),
         steps_per_record=st.sampled_from([1, 1, 3]),
         random=st.randoms(use_true_random=False),
     )
-    @settings(max_examples=80)
+    @settings(max_examples=60)
     def check(config, arrivals, spare, num_host_blocks, tokens, aborted, steps_per_record, random):
         longest = max(len(prompt) for _, prompt, *_ in arrivals)
         pools = -(-longest // config.block_size) + spare, num_host_blocks
