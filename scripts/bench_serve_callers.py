@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -104,6 +105,8 @@ def serving(arguments: list[str]) -> Iterator[Served]:
                 break
         else:
             raise SystemExit("the server did not start")
+        # The server waits when nothing reads what it logs.
+        threading.Thread(target=process.stderr.read, daemon=True).start()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/version") as answer:
             answer.read()
         yield Served(port=port, process_id=process.pid, ready=time.perf_counter() - begin)
