@@ -1,7 +1,7 @@
 """Let the model call functions of this program, and answer with their results.
 
 ``tool_choice="required"`` makes the answer a call of one of the functions, with arguments that its
-schema accepts. A model that is trained for tools decides by itself with "auto", the default.
+schema accepts. A model that is trained for tools decides with "auto", the default.
 
 It needs llguidance: pip install 'mie[structured]'
 """

@@ -21,7 +21,7 @@ from mie.stats.request import RequestMetrics
 T = TypeVar("T")
 
 Hold = Callable[[Callable[[], object]], object]
-"""Calls what it is given, in the event loop's thread, at a moment of its own choice."""
+"""Calls what it is given, in the event loop's thread, at a moment that it chooses."""
 
 
 class _News:

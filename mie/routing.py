@@ -75,7 +75,7 @@ class PrefixRouter:
 
 
 class RandomRouter:
-    """Spreads requests at random, whatever they begin with. Others are compared with it."""
+    """Spreads requests at random. Others are compared with it."""
 
     def __init__(self) -> None:
         self._num_requests = 0

@@ -64,7 +64,7 @@ def build_replicas(config: ReplicaConfig) -> Application:
 
 
 class _Ingress:
-    """A front in a replica of its own."""
+    """A front in a replica."""
 
     def __init__(self, handle: DeploymentHandle, config: ServeConfig) -> None:
         self._handle = handle

@@ -19,7 +19,7 @@ from mie.serve.config import ServeConfig
 
 
 class Replica:
-    """The callable of a deployment. Ray creates it in a process of its own."""
+    """The callable of a deployment. Ray creates it in a separate process."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, engine: Mapping[str, Any], server: ServeConfig

@@ -268,7 +268,7 @@ class PageRoutes:
 
 
 class _Nothing:
-    """The work of a stream that ends by itself."""
+    """The work of a stream that ends when all is written."""
 
     def close(self) -> None:
         """Do nothing."""
