@@ -9,6 +9,7 @@ import importlib.util
 import json
 import random
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,21 @@ def test_a_long_prompt_is_computed_in_chunks_beside_answers(shown: Shown) -> Non
     assert busy & {each["step"] for each in chunks}
 
 
-def test_a_disconnect_frees_the_cells(shown: Shown) -> None:
+def test_a_disconnect_frees_the_cells(
+    shown: Shown, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = engine._loop.engine
+    compute = core.step
+
+    def step() -> Any:
+        """After 60 tokens, wait for a caller before each step, so that no answer ends early."""
+        for _ in range(60_000):
+            if engine._loop.inbox or all(seq.num_generated < 60 for seq in core.scheduler.running):
+                break
+            time.sleep(0.001)
+        return compute()
+
+    monkeypatch.setattr(core, "step", step)
     sentence = shown.do("leave")
     shown.settle()
     assert re.fullmatch(r"3 answers left\. \d+ blocks were in use; 0 are now\.", sentence)
