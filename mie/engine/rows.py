@@ -9,6 +9,7 @@ import numpy as np
 from mie.engine.bad_words import BadWords
 from mie.engine.constraint import Constraints, RowConstraint
 from mie.ops.sampling import RowControls
+from mie.ops.uniform import Uniforms
 from mie.sched.plan import NewRow
 
 GREEDY = RowControls()
@@ -42,6 +43,7 @@ class Row:
         self._constraints = constraints
         self._constraint: RowConstraint | None = None
         self._end_ids = frozenset(new.banned_ids)
+        self._uniforms = Uniforms(*new.draw_key)
 
     @property
     def may_run_ahead(self) -> bool:
@@ -79,7 +81,7 @@ class Row:
             top_k=max(params.top_k, 0),
             top_p=params.top_p,
             min_p=params.min_p,
-            uniform=self._uniform(choice, num_tokens) if params.temperature > 0 else 0.0,
+            uniform=self._uniforms.at(choice, num_tokens) if params.temperature > 0 else 0.0,
             bias=self._bias,
             allowed_ids=self._allowed_ids if allowed_words is None else None,
             allowed_words=allowed_words,
@@ -140,19 +142,6 @@ class Row:
         if num_generated < self.params.min_tokens:
             banned_ids += self._new.banned_ids
         return banned_ids
-
-    def _uniform(self, choice: int, position: int) -> float:
-        """Return the random number of a position, which depends on nothing but the request.
-
-        It is Philox (Salmon et al., 2011) keyed by (seed, choice) and counted by (position,
-        stream).
-        """
-        seed, stream = self._new.draw_key
-        generator = np.random.Philox(
-            key=np.array([seed % 2**64, choice], np.uint64),
-            counter=np.array([position, stream, 0, 0], np.uint64),
-        )
-        return float(int(generator.random_raw()) >> 11) * 2.0**-53
 
 
 def take_forced(

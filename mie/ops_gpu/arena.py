@@ -12,6 +12,9 @@ from mie.ops_gpu.arrays import next_power_of_two
 Empty = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
 """A function that returns an uninitialised array of a shape and dtype under a name."""
 
+MAX_VIEWS = 1 << 10
+"""Number of shaped views that are kept. The layers of a step share theirs."""
+
 
 def fresh(xp: Any) -> Empty:
     """Return a function that allocates new arrays and ignores the name."""
@@ -32,15 +35,25 @@ class Arena:
     def __init__(self, xp: Any) -> None:
         self._xp = xp
         self._buffers: dict[tuple[str, np.dtype[Any]], Array] = {}
+        self._views: dict[tuple[str, np.dtype[Any], tuple[int, ...]], Array] = {}
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an uninitialised array."""
+        view = self._views.get((name, dtype, shape))
+        if view is None:
+            if len(self._views) >= MAX_VIEWS:
+                self._views.clear()
+            view = self._views[name, dtype, shape] = self._view(name, shape, dtype)
+        return view
+
+    def _view(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         size, key = math.prod(shape), (name, dtype)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.size < size:
             rows = next_power_of_two(shape[0])  # few sizes until the largest
             buffer = self._xp.empty(rows * math.prod(shape[1:]), dtype)
             self._buffers[key] = buffer
+            self._views.clear()  # they keep the old buffer's memory
         return buffer[:size].reshape(shape)
 
     @property

@@ -17,17 +17,17 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 _KERNEL_TYPES = {
-    "float32": "float",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "int8": "int8",
-    "uint8": "e4m3",  # an 8-bit float, for which CuPy has no dtype
+    DTYPES["float32"]: "float",
+    DTYPES["float16"]: "f16",
+    DTYPES["bfloat16"]: "bf16",
+    np.dtype(np.int8): "int8",
+    np.dtype(np.uint8): "e4m3",  # an 8-bit float, for which CuPy has no dtype
 }
 
 
 def kernel_type(array: Array) -> str:
     """Return the kernels' name of the array's element type."""
-    return _KERNEL_TYPES[array.dtype.name]
+    return _KERNEL_TYPES[array.dtype]
 
 
 def to_host(array: Array) -> NDArray[Any]:

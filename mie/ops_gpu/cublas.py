@@ -11,6 +11,7 @@ from typing import Any
 
 from mie.errors import ConfigError
 from mie.ops.backend import Array
+from mie.ops_gpu.arrays import DTYPES
 
 WORKSPACE_BYTES = {9: 32 << 20, 0: 4 << 20}
 """Workspace by minimum compute capability, as the cuBLAS documentation recommends."""
@@ -20,7 +21,11 @@ OP_N, OP_T = 0, 1
 COMPUTE_32F = 68
 GEMM_DEFAULT = -1
 MATH_DISALLOW_REDUCED_PRECISION_REDUCTION = 16  # added to CUBLAS_DEFAULT_MATH, which is 0
-ELEMENT_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
+ELEMENT_TYPES = {  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
+    DTYPES["float32"]: 0,
+    DTYPES["float16"]: 2,
+    DTYPES["bfloat16"]: 14,
+}
 
 STATUS = {
     1: "CUBLAS_STATUS_NOT_INITIALIZED",
@@ -88,7 +93,7 @@ class Cublas:
         [N, K] . x^T [K, T], with a transposed weight.
         """
         (num_tokens, depth), width = x.shape, weight.shape[0]
-        element = ELEMENT_TYPES[x.dtype.name]
+        element = ELEMENT_TYPES[x.dtype]
         assert weight.dtype == out.dtype == x.dtype
         assert weight.shape == (width, depth)
         assert out.shape == (num_tokens, width)

@@ -10,8 +10,10 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 MAX_THREADS = 1024
@@ -35,19 +37,19 @@ _LETTERS = {
     "e4m3": "u1",
 }
 
-_DTYPES = {
-    "i1": ("int8",),
-    "u1": ("uint8", "bool"),
-    "i2": ("int16",),
-    "u2": ("uint16",),
-    "i4": ("int32",),
-    "u4": ("uint32",),
-    "i8": ("int64",),
-    "u8": ("uint64",),
-    "f4": ("float32",),
-    "f8": ("float64",),
-    "f2": ("float16",),
-    "b2": ("bfloat16", "uint16"),  # CuPy before 14 has no bfloat16
+_DTYPES: dict[str, list[np.dtype[Any]]] = {
+    "i1": [np.dtype(np.int8)],
+    "u1": [np.dtype(np.uint8), np.dtype(np.bool_)],
+    "i2": [np.dtype(np.int16)],
+    "u2": [np.dtype(np.uint16)],
+    "i4": [np.dtype(np.int32)],
+    "u4": [np.dtype(np.uint32)],
+    "i8": [np.dtype(np.int64)],
+    "u8": [np.dtype(np.uint64)],
+    "f4": [np.dtype(np.float32)],
+    "f8": [np.dtype(np.float64)],
+    "f2": [np.dtype(np.float16)],
+    "b2": [np.dtype(ml_dtypes.bfloat16), np.dtype(np.uint16)],  # CuPy before 14 has no bfloat16
 }
 
 
@@ -62,12 +64,12 @@ class Parameter:
     name: str
     letters: str
 
-    @property
+    @cached_property
     def is_pointer(self) -> bool:
         """Whether it is a pointer."""
         return self.letters.startswith("*")
 
-    @property
+    @cached_property
     def is_struct(self) -> bool:
         """Whether it is a struct, passed by value."""
         return self.letters.startswith("s")
@@ -82,10 +84,11 @@ class Parameter:
         """The letters without a struct's size, which the source text does not tell."""
         return re.sub(r"s\d+$", "s", self.letters)
 
-    @property
-    def pointee(self) -> str:
-        """The type in letters, without the pointer."""
-        return self.letters[2:]
+    @cached_property
+    def dtypes(self) -> list[np.dtype[Any]]:
+        """The dtypes of a number or of what a pointer points at, empty if any will do."""
+        # Any dtype will do for a pointer to a struct such as uint4.
+        return _DTYPES.get(self.letters[2:] if self.is_pointer else self.letters, [])
 
 
 def check_launch(kernel: str, grid: Sequence[int], block: Sequence[int]) -> None:
@@ -121,9 +124,10 @@ def _problem(parameter: Parameter, arg: Any, array_type: Any) -> str | None:
             return None
         if not isinstance(arg, array_type):
             return f"must be an array, got {type(arg).__name__}"
-        allowed = _DTYPES.get(parameter.pointee)  # any dtype for a struct such as uint4
-        if allowed and arg.dtype.name not in allowed:
-            return f"must point at {' or '.join(allowed)}, got {arg.dtype.name}"
+        allowed = parameter.dtypes
+        if allowed and arg.dtype not in allowed:
+            names = " or ".join(each.name for each in allowed)
+            return f"must point at {names}, got {arg.dtype.name}"
         return None if arg.flags.c_contiguous else "must be C-contiguous"
     if parameter.is_struct:
         if not isinstance(arg, np.ndarray) or arg.dtype.fields is None or arg.size != 1:
@@ -132,9 +136,8 @@ def _problem(parameter: Parameter, arg: Any, array_type: Any) -> str | None:
         if size and arg.dtype.itemsize != int(size):
             return f"must be a struct of {size} bytes, got {arg.dtype.itemsize} (align=True?)"
         return None
-    allowed = _DTYPES[parameter.letters]
-    if not isinstance(arg, np.generic) or arg.dtype.name not in allowed:
-        return f"must be a NumPy {allowed[0]}, got {type(arg).__name__}"
+    if not isinstance(arg, np.generic) or arg.dtype not in parameter.dtypes:
+        return f"must be a NumPy {parameter.dtypes[0].name}, got {type(arg).__name__}"
     return None
 
 

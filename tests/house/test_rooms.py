@@ -72,6 +72,7 @@ ROOMS = {
             "model.decoder",
             "ops.backend",
             "ops.sampling",
+            "ops.uniform",
             "params",
             "sched",
             "stats",

@@ -9,7 +9,7 @@ import numpy as np
 
 from mie.ops_gpu.cublas import COMPUTE_32F, ELEMENT_TYPES, GEMM_DEFAULT, OP_N, OP_T
 
-DTYPES = {number: np.dtype(name) for name, number in ELEMENT_TYPES.items() if name != "bfloat16"}
+DTYPES = {number: dtype for dtype, number in ELEMENT_TYPES.items() if dtype.name != "bfloat16"}
 
 
 class FakeCublas:

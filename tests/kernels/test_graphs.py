@@ -262,3 +262,13 @@ def test_an_arena_keeps_buffers_that_are_large_enough():
     assert len(arena.buffers) == 3
     assert arena.empty("x", (9, 3), dtype).ctypes.data != first.ctypes.data
     assert len(arena.buffers) == 3
+
+
+def test_an_arena_makes_the_view_of_a_shape_once():
+    arena, dtype = Arena(np), np.dtype(np.float32)
+    view = arena.empty("x", (5, 3), dtype)
+    assert arena.empty("x", (5, 3), dtype) is view
+    assert arena.empty("x", (3, 5), dtype).shape == (3, 5)
+    larger = arena.empty("x", (50, 3), dtype)
+    again = arena.empty("x", (5, 3), dtype)  # the old view's memory was replaced
+    assert again.ctypes.data == larger.ctypes.data != view.ctypes.data

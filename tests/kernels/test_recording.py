@@ -260,6 +260,7 @@ def test_memory_that_a_graph_does_not_keep_is_noticed(fake_cupy: FakeCupy, machi
     fake_cupy.streams[captured.graph._stream.ptr].synchronize()
     steps._captured[bucket] = captured._replace(buffers=(), logits=captured.logits)
     steps.arena._buffers.clear()
+    steps.arena._views.clear()
     del captured
     with pytest.raises(Violation, match=r"memory at .* that was given back"):
         machine.step()
