@@ -1,13 +1,15 @@
 #!/usr/bin/env python
-"""Compile every kernel for every target with NVRTC, as CuPy would, and compare with the ledger.
+"""Compile every kernel for every target with NVRTC, as CuPy would, and compare with the ledgers.
 
-    scripts/nvrtc_check.py              what `make test` checks
-    scripts/nvrtc_check.py --update     write what the kernels use now into the ledger
+    scripts/nvrtc_check.py                  what `make test-all` checks
+    scripts/nvrtc_check.py --update         write what the kernels use now into the ledgers
+    scripts/nvrtc_check.py --show rms_norm  print the loops of kernels with this in their names
 
 This needs neither a GPU nor a driver nor CuPy. `pip install 'mie[nvrtc]'` brings two compilers,
-which are loaded through ctypes. They get no CUDA headers, because users have none either. The
-ledger, tests/kernels/ledger.json, holds for each kernel and target [registers, bytes of static
-shared memory, bytes of stack]. More than that is a failure, and so is any spilled register.
+which are loaded through ctypes, and a disassembler. The compilers get no CUDA headers, because
+users have none either. The ledger of resources, tests/kernels/ledger.json, holds for each kernel
+and target [registers, bytes of static shared memory, bytes of stack]. More than that is a failure,
+and so is any spilled register. gpu/sass_ledger.py describes the ledger of machine code.
 """
 
 import argparse
@@ -17,11 +19,15 @@ import json
 import re
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from gpu import sass, sass_ledger
 from gpu.nvrtc_kernels import ENTRIES, ROOT, Entry
+from gpu.sass import Counts
+from gpu.sass_ledger import Profile
 
 from mie.ops_gpu.source import NVRTC_OPTIONS, flat_source
 from mie.system.cache_dir import open_cache, read_json, write_json
@@ -51,6 +57,21 @@ Usages = dict[str, Usage]
 """The usage of each kernel, by names such as "rms_norm.cu rms_norm<float>"."""
 
 
+class Compiled(NamedTuple):
+    """A compiled file: its machine code, and the usage and mangled name of each kernel."""
+
+    cubin: bytes
+    usages: Usages
+    mangled: dict[str, str]
+
+
+class Report(NamedTuple):
+    """What the kernels need on one target. Without a disassembler there are no profiles."""
+
+    usages: Usages
+    profiles: dict[str, Profile]
+
+
 class CompileError(Exception):
     """NVRTC refused a file. The message is its log."""
 
@@ -64,8 +85,8 @@ class Nvrtc:
         self._call("Version", ctypes.byref(major), ctypes.byref(minor))
         self.version = f"{major.value}.{minor.value}"
 
-    def compile(self, source: str, names: Sequence[str], options: Sequence[str]) -> Usages:
-        """Return what each kernel uses.
+    def compile(self, source: str, names: Sequence[str], options: Sequence[str]) -> Compiled:
+        """Compile a file to machine code.
 
         Raises:
             CompileError: the file does not compile.
@@ -82,7 +103,12 @@ class Nvrtc:
             if failed:
                 raise CompileError(log)
             usages = read_log(log)
-            return {name: usages[self._lowered(program, name)] for name in names}
+            mangled = {name: self._lowered(program, name) for name in names}
+            return Compiled(
+                self._bytes(program, "CUBIN"),
+                {name: usages[mangled[name]] for name in names},
+                mangled,
+            )
         finally:
             self._call("DestroyProgram", ctypes.byref(program))
 
@@ -93,11 +119,14 @@ class Nvrtc:
         return lowered.value.decode()
 
     def _text(self, program: ctypes.c_void_p, what: str) -> str:
+        return self._bytes(program, what).rstrip(b"\0").decode(errors="replace")
+
+    def _bytes(self, program: ctypes.c_void_p, what: str) -> bytes:
         size = ctypes.c_size_t()
         self._call(f"Get{what}Size", program, ctypes.byref(size))
-        text = ctypes.create_string_buffer(size.value)
-        self._call(f"Get{what}", program, text)
-        return text.value.decode(errors="replace")
+        content = ctypes.create_string_buffer(size.value)
+        self._call(f"Get{what}", program, content)
+        return content.raw
 
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._library, f"nvrtc{name}")(*arguments)
@@ -138,30 +167,56 @@ def options_for(arch: int, extra: Sequence[str] = ()) -> list[str]:
     return [*NVRTC_OPTIONS, *extra, f"-arch=sm_{arch}", *CUPY_OPTIONS, REPORT_OPTION]
 
 
-def compile_all(nvrtc: Nvrtc, arch: int, entries: Sequence[Entry] = ENTRIES) -> Usages:
-    """Return what every kernel uses on one target."""
-    report: Usages = {}
+def compile_all(nvrtc: Nvrtc, arch: int, entries: Sequence[Entry] = ENTRIES) -> Report:
+    """Return what every kernel needs on one target."""
+    report = Report({}, {})
     for entry in entries:
-        usages = _compile_once(nvrtc, entry, options_for(arch, entry.options))
-        report |= {f"{entry.file} {name}": usage for name, usage in usages.items()}
+        usages, counts = _compile_once(nvrtc, entry, arch)
+        for name, usage in usages.items():
+            kernel = f"{entry.file} {name}"
+            report.usages[kernel] = usage
+            if name in counts:
+                report.profiles[kernel] = Profile(
+                    warps=sass_ledger.resident_warps(
+                        arch,
+                        threads=entry.threads,
+                        registers=usage.registers,
+                        shared_bytes=usage.shared + entry.shared_bytes(name),
+                    ),
+                    **counts[name]._asdict(),
+                )
     return report
 
 
-def _compile_once(nvrtc: Nvrtc, entry: Entry, options: Sequence[str]) -> Usages:
-    """Return the result of `Nvrtc.compile`, from the cache if this text was compiled before."""
-    source = flat_source(entry.path)
-    words = [nvrtc.version, source, *entry.names, *options]
-    key = hashlib.sha256("\0".join(words).encode()).hexdigest()
+def _compile_once(nvrtc: Nvrtc, entry: Entry, arch: int) -> tuple[Usages, dict[str, Counts]]:
+    """Compile and count, or read both from the cache if this text was compiled before."""
+    source, options = flat_source(entry.path), options_for(arch, entry.options)
+    program = sass.nvdisasm()
+    words = [nvrtc.version, str(program), Path(sass.__file__).read_text(), source]
+    key = hashlib.sha256("\0".join([*words, *entry.names, *options]).encode()).hexdigest()
     kept = open_cache("nvrtc") / f"{key[:20]}.json"
     found = read_json(kept)
-    if found is not None:
-        return {name: Usage(*numbers) for name, numbers in found.items()}
-    usages = nvrtc.compile(source, entry.names, options)
-    write_json(kept, usages)
-    return usages
+    if found is None:
+        compiled = nvrtc.compile(source, entry.names, options)
+        found = [compiled.usages, disassemble(program, compiled) if program else {}]
+        write_json(kept, found)
+    usages, counts = found
+    return (
+        {name: Usage(*numbers) for name, numbers in usages.items()},
+        {name: Counts.from_json(numbers) for name, numbers in counts.items()},
+    )
 
 
-# The ledger.
+def disassemble(program: Path, compiled: Compiled) -> dict[str, Counts]:
+    """Return the counts of each kernel of a compiled file."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.cubin)
+        file.flush()
+        found = sass.disassembled(program, Path(file.name))
+    return {name: found[mangled] for name, mangled in compiled.mangled.items()}
+
+
+# The ledger of resources.
 
 
 def limits(report: Usages, entries: Sequence[Entry] = ENTRIES) -> Iterator[str]:
@@ -217,29 +272,50 @@ def write_ledger(ledger: dict[str, Usages], path: Path = LEDGER) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--update", action="store_true", help="write a new ledger")
-    update = parser.parse_args(argv).update
-    compilers, ledger = installed(), read_ledger()
-    now: dict[str, Usages] = {}
-    problems: list[str] = []
+    parser.add_argument("--update", action="store_true", help="write new ledgers")
+    parser.add_argument("--show", metavar="TEXT", help="print the loops of these kernels")
+    parser.add_argument("--target", metavar="NAME", help='one target only, such as "13.4 sm_90"')
+    args = parser.parse_args(argv)
+    if args.update and args.target:
+        parser.error("--update writes the ledgers of all targets, so it goes without --target")
+    compilers = installed()
+    missing = [f"NVRTC {version}" for version in TARGETS if version not in compilers]
+    missing += [] if sass.nvdisasm() else ["nvdisasm"]
+    for name in missing:
+        print(f"{name} is not installed (pip install 'mie[nvrtc]')")
+    if args.update and missing:
+        return 1  # half a ledger would fail elsewhere
+    reports: dict[str, Report] = {}
     for version, archs in TARGETS.items():
-        if version not in compilers:
-            print(f"NVRTC {version} is not installed (pip install 'mie[nvrtc]')")
-            if update:
-                return 1  # a ledger of half the targets would fail elsewhere
-            continue
         for arch in archs:
             target = target_name(version, arch)
-            report = now[target] = compile_all(compilers[version], arch)
-            found = [*limits(report), *([] if update else growth(report, ledger.get(target, {})))]
-            problems += [f"{target}: {sentence}" for sentence in found]
-            most = max(usage.registers for usage in report.values())
-            print(f"{target}: {len(report)} kernels, at most {most} registers")
+            if version in compilers and args.target in (None, target):
+                report = reports[target] = compile_all(compilers[version], arch)
+                most = max(usage.registers for usage in report.usages.values())
+                print(f"{target}: {len(report.usages)} kernels, at most {most} registers")
+                for line in sass_ledger.table(report.profiles, args.show) if args.show else ():
+                    print(line)
+    if not reports:
+        parser.error(f"nothing to compile for target {args.target!r}")
+    problems = [
+        f"{target}: {sentence}"
+        for target, report in reports.items()
+        for sentence in (limits(report.usages) if args.update else complaints(target, report))
+    ]
     for problem in problems:
         print(problem, file=sys.stderr)
-    if update and not problems:
-        write_ledger(now)
+    if args.update and not problems:
+        write_ledger({target: report.usages for target, report in reports.items()})
+        sass_ledger.write({target: report.profiles for target, report in reports.items()})
     return int(bool(problems))
+
+
+def complaints(target: str, report: Report) -> Iterator[str]:
+    """Yield sentences about what exceeds the limits and the ledgers."""
+    yield from limits(report.usages)
+    yield from growth(report.usages, read_ledger().get(target, {}))
+    if sass.nvdisasm():
+        yield from sass_ledger.growth(report.profiles, sass_ledger.read().get(target, {}))
 
 
 if __name__ == "__main__":

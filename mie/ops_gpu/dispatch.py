@@ -93,23 +93,28 @@ class PrefillKernel:
 
 def prefill_kernel(element: str, head_dim: int, block_size: int, *, stored: str) -> PrefillKernel:
     """Return the prefill kernel for queries of type ``element`` and a cache of type ``stored``."""
-    parameters = _parameters(element, stored, head_dim)
     is_short, is_quantized = element in ("f16", "bf16"), stored in QUANTIZED
     # Four scales of a quantised cache are fetched at a time, so they must be in one block.
-    if is_short and head_dim in MMA_STAGES and not (is_quantized and block_size % 16):
-        row_bytes = head_dim + 4 if is_quantized else 2 * head_dim
-        return PrefillKernel(
-            name="paged_prefill_mma",
-            parameters=parameters,
-            rows=64,
-            shared_bytes=2 * 2 * 64 * row_bytes,  # two tiles of 64 keys and values
-        )
-    itemsize = 2 if is_short and not is_quantized else 4  # of a number in shared memory
+    if not is_short or head_dim not in MMA_STAGES or (is_quantized and block_size % 16):
+        return plain_prefill_kernel(element, head_dim, stored=stored)
+    row_bytes = head_dim + 4 if is_quantized else 2 * head_dim
+    return PrefillKernel(
+        name="paged_prefill_mma",
+        parameters=_parameters(element, stored, head_dim),
+        rows=64,
+        shared_bytes=2 * 2 * 64 * row_bytes,  # two tiles of 64 keys and values
+    )
+
+
+def plain_prefill_kernel(element: str, head_dim: int, *, stored: str) -> PrefillKernel:
+    """Return the prefill kernel that supports every shape."""
+    # Numbers in shared memory are widened if the cache is quantised.
+    itemsize = 2 if element in ("f16", "bf16") and stored not in QUANTIZED else 4
     query_bytes = 4 * (16 * head_dim + WARPS * 32)  # 16 rows, and 32 weights for each warp
     key_bytes = 2 * 32 * (head_dim * itemsize + 4)  # keys and values, each row padded by one bank
     return PrefillKernel(
         name="paged_prefill",
-        parameters=parameters,
+        parameters=_parameters(element, stored, head_dim),
         rows=16,
         shared_bytes=query_bytes + key_bytes,
     )

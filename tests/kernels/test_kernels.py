@@ -40,7 +40,10 @@ DEVICE_MODES = ["cupy"] if on_device.IS_WANTED else []
 MODES = ["forward", "reverse", "random", "checked", *DEVICE_MODES]
 
 
-def launcher_of(mode: str) -> Any:
+def launcher_of(mode: Any) -> Any:
+    """Return the launcher of a mode, or the launcher itself."""
+    if not isinstance(mode, str):
+        return mode
     if mode == "cupy":
         return on_device.device_launcher()
     is_checked = mode == "checked"
@@ -50,7 +53,7 @@ def launcher_of(mode: str) -> Any:
 class PoisoningLauncher:
     """A launcher whose new arrays are NaN, which the checked build treats as uninitialised."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: Any) -> None:
         self._launcher = launcher_of(mode)
         self.kernel = self._launcher.kernel
         self.xp: Any = SimpleNamespace(
@@ -68,7 +71,7 @@ class PoisoningLauncher:
 
 
 def make_backend(
-    mode: str,
+    mode: Any,
     dtype: str,
     is_deterministic: bool = False,
     chip: Chip = EMULATED_CHIP,
@@ -432,17 +435,19 @@ def as_bits(quantized: QuantizedCache) -> np.ndarray:
 
 
 def attend(
-    mode: str,
+    mode: Any,
     shape: Shape,
     sequences: list[tuple[int, int]],
     is_deterministic: bool = False,
     chip: Chip = EMULATED_CHIP,
+    query_scale: float = 1.0,
 ) -> None:
     """Compare one call with the operator."""
     batch, num_blocks = make_batch(sequences, shape.block_size)
     cache, planes = make_cache(shape, batch, num_blocks)
     num_tokens, num_heads = int(batch.cu_seqlens_q[-1]), shape.group * shape.num_kv_heads
     q = normal(shape.dtype, num_tokens, num_heads, shape.head_dim, seed=8)
+    q = (q * query_scale).astype(q.dtype)
     backend = make_backend(mode, shape.dtype, is_deterministic, chip)
     got = backend.paged_attention(q, cache, 0, batch, shape.window)
     wanted = attention.paged_attention(
@@ -474,6 +479,14 @@ def test_decode_of_long_sequences(mode: str, shape: Shape, is_deterministic: boo
     beside them."""
     lengths = [3, SPLIT_TOKENS, 3 * SPLIT_TOKENS + 5, SPLIT_TOKENS + 1, 64]
     attend(mode, shape, [(1, length) for length in lengths], is_deterministic)
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("shape", LONG_SHAPES, ids=str)
+def test_decode_of_large_scores(mode: str, shape: Shape, is_deterministic: bool):
+    """Two to the power of a score exceeds a float, so every sum needs its maximum subtracted."""
+    lengths = [3 * SPLIT_TOKENS + 5, 40]
+    attend(mode, shape, [(1, length) for length in lengths], is_deterministic, query_scale=60.0)
 
 
 def test_a_decode_of_more_tiles_than_a_warp_has_lanes(mode: str):

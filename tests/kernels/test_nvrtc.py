@@ -1,4 +1,4 @@
-"""Check that every kernel compiles for every target with CuPy's options, within the ledger."""
+"""Check that every kernel compiles for every target with CuPy's options, within the ledgers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
 
 import nvrtc_check
+from gpu import sass, sass_ledger
 from gpu.nvrtc_kernels import ENTRIES, Entry
 from nvrtc_check import CompileError, Nvrtc, Usage, growth, limits, read_ledger
 
@@ -32,14 +33,27 @@ def compiler(compilers: dict[str, Nvrtc], version: str) -> Nvrtc:
     return compilers[version]
 
 
-@pytest.mark.parametrize(
+EACH_TARGET = pytest.mark.parametrize(
     ("version", "arch"),
     [pytest.param(*each, marks=[] if each in QUICK else pytest.mark.slow) for each in TARGETS],
 )
+
+
+@EACH_TARGET
 def test_kernels_compile_and_keep_to_the_ledger(compilers, version: str, arch: int):
-    report = nvrtc_check.compile_all(compiler(compilers, version), arch)
+    usages = nvrtc_check.compile_all(compiler(compilers, version), arch).usages
     ledger = read_ledger().get(nvrtc_check.target_name(version, arch), {})
-    assert [*limits(report), *growth(report, ledger)] == []
+    assert [*limits(usages), *growth(usages, ledger)] == []
+
+
+@EACH_TARGET
+def test_machine_code_keeps_to_the_ledger(compilers, version: str, arch: int):
+    """The compiled kernels come from the cache that the test above has filled."""
+    if sass.nvdisasm() is None:
+        pytest.skip("nvdisasm is not installed (pip install 'mie[nvrtc]')")
+    profiles = nvrtc_check.compile_all(compiler(compilers, version), arch).profiles
+    ledger = sass_ledger.read().get(nvrtc_check.target_name(version, arch), {})
+    assert list(sass_ledger.growth(profiles, ledger)) == []
 
 
 def test_every_kernel_is_on_the_list():
@@ -50,9 +64,10 @@ def test_every_kernel_is_on_the_list():
     assert written <= listed
 
 
-def test_the_ledger_has_every_target():
+@pytest.mark.parametrize("ledger", [read_ledger(), sass_ledger.read()], ids=["usages", "code"])
+def test_the_ledgers_have_every_target(ledger: dict):
     targets = {nvrtc_check.target_name(version, arch) for version, arch in TARGETS}
-    assert read_ledger().keys() == targets
+    assert ledger.keys() == targets
 
 
 # The gate can fail.
@@ -71,7 +86,7 @@ __global__ void __launch_bounds__(1024) spilling(volatile float* x) {  // 64 reg
 @pytest.mark.parametrize("version", nvrtc_check.TARGETS)
 def test_a_spill_is_noticed(compilers, version: str):
     nvrtc = compiler(compilers, version)
-    report = nvrtc.compile(SPILLING, ["spilling"], nvrtc_check.options_for(87))
+    report = nvrtc.compile(SPILLING, ["spilling"], nvrtc_check.options_for(87)).usages
     entry = Entry(file="spilling.cu", names=("spilling",))
     [sentence] = limits({"spilling.cu spilling": report["spilling"]}, [entry])
     assert "spills" in sentence

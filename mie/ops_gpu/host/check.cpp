@@ -293,18 +293,36 @@ static bool lies_in(uintptr_t address, const std::vector<T>& memory) {
 void check_access(const void* p, size_t size, Access access) {
   if (!runtime.in_kernel || !size) return;
   if (runtime.is_expired) fail(TIME_IS_OVER);
+  const auto [space, address] = locate(p);
+  if (space == Space::DYNAMIC_SHARED)
+    check_shared(checker.dynamic_shared, "dynamic shared memory", address, size, access);
+  if (space == Space::STATIC_SHARED)
+    check_shared(checker.static_shared, "static shared memory", address, size, access);
+  if (space == Space::GLOBAL) check_global(address, size, access);
+}
+
+Location locate(const void* p) {
   const auto address = reinterpret_cast<uintptr_t>(p);
-  if (address >= runtime.stacks_low && address < runtime.stacks_high) return;  // local memory
-  if (lies_in(address, runtime.fibers) || p == &current) return;  // threadIdx and the like
+  if (address >= runtime.stacks_low && address < runtime.stacks_high)
+    return {Space::LOCAL, address};
+  if (lies_in(address, runtime.fibers) || p == &current)
+    return {Space::CONSTANT, address};  // threadIdx and the like
   const auto dynamic = reinterpret_cast<uintptr_t>(mie_smem);
   if (address >= dynamic && address < dynamic + MAX_SHARED + CANARY)
-    return check_shared(checker.dynamic_shared, "dynamic shared memory", address - dynamic, size,
-                        access);
+    return {Space::DYNAMIC_SHARED, address - dynamic};
   if (address >= runtime.static_low && address < runtime.static_high)
-    return check_shared(checker.static_shared, "static shared memory", address - runtime.static_low,
-                        size, access);
-  if (address >= runtime.image_low && address < runtime.image_high) return;  // constants
-  check_global(address, size, access);
+    return {Space::STATIC_SHARED, address - runtime.static_low};
+  if (address >= runtime.image_low && address < runtime.image_high)
+    return {Space::CONSTANT, address};
+  return {Space::GLOBAL, address};
+}
+
+uintptr_t device_address(uintptr_t address) {
+  for (size_t i = 0; i < checker.regions.size(); ++i) {
+    const Region& region = checker.regions[i];
+    if (address >= region.low && address < region.high) return (i << 40) + address - region.low;
+  }
+  return address;
 }
 
 }  // namespace mie_emu

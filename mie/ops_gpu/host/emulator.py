@@ -6,7 +6,7 @@ import subprocess
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -44,7 +44,62 @@ class _Launch(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("is_checked", ctypes.c_uint32),
         ("limit_ms", ctypes.c_uint32),
+        ("is_counted", ctypes.c_uint32),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Requests of warps to one kind of memory.
+
+    A pass is a wavefront of shared memory, or a sector of 32 bytes of global memory. ``least`` is
+    the number of passes for the same bytes side by side.
+    """
+
+    requests: int = 0
+    passes: int = 0
+    least: int = 0
+
+    @property
+    def excess(self) -> int:
+        """Passes that another layout would save. In shared memory these are bank conflicts."""
+        return self.passes - self.least
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        """Return the sums."""
+        return Traffic(
+            requests=self.requests + other.requests,
+            passes=self.passes + other.passes,
+            least=self.least + other.least,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """What launches of a kernel did: blocks, and memory traffic as count.cpp defines it."""
+
+    launches: int = 0
+    blocks: int = 0
+    idle_blocks: int = 0
+    """Blocks that wrote no global memory."""
+    ldmatrix: Traffic = Traffic()
+    cp_async: Traffic = Traffic()
+    """Writes of cp.async to shared memory."""
+    shared: Traffic = Traffic()
+    """Other loads and stores of shared memory. A vector that g++ loads in parts counts as parts."""
+    cp_async_source: Traffic = Traffic()
+    """Reads of cp.async from global memory."""
+    global_memory: Traffic = Traffic()
+    """Other loads and stores of global memory."""
+
+    def __add__(self, other: "Counters") -> "Counters":
+        """Return the sums."""
+        return Counters(
+            **{
+                field.name: getattr(self, field.name) + getattr(other, field.name)
+                for field in fields(self)
+            }
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,6 +124,7 @@ class EmulatedLauncher:
 
     ``check`` reports accesses out of bounds, uninitialised, misaligned or racing as `KernelFault`.
     ``order`` is that of threads and blocks. A correct kernel gives the same result in every order.
+    ``count`` fills ``counters`` by the kernels' names, which takes several times as long.
     """
 
     def __init__(
@@ -78,6 +134,7 @@ class EmulatedLauncher:
         seed: int = 0,
         limit_s: float = 120.0,
         submit: Callable[[Callable[[], None]], None] = lambda task: task(),
+        count: bool = False,
     ) -> None:
         """Set ``submit``, which runs a launch now or later (`EmulatedQueue.submit`).
 
@@ -86,6 +143,9 @@ class EmulatedLauncher:
         """
         if order not in ORDERS:
             raise ConfigError(f"order {order!r} is not one of {', '.join(ORDERS)}")
+        if count and not check:
+            raise ConfigError("the emulator counts in the checked build only (set check=True)")
+        self.counters: dict[str, Counters] = {}
         self.xp: ModuleType = np
         self.check = check
         self._submit = submit
@@ -98,6 +158,7 @@ class EmulatedLauncher:
             "seed": seed,
             "is_checked": int(check),
             "limit_ms": round(limit_s * 1000),
+            "is_counted": int(count),
         }
 
     def kernel(self, file: str, name: str, options: tuple[str, ...] = ()) -> "EmulatedKernel":
@@ -136,6 +197,8 @@ class EmulatedLauncher:
                 self._register(kernel.parameters, args)
             if kernel.launch(ctypes.byref(how), addresses):
                 raise KernelFault(f"{kernel.name}: {self._fault()}")
+            if how.is_counted:
+                self._add_counts(kernel.name)
 
     def _register(self, parameters: tuple[Parameter, ...], args: tuple[Any, ...]) -> None:
         for parameter, arg in zip(parameters, args, strict=True):
@@ -149,6 +212,24 @@ class EmulatedLauncher:
                 next((address for address in flags if address is not None), None),
                 parameter.name.encode(),
             )
+
+    def _add_counts(self, kernel: str) -> None:
+        kinds = [field.name for field in fields(Counters)][3:]
+        numbers = (ctypes.c_uint64 * (2 + 3 * len(kinds)))()
+        self._runtime.mie_emu_counts(numbers)
+        blocks, idle_blocks, *rest = numbers
+        now = Counters(
+            launches=1,
+            blocks=blocks,
+            idle_blocks=idle_blocks,
+            **{
+                kind: Traffic(requests=requests, passes=passes, least=least)
+                for kind, requests, passes, least in zip(
+                    kinds, rest[::3], rest[1::3], rest[2::3], strict=True
+                )
+            },
+        )
+        self.counters[kernel] = self.counters.get(kernel, Counters()) + now
 
     def _fault(self) -> str:
         """Return the runtime's message, with block, thread and source line."""

@@ -11,6 +11,7 @@ using mie_emu::runtime;
 static void access(const void* p, size_t size, Access how, const void* caller) {
   runtime.caller = caller;
   mie_emu::check_access(p, size, how);
+  if (runtime.launch.is_counted) mie_emu::count_access(p, size, how);
 }
 
 // An access that the compiler assumes to be aligned because of its type.
@@ -18,7 +19,7 @@ static void aligned_access(const void* p, size_t size, Access how, const void* c
   runtime.caller = caller;
   if (runtime.in_kernel && reinterpret_cast<uintptr_t>(p) % size)
     fail("misaligned: an access of %zu bytes at %p", size, p);
-  mie_emu::check_access(p, size, how);
+  access(p, size, how, caller);
 }
 
 struct SourceLocation {  // the beginning of libubsan's data

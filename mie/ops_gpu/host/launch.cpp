@@ -239,6 +239,7 @@ static void prepare_block(uint32_t block) {
   }
   shuffle_order();
   if (launch.is_checked) start_checked_block();
+  if (launch.is_counted) start_counted_block();
 }
 
 static void run_block() {
@@ -277,12 +278,14 @@ int run(const Launch& launch, void (*entry)(void*), void* argument, const void* 
   Search search{reinterpret_cast<uintptr_t>(kernel_address)};
   if (!dl_iterate_phdr(look_at, &search)) abort();
   if (launch.is_checked) start_checked_launch(blocks);
+  if (launch.is_counted) start_counted_launch();
 
   SignalGuard guard(launch.limit_ms);
   for (uint64_t i = 0; i < blocks && !runtime.has_failed; ++i) {
     const uint64_t block = launch.order == REVERSE ? blocks - 1 - i : i;
     prepare_block(static_cast<uint32_t>(block));
     run_block();
+    if (launch.is_counted) end_counted_block();
   }
   return runtime.has_failed;
 }

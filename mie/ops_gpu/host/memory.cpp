@@ -19,6 +19,10 @@ void cp_async16(void* shared, const void* global, bool is_valid, Site) {
     if (is_valid) check_access(global, COPY_BYTES, Access::READ);
     check_access(shared, COPY_BYTES, Access::ISSUE);
   }
+  if (runtime.launch.is_counted) {
+    count_lane(Kind::COPY, locate(shared).address, COPY_BYTES);
+    if (is_valid) count_lane(Kind::COPY_SOURCE, device_address(locate(global).address), COPY_BYTES);
+  }
   memset(shared, 0xff, COPY_BYTES);
   self().copies.push_back({shared, global, is_valid, self().open_group});
 }
@@ -48,6 +52,7 @@ void atomic_access(void* p, unsigned size) {
   MIE_ENTER();
   if (reinterpret_cast<uintptr_t>(p) % size) fail("misaligned: an atomic operation at %p", p);
   if (runtime.launch.is_checked) check_access(p, size, Access::ATOMIC);
+  if (runtime.launch.is_counted) count_access(p, size, Access::ATOMIC);
 }
 
 void copy_unchecked(void* to, const void* from, unsigned size) { memcpy(to, from, size); }

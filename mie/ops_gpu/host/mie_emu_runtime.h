@@ -17,6 +17,7 @@ struct Launch {
   uint64_t seed;
   uint32_t is_checked;
   uint32_t limit_ms;  // of the thread's CPU time, for the watchdog
+  uint32_t is_counted;
 };
 
 // The running CUDA thread.

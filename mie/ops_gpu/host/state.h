@@ -107,6 +107,22 @@ void start_checked_launch(uint64_t blocks);
 void start_checked_block();
 void check_access(const void* p, size_t size, Access access);
 void note_fence();
+enum class Space { LOCAL, DYNAMIC_SHARED, STATIC_SHARED, CONSTANT, GLOBAL };
+struct Location {
+  Space space;
+  uintptr_t address;  // in shared memory the offset in its array
+};
+Location locate(const void* p);
+uintptr_t device_address(uintptr_t address);  // as if arrays were aligned like those of a GPU
+
+// count.cpp
+enum class Kind { MATRIX, COPY, SHARED, COPY_SOURCE, GLOBAL };
+void start_counted_launch();
+void start_counted_block();
+void end_counted_block();
+void count_lane(Kind kind, uintptr_t address, size_t size);
+void count_access(const void* p, size_t size, Access access);
+void count_matrices(const unsigned char* lanes, int matrices);  // the row addresses that lanes give
 
 constexpr size_t MAX_SHARED = 227 * 1024, CANARY = 4096;
 

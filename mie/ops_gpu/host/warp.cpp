@@ -124,6 +124,7 @@ void ldmatrix(unsigned* r, const void* row, int matrices, bool transposed, Site 
   const unsigned lane = self().lane;
   const unsigned char* lanes = exchange_with(~0u, &row, sizeof row, "ldmatrix", site);
   runtime.caller = caller;  // other fibers ran meanwhile
+  if (runtime.launch.is_counted && lane == 0) count_matrices(lanes, matrices);
   for (int i = 0; i < matrices; ++i) {
     uint16_t pair[2];
     for (unsigned j = 0; j < 2; ++j) {

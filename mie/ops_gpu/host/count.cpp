@@ -1,0 +1,155 @@
+// Counts what a launch asks of memory, if Launch::is_counted: how many requests its warps make, and
+// in how many passes memory serves them.
+//
+// The lanes of a warp make a request together on a GPU. Here they run one after another, so the
+// accesses that lanes make for the n-th time at one instruction are one request. The passes are
+//
+//   shared memory   wavefronts: 32 banks of 4 bytes, one word a bank and pass. 128 bytes are served
+//                   at a time, so 32 lanes of 4 bytes, 16 of 8, or 8 of 16 (and 8 rows of ldmatrix)
+//   global memory   sectors of 32 bytes
+//
+// and the least number is that of the same bytes side by side. The rest are bank conflicts, or bytes
+// of sectors that no lane asked for.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "state.h"
+
+namespace mie_emu {
+
+struct Count {
+  uint64_t requests, passes, least;
+};
+constexpr size_t KINDS = 5;  // of enum Kind
+
+struct Request {
+  uint32_t lanes;
+  std::array<uintptr_t, 32> address;
+  std::array<uint32_t, 32> size;
+};
+
+struct Log {  // of an instruction and a warp
+  std::array<uint32_t, 32> seen;  // how often each lane was here
+  std::vector<Request> requests;
+};
+
+struct Counter {
+  uint64_t blocks, idle_blocks;
+  std::array<Count, KINDS> counts;
+  bool has_written;
+  std::map<std::tuple<const void*, uint32_t, Kind>, Log> logs;
+};
+static Counter counter;
+
+// The smallest number of units of `size` bytes that these bytes fill, and how many they touch.
+static void count_units(std::vector<std::pair<uintptr_t, uintptr_t>>& ranges, uintptr_t size,
+                        uint64_t& touched, uint64_t& least) {
+  std::sort(ranges.begin(), ranges.end());
+  uintptr_t reached = 0, next_unit = 0, bytes = 0;
+  for (const auto& [low, high] : ranges) {
+    if (high > reached) bytes += high - std::max(low, reached);
+    reached = std::max(reached, high);
+    const uintptr_t first = std::max(low / size, next_unit), last = (high - 1) / size;
+    if (last >= first) touched += last - first + 1;
+    next_unit = std::max(next_unit, last + 1);
+  }
+  least += (bytes + size - 1) / size;
+}
+
+static void count_global(const Request& request, Count& count) {
+  std::vector<std::pair<uintptr_t, uintptr_t>> ranges;
+  for (int lane = 0; lane < 32; ++lane)
+    if (request.lanes >> lane & 1u)
+      ranges.emplace_back(request.address[lane], request.address[lane] + request.size[lane]);
+  count_units(ranges, 32, count.passes, count.least);
+}
+
+static void count_shared(const Request& request, Count& count) {
+  const uint32_t widest = *std::max_element(request.size.begin(), request.size.end());
+  const int together = static_cast<int>(std::clamp(128 / std::max(widest, 4u), 1u, 32u));
+  for (int first = 0; first < 32; first += together) {
+    std::vector<uintptr_t> words;
+    for (int lane = first; lane < first + together; ++lane)
+      if (request.lanes >> lane & 1u)
+        for (uintptr_t word = request.address[lane] / 4;
+             word <= (request.address[lane] + request.size[lane] - 1) / 4; ++word)
+          words.push_back(word);
+    std::sort(words.begin(), words.end());
+    words.erase(std::unique(words.begin(), words.end()), words.end());
+    std::array<uint64_t, 32> banks{};
+    for (const uintptr_t word : words) ++banks[word % 32];
+    count.passes += *std::max_element(banks.begin(), banks.end());
+    count.least += (words.size() + 31) / 32;
+  }
+}
+
+static void add(Kind kind, const Request& request) {
+  Count& count = counter.counts[static_cast<size_t>(kind)];
+  ++count.requests;
+  if (kind == Kind::GLOBAL || kind == Kind::COPY_SOURCE)
+    count_global(request, count);
+  else
+    count_shared(request, count);
+}
+
+void start_counted_launch() { counter = Counter{}; }
+
+void start_counted_block() { counter.has_written = false; }
+
+void end_counted_block() {
+  ++counter.blocks;
+  counter.idle_blocks += !counter.has_written;
+  for (const auto& [key, log] : counter.logs)
+    for (const Request& request : log.requests) add(std::get<Kind>(key), request);
+  counter.logs.clear();
+}
+
+void count_lane(Kind kind, uintptr_t address, size_t size) {
+  const Fiber& fiber = self();
+  Log& log = counter.logs[{runtime.caller, fiber.warp, kind}];
+  const uint32_t time = log.seen[fiber.lane]++;
+  if (time == log.requests.size()) log.requests.push_back({});
+  Request& request = log.requests[time];
+  request.lanes |= 1u << fiber.lane;
+  request.address[fiber.lane] = address;
+  request.size[fiber.lane] = static_cast<uint32_t>(size);
+}
+
+void count_access(const void* p, size_t size, Access access) {
+  if (!runtime.in_kernel || !size) return;
+  const Location location = locate(p);
+  if (location.space == Space::GLOBAL) {
+    counter.has_written |= access != Access::READ;
+    count_lane(Kind::GLOBAL, device_address(location.address), size);
+  } else if (location.space == Space::DYNAMIC_SHARED || location.space == Space::STATIC_SHARED) {
+    count_lane(Kind::SHARED, location.address, size);
+  }
+}
+
+void count_matrices(const unsigned char* lanes, int matrices) {
+  Request request{};
+  for (int i = 0; i < 8 * matrices; ++i) {
+    const void* row;
+    copy_unchecked(&row, lanes + LANE_BYTES * i, sizeof row);
+    request.lanes |= 1u << i;
+    request.address[i] = locate(row).address;
+    request.size[i] = 16;
+  }
+  add(Kind::MATRIX, request);
+}
+
+}  // namespace mie_emu
+
+// The blocks, those of them that wrote no global memory, and three counts for each kind.
+extern "C" __attribute__((visibility("default"))) void mie_emu_counts(uint64_t* out) {
+  *out++ = mie_emu::counter.blocks;
+  *out++ = mie_emu::counter.idle_blocks;
+  for (const mie_emu::Count& count : mie_emu::counter.counts) {
+    *out++ = count.requests;
+    *out++ = count.passes;
+    *out++ = count.least;
+  }
+}

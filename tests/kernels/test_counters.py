@@ -1,0 +1,176 @@
+"""Check what the emulator counts, and what the kernels may ask of memory at most."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import needs_compiler
+from test_kernels import LONG_SHAPES, SHAPES, Shape, attend
+
+from mie.errors import ConfigError
+from mie.ops_gpu.host.emulator import Counters, EmulatedLauncher, Traffic
+from mie.ops_gpu.source import KERNELS
+
+pytestmark = needs_compiler
+
+PATTERNS = """
+#include "mie_cuda.cuh"
+// Each lane touches the word lane * stride of shared memory, then of x.
+__global__ void strided(float* x, int stride) {
+  float* row = reinterpret_cast<float*>(mie_smem);
+  row[threadIdx.x * stride] = 1.0f;
+  __syncwarp();
+  if (blockIdx.x == 0) x[threadIdx.x * stride] = row[threadIdx.x * stride];
+}
+// Rows of ldmatrix that are `stride` bytes apart, filled by cp.async.
+__global__ void rows(const uint4* x, unsigned* out, int stride) {
+  unsigned char* row = mie_smem + threadIdx.x * stride;
+  cp_async16(row, x + threadIdx.x);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncwarp();
+  unsigned r[4];
+  ldmatrix_x4(r, row);
+  out[threadIdx.x] = r[0] + r[1] + r[2] + r[3];
+}
+"""
+
+
+@pytest.fixture
+def launcher() -> EmulatedLauncher:
+    return EmulatedLauncher(check=True, count=True)
+
+
+def path_of(folder: Path, text: str) -> str:
+    path = folder / "patterns.cu"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("stride", "wavefronts", "sectors"), [(1, 1, 4), (2, 2, 8), (32, 32, 32), (33, 1, 32)]
+)
+def test_bank_conflicts_and_sectors_are_counted(
+    launcher: EmulatedLauncher, tmp_path: Path, stride: int, wavefronts: int, sectors: int
+):
+    x = np.zeros(33 * 32, np.float32)
+    kernel = launcher.kernel(path_of(tmp_path, PATTERNS), "strided")
+    kernel((3,), (32,), (x, np.int32(stride)), shared_bytes=x.nbytes)
+    kernel((1,), (32,), (x, np.int32(stride)), shared_bytes=x.nbytes)
+    assert launcher.counters == {
+        "patterns.cu strided": Counters(
+            launches=2,
+            blocks=4,
+            idle_blocks=2,  # of the first launch
+            # Each block stores. The first of a launch also loads, and stores to global memory.
+            shared=Traffic(requests=6, passes=6 * wavefronts, least=6),
+            global_memory=Traffic(requests=2, passes=2 * sectors, least=8),
+        )
+    }
+
+
+@pytest.mark.parametrize(("stride", "factor"), [(16, 1), (128, 8), (144, 1), (64, 4)])
+def test_conflicts_of_ldmatrix_and_cp_async_are_counted(
+    launcher: EmulatedLauncher, tmp_path: Path, stride: int, factor: int
+):
+    x, out = np.zeros((32, 4), np.uint32), np.zeros(32, np.uint32)
+    kernel = launcher.kernel(path_of(tmp_path, PATTERNS), "rows")
+    kernel((1,), (32,), (x, out, np.int32(stride)), shared_bytes=32 * stride)
+    counters = launcher.counters["patterns.cu rows"]
+    assert counters.ldmatrix == Traffic(requests=1, passes=4 * factor, least=4)
+    assert counters.cp_async == Traffic(requests=1, passes=4 * factor, least=4)
+    assert counters.cp_async_source == Traffic(requests=1, passes=16, least=16)
+
+
+def test_counting_needs_the_checked_build():
+    with pytest.raises(ConfigError, match="checked build"):
+        EmulatedLauncher(count=True)
+
+
+# The kernels of the package.
+
+TENSOR_CORE_SHAPES = [
+    shape
+    for shape in [*SHAPES, *LONG_SHAPES]
+    if shape.dtype != "float32" and shape.head_dim in (64, 128) and shape.block_size % 16 == 0
+]
+SEQUENCES = [(1, 300), (1, 40), (17, 70)]
+
+
+def attend_with(launcher: Any, shape: Shape) -> None:
+    for is_deterministic in (False, True):
+        attend(launcher, shape, SEQUENCES, is_deterministic)
+
+
+@pytest.mark.parametrize("shape", TENSOR_CORE_SHAPES, ids=str)
+def test_tiles_have_no_bank_conflicts_and_fill_whole_sectors(
+    launcher: EmulatedLauncher, shape: Shape
+):
+    attend_with(launcher, shape)
+    kernels = {
+        name: counters for name, counters in launcher.counters.items() if counters.ldmatrix.requests
+    }
+    assert len(kernels) >= 2  # a decode and a prefill
+    for name, counters in kernels.items():
+        assert counters.cp_async.requests, name
+        assert counters.ldmatrix.excess == counters.cp_async.excess == 0, name
+        # Keys and values fill whole sectors. The scales of a quantised cache may begin inside one.
+        source = counters.cp_async_source
+        assert source.excess <= (0 if shape.stored == "auto" else 0.1 * source.least), name
+
+
+# These tests can fail: they notice kernels that are wrong in one place.
+
+
+class MutatedLauncher:
+    """A launcher of kernels from another folder."""
+
+    def __init__(self, launcher: EmulatedLauncher, folder: Path) -> None:
+        self._launcher, self._folder = launcher, folder
+        self.mark_uninitialised = launcher.mark_uninitialised
+
+    @property
+    def counters(self) -> dict[str, Counters]:
+        return self._launcher.counters
+
+    def kernel(self, file: str, name: str) -> Any:
+        return self._launcher.kernel(str(self._folder / file), name)
+
+
+def mutated(folder: Path, file: str, old: str, new: str) -> MutatedLauncher:
+    """Return a launcher of the kernels with one change."""
+    shutil.copytree(KERNELS, folder / "kernels")
+    path = folder / "kernels" / file
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    return MutatedLauncher(EmulatedLauncher(check=True, count=True), folder / "kernels")
+
+
+HALF = Shape(dtype="float16", head_dim=64, group=2, num_kv_heads=1, block_size=16)
+
+
+@pytest.mark.parametrize("shape", [HALF, Shape(**{**vars(HALF), "stored": "int8"})], ids=str)
+def test_a_missing_swizzle_is_noticed(tmp_path: Path, shape: Shape):
+    wrong = mutated(tmp_path, "quantized.cuh", "(chunk ^ row / ROWS % (8 / ROWS))", "chunk")
+    with pytest.raises(AssertionError, match=r"paged_\w+\.cu"):
+        test_tiles_have_no_bank_conflicts_and_fill_whole_sectors(wrong, shape)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "is_deterministic"),
+    [
+        ("paged_decode.cu", "exp2f(lse[s] - top)", True),
+        ("paged_decode_stream.cu", "exp2f(partial_lse[from] - top)", False),
+    ],
+)
+def test_a_combine_without_the_maximum_is_noticed(
+    tmp_path: Path, file: str, old: str, is_deterministic: bool
+):
+    wrong = mutated(tmp_path, file, old, old.replace(" - top", ""))
+    with np.errstate(invalid="ignore"), pytest.raises(AssertionError, match="nan"):
+        attend(wrong, HALF, [(1, 700), (1, 40)], is_deterministic, query_scale=60.0)
