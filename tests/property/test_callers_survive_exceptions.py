@@ -145,7 +145,7 @@ def stories(tiny, kind, count, seed):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_an_exception_at_any_line_fails_only_its_call(tiny, kind):
-    count = 3000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 500
+    count = 3000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 250
     counts = stories(tiny, kind, count, seed=kind)
     assert counts["struck"] >= count
     assert counts["cut"] >= count / (4 if kind == "MemoryError" else 2)

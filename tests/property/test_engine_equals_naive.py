@@ -19,7 +19,7 @@ from mie.audit.scheduler import check_scheduler
 from mie.load.engine import load_engine
 
 VOCAB, EOS = 40, 3
-NUM_SCENARIOS = 500
+NUM_SCENARIOS = 200
 
 seen: Counter[str] = Counter()
 
@@ -349,7 +349,7 @@ def check_prompt_logprobs(model, prompt, got, was_aborted):
 def test_engine_equals_naive(tiny):
     seen.clear()
     check_scenario(tiny)
-    assert seen["scenarios"] >= 400, seen
+    assert seen["scenarios"] >= NUM_SCENARIOS, seen
     # The scenarios would prove little if these cases were rare.
     for what in OFTEN:
         assert seen[what] >= 50, (what, seen)
