@@ -18,7 +18,7 @@ from mie import AsyncLLM, SamplingParams
 from mie.audit.scheduler import check_scheduler
 from mie.params.sampling import RequestOutputKind
 
-NUM_RUNS = 4000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 1000
+NUM_RUNS = 4000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 500
 
 
 def random_request(rng):

@@ -4,6 +4,7 @@ A trace function raises at a line or between two bytecodes of an operation. Then
 rebuilds itself, which may also be interrupted, and the run must end as the oracle says.
 """
 
+import os
 import random
 import sys
 from collections import Counter, deque
@@ -28,7 +29,7 @@ from mie.sched.result import TokenLogprobs
 from mie.sched.sequence import Request
 
 VOCAB_SIZE = 8
-NUM_BROKEN_OFF = 12_000
+NUM_BROKEN_OFF = 12_000 if os.environ.get("MIE_HYPOTHESIS") == "far" else 6000
 ROOMS = tuple(str(Path(package.__file__).parent) for package in (mie.sched, mie.memory))
 
 seen: Counter[str] = Counter()
@@ -291,5 +292,5 @@ def test_the_tokens_suffice_to_continue_after_any_interruption():
             raise AssertionError(f"seed {seed}") from error
         seed += 1
     for operation in ("add", "schedule", "update", "preempt_all", "abort", "finish", "rebuild"):
-        assert seen[operation] >= 50, (operation, seen)
+        assert seen[operation] >= 25, (operation, seen)
     assert len(places) >= 500

@@ -133,12 +133,12 @@ class Run:
     spare=st.integers(0, 5),
     num_host_blocks=st.integers(1, 9),
     tokens=st.lists(st.sampled_from([0, 2, 2, 2, EOS]), min_size=1, max_size=7),
-    aborted=st.dictionaries(st.integers(0, 12), st.integers(0, 5), max_size=4),
+    aborted=st.dictionaries(st.integers(0, 24), st.integers(0, 5), max_size=8),
     broken=st.sets(st.integers(3, 30), max_size=1),
     beams=st.dictionaries(st.integers(0, 15), st.integers(1, 3), max_size=6),
     releases=st.sets(st.integers(3, 30), max_size=4),
 )
-@settings(max_examples=max(1300, settings().max_examples))
+@settings(max_examples=max(500, settings().max_examples))
 def check_run(
     path, config, arrivals, spare, num_host_blocks, tokens, aborted, broken, beams, releases
 ):

@@ -21,8 +21,8 @@ from mie.errors import RequestFailedError
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 
-NUM_SCHEMAS = min(max(300, settings().max_examples), 2000)
-BATCHES = (64, *[8] * 4, *[1] * 8)
+NUM_SCHEMAS = min(max(150, settings().max_examples), 2000)
+BATCHES = (64, *[8] * 4, *[1] * 4)
 """Sizes of batches, in turn."""
 NUM_MIXES = 16
 
@@ -154,11 +154,11 @@ def test_outputs_of_random_schemas_validate():
         if not batch:
             break
         check_batch(batch, seed)
-    assert seen["outputs"] >= 300, seen
-    assert seen["forced"] >= 100, seen
+    assert seen["outputs"] >= NUM_SCHEMAS, seen
+    assert seen["forced"] >= 50, seen
     assert seen["cut"] <= seen["outputs"] // 10, seen
     for kind in KINDS:
-        assert seen[kind] >= 10, seen
+        assert seen[kind] >= 5, seen
 
 
 # Determined tokens.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mie import LLM, CompletionOutput, EngineConfig, RequestOutput, SamplingParams
@@ -71,6 +71,7 @@ outputs = st.builds(
 
 
 @given(output=outputs)
+@settings(max_examples=40)
 def test_any_output_comes_back_equal(output: RequestOutput) -> None:
     assert through_json(output) == output
 
