@@ -1,25 +1,39 @@
 """Divide the modes of the emulator between `make test` and `make test-all`."""
 
-import zlib
 from collections import defaultdict
 
 import pytest
 
-PAIRS = ({"forward", "checked"}, {"reverse", "random"})
+CHECKED = {"checked"}
+GROUPS = (
+    *(CHECKED, CHECKED, {"forward", "reverse"}, CHECKED),
+    *({"forward", "random"}, CHECKED, {"reverse", "random"}),
+)
+"""The modes that `make test` runs. Each group needs one build of a kernel, checked or plain.
+
+There are seven, which shares no factor with the numbers of dtypes and widths. So each dtype and
+width gets different groups.
+"""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark half of the modes as slow for every case that has all four.
+    """Mark the modes outside a case's group as slow, for every case that has all four.
 
-    A hash of the case's name chooses the pair that stays. So `make test` runs every case in two
-    modes, and every mode over about half of the cases.
+    The cases of a test get the groups in turn. Cases of one shape get the same group in all tests,
+    because they share a kernel, and then share its build. So `make test` runs every case, and every
+    mode over a part of them.
     """
-    cases: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
+    cases: dict[tuple[str, str], dict[str, pytest.Item]] = defaultdict(dict)
     for item in items:
         if "mode" in (params := item.callspec.params if hasattr(item, "callspec") else {}):
-            cases[item.nodeid.replace(params["mode"], "")][params["mode"]] = item
-    for name, modes in cases.items():
-        if modes.keys() >= PAIRS[0] | PAIRS[1]:
-            for mode in PAIRS[zlib.crc32(name.encode()) % 2]:
+            test, _, case = item.nodeid.partition("[")  # a test's name may contain a mode's
+            cases[test, case.replace(params["mode"], "")][params["mode"]] = item
+    places: dict[str, dict[str, int]] = defaultdict(dict)
+    for (test, case), modes in cases.items():
+        if modes.keys() >= set.union(*GROUPS):
+            shape = next(iter(modes.values())).callspec.params.get("shape")
+            turns = places[test if shape is None else "shape"]
+            place = turns.setdefault(case if shape is None else str(shape), len(turns))
+            for mode in set.union(*GROUPS) - GROUPS[place % len(GROUPS)]:
                 modes[mode].add_marker(pytest.mark.slow)

@@ -1,7 +1,6 @@
 // The code that the generated stub adds to a kernel file: a kernel's signature, and its launch.
 #pragma once
 #include <cstdio>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
