@@ -19,7 +19,7 @@ from mie.ops_gpu.signature import kernels_in
 from mie.ops_gpu.source import KERNELS, flat_source
 
 QUICK = [("12.6", 87), ("13.4", 90)]
-"""What `make test` compiles for: the Orin under JetPack 6 with the oldest compiler, and the H100."""
+"""What `make test` compiles for: the Orin under JetPack 6, and the H100."""
 TARGETS = [(version, arch) for version, archs in nvrtc_check.TARGETS.items() for arch in archs]
 
 
