@@ -4,6 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
+# Each worker and each command of the tests imports what the others have compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all check docs clean
 
 demo: $(VENV)/.installed
