@@ -149,11 +149,12 @@ ROOMS = {
     # level 5: the edges
     "doctor": Room(
         mie={
+            "config.sizes",
             "errors",
             "load.backends",
             "ops.sampling",
             "ops_cpu",
-            "ops_gpu.cublas",
+            "ops_gpu",
             "reprs",
             "system",
         },

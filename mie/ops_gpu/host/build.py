@@ -3,15 +3,14 @@
 import hashlib
 import os
 import shlex
-import shutil
-import subprocess
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mie.errors import ConfigError, MieError
 from mie.ops_gpu.source import KERNELS
 from mie.system.cache_dir import CacheError, is_private_file, open_cache
+from mie.system.commands import CommandError, run_command
 
 HERE = Path(__file__).parent
 
@@ -54,13 +53,13 @@ class Builder:
     """
 
     def __init__(self) -> None:
-        self.compiler = shlex.split(os.environ.get("CXX") or "g++")
-        if shutil.which(self.compiler[0]) is None:
+        try:
+            self.compiler, self.version = find_compiler()
+        except CommandError as error:
             raise ConfigError(
-                f"the kernel emulator builds CUDA kernels with {self.compiler[0]}, which is not on "
-                "the PATH (install g++, or name a compiler in CXX)"
-            )
-        self.version = self._run([*self.compiler, "--version"])
+                f"the kernel emulator builds CUDA kernels with a C++ compiler, and {error} "
+                "(install g++, or name a compiler in CXX)"
+            ) from None
         try:
             self.folder = open_cache("emulator")
         except CacheError as error:
@@ -123,12 +122,35 @@ class Builder:
         return self.folder / f"{stem}-{key.hexdigest()[:20]}.so"
 
     def _run(self, command: Sequence[str]) -> str:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            lines = [line for line in result.stderr.splitlines() if "error" in line]
-            shown = "\n".join(lines[:10] or result.stderr.splitlines()[:20])
-            raise MieError(f"{command[0]} failed on a kernel of the emulator:\n{shown}")
-        return result.stdout
+        try:
+            return run_command(command)
+        except CommandError as error:
+            lines = error.errors.splitlines() or [str(error)]
+            shown = [line for line in lines if "error" in line][:10] or lines[:20]
+            raise MieError(
+                f"{command[0]} failed on a kernel of the emulator:\n" + "\n".join(shown)
+            ) from None
+
+
+def find_compiler(
+    environment: Mapping[str, str] = os.environ, run: Callable[[Sequence[str]], str] = run_command
+) -> tuple[list[str], str]:
+    """Return the command of the C++ compiler, and what it prints about its version.
+
+    Raises:
+        CommandError: there is none. The message begins with the command: "g++ is not installed".
+    """
+    named = environment.get("CXX") or "g++"
+    try:
+        command = shlex.split(named)
+        version = run([*command, "--version"])
+    except CommandError as why:
+        raise CommandError(f"{named} {why}") from None
+    except ValueError:  # a quote is not closed
+        version = ""
+    if not version.strip():
+        raise CommandError(f"{named} is no compiler")
+    return command, version
 
 
 def _stub(source: Path, names: Sequence[str]) -> str:

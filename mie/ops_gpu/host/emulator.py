@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-import subprocess
 import threading
 import weakref
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from mie.ops_gpu.signature import (
     read_signature,
 )
 from mie.ops_gpu.source import KERNELS, flat_source
+from mie.system.commands import CommandError, run_command
 
 Order = Literal["forward", "reverse", "random"]
 ORDERS: tuple[Order, ...] = ("forward", "reverse", "random")
@@ -234,10 +234,9 @@ def _load_runtime(path: Path) -> ctypes.CDLL:
 
 def source_lines(image: str, offset: int) -> list[str]:
     """Return "file:line" of an instruction and of its inlined callers, or nothing if unknown."""
-    command = ["addr2line", "-i", "-e", image, hex(offset)]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
+        printed = run_command(["addr2line", "-i", "-e", image, hex(offset)])
+    except CommandError:
         return []
-    places = [line.split(" ")[0].rpartition("/")[2] for line in result.stdout.splitlines()]
+    places = [line.split(" ")[0].rpartition("/")[2] for line in printed.splitlines()]
     return [place for place in places if ".cu" in place and not place.endswith("?")]
