@@ -19,19 +19,19 @@ _COMMON = (
     "-fPIC",
     "-DMIE_EMULATE",
     "-fvisibility=hidden",
-    "-fno-gnu-unique",  # otherwise two builds of one template share their static shared memory
+    "-fno-gnu-unique",  # Otherwise two builds of a template share static memory.
     "-fno-extern-tls-init",
-    "-U_FORTIFY_SOURCE",  # its longjmp refuses to leave a fiber's stack
+    "-U_FORTIFY_SOURCE",  # Its longjmp cannot leave a fiber's stack.
     f"-I{HERE}",
 )
 _RUNTIME = (*_COMMON, "-O2", "-g1", "-Wall", "-Wextra")
 _KERNEL = (
     *_COMMON,
     "-g1",
-    "-gdwarf-4",  # binutils 2.40 misreads some files of DWARF 5
+    "-gdwarf-4",  # Binutils 2.40 misreads some files of DWARF 5.
     "-fno-exceptions",
-    "-fno-plt",  # a stub of the PLT has no source line, and the watchdog may strike in it
-    "-fno-strict-aliasing",  # a kernel reads 16-bit floats through uint4
+    "-fno-plt",  # The watchdog may strike in a stub, which has no source line.
+    "-fno-strict-aliasing",  # A kernel reads 16-bit floats through uint4.
     "-ffp-contract=off",  # otherwise the rounding of a*b+c would vary between CPUs
     "-Wno-attributes",
     "-Wno-unknown-pragmas",

@@ -30,7 +30,7 @@ Order = Literal["forward", "reverse", "random"]
 ORDERS: tuple[Order, ...] = ("forward", "reverse", "random")
 MAX_SHARED_BYTES = 227 * 1024
 
-_RUNNING = threading.Lock()  # the runtime has a single set of fibers
+_RUNNING = threading.Lock()  # The runtime has a single set of fibers.
 
 
 class _Launch(ctypes.Structure):
@@ -174,7 +174,7 @@ class EmulatedKernel:
         self._launcher = launcher
         source = flat_source(path)
         declared = read_signature(source, name)
-        plain = plain_kernels(source)  # all in one library, to share the cost of its build
+        plain = plain_kernels(source)  # One library for all, to build only once.
         together = plain if name in plain else [name]
         built = launcher._builder.kernels(path.resolve(), together, options, launcher.check)
         library = ctypes.CDLL(str(built))
