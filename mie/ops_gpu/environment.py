@@ -22,9 +22,10 @@ def driver_facts(load: Callable[[str], Any] = ctypes.CDLL) -> dict[str, Any]:
         cuda = load("libcuda.so.1")
     except OSError:
         return {"found": False}
+    facts: dict[str, Any] = {"found": True}
     version, count, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_char_p()
-    cuda.cuDriverGetVersion(ctypes.byref(version))  # it fails only without a pointer
-    facts: dict[str, Any] = {"found": True, "cuda": _version(version.value)}
+    if cuda.cuDriverGetVersion(ctypes.byref(version)) == 0:  # a stub library has no version
+        facts["cuda"] = _version(version.value)
     code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
     if code:
         cuda.cuGetErrorName(code, ctypes.byref(name))

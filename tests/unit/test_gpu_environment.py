@@ -73,6 +73,17 @@ def test_no_driver() -> None:
     assert driver_facts(load) == {"found": False}
 
 
+def test_a_stub_library_has_no_version_and_no_gpu() -> None:
+    class Stub(FakeCuda):
+        """Every function returns CUDA_ERROR_STUB_LIBRARY, as in the CUDA toolkit's stubs folder."""
+
+        def cuDriverGetVersion(self, version: Any) -> int:
+            return 34
+
+    facts = driver_facts(lambda _: Stub(34))
+    assert facts == {"found": True, "gpus": [], "error": "error 34"}
+
+
 def test_each_gpu_has_its_own_free_memory() -> None:
     def device(index: int) -> SimpleNamespace:
         return SimpleNamespace(mem_info=((index + 1) * GIB, 8 * GIB))
