@@ -134,7 +134,7 @@ class PagedAttention:
     def _decode_splits(self, call: AttentionCall, kernel: DecodeKernel) -> None:
         batch, num_decodes = call.batch, call.batch.decodes.size
         num_splits = ceil_div(call.max_len, SPLIT_TOKENS)
-        partial = partial_lse = None  # Without splits the kernel writes the output itself.
+        partial = partial_lse = None  # without splits the kernel writes the output itself
         if num_splits > 1:
             partial, partial_lse = self._partials(num_decodes, call.num_heads, num_splits, call)
         name = "paged_decode" if kernel.kind == "plain" else "paged_decode_mma"

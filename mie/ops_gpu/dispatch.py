@@ -65,7 +65,7 @@ def decode_kernel(
         if stored in QUANTIZED:
             stages, row_bytes = 2 * stages, head_dim + 4  # elements and a scale
         ring_bytes = WARPS * stages * 2 * 16 * row_bytes  # keys and values of 16 tokens
-        merge_bytes = 4 * WARPS * 8 * head_tiles * (head_dim + 2)  # Reuses the ring's memory.
+        merge_bytes = 4 * WARPS * 8 * head_tiles * (head_dim + 2)  # reuses the ring's memory
         return DecodeKernel(
             kind="stream" if may_stream else "mma",
             parameters=_parameters(element, stored, head_dim, head_tiles, WARPS, stages),
@@ -102,9 +102,9 @@ def prefill_kernel(element: str, head_dim: int, block_size: int, *, stored: str)
             name="paged_prefill_mma",
             parameters=parameters,
             rows=64,
-            shared_bytes=2 * 2 * 64 * row_bytes,  # Two tiles of 64 keys and values.
+            shared_bytes=2 * 2 * 64 * row_bytes,  # two tiles of 64 keys and values
         )
-    itemsize = 2 if is_short and not is_quantized else 4  # Bytes in shared memory.
+    itemsize = 2 if is_short and not is_quantized else 4  # of a number in shared memory
     query_bytes = 4 * (16 * head_dim + WARPS * 32)  # 16 rows, and 32 weights for each warp
     key_bytes = 2 * 32 * (head_dim * itemsize + 4)  # keys and values, each row padded by one bank
     return PrefillKernel(

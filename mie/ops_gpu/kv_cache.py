@@ -34,7 +34,7 @@ class KVCache:
     """A KV cache on the device, or space for its blocks on the host."""
 
     layers: Sequence[Array]  # L arrays [N, 2, Hkv, B, Dh]
-    scales: Sequence[Array] = ()  # If quantised: L arrays [N, 2, Hkv, B], float32.
+    scales: Sequence[Array] = ()  # of a quantised cache L arrays [N, 2, Hkv, B], float32
 
     @property
     def is_quantized(self) -> bool:
