@@ -1,6 +1,6 @@
 """Draw several answers to one prompt, and draw them again from the same seed.
 
-The choices share the blocks of their prompt. A seed fixes all of them, whatever else runs.
+The choices share the blocks of their prompt. A seed fixes all of them, in every batch.
 """
 
 from mie import LLM, SamplingParams

@@ -26,22 +26,24 @@ def answers(
     depends on nothing but the request and the engine's settings. The iterable is read as requests
     end: it may be of any length.
     """
-    coming, running = iter(requests), set[str]()
+    coming = iter(requests)
+    # The engine names the requests, because the ids of an earlier call may still be in its outputs.
+    running: dict[str, str] = {}
     num_at_once = 2 * llm.engine.config.max_num_seqs  # so that none waits for the iterable
     try:
         while True:
             added = list(islice(coming, num_at_once - len(running)))
-            for request_id, request in added:
+            for key, request in added:
                 try:
-                    llm.add_request(*_prepared(llm, request_id, request), request_id)
-                    running.add(request_id)
+                    running[llm.add_request(*_prepared(llm, key, request))] = key
                 except (ConfigError, RequestError) as error:
-                    yield request_id, _refused(request_id, str(error))
+                    yield key, _refused(key, str(error))
             if not added and not running:
                 return
             for output in llm.step() if running else ():
-                running.remove(output.request_id)
-                yield output.request_id, output
+                if output.request_id in running:  # otherwise an earlier call has left it behind
+                    output.request_id = key = running.pop(output.request_id)
+                    yield key, output
     finally:
         for request_id in running:  # the caller has left
             llm.abort(request_id)

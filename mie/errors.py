@@ -85,9 +85,9 @@ def shown(value: object) -> str:
     """Return the value for a message, escaped like a Python literal and at most a line long."""
     try:
         text = _BRIEF.repr(value)
-    except ValueError:  # Python does not print an integer of more than 4,300 digits
+    except ValueError:  # An integer of more than 4,300 digits.
         return f"an object of type {type(value).__name__} that cannot be printed"
-    text = " ".join(text.split())  # arrays are printed over several lines
+    text = " ".join(text.split())  # Arrays take several lines.
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 

@@ -102,7 +102,7 @@ def beginning_of(body: Mapping[str, Any]) -> bytes:
         roles = [isinstance(each, dict) and each.get("role") for each in prompt]
         prompt = prompt[: roles.index("user") + 1 if "user" in roles else None]
     elif isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-        prompt = prompt[0]  # of several prompts
+        prompt = prompt[0]  # the first of several prompts
     if isinstance(prompt, (str, list)):
         prompt = prompt[:MAX_PREFIX_BYTES]
     system = [body[name] for name in ("system", "instructions") if name in body]

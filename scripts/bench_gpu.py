@@ -39,6 +39,7 @@ from bench.gpu.shapes import (
 )
 
 from mie.errors import MieError
+from mie.ops_gpu.environment import CUPY_FACTS
 
 Part = tuple[str, Callable[[], None]]
 
@@ -92,7 +93,7 @@ def device_state(device: Device, is_dry_run: bool) -> dict[str, Any]:
         **state,
         "device": properties["name"].decode(),
         "cupy": xp.__version__,
-        "cuda_runtime": xp.cuda.runtime.runtimeGetVersion(),
+        **{name: find(xp) for name, find in CUPY_FACTS.items()},
         "cuda_driver": xp.cuda.runtime.driverGetVersion(),
         "num_multiprocessors": device.chip.num_multiprocessors,
         "l2_bytes": device.l2_bytes,

@@ -3,9 +3,9 @@
     python scripts/bench_page.py [--pages 3] [--streams 8] [--tokens 200] [--rounds 7]
 
 Turns alternate between no page and open pages. The pages are another process, which reads the live
-stream and throws it away. A turn serves the same requests. The script prints, for each kind of
-turn, the medians (least–most) of the CPU time of the engine's thread and of the whole process for
-a step, and of the steps in a second, and then the medians of the ratios of neighbouring turns.
+stream and throws it away. A turn serves the same requests. The script prints medians
+(least–most) for each kind of turn: the CPU time for a step of the engine's thread and of the whole
+process, and the steps in a second. Then it prints the medians of the ratios of neighbouring turns.
 """
 
 from __future__ import annotations

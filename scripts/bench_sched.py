@@ -8,7 +8,7 @@ A constant token replaces the model and the sampling. One thread measures three 
                   context: scheduler, memory, packing, update, outputs, statistics and event log
 
     admission     from a request whose first 4,096 tokens are cached to the packed arrays of its
-                  first step; alone, and with 10,000 other children under the last shared node
+                  first step: alone, then with 10,000 other children of the last shared node
 
     the log       the event log's share of a real step with the bundled model
 

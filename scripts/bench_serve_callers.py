@@ -3,12 +3,12 @@
     python scripts/bench_serve_callers.py [--streams 64] [--tokens 128] [--rounds 5]
 
 The server runs in a separate process, and `LLM.generate` in this one, by turns. Both have the
-same settings, get the same prompts and must give the same text. Every stream has a connection of
-its own, and a client that does nothing but look for the end of the answer. SmolLM2-135M is its
-published shape with random weights, and a tokenizer of as many words. The table has the median
-tokens per second of both, and the median and the range of the ratios of neighbouring turns. Below
-it are the time from launch to the first answer of /version, the time to the first token of one idle
-request beside the offline one, and the gaps between the tokens of 16 streams.
+same settings, get the same prompts and must give the same text. Every stream has a separate
+connection, and a client that only looks for the end of the answer. SmolLM2-135M is its published
+shape with random weights, and a tokenizer of as many words. The table has the median tokens per
+second of both, and the median and the range of the ratios of neighbouring turns. Three times are
+below it: from launch to the first answer of /version, to the first token of one idle request, and
+between the tokens of 16 streams. The second is beside the offline one.
 """
 
 from __future__ import annotations

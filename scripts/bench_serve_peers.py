@@ -5,7 +5,7 @@
 
 Each server runs alone, one after another, in the environment that has it, with the same weights:
 SmolLM2-135M's published shape with random numbers, in float32. As many clients as the table says
-ask at once, each for one streamed answer of a few tokens to a short prompt of its own. The numbers
+ask at once, each for one streamed answer of a few tokens to a different short prompt. The numbers
 are tokens per second until the last answer ended: the median of the rounds, and their range. What
 is not installed is left out.
 

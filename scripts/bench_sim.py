@@ -1,6 +1,6 @@
 """Compare the simulator with the engine: seven loads, measured and predicted.
 
-    python scripts/bench_sim.py [--rounds 3]    # run it on a quiet machine; it takes some minutes
+    python scripts/bench_sim.py [--rounds 3]    # takes some minutes of a quiet machine.
     python scripts/bench_sim.py --page          # write the page's table from the last results
 
 For each model, costs come from a recorded calibration load. Then every load runs on the engine with

@@ -46,8 +46,8 @@ from transformers import (
 
 NUM_GREEDY = 64
 MIN_GAP = 1e-3  # between the two largest logits at every greedy step
-MIN_DISTINCT = 12  # tokens among the greedy ones
-MIN_EFFECT = 1e-2  # relative change of the logits when a feature is switched off
+MIN_DISTINCT = 12  # Tokens among the greedy ones.
+MIN_EFFECT = 1e-2  # Relative change of the logits when a feature is off.
 MAX_NOISE = 1e-5  # relative change of the logits by float64 arithmetic and RoPE's last bit
 MAX_SEEDS = 60
 

@@ -4,10 +4,10 @@
     python scripts/page_load.py --seconds 10 --steps-per-second 500
 
 A stand-in server sends the page the records of an engine that decodes ten sequences, with ten
-events in a step, ten times a second as the real one does. Each line of the output is one interval:
-frames a second, the slowest redraw, the JavaScript heap after a garbage collection, and the
-process's memory. The process also keeps what it received, because a debugger is attached. At the
-end the page's cells must be those that were sent. It needs playwright and chromium.
+events in a step. It sends ten times a second, as the real one does. Each line of the output is one
+interval: frames a second, the slowest redraw, the JavaScript heap after a garbage collection, and
+the process's memory. The process also keeps what it received, because a debugger is attached. At
+the end the page's cells must be those that were sent. It needs playwright and chromium.
 """
 
 from __future__ import annotations

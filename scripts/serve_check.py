@@ -5,7 +5,7 @@
     python scripts/serve_check.py soak [--requests 100000]
     python scripts/serve_check.py clients [--python lm-eval=VENV/bin/python ...]
 
-Each starts ``mie serve`` in a process of its own, with a key and on a free port. The exit code is 1
+Each starts ``mie serve`` in a new process, with a key and on a free port. The exit code is 1
 if something is wrong. ``clients`` runs what is installed, and says what is not.
 """
 
@@ -30,8 +30,8 @@ GROWTH_KIB = 24 << 10
 STEADY = ("--batch-invariant", "--num-blocks", "640", "--event-log-steps", "0")
 """Options under which answers do not depend on other requests, and memory is soon what it stays.
 
-A pool takes memory until each block was used once, and the event log until it has its steps. Of an
-option that is given twice, the last one counts.
+A pool takes memory until each block was used once, and the event log until it has its steps. If an
+option is given twice, the last one counts.
 """
 
 

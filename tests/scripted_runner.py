@@ -190,7 +190,7 @@ class ScriptedRunner:
                 self._rows[row].update(index, block_ids)
         for host_id, block_id in moves.imports:
             self._device[block_id] = self._host[host_id]
-            self._host[host_id] = [POISON] * self._block_size  # the host's block is free
+            self._host[host_id] = [POISON] * self._block_size  # The host's block is free.
         for block_id, host_id in moves.exports:
             self._host[host_id] = self._device[block_id][:]
         sources = [self._device[source][:] for source, _ in moves.copies]

@@ -15,8 +15,8 @@ from mie.errors import UnsupportedModelError, shown
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 LAYER_TYPES = ("full_attention", "sliding_attention")
-MAX_NAMED = 8  # number of layer types that a message names
-ACTIVATIONS = ("silu", "swish")  # two names of one function
+MAX_NAMED = 8  # Layer types that a message names.
+ACTIVATIONS = ("silu", "swish")  # Both are one function.
 
 # Keys that enable a feature by any value except null, false, zero, one or an empty list or object.
 # One is harmless: a single expert, or a multiplier of 1.

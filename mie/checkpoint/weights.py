@@ -146,7 +146,7 @@ class Checkpoint:
         """
         entry = self._entries[name]
         mapped = self._maps.get(entry.path)
-        if mapped is None or not hasattr(mapped, "madvise"):  # no madvise on some systems
+        if mapped is None or not hasattr(mapped, "madvise"):  # Some systems have no madvise.
             return
         start = entry.start - entry.start % mmap.PAGESIZE
         if entry.stop > start:
@@ -285,7 +285,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
         raise WeightsError(str(error)) from error
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightsError(f"{index}: weight_map must be an object: tensor name -> file name")
-    shards: dict[str, str] = {}  # the first tensor that the index maps to each file
+    shards: dict[str, str] = {}  # The first tensor of each file.
     for tensor, shard in weight_map.items():
         _check_shard_name(index, tensor, shard)
         shards.setdefault(shard, tensor)

@@ -20,7 +20,7 @@ from mie.version import __version__
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE
+EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE.
 
 _EPILOG = """\
 examples:
@@ -71,7 +71,7 @@ def _run(argv: Sequence[str] | None) -> int:
     _make_streams_safe()
     try:
         args = _parser().parse_args(argv)
-    except SystemExit as end:  # --help, or an error that argparse has printed
+    except SystemExit as end:  # After --help, or an error that argparse has printed.
         return int(end.code or 0)
     with logging_to_stderr():
         return int(args.run(args))

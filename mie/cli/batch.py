@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: an option is wrong, or OUT cannot be written.
-        RequestError: IN cannot be read, or has a line without a custom_id of its own.
+        RequestError: IN cannot be read, or has a line whose custom_id is missing or used before.
         ModelError: the model cannot be used.
     """
     model = args.model or DEFAULT_MODEL

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 
-from mie.doctor.diagnosis import BACKENDS, Diagnosis, examine
+from mie.doctor.diagnosis import BACKENDS, BackendTrial, run_checks, try_backend
 from mie.doctor.machine import Machine
+from mie.doctor.survey import Check
 from mie.version import __version__
 
 _LINE = "{:<8} {:<14} {}"
@@ -53,25 +55,26 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
 
     It is 1 if the requested backend does not work, else 0.
     """
-    backends = (args.backend,) if args.backend else BACKENDS
-    diagnosis = examine(machine or Machine(), backends)
+    machine = machine or Machine()
+    checks = run_checks(machine)
+    trials = [try_backend(machine, name) for name in ([args.backend] if args.backend else BACKENDS)]
     if args.json:
-        print(json.dumps({"mie": __version__, **asdict(diagnosis)}, indent=2))
+        report = {"checks": list(map(asdict, checks)), "backends": list(map(asdict, trials))}
+        print(json.dumps({"mie": __version__, **report}, indent=2))
     else:
-        print(render(diagnosis))
-    asked_and_failed = args.backend and not all(each.works for each in diagnosis.backends)
-    return 1 if asked_and_failed else 0
+        print(render(checks, trials))
+    return 1 if args.backend and not trials[0].works else 0
 
 
-def render(diagnosis: Diagnosis) -> str:
+def render(checks: Sequence[Check], trials: Sequence[BackendTrial]) -> str:
     """Return the report as text, one fact per line, with remedies below problems."""
     lines = []
-    for check in diagnosis.checks:
+    for check in checks:
         lines.append(_LINE.format(check.status, check.name, check.value))
         if check.remedy is not None:
             lines.append(_LINE.format("", "", f"remedy: {check.remedy}"))
     lines.append("")
-    for backend in diagnosis.backends:
-        verdict = "works" if backend.works else f"does not work: {backend.reason}"
-        lines.append(_LINE.format("backend", backend.name, verdict))
+    for trial in trials:
+        verdict = "works" if trial.works else f"does not work: {trial.reason}"
+        lines.append(_LINE.format("backend", trial.name, verdict))
     return "\n".join(lines)

@@ -17,7 +17,6 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.locate import locate_model
 from mie.checkpoint.size_limits import MAX_JSON_BYTES
 from mie.checkpoint.tensors import num_parameters
-from mie.checkpoint.weights import Checkpoint, check_tied_head, expected_tensors, non_finite_tensors
 from mie.config.sizes import format_size, size_argument
 from mie.errors import ModelError, UnsupportedModelError, WeightsError, shown_text
 from mie.system.json_files import read_json_object
@@ -164,6 +163,14 @@ class _WeightsReport:
 
 
 def _inspect_weights(directory: Path, config: ModelConfig, *, check: bool) -> _WeightsReport:
+    # `mie doctor` must start without NumPy, which this module imports.
+    from mie.checkpoint.weights import (
+        Checkpoint,
+        check_tied_head,
+        expected_tensors,
+        non_finite_tensors,
+    )
+
     try:
         with Checkpoint.open(directory, expected_tensors(config)) as checkpoint:
             if check:

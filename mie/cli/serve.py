@@ -94,8 +94,8 @@ def add_parser(
     parser.add_argument(
         "--admin-api-key",
         metavar="KEY",
-        help="the key that alone may use /metrics, /reset_prefix_cache and what else is not for "
-        "clients, or MIE_ADMIN_API_KEY in the environment (default: every key may)",
+        help="the only key that may use /metrics, /reset_prefix_cache and other routes for "
+        "administrators, or MIE_ADMIN_API_KEY in the environment (default: every key may)",
     )
     parser.add_argument(
         "--allowed-origins",

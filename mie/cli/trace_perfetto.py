@@ -68,7 +68,7 @@ class _Timeline:
         self._spans: dict[Seq, _Span] = {}
         self._tracks: dict[Seq, int] = {}
         self._summary: Summary | None = None
-        self._step = 0  # counted from 1, without gaps for abandoned steps
+        self._step = 0  # Abandoned steps leave no gap.
         self._start = self._end = 0  # of the current step
         self._has_run = False  # whether the current records are from after its computation
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 
-from mie.doctor.machine import NoAnswer
-from mie.doctor.survey import Finding, Survey, gibibytes, note, ok, problem
+from mie.config.sizes import format_size
+from mie.doctor.survey import Finding, Survey, note, ok, problem
+from mie.ops_gpu.host.build import find_compiler
 from mie.reprs import count
+from mie.system.commands import CommandError
 from mie.system.resources import available_bytes, memory_info, memory_limit
 
 ARCHITECTURES = ("x86_64", "aarch64", "arm64")
@@ -35,8 +37,7 @@ def _numpy(survey: Survey) -> list[Finding]:
     value = f"{facts['version']}, BLAS {facts['blas']} {facts['blas_version']}"
     if any(name in facts["blas"].lower() for name in FAST_BLAS):
         return ok(value)
-    remedy = "pip install --force-reinstall numpy brings one with OpenBLAS"
-    return note(f"{value}, which may be a slow one", remedy)
+    return note(f"{value}, which may be a slow one", f"{_REINSTALL} brings one with OpenBLAS")
 
 
 def _blas_settings(survey: Survey) -> list[Finding]:
@@ -67,7 +68,7 @@ def _matrix_plans(survey: Survey) -> list[Finding]:
 
 def _plan_cache(survey: Survey) -> list[Finding]:
     facts = survey.products
-    if "cache_error" in facts:
+    if facts.get("cache_error"):
         value = f"{facts['cache_error']}; each process tries the plans anew"
         return note(value, "make the folder one that only this user can write to")
     if not facts.get("odd_plans"):
@@ -79,15 +80,15 @@ def _plan_cache(survey: Survey) -> list[Finding]:
 
 def _invariance(survey: Survey) -> list[Finding]:
     """Tell what `CpuBackend.is_batch_invariant` is for a model of such matrices."""
-    if "plan" not in survey.products:
+    facts = survey.products
+    if "error" in facts:
         return []
-    time = f"plan tiled, which it needs, takes {survey.products['ratio']:.2f} x the time of plain"
-    if not survey.products["is_clear"]:
-        time = f"{time} now, but the rounds of the trial disagreed"
-    if survey.products["plan"] == "tiled":
+    time = f"plan tiled, which it needs, takes {facts['ratio']:.2f} x the time of plain"
+    if not facts["is_clear"]:
+        time += " now, but the rounds of the trial disagreed"
+    if facts["plan"] == "tiled":
         return ok(f"auto is on: {time}")
-    value = f"auto is off: {time}"
-    return ok(f"{value}; --batch-invariant sets it")
+    return ok(f"auto is off: {time}; --batch-invariant sets it")
 
 
 def _cpus(survey: Survey) -> list[Finding]:
@@ -106,9 +107,9 @@ def _memory(survey: Survey) -> list[Finding]:
     sizes, limit = memory_info(survey.machine.read), memory_limit(survey.machine.read)
     if not {"MemTotal", "MemAvailable"} <= sizes.keys():
         return note("unknown: /proc/meminfo does not say")
-    value = f"{gibibytes(sizes['MemAvailable'])} available of {gibibytes(sizes['MemTotal'])}"
+    value = f"{format_size(sizes['MemAvailable'])} available of {format_size(sizes['MemTotal'])}"
     if limit is not None and limit < sizes["MemTotal"]:
-        value += f"; the control group may hold {gibibytes(limit)}"
+        value += f"; the control group may hold {format_size(limit)}"
     if available_bytes(survey.machine.read) >= LITTLE_MEMORY:
         return ok(value)
     return note(value, "end other programs, or set a small --kv-cache-memory-bytes, such as 64MiB")
@@ -116,15 +117,12 @@ def _memory(survey: Survey) -> list[Finding]:
 
 def _compiler(survey: Survey) -> list[Finding]:
     """Check the C++ compiler that backend cupy-emulated builds the kernels with."""
-    named = survey.environment.get("CXX") or "g++"
     try:
-        return ok(survey.machine.run([*shlex.split(named), "--version"]).splitlines()[0])
-    except NoAnswer as why:
-        error = f"{named} {why}"
-    except (IndexError, ValueError):  # it printed nothing, or a quote is not closed
-        error = f"{named} is no compiler"
-    remedy = "apt install g++, or name a compiler in CXX"
-    return note(f"{error}; backend cupy-emulated needs one", remedy)
+        _, version = find_compiler(survey.environment, survey.machine.run)
+        return ok(version.splitlines()[0])
+    except CommandError as error:
+        remedy = "apt install g++, or name a compiler in CXX"
+        return note(f"{error}; backend cupy-emulated needs one", remedy)
 
 
 CPU_CHECKS = {

@@ -26,32 +26,14 @@ class BackendTrial:
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """The result of every check, and every backend that was tried."""
-
-    checks: tuple[Check, ...]
-    backends: tuple[BackendTrial, ...]
-
-
-def examine(machine: Machine, backends: tuple[str, ...] = BACKENDS) -> Diagnosis:
-    """Check ``machine`` and try ``backends``."""
-    return Diagnosis(
-        checks=run_checks(machine),
-        backends=tuple(try_backend(machine, name) for name in backends),
-    )
-
-
-def run_checks(machine: Machine) -> tuple[Check, ...]:
+def run_checks(machine: Machine) -> list[Check]:
     """Return the results in the order of the tables of checks."""
     survey = Survey(machine)
     checks = {**CPU_CHECKS, **GPU_CHECKS, **(JETSON_CHECKS if survey.is_jetson else {})}
-    found = ((name, finding) for name, check in checks.items() for finding in check(survey))
-    return tuple(Check(name, *finding) for name, finding in found)
+    return [Check(name, *found) for name, check in checks.items() for found in check(survey)]
 
 
 def try_backend(machine: Machine, name: str) -> BackendTrial:
     """Load the backend ``name`` and let it compute a small step."""
-    facts = machine.ask("backend", name)
-    works, reason = facts.get("works") is True, facts.get("reason", facts.get("error"))
-    return BackendTrial(name=name, works=works, reason=reason)
+    reason = machine.ask("backend", name).get("error")
+    return BackendTrial(name=name, works=reason is None, reason=reason)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from mie.doctor.survey import Finding, Survey, dotted, gibibytes, note, ok, problem, version_of
+from mie.config.sizes import format_size
+from mie.doctor.survey import Finding, Survey, note, ok, problem, version_of
 
 OLDEST_CAPABILITY = (8, 0)  # cp.async and bfloat16 in the tensor cores
 
-_NUMPY_OF_CUPY = {13: ((1, 22), (2, 6)), 14: ((2, 0), (2, 6))}
+_NUMPY_OF_CUPY = {13: ("1.22", "2.6"), 14: ("2.0", "2.6")}
 """The NumPy range (from, before) by CuPy's major version, as its wheels require."""
 
 _DRIVER_REMEDIES = {
@@ -20,18 +21,18 @@ _DRIVER_REMEDIES = {
 
 
 def _driver(survey: Survey) -> list[Finding]:
-    cuda, error, remedy = survey.driver_cuda, survey.driver.get("error", ""), ""
+    cuda, error, remedy = survey.driver.get("cuda"), survey.driver.get("error", ""), None
     if not survey.driver.get("found", True):
         if not survey.has_gpu:
             return note("none; backend cupy needs an NVIDIA GPU")
         error, remedy = "libcuda.so.1 is not found", _missing_library(survey)
     elif error or not survey.gpus:
         error, remedy = error or "no GPU is found", _no_gpu(survey, error)
-    elif cuda and cuda[0] < survey.oldest_cuda:
+    elif 0 < survey.driver_cuda < survey.oldest_cuda:
         remedy = f"update the driver to one that runs CUDA {survey.oldest_cuda} or later"
-    runs = f"runs CUDA {dotted(cuda)}" if cuda else ""
-    module = f"kernel module {survey.kernel_module}" if survey.kernel_module else ""
-    value = ", ".join(filter(None, [runs, module, error])) or "found"
+    parts = [cuda and f"runs CUDA {cuda}"]
+    parts += [survey.kernel_module and f"kernel module {survey.kernel_module}", error]
+    value = ", ".join(filter(None, parts)) or "found"
     if not remedy:
         return ok(value)
     return problem(value, remedy) if survey.has_gpu else note(value, remedy)
@@ -59,54 +60,54 @@ def _no_gpu(survey: Survey, error: str) -> str:
 def _gpus(survey: Survey) -> list[Finding]:
     findings = []
     for index, gpu in enumerate(survey.gpus):
-        capability, free = (gpu["major"], gpu["minor"]), survey.cupy.get("free", [])[index:]
-        value = f"{gpu['name']}, compute capability {dotted(capability)}"
-        value += f", {gibibytes(gpu['memory'])}"
+        memory, free = format_size(gpu["memory"]), survey.cupy.get("free", [])[index:]
         if gpu["integrated"]:
-            value += " shared with the CPU"
+            memory += " shared with the CPU"
         elif free:
-            value += f" ({gibibytes(free[0])} free)"
-        oldest = f"the kernels need {dotted(OLDEST_CAPABILITY)} (Ampere) or later"
-        is_too_old = capability < OLDEST_CAPABILITY
-        findings += problem(value, f"{oldest}; use backend numpy") if is_too_old else ok(value)
+            memory += f" ({format_size(free[0])} free)"
+        value = f"{gpu['name']}, compute capability {gpu['capability']}, {memory}"
+        if version_of(gpu["capability"]) >= OLDEST_CAPABILITY:
+            findings += ok(value)
+        else:
+            findings += problem(value, "the kernels need 8.0 (Ampere) or later; use backend numpy")
     return findings
 
 
 def _cupy(survey: Survey) -> list[Finding]:
-    facts, driver_cuda = survey.cupy, survey.driver_cuda
+    facts = survey.cupy
     if not facts.get("found", True):
         if survey.gpus:
             return problem("not installed", f"pip install '{survey.extra}'")
         return note("not installed; backend cupy needs it")
     packages = facts.get("packages", {})
-    value = ", ".join(f"{name} {version}" for name, version in packages.items())
-    value = value or f"CuPy {facts.get('version', '')}".strip()
+    version = facts.get("version") or " ".join(packages.values())
+    value = ", ".join(map(" ".join, packages.items())) or f"CuPy {version}".strip()
     again = f"pip uninstall {' '.join(packages) or 'cupy'}, then pip install '{survey.extra}'"
     if len(packages) > 1:
         return problem(f"{value}: they overwrite each other's files", again)
-    version = version_of(facts.get("version") or " ".join(packages.values())) or (0,)
-    low, high = _NUMPY_OF_CUPY.get(version[0], ((0, 0), (99, 0)))
-    numpy = version_of(facts.get("numpy"))
-    if numpy and not low <= numpy < high:
-        value += f": needs NumPy from {dotted(low)} to before {dotted(high)}, has {dotted(numpy)}"
-        return problem(value, f"pip install 'numpy>={dotted(low)},<{dotted(high)}'")
+    low, high = _NUMPY_OF_CUPY.get(next(iter(version_of(version)), 0), ("0", "99"))
+    numpy = survey.numpy.get("version", low)
+    if not version_of(low) <= version_of(numpy) < version_of(high):
+        value += f": needs NumPy from {low} to before {high}, has {numpy}"
+        return problem(value, f"pip install 'numpy>={low},<{high}'")
     if "error" in facts:
         return problem(f"{value}: cannot be imported: {facts['error']}", again)
-    if driver_cuda and survey.cupy_cuda > driver_cuda[0]:
+    if 0 < survey.driver_cuda < survey.cupy_cuda:
         value += f": made for CUDA {survey.cupy_cuda}"
-        value += f", and the driver runs CUDA {dotted(driver_cuda)}"
+        value += f", and the driver runs CUDA {survey.driver['cuda']}"
         return problem(value, f"{again} (or update the driver)")
     return ok(value)
 
 
 def _nvrtc(survey: Survey) -> list[Finding]:
-    version, driver_cuda = version_of(survey.cupy.get("nvrtc")), survey.driver_cuda
-    if version is None or driver_cuda is None or version[0] <= driver_cuda[0]:
+    version = survey.cupy.get("nvrtc", "0")
+    [major, *_] = version_of(version)
+    if not 0 < survey.driver_cuda < major:
         return _library(survey, "nvrtc")
     return problem(
-        f"{dotted(version)}, newer than the driver, which runs CUDA {dotted(driver_cuda)}",
-        f"remove NVRTC {version[0]} (pip uninstall nvidia-cuda-nvrtc, or the CUDA toolkit it is "
-        "from): CuPy takes the newest that it finds",
+        f"{version}, newer than the driver, which runs CUDA {survey.driver['cuda']}",
+        f"remove NVRTC {major} (pip uninstall nvidia-cuda-nvrtc, or the CUDA toolkit it is from): "
+        "CuPy takes the newest that it finds",
     )
 
 
@@ -115,19 +116,19 @@ def _library(survey: Survey, name: str) -> list[Finding]:
     if "version" not in survey.cupy:
         return []
     if name in survey.cupy:
-        return ok(dotted(survey.cupy[name]))
-    error = survey.cupy.get(f"{name}_error", "no version").partition(": No such file")[0]
+        return ok(survey.cupy[name])
+    error = survey.cupy[f"{name}_error"].partition(": No such file")[0]
     finding = problem if survey.gpus else note
     return finding(f"not found: {error}", _missing_toolkit(survey))
 
 
 def _missing_toolkit(survey: Survey) -> str:
-    cuda, driver_cuda = survey.cupy_cuda, survey.driver_cuda
+    cuda = survey.cupy_cuda
     if not survey.is_jetson:
         return f"pip install 'cupy-cuda{cuda}x[ctk]', or install CUDA toolkit {cuda}"
     remedy = "sudo apt install nvidia-jetpack brings the CUDA toolkit"
-    if driver_cuda and cuda < driver_cuda[0]:
-        remedy += f", of CUDA {driver_cuda[0]}: pip uninstall cupy-cuda{cuda}x, then "
+    if cuda < survey.driver_cuda:
+        remedy += f", of CUDA {survey.driver_cuda}: pip uninstall cupy-cuda{cuda}x, then "
         remedy += f"pip install '{survey.extra}'"
     return remedy
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from mie.doctor.machine import NoAnswer
-from mie.doctor.survey import Finding, Survey, dotted, note, ok, problem
+from mie.doctor.survey import Finding, Survey, note, ok, problem, version_of
+from mie.system.commands import CommandError
 
-_JETPACKS = {32: "4", 34: "5", 35: "5", 36: "6", 38: "7", 39: "7"}
+_JETPACKS = {"32": "4", "34": "5", "35": "5", "36": "6", "38": "7", "39": "7"}
 """JetPack by the major version of L4T, its Linux."""
 
 _OLDEST_L4T = (36,)  # earlier releases have CUDA 11 and Python 3.8
@@ -19,17 +19,17 @@ def _jetpack(survey: Survey) -> list[Finding]:
     board, release = survey.board or "a Jetson", survey.l4t_release or ""
     match = re.search(r"^# R(\d+) \(release\), REVISION: (\d+(?:\.\d+)*)", release, re.MULTILINE)
     if match is None:
-        silent = "/etc/nv_tegra_release does not say; a container has none"
-        return note(f"unknown, on {board} ({silent})")
-    l4t = tuple(map(int, f"{match[1]}.{match[2]}".split(".")))
-    version = _JETPACKS.get(l4t[0], "of a version unknown to mie")
-    value = f"{version} (L4T {dotted(l4t)}), on {board}"
-    if l4t < _OLDEST_L4T:
+        why = "/etc/nv_tegra_release does not say; a container has none"
+        return note(f"unknown, on {board} ({why})")
+    l4t = f"{match[1]}.{match[2]}"
+    version = _JETPACKS.get(match[1], "of a version unknown to mie")
+    value = f"{version} (L4T {l4t}), on {board}"
+    if version_of(l4t) < _OLDEST_L4T:
         remedy = "flash JetPack 6.2 or later, if the module is an Orin or newer"
         return problem(f"{value}: its CUDA is too old for CuPy", remedy)
-    if l4t < _SUPER_L4T:
-        lack = "without the power modes of 25 W and MAXN SUPER"
-        return note(f"{value}: {lack}", "update to JetPack 6.2 or later")
+    if version_of(l4t) < _SUPER_L4T:
+        value += ": without the power modes of 25 W and MAXN SUPER"
+        return note(value, "update to JetPack 6.2 or later")
     return ok(value)
 
 
@@ -37,7 +37,7 @@ def _power_mode(survey: Survey) -> list[Finding]:
     """Check that the board runs in its fastest power mode."""
     try:
         printed = survey.machine.run(["nvpmodel", "-q"], timeout=5.0)
-    except NoAnswer as why:
+    except CommandError as why:
         return note(f"unknown: nvpmodel {why}")
     match = re.search(r"NV Power Mode: *(\S+)", printed)
     if match is None:

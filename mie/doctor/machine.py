@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mie.system.commands import CommandError, run_command
 from mie.system.resources import read_text, usable_cpus
 
 ASK_SECONDS = 180.0
@@ -26,10 +24,6 @@ _ASK = (
 )
 
 Facts = dict[str, Any]
-
-
-class NoAnswer(Exception):
-    """A command returned nothing to read. The message says why: "is not installed"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,46 +45,13 @@ class Machine:
 
     def read_all(self, pattern: str) -> list[str]:
         """Return the texts of the files that match, such as ``/sys/bus/pci/devices/*/vendor``."""
-        paths = sorted(self.root.glob(pattern.lstrip("/")))
-        texts = (self.read(str(path.relative_to(self.root))) for path in paths)
+        texts = (read_text(str(path)) for path in self.root.glob(pattern.lstrip("/")))
         return [text for text in texts if text is not None]
 
     def run(self, command: Sequence[str], timeout: float = 10.0) -> str:
-        """Run ``command`` and return its output.
-
-        Raises:
-            NoAnswer: it is missing, failed, or took longer than ``timeout`` seconds.
-        """
-        try:
-            process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**self.environment, "LC_ALL": "C"},
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,  # so that its children can be ended with it
-            )
-        except FileNotFoundError:
-            raise NoAnswer("is not installed") from None
-        except (OSError, ValueError) as error:
-            raise NoAnswer(f"cannot be run: {error}") from None
-        try:
-            output, errors = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            raise NoAnswer(f"gave no answer within {timeout:g} s") from None
-        finally:
-            if process.poll() is None:
-                with suppress(OSError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-        if process.returncode < 0:
-            raise NoAnswer(f"was ended by signal {_signal_name(-process.returncode)}")
-        if process.returncode:
-            last = errors.strip().rpartition("\n")[2].strip() or "no message"
-            raise NoAnswer(f"ended with code {process.returncode}: {last}")
-        return output
+        """Return the output of ``command``, or raise a `CommandError`."""
+        environment = {**self.environment, "LC_ALL": "C"}
+        return run_command(command, timeout=timeout, environment=environment)
 
     def ask(self, *topic: str) -> Facts:
         """Return the facts that `mie.doctor.ask` finds about ``topic`` in a separate process.
@@ -102,11 +63,7 @@ class Machine:
         try:
             printed = self.run(command, timeout=ASK_SECONDS)
             return dict(json.loads(printed.strip().rpartition("\n")[2]))
-        except NoAnswer as why:
+        except CommandError as why:
             return {"error": f"the process that tried it {why}"}
         except (TypeError, ValueError):
             return {"error": "the process that tried it gave an answer that is not a JSON object"}
-
-
-def _signal_name(number: int) -> str:
-    return next((known.name for known in signal.Signals if known == number), str(number))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from mie.doctor.machine import Facts, Machine
 from mie.system.resources import cpu_quota, whole_cpus
@@ -16,7 +16,6 @@ _THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 _NVIDIA_DISPLAY = re.compile(r"^PCI_CLASS=3\d{4}\nPCI_ID=10DE:", re.MULTILINE)
 
 Status = Literal["ok", "note", "problem"]
-Version = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -72,11 +71,11 @@ class Survey:
         self.threads = next(found, None)
         """The variable that sets NumPy's number of threads, and that number."""
         self.gpus: list[Facts] = self.driver.get("gpus", [])
-        self.driver_cuda = version_of(self.driver.get("cuda"))
-        """The newest CUDA version that the driver runs."""
-        self.cupy_cuda = (version_of(self.cupy.get("cuda")) or (self.oldest_cuda,))[0]
+        self.driver_cuda = version_of(self.driver.get("cuda", "0"))[0]
+        """The major version of the newest CUDA that the driver runs, or 0 if it does not say."""
+        self.cupy_cuda = version_of(self.cupy.get("cuda", f"{self.oldest_cuda}"))[0]
         """The major version of the CUDA that the installed CuPy is built for."""
-        self.extra = "mie[cuda13]" if (self.driver_cuda or (0,))[0] >= 13 else "mie[cuda12]"
+        self.extra = f"mie[cuda{13 if self.driver_cuda >= 13 else 12}]"
         """The extra of mie whose CuPy fits the driver."""
         self.l4t_release = machine.read("/etc/nv_tegra_release")
         self.board = (machine.read("/proc/device-tree/model") or "").strip("\0\n ")
@@ -90,19 +89,6 @@ class Survey:
         """Whether there is an NVIDIA GPU, even if it cannot be used."""
 
 
-def version_of(value: Any) -> Version | None:
-    """Return the numbers that a version begins with: (14, 2, 0) of "14.2.0rc1" or of a list."""
-    if isinstance(value, list):
-        return tuple(value)
-    match = re.match(r"\d+(\.\d+)*", str(value))
-    return tuple(map(int, match[0].split("."))) if match else None
-
-
-def dotted(version: Version) -> str:
-    """Return "12.6" for (12, 6)."""
-    return ".".join(map(str, version))
-
-
-def gibibytes(num_bytes: int) -> str:
-    """Return "7.4 GiB" for bytes, always in one unit so that amounts are easy to compare."""
-    return f"{num_bytes / 2**30:.1f} GiB"
+def version_of(text: str) -> tuple[int, ...]:
+    """Return the numbers that ``text`` begins with: (14, 2, 0) for "14.2.0rc1"."""
+    return tuple(int(number) for number in re.split(r"[^\d.]", text)[0].split(".") if number)

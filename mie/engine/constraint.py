@@ -102,7 +102,7 @@ class RowConstraint:
         self._num_words = -(-constraints.vocab_size // 32)
         self._token_ids = token_ids
         self._num_prompt = self._num_accepted = num_prompt
-        self._mask: Words | None = None  # of the token after those accepted
+        self._mask: Words | None = None  # for the token after those accepted
         allowed = params.allowed_token_ids
         self._allowed = None if allowed is None else self._words_of(allowed)
         eos = self._words_of(constraints.eos_token_ids)

@@ -32,7 +32,7 @@ class EventLog:
         self.emit: Callable[[Record], None] = self._pending.append
         """Appends one record as fast as possible. It never changes during the log's life."""
         self._segments: deque[Segment] = deque()
-        self._steps: list[Step] = []  # of the last segment
+        self._steps: list[Step] = []  # those of the last segment
         self._last = 0
         self._num_left = 0  # steps until the next snapshot
         self._take_snapshot: Callable[[], Snapshot] | None = None

@@ -56,9 +56,9 @@ class Driver:
 
     def _begin(self) -> None:
         self._process_id = os.getpid()
-        self._role = threading.Lock()  # the holder turns the loop
+        self._role = threading.Lock()  # Its holder turns the loop.
         self._driving: int | None = None  # the thread that holds the lock
-        self._entering: set[int] = set()  # threads that are about to take the lock
+        self._entering: set[int] = set()  # Threads about to take the lock.
         self._sleepers: set[_Sleeper] = set()
 
     def new_collector(self) -> Collector:
@@ -77,7 +77,7 @@ class Driver:
             return self.call(lambda: processor.add_all(prepared, collector))
         except MieError:
             raise
-        except BaseException:  # the caller does not get the ids
+        except BaseException:  # The caller gets no ids.
             self._loop.inbox.append(Command(lambda: processor.retract(prepared)))
             raise
 

@@ -49,7 +49,7 @@ class CollectorRef(weakref.ref["Collector"]):
     def __init__(self, collector: Collector, when_gone: Callable[[CollectorRef], object]) -> None:
         super().__init__(collector, when_gone)  # type: ignore[call-arg]  # as __new__
         self.request_ids: set[str] = set()
-        self.beam_ids: set[str] = set()  # requests that may keep their blocks after they end
+        self.beam_ids: set[str] = set()  # Ended requests that may keep blocks.
 
 
 class Collector:
@@ -64,7 +64,7 @@ class Collector:
         """The reference that requests hold. Nothing in the engine holds the collector itself."""
         self.process_id = os.getpid()
         self._news: deque[RequestState] = deque()
-        self._lock = threading.Lock()  # several threads may call `LLM.step`
+        self._lock = threading.Lock()  # Several threads may call `LLM.step`.
 
     @property
     def has_news(self) -> bool:
@@ -95,7 +95,7 @@ class _Choice:
         self.answer = answer
         self.num_taken = 0  # tokens that were handed out
         self.num_characters_taken = 0
-        self.is_over = False  # the end was handed out
+        self.is_over = False  # The end was handed out.
         self.is_torn = False
         self.begin(None)
 
@@ -142,7 +142,7 @@ class RequestState:
         self._has_logprobs = prepared.params.logprobs is not None
         self._tokenizer = tokenizer if prepared.params.detokenize else None
         self._lock = threading.Lock()  # the engine's thread adds, the caller's takes
-        self._is_filed = False  # it is in its collector's news
+        self._is_filed = False  # It is in its collector's news.
         self._is_over = False  # the final output was handed out
         self._prompt_logprobs: list[LogprobRow | None] = [None]
         self._num_prompt_taken = 0

@@ -29,8 +29,8 @@ def paged_attention(
 ) -> Floats:
     """Return softmax(scale * q·Kᵀ)·V of each query over its sequence, as a new array [T, Hq, Dh].
 
-    q [T, Hq, Dh]; caches [N, B, Hkv, Dh]; block_tables [S, M]; cu_seqlens_q [S + 1]; seq_lens [S],
-    the tokens in the cache including this step's.
+    q [T, Hq, Dh]; caches [N, B, Hkv, Dh]; block_tables [S, M]; cu_seqlens_q [S + 1]; seq_lens [S].
+    The last counts the tokens in the cache, including this step's.
 
     Query head h reads KV head h * Hkv // Hq (grouped-query attention: Ainslie et al., 2023,
     arXiv:2305.13245). Query i of a sequence with n queries and length s is at p = s - n + i.

@@ -36,12 +36,12 @@ class RowControls:
 
     The edits (None: no such edit) make the row's effective logits:
 
-    * ``bias`` (ids, values): added to the logits;
-    * ``allowed_ids``: every other token gets -inf; ``banned_ids``: these get -inf;
+    * ``bias`` (ids, values): added to the logits.
+    * ``allowed_ids``: every other token gets -inf. ``banned_ids``: these get -inf.
     * ``allowed_words``: in place of ``allowed_ids``, a bit for each token [ceil(V / 32)] int32.
-      Token i is allowed if bit i % 32 of word i // 32 is set;
+      Token i is allowed if bit i % 32 of word i // 32 is set.
     * ``repetition_penalty`` over ``seen_ids`` (prompt and output, each once): a positive logit is
-      divided by it, a negative one multiplied (Keskar et al., 2019, arXiv:1909.05858, section 4.1);
+      divided by it, a negative one multiplied (Keskar et al., 2019, arXiv:1909.05858, section 4.1).
     * ``presence_penalty`` and ``frequency_penalty``: subtracted once, and once per occurrence, for
       the tokens in ``output_ids`` (each once) with ``output_counts``, as OpenAI's API defines them.
 
@@ -101,9 +101,9 @@ def sample_row(logits: Floats, row: RowControls) -> int:
         return int(x.argmax())
     largest = x.max()
     if not np.isfinite(largest):
-        return 0  # every weight would be NaN, so there is nothing to draw from
+        return 0  # Every weight would be NaN.
     x -= largest
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf
+    with np.errstate(over="ignore"):  # A tiny temperature gives -inf.
         x /= row.temperature
     return draw(keep_likely(x, row.top_k, row.top_p, row.min_p), row.uniform)
 

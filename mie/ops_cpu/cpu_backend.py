@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +75,8 @@ class CpuBackend(NumpyBackend):
         self._batch_invariant = batch_invariant
         self._weight_dtype = weight_dtype
         self._probe: Probe | None = None
+        self.cache_error: str | None = None
+        """Why the probe's answers are not remembered, once `find_probe` was called."""
         self._attention = Attention(self.workers, allocator)
         self._rotation = elementwise.Rotation(self.workers, allocator)
 
@@ -173,8 +174,10 @@ class CpuBackend(NumpyBackend):
         if self._probe is None:
             machine = machine_key(self.blas, self.workers.num_threads)
             folder: Path | None = None
-            with suppress(CacheError):  # `mie doctor` tells why there is no cache
+            try:
                 folder = open_cache(PLANS_CACHE)
+            except CacheError as error:
+                self.cache_error = str(error)
             answers, widths = (
                 PlanAnswers(folder, key) for key in (machine, f"{machine}, tile widths")
             )

@@ -101,7 +101,7 @@ class Rotation:
             x = qkv[:, :num_rotated]
             np.multiply(x, cos, out=y)
             turned = x.view(half)[..., ::-1].copy().view(x.dtype)
-            turned *= sin  # the first half of sin is negative, so this subtracts as `rope` does
+            turned *= sin  # Half of sin is negative, so this subtracts as `rope` does.
             y += turned
             keys[slots] = y.view(row)[:, -num_kv_heads:, 0]
             values[slots] = qkv.view(row)[:, num_rotated:, 0]

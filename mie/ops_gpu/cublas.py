@@ -137,3 +137,11 @@ def load_library(cupy: Any) -> Any:
             f"the system's package, JetPack's cuda-libraries, or pip install "
             f"nvidia-cublas{'-cu12' if name.endswith('12') else ''})"
         ) from error
+
+
+def library_version(cupy: Any) -> str:
+    """Return the version of the libcublas that CuPy uses, such as "12.9.1"."""
+    library, parts = load_library(cupy), [ctypes.c_int() for _ in range(3)]
+    for property_type, part in enumerate(parts):  # major, minor and patch level: library_types.h
+        library.cublasGetProperty(property_type, ctypes.byref(part))
+    return ".".join(str(part.value) for part in parts)

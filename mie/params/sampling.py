@@ -63,7 +63,7 @@ class SamplingParams:
     temperature: Divisor of the logits. Lower values are less random, and 0 takes the most likely
         token; 0 to 1000 (OpenAI). Default: 1.0.
     top_p: Nucleus sampling. Keep the smallest set of most likely tokens with at least this
-        cumulative probability. Of equal tokens the lowest ids are kept; above 0, at most 1
+        cumulative probability. Among equal tokens it keeps the lowest ids; above 0, at most 1
         (Holtzman et al., 2019, arXiv:1904.09751). Default: 1.0.
     top_k: Maximum number of most likely tokens to keep, the lowest ids among equals. 0 or -1 keeps
         all; at least -1 (Fan et al., 2018, arXiv:1805.04833). Default: 0.

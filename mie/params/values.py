@@ -22,7 +22,7 @@ def shown(value: object) -> str:
     shortener.maxstring = shortener.maxlong = shortener.maxother = MAX_SHOWN
     try:
         return shortener.repr(value)
-    except ValueError:  # Python refuses to print an integer of more than 4,300 digits
+    except ValueError:  # An integer of more than 4,300 digits.
         return f"an object of type {type(value).__name__} that cannot be printed"
 
 
@@ -51,7 +51,7 @@ def _converted(kind: Any, abstract: type, value: Any) -> Any:
         return None
     try:
         return kind(value)
-    except (ArithmeticError, TypeError, ValueError):  # too large for a float, or NaT
+    except (ArithmeticError, TypeError, ValueError):  # Too large for a float, or NaT.
         return None
 
 

@@ -36,8 +36,8 @@ def generate(
 
     A row has an ``id``, which is unique text, one of ``prompt``, ``messages`` and
     ``prompt_token_ids``, and optionally ``sampling_params``: a struct, or JSON text. Its answer
-    adds ``generated_text`` and ``finish_reason`` of the first choice, ``error`` (None, or why there
-    is no answer), and ``output``, which is the `RequestOutput` as JSON, without its metrics.
+    adds ``generated_text`` and ``finish_reason`` of the first choice, and ``error``: None, or why
+    there is no answer. ``output`` is the `RequestOutput` as JSON, without its metrics.
     Answers depend on neither the number of actors nor the order, because an id stands in for a
     missing seed.
 

@@ -25,7 +25,7 @@ class Wait:
     num_cached_tokens: int
     """Its tokens that are found in the prefix cache, or on the host."""
     blocks_needed: int
-    """Blocks that it takes from those that are free or evictable, cached ones of its own too."""
+    """Blocks that it takes from those that are free or evictable, which include its cached ones."""
     blocks_free: int
     blocks_evictable: int
     """Blocks that only the prefix cache holds."""

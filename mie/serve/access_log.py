@@ -1,7 +1,7 @@
 """Log lines: one for each request, as text or as JSON.
 
 A line names the key that was used, never the key itself. What clients send is escaped, so that no
-client can write a line of its own. Prompts are in no line unless the server is told so.
+client can forge a line. Prompts are in no line unless the server is told so.
 """
 
 from __future__ import annotations

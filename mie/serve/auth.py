@@ -1,4 +1,4 @@
-"""Authentication: every route but a few needs a key, and each key has a prefix cache of its own.
+"""Authentication: every route but a few needs a key, and each key has its own prefix cache.
 
 With an admin key, the routes that control the server, or tell of all its clients, need that one.
 """

@@ -131,7 +131,7 @@ def refuse_unfinished(choice: CompletionOutput) -> None:
 
 
 def refuse_failed(outputs: Iterable[RequestOutput]) -> None:
-    """Raise the 500 for a request that failed while it ran, because of an error of its own."""
+    """Raise the 500 for a request that failed while it ran, because of its own error."""
     for output in outputs:
         if output.error is not None:
             message = f"request {output.request_id} failed: {output.error}"

@@ -81,7 +81,7 @@ class QueueLimit:
 
     What waits is counted in the engine's thread when requests are added, so that no burst passes
     between counting and adding. A request for which there is a seat does not count, since it does
-    not wait. Under the fair policy each key has a queue of its own, so that a client that floods
+    not wait. Under the fair policy each key has its own queue, so that a client that floods
     the server does not keep others out.
     """
 

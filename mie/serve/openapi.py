@@ -46,7 +46,7 @@ STATUSES: Mapping[int, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """A route, what it takes, and what it answers."""
+    """A route with its parameters, its body and its answers."""
 
     method: str
     path: str

@@ -51,7 +51,7 @@ class Detokenizer:
         kept = {tokenizer.token_to_id(token) for token in kept_tokens}
         self._skipped = tokenizer.special_ids - kept if skip_special_tokens else frozenset()
         self._steps = _build_steps(tokenizer, skip_special_tokens)
-        self._joined: Mapping[int, str] = {}  # added tokens without a space between them
+        self._joined: Mapping[int, str] = {}  # Added tokens without a space between them.
         self._after_joined = False
         self.add(prompt_token_ids)
         for step in self._steps:
@@ -147,7 +147,7 @@ def _run(steps: Sequence[_Step], pieces: list[str], is_last: bool = False) -> li
         if is_last:
             pieces = pieces + step.rest()
         prompt = step.take_prompt()
-        if prompt:  # later steps see it, but their output for it is not new text
+        if prompt:  # Later steps see it, but it gives no new text.
             _run(steps[number:], prompt)
             for later in steps[number:]:
                 later.end_prompt()
@@ -169,7 +169,7 @@ class _HoldsBytes(_Step):
 
     def __init__(self) -> None:
         self._bytes = b""
-        self._prompt_bytes = 0  # how many held bytes belong to the prompt
+        self._prompt_bytes = 0  # How many held bytes belong to the prompt.
         self._prompt_pieces: list[str] = []
 
     @property
@@ -265,7 +265,7 @@ class _StripStart(_Step):
 class _Continued(_Step):
     """A library decoder that rewrites each token independently, except the first."""
 
-    _BEFORE = "x"  # stands for the first token, so that no real token is the first
+    _BEFORE = "x"  # Comes first, so that no real token does.
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
@@ -335,7 +335,7 @@ def _build_steps(tokenizer: Tokenizer, skip_special_tokens: bool) -> list[_Step]
     if not tokenizer.decoder_steps:
         return [_JoinWithSpaces()]
     steps: list[_Step] = []
-    joined = False  # true from the step that joins all tokens to one piece
+    joined = False  # True from the step that joins all tokens to one piece.
     for spec in tokenizer.decoder_steps:
         kind = spec["type"]
         step = None if kind == "Fuse" else _build_step(spec, joined)

@@ -26,8 +26,8 @@ OUT_OF_MEMORY = 77
 _SOCKET = 0
 _CACHED_TEMPLATES = 4
 _LONGEST_MESSAGE = 2000  # characters of an error
-_LONGEST_TEXT = 1 << 23  # characters of a rendered prompt
-_SPARE_MEMORY = 1 << 25  # bytes that a worker may keep after a request before it is replaced
+_LONGEST_TEXT = 1 << 23  # Characters of a rendered prompt.
+_SPARE_MEMORY = 1 << 25  # Bytes that a worker may keep after a request.
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ from typing import Any
 from mie.errors import ChatTemplateError, RequestError
 from mie.text import render_worker
 
-CPU_SECONDS = 0.4  # per request, including compilation
-MEMORY_BYTES = 128 << 20  # on top of the idle worker's memory
+CPU_SECONDS = 0.4  # For a request, including compilation.
+MEMORY_BYTES = 128 << 20  # On top of the idle worker's memory.
 LARGEST_INPUT = 8 << 20  # bytes of the messages and variables as JSON
 
 _INHERITED = ("LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "TZ")
@@ -55,7 +55,7 @@ class TemplateRenderer:
         data = _as_json(request)
         with self._lock:
             if self._worker is not None and not self._worker.is_alive():
-                self._worker.end()  # something killed it while it was idle
+                self._worker.end()  # Something killed it while it was idle.
                 self._worker = None
             if self._worker is None:
                 self._worker = _Worker()
@@ -93,7 +93,7 @@ class _Worker:
                     stderr=subprocess.DEVNULL,
                     cwd="/",
                     env={name: os.environ[name] for name in _INHERITED if name in os.environ},
-                    start_new_session=True,  # so that Ctrl-C in a terminal does not reach it
+                    start_new_session=True,  # Ctrl-C must not reach it.
                 )
             except BaseException as error:
                 mine.close()
@@ -114,7 +114,7 @@ class _Worker:
             self._socket.sendall(len(data).to_bytes(8, "big") + data, socket.MSG_NOSIGNAL)
             header = self._receive(8)
             reply = header and self._receive(int.from_bytes(header, "big"))
-        except OSError:  # it ended while the request was being written
+        except OSError:  # It ended before it had read the request.
             pass
         if not reply:
             raise ChatTemplateError(_why(self._process.wait()))

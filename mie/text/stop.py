@@ -95,8 +95,8 @@ class _Automaton:
     def __init__(self, patterns: Sequence[str]) -> None:
         self._next: dict[tuple[int, str], int] = {}
         self._shorter = [0]  # for each state, its longest proper suffix that is a state
-        self.found = [0]  # length of the longest pattern that ends at the state
-        self.kept = [0]  # number of the state's last characters that may begin a pattern
+        self.found = [0]  # Length of the longest pattern that ends at the state.
+        self.kept = [0]  # How many last characters may begin a pattern.
         self._build(patterns)
 
     def after(self, state: int, character: str) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "tokenizer.json"
 _PROBE = "A 1 é\u0301 猫 ▁🦄\n"  # a component that panics does so with any text
-LARGEST_FILE = 128 << 20  # bytes; the largest in use have 35 million
+LARGEST_FILE = 128 << 20  # Bytes; the largest in use have 35 million.
 
 
 class Tokenizer:
@@ -89,7 +89,7 @@ class Tokenizer:
             RequestError: an id is negative or does not fit 32 bits, or the tokenizer fails.
         """
         if not token_ids:
-            return ""  # the library's Strip panics on an empty list
+            return ""  # The library's Strip panics on an empty list.
         with library_errors(RequestError, f"{self._source} cannot decode the tokens"):
             try:
                 return self._backend.decode(list(token_ids), skip_special_tokens)

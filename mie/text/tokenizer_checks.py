@@ -18,9 +18,9 @@ from mie.text.printable import printable
 
 LARGEST_PART = 2 << 20  # characters in a part of the file other than the model and added tokens
 MOST_STEPS = 64  # per part
-MOST_GROWTH = 64  # combined growth of a text by all steps; the largest in use is about 36
+MOST_GROWTH = 64  # All steps together; the largest in use is about 36.
 MOST_ADDED = 1024  # characters or tokens that are added to a text once
-MOST_WORD_CHARACTERS = 1000  # in a WordPiece word; the cost grows with the cube
+MOST_WORD_CHARACTERS = 1000  # In a WordPiece word; the cost grows with the cube.
 
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
@@ -93,7 +93,7 @@ def _parts_follow(text: str, start: int) -> bool:
     """Return whether something after ``start`` looks like one of the parts."""
     for name in _PARTS:
         place = text.find(f'"{name}"', start)
-        while place >= 0:  # tokens may have these names, but their values are numbers
+        while place >= 0:  # Tokens may have these names, but their values are numbers.
             if _PART_VALUE.match(text, place + len(name) + 2):
                 return True
             place = text.find(f'"{name}"', place + 1)
@@ -242,7 +242,7 @@ def _repeats_a_repetition(regex: str) -> bool:
     Its matches can be divided in exponentially many ways.
     """
     inside = [False]  # for each open group, whether it contains a repetition
-    closed = False  # whether the group that was just closed contains one
+    closed = False  # Whether the group that was just closed has one.
     end = -1
     for found in _PATTERN_TOKEN.finditer(regex):
         if found["open"]:

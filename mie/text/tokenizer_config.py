@@ -13,7 +13,7 @@ from mie.system.json_files import read_json_object
 from mie.text.printable import printable
 
 FILE_NAME = "tokenizer_config.json"
-LARGEST_CONFIG = 16 << 20  # bytes; it may list thousands of added tokens
+LARGEST_CONFIG = 16 << 20  # Bytes. It may list thousands of added tokens.
 _SPECIAL_NAMES = (
     "bos_token",
     "eos_token",
@@ -30,13 +30,13 @@ class TokenizerConfig:
     """Settings of a tokenizer that its ``tokenizer.json`` does not contain."""
 
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # "eos_token" -> "</s>"
-    more_special_tokens: tuple[str, ...] = ()  # special tokens without a name
+    more_special_tokens: tuple[str, ...] = ()  # Special tokens without a name.
     add_bos_token: bool = False
     add_eos_token: bool = False
     chat_template: Any = (
         None  # a string, or a list of {"name", "template"}; checked where it is used
     )
-    response_template: Any = None  # how answers are read; checked where it is used
+    response_template: Any = None  # How answers are read. Checked where it is used.
 
     @classmethod
     def load(cls, directory: Path) -> TokenizerConfig:

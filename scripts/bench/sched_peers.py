@@ -11,10 +11,10 @@ Each DIR is a checkout of that engine, which the user provides:
 
 One thread measures two things:
 
-    decode step   many sequences run: schedule, block bookkeeping, pack the batch's arrays, take in
-                  one sampled token each, check for the end
-    admission     from the token ids of a request whose beginning is in the prefix cache to the
-                  packed arrays of its first step, while nothing else runs
+    decode step   Many sequences run: schedule, block bookkeeping, pack the batch's arrays, take in
+                  one sampled token each, check for the end.
+    admission     From the token ids of a request to the packed arrays of its first step. Its
+                  beginning is in the prefix cache, and nothing else runs.
 
 A peer runs its own loop, in which a constant token that ends nothing replaces the forward pass and
 the sampling. These engines keep their batch on a GPU. Here the same tensors are made in ordinary
@@ -197,8 +197,8 @@ class NanoVllm:
     Its `ModelRunner.run` packs the batch. The forward pass is replaced, with the copies into the
     buffers of a CUDA graph, and so is the sampling. Its configuration refuses blocks that are not a
     multiple of 256 tokens. It therefore has a 16th of the block-table entries of an engine with
-    blocks of 16, and fills blocks that much less often (at a context of 128, in no step that is
-    measured).
+    blocks of 16, and fills blocks 16 times less often. At a context of 128, no step that is
+    measured fills one.
     """
 
     name = "nano-vllm"

@@ -4,8 +4,8 @@
     scripts/gpu_check --dry-run        run every part on the emulator, tiny
 
 Each part runs in its own processes with a time limit. A part that the total leaves no time for is
-skipped by name. After every part, DIR holds all results so far: gpu_check.json, gpu_check.md (a
-page for docs/gpu/) and gpu_check.log (the output of the processes). The benchmark adds bench.json
+skipped by name. After every part, DIR holds all results so far: gpu_check.json, and gpu_check.md, a
+page for docs/gpu/. The output of the processes is in gpu_check.log. The benchmark adds bench.json
 and bench.md. The script needs mie's dependencies, CuPy and pytest. It imports mie from this
 checkout.
 

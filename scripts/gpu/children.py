@@ -22,24 +22,22 @@ def child_environment(is_dry_run: bool) -> dict[str, Any]:
     state |= {name: installed_version(name) for name in ("torch", "transformers", "ml_dtypes")}
     if is_dry_run:
         return {**state, "device": "none (dry run)"}
+    from mie.ops_gpu.environment import CUPY_FACTS
     from mie.ops_gpu.launcher import CupyLauncher
 
     cupy: Any = CupyLauncher().xp
     runtime, device = cupy.cuda.runtime, cupy.cuda.Device()
     properties = runtime.getDeviceProperties(device.id)
-    free, total = runtime.memGetInfo()
     return {
         **state,
         "device": properties["name"].decode(),
         "compute_capability": device.compute_capability,
         "cupy": cupy.__version__,
         "cuda_driver": runtime.driverGetVersion(),
-        "cuda_runtime": runtime.runtimeGetVersion(),
-        "nvrtc": list(cupy.cuda.nvrtc.getVersion()),
+        **{name: find(cupy) for name, find in CUPY_FACTS.items()},
         "num_multiprocessors": properties["multiProcessorCount"],
         "l2_bytes": properties["l2CacheSize"],
-        "memory_bytes": total,
-        "free_bytes": free,
+        "memory_bytes": properties["totalGlobalMem"],
     }
 
 

@@ -1,7 +1,7 @@
 """Join WebP pictures into an animation.
 
-The format is that of https://developers.google.com/speed/webp/docs/riff_container: each frame is
-a picture of a rectangle, which is drawn over the frames before it.
+https://developers.google.com/speed/webp/docs/riff_container describes the format. Each frame is a
+picture of a rectangle, which is drawn over the frames before it.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def test_a_full_context_is_reported_and_nothing_is_dropped() -> None:
         *("chat", *GREEDY, "--max-model-len", "24", "--ignore-eos"),
         stdin=b"Who are you?\nWho are you?\n/reset\nWho are you?\n",
     )
-    assert process.returncode == 1  # exit code: one message could not be answered
+    assert process.returncode == 1  # One message could not be answered.
     cut, refused, reset, cut_again = process.stderr.decode().splitlines()
     assert "the context of 24 tokens is full: the answer was cut. /reset starts over" in cut
     assert "the context holds 24" in refused

@@ -57,9 +57,9 @@ def check(found: dict[str, Any], name: str) -> dict[str, Any]:
     return dict(one)
 
 
-def fake_cupy(folder: Path, code: str) -> str:
-    """Return a PYTHONPATH on which ``import cupy`` runs ``code``."""
-    (folder / "cupy.py").write_text(code)
+def fake_module(folder: Path, code: str, name: str = "cupy") -> str:
+    """Return a PYTHONPATH on which importing ``name`` runs ``code``."""
+    (folder / f"{name}.py").write_text(code)
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
@@ -117,10 +117,26 @@ def test_an_unknown_backend_shows_the_usage() -> None:
 def test_a_cupy_that_crashes_does_not_crash_the_doctor(
     tmp_path: Path, code: str, value: str
 ) -> None:
-    found = report("--backend", "cupy", PYTHONPATH=fake_cupy(tmp_path, code))
+    found = report("--backend", "cupy", PYTHONPATH=fake_module(tmp_path, code))
     assert check(found, "CuPy")["status"] == "problem"
     assert value in check(found, "CuPy")["value"]
     assert found["backends"][0]["works"] is False
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("raise ImportError('libopenblas: no such file')", "ImportError: libopenblas: no such"),
+        ("import os; os.abort()", "the process that tried it was ended by signal SIGABRT"),
+    ],
+)
+def test_a_broken_numpy_is_a_problem_with_a_remedy(tmp_path: Path, code: str, value: str) -> None:
+    path = fake_module(tmp_path, code, name="numpy")
+    process = doctor("--backend", "numpy", PYTHONPATH=path)
+    assert process.returncode == 1
+    assert f"problem  NumPy          {value}" in process.stdout
+    assert "remedy: pip install --force-reinstall 'numpy>=" in process.stdout
+    assert f"backend  numpy          does not work: {value}" in process.stdout
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +152,7 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @needs_compiler
 def test_a_driver_without_cupy(tmp_path: Path, libcuda: str) -> None:
-    absent = fake_cupy(
+    absent = fake_module(
         tmp_path, "raise ModuleNotFoundError(\"No module named 'cupy'\", name='cupy')"
     )
     process = doctor("--backend", "cupy", LD_LIBRARY_PATH=libcuda, PYTHONPATH=absent)
@@ -149,7 +165,7 @@ def test_a_driver_without_cupy(tmp_path: Path, libcuda: str) -> None:
 
 @needs_compiler
 def test_a_driver_without_a_gpu(tmp_path: Path, libcuda: str) -> None:
-    absent = fake_cupy(
+    absent = fake_module(
         tmp_path, "raise ModuleNotFoundError(\"No module named 'cupy'\", name='cupy')"
     )
     found = report(*("--backend", "numpy"), LD_LIBRARY_PATH=libcuda, PYTHONPATH=absent, NO_GPU="1")

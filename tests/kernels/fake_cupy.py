@@ -5,8 +5,9 @@ before a copy has read it, or reads memory before a copy has arrived, gets wrong
 Kernels are the emulator's. Matrix products are NumPy's, behind the C interface of cuBLAS.
 
 Inside ``steady()`` and while capturing, `Violation` is raised for actions that a step must not
-take: allocating, compiling, copying to or from memory that is not pinned, waiting for the device,
-and launching into the default stream. A graph keeps no memory alive, and refuses to run without it.
+take. They are allocating, compiling, copying to or from memory that is not pinned, waiting for the
+device, and launching into the default stream. A graph keeps no memory alive, and refuses to run
+without it.
 """
 
 from __future__ import annotations

@@ -374,10 +374,39 @@ def test_a_changed_header_causes_a_rebuild(tmp_path: Path):
         assert x[0] == value
 
 
-def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ConfigError, match="no-such-compiler, which is not on the PATH"):
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("no-such-compiler", "and no-such-compiler is not installed"),
+        ("'open", "and 'open is no compiler"),
+        ("sh -c true", "and sh -c true is no compiler"),
+    ],
+)
+def test_a_missing_compiler_is_named(named: str, message: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", named)
+    with pytest.raises(ConfigError, match=f"{message} .install g"):
         EmulatedLauncher()
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        ("kill -KILL $$", "was ended by signal SIGKILL"),
+        ("exit 3", "ended with code 3: no message"),
+        ("echo 'fatal error: no space' >&2; echo more >&2; exit 1", "fatal error: no space"),
+    ],
+)
+def test_a_compiler_that_fails_says_why(
+    action: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo 1.0 && exit\n{action}\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(MieError, match=r"failed on a kernel of the emulator") as caught:
+        Builder().runtime()
+    assert str(caught.value).splitlines()[1:] == [message]
 
 
 def test_an_unknown_order_is_refused():

@@ -49,11 +49,11 @@ class Server:
         self.scheduler = Scheduler(config, manager, MOST_PROMPT + MOST_ANSWER)
         self.bound = 2 * (MOST_PROMPT + 2 * num_seqs * MOST_ANSWER)
         self.is_fair = policy == "fair"
-        self.clients = []  # of each request, by number
+        self.clients = []  # each request's, by number
         self.requests = []
-        self.waiting = []  # those that were never admitted
+        self.waiting = []  # Those that were never admitted.
         self.served = Counter()
-        self.history = []  # for each step: (clients that wait, served so far)
+        self.history = []  # For each step: (clients that wait, served so far).
 
     def add(self, client, num_prompt=1, max_tokens=1):
         number = len(self.requests)

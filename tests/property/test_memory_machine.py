@@ -55,7 +55,7 @@ class Sequence:
         self.number, self.token_ids = number, token_ids
         self.salt, self.use_cache = salt, use_cache
         self.table = self.host = None
-        self.lends = False  # whether its stored tokens can be copied already
+        self.lends = False  # Whether its tokens can be copied already.
 
     def history(self, position):
         return (self.salt, *self.token_ids[: position + 1])
@@ -90,17 +90,17 @@ class Memory(RuleBasedStateMachine):
         self.size, self.shares_partial = block_size, caching and partial
         self.device = [[None] * block_size for _ in range(num_blocks)]
         self.host = [[None] * block_size for _ in range(num_host_blocks)]
-        self.rows = [[-1] * 99 for _ in range(MAX_TABLES)]  # the tables as a runner knows them
+        self.rows = [[-1] * 99 for _ in range(MAX_TABLES)]  # The tables as a runner knows them.
         self.numbers = count()
         self.running, self.waiting = [], []
         self.begin_step()
 
     def begin_step(self):
         self.work = {}  # sequence -> where its tokens of this step end
-        self.is_opening = False  # whether pins may exist, so that no sequence may leave
+        self.is_opening = False  # While pins may exist, no sequence may leave.
         self.exported = []
         self.may_swap_in = True
-        self.fresh = set()  # blocks allocated in this step
+        self.fresh = set()  # Blocks allocated in this step.
         self.lent = set()  # blocks of which a part is copied in this step
 
     @property

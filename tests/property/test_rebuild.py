@@ -209,7 +209,7 @@ class Run:
                 is_done = True
         except Injected:
             self.rebuild()
-        if name != "schedule" or not is_done:  # a step is planned but not applied
+        if name != "schedule" or not is_done:  # A step is planned but not applied.
             self.check()
         return is_done
 

@@ -120,7 +120,7 @@ def test_a_template_has_no_access_to_python(name: str, zygote: Zygote) -> None:
     result.check_cost()
     for secret in ("TemplateError'", "builtin", "/usr", "root:", "<class"):
         assert secret not in result.message + result.stdout
-    if result.stdout or result.error:  # undefined values render as nothing
+    if result.stdout or result.error:  # Undefined values render as nothing.
         result.check_refused()
 
 

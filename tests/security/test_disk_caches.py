@@ -312,7 +312,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         return "a compiler"
 
     monkeypatch.setattr(Builder, "_run", run)
-    monkeypatch.setattr(build_module.shutil, "which", lambda name: name)
+    monkeypatch.setattr(build_module, "find_compiler", lambda: (["g++"], "a compiler"))
     return built
 
 

@@ -119,8 +119,8 @@ ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    hostile_requests.llm()  # every child then has it
-    gc.freeze()  # so that a child collects its own garbage only
+    hostile_requests.llm()  # Every child then has it.
+    gc.freeze()  # So a child collects only its own garbage.
     for line in sys.stdin:
         print(json.dumps(measured(json.loads(line))), flush=True)
 

@@ -16,7 +16,7 @@ from mie.serve.config import ServeConfig
 from mie.serve.http_protocol import LimitedProtocol
 
 INVARIANT: dict[str, Any] = {"batch_invariant": True, "linear_plan": "tiled"}
-"""The settings under which two engines give the same bits, whatever else they run."""
+"""The settings under which two engines give the same bits in every batch."""
 
 
 @contextmanager

@@ -277,7 +277,7 @@ def test_cached_tokens_are_always_reported(server):
     again = server.ask(PATH, prompt=prompt, max_tokens=1, **salt)
     other = server.ask(PATH, prompt=prompt, max_tokens=1, cache_salt="another")
     cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in (first, again, other)]
-    assert cached == [0, 79, 0]  # one token is always computed
+    assert cached == [0, 79, 0]  # One token is always computed.
 
 
 def test_metrics_of_a_request(server):

@@ -1,7 +1,7 @@
 """A client that leaves takes its request with it: its blocks are free within one step.
 
-The test holds the engine before a step, closes the connection, and lets that one step go on. What
-the engine does next must find no trace of the request, whether it streamed, and wherever it was.
+The test holds the engine before a step, closes the connection, and lets that one step go on. After
+that, the engine must hold no trace of the request, streamed or not, waiting or running.
 """
 
 from __future__ import annotations

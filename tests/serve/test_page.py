@@ -41,7 +41,7 @@ def engine():
 
 @asynccontextmanager
 async def watched():
-    """A server with an engine of its own, its client, and the live stream after its first key."""
+    """A server with a new engine, its client, and the live stream after its first key."""
     async with (
         server_of(load(**SMALL)) as running,
         running.client.stream("GET", "/mie/events") as response,

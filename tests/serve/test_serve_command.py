@@ -67,7 +67,7 @@ def test_the_servers_own_defaults():
         *("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"),
         "--enable-auto-tool-choice",
     )
-    assert given.pop("enable_auto_tool_choice") is True  # of vLLM, without effect
+    assert given.pop("enable_auto_tool_choice") is True  # vLLM's, without effect
     assert given == {
         "model": "bundled",
         "reasoning_parser": "qwen3",

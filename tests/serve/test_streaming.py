@@ -128,7 +128,7 @@ def test_a_slow_reader_gets_merged_chunks(stepped):
 
     first, rest, answer = asyncio.run(main())
     text_chunks = [e for e in events_of([first, *rest]) if e.startswith(b"data: {")]
-    assert len(text_chunks) <= 4  # of 40 tokens
+    assert len(text_chunks) <= 4  # the answer has 40 tokens
     assert events_of(rest)[-1] == b"data: [DONE]"
     assert text_of([first, *rest]) == answer["choices"][0]["text"]
 

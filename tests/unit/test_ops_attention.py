@@ -18,11 +18,11 @@ from mie.ops.attention import decode_attention, paged_attention
 from mie.ops.kv_cache import QUANTIZED, dequantize, quantize
 
 DTYPES = ("float32", "float64")
-HEADS = [(1, 1), (4, 4), (4, 2), (4, 1), (6, 3)]  # Hq, Hkv: groups of 1, 2 and 4
+HEADS = [(1, 1), (4, 4), (4, 2), (4, 1), (6, 3)]  # Hq, Hkv: groups of 1 to 4.
 STALE = (10**9, -(10**9), -1, 12_345, 0)
 
 # float32 rounds scores of a few units to about 1e-6, and a weight's relative error is its score's
-# absolute error; values are of order 1.
+# absolute error. Values are of order 1.
 ATOL = {"float32": 5e-6, "float64": 1e-13}
 
 

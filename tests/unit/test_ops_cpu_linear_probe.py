@@ -114,11 +114,11 @@ def test_an_old_answer_is_tried_again(
     assert new_probe(tmp_path).plan(64, 128).choice == "plain"
     today.append(date(2026, 12, 23))
     rounds += [0.3, 3.0, 1.0]
-    assert new_probe(tmp_path).plan(64, 128).choice == "plain"  # nothing clear: the old answer
+    assert new_probe(tmp_path).plan(64, 128).choice == "plain"  # Nothing clear: keep the old one.
     rounds += [0.3] * 3
     assert new_probe(tmp_path).plan(64, 128).choice == "tiled"
     assert new_probe(tmp_path).plan(64, 128).choice == "tiled"
-    today.append(date(2020, 1, 1))  # the clock was wrong
+    today.append(date(2020, 1, 1))  # The clock was wrong.
     rounds += [3.0] * 3
     assert new_probe(tmp_path).plan(64, 128).choice == "plain"
     assert rounds == []
@@ -157,7 +157,7 @@ def test_a_width_is_chosen_if_it_is_clearly_faster(
     assert len(list(tmp_path.iterdir())) == is_kept
     if is_kept:
         assert new_probe(tmp_path).width(576) == wanted
-    assert probe.answers.odd_ones() == []  # a width is no plan
+    assert probe.answers.odd_ones() == []  # A width is no plan.
 
 
 def test_a_width_that_changes_bits_is_not_tried(

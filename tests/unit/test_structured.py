@@ -617,7 +617,8 @@ def test_a_mask_holds_exactly_the_tokens_that_can_be_accepted(name: str, structu
 def test_the_masks_of_choices_are_the_tokens_that_continue_one(name: str):
     """The oracle knows no grammar: a token may follow if its text continues one of the choices.
 
-    Of tokens with equal texts, such as a letter and its byte, the library may allow only one.
+    The library may allow only one of several tokens with equal texts, such as a letter and its
+    byte.
     """
     tokenizer = tokenizer_named(name)
     eos, prompt = tokenizer.eos_token_id, tokenizer.encode("cafés", add_special_tokens=False)

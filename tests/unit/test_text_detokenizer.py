@@ -51,7 +51,7 @@ def test_the_space_between_prompt_and_text_is_kept() -> None:
     word = [tokenizer.token_to_id("▁the")]
     assert Detokenizer(tokenizer).add(word) == "the"
     assert Detokenizer(tokenizer, prompt).add(word) == " the"
-    assert Detokenizer(tokenizer, [1]).add(word) == "the"  # BOS is not text
+    assert Detokenizer(tokenizer, [1]).add(word) == "the"  # BOS is not text.
 
 
 def test_a_character_that_the_prompt_began_is_completed() -> None:
@@ -87,7 +87,7 @@ def test_a_stop_string_of_byte_tokens_stops_at_once() -> None:
     word = tokenizer.token_to_id("▁the")
     stream = TextStream(tokenizer, stop=["\n"])
     assert stream.add([word]) == ("the", None)
-    assert stream.add([NEWLINE]) == ("", "\n")  # the run is incomplete, but the text ends here
+    assert stream.add([NEWLINE]) == ("", "\n")  # The run is incomplete, but the text ends here.
 
 
 def test_min_tokens_lets_a_stop_string_pass() -> None:

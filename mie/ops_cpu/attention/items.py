@@ -92,7 +92,7 @@ class BoundSpan:
         for each in self._operands:
             np.matmul(each.queries, each.keys[each.reader.read(layer, KEYS)], out=each.scores)
         for some, limits in self._caps:
-            np.fmin(some, limits, out=some)  # also replaces NaN
+            np.fmin(some, limits, out=some)  # Also replaces NaN.
         if not is_one_tile:
             np.maximum.reduce(scores, axis=1, out=lanes)
         # This is twice as fast as `np.maximum.reduce` over short rows.

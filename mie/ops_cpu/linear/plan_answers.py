@@ -46,7 +46,7 @@ class PlanAnswers:
     """
 
     def __init__(self, folder: Path | None, machine: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self._machine = machine
 
     def get(self, shape: str) -> Answer | None:
@@ -69,20 +69,20 @@ class PlanAnswers:
 
     def odd_ones(self) -> list[Answer]:
         """Return the answers of this machine whose plan differs from that of most shapes."""
-        if self._folder is None:
+        if self.folder is None:
             return []
-        found = (_parse(read_json(path)) for path in sorted(self._folder.glob("*.json")))
+        found = (_parse(read_json(path)) for path in sorted(self.folder.glob("*.json")))
         own = [each for each in found if each is not None and each.machine == self._machine]
         most_common = Counter(each.plan for each in own).most_common(1)
         return [each for each in own if each.plan != most_common[0][0]]
 
     def _path(self, shape: str) -> Path | None:
-        if self._folder is None:
+        if self.folder is None:
             return None
         # The file says what it is about, so that a clash costs an answer. hashlib would do better,
         # and take 4 MB for OpenSSL.
         text = f"{self._machine}\n{shape}".encode()
-        return self._folder / f"{zlib.crc32(text):08x}{zlib.adler32(text):08x}.json"
+        return self.folder / f"{zlib.crc32(text):08x}{zlib.adler32(text):08x}.json"
 
 
 def _parse(content: Any) -> Answer | None:

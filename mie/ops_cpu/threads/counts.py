@@ -13,8 +13,8 @@ NUM_CALLS = 1 << 10
 class ThreadCount:
     """The number of threads for one kind of call, from the times of the calls themselves.
 
-    A hand-over costs 5 µs on one machine and 100 µs on another, and one thread reads memory at a
-    half of the bandwidth or at nearly all of it. So constants would be wrong somewhere. Results do
+    A hand-over costs 5 µs on one machine and 100 µs on another. One thread reads memory at a half
+    of the bandwidth or at nearly all of it. So constants would be wrong somewhere. Results do
     not depend on the number.
     """
 

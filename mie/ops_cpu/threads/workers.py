@@ -140,7 +140,7 @@ class _Work:
             if self._waiting.pop(own, self) is None:
                 self._task(own)
             self.take_all()
-        except BaseException as error:  # the caller raises it
+        except BaseException as error:  # The caller raises it.
             self.errors.append(error)
             self.drop()
         self.helpers_seconds += time.thread_time() - begin
@@ -150,7 +150,7 @@ class _Work:
         while self._waiting:
             try:
                 index, _ = self._waiting.popitem()
-            except KeyError:  # another thread was faster
+            except KeyError:  # Another thread was faster.
                 return
             self._task(index)
 
@@ -188,7 +188,7 @@ class _Signal:
         if self._spin_lock is not None:
             self._spin_lock.release()
         if self._is_asleep:
-            with suppress(RuntimeError):  # given twice before the other thread woke up
+            with suppress(RuntimeError):  # The other thread has not woken up.
                 self._lock.release()
 
 

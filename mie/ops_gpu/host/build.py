@@ -3,15 +3,14 @@
 import hashlib
 import os
 import shlex
-import shutil
-import subprocess
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mie.errors import ConfigError, MieError
 from mie.ops_gpu.source import KERNELS
 from mie.system.cache_dir import CacheError, is_private_file, open_cache
+from mie.system.commands import CommandError, run_command
 
 HERE = Path(__file__).parent
 
@@ -20,9 +19,9 @@ _COMMON = (
     "-fPIC",
     "-DMIE_EMULATE",
     "-fvisibility=hidden",
-    "-fno-gnu-unique",  # otherwise two builds of one template share their static shared memory
+    "-fno-gnu-unique",  # Otherwise two builds of a template share static memory.
     "-fno-extern-tls-init",
-    "-U_FORTIFY_SOURCE",  # its longjmp refuses to leave a fiber's stack
+    "-U_FORTIFY_SOURCE",  # Its longjmp cannot leave a fiber's stack.
     f"-I{HERE}",
 )
 _RUNTIME = (*_COMMON, "-O2", "-g1", "-Wall", "-Wextra")
@@ -30,10 +29,10 @@ _KERNEL = (
     *_COMMON,
     "-O1",  # -O2 builds for a third longer, and the engine's steps take as long
     "-g1",
-    "-gdwarf-4",  # binutils 2.40 misreads some files of DWARF 5
+    "-gdwarf-4",  # Binutils 2.40 misreads some files of DWARF 5.
     "-fno-exceptions",
-    "-fno-plt",  # a stub of the PLT has no source line, and the watchdog may strike in it
-    "-fno-strict-aliasing",  # a kernel reads 16-bit floats through uint4
+    "-fno-plt",  # The watchdog may strike in a stub, which has no source line.
+    "-fno-strict-aliasing",  # A kernel reads 16-bit floats through uint4.
     "-ffp-contract=off",  # otherwise the rounding of a*b+c would vary between CPUs
     "-Wno-attributes",
     "-Wno-unknown-pragmas",
@@ -55,13 +54,13 @@ class Builder:
     """
 
     def __init__(self) -> None:
-        self.compiler = shlex.split(os.environ.get("CXX") or "g++")
-        if shutil.which(self.compiler[0]) is None:
+        try:
+            self.compiler, self.version = find_compiler()
+        except CommandError as error:
             raise ConfigError(
-                f"the kernel emulator builds CUDA kernels with {self.compiler[0]}, which is not on "
-                "the PATH (install g++, or name a compiler in CXX)"
-            )
-        self.version = self._run([*self.compiler, "--version"])
+                f"the kernel emulator builds CUDA kernels with a C++ compiler, and {error} "
+                "(install g++, or name a compiler in CXX)"
+            ) from None
         try:
             self.folder = open_cache("emulator")
         except CacheError as error:
@@ -124,12 +123,35 @@ class Builder:
         return self.folder / f"{stem}-{key.hexdigest()[:20]}.so"
 
     def _run(self, command: Sequence[str]) -> str:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            lines = [line for line in result.stderr.splitlines() if "error" in line]
-            shown = "\n".join(lines[:10] or result.stderr.splitlines()[:20])
-            raise MieError(f"{command[0]} failed on a kernel of the emulator:\n{shown}")
-        return result.stdout
+        try:
+            return run_command(command)
+        except CommandError as error:
+            lines = error.errors.splitlines() or [str(error)]
+            shown = [line for line in lines if "error" in line][:10] or lines[:20]
+            raise MieError(
+                f"{command[0]} failed on a kernel of the emulator:\n" + "\n".join(shown)
+            ) from None
+
+
+def find_compiler(
+    environment: Mapping[str, str] = os.environ, run: Callable[[Sequence[str]], str] = run_command
+) -> tuple[list[str], str]:
+    """Return the command of the C++ compiler, and what it prints about its version.
+
+    Raises:
+        CommandError: there is none. The message begins with the command: "g++ is not installed".
+    """
+    named = environment.get("CXX") or "g++"
+    try:
+        command = shlex.split(named)
+        version = run([*command, "--version"])
+    except CommandError as why:
+        raise CommandError(f"{named} {why}") from None
+    except ValueError:  # a quote is not closed
+        version = ""
+    if not version.strip():
+        raise CommandError(f"{named} is no compiler")
+    return command, version
 
 
 def _stub(source: Path, names: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-import subprocess
 import threading
 import weakref
 from collections.abc import Callable
@@ -25,12 +24,13 @@ from mie.ops_gpu.signature import (
     read_signature,
 )
 from mie.ops_gpu.source import KERNELS, flat_source
+from mie.system.commands import CommandError, run_command
 
 Order = Literal["forward", "reverse", "random"]
 ORDERS: tuple[Order, ...] = ("forward", "reverse", "random")
 MAX_SHARED_BYTES = 227 * 1024
 
-_RUNNING = threading.Lock()  # the runtime has a single set of fibers
+_RUNNING = threading.Lock()  # The runtime has a single set of fibers.
 
 
 class _Launch(ctypes.Structure):
@@ -255,7 +255,7 @@ class EmulatedKernel:
         self._launcher = launcher
         source = flat_source(path)
         declared = read_signature(source, name)
-        plain = plain_kernels(source)  # all in one library, to share the cost of its build
+        plain = plain_kernels(source)  # One library for all, to build only once.
         together = plain if name in plain else [name]
         built = launcher._builder.kernels(path.resolve(), together, options, launcher.check)
         library = ctypes.CDLL(str(built))
@@ -315,10 +315,9 @@ def _load_runtime(path: Path) -> ctypes.CDLL:
 
 def source_lines(image: str, offset: int) -> list[str]:
     """Return "file:line" of an instruction and of its inlined callers, or nothing if unknown."""
-    command = ["addr2line", "-i", "-e", image, hex(offset)]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
+        printed = run_command(["addr2line", "-i", "-e", image, hex(offset)])
+    except CommandError:
         return []
-    places = [line.split(" ")[0].rpartition("/")[2] for line in result.stdout.splitlines()]
+    places = [line.split(" ")[0].rpartition("/")[2] for line in printed.splitlines()]
     return [place for place in places if ".cu" in place and not place.endswith("?")]

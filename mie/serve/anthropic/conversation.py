@@ -25,8 +25,8 @@ def conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
     """Return the messages as a chat template takes them.
 
     The system prompt is the first message. Turns of the same role that follow each other are
-    joined, as Anthropic joins them, because templates may refuse them. A result of a tool is a
-    message of its own.
+    joined, as Anthropic joins them, because templates may refuse them. Each result of a tool
+    is a separate message.
 
     Raises:
         ApiError: a content has a part that the model does not read.

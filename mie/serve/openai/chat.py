@@ -64,7 +64,7 @@ async def chat_prompt(
     """Return a conversation as a prompt, as text and in tokens.
 
     Raises:
-        ApiError: the request may not bring a template of its own.
+        ApiError: the request may not bring its own template.
         MieError: a message is malformed, or there is no template that takes it.
     """
     serving.required_tokenizer()

@@ -2,11 +2,11 @@
 
 A field is one of four kinds:
 
-* declared in `mie.serve.openai.protocol`: it has an effect;
-* unsupported, in `mie.serve.openai.fields`: accepted at the values that change nothing, and else
-  refused by name;
-* without effect, in the same table: clients send it for their own or their provider's records;
-* unknown: named in the header ``x-mie-ignored`` and once in the log, or refused with ``--strict``.
+* Declared in `mie.serve.openai.protocol`: it has an effect.
+* Unsupported, in `mie.serve.openai.fields`: a value that changes nothing is accepted, and any other
+  is refused by name.
+* Without effect, in the same table: clients send it for their own or their provider's records.
+* Unknown: named in the header ``x-mie-ignored`` and once in the log, or refused with ``--strict``.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ Biases = Annotated[
     ),
 ]
 Prompt = Annotated[
-    Any,  # checked by hand: a union would report every alternative's errors
+    Any,  # Checked by hand: a union would report every alternative's errors.
     WithJsonSchema(
         {
             "anyOf": [

@@ -157,7 +157,7 @@ class OutputItems:
     def __init__(self, response_id: str) -> None:
         self._response_id = response_id
         self._items: list[OutputItem] = []
-        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is still to come
+        self._logprobs: list[dict[str, Any]] = []  # those of tokens whose text is still to come
 
     def add(self, choice: CompletionOutput, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
         """Yield the events of what is new."""

@@ -114,7 +114,7 @@ class Feed:
         self._name = name
         self._pages: set[Page] = set()
         self._run_id = secrets.token_hex(4)
-        self._number = 0  # of the last event
+        self._number = 0  # the last event's
         self._recent: deque[tuple[int, bytes]] = deque()
         self._follower: Follower | None = None
         self._counts: Mapping[str, int] = {}

@@ -150,7 +150,7 @@ class MieEngine:
                 return method(*args)
             finally:
                 self._num_inside -= 1
-                if self._num_inside == 0:  # one method may call another
+                if self._num_inside == 0:  # One method may call another.
                     self._operator_seconds += time.perf_counter() - start
 
         return timed
@@ -246,7 +246,7 @@ class LlamaCppEngine:
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
         """Write the GGUF file."""
-        import llama_cpp  # noqa: F401  # its absence is seen before gigabytes are written
+        import llama_cpp  # noqa: F401  # Fails before gigabytes are written.
 
         from bench.cpu.gguf_file import write_gguf
 

@@ -1,0 +1,77 @@
+"""Describe the NVIDIA driver, its GPUs, and the CUDA libraries that CuPy uses.
+
+The driver is asked through libcuda, so that its facts need no CuPy.
+"""
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_ATTRIBUTES = {"integrated": 18, "major": 75, "minor": 76}
+"""The device attributes to ask for, as cuda.h numbers them in CUdevice_attribute."""
+
+
+def driver_facts(load: Callable[[str], Any] = ctypes.CDLL) -> dict[str, Any]:
+    """Return the CUDA version of the NVIDIA driver, such as "12.6", and its GPUs.
+
+    The facts are "found", "cuda", "error" and "gpus". Without a driver, only "found" is there. Each
+    GPU has "name", "capability", "memory" in bytes, and "integrated", which is true if that memory
+    is the host's.
+    """
+    try:
+        cuda = load("libcuda.so.1")
+    except OSError:
+        return {"found": False}
+    facts: dict[str, Any] = {"found": True}
+    version, count, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_char_p()
+    if cuda.cuDriverGetVersion(ctypes.byref(version)) == 0:  # a stub library has no version
+        facts["cuda"] = _version(version.value)
+    code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+    if code:
+        cuda.cuGetErrorName(code, ctypes.byref(name))
+        facts["error"] = (name.value or f"error {code}".encode()).decode()
+    return {**facts, "gpus": [_gpu(cuda, index) for index in range(count.value)]}
+
+
+def _gpu(cuda: Any, index: int) -> dict[str, Any]:
+    device, size, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
+    cuda.cuDeviceGet(ctypes.byref(device), index)
+    cuda.cuDeviceGetName(name, len(name), device)
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+    values = {key: ctypes.c_int() for key in _ATTRIBUTES}
+    for key, value in values.items():
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), _ATTRIBUTES[key], device)
+    return {
+        "name": name.value.decode(errors="replace"),
+        "memory": size.value,
+        "capability": f"{values['major'].value}.{values['minor'].value}",
+        "integrated": bool(values["integrated"].value),
+    }
+
+
+def _version(number: int) -> str:
+    """Convert CUDA's number for a version, such as 12060, to "12.6"."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _cublas_version(cupy: Any) -> str:
+    from mie.ops_gpu.cublas import library_version  # imports NumPy, which the driver does not need
+
+    return library_version(cupy)
+
+
+def _free_bytes(cupy: Any) -> list[int]:
+    gpus = range(cupy.cuda.runtime.getDeviceCount())
+    return [cupy.cuda.Device(index).mem_info[0] for index in gpus]
+
+
+CUPY_FACTS: Mapping[str, Callable[[Any], Any]] = {
+    "cuda": lambda cupy: _version(cupy.cuda.runtime.runtimeGetVersion()),
+    "nvrtc": lambda cupy: "{}.{}".format(*cupy.cuda.nvrtc.getVersion()),
+    "cublas": _cublas_version,
+    "free": _free_bytes,
+}
+"""Functions of the module ``cupy``: the versions of its CUDA libraries, and each GPU's free bytes.
+
+Each raises an exception if its library is missing or does not fit the driver.
+"""

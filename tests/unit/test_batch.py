@@ -1,0 +1,153 @@
+"""Test `mie.batch`: each request has one result, which depends on nothing but the request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mie import LLM, RequestOutput
+from mie.batch import answers, seed_of
+
+SEATS = 3
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("text", {"prompt": "Once upon a time", "max_tokens": 5}),
+    ("the same text", {"prompt": "Once upon a time", "max_tokens": 5}),
+    ("seed", {"prompt": "Once upon a time", "max_tokens": 5, "seed": 7}),
+    ("ids", {"prompt_token_ids": [5, 6, 7], "max_tokens": 3, "n": 2}),
+    ("chat", {"messages": [{"role": "user", "content": "Who is Mia?"}], "max_tokens": 4}),
+    ("greedy", {"prompt": "One day", "max_tokens": 4, "temperature": 0, "cache_salt": "s"}),
+    ("none", {"max_tokens": 4}),
+    ("two", {"prompt": "a", "prompt_token_ids": [5]}),
+    ("range", {"prompt": "a", "temperature": -1}),
+    ("long", {"prompt": "word " * 4000}),
+]
+REFUSED = {"none", "two", "range", "long"}
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("bundled", max_num_seqs=SEATS, num_blocks=128, batch_invariant=True)
+
+
+def texts(output: RequestOutput) -> list[str]:
+    return [choice.text for choice in output.outputs]
+
+
+@pytest.fixture(scope="module")
+def expected(llm: LLM) -> dict[str, list[str]]:
+    """The texts of each request, alone."""
+    return {key: texts(dict(answers(llm, [(key, request)]))[key]) for key, request in REQUESTS}
+
+
+def test_each_request_has_one_result_in_any_order(
+    llm: LLM, expected: Mapping[str, list[str]]
+) -> None:
+    for requests in (REQUESTS, REQUESTS[::-1], REQUESTS[5:] + REQUESTS[:5]):
+        found = list(answers(llm, requests))
+        assert len(found) == len(REQUESTS)
+        assert {key: texts(output) for key, output in found} == expected
+        assert {key for key, output in found if output.error} == REFUSED
+        assert all(output.finished for _, output in found)
+    assert not llm.engine.has_work
+
+
+def test_an_id_stands_in_for_a_seed_and_a_seed_comes_first(
+    llm: LLM, expected: Mapping[str, list[str]]
+) -> None:
+    assert expected["text"] != expected["the same text"]
+    request = {"prompt": "Once upon a time", "max_tokens": 5, "seed": seed_of("text")}
+    [(_, output)] = answers(llm, [("another id", request)])
+    assert texts(output) == expected["text"]
+
+
+def test_a_refusal_says_what_is_wrong_with_the_request(llm: LLM) -> None:
+    found = dict(answers(llm, [each for each in REQUESTS if each[0] in REFUSED]))
+    needed = "a request needs one of prompt, messages, prompt_token_ids; got "
+    assert found["none"].error == f"{needed}none of them"
+    assert found["two"].error == f"{needed}prompt and prompt_token_ids"
+    assert "temperature" in str(found["range"].error)
+    assert "tokens" in str(found["long"].error)
+    assert all(output.outputs == [] for output in found.values())
+
+
+def test_a_value_of_none_is_as_if_it_were_not_given(
+    llm: LLM, expected: Mapping[str, list[str]]
+) -> None:
+    given = {"prompt": "Once upon a time", "max_tokens": 5, "messages": None, "seed": None}
+    [(_, output)] = answers(llm, [("text", given)])
+    assert texts(output) == expected["text"]
+
+
+def test_an_endless_input_is_read_only_as_requests_end(llm: LLM) -> None:
+    num_read = 0
+
+    def requests() -> Iterator[tuple[str, dict[str, Any]]]:
+        nonlocal num_read
+        for number in count():
+            num_read += 1
+            yield str(number), {"prompt": "a", "max_tokens": 1 + number % 3}
+
+    results = answers(llm, requests())
+    for num_ended in range(1, 20):
+        next(results)
+        assert num_read <= 2 * SEATS + num_ended
+    results.close()
+    assert not llm.engine.has_work
+
+
+def test_a_caller_who_leaves_takes_the_requests_along(llm: LLM) -> None:
+    requests = [(str(number), {"prompt": "a", "max_tokens": 50}) for number in range(9)]
+    results = answers(llm, [("short", {"prompt": "a", "max_tokens": 1}), *requests])
+    assert next(results)[0] == "short"
+    assert llm.engine.has_work
+    results.close()
+    assert not llm.engine.has_work
+    assert llm.reset_prefix_cache()  # it would refuse if a request held blocks
+
+
+def test_a_later_call_may_use_the_ids_of_one_that_was_left(
+    llm: LLM, expected: Mapping[str, list[str]]
+) -> None:
+    """The final outputs of the aborted requests still arrive, and answer no request."""
+    results = answers(llm, [("short", {"prompt": "a", "max_tokens": 1}), *REQUESTS[:3]])
+    assert next(results)[0] == "short"
+    results.close()
+    found = dict(answers(llm, REQUESTS[:4]))
+    assert {key: texts(output) for key, output in found.items()} == {
+        key: expected[key] for key, _ in REQUESTS[:4]
+    }
+    assert all(output.request_id == key for key, output in found.items())
+
+
+def test_an_input_that_raises_ends_the_running_requests(llm: LLM) -> None:
+    def requests() -> Iterator[tuple[str, dict[str, Any]]]:
+        yield "short", {"prompt": "a", "max_tokens": 1}
+        for number in range(2 * SEATS - 1):
+            yield str(number), {"prompt": "a", "max_tokens": 50}
+        raise ZeroDivisionError
+
+    results = answers(llm, requests())
+    assert next(results)[0] == "short"
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+    assert not llm.engine.has_work
+
+
+def test_no_requests_have_no_results(llm: LLM) -> None:
+    assert list(answers(llm, [])) == []
+
+
+@given(keys=st.lists(st.text(), unique=True, max_size=50))
+def test_seeds_are_valid_and_tell_ids_apart(keys: list[str]) -> None:
+    seeds = [seed_of(key) for key in keys]
+    assert len(set(seeds)) == len(keys)
+    assert all(0 <= seed < 1 << 64 for seed in seeds)
+
+
+def test_half_of_a_surrogate_pair_has_a_seed() -> None:
+    assert seed_of("\ud800") != seed_of("\udc00")

@@ -1,0 +1,107 @@
+"""Test running a command: what it prints, and each reason why it may print nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mie.system import commands
+from mie.system.commands import CommandError, run_command
+
+
+def test_a_command_may_answer_fail_crash_hang_or_be_missing(tmp_path: Path) -> None:
+    def python(code: str, timeout: float = 60.0) -> str:
+        return run_command([sys.executable, "-c", code], timeout=timeout)
+
+    assert python("print('é')") == "é\n"
+    with pytest.raises(CommandError, match=r"^ended with code 3: bad$"):
+        python("import sys; print('bad', file=sys.stderr); sys.exit(3)")
+    with pytest.raises(CommandError, match=r"^ended with code 1: no message$"):
+        python("raise SystemExit(1)")
+    with pytest.raises(CommandError, match=r"^was ended by signal SIGABRT$"):
+        python("import os; os.abort()")
+    with pytest.raises(CommandError, match="is not installed"):
+        run_command(["no-such-command-here"])
+    with pytest.raises(CommandError, match="cannot be run"):
+        run_command([str(tmp_path)])
+
+
+def test_a_command_that_takes_too_long_ends_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign = tmp_path / "begun"
+
+    class Popen(subprocess.Popen[str]):
+        """The time limit ends as soon as the command's child runs."""
+
+        def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
+            if timeout is None:
+                return super().communicate(input)  # until the child has also closed the pipes
+            while not sign.exists():
+                time.sleep(0.01)  # yields the CPU
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(commands.subprocess, "Popen", Popen)
+    child = f"import pathlib, signal; pathlib.Path({str(sign)!r}).touch(); signal.pause()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with pytest.raises(CommandError, match=r"gave no answer within 5 s"):
+        run_command([sys.executable, "-c", code], timeout=5.0)
+
+
+def test_a_real_time_signal_has_only_a_number() -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 3)"
+    with pytest.raises(CommandError, match=rf"^was ended by signal {signal.SIGRTMIN + 3}$"):
+        run_command([sys.executable, "-c", code])
+
+
+def test_a_failed_command_keeps_all_that_it_wrote_to_standard_error() -> None:
+    code = "import sys; sys.stderr.write('one\\ntwo\\n'); sys.exit(1)"
+    with pytest.raises(CommandError, match=r"^ended with code 1: two$") as caught:
+        run_command([sys.executable, "-c", code])
+    assert caught.value.errors == "one\ntwo\n"
+
+
+def test_a_command_gets_the_environment_and_no_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLOUR", "red")
+    code = "import os, sys; print(os.environ.get('COLOUR'), repr(sys.stdin.read()))"
+    assert run_command([sys.executable, "-c", code]) == "red ''\n"
+    environment = {**os.environ, "COLOUR": "blue"}
+    assert run_command([sys.executable, "-c", code], environment=environment) == "blue ''\n"
+
+
+def test_bytes_that_are_not_text_are_replaced() -> None:
+    code = r"import os; os.write(1, b'a\xff')"
+    assert run_command([sys.executable, "-c", code]) == "a\N{REPLACEMENT CHARACTER}"
+
+
+def test_an_interrupt_ends_the_command_and_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipes close only when the child of the child has ended too."""
+    sign = tmp_path / "begun"
+
+    class Popen(subprocess.Popen[str]):
+        """Ctrl-C comes as soon as the command's child runs."""
+
+        was_interrupted = False
+
+        def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
+            if self.was_interrupted:
+                return super().communicate(input)
+            while not sign.exists():
+                time.sleep(0.01)  # yields the CPU
+            self.was_interrupted = True
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands.subprocess, "Popen", Popen)
+    child = f"import pathlib, signal; pathlib.Path({str(sign)!r}).touch(); signal.pause()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with pytest.raises(KeyboardInterrupt):
+        run_command([sys.executable, "-c", code])

@@ -1,0 +1,100 @@
+"""Test the facts about the NVIDIA driver and the libraries of CuPy, with imitated libraries."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mie.ops_gpu.environment import CUPY_FACTS, driver_facts
+
+GIB = 1 << 30
+
+
+class FakeCuda:
+    """A libcuda with two GPUs, or with an error."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+
+    def cuInit(self, flags: int) -> int:
+        return self.error
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = 12060
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = 2
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:
+        device._obj.value = 10 + index
+        return 0
+
+    def cuDeviceGetName(self, name: Any, size: int, device: ctypes.c_int) -> int:
+        name.value = f"GPU {device.value}".encode()
+        return 0
+
+    def cuDeviceTotalMem_v2(self, size: Any, device: ctypes.c_int) -> int:
+        size._obj.value = 8 * GIB
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: ctypes.c_int) -> int:
+        value._obj.value = {18: 1, 75: 8, 76: 7}[attribute]
+        return 0
+
+    def cuGetErrorName(self, code: int, name: Any) -> int:
+        name._obj.value = b"CUDA_ERROR_NO_DEVICE" if code == 100 else None
+        return 0
+
+
+def test_the_driver_reports_its_gpus() -> None:
+    facts = driver_facts(lambda name: FakeCuda())
+    orin = {"capability": "8.7", "memory": 8 * GIB, "integrated": True}
+    gpus = [{"name": f"GPU {device}", **orin} for device in (10, 11)]
+    assert facts == {"found": True, "cuda": "12.6", "gpus": gpus}
+
+
+@pytest.mark.parametrize(("code", "name"), [(100, "CUDA_ERROR_NO_DEVICE"), (777, "error 777")])
+def test_the_driver_reports_its_error(code: int, name: str) -> None:
+    facts = driver_facts(lambda _: FakeCuda(code))
+    assert facts == {"found": True, "cuda": "12.6", "gpus": [], "error": name}
+
+
+def test_no_driver() -> None:
+    def load(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    assert driver_facts(load) == {"found": False}
+
+
+def test_a_stub_library_has_no_version_and_no_gpu() -> None:
+    class Stub(FakeCuda):
+        """Every function returns CUDA_ERROR_STUB_LIBRARY, as in the CUDA toolkit's stubs folder."""
+
+        def cuDriverGetVersion(self, version: Any) -> int:
+            return 34
+
+    facts = driver_facts(lambda _: Stub(34))
+    assert facts == {"found": True, "gpus": [], "error": "error 34"}
+
+
+def test_each_gpu_has_its_own_free_memory() -> None:
+    def device(index: int) -> SimpleNamespace:
+        return SimpleNamespace(mem_info=((index + 1) * GIB, 8 * GIB))
+
+    runtime = SimpleNamespace(getDeviceCount=lambda: 2, runtimeGetVersion=lambda: 13000)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Device=device))
+    assert CUPY_FACTS["free"](cupy) == [GIB, 2 * GIB]
+    assert CUPY_FACTS["cuda"](cupy) == "13.0"
+
+
+def test_asking_the_driver_imports_no_numpy() -> None:
+    """A broken NumPy must not hide what the driver says."""
+    code = "import sys, mie.ops_gpu.environment; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,100 @@
+"""Test who is to blame for an exception: a signal's handler, or the code that it interrupted."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mie.system.interrupts import is_of_the_request, raised_by_signal_handler
+
+
+class Alarm(Exception):
+    """What the handlers raise."""
+
+
+def handle(number: int, frame: Any) -> None:
+    raise Alarm
+
+
+class Server:
+    """Its handler is a method."""
+
+    def handle(self, number: int, frame: Any) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        raise Alarm
+
+
+@pytest.fixture
+def install() -> Iterator[Callable[[Any], None]]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda handler: signal.signal(signal.SIGUSR1, handler)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def caught(function: Callable[[], object]) -> BaseException:
+    with pytest.raises(BaseException, match=r"^") as info:
+        function()
+    return info.value
+
+
+def interrupted() -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("handler", [handle, Server().handle], ids=["function", "method"])
+def test_an_exception_of_a_handler_blames_no_request(
+    handler: Any, install: Callable[[Any], None]
+) -> None:
+    install(handler)
+    error = caught(interrupted)
+    assert isinstance(error, Alarm)
+    assert raised_by_signal_handler(error)
+    assert not is_of_the_request(error)
+
+
+def test_the_same_exception_without_a_signal_blames_the_request(
+    install: Callable[[Any], None],
+) -> None:
+    install(handle)
+    error = caught(Server().stop)
+    assert not raised_by_signal_handler(error)
+    assert is_of_the_request(error)
+
+
+def test_a_former_handler_is_not_to_blame(install: Callable[[Any], None]) -> None:
+    install(handle)
+    error = caught(interrupted)
+    install(signal.SIG_IGN)
+    assert not raised_by_signal_handler(error)
+
+
+def test_ctrl_c_is_raised_by_pythons_own_handler_which_has_no_code() -> None:
+    error = caught(lambda: signal.raise_signal(signal.SIGINT))
+    assert isinstance(error, KeyboardInterrupt)
+    assert not raised_by_signal_handler(error)
+
+
+def test_another_thread_is_never_interrupted(install: Callable[[Any], None]) -> None:
+    install(handle)
+    found = []
+
+    def work() -> None:
+        found.append(raised_by_signal_handler(caught(lambda: handle(0, None))))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False]
+    # The same call in the main thread looks as if the handler had been called.
+    assert raised_by_signal_handler(caught(lambda: handle(0, None)))
+
+
+def test_a_lack_of_memory_blames_no_request() -> None:
+    assert not is_of_the_request(MemoryError())
+    assert is_of_the_request(ValueError())

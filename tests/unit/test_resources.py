@@ -1,0 +1,146 @@
+"""Test the CPUs and the memory that a process may use, in control groups of both versions."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mie.system import resources
+from mie.system.resources import (
+    Read,
+    available_bytes,
+    available_cpus,
+    cpu_quota,
+    memory_info,
+    memory_limit,
+    read_text,
+    whole_cpus,
+)
+
+MIB = 1 << 20
+MEMINFO = "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\nHugePages_Total:       3\n"
+GROUP_2 = "0::/a/b\n"
+GROUP_1 = "5:memory:/a/b\n3:cpu,cpuacct:/a\n0::/ignored\n"
+
+
+def files(**named: object) -> Read:
+    """Return a `Read` of these files; "__" stands for a slash, and other files are missing."""
+    texts = {"/" + name.replace("__", "/"): str(text) for name, text in named.items()}
+    return texts.get
+
+
+def of(texts: Mapping[str, object]) -> Read:
+    return {name: str(text) for name, text in texts.items()}.get
+
+
+def test_amounts_of_memory_are_in_bytes_and_counts_are_left_out() -> None:
+    assert memory_info(files(proc__meminfo=MEMINFO)) == {
+        "MemTotal": 16 << 30,
+        "MemAvailable": 8 << 30,
+    }
+    assert memory_info(files()) == {}
+
+
+def test_without_meminfo_the_whole_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    assert available_bytes(files()) == 4_096_000
+
+
+@given(
+    limits=st.lists(st.none() | st.integers(0, 1 << 40), min_size=3, max_size=3),
+    uses=st.lists(st.integers(0, 1 << 40), min_size=3, max_size=3),
+    caches=st.lists(st.integers(0, 1 << 40), min_size=3, max_size=3),
+    version=st.sampled_from([1, 2]),
+)
+def test_the_tightest_group_of_the_path_limits_the_memory(
+    limits: list[int | None], uses: list[int], caches: list[int], version: int
+) -> None:
+    """The law, in both versions: the least of limit - use + page cache, and never below zero."""
+    root = "/sys/fs/cgroup/memory" if version == 1 else "/sys/fs/cgroup"
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"),
+        2: ("memory.max", "memory.current", "file"),
+    }[version]
+    texts: dict[str, object] = {
+        "/proc/meminfo": MEMINFO,
+        "/proc/self/cgroup": GROUP_1 if version == 1 else GROUP_2,
+    }
+    for folder, limit, use, cache in zip(("/a/b", "/a", ""), limits, uses, caches, strict=True):
+        path = f"{root}{folder}"
+        texts[f"{path}/{names[0]}"] = "max" if limit is None else limit
+        texts[f"{path}/{names[1]}"] = use
+        texts[f"{path}/memory.stat"] = f"anon 5\n{names[2]} {cache}\nother {names[2]} 7\n"
+    groups = zip(limits, uses, caches, strict=True)
+    left = [limit - use + cache for limit, use, cache in groups if limit is not None]
+    assert available_bytes(of(texts)) == max(0, min([8 << 30, *left]))
+    known = [limit for limit in limits if limit is not None]
+    assert memory_limit(of(texts)) == (min(known) if known else None)
+
+
+def test_a_sibling_group_does_not_count() -> None:
+    texts = {
+        "/proc/meminfo": MEMINFO,
+        "/proc/self/cgroup": GROUP_2,
+        "/sys/fs/cgroup/a/c/memory.max": MIB,
+        "/sys/fs/cgroup/a/b/c/memory.max": MIB,
+    }
+    assert memory_limit(of(texts)) is None
+    assert available_bytes(of(texts)) == 8 << 30
+
+
+@given(
+    quotas=st.lists(st.none() | st.integers(1, 10**7), min_size=3, max_size=3),
+    periods=st.lists(st.integers(1000, 10**6), min_size=3, max_size=3),
+)
+def test_the_smallest_quota_of_the_path_counts(
+    quotas: list[int | None], periods: list[int]
+) -> None:
+    texts: dict[str, object] = {"/proc/self/cgroup": GROUP_2}
+    for folder, quota, period in zip(("/a/b", "/a", ""), quotas, periods, strict=True):
+        words = f"{'max' if quota is None else quota} {period}\n"
+        texts[f"/sys/fs/cgroup{folder}/cpu.max"] = words
+    ratios = [q / p for q, p in zip(quotas, periods, strict=True) if q is not None]
+    assert cpu_quota(of(texts)) == (min(ratios) if ratios else None)
+
+
+@pytest.mark.parametrize("text", ["0 100000", "100000 0", "100000", "", "1 2 3", "x y", "²0 10"])
+def test_a_quota_that_makes_no_sense_is_no_limit(text: str) -> None:
+    texts = {"/proc/self/cgroup": GROUP_2, "/sys/fs/cgroup/a/b/cpu.max": text}
+    assert cpu_quota(of(texts)) is None
+
+
+@given(usable=st.integers(1, 512), quota=st.floats(0.001, 1000))
+def test_threads_get_a_whole_number_of_cpus(usable: int, quota: float) -> None:
+    cpus = whole_cpus(usable, quota)
+    assert 1 <= cpus <= usable
+    assert cpus >= min(usable, quota)  # none of the quota is left unused
+    assert cpus == usable or cpus < quota + 1
+    assert whole_cpus(usable, None) == usable
+    assert math.isclose(cpus, int(cpus))
+
+
+def test_the_affinity_and_the_quota_both_limit_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "usable_cpus", lambda: 6)
+    texts = {"/proc/self/cgroup": GROUP_2, "/sys/fs/cgroup/a/cpu.max": "150000 100000"}
+    assert available_cpus(of(texts)) == 2
+    assert available_cpus(of({})) == 6
+
+
+def test_a_system_without_affinities_counts_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert resources.usable_cpus() == 12
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert resources.usable_cpus() == 1
+
+
+def test_a_file_that_cannot_be_read_has_no_text() -> None:
+    assert read_text("/no/such/file") is None
+    assert read_text("/proc") is None
+    assert read_text("a\0b") is None

@@ -1,0 +1,158 @@
+"""Test reading untrusted files and JSON: what is refused, what it says, and what it leaves open."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mie.errors import ModelError
+from mie.system.files import open_file, read_file
+from mie.system.json_files import MAX_DIGITS, parse_json, read_json_object
+
+
+def num_open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def make_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def make_link_to_a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (make_directory, "it is a directory, not a regular file"),
+        (os.mkfifo, "it is a pipe, not a regular file"),
+        (make_link_to_a_device, "it is a device, not a regular file"),
+        (make_socket, "No such device or address"),
+    ],
+)
+def test_what_is_no_file_is_refused_and_nothing_stays_open(
+    make: Callable[[Path], None], reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x"
+    make(path)
+    before = num_open_files()
+    with pytest.raises(OSError, match=r".") as caught:
+        open_file(path)
+    assert caught.value.strerror == reason
+    assert num_open_files() == before
+
+
+@pytest.mark.parametrize("name", ["a\0b", "half of a pair: \udc80\ud800"])
+def test_a_name_that_no_file_can_have_is_an_os_error(name: str) -> None:
+    with pytest.raises(OSError, match="its name is not a file name") as caught:
+        open_file(name)
+    assert caught.value.filename == name
+
+
+def test_a_pipe_without_a_writer_is_empty_where_pipes_are_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with open_file(path, allow_pipe=True) as pipe:
+        assert pipe.read() == b""
+
+
+def test_a_pipe_with_a_writer_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    keeps_it_open = os.open(path, os.O_RDWR)
+    with open_file(path, allow_pipe=True) as pipe:
+        os.write(keeps_it_open, b"one\ntwo")
+        assert pipe.readline() == b"one\n"
+        os.close(keeps_it_open)
+        assert pipe.read() == b"two"
+
+
+def test_a_file_may_have_as_many_bytes_as_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"12345")
+    assert read_file(path, 5) == b"12345"
+    with pytest.raises(OSError, match="it has more than 4 bytes, which is the limit"):
+        read_file(path, 4)
+
+
+# JSON.
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(value=values, begins_with_a_mark=st.booleans())
+def test_what_json_writes_is_parsed(value: object, begins_with_a_mark: bool) -> None:
+    data = json.dumps(value).encode("utf-8-sig" if begins_with_a_mark else "utf-8")
+    assert parse_json(data) == value
+
+
+@given(name=st.text(), first=values, second=values, depth=st.integers(0, 3))
+def test_a_name_may_be_given_twice_only_with_equal_values(
+    name: str, first: object, second: object, depth: int
+) -> None:
+    inner = f"{{{json.dumps(name)}: {json.dumps(first)}, {json.dumps(name)}: {json.dumps(second)}}}"
+    data = ("[" * depth + inner + "]" * depth).encode()
+    with pytest.raises(ValueError, match="is given twice"):
+        parse_json(data, allow_repeats=False)
+    if first != second:
+        with pytest.raises(ValueError, match="is given twice"):
+            parse_json(data)
+        return
+    found = parse_json(data)
+    for _ in range(depth):
+        [found] = found
+    assert found == {name: first}
+
+
+def test_an_integer_has_a_limited_number_of_digits() -> None:
+    assert parse_json(b"9" * MAX_DIGITS) == 10**MAX_DIGITS - 1
+    with pytest.raises(ValueError, match="an integer has 1,001 digits; the limit is 1,000"):
+        parse_json(b"9" * (MAX_DIGITS + 1))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[]", "must contain a JSON object, got a list"),
+        (b'"x"', "must contain a JSON object, got a string"),
+        (b"true", "must contain a JSON object, got a boolean"),
+        (b"null", "must contain a JSON object, got null"),
+        (b"1.5", "must contain a JSON object, got a number"),
+        (b"{", "is not valid JSON: "),
+        (b"\xff", "is not valid JSON: "),
+        (b'{"a": 1, "a": 2}', "is not valid JSON: 'a' is given twice"),
+        (b"[" * 100_000, "is not valid JSON: "),
+        (b" " * 200_001, "it has more than 200,000 bytes"),
+    ],
+)
+def test_a_bad_file_is_named_in_the_callers_error(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(ModelError) as caught:
+        read_json_object(path, 200_000, ModelError)
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_is_named_too(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"cannot read .*none\.json: No such file or directory"):
+        read_json_object(tmp_path / "none.json", 10, ModelError)
