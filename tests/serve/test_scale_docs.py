@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from documented_options import help_of, unknown_options
 
-import mie.cli
 from mie.cli import main
 from mie.errors import ConfigError
 from mie.ray.config import MAX_CHUNKS_PER_SECOND, ROUTERS, ReplicaConfig
@@ -19,20 +19,9 @@ TEXT = PAGE.read_text(encoding="utf-8")
 OF_OTHER_PROGRAMS = {"--policy", "--worker-urls", "--service-discovery", "--selector"}
 
 
-def help_of(*words: str) -> str:
-    """What ``--help`` prints."""
-    parser = mie.cli._parser()
-    for word in words:
-        [action] = [each for each in parser._actions if each.choices and word in each.choices]
-        parser = action.choices[word]  # type: ignore[index]
-    return parser.format_help()
-
-
 def test_every_option_exists():
     commands = (("serve",), ("batch",), ("bench", "serve"), ("sim", "cluster"))
-    known = {option for words in commands for option in re.findall(r"--[\w-]+", help_of(*words))}
-    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", TEXT)) - OF_OTHER_PROGRAMS
-    assert named - known == set()
+    assert unknown_options(TEXT, commands, OF_OTHER_PROGRAMS) == set()
 
 
 def test_every_router_is_in_the_table():
