@@ -7,23 +7,13 @@ from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from starlette.datastructures import Headers
 from starlette.types import Message, Scope
 
 from mie.routing import beginning_of
 
-_CROSSES = (
-    "type",
-    "http_version",
-    "method",
-    "scheme",
-    "path",
-    "raw_path",
-    "query_string",
-    "headers",
-    "client",
-    "server",
-)
-"""The keys of an ASGI scope that are plain data."""
+_PLAIN = (str, bytes, tuple, list)
+"""What crosses of an ASGI scope. The rest belongs to the process that has the connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +32,9 @@ class Call:
             values = json.loads(body)
         except (ValueError, RecursionError):
             values = None
-        if not isinstance(values, dict):
-            values = {}
+        values = values if isinstance(values, dict) else {}
         return cls(
-            scope={name: scope[name] for name in _CROSSES if name in scope},
+            scope={name: value for name, value in scope.items() if isinstance(value, _PLAIN)},
             body=body,
             beginning=beginning_of(values),
             salt=f"{tenant}\0{values.get('cache_salt')}",
@@ -62,7 +51,8 @@ class Answer(NamedTuple):
 
     replica: str
     status: int
-    headers: list[tuple[bytes, bytes]]
+    headers: Mapping[str, str]
+    """Without the length of the body, which may be replaced."""
     body: bytes
 
     @classmethod
@@ -70,4 +60,6 @@ class Answer(NamedTuple):
         """Return the answer that messages make up."""
         head, *rest = [message async for batch in batches for message in batch]
         body = b"".join(message.get("body", b"") for message in rest)
-        return cls(replica, head["status"], list(head.get("headers", ())), body)
+        headers = {**Headers(raw=head["headers"])}
+        headers.pop("content-length", None)
+        return cls(replica, head["status"], headers, body)

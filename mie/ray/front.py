@@ -7,7 +7,9 @@ from asyncio import CancelledError
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.responses import Response
 from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 
@@ -17,7 +19,7 @@ from mie.serve.asgi import Failures, RootPath, answer, header, route_of
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, body_of, unavailable
 from mie.serve.limits import BodyLimit
-from mie.serve.sse import DONE, DisconnectMiddleware
+from mie.serve.sse import DONE, DisconnectMiddleware, EventStream
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -83,7 +85,11 @@ class Front:
             lost = unavailable("the replica that served the request is lost (try again)", 1)
             if head is None:
                 await answer(lost, scope, receive, send)
-            elif _is_stream(head):
+            elif (
+                Headers(raw=head["headers"])
+                .get("content-type", "")
+                .startswith(EventStream.media_type)
+            ):
                 await send({"type": "http.response.body", "body": _event(lost, route_of(scope))})
             else:
                 raise  # the answer cannot be completed
@@ -99,17 +105,7 @@ class Front:
             await answer(unavailable("no replica serves", 1), scope, receive, send)
             return
         whole = combine(answers)
-        headers = [pair for pair in whole.headers if pair[0].lower() != b"content-length"]
-        headers.append((b"content-length", b"%d" % len(whole.body)))
-        await send({"type": "http.response.start", "status": whole.status, "headers": headers})
-        await send({"type": "http.response.body", "body": whole.body})
-
-
-def _is_stream(head: Message) -> bool:
-    return any(
-        name == b"content-type" and value.startswith(b"text/event-stream")
-        for name, value in head["headers"]
-    )
+        await Response(whole.body, whole.status, whole.headers)(scope, receive, send)
 
 
 def _event(error: ApiError, route: str) -> bytes:

@@ -268,7 +268,7 @@ def test_samples_with_and_without_labels_get_the_replica():
     )
     combine = combining("/metrics")
     assert combine is not None
-    joined = combine([Answer(name, 200, [], text) for name in ("r0", "r1")])
+    joined = combine([Answer(name, 200, {}, text) for name in ("r0", "r1")])
     assert joined.body.decode().splitlines() == [
         "# HELP a A.",
         "# TYPE a gauge",
