@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -28,7 +29,6 @@ import ray
 import ray.data
 from ray import serve
 from ray_checks.load import (
-    PATIENCE,
     answers,
     client_of,
     end_of_stream,
@@ -37,7 +37,7 @@ from ray_checks.load import (
     seeded,
     under_load,
 )
-from serve_checks.server import RunningServer, serving
+from serve_checks.server import KEY, RunningServer, serving
 
 import mie.ray
 from mie.cli.serve import with_server_defaults
@@ -52,6 +52,7 @@ CPUS = 0.5
 OPTIONS = ("--num-blocks", "256", "--max-num-seqs", "32", "--linear-plan", "tiled")
 ENGINE = {"num_blocks": 256, "max_num_seqs": 32, "linear_plan": "tiled"}
 NUM_SEEDED = 200
+WRONG_KEY = {"Authorization": "Bearer wrong-key"}
 
 
 class Checks:
@@ -150,11 +151,12 @@ async def hit_rate(server: RunningServer, replicas: Sequence[RunningServer] = ()
 async def disconnect(checks: Checks, server: RunningServer) -> None:
     """Leave a stream, and look at the replica that it ran on."""
     body = {"prompt": "Once", "max_tokens": 900, "ignore_eos": True, "stream": True}
-    async with client_of(server) as client:
-        async with client.stream("POST", "/v1/completions", json=body) as response:
-            lines = response.aiter_lines()
-            await anext(lines)
-            running = await labelled(server, "vllm:num_requests_running")
+    async with (
+        client_of(server) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        await anext(response.aiter_lines())
+        running = await labelled(server, "vllm:num_requests_running")
         [home] = [name for name, number in running.items() if number]
 
     async def is_free() -> bool:
@@ -205,17 +207,27 @@ async def check_ingress(checks: Checks) -> None:
     """Check the application behind Ray's own proxy, deployed from plain data as by KubeRay."""
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    args = {"engine": with_server_defaults(ENGINE), "num_replicas": 2, "num_cpus": CPUS}
-    await asyncio.to_thread(serve.run, mie.ray.build_openai_app(args), name="front")
-    url = f"http://127.0.0.1:{port}"
-    async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE) as client:
+    args = {
+        "engine": with_server_defaults(ENGINE),
+        "server": {"keys": [KEY]},
+        "num_replicas": 2,
+        "num_cpus": CPUS,
+    }
+    target = mie.ray.build_openai_app(args)
+    await asyncio.to_thread(serve.run, target, name="front", route_prefix="/mie")
+    server = RunningServer(
+        url=f"http://127.0.0.1:{port}/mie", key=KEY, process_id=os.getpid(), log=Path(os.devnull)
+    )
+    async with client_of(server) as client:
+        refused = await client.post("/v1/completions", json=seeded(1), headers=WRONG_KEY)
+        checks.expect(refused.status_code == 401, "behind Ray's proxy, a wrong key is refused")
         bodies = [seeded(number) for number in (1, 2)]
-        one, other = [await client.post("/v1/completions", json=body) for body in bodies]
-        checks.expect(one.status_code == other.status_code == 200, "Ray's proxy answers")
+        found = [(await client.post("/v1/completions", json=body)).status_code for body in bodies]
+        checks.expect(found == [200] * 2, "the right key is answered", found)
         ends = [await end_of_stream(client, {**body, "ignore_eos": True}) for body in bodies]
-        checks.expect(ends == ["complete"] * 2, "Ray's proxy streams", ends)
-        said = (await client.get("/health")).json()
-        checks.expect(len(said["replicas"]) == 2, "and asks all replicas", said)
+        checks.expect(ends == ["complete"] * 2, "streams end well", ends)
+    checks.expect(await has_replicas(server, 2), "/health is that of all replicas")
+    await disconnect(checks, server)
     await asyncio.to_thread(serve.shutdown)
 
 

@@ -12,7 +12,19 @@ from starlette.types import Message, Scope
 
 from mie.routing import beginning_of
 
-_PLAIN = (str, bytes, tuple, list)
+_CROSSES = (
+    "type",
+    "http_version",
+    "method",
+    "scheme",
+    "root_path",
+    "path",
+    "raw_path",
+    "query_string",
+    "headers",
+    "client",
+    "server",
+)
 """What crosses of an ASGI scope. The rest belongs to the process that has the connection."""
 
 
@@ -34,7 +46,7 @@ class Call:
             values = None
         values = values if isinstance(values, dict) else {}
         return cls(
-            scope={name: value for name, value in scope.items() if isinstance(value, _PLAIN)},
+            scope={name: scope[name] for name in _CROSSES if name in scope},
             body=body,
             beginning=beginning_of(values),
             salt=f"{tenant}\0{values.get('cache_salt')}",
