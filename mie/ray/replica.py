@@ -12,8 +12,8 @@ from starlette.types import Message
 
 from mie.async_llm import AsyncLLM
 from mie.errors import EngineDeadError
-from mie.ray.call import Answer, Call
-from mie.ray.pipe import piped
+from mie.front.call import Answer, Call
+from mie.front.pipe import piped
 from mie.serve.access_log import logging_as
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig

@@ -12,9 +12,10 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from mie.errors import ConfigError, EngineDeadError
+from mie.front.app import front_app
 from mie.ray.app import build_replicas
 from mie.ray.config import ReplicaConfig
-from mie.ray.front import front_app
+from mie.ray.handle import RayReplicas
 from mie.serve.access_log import logging_as
 from mie.serve.server import bound, check_sockets, serve_app
 
@@ -39,7 +40,7 @@ def serve_replicas(config: ReplicaConfig, address: str | None = None) -> int:
         logging_as(config.server.log_format),
     ):
         title = f"replicas of {config.engine.get('model', 'bundled')} on Ray"
-        app = front_app(handle, config.server)
+        app = front_app(RayReplicas(handle), config.server)
         asyncio.run(serve_app(app, config.server, listener, title))
     return 0
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
-from mie.ray.call import Answer
+from mie.front.call import Answer
 
 _FAMILY = re.compile(r"(# HELP .*\n# TYPE .*\n)((?:[^#\n].*\n)*)")
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from starlette.types import ASGIApp, Message
 
-from mie.ray.call import Call
+from mie.front.call import Call
 
 
 async def piped(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message], None]:
