@@ -61,7 +61,7 @@ async def check_serving(checks: Checks, site: Site, plain: Site) -> None:
     await disconnect(checks, site)
     await kill(checks, site)
     prefix = await hit_rate(site)
-    random = await hit_rate(await deployment.change(request_router="random"))
+    random = await hit_rate(deployment.at_random())
     rates = {"prefix": prefix, "random": random}
     checks.expect(prefix >= 2 * random, "the router's hit rate is twice that of random", rates)
     checks.figures["hit rates"] = rates
@@ -197,13 +197,37 @@ async def check_autoscaling(checks: Checks) -> None:
     await asyncio.to_thread(serve.delete, APP)
 
 
+def check_batch(checks: Checks, directory: Path) -> None:
+    """Check that ``mie batch`` answers alike with and without Ray."""
+    bodies = ({"prompt": f"Story {number}", "max_tokens": 8} for number in range(20))
+    lines = (
+        {"custom_id": f"{number}", "method": "POST", "url": "/v1/completions", "body": body}
+        for number, body in enumerate(bodies)
+    )
+    asked = directory / "in.jsonl"
+    asked.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = []
+    for name, more in (("here", ()), ("on Ray", on_ray(2))):
+        answered = directory / name
+        command = [sys.executable, "-m", "mie", "batch", str(asked), str(answered)]
+        subprocess.run([*command, *OPTIONS, *more], check=True, timeout=300)
+        records = [json.loads(line) for line in answered.read_text().splitlines()]
+        found.append({each["custom_id"]: each["response"]["body"]["choices"] for each in records})
+    here, there = found
+    checks.expect(len(here) == 20 and here == there, "mie batch answers alike on two replicas")
+
+
+def on_ray(number: int) -> list[str]:
+    """Return the options of replicas on this process's cluster."""
+    address = ray.get_runtime_context().gcs_address
+    return ["--ray-address", address, "--replicas", str(number), "--replica-cpus", str(CPUS)]
+
+
 def check_serve(checks: Checks, directory: Path) -> None:
     """Start ``mie serve`` with and without Ray, and check the one beside the other."""
-    address = ray.get_runtime_context().gcs_address
-    on_ray = ["--ray-address", address, "--replicas", "1", "--replica-cpus", str(CPUS)]
     with (
         serving(directory / "plain", OPTIONS) as plain,
-        serving(directory / "replicas", [*OPTIONS, *on_ray]) as server,
+        serving(directory / "replicas", [*OPTIONS, *on_ray(1)]) as server,
     ):
         asyncio.run(check_serving(checks, Site.of(server), Site.of(plain)))
 
@@ -229,6 +253,7 @@ def main() -> int:
             asyncio.run(check_autoscaling(checks))
         if "data" in parts:
             check_data(checks)
+            check_batch(checks, Path(directory))
         if "routers" in parts:
             asyncio.run(compare_routers(checks))
         if args.vllm_router:

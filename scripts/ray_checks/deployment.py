@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +11,15 @@ from ray import serve
 from serve_checks.server import KEY
 
 from mie.cli.serve import with_server_defaults
-from mie.front.app import front_app
+from mie.front.app import Batches, front_app
+from mie.front.call import Call
 from mie.ray.app import build_replicas
 from mie.ray.config import ReplicaConfig
 from mie.ray.handle import RayReplicas
 from mie.ray.server import APP
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
+from ray.serve.handle import DeploymentHandle
 from ray_checks.load import Site, client_of, eventually, under_load
 
 CPUS = 0.5
@@ -57,6 +60,10 @@ class Deployment:
         handle = await asyncio.to_thread(serve.run, target, name=APP, route_prefix=None)
         return Site(app=front_app(RayReplicas(handle), self._config.server))
 
+    def at_random(self) -> Site:
+        """Return a front of this process that sends each request to any replica."""
+        return Site(app=front_app(_AtRandom(serve.get_app_handle(APP)), self._config.server))
+
     async def change_under_load(
         self, checks: Checks, site: Site, what: str, **changes: Any
     ) -> None:
@@ -67,6 +74,21 @@ class Deployment:
             is_so = await eventually(lambda: has_replicas(site, number))
         checks.expect(is_so, f"after {what}, {number} replicas serve")
         checks.expect(set(counts) == {"200"}, "no request is lost", dict(counts))
+
+
+class _AtRandom(RayReplicas):
+    """Replicas that requests reach at random, because the router takes each for another tenant's.
+
+    Another router would need other replicas: Ray starts them again when their router changes.
+    """
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        super().__init__(handle)
+        self._tenants = map(str, itertools.count())
+
+    def stream(self, call: Call) -> Batches:
+        """Return the answer of some replica."""
+        return super().stream(replace(call, salt=next(self._tenants)))
 
 
 async def has_replicas(site: Site, number: int) -> bool:
