@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 from serve_checks.server import KEY
 
 from mie.cli.serve import with_server_defaults
@@ -19,7 +20,6 @@ from mie.ray.handle import RayReplicas
 from mie.ray.server import APP
 from mie.serve.config import ServeConfig
 from mie.serve.keys import Keys
-from ray.serve.handle import DeploymentHandle
 from ray_checks.load import Site, client_of, eventually, under_load
 
 CPUS = 0.5
