@@ -292,6 +292,34 @@ def test_keys_are_checked_by_replicas_and_separate_tenants(engines):
     assert len(homes(ServeConfig(keys=keys, share_prefix_cache=True))) == 1
 
 
+def test_the_path_of_a_proxy_crosses(engines):
+    async def run() -> None:
+        app = create_app(engines[0], ServeConfig())
+        front = front_app(Local([app]), ServeConfig())
+        transport = httpx2.ASGITransport(front, root_path="/mie")
+        async with (
+            app.router.lifespan_context(app),
+            httpx2.AsyncClient(transport=transport, base_url="http://front/mie") as client,
+        ):
+            assert (await client.get("/v1/models")).status_code == 200
+            assert (await client.get("/health")).json()["replicas"] == {"replica0": "ok"}
+            assert (await client.post("/v1/completions", json=BODY)).json()["choices"]
+
+    asyncio.run(run())
+
+
+def test_only_plain_data_crosses():
+    scope = {
+        "type": "http",
+        "path": "/",
+        "headers": [],
+        "state": {},
+        "app": object(),
+        "x": (print,),
+    }
+    assert Call.of(scope, b"{}", "").scope == {"type": "http", "path": "/", "headers": []}
+
+
 def test_a_long_body_is_refused_before_it_crosses(engines):
     async def run() -> None:
         async with fronted(engines[:1], ServeConfig(max_request_bytes=64)) as (client, replicas):
