@@ -89,7 +89,7 @@ async def end_of_stream(client: httpx2.AsyncClient, body: dict[str, Any]) -> str
 
 @asynccontextmanager
 async def under_load(
-    site: Site, num_clients: int = 8, pause: float = 0.02
+    site: Site, num_clients: int = 8, pause: float = 0.1
 ) -> AsyncIterator[Counter[str]]:
     """Send requests all the time, and count the status of their answers.
 
