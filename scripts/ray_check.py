@@ -187,7 +187,7 @@ async def check_autoscaling(checks: Checks) -> None:
     quick = {"upscale_delay_s": 1, "downscale_delay_s": 1, "look_back_period_s": 2}
     site = await Deployment(autoscaling={**settings, **quick}).change()
     checks.expect(await eventually(lambda: has_replicas(site, 1)), "autoscaling begins with one")
-    async with under_load(site) as counts:
+    async with under_load(site, pause=0) as counts:
         is_more = await eventually(lambda: has_replicas(site, 2))
     checks.expect(is_more, "autoscaling adds a replica under load")
     async with under_load(site, num_clients=1) as later:
