@@ -185,7 +185,8 @@ async def check_autoscaling(checks: Checks) -> None:
     """Check that Ray adds a replica under load, removes it later, and loses no request."""
     settings = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2}
     quick = {"upscale_delay_s": 1, "downscale_delay_s": 1, "look_back_period_s": 2}
-    site = await Deployment(autoscaling={**settings, **quick}).change()
+    deployment = Deployment(autoscaling={**settings, **quick})
+    site = await deployment.change()
     checks.expect(await eventually(lambda: has_replicas(site, 1)), "autoscaling begins with one")
     async with under_load(site, pause=0) as counts:
         is_more = await eventually(lambda: has_replicas(site, 2))
@@ -194,7 +195,7 @@ async def check_autoscaling(checks: Checks) -> None:
         is_less = await eventually(lambda: has_replicas(site, 1))
     checks.expect(is_less, "autoscaling removes it when there is little to do")
     checks.expect(set(counts | later) == {"200"}, "no request is lost", dict(counts + later))
-    await asyncio.to_thread(serve.delete, APP)
+    await deployment.end()
 
 
 def check_batch(checks: Checks, directory: Path) -> None:

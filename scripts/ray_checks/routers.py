@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -10,11 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
-from ray import serve
 from serve_checks.server import serving
 
 from mie.ray.config import ROUTERS
-from mie.ray.server import APP
 from ray_checks.deployment import OPTIONS, Checks, Deployment
 from ray_checks.load import Site, answers, client_of, eventually, labelled
 
@@ -42,12 +39,12 @@ async def hit_rate(site: Site, replicas: Sequence[Site] = ()) -> float:
 
 
 async def compare_routers(checks: Checks) -> None:
-    """Measure the hit rate of every router by name on the same replicas."""
-    deployment = Deployment(num_replicas=3)
+    """Measure the hit rate of every router by name."""
     for name in ROUTERS:
-        site = await deployment.change(request_router=name)
-        checks.figures[f"hit rate, {name}"] = await hit_rate(site)
-    await asyncio.to_thread(serve.delete, APP)
+        # The application is another one each time: Ray keeps the handle of one, and its router.
+        deployment = Deployment(f"with-{name}", num_replicas=3, request_router=name)
+        checks.figures[f"hit rate, {name}"] = await hit_rate(await deployment.change())
+        await deployment.end()
 
 
 async def measure_vllm_router(checks: Checks, directory: Path, command: str) -> None:
