@@ -38,6 +38,9 @@ def generate(
     Answered batches are kept in the directory ``checkpoint``, which all machines must share. A
     later call takes the rows that it finds there, and computes the others.
 
+    The tasks that read and write a dataset need a CPU that no actor holds. Without one they wait
+    forever.
+
     Raises:
         ConfigError: a setting is unknown, or out of range.
     """
