@@ -1,7 +1,7 @@
 """Beyond one process: the server's application in replicas of Ray Serve, and batches on Ray Data.
 
 This room knows Ray, and no other does. Ray comes with the extra ``ray`` and is imported when a name
-of this module is used. What a request takes through the front needs no Ray to be tested.
+of this module is used.
 """
 
 from typing import TYPE_CHECKING

@@ -11,9 +11,11 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
+from mie.front.app import front_app
 from mie.ray.config import ROUTERS, ReplicaConfig
-from mie.ray.front import front_app
+from mie.ray.handle import RayReplicas
 from mie.ray.replica import Replica
+from mie.serve.access_log import logging_as
 from mie.serve.config import ServeConfig
 
 MAX_ONGOING = 10_000
@@ -69,6 +71,8 @@ class _Ingress:
     def __init__(self, handle: DeploymentHandle, config: ServeConfig) -> None:
         self._handle = handle
         self._config = config
+        self._logging = logging_as(config.log_format)
+        self._logging.__enter__()  # Ray ends the process
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        return front_app(self._handle, self._config)
+        return front_app(RayReplicas(self._handle), self._config)

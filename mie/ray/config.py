@@ -10,6 +10,7 @@ from typing import Any
 from mie.config.engine import check_integer, check_real, keyword_checked
 from mie.config.engine_args import EngineArgs
 from mie.serve.config import ServeConfig
+from mie.serve.keys import Keys
 
 ROUTERS: Mapping[str, str] = MappingProxyType(
     {
@@ -57,10 +58,15 @@ class ReplicaConfig:
     def of(cls, values: Mapping[str, Any]) -> ReplicaConfig:
         """Return what plain data describes: these fields, and those of `ServeConfig` in "server".
 
+        There, ``keys`` and ``admin_keys`` are lists of keys, or files as `Keys.of` reads them.
+
         Raises:
             ConfigError: a setting is unknown, or out of range.
         """
         server = {"max_chunks_per_second": MAX_CHUNKS_PER_SECOND, **values.get("server", {})}
+        for name in {"keys", "admin_keys"} & server.keys():
+            given = server[name]
+            server[name] = Keys.of([], given) if isinstance(given, str) else Keys.of(given)
         return cls(**{**values, "server": ServeConfig(**server)})
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from ray import serve
@@ -12,8 +12,9 @@ from starlette.types import Message
 
 from mie.async_llm import AsyncLLM
 from mie.errors import EngineDeadError
-from mie.ray.call import Answer, Call
-from mie.ray.pipe import piped
+from mie.front.call import Answer, Call
+from mie.front.pipe import piped
+from mie.serve.access_log import logging_as
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
 
@@ -27,8 +28,9 @@ class Replica:
         self._name: str = serve.get_replica_context().replica_id.unique_id
         self._engine = await asyncio.to_thread(lambda: AsyncLLM(**engine))
         self._app = create_app(self._engine, server)
-        self._lifespan = self._app.router.lifespan_context(self._app)
-        await self._lifespan.__aenter__()
+        self._stack = AsyncExitStack()  # Ray ends the process
+        self._stack.enter_context(logging_as(server.log_format))
+        await self._stack.enter_async_context(self._app.router.lifespan_context(self._app))
 
     def check_health(self) -> None:
         """Raise an error if the engine is dead or hangs, so that Ray replaces this replica."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from mie.ray.call import Call
+from mie.front.call import Call
 from mie.routing import PrefixRouter, RandomRouter, Router
 
 

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from socket import socket
 
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from mie.errors import ConfigError, EngineDeadError
+from mie.front.app import front_app
 from mie.ray.app import build_replicas
 from mie.ray.config import ReplicaConfig
-from mie.ray.front import front_app
+from mie.ray.handle import RayReplicas
 from mie.serve.access_log import logging_as
-from mie.serve.server import (
-    EXIT_AT_ONCE,
-    SIGNALS,
-    Uvicorn,
-    bound,
-    check_sockets,
-    listen,
-    url_of,
-    uvicorn_config,
-)
+from mie.serve.server import bound, check_sockets, serve_app
 
 APP = "mie"
 """The name of the application on the cluster."""
@@ -49,7 +39,10 @@ def serve_replicas(config: ReplicaConfig, address: str | None = None) -> int:
         replicas(config) as handle,
         logging_as(config.server.log_format),
     ):
-        return asyncio.run(_Server(handle, config).run(listener))
+        title = f"replicas of {config.engine.get('model', 'bundled')} on Ray"
+        app = front_app(RayReplicas(handle), config.server)
+        asyncio.run(serve_app(app, config.server, listener, title))
+    return 0
 
 
 @contextmanager
@@ -98,36 +91,3 @@ def replicas(config: ReplicaConfig) -> Iterator[DeploymentHandle]:
         yield handle
     finally:
         serve.delete(APP)
-
-
-class _Server:
-    """The front under uvicorn."""
-
-    def __init__(self, handle: DeploymentHandle, config: ReplicaConfig) -> None:
-        self._config = config
-        self._uvicorn = Uvicorn(uvicorn_config(front_app(handle, config.server), config.server))
-        # Uvicorn waits as long for requests that run when it is told to end.
-        self._uvicorn.config.timeout_graceful_shutdown = int(config.server.shutdown_timeout)
-
-    async def run(self, listener: socket) -> int:
-        """Serve until a signal, and let the requests that run end."""
-        loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self._stop)
-        listen(listener)
-        serving = asyncio.ensure_future(self._uvicorn.serve([listener]))
-        started = asyncio.ensure_future(self._uvicorn.is_started.wait())
-        await asyncio.wait((serving, started), return_when=asyncio.FIRST_COMPLETED)
-        started.cancel()
-        model, url = (
-            self._config.engine.get("model", "bundled"),
-            url_of(listener, self._config.server),
-        )
-        print(f"[replicas of {model} on Ray]\n[listening on {url}]", file=sys.stderr, flush=True)
-        await serving
-        return 0
-
-    def _stop(self) -> None:
-        if self._uvicorn.should_exit:
-            os._exit(EXIT_AT_ONCE)
-        self._uvicorn.should_exit = True

@@ -146,6 +146,25 @@ class Server:
             print(f"[{line}]", file=sys.stderr, flush=True)
 
 
+async def serve_app(
+    app: Starlette, config: ServeConfig, listener: socket.socket, title: str
+) -> None:
+    """Serve an application without an engine of its own until a signal, and let requests end."""
+    server = Uvicorn(uvicorn_config(app, config))
+    server.config.timeout_graceful_shutdown = int(config.shutdown_timeout)
+
+    def stop() -> None:
+        if server.should_exit:
+            os._exit(EXIT_AT_ONCE)
+        server.should_exit = True
+
+    for number in SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    listen(listener)
+    print(f"[{title}]\n[listening on {url_of(listener, config)}]", file=sys.stderr, flush=True)
+    await server.serve([listener])
+
+
 class Uvicorn(uvicorn.Server):
     """Uvicorn without its signal handlers, and with an event that tells that it has started."""
 

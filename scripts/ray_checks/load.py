@@ -7,23 +7,40 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
-from serve_checks.server import RunningServer
+from serve_checks.server import KEY, RunningServer
+from starlette.types import ASGIApp
 
 PATIENCE = 120.0
 """Seconds after which a request hangs."""
 COMPLETIONS = "/v1/completions"
 
 
-def client_of(server: RunningServer, connections: int = 128) -> httpx2.AsyncClient:
-    """Return a client that may have as many requests at once."""
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where requests go: a server's address, or an application of this process."""
+
+    url: str = "http://here"
+    key: str = KEY
+    app: ASGIApp | None = None
+
+    @classmethod
+    def of(cls, server: RunningServer) -> Site:
+        """Return where a server is."""
+        return cls(url=server.url, key=server.key)
+
+
+def client_of(site: Site) -> httpx2.AsyncClient:
+    """Return a client that may have 128 requests at once."""
     return httpx2.AsyncClient(
-        base_url=server.url,
-        headers={"Authorization": f"Bearer {server.key}"},
+        base_url=site.url,
+        headers={"Authorization": f"Bearer {site.key}"},
         timeout=PATIENCE,
-        limits=httpx2.Limits(max_connections=connections),
+        limits=httpx2.Limits(max_connections=128),
+        transport=None if site.app is None else httpx2.ASGITransport(site.app),
     )
 
 
@@ -35,7 +52,7 @@ def seeded(number: int) -> dict[str, Any]:
     return {"prompt": f"Story {number}: Once upon a time", "max_tokens": 8, "seed": number}
 
 
-async def answers(server: RunningServer, requests: Sequence[dict[str, Any]]) -> list[Any]:
+async def answers(site: Site, requests: Sequence[dict[str, Any]]) -> list[Any]:
     """Return the choices of each answer; all run at once, 32 at a time."""
     gate = asyncio.Semaphore(32)
 
@@ -45,7 +62,7 @@ async def answers(server: RunningServer, requests: Sequence[dict[str, Any]]) -> 
             answer = await client.post(path, json=body)
         return answer.json()["choices"] if answer.status_code == 200 else answer.text
 
-    async with client_of(server) as client:
+    async with client_of(site) as client:
         return await asyncio.gather(*map(ask, requests))
 
 
@@ -71,8 +88,13 @@ async def end_of_stream(client: httpx2.AsyncClient, body: dict[str, Any]) -> str
 
 
 @asynccontextmanager
-async def under_load(server: RunningServer, num_clients: int = 8) -> AsyncIterator[Counter[str]]:
-    """Keep clients busy, and count the status of their answers."""
+async def under_load(
+    site: Site, num_clients: int = 8, pause: float = 0.1
+) -> AsyncIterator[Counter[str]]:
+    """Send requests all the time, and count the status of their answers.
+
+    Each client pauses between its requests, which leaves CPU time to what is started meanwhile.
+    """
     counts: Counter[str] = Counter()
     is_over = asyncio.Event()
 
@@ -86,8 +108,9 @@ async def under_load(server: RunningServer, num_clients: int = 8) -> AsyncIterat
                 counts[str(answer.status_code)] += 1
             except httpx2.TransportError as error:
                 counts[repr(error)] += 1
+            await asyncio.sleep(pause)
 
-    async with client_of(server) as client:
+    async with client_of(site) as client:
         tasks = [asyncio.ensure_future(ask(place)) for place in range(num_clients)]
         try:
             yield counts
@@ -96,9 +119,9 @@ async def under_load(server: RunningServer, num_clients: int = 8) -> AsyncIterat
             await asyncio.gather(*tasks)
 
 
-async def labelled(server: RunningServer, name: str) -> dict[str, float]:
+async def labelled(site: Site, name: str) -> dict[str, float]:
     """Return a metric of each replica; that of a plain server has no name."""
-    async with client_of(server) as client:
+    async with client_of(site) as client:
         text = (await client.get("/metrics")).raise_for_status().text
     values: Counter[str] = Counter()
     for line in text.splitlines():

@@ -227,17 +227,9 @@ ROOMS = {
             "yaml",
         },
     ),
-    "ray": Room(  # the server's application in replicas, and the front of them
-        mie={
-            "async_llm",
-            "batch",
-            "config",
-            "errors",
-            "frontend.outputs",
-            "llm",
-            "routing",
-            "serve",
-        },
+    "front": Room(mie={"routing", "serve"}, packages={"starlette"}),
+    "ray": Room(  # the server's application in replicas, and batches
+        mie={"async_llm", "batch", "config", "errors", "front", "routing", "serve"},
         packages={"pyarrow", "ray", "starlette"},
     ),
     "cli": Room(
@@ -307,7 +299,7 @@ LAZY = {
 }
 """Packages that are optional or slow to import. They may be imported only inside functions."""
 
-LAZY_ROOMS = {"ray", "serve"}
+LAZY_ROOMS = {"front", "ray", "serve"}
 """Rooms that may import what is `LAZY` with the module, because other rooms import them lazily."""
 
 NO_CLOCK = {"sched": {"time", "datetime", "random"}, "memory": {"time", "datetime", "random"}}

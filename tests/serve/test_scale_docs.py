@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from documented_options import help_of, unknown_options
 
-import mie.cli
+import mie.ray
 from mie.cli import main
 from mie.errors import ConfigError
 from mie.ray.config import MAX_CHUNKS_PER_SECOND, ROUTERS, ReplicaConfig
@@ -19,20 +24,9 @@ TEXT = PAGE.read_text(encoding="utf-8")
 OF_OTHER_PROGRAMS = {"--policy", "--worker-urls", "--service-discovery", "--selector"}
 
 
-def help_of(*words: str) -> str:
-    """What ``--help`` prints."""
-    parser = mie.cli._parser()
-    for word in words:
-        [action] = [each for each in parser._actions if each.choices and word in each.choices]
-        parser = action.choices[word]  # type: ignore[index]
-    return parser.format_help()
-
-
 def test_every_option_exists():
     commands = (("serve",), ("batch",), ("bench", "serve"), ("sim", "cluster"))
-    known = {option for words in commands for option in re.findall(r"--[\w-]+", help_of(*words))}
-    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", TEXT)) - OF_OTHER_PROGRAMS
-    assert named - known == set()
+    assert unknown_options(TEXT, commands, OF_OTHER_PROGRAMS) == set()
 
 
 def test_every_router_is_in_the_table():
@@ -40,7 +34,7 @@ def test_every_router_is_in_the_table():
 
 
 def test_the_manifest_describes_replicas():
-    section = TEXT[TEXT.index("## On Kubernetes") : TEXT.index("The manifest is parsed")]
+    section = TEXT[TEXT.index("## On Kubernetes") : TEXT.index("The manifest was not tried")]
     lines = [line[4:] for line in section.splitlines() if line.startswith("    ")]
     service = yaml.safe_load("\n".join(lines))
     serving = yaml.safe_load(service["spec"]["serveConfigV2"])
@@ -77,6 +71,84 @@ def test_a_replica_computes_with_the_cpus_that_it_gets():
 def test_a_wrong_setting_is_refused_before_anything_starts(values: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         ReplicaConfig.of(values)
+
+
+def test_keys_are_a_list_or_a_file(tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("team-a secret\n")
+    server = ReplicaConfig.of({"server": {"keys": ["one", "two"], "admin_keys": str(file)}}).server
+    assert server.keys is not None
+    assert server.keys.find("two") == "key-2"
+    assert server.admin_keys is not None
+    assert server.admin_keys.find("secret") == "team-a"
+
+
+AUTOSCALING = {"min_replicas": 1, "max_replicas": 8, "target_ongoing_requests": 16}
+
+
+def test_the_options_reach_the_replicas_settings(monkeypatch):
+    found: list[ReplicaConfig] = []
+    server = SimpleNamespace(serve_replicas=lambda config, address: found.append(config) or 0)
+    monkeypatch.setitem(sys.modules, "mie.ray.server", server)
+    words = ("--autoscaling", json.dumps(AUTOSCALING), "--replica-cpus", "3", "--replica-gpus", "1")
+    assert main(["serve", *words, "--num-blocks", "64"]) == 0
+    [config] = found
+    assert config.autoscaling == AUTOSCALING
+    assert (config.num_cpus, config.num_gpus) == (3, 1)
+    assert config.engine_settings["num_blocks"] == 64
+
+
+class Deployed(SimpleNamespace):
+    """What `ray.serve.deployment` was asked for, without Ray."""
+
+    def bind(self, *args: Any) -> Deployed:
+        self.args = args
+        return self
+
+
+@pytest.fixture
+def build_replicas(monkeypatch) -> Any:
+    """`mie.ray.app.build_replicas` on modules that only note what they are asked for."""
+    serve = SimpleNamespace(
+        deployment=lambda target, **options: Deployed(options=options),
+        ingress=None,
+        Application=None,
+    )
+    modules = {
+        "ray": SimpleNamespace(serve=serve),
+        "ray.serve": serve,
+        "ray.serve.config": SimpleNamespace(RequestRouterConfig=SimpleNamespace),
+        "ray.serve.handle": SimpleNamespace(DeploymentHandle=None),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("app", "replica"):
+        monkeypatch.delitem(sys.modules, f"mie.ray.{name}", raising=False)
+    app = importlib.import_module("mie.ray.app")
+    yield app.build_replicas
+    for name in ("app", "replica"):
+        del sys.modules[f"mie.ray.{name}"]
+        delattr(mie.ray, name)
+
+
+def test_the_settings_reach_the_deployment(build_replicas):
+    config = ReplicaConfig(
+        autoscaling=AUTOSCALING, num_cpus=3, num_gpus=1, router_settings={"slack": 2}
+    )
+    deployed = build_replicas(config)
+    assert deployed.options["autoscaling_config"] == AUTOSCALING
+    assert "num_replicas" not in deployed.options  # Ray takes one of the two
+    assert deployed.options["ray_actor_options"] == {"num_cpus": 3, "num_gpus": 1}
+    router = deployed.options["request_router_config"]
+    assert router.request_router_class == ROUTERS["prefix"]
+    assert router.request_router_kwargs == {"slack": 2}
+    assert deployed.args == (config.engine_settings, config.server)
+
+
+def test_another_number_of_replicas_restarts_none(build_replicas):
+    one, other = [build_replicas(ReplicaConfig(num_replicas=number)) for number in (1, 3)]
+    assert one.args == other.args  # Ray replaces replicas whose arguments have changed
+    assert [each.options["num_replicas"] for each in (one, other)] == [1, 3]
 
 
 @pytest.mark.parametrize(

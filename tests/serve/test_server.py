@@ -13,10 +13,13 @@ import httpx2
 import pytest
 from command_line import PATIENCE, mie, start
 from edge_helpers import asks, client_of, held, load, server_of
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from mie.errors import ConfigError
 from mie.serve.config import ServeConfig
-from mie.serve.server import Server, bound, serve
+from mie.serve.server import Server, bound, serve, serve_app, url_of
 
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 BODY = {"prompt": "Once", "max_tokens": 2}
@@ -286,6 +289,38 @@ def take(**options):
     """Try to take an address."""
     with bound(ServeConfig(**options)):
         raise AssertionError("it was free")
+
+
+def test_an_application_without_an_engine_is_served_until_a_signal(capsys):
+    """The front of replicas ends so: what runs may end, and then the server does."""
+
+    async def run():
+        has_come, may_end = asyncio.Event(), asyncio.Event()
+
+        async def home(request):
+            has_come.set()
+            await may_end.wait()
+            return PlainTextResponse("here")
+
+        config = ServeConfig(port=0)
+        with bound(config) as listener:
+            app = Starlette(routes=[Route("/", home)])
+            serving = asyncio.ensure_future(serve_app(app, config, listener, "an application"))
+            await asyncio.sleep(0)  # it listens
+            async with httpx2.AsyncClient(timeout=PATIENCE) as client:
+                asked = asyncio.ensure_future(client.get(url_of(listener, config)))
+                await has_come.wait()
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(0.5)
+                assert not serving.done()
+                may_end.set()
+                assert (await asked).text == "here"
+            await serving
+
+    asyncio.run(run())
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "[an application]"
+    assert second.startswith("[listening on http://127.0.0.1:")
 
 
 def test_a_unix_socket(tmp_path):

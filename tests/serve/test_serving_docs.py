@@ -10,9 +10,9 @@ from typing import Any
 import httpx2
 import pytest
 import yaml
+from documented_options import unknown_options
 from live_server import live_bundled
 
-import mie.cli
 from mie.serve.openapi import OPERATIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
@@ -20,21 +20,11 @@ TEXT = PAGE.read_text(encoding="utf-8")
 OF_OTHER_PROGRAMS = {"--rm", "--no-cache-dir", "--uid", "--create-home"}
 
 
-def help_of(*words: str) -> str:
-    """What ``--help`` prints."""
-    parser = mie.cli._parser()
-    for word in words:
-        [action] = [each for each in parser._actions if each.choices and word in each.choices]
-        parser = action.choices[word]  # type: ignore[index]
-    return parser.format_help()
-
-
 def test_every_option_exists():
     commands = (("serve",), ("bench", "serve"), ("bench", "compare"), ("sim", "workload"))
-    known = {option for words in commands for option in re.findall(r"--[\w-]+", help_of(*words))}
-    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", TEXT)) - OF_OTHER_PROGRAMS
     scripts = (PAGE.parents[1] / "scripts" / "serve_check.py").read_text()
-    assert named - known - set(re.findall(r"--[\w-]+", scripts)) == set()
+    of_scripts = set(re.findall(r"--[\w-]+", scripts))
+    assert unknown_options(TEXT, commands, OF_OTHER_PROGRAMS | of_scripts) == set()
 
 
 def test_every_route_is_in_the_table():

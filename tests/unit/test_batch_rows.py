@@ -1,20 +1,16 @@
-"""Rows of a batch on one engine: the work of an actor of Ray Data, without Ray."""
+"""Rows of a batch on one engine, which is what an actor of Ray Data does."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mie import LLM
-from mie.batch import answers, seed_of
+from mie.batch import RowEngine, answers, rows, seed_of
 from mie.frontend.outputs import RequestOutput
-from mie.ray.data import _EngineActor, _kept
-
-DATA = sys.modules[_EngineActor.__module__]
 
 SETTINGS: dict[str, Any] = {
     "model": "bundled",
@@ -35,13 +31,13 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def expected() -> list[Any]:
-    return _EngineActor(SETTINGS, None)._answers(ROWS)
+    return RowEngine(SETTINGS).answers(ROWS)
 
 
 def test_rows_are_answered_alike_in_any_order_and_batch(expected):
-    actor = _EngineActor(SETTINGS, None)
-    assert actor._answers(ROWS[::-1]) == expected[::-1]
-    assert [actor._answers([row])[0] for row in ROWS] == expected
+    actor = RowEngine(SETTINGS)
+    assert actor.answers(ROWS[::-1]) == expected[::-1]
+    assert [actor.answers([row])[0] for row in ROWS] == expected
 
 
 def test_an_answer_has_the_text_and_the_whole_output(expected):
@@ -65,10 +61,16 @@ def test_an_answer_has_the_text_and_the_whole_output(expected):
         ({"id": "x", "prompt": "x", "sampling_params": "{bad"}, "Expecting property name"),
         ({"id": "x", "prompt": "x", "sampling_params": {"top_p": 7.0}}, "top_p"),
         ({"id": "x", "prompt": "x", "sampling_params": {"topp": 1}}, "topp"),
+        ({"id": "x", "prompt": "x", "sampling_params": 7}, "must be a struct or a JSON object"),
+        ({"id": "x", "prompt": "x", "sampling_params": "[7]"}, "must be a struct or a JSON object"),
+        ({"id": "x", "messages": "Hi"}, "message"),
+        ({"id": "x", "messages": ["Hi"]}, "message"),
+        ({"id": "x", "messages": [{"role": 7}]}, "message"),
+        ({"id": "x", "prompt_token_ids": "Hi"}, "token"),
     ],
 )
 def test_a_row_that_fails_stops_no_other(expected, row, message):
-    found = _EngineActor(SETTINGS, None)._answers([ROWS[0], row, ROWS[1]])
+    found = RowEngine(SETTINGS).answers([ROWS[0], row, ROWS[1]])
     assert found[0]["generated_text"] == expected[0]["generated_text"]
     assert found[2]["generated_text"] == expected[1]["generated_text"]
     assert message in str(found[1]["error"])
@@ -77,9 +79,9 @@ def test_a_row_that_fails_stops_no_other(expected, row, message):
 
 def test_a_restart_takes_what_is_kept(expected, tmp_path: Path, monkeypatch):
     checkpoint = tmp_path / "done"
-    first = _EngineActor(SETTINGS, str(checkpoint))
-    assert first._answers(ROWS[:2])[0] == expected[0]
-    assert list(_kept(checkpoint)) == ["a", "b"]
+    first = RowEngine(SETTINGS, checkpoint)
+    assert first.answers(ROWS[:2])[0] == expected[0]
+    assert list(rows._kept(checkpoint)) == ["a", "b"]
     (checkpoint / "torn.part").write_text('["c", {"gener')  # as if it had been killed
     asked: list[str] = []
 
@@ -88,8 +90,8 @@ def test_a_restart_takes_what_is_kept(expected, tmp_path: Path, monkeypatch):
         asked.extend(key for key, _ in requests)
         return answers(llm, requests)
 
-    monkeypatch.setattr(DATA, "answers", watched)
-    found = _EngineActor(SETTINGS, str(checkpoint))._answers(ROWS)
+    monkeypatch.setattr(rows, "answers", watched)
+    found = RowEngine(SETTINGS, checkpoint).answers(ROWS)
     assert asked == ["c", "d"]
     assert found == expected
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from starlette.datastructures import Headers
 from starlette.types import Message, Scope
 
 from mie.routing import beginning_of
@@ -16,6 +17,7 @@ _CROSSES = (
     "http_version",
     "method",
     "scheme",
+    "root_path",
     "path",
     "raw_path",
     "query_string",
@@ -23,7 +25,7 @@ _CROSSES = (
     "client",
     "server",
 )
-"""The keys of an ASGI scope that are plain data."""
+"""What crosses of an ASGI scope. The rest belongs to the process that has the connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +44,7 @@ class Call:
             values = json.loads(body)
         except (ValueError, RecursionError):
             values = None
-        if not isinstance(values, dict):
-            values = {}
+        values = values if isinstance(values, dict) else {}
         return cls(
             scope={name: scope[name] for name in _CROSSES if name in scope},
             body=body,
@@ -62,7 +63,8 @@ class Answer(NamedTuple):
 
     replica: str
     status: int
-    headers: list[tuple[bytes, bytes]]
+    headers: Mapping[str, str]
+    """Without the length of the body, which may be replaced."""
     body: bytes
 
     @classmethod
@@ -70,4 +72,6 @@ class Answer(NamedTuple):
         """Return the answer that messages make up."""
         head, *rest = [message async for batch in batches for message in batch]
         body = b"".join(message.get("body", b"") for message in rest)
-        return cls(replica, head["status"], list(head.get("headers", ())), body)
+        headers = {**Headers(raw=head["headers"])}
+        headers.pop("content-length", None)
+        return cls(replica, head["status"], headers, body)

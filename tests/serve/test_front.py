@@ -1,4 +1,4 @@
-"""The front of replicas and what crosses to them, with a handle that needs no Ray."""
+"""The front of replicas, with replicas of this process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from stepped import Stepped
 
 from mie import AsyncLLM
-from mie.ray.call import Answer, Call
-from mie.ray.combine import combining
-from mie.ray.front import front_app
-from mie.ray.pipe import piped
+from mie.front.app import front_app
+from mie.front.call import Answer, Call
+from mie.front.combine import combining
+from mie.front.pipe import piped
 from mie.routing import PrefixRouter
 from mie.serve.app import create_app
 from mie.serve.config import ServeConfig
@@ -26,7 +26,7 @@ BODY = {"prompt": "Once upon a time", "max_tokens": 12, "seed": 1, "temperature"
 
 
 class Batches:
-    """What a handle returns for a stream."""
+    """An answer whose replica may be lost on the way."""
 
     def __init__(self, batches: AsyncGenerator[Any, None], lost_after: int) -> None:
         self._batches = batches
@@ -46,8 +46,8 @@ class Batches:
         self.is_cancelled = True
 
 
-class Handle:
-    """A handle whose replicas are applications of this process."""
+class Local:
+    """Replicas that are applications of this process."""
 
     def __init__(self, apps: list[Any]) -> None:
         self.apps = apps
@@ -56,27 +56,17 @@ class Handle:
         self.lost_after = 1 << 30
         """How many batches arrive before a replica is lost."""
 
-    def options(self, *, method_name: str, stream: bool) -> Handle:
-        assert (method_name, stream) == ("stream", True)
-        return self
-
-    def remote(self, call: Call) -> Batches:
+    def stream(self, call: Call) -> Batches:
         self.calls.append(call)
         self.streams.append(Batches(piped(self.apps[0], call), self.lost_after))
         return self.streams[-1]
 
-    def broadcast(self, method_name: str, call: Call) -> Handle:
-        assert method_name == "answer"
+    async def ask_all(self, call: Call) -> list[Answer]:
         self.calls.append(call)
-        return self
-
-    async def results_async(self, *, timeout_s: float, return_exceptions: bool) -> list[Any]:
-        call = self.calls[-1]
-        answers = [
+        return [
             await Answer.of(f"replica{number}", piped(app, call))
             for number, app in enumerate(self.apps)
         ]
-        return [RuntimeError("one has died"), *answers]
 
 
 @pytest.fixture(scope="module")
@@ -92,24 +82,24 @@ def engines() -> Iterator[list[AsyncLLM]]:
 @asynccontextmanager
 async def fronted(
     engines: list[AsyncLLM], config: ServeConfig | None = None
-) -> AsyncIterator[tuple[httpx2.AsyncClient, Handle]]:
-    """A client of a front, and the handle that the front has."""
+) -> AsyncIterator[tuple[httpx2.AsyncClient, Local]]:
+    """A client of a front, and the replicas that the front has."""
     config = config or ServeConfig()
     apps = [create_app(engine, config) for engine in engines]
-    handle = Handle(apps)
-    app = front_app(handle, config)  # type: ignore[arg-type]
+    replicas = Local(apps)
+    app = front_app(replicas, config)
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://front") as client:
         for each in apps:
             await each.router.lifespan_context(each).__aenter__()
-        yield client, handle
+        yield client, replicas
 
 
 def test_answers_are_those_of_the_application(engines):
     async def run() -> None:
-        async with fronted(engines) as (client, handle):
+        async with fronted(engines) as (client, replicas):
             plain = httpx2.AsyncClient(
-                transport=httpx2.ASGITransport(handle.apps[0]), base_url="http://plain"
+                transport=httpx2.ASGITransport(replicas.apps[0]), base_url="http://plain"
             )
             chat = {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 6, "seed": 2}
             for path, body in (
@@ -144,12 +134,12 @@ def test_a_lost_replica_is_a_503_or_the_last_event_of_a_stream(engines, path, bo
     body = {"model": "bundled", "stream": True, limit: 16, **body}
 
     async def run() -> None:
-        async with fronted(engines) as (client, handle):
-            handle.lost_after = 0
+        async with fronted(engines) as (client, replicas):
+            replicas.lost_after = 0
             answer = await client.post(path, json=body)
             assert answer.status_code == 503
             assert answer.headers["retry-after"] == "1"
-            handle.lost_after = 1
+            replicas.lost_after = 1
             answer = await client.post(path, json=body)
             assert answer.status_code == 200
             *_, last = answer.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n")
@@ -161,14 +151,14 @@ def test_a_lost_replica_is_a_503_or_the_last_event_of_a_stream(engines, path, bo
 
 def test_a_client_that_leaves_cancels_its_stream(engines):
     async def run() -> None:
-        async with fronted(engines) as (client, handle):
+        async with fronted(engines) as (client, replicas):
             body = {**BODY, "max_tokens": 900, "ignore_eos": True}
             task = asyncio.ensure_future(client.post("/v1/completions", json=body))
             while not engines[0].pulse.has_work:
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait([task])
-            assert handle.streams[0].is_cancelled
+            assert replicas.streams[0].is_cancelled
 
     asyncio.run(run())
 
@@ -268,7 +258,7 @@ def test_samples_with_and_without_labels_get_the_replica():
     )
     combine = combining("/metrics")
     assert combine is not None
-    joined = combine([Answer(name, 200, [], text) for name in ("r0", "r1")])
+    joined = combine([Answer(name, 200, {}, text) for name in ("r0", "r1")])
     assert joined.body.decode().splitlines() == [
         "# HELP a A.",
         "# TYPE a gauge",
@@ -285,14 +275,14 @@ def test_keys_are_checked_by_replicas_and_separate_tenants(engines):
     keys = Keys.of(["one-key", "other-key"])
 
     async def calls(config: ServeConfig) -> list[Call]:
-        async with fronted(engines[:1], config) as (client, handle):
+        async with fronted(engines[:1], config) as (client, replicas):
             assert (await client.post("/v1/completions", json=BODY)).status_code == 401
             assert (await client.get("/metrics")).status_code == 401
             for key in ("one-key", "other-key"):
                 headers = {"Authorization": f"Bearer {key}"}
                 answer = await client.post("/v1/completions", json=BODY, headers=headers)
                 assert answer.status_code == 200
-            return handle.calls[-2:]
+            return replicas.calls[-2:]
 
     def homes(config: ServeConfig) -> set[bytes]:
         found = asyncio.run(calls(config))
@@ -302,11 +292,39 @@ def test_keys_are_checked_by_replicas_and_separate_tenants(engines):
     assert len(homes(ServeConfig(keys=keys, share_prefix_cache=True))) == 1
 
 
+def test_the_path_of_a_proxy_crosses(engines):
+    async def run() -> None:
+        app = create_app(engines[0], ServeConfig())
+        front = front_app(Local([app]), ServeConfig())
+        transport = httpx2.ASGITransport(front, root_path="/mie")
+        async with (
+            app.router.lifespan_context(app),
+            httpx2.AsyncClient(transport=transport, base_url="http://front/mie") as client,
+        ):
+            assert (await client.get("/v1/models")).status_code == 200
+            assert (await client.get("/health")).json()["replicas"] == {"replica0": "ok"}
+            assert (await client.post("/v1/completions", json=BODY)).json()["choices"]
+
+    asyncio.run(run())
+
+
+def test_only_plain_data_crosses():
+    scope = {
+        "type": "http",
+        "path": "/",
+        "headers": [],
+        "state": {},
+        "app": object(),
+        "x": (print,),
+    }
+    assert Call.of(scope, b"{}", "").scope == {"type": "http", "path": "/", "headers": []}
+
+
 def test_a_long_body_is_refused_before_it_crosses(engines):
     async def run() -> None:
-        async with fronted(engines[:1], ServeConfig(max_request_bytes=64)) as (client, handle):
+        async with fronted(engines[:1], ServeConfig(max_request_bytes=64)) as (client, replicas):
             answer = await client.post("/v1/completions", json={"prompt": "x" * 99})
             assert answer.status_code == 413
-            assert handle.calls == []
+            assert replicas.calls == []
 
     asyncio.run(run())

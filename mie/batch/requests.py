@@ -1,4 +1,4 @@
-"""Answer many requests with one engine. A request that fails is a result, and the others go on."""
+"""Answer requests as a stream: new ones are added while others run."""
 
 from __future__ import annotations
 

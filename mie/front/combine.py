@@ -8,38 +8,26 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
-from mie.ray.call import Answer
+from mie.front.call import Answer
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{?)")
+_FAMILY = re.compile(r"(# HELP .*\n# TYPE .*\n)((?:[^#\n].*\n)*)")
 
 Combine: TypeAlias = Callable[[Sequence[Answer]], Answer]
 
 
-def joined_metrics(answers: Sequence[Answer]) -> Answer:
+def _metrics(answers: Sequence[Answer]) -> Answer:
     """Return all samples in Prometheus' text format, with a label for the replica."""
     worst = _worst(answers)
     if worst.status != 200:
         return worst
-    heads: dict[str, list[str]] = {}
-    samples: dict[str, list[str]] = {}
+    families: dict[str, str] = {}
     for each in answers:
-        name = ""
-        for line in each.body.decode().splitlines():
-            if line.startswith("# HELP "):
-                name = line.split(" ")[2]
-                samples.setdefault(name, [])
-            if line.startswith("#"):
-                heads.setdefault(name, []).append(line)
-            else:
-                samples[name].append(_labelled(line, each.replica))
-    lines = (line for name in samples for line in (*dict.fromkeys(heads[name]), *samples[name]))
-    return answers[0]._replace(body="".join(f"{line}\n" for line in lines).encode())
-
-
-def _labelled(sample: str, replica: str) -> str:
-    name, brace = _SAMPLE.match(sample).groups()  # type: ignore[union-attr]  # it is a sample
-    rest = sample[len(name) + len(brace) :]
-    return f'{name}{{replica="{replica}"{"," if brace else "}"}{rest}'
+        label = f'{{replica="{each.replica}"'
+        for head, samples in _FAMILY.findall(each.body.decode()):
+            samples = re.sub(r"^([\w:]+)\{", rf"\1{label},", samples, flags=re.MULTILINE)
+            samples = re.sub(r"^([\w:]+) ", rf"\1{label}}} ", samples, flags=re.MULTILINE)
+            families[head] = families.get(head, "") + samples
+    return answers[0]._replace(body="".join(map("".join, families.items())).encode())
 
 
 def _health(answers: Sequence[Answer]) -> Answer:
@@ -65,7 +53,7 @@ def _worst(answers: Sequence[Answer]) -> Answer:
 
 _OF_ROUTES: Mapping[str, Combine] = MappingProxyType(
     {
-        "/metrics": joined_metrics,
+        "/metrics": _metrics,
         "/health": _health,
         "/ready": _health,
         "/ping": _health,

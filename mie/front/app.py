@@ -4,37 +4,54 @@ from __future__ import annotations
 
 import logging
 from asyncio import CancelledError
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from typing import Protocol
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.responses import Response
 from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 
-from mie.ray.call import Answer, Call
-from mie.ray.combine import Combine, combining
+from mie.front.call import Answer, Call
+from mie.front.combine import Combine, combining
 from mie.serve.asgi import Failures, RootPath, answer, header, route_of
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, body_of, unavailable
 from mie.serve.limits import BodyLimit
-from mie.serve.sse import DONE, DisconnectMiddleware
-
-if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentHandle
+from mie.serve.sse import DONE, DisconnectMiddleware, EventStream
 
 logger = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 10.0
-"""Time that replicas get to answer what is asked of all of them."""
+
+class Batches(Protocol):
+    """An answer on its way: batches of messages, as `piped` yields them."""
+
+    def __aiter__(self) -> AsyncIterator[list[Message]]:
+        """Return the batches. They end with an exception if the replica is lost."""
+
+    def cancel(self) -> None:
+        """Tell the replica that the client has left. It never waits."""
 
 
-def front_app(handle: DeploymentHandle, config: ServeConfig) -> Starlette:
-    """Return the application in front of the replicas that ``handle`` reaches.
+class Replicas(Protocol):
+    """What reaches the replicas."""
+
+    def stream(self, call: Call) -> Batches:
+        """Return the answer of one replica, which a router chooses."""
+
+    async def ask_all(self, call: Call) -> list[Answer]:
+        """Return the answers of those replicas that answer in time."""
+
+
+def front_app(replicas: Replicas, config: ServeConfig) -> Starlette:
+    """Return the application in front of replicas.
 
     The replicas' own applications check keys and count what waits.
     """
     app = Starlette(
-        routes=[Mount("/", app=Front(handle, config))],
+        routes=[Mount("/", app=Front(replicas, config))],
         middleware=[
             Middleware(Failures),
             *([Middleware(RootPath, path=config.root_path)] if config.root_path else []),
@@ -49,8 +66,8 @@ def front_app(handle: DeploymentHandle, config: ServeConfig) -> Starlette:
 class Front:
     """Hands requests over, and the answers back."""
 
-    def __init__(self, handle: DeploymentHandle, config: ServeConfig) -> None:
-        self._handle = handle
+    def __init__(self, replicas: Replicas, config: ServeConfig) -> None:
+        self._replicas = replicas
         self._has_tenants = config.keys is not None and not config.share_prefix_cache
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +85,7 @@ class Front:
 
     async def _hand_over(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         """Send a replica's answer on, or say that the replica is lost."""
-        batches = self._handle.options(method_name="stream", stream=True).remote(call)
+        batches = self._replicas.stream(call)
         head: Message | None = None
         try:
             async for batch in batches:
@@ -83,7 +100,7 @@ class Front:
             lost = unavailable("the replica that served the request is lost (try again)", 1)
             if head is None:
                 await answer(lost, scope, receive, send)
-            elif _is_stream(head):
+            elif EventStream.media_type in Headers(raw=head["headers"]).get("content-type", ""):
                 await send({"type": "http.response.body", "body": _event(lost, route_of(scope))})
             else:
                 raise  # the answer cannot be completed
@@ -92,24 +109,12 @@ class Front:
         self, call: Call, combine: Combine, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Answer with what all replicas say together."""
-        asked = self._handle.broadcast("answer", call)
-        results = await asked.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
-        answers = [result for result in results if isinstance(result, Answer)]
+        answers = await self._replicas.ask_all(call)
         if not answers:
             await answer(unavailable("no replica serves", 1), scope, receive, send)
             return
         whole = combine(answers)
-        headers = [pair for pair in whole.headers if pair[0].lower() != b"content-length"]
-        headers.append((b"content-length", b"%d" % len(whole.body)))
-        await send({"type": "http.response.start", "status": whole.status, "headers": headers})
-        await send({"type": "http.response.body", "body": whole.body})
-
-
-def _is_stream(head: Message) -> bool:
-    return any(
-        name == b"content-type" and value.startswith(b"text/event-stream")
-        for name, value in head["headers"]
-    )
+        await Response(whole.body, whole.status, whole.headers)(scope, receive, send)
 
 
 def _event(error: ApiError, route: str) -> bytes:

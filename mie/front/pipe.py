@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 
 from starlette.types import ASGIApp, Message
 
-from mie.ray.call import Call
+from mie.front.call import Call
 
 
 async def piped(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message], None]:
-    """Yield the messages of the answer. Those that come while some are sent are joined.
+    """Yield the messages of the answer. Pieces of the body that wait are joined.
 
     Closing the generator, or cancelling its task, tells the application that the client has left.
     """
@@ -26,6 +26,8 @@ async def piped(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message], None]
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
+        if waiting and waiting[-1]["type"] == message["type"]:  # a piece of the body
+            message = {**message, "body": waiting.pop().get("body", b"") + message.get("body", b"")}
         waiting.append(message)
         news.set()
 
@@ -36,20 +38,9 @@ async def piped(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message], None]
             await news.wait()
             news.clear()
             if waiting:
-                yield _taken(waiting)
+                taken, waiting[:] = waiting[:], []
+                yield taken
         work.result()
     finally:
         has_left.set()
         await asyncio.wait([work])
-
-
-def _taken(waiting: list[Message]) -> list[Message]:
-    """Take all messages, with neighbouring pieces of the body joined."""
-    taken: list[Message] = []
-    for message in waiting:
-        if taken and taken[-1]["type"] == message["type"]:
-            body = taken.pop().get("body", b"") + message.get("body", b"")
-            message = {**message, "body": body}
-        taken.append(message)
-    waiting.clear()
-    return taken

@@ -1,0 +1,103 @@
+"""What the checks deploy, and what they find."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import replace
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from serve_checks.server import KEY
+
+from mie.cli.serve import with_server_defaults
+from mie.front.app import Batches, front_app
+from mie.front.call import Call
+from mie.ray.app import build_replicas
+from mie.ray.config import ReplicaConfig
+from mie.ray.handle import RayReplicas
+from mie.ray.server import APP
+from mie.serve.config import ServeConfig
+from mie.serve.keys import Keys
+from ray_checks.load import Site, client_of, eventually, under_load
+
+CPUS = 0.5
+"""CPUs of a replica: three run on a machine of two."""
+OPTIONS = ("--num-blocks", "256", "--max-num-seqs", "32", "--linear-plan", "tiled")
+ENGINE = {"num_blocks": 256, "max_num_seqs": 32, "linear_plan": "tiled"}
+
+
+class Checks:
+    """What was found: problems, and figures."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.figures: dict[str, Any] = {}
+
+    def expect(self, is_so: bool, what: str, found: object = "") -> None:
+        """Note a problem unless it is so."""
+        print(f"{'ok' if is_so else 'WRONG'}: {what} {found}".rstrip(), flush=True)
+        if not is_so:
+            self.problems.append(f"{what} {found}")
+
+
+class Deployment:
+    """What this script deploys, also in place of what ``mie serve`` has started."""
+
+    def __init__(self, app: str = APP, **settings: Any) -> None:
+        self._app = app
+        self._config = ReplicaConfig(
+            engine=with_server_defaults({**ENGINE, "model": "bundled"}),
+            server=ServeConfig(max_chunks_per_second=500.0, keys=Keys.of([KEY])),
+            num_cpus=CPUS,
+            **settings,
+        )
+
+    async def change(self, **changes: Any) -> Site:
+        """Deploy another configuration, and return a front of this process."""
+        self._config = replace(self._config, **changes)
+        target = build_replicas(self._config)
+        handle = await asyncio.to_thread(serve.run, target, name=self._app, route_prefix=None)
+        return Site(app=front_app(RayReplicas(handle), self._config.server))
+
+    def at_random(self) -> Site:
+        """Return a front of this process that sends each request to any replica."""
+        return Site(app=front_app(_AtRandom(serve.get_app_handle(self._app)), self._config.server))
+
+    async def end(self) -> None:
+        """Take it off the cluster."""
+        await asyncio.to_thread(serve.delete, self._app)
+
+    async def change_under_load(
+        self, checks: Checks, site: Site, what: str, **changes: Any
+    ) -> None:
+        """Deploy another configuration while requests run. None may be lost."""
+        async with under_load(site) as counts:
+            await self.change(**changes)
+            number = self._config.num_replicas
+            is_so = await eventually(lambda: has_replicas(site, number))
+        checks.expect(is_so, f"after {what}, {number} replicas serve")
+        checks.expect(set(counts) == {"200"}, "no request is lost", dict(counts))
+
+
+class _AtRandom(RayReplicas):
+    """Replicas that requests reach at random, because the router takes each for another tenant's.
+
+    Another router would need other replicas: Ray starts them again when their router changes.
+    """
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        super().__init__(handle)
+        self._tenants = map(str, itertools.count())
+
+    def stream(self, call: Call) -> Batches:
+        """Return the answer of some replica."""
+        return super().stream(replace(call, salt=next(self._tenants)))
+
+
+async def has_replicas(site: Site, number: int) -> bool:
+    """Return whether as many replicas are healthy."""
+    async with client_of(site) as client:
+        said = (await client.get("/health")).json()
+    return list(said.get("replicas", {}).values()) == ["ok"] * number

@@ -1,0 +1,25 @@
+"""Compare the options that a page of docs/ names with those that ``--help`` prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Set
+
+import mie.cli
+
+
+def help_of(*words: str) -> str:
+    """What ``--help`` prints."""
+    parser = mie.cli._parser()
+    for word in words:
+        [action] = [each for each in parser._actions if each.choices and word in each.choices]
+        parser = action.choices[word]  # type: ignore[index]
+    return parser.format_help()
+
+
+def unknown_options(
+    page: str, commands: Iterable[tuple[str, ...]], of_other_programs: Set[str]
+) -> set[str]:
+    """The options that a page names and none of the commands has."""
+    known = {option for words in commands for option in re.findall(r"--[\w-]+", help_of(*words))}
+    return set(re.findall(r"(?<![\w-])--[a-z][\w-]+", page)) - of_other_programs - known
