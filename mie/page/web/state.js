@@ -1,9 +1,11 @@
 // The state after a step. Records assign cells; nothing here knows why they changed.
 
+export const KINDS = ["free", "in use", "only cached", "held for a copy"];
+
 export class State {
   constructor(head) {
     this.blockSize = head.block_size;
-    this.kind = new Uint8Array(head.num_blocks); // 0 free, 1 in a table, 2 only cached, 3 pinned
+    this.kind = new Uint8Array(head.num_blocks); // indices in KINDS
     this.refs = new Uint32Array(head.num_blocks);
     this.fill = new Uint32Array(head.num_blocks);
     this.step = 0;
@@ -38,7 +40,7 @@ export class State {
       this.fill[block] = fill;
     }
     for (const [name, fields] of Object.entries(set.seqs ?? {})) {
-      const seq = this.seqs.get(name) ?? { name, number: Number(name.split(".")[0]), blocks: [], host: [] };
+      const seq = this.seqs.get(name) ?? { name, number: parseInt(name, 10), blocks: [], host: [] };
       this.seqs.set(name, { ...seq, ...fields });
     }
     for (const [name, [start, blocks]] of Object.entries(set.tables ?? {})) {
@@ -66,13 +68,11 @@ export class State {
   queues() {
     return this.kept("queues", () => {
       const order = [...this.seqs.values()].sort((a, b) => a.rank - b.rank || a.number - b.number || choice(a) - choice(b));
-      const runs = order.filter((seq) => seq.state === "running");
-      const waits = order.filter((seq) => seq.state === "waiting" || seq.state === "swapped");
-      return { runs, waits, kept: order.filter((seq) => seq.state === "kept") };
+      const those = (...states) => order.filter((seq) => states.includes(seq.state));
+      return { runs: those("running"), waits: those("waiting", "swapped"), kept: those("kept") };
     });
   }
 
-  /** The names of the sequences whose tables have a block. */
   holders() {
     return this.kept("holders", () => {
       const found = new Map();
