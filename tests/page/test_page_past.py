@@ -1,4 +1,4 @@
-"""What a page keeps of a live run: it is bounded, and no state of another moment is taken for it."""
+"""What a page keeps of a live run is bounded, and is never the state of another moment."""
 
 import json
 from typing import Any

@@ -93,7 +93,7 @@ export class PrefixTree {
       const width = unit - (i === chain.length - 1 ? gap : 0);
       const uses = state.heat.get(block)?.uses ?? 0;
       rect(pen, ink.free, left, y, width, h);
-      pen.globalAlpha = uses ? 0.18 + 0.5 * Math.log1p(uses) / Math.log1p(most) : 0;
+      pen.globalAlpha = uses ? 0.12 + 0.3 * Math.log1p(uses) / Math.log1p(most) : 0;
       rect(pen, ink.accent, left, y, width, h);
       pen.globalAlpha = 1;
       const bar = Math.max(2, Math.min(0.3 * rem, h * 0.2));
