@@ -140,11 +140,17 @@ class Shown:
         return state
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """Return all events of a kind, with their steps."""
+        """Return all events of a kind, with their steps.
+
+        What happens between two steps belongs to the later one. It comes in a record of its own if
+        the server looked at the engine in between.
+        """
         found: list[dict[str, Any]] = self.js(
-            """kind => mie.store.run.steps.flatMap(each => each.events
-                .filter(event => event.kind === kind)
-                .map(event => ({...event, step: each.step})))""",
+            """kind => mie.store.run.records
+                .flatMap(({steps, events = [], last}) => steps ?? [{events, step: last + 1}])
+                .flatMap(each => each.events
+                    .filter(event => event.kind === kind)
+                    .map(event => ({...event, step: each.step})))""",
             kind,
         )
         return found

@@ -22,9 +22,9 @@ def shown(tmp_path_factory):
         yield shown
 
 
-def live(*records: dict[str, Any]) -> str:
+def live(*records: dict[str, Any], num_blocks: int = NUM_BLOCKS) -> str:
     """The lines of a live run."""
-    sizes = {"block_size": 8, "num_blocks": NUM_BLOCKS, "num_host_blocks": 0, "first": 0}
+    sizes = {"block_size": 8, "num_blocks": num_blocks, "num_host_blocks": 0, "first": 0}
     shape = {"columns": COLUMNS, "fields": dict(SHOWN), "version": PAGE_VERSION}
     head = {"record": "head", "source": "live", "name": "test", **sizes, **shape}
     return "\n".join(map(json.dumps, (head, *records)))
@@ -78,3 +78,30 @@ def test_a_key_with_later_events_is_not_the_state_at_its_step(shown: Shown) -> N
     assert shown.js(at, live(*past, key(1, before))) == [True, [before], []]
     # Without the past it has to ask.
     assert shown.js(at, live(key(1, after, is_now=True))) == [False, [after], [1]]
+
+
+def test_a_large_tree_is_drawn_in_few_boxes(shown: Shown) -> None:
+    """A pool of 100,000 blocks: each chain of 300 cached blocks gets boxes that can be seen."""
+    num_chains, length = 333, 300
+    tree = {
+        str(block): {"parent": block - 1 if block % length else None, "salt": 0}
+        for block in range(num_chains * length)
+    }
+    heat = {block: [1, int(block)] for block in tree}
+    blocks = [[int(block), 2, 1, 8] for block in tree]
+    state = {**key(0), "blocks": blocks, "tree": tree, "heat": heat}
+    found = shown.js(
+        """async text => {
+            Object.assign(mie.store, {run: mie.read(text), step: 0});
+            mie.select(null);
+            await new Promise(requestAnimationFrame);
+            const {boxes} = mie.parts.tree;
+            return [boxes.length, Math.min(...boxes.map(box => box.w)), mie.parts.map.lay.per];
+        }""",
+        live(state, num_blocks=100_000),
+    )
+    num_boxes, narrowest, per_tile = found
+    assert 0 < num_boxes < 20_000
+    assert narrowest >= 6
+    assert per_tile > 1
+    assert shown.errors == []

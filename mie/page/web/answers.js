@@ -1,5 +1,4 @@
 // One request to the server: its prompts, the stream of tokens and their log-probabilities.
-// A browser keeps six connections to a server, so that many prompts travel in one request.
 
 import { post } from "./source.js";
 

@@ -32,13 +32,6 @@ class Lane {
     this.parts.push({ kind: "decode", from: step, to: step });
   }
 
-  prefill(step, start, count, isLast) {
-    this.stop(step);
-    this.parts.push({ kind: "prefill", from: step, to: step, start, count });
-    this.computed = start + count;
-    if (isLast) this.make(this.computed, step);
-  }
-
   /** Note the step that sampled the token at a position. */
   make(position, step) {
     if (!this.made.has(position)) this.made.set(position, step);
@@ -107,8 +100,11 @@ export class Lanes {
     if (event.num_full + event.num_partial) lane.mark("hit", step, event);
   }
 
-  on_prefill(step, event, lane) {
-    lane.prefill(step, event.start, event.count, event.choices.length > 0);
+  on_prefill(step, { start, count, choices }, lane) {
+    lane.stop(step);
+    lane.parts.push({ kind: "prefill", from: step, to: step, start, count });
+    lane.computed = start + count;
+    if (choices.length) lane.make(lane.computed, step);
   }
 
   on_decode(step, event) {

@@ -322,7 +322,6 @@ export class MemoryMap {
     return host !== null ? { kind: "host", id: host } : null;
   }
 
-  /** Say what a block, a tile or a host block is, in lines. */
   describe(thing) {
     const state = shown();
     if (thing.kind === "host") {

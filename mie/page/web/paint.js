@@ -162,7 +162,6 @@ export function disc(pen, x, y, radius) {
   pen.arc(x, y, radius, 0, 7);
 }
 
-/** Trace a box with round corners. */
 export function box(pen, x, y, width, height, radius) {
   pen.beginPath();
   pen.roundRect(x, y, width, height, Math.min(radius, width / 2, height / 2));

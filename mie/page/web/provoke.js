@@ -9,8 +9,7 @@ const story = (_, i) => `Tell me a long story about ${NAMES[i % 12]} and ${PLACE
 const stories = (length) => Array.from({ length }, story);
 const NUM_LONG = 12;
 
-/** `send(changes, prompts)` starts a request and returns its Answer; `running` returns those that run;
- * `limits` are the server's; `say` shows a sentence. */
+/** `send(changes, prompts)` returns an Answer; `running` those that run; `limits` are the server's; `say` shows a sentence. */
 export class Provoke {
   constructor(tools) {
     Object.assign(this, tools);

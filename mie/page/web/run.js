@@ -137,13 +137,13 @@ export class Run {
     return this.steps[index]?.sums ?? COUNTERS.map(() => 0);
   }
 
-  /** Return the counters after a step: since the engine began in a live run, or since the log began. */
+  /** Return the counters after a step: since the engine began, or the log of a recorded run. */
   counters(step) {
     const sums = this.sums(this.indexOf(step));
     return Object.fromEntries(COUNTERS.map(([name], i) => [name, this.offsets[i] + sums[i]]));
   }
 
-  /** Return the prompt tokens that were hits, and all, in the last steps up to one. */
+  /** Return the prompt tokens that were hits, and all of them, in the last steps up to one. */
   prefix(step, size = Infinity) {
     const last = this.indexOf(step);
     const [a, b] = [this.sums(last - size), this.sums(last)];
@@ -164,7 +164,6 @@ export class Run {
     return !this.isLive || this.exact.has(step) || (found.last === step && !isLater(found));
   }
 
-  /** Return a promise of the replay's own state after a step. */
   async exactly(step) {
     if (!this.isExact(step)) await this.ask(step);
     return this.at(step);

@@ -9,6 +9,9 @@ export class State {
     this.refs = new Uint32Array(head.num_blocks);
     this.fill = new Uint32Array(head.num_blocks);
     this.step = 0;
+    this.version = 0;
+    this.treeVersion = 0;
+    this.keeps = new Map();
     this.clear();
   }
 
@@ -17,7 +20,8 @@ export class State {
     this.seqs = new Map();
     this.tree = new Map();
     this.heat = new Map();
-    this.version = (this.version ?? 0) + 1;
+    this.version += 1;
+    this.treeVersion += 1;
   }
 
   /** Assign a record: a key, steps or what happened since. `step` is the step that it leads to. */
@@ -29,6 +33,7 @@ export class State {
 
   assign(set) {
     this.version += 1;
+    if (set.tree || set.cut || set.heat) this.treeVersion += 1;
     for (const name of set.gone ?? []) this.seqs.delete(name);
     for (const block of set.cut ?? []) {
       this.tree.delete(block);
@@ -55,13 +60,9 @@ export class State {
 
   // Queries. What costs more than a look is kept until the state changes.
 
-  kept(name, make) {
-    if (this.keptVersion !== this.version) {
-      this.keptVersion = this.version;
-      this.keeps = new Map();
-    }
-    if (!this.keeps.has(name)) this.keeps.set(name, make());
-    return this.keeps.get(name);
+  kept(name, make, version = this.version) {
+    if (this.keeps.get(name)?.version !== version) this.keeps.set(name, { version, value: make() });
+    return this.keeps.get(name).value;
   }
 
   /** The sequences in queue order: those that run, then those that wait. */

@@ -29,7 +29,6 @@ function hits(step, run) {
 
 const valueOf = (step, field, run) => (typeof field === "function" ? field(step, run) : run.value(step, field));
 
-/** Return the names, fields and colours of all that a chart shows. */
 const seriesOf = ({ parts, line }) => (line ? [...parts, line] : parts);
 
 export class Timeline {
@@ -41,7 +40,6 @@ export class Timeline {
     canvas.addEventListener("pointerleave", () => tip(null));
   }
 
-  /** Return the steps that are shown, as a range of numbers. */
   range() {
     const { run, window: chosen } = store;
     const [first, last] = [run.first, Math.max(run.last, run.first + 1)];
@@ -61,7 +59,6 @@ export class Timeline {
     change({ window: { size, end: Math.round(at + size * (1 - share)) } });
   }
 
-  /** Keep the step that is shown inside the range. */
   reveal() {
     const { window: chosen, step } = store;
     if (!chosen) return;

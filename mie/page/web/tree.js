@@ -7,8 +7,9 @@ import { box, colour, fill, font, hatch, ink, rect, requests, stroke, Surface, w
 import { isBlock, redraw, select, shown, store } from "./store.js";
 
 const MAX_LEAVES = 150;
+const NARROWEST = 6; // pixels of a box, which stands for several blocks if need be
 
-/** Return the children of each node, and the places of idle leaves in the order of eviction. */
+/** Return the children of each node, the places of idle leaves in the order of eviction, and the most uses. */
 export function shape(state) {
   return state.kept("shape", () => {
     const children = new Map();
@@ -21,8 +22,10 @@ export function shape(state) {
     const order = [...state.tree.keys()]
       .filter((block) => !children.has(block) && typeof state.heat.get(block)?.idle === "number")
       .sort((a, b) => state.heat.get(a).idle - state.heat.get(b).idle || a - b);
-    return { children, ranks: new Map(order.map((block, i) => [block, i + 1])) };
-  });
+    let most = 1;
+    for (const { uses } of state.heat.values()) most = Math.max(most, uses);
+    return { children, ranks: new Map(order.map((block, i) => [block, i + 1])), most };
+  }, state.treeVersion);
 }
 
 /** Return rows of chains: each is a run of nodes that have one child. */
@@ -64,7 +67,7 @@ export class PrefixTree {
   draw() {
     const state = shown();
     const { rem } = ink;
-    const found = state.kept("chains", () => chains(state));
+    const found = state.kept("chains", () => chains(state), state.treeVersion);
     const width = this.surface.canvas.parentElement.clientWidth;
     const room = Math.max(12 * rem, Math.min(30 * rem, 0.4 * innerHeight));
     const pitch = Math.max(4, Math.min(3 * rem, room / Math.max(3, found.rows)));
@@ -72,39 +75,42 @@ export class PrefixTree {
     const pen = this.surface.begin(Math.ceil(height));
     const unit = Math.min((width - 2) / found.depth, 14 * rem);
     this.boxes = [];
-    const holders = state.holders();
-    const ranks = shape(state).ranks;
-    const most = Math.max(1, ...[...state.heat.values()].map((each) => each.uses));
-    for (const each of found.placed) this.chain(pen, state, each, unit, pitch, holders, ranks, most);
+    const { ranks, most } = shape(state);
+    for (const each of found.placed) this.chain(pen, state, each, unit, pitch, ranks, most);
     this.scale(pen, found.depth, unit, height, width);
     if (!found.placed.length) write(pen, "Nothing is cached at this step.", width / 2, 2.4 * rem, { size: 0.85, align: "center" });
     this.say(state, found, ranks.size);
   }
 
-  chain(pen, state, { chain, depth, row, rows }, unit, pitch, holders, ranks, most) {
+  chain(pen, state, { chain, depth, row, rows }, unit, pitch, ranks, most) {
     const { rem } = ink;
     const gap = pitch > 10 ? 3 : 1;
     const y = row * pitch;
     const h = rows * pitch - gap;
     const x = depth * unit;
-    chain.forEach((block, i) => {
+    const w = chain.length * unit - gap;
+    rect(pen, ink.free, x, y, w, h);
+    const every = Math.ceil(Math.max(1, NARROWEST / unit));
+    const owners = every > 1 ? state.owner() : null;
+    for (let i = 0; i < chain.length; i += every) {
+      const block = chain[i];
       const left = x + i * unit;
-      const names = holders.get(block) ?? [];
-      const width = unit - (i === chain.length - 1 ? gap : 0);
+      const holders = owners ? (owners[block] < 0 ? [] : [owners[block]]) : requests(state.holders().get(block) ?? []);
+      const width = Math.min(every, chain.length - i) * unit - (i + every >= chain.length ? gap : 0);
       const uses = state.heat.get(block)?.uses ?? 0;
-      rect(pen, ink.free, left, y, width, h);
-      pen.globalAlpha = uses ? 0.12 + 0.3 * Math.log1p(uses) / Math.log1p(most) : 0;
-      rect(pen, ink.accent, left, y, width, h);
-      pen.globalAlpha = 1;
+      if (uses) {
+        pen.globalAlpha = 0.12 + 0.3 * Math.log1p(uses) / Math.log1p(most);
+        rect(pen, ink.accent, left, y, width, h);
+        pen.globalAlpha = 1;
+      }
       const bar = Math.max(2, Math.min(0.3 * rem, h * 0.2));
-      if (!names.length) rect(pen, hatch(pen), left, y + h - bar, width, bar);
-      requests(names).slice(0, 8).forEach((owner, k, all) => {
+      if (!holders.length) rect(pen, hatch(pen), left, y + h - bar, width, bar);
+      holders.slice(0, 8).forEach((owner, k, all) => {
         rect(pen, colour(owner), left + (width * k) / all.length, y + h - bar, width / all.length, bar);
       });
       if (i && unit > 8) rect(pen, ink.panel, left - 0.5, y, 1, h);
-      this.boxes.push({ x: left, y, w: unit, h: rows * pitch, block });
-    });
-    const w = chain.length * unit - gap;
+      this.boxes.push({ x: left, y, w: every * unit, h: rows * pitch, block });
+    }
     const rank = ranks.get(chain.at(-1));
     this.words(pen, state, chain, x, y, w, h, rank);
     if (rank && pitch > 0.7 * rem) {
@@ -124,7 +130,11 @@ export class PrefixTree {
   words(pen, state, chain, x, y, w, h, isRanked) {
     const { rem } = ink;
     if (h < 0.7 * rem || w < 3 * rem) return;
-    const text = visible(chain.map((block) => store.run.textOfBlock(state, block, state.holders().get(block))).join(""));
+    let text = "";
+    for (const block of chain) {
+      if (text.length > w) break; // more letters than fit three lines
+      text += visible(store.run.textOfBlock(state, block));
+    }
     const lines = Math.max(1, Math.min(3, Math.floor((h - 0.3 * rem) / (0.9 * rem))));
     const start = lines > 1 ? y + 0.65 * rem : y + h * 0.42;
     wrap(pen, text, x + 0.35 * rem, start, lines, 0.9 * rem, { size: Math.min(0.7, (h / rem) * 0.6), tone: ink.text, width: w - (isRanked ? 1.9 : 0.8) * rem });
