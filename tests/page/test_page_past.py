@@ -105,3 +105,13 @@ def test_a_large_tree_is_drawn_in_few_boxes(shown: Shown) -> None:
     assert narrowest >= 6
     assert per_tile > 1
     assert shown.errors == []
+
+
+def test_what_happens_between_two_steps_belongs_to_the_later_one(shown: Shown) -> None:
+    seq = {"request_id": "one", "state": "waiting", "num_prompt": 4, "n": 1, "rank": 0}
+    add = ["add", "one", 0, 0, 4, 1, 8]
+    now = {"record": "now", "events": [add], "set": {"seqs": {"0.0": seq}}}
+    records = (key(0), now, steps(1, ["admit", "0.0", 0, 4, 0]))
+    shown.js("text => { mie.store.run = mie.read(text); }", live(*records))
+    assert [(each["request_id"], each["step"]) for each in shown.events("add")] == [("one", 1)]
+    assert shown.js("mie.store.run.lanes.all.get('0.0').born") == 1
