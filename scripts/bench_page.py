@@ -3,9 +3,10 @@
     python scripts/bench_page.py [--pages 3] [--streams 8] [--tokens 200] [--rounds 7]
 
 Turns alternate between no page and open pages. The pages are another process, which reads the live
-stream and throws it away. A turn serves the same requests. The script prints medians
-(least–most) for each kind of turn: the CPU time for a step of the engine's thread and of the whole
-process, and the steps in a second. Then it prints the medians of the ratios of neighbouring turns.
+stream and throws it away. A turn serves the same requests. The script prints, for each kind of
+turn, the medians (least–most) of the CPU time for a step of four things: the engine's thread, the
+page's own thread, the thread of the event loop, and the whole process. It also prints the steps in
+a second, and then the medians of the ratios of neighbouring turns.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -39,8 +41,23 @@ class Turn(NamedTuple):
     """What one turn took for a step."""
 
     engine_us: float
+    page_us: float
+    event_loop_us: float
     process_us: float
     steps_per_second: float
+
+
+def cpu_seconds(name: str) -> float:
+    """Return the CPU time of the threads whose names begin like this."""
+    threads = [each for each in threading.enumerate() if each.name.startswith(name)]
+    clocks = [time.pthread_getcpuclockid(each.ident or 0) for each in threads]
+    return sum(map(time.clock_gettime, clocks))
+
+
+def clocks(llm: AsyncLLM) -> tuple[float, ...]:
+    """Return the number of steps, the CPU times in the order of `Turn`, and the time."""
+    threads = map(cpu_seconds, ("mie-engine", "mie-page-feed", "MainThread"))
+    return llm.pulse.num_turns, *threads, time.process_time(), time.monotonic()
 
 
 async def turn(llm: AsyncLLM, streams: int, tokens: int) -> Turn:
@@ -53,12 +70,10 @@ async def turn(llm: AsyncLLM, streams: int, tokens: int) -> Turn:
         async for _ in llm.generate(f"Story {number}: once upon a time", params):
             pass
 
-    clock = time.pthread_getcpuclockid(llm._thread._thread.ident or 0)
-    before = llm.pulse.num_turns, time.clock_gettime(clock), time.process_time(), time.monotonic()
+    before = clocks(llm)
     await asyncio.gather(*map(one, range(streams)))
-    after = llm.pulse.num_turns, time.clock_gettime(clock), time.process_time(), time.monotonic()
-    steps, engine, process, wall = (b - a for a, b in zip(before, after, strict=True))
-    return Turn(1e6 * engine / steps, 1e6 * process / steps, steps / wall)
+    steps, *cpu, wall = (b - a for a, b in zip(before, clocks(llm), strict=True))
+    return Turn(*(1e6 * seconds / steps for seconds in cpu), steps / wall)
 
 
 async def with_pages(url: str, count: int, llm: AsyncLLM, streams: int, tokens: int) -> Turn:
@@ -103,11 +118,12 @@ async def measure(args: argparse.Namespace) -> None:
     server.should_exit = True
     await serving
     await asyncio.to_thread(llm.shutdown)
-    print(f"{'':>12}{'engine µs/step':>24}{'process µs/step':>24}{'steps/s':>24}")
+    names = ("engine µs/step", "page µs/step", "loop µs/step", "process µs/step", "steps/s")
+    print(f"{'':>12}" + "".join(f"{name:>24}" for name in names))
     print(_row("no page", closed))
     print(_row(f"{args.pages} pages", opened))
     ratios = [
-        Turn(*(b / a for a, b in zip(*pair, strict=True)))
+        Turn(*(b / a if a else float("nan") for a, b in zip(*pair, strict=True)))
         for pair in zip(closed, opened, strict=True)
     ]
     print(_row("ratio", ratios, digits=3))

@@ -4,10 +4,12 @@
     python scripts/page_load.py --seconds 10 --steps-per-second 500
 
 A stand-in server sends the page the records of an engine that decodes ten sequences, with ten
-events in a step. It sends ten times a second, as the real one does. Each line of the output is one
-interval: frames a second, the slowest redraw, the JavaScript heap after a garbage collection, and
-the process's memory. The process also keeps what it received, because a debugger is attached. At
-the end the page's cells must be those that were sent. It needs playwright and chromium.
+events in a step, ten times a second as the real one does. The first line of the output is the
+memory of the browser's renderer process while it shows an empty page. Each further line is one
+interval: frames a second, the slowest redraw, the JavaScript heap after a garbage collection, which
+is what the page keeps, the nodes of its document, and the memory of the whole renderer process. At
+the end the page's cells must be those that were sent. The last line says so, with the worst
+intervals. It needs playwright and chromium.
 """
 
 from __future__ import annotations
@@ -197,17 +199,12 @@ COUNT_FRAMES = """seconds => new Promise(resolve => {
 })"""
 
 
-def renderer_megabytes(browser_id: str) -> float:
-    """Return the memory of the largest renderer whose command names the browser's directory."""
-    most = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes().decode(errors="replace")
-            if "--type=renderer" in command and browser_id in command:
-                most = max(most, int((process / "statm").read_text().split()[1]))
-        except OSError:
-            continue
-    return most * 4096 / 1e6
+def renderer_megabytes(session: Any) -> float:
+    """Return the resident memory of the largest renderer, with the code that it shares."""
+    processes = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    renderers = [each["id"] for each in processes if each["type"] == "renderer"]
+    pages = [int(Path(f"/proc/{each}/statm").read_text().split()[1]) for each in renderers]
+    return max(pages) * 4096 / 1e6
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -223,32 +220,40 @@ def main(arguments: Sequence[str]) -> int:
     with sync_playwright() as playwright:
         options = {"executable_path": "/usr/bin/chromium", "args": [*FLAGS]}
         browser = playwright.chromium.launch(**options)
+        processes = browser.new_browser_cdp_session()
         page = browser.new_page(viewport={"width": 1280, "height": 900})
+        print(json.dumps({"empty_renderer_mb": round(renderer_megabytes(processes), 1)}))
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(f"http://127.0.0.1:{server.server_port}/")
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable")
         page.wait_for_timeout(1000)
+        lines: list[dict[str, float]] = []
         while not server.is_over.is_set():
             shown = page.evaluate(COUNT_FRAMES, INTERVAL)
             session.send("HeapProfiler.collectGarbage")
             metrics = session.send("Performance.getMetrics")["metrics"]
-            heap = {each["name"]: each["value"] for each in metrics}["JSHeapUsedSize"]
+            found = {each["name"]: each["value"] for each in metrics}
             state = {"step": page.evaluate("mie.store.step"), "sent": server.engine.step}
             numbers = {"frames_per_second": shown["frames"], "slowest_redraw_ms": shown["slowest"]}
-            sizes = {"heap_mb": heap / 1e6, "renderer_mb": renderer_megabytes("playwright")}
-            line = {**state, **numbers, **sizes}
+            sizes = {"heap_mb": found["JSHeapUsedSize"] / 1e6, "nodes": found["Nodes"]}
+            line = {**state, **numbers, **sizes, "renderer_mb": renderer_megabytes(processes)}
+            lines.append(line)
             print(json.dumps({name: round(value, 1) for name, value in line.items()}), flush=True)
         while page.evaluate("mie.store.run.last") < server.engine.step:
             page.wait_for_timeout(100)
         page.wait_for_timeout(500)
-        found = page.evaluate("mie.state()")
+        state = page.evaluate("mie.state()")
         browser.close()
     tables = {name: [0, table] for name, table in server.engine.tables.items()}
     blocks = sorted(server.engine.key()["blocks"])
-    is_right = found["tables"] == tables and found["blocks"] == blocks
-    print(json.dumps({"is_right": is_right, "errors": errors}))
+    is_right = state["tables"] == tables and state["blocks"] == blocks
+    limits = {"least_frames_per_second": min(each["frames_per_second"] for each in lines)}
+    for name in ("heap_mb", "renderer_mb"):
+        limits[f"most_{name}"] = max(each[name] for each in lines)
+    rounded = {name: round(value, 1) for name, value in limits.items()}
+    print(json.dumps({"is_right": is_right, "errors": errors, **rounded}))
     return 0 if is_right and not errors else 1
 
 

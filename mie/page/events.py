@@ -25,6 +25,9 @@ SHOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
 COLUMNS = (*SUMMARY_FIELDS, "num_admitted_tokens", "num_hit_tokens")
 """What the numbers of a step's row are."""
 
+_TIMES = tuple(i for i, name in enumerate(SUMMARY_FIELDS) if name.endswith(("start", "seconds")))
+"""The columns with fractions. They are rounded to microseconds."""
+
 _OF_SEQUENCE = frozenset({"seq", "by"})
 
 
@@ -51,11 +54,10 @@ def row_of(summary: Summary, records: tuple[Record, ...]) -> list[float]:
     """Return the numbers of a step in the order of `COLUMNS`."""
     admitted = sum(record[3] for record in records if record[0] == "admit")
     hit = sum(record[3] + record[4] for record in records if record[0] == "hit")
-    return [*(_short(summary[name]) for name in SUMMARY_FIELDS), admitted, hit]
-
-
-def _short(number: float) -> float:
-    return round(number, 6) if isinstance(number, float) else number
+    row = [summary[name] for name in SUMMARY_FIELDS]
+    for column in _TIMES:
+        row[column] = round(row[column], 6)
+    return [*row, admitted, hit]
 
 
 def seq_from(text: str) -> Seq | None:

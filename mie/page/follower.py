@@ -11,7 +11,7 @@ from mie.page.stream import Steps, head_record
 from mie.page.view import View
 from mie.replay import State
 
-MAX_RECORDS = 10
+MAX_RECORDS = 5
 MAX_SEQUENCES = 200
 """Records for the steps that are taken in at once, and sequences in all of them together.
 
@@ -33,7 +33,7 @@ class Follower:
         self._view = View(
             State.from_snapshot(last.snapshot, last.after), NodeText(shows_tokens=False)
         )
-        self._steps = Steps(self._view)
+        self._steps = Steps(self._view, is_checked=True)
         self._num_applied = 0  # of the records after the last step
         for records in last.steps:
             self._steps.add(records)

@@ -18,6 +18,22 @@ FLAGS = (
 LOOKS = 3000
 """How often `Shown.until` looks, at intervals of 20 ms, before it gives up."""
 
+IS_SETTLED = """await (async () => {
+    const text = await (await fetch('metrics')).text();
+    const sum = name => [...text.matchAll(new RegExp(`^${name}(?:{.*})? ([0-9.]+)$`, 'gm'))]
+        .reduce((total, [, number]) => total + Number(number), 0);
+    const step = sum('vllm:iteration_tokens_total_count');
+    const truth = mie.truth();
+    return sum('vllm:num_requests_running') + sum('vllm:num_requests_waiting') === 0
+        && mie.store.run.last === step && truth?.step === step && !truth.wrong.length
+        && mie.isWhole() && mie.own().num_running + mie.own().num_waiting === 0;
+})()"""
+"""Whether the engine has nothing to do, and the page has all its steps and agrees with it.
+
+An answer may arrive before the records of its steps, which come ten times a second. So the page's
+own numbers are not enough: they also agree with each other before the first of these records.
+"""
+
 
 def missing(reason: str) -> NoReturn:
     """Skip a test, or let it fail where the browser must be there, as in CI."""
@@ -88,7 +104,7 @@ class Shown:
             }}
             return false;
         }}"""
-        for _ in range(3):
+        while True:
             try:
                 is_so = self.js(looks)
                 break
@@ -97,6 +113,10 @@ class Shown:
                     raise
                 self.page.wait_for_load_state()
         assert is_so, f"it does not happen: {condition}; the page said {self.errors}"
+
+    def drawn(self) -> None:
+        """Wait until all that the page knows is drawn."""
+        self.js("() => new Promise(requestAnimationFrame)")
 
     def text(self, element: str) -> str:
         """Return the text of an element, by its id."""
@@ -120,21 +140,25 @@ class Shown:
         return state
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """Return all events of a kind, with their steps."""
+        """Return all events of a kind, with their steps.
+
+        What happens between two steps belongs to the later one. It comes in a record of its own if
+        the server looked at the engine in between.
+        """
         found: list[dict[str, Any]] = self.js(
-            """kind => mie.store.run.steps.flatMap(each => each.events
-                .filter(event => event.kind === kind)
-                .map(event => ({...event, step: each.step})))""",
+            """kind => mie.store.run.records
+                .flatMap(({steps, events = [], last}) => steps ?? [{events, step: last + 1}])
+                .flatMap(each => each.events
+                    .filter(event => event.kind === kind)
+                    .map(event => ({...event, step: each.step})))""",
             kind,
         )
         return found
 
     def settle(self) -> None:
-        """Wait until the page has all that the engine did, and agrees with it."""
-        self.until(
-            "mie.truth() && mie.truth().step === mie.store.run.last && !mie.truth().wrong.length"
-            " && mie.isWhole() && mie.own().num_running + mie.own().num_waiting === 0"
-        )
+        """Wait until the engine rests, and the page shows all that it did and agrees with it."""
+        self.until(IS_SETTLED)
+        self.drawn()
 
 
 def cells(key: dict[str, Any]) -> dict[str, Any]:

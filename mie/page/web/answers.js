@@ -1,26 +1,21 @@
 // One request to the server: its prompts, the stream of tokens and their log-probabilities.
-// A browser keeps six connections to a server, so that many prompts travel in one request.
 
 import { post } from "./source.js";
 
-export const NUM_TOP = 5;
+const NUM_TOP = 5;
 
 export class Answer {
   constructor(prompts, fields, mode, onChange) {
     const text = prompts.length > 1 ? prompts : prompts[0];
-    this.body = mode === "chat" ? { messages: [{ role: "user", content: text }], ...fields } : { prompt: text, ...fields };
-    this.mode = mode;
-    this.prompts = prompts;
-    this.n = fields.n ?? 1;
-    this.onChange = onChange;
+    const isChat = mode === "chat";
+    const body = isChat
+      ? { messages: [{ role: "user", content: text }], ...fields, logprobs: true, top_logprobs: NUM_TOP }
+      : { prompt: text, ...fields, logprobs: NUM_TOP };
+    Object.assign(this, { prompts, onChange, n: fields.n ?? 1, id: null, usage: null, metrics: null, error: null });
     this.stop = new AbortController();
     this.choices = Array.from({ length: this.n * prompts.length }, () => ({ tokens: [], reason: null }));
-    this.id = null;
-    this.usage = null;
-    this.metrics = null;
-    this.error = null;
     this.state = "running"; // then done, left or failed
-    this.ended = this.send();
+    this.ended = this.send(isChat ? "v1/chat/completions" : "v1/completions", body);
   }
 
   /** Return the id that the engine gives to the request of a prompt. */
@@ -39,12 +34,9 @@ export class Answer {
     this.onChange(this);
   }
 
-  async send() {
+  async send(path, body) {
     try {
-      const path = this.mode === "chat" ? "v1/chat/completions" : "v1/completions";
-      const logprobs = this.mode === "chat" ? { logprobs: true, top_logprobs: NUM_TOP } : { logprobs: NUM_TOP };
-      const body = { ...this.body, ...logprobs, stream: true, stream_options: { include_usage: true } };
-      const answer = await post(path, body, { signal: this.stop.signal });
+      const answer = await post(path, { ...body, stream: true, stream_options: { include_usage: true } }, { signal: this.stop.signal });
       for await (const chunk of chunks(answer.body)) this.take(chunk);
       if (this.state === "running") this.state = "done";
     } catch (error) {
@@ -84,7 +76,6 @@ function tokens({ logprobs }) {
   }));
 }
 
-/** Yield the objects of a stream of server-sent events. */
 async function* chunks(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,13 +1,12 @@
 // What stands around the views: numbers, the requests' legend, the truth strip and the step control.
 
-import { $, count, el, percent } from "./dom.js";
-import { colour, label } from "./paint.js";
-import { select, shown, store } from "./store.js";
+import { $, chip, count, el, percent } from "./dom.js";
+import { colour } from "./paint.js";
+import { nameOf, select, shown, store } from "./store.js";
 
 const MAX_CHIPS = 40;
 const RATE_STEPS = 50; // steps over which tokens a second are counted
 
-/** Draw the numbers of the step that is shown. */
 export function drawStats() {
   const { run, step } = store;
   const state = shown();
@@ -39,13 +38,11 @@ export function drawStats() {
 function speed(run, step) {
   const rows = run.between(step - RATE_STEPS, step);
   if (rows.length < 2) return "–";
-  const of = (each, name) => each.row[run.column[name]];
-  const tokens = rows.reduce((sum, each) => sum + of(each, "num_prefill_tokens") + of(each, "num_decode_tokens"), 0);
-  const seconds = rows.reduce((sum, each) => sum + of(each, "seconds"), 0);
-  return seconds ? count(tokens / seconds) : "–";
+  const total = (name) => rows.reduce((sum, each) => sum + run.value(each, name), 0);
+  const seconds = total("seconds");
+  return seconds ? count((total("num_prefill_tokens") + total("num_decode_tokens")) / seconds) : "–";
 }
 
-/** Draw a chip for each sequence that runs or waits. */
 export function drawLegend() {
   const state = shown();
   const { selected, run } = store;
@@ -56,18 +53,18 @@ export function drawLegend() {
   if (place.dataset.key === key) return;
   place.dataset.key = key;
   const focused = document.activeElement?.dataset?.seq;
-  place.replaceChildren(...all.slice(0, MAX_CHIPS).map((seq) => el("button", {
-    type: "button", className: "chip", "data-seq": seq.name, "data-is": seq.state === "running" ? "running" : "waiting",
-    "aria-pressed": String(selected?.kind === "seq" && selected.id === seq.name),
-    title: seq.state === "running" ? "Show its table" : "Why does it wait?", vars: { "--of": colour(seq.number) },
-    onclick: () => select({ kind: "seq", id: seq.name }),
-  }, el("i"), `${label(seq.name, seq.n)}${seq.state === "running" ? "" : ` ${seq.state}`}`)));
+  place.replaceChildren(...all.slice(0, MAX_CHIPS).map((seq) => {
+    const runs = seq.state === "running";
+    return chip([el("i"), nameOf(seq.name) + (runs ? "" : ` ${seq.state}`)], () => select({ kind: "seq", id: seq.name }), {
+      "data-seq": seq.name, "data-is": runs ? "running" : "waiting", "aria-pressed": String(selected?.kind === "seq" && selected.id === seq.name),
+      title: runs ? "Show its table" : "Why does it wait?", vars: { "--of": colour(seq.number) },
+    });
+  }));
   if (all.length > MAX_CHIPS) place.append(el("span", { className: "note" }, `and ${all.length - MAX_CHIPS} more`));
   place.hidden = !all.length;
   if (focused) place.querySelector(`[data-seq="${focused}"]`)?.focus();
 }
 
-/** Draw the step control. */
 export function drawControl() {
   const { run, step, follows, plays } = store;
   const slider = $("slider");
@@ -88,12 +85,6 @@ export function drawControl() {
   $("next").disabled = step >= run.last;
 }
 
-const NAMES = {
-  num_running: "running", num_waiting: "waiting", num_blocks_used: "blocks used", num_blocks_cached: "blocks cached",
-  num_blocks_free: "blocks free", num_preemptions: "preemptions", num_hit_tokens: "tokens hit",
-  num_copies: "copies", num_evicted: "evictions", num_exported: "blocks swapped out", num_imported: "blocks swapped in",
-};
-
 /** Return the page's own numbers under the server's names. */
 export function ownNumbers(run) {
   const total = run.newest.totals();
@@ -107,21 +98,17 @@ export function ownNumbers(run) {
 /** Return what differs between the page, the server and /metrics. */
 export function differences(run, { server, metrics }) {
   const own = ownNumbers(run);
-  return Object.keys(NAMES).filter((name) => name in server).flatMap((name) => {
-    const numbers = [own[name] ?? 0, server[name], metrics[name] ?? server[name]];
-    return numbers.every((number) => number === numbers[0]) ? [] : [`${NAMES[name]}: page ${numbers[0]}, server ${numbers[1]}, /metrics ${numbers[2]}`];
+  return Object.keys(server).flatMap((name) => {
+    const numbers = [own[name], server[name], metrics[name]];
+    const title = name.replace("num_", "").replace("_", " ");
+    return numbers.every((number) => number === numbers[0]) ? [] : [`${title}: page ${numbers[0]}, server ${numbers[1]}, /metrics ${numbers[2]}`];
   });
 }
 
-/** Say whether page, server and /metrics agree. */
 export function drawTruth(truth) {
   const node = $("truth");
-  if (!truth) {
-    node.textContent = "";
-    return;
-  }
-  node.dataset.is = truth.wrong.length ? "bad" : "good";
-  node.textContent = truth.wrong.length
+  node.dataset.is = truth?.wrong.length ? "bad" : "good";
+  node.textContent = !truth ? "" : truth.wrong.length
     ? `At step ${count(truth.step)} these differ: ${truth.wrong.join("; ")}`
     : `Page, server and /metrics agree: ${truth.size} numbers at step ${count(truth.step)}`;
 }

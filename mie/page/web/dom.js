@@ -16,7 +16,8 @@ export function el(tag, props = {}, ...children) {
   return node;
 }
 
-/** Return a definition list of pairs. Pairs without a value are left out. */
+export const chip = (content, onclick, props = {}) => el("button", { type: "button", className: "chip", onclick, ...props }, content);
+
 export function facts(pairs) {
   const shown = pairs.filter(([, value]) => value !== undefined && value !== null && value !== "");
   return el("dl", { className: "facts" }, shown.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
@@ -43,7 +44,6 @@ export function say(id, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Say something to a screen reader. */
 export const announce = (text) => say("announce", text);
 
 const MARGIN = 14;

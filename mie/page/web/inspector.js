@@ -1,10 +1,11 @@
 // What is selected: a block, a sequence or a range of blocks, and why a sequence waits.
 
-import { $, count, el, facts, percent, some } from "./dom.js";
+import { $, chip, count, el, facts, percent, some } from "./dom.js";
 import { describe } from "./lanes.js";
-import { colour, label } from "./paint.js";
+import { colour, numberOf } from "./paint.js";
 import { askJson } from "./source.js";
-import { change, redraw, seek, select, shown, store } from "./store.js";
+import { KINDS } from "./state.js";
+import { change, nameOf, redraw, seek, select, shown, store } from "./store.js";
 import { shape } from "./tree.js";
 
 const WHY_EVERY = 700; // milliseconds between two questions to the server
@@ -20,11 +21,10 @@ export class Inspector {
     const state = shown();
     const { selected } = store;
     $("clear").hidden = !selected;
-    const key = `${store.run.title ?? ""} ${state.version} ${store.step} ${JSON.stringify(selected)} ${this.why?.sentence ?? ""} ${store.textVersion ?? 0}`;
+    const key = `${store.run.title ?? ""} ${state.version} ${store.step} ${JSON.stringify(selected)} ${this.why?.sentence ?? ""} ${store.textVersion}`;
     if (key === this.key) return;
     this.key = key;
-    const made = this.make(state, selected);
-    $("inspector").replaceChildren(...made.flat().filter(Boolean));
+    $("inspector").replaceChildren(...this.make(state, selected).filter(Boolean));
   }
 
   make(state, selected) {
@@ -37,13 +37,7 @@ export class Inspector {
   }
 
   button(name) {
-    const number = Number(name.split(".")[0]);
-    return el("button", { type: "button", className: "chip", vars: { "--of": colour(number) }, onclick: () => select({ kind: "seq", id: name }, true) },
-      el("i"), label(name, store.run.numChoices(name)));
-  }
-
-  blockButton(block) {
-    return el("button", { type: "button", className: "chip", onclick: () => select({ kind: "block", id: block }, true) }, String(block));
+    return chip([el("i"), nameOf(name)], () => select({ kind: "seq", id: name }, true), { vars: { "--of": colour(numberOf(name)) } });
   }
 
   block(state, block) {
@@ -51,18 +45,17 @@ export class Inspector {
     const names = state.holders().get(block) ?? [];
     const node = state.tree.get(block);
     const heat = state.heat.get(block);
-    const rank = shape(state).order.indexOf(block) + 1;
+    const rank = shape(state).ranks.get(block);
     const text = run.textOfBlock(state, block, names);
-    const kind = ["free", "in use", "only cached", "held for a copy"][state.kind[block]];
     return [
       facts([
         ["block", String(block)],
-        ["state", kind],
+        ["state", KINDS[state.kind[block]]],
         ["references", state.refs[block] ? String(state.refs[block]) : null],
         ["slots", state.refs[block] ? `${state.fill[block]} of ${run.blockSize} filled` : null],
         ["tables of", names.length ? el("span", {}, names.slice(0, 24).map((name) => this.button(name))) : null],
         ["in the tree", node ? [`taken ${some(heat?.uses ?? 0, "time")}`, node.parent === null ? "first of its branch" : null].filter(Boolean).join(", ") : null],
-        ["after", node && node.parent !== null ? this.blockButton(node.parent) : null],
+        ["after", node && node.parent !== null ? chip(String(node.parent), () => select({ kind: "block", id: node.parent }, true)) : null],
         ["eviction", rank ? (rank === 1 ? "next" : `number ${rank}`) : null],
       ]),
       text && el("p", { className: "text" }, text),
@@ -73,11 +66,10 @@ export class Inspector {
     const { run } = store;
     const lane = run.lanes.all.get(name);
     const seq = state.seqs.get(name);
-    const say = (each) => label(each, run.numChoices(each));
     const marks = (lane?.marks ?? []).filter((mark) => mark.step <= store.step);
     const history = marks.slice(-7).reverse().map((mark) => el("tr", {},
-      el("td", {}, el("button", { type: "button", className: "chip", onclick: () => seek(mark.step) }, count(mark.step))),
-      el("td", { className: "long" }, describe(mark, say))));
+      el("td", {}, chip(count(mark.step), () => seek(mark.step))),
+      el("td", { className: "long" }, describe(mark, nameOf))));
     const size = run.blockSize;
     const text = seq ? seq.blocks.map((block) => run.textOfBlock(state, block, [name])).join("") : "";
     return [
@@ -88,7 +80,7 @@ export class Inspector {
         ["tokens", seq ? `${count(seq.num_tokens)}, ${count(seq.num_prompt)} of the prompt` : null],
         ["computed", seq ? `${count(seq.num_computed)} (${percent(seq.num_computed, seq.num_tokens)})` : null],
         ["most", seq?.max_tokens ? `${count(seq.max_tokens)} new tokens` : null],
-        ["choices", (lane?.n ?? 1) > 1 ? el("button", { type: "button", className: "chip", onclick: () => change({ selected: { kind: "seq", id: name, all: !store.selected.all } }) }, store.selected?.all ? "show this one" : `show all ${lane.n}`) : null],
+        ["choices", (lane?.n ?? 1) > 1 ? chip(store.selected.all ? "show this one" : `show all ${lane.n}`, () => change({ selected: { kind: "seq", id: name, all: !store.selected.all } })) : null],
         ["blocks", seq?.blocks.length ? `${some(seq.blocks.length, "block")}, ${count(seq.blocks.length * size - seq.num_computed)} slots empty` : null],
         ["host", seq?.host.length ? some(seq.host.length, "block") : null],
       ]),
@@ -104,15 +96,14 @@ export class Inspector {
     if (isNow) this.askWhy(seq.name);
     const { waits } = state.queues();
     const total = state.totals();
-    const size = store.run.blockSize;
     const asked = isNow && this.why?.seq === seq.name ? this.why : null;
-    const place = waits.findIndex((each) => each.name === seq.name);
-    const most = Math.ceil(seq.num_tokens / size);
+    const place = waits.indexOf(seq);
+    const most = Math.ceil(seq.num_tokens / store.run.blockSize);
     const guess = place > 0
-      ? `It is number ${place + 1} in the queue; ${label(waits[0].name, store.run.numChoices(waits[0].name))} is first.`
+      ? `It is number ${place + 1} in the queue; ${nameOf(waits[0].name)} is first.`
       : `It is first in the queue. It needs at most ${some(most, "block")}; ${total.free} are free and ${total.cached} only cached.${most > total.free + total.cached ? "" : " So it waits for a seat, or for its turn in the budget."}`;
     return el("div", { className: "why" },
-      el("strong", {}, `Why does ${label(seq.name, store.run.numChoices(seq.name))} wait?`),
+      el("strong", {}, `Why does ${nameOf(seq.name)} wait?`),
       el("p", {}, asked?.sentence ?? guess),
       asked?.blocks_needed === undefined ? null : facts([
         ["place", `${asked.position} of ${waits.length}`],

@@ -1,11 +1,9 @@
 // What happened to each sequence, as the timeline draws it: stretches of steps, and marks.
 
-const num = (name) => name.split(".").map(Number);
-
 class Lane {
-  constructor(name, requestId, n, born) {
-    [this.number, this.index] = num(name);
-    Object.assign(this, { name, requestId, n, born, end: null, parts: [], marks: [], made: new Map(), forced: new Set(), computed: 0 });
+  constructor(name, born, { requestId = "", n = 1, numPrompt = null } = {}) {
+    [this.number, this.index] = name.split(".").map(Number);
+    Object.assign(this, { name, requestId, n, numPrompt, born, end: null, parts: [], marks: [], made: new Map(), forced: new Set(), computed: 0 });
   }
 
   get last() {
@@ -34,13 +32,6 @@ class Lane {
     this.parts.push({ kind: "decode", from: step, to: step });
   }
 
-  prefill(step, start, count, isLast) {
-    this.stop(step);
-    this.parts.push({ kind: "prefill", from: step, to: step, start, count });
-    this.computed = start + count;
-    if (isLast) this.make(this.computed, step);
-  }
-
   /** Note the step that sampled the token at a position. */
   make(position, step) {
     if (!this.made.has(position)) this.made.set(position, step);
@@ -51,32 +42,32 @@ class Lane {
   }
 }
 
-/** The kinds of events that change nothing but leave a mark. */
-const MARKS = new Set(["export", "import", "drop", "copy"]);
+/** The kinds of events that leave a mark in the lane of their sequence. */
+const MARKS = new Set(["admit", "resume", "preempt", "finish", "export", "import", "drop", "copy"]);
+
+/** The kinds that may name a sequence which has no lane yet. */
+const OPENS = new Set(["fork", "branch", "wait"]);
 
 export class Lanes {
   constructor() {
     this.all = new Map();
   }
 
-  /** Begin with the sequences that a key has. */
   begin(key) {
     for (const [name, seq] of Object.entries(key.seqs)) {
-      const known = this.all.get(name);
-      const lane = known ?? this.open(name, seq.request_id, seq.n, key.step);
+      const known = this.all.has(name);
+      const lane = this.open(name, key.step, { requestId: seq.request_id, n: seq.n, numPrompt: seq.num_prompt });
       lane.computed = seq.num_computed;
-      if (known) continue;
-      if (seq.state !== "running") lane.begin(seq.state === "swapped" ? "swapped" : "waiting", key.step);
+      if (!known && seq.state !== "running") lane.begin(seq.state === "swapped" ? "swapped" : "waiting", key.step);
     }
   }
 
-  open(name, requestId, n, step) {
-    const lane = new Lane(name, requestId, n, step);
-    this.all.set(name, lane);
-    return lane;
+  /** Return the lane of a sequence, which is a new one if there is none. */
+  open(name, step, facts) {
+    if (!this.all.has(name)) this.all.set(name, new Lane(name, step, facts));
+    return this.all.get(name);
   }
 
-  /** Remove lanes that ended before a step. */
   forget(first) {
     for (const [name, lane] of this.all) if (lane.end !== null && lane.end < first) this.all.delete(name);
   }
@@ -84,37 +75,36 @@ export class Lanes {
   add(step, events) {
     for (const event of events) {
       const lane = this.all.get(event.seq);
-      if (MARKS.has(event.kind)) lane?.mark(event.kind, step, event);
-      else this[`on_${event.kind}`]?.(step, event, lane);
+      if (!lane && event.seq && !OPENS.has(event.kind)) continue;
+      if (MARKS.has(event.kind)) lane.mark(event.kind, step, event);
+      this[`on_${event.kind}`]?.(step, event, lane);
     }
   }
 
   on_add(step, event) {
     const name = `${event.number}.0`;
-    if (!this.all.has(name)) this.open(name, event.request_id, event.n, step).begin("waiting", step);
+    if (this.all.has(name)) return;
+    this.open(name, step, { requestId: event.request_id, n: event.n, numPrompt: event.num_prompt }).begin("waiting", step);
   }
 
   on_admit(step, event, lane) {
-    if (!lane) return;
     lane.stop(step);
     lane.computed = event.num_computed;
-    lane.mark("admit", step, event);
   }
 
   on_resume(step, event, lane) {
-    if (!lane) return;
-    lane.stop(step);
-    lane.computed = event.num_computed;
-    lane.mark("resume", step, event);
+    this.on_admit(step, event, lane);
   }
 
   on_hit(step, event, lane) {
-    if (event.num_full + event.num_partial) lane?.mark("hit", step, event);
+    if (event.num_full + event.num_partial) lane.mark("hit", step, event);
   }
 
-  on_prefill(step, event, lane) {
-    if (!lane) return;
-    lane.prefill(step, event.start, event.count, event.choices.length > 0);
+  on_prefill(step, { start, count, choices }, lane) {
+    lane.stop(step);
+    lane.parts.push({ kind: "prefill", from: step, to: step, start, count });
+    lane.computed = start + count;
+    if (choices.length) lane.make(lane.computed, step);
   }
 
   on_decode(step, event) {
@@ -123,49 +113,40 @@ export class Lanes {
 
   /** Tokens that a grammar determined follow the one that was sampled. */
   on_force(step, event, lane) {
-    for (let i = 1; lane && i <= event.count; i += 1) {
+    for (let i = 1; i <= event.count; i += 1) {
       lane.make(lane.computed + i, step);
       lane.forced.add(lane.computed + i);
     }
   }
 
-  child(step, event, kind) {
+  on_fork(step, event) {
     const parent = this.all.get(event.parent);
-    const lane = this.all.get(event.seq) ?? this.open(event.seq, parent?.requestId ?? "", parent?.n ?? 1, step);
+    const lane = this.open(event.seq, step, parent);
     lane.stop(step);
     lane.computed = parent?.computed ?? 0;
     lane.make(lane.computed, step);
-    lane.mark(kind, step, event);
-  }
-
-  on_fork(step, event) {
-    this.child(step, event, "fork");
+    lane.mark("fork", step, event);
   }
 
   on_branch(step, event) {
-    this.child(step, event, "fork");
+    this.on_fork(step, event);
   }
 
-  on_wait(step, event, lane) {
-    const parent = this.all.get(event.parent);
-    (lane ?? this.open(event.seq, parent?.requestId ?? "", parent?.n ?? 1, step)).begin("waiting", step);
+  on_wait(step, event) {
+    this.open(event.seq, step, this.all.get(event.parent)).begin("waiting", step);
   }
 
   on_preempt(step, event, lane) {
-    if (!lane) return;
-    lane.mark("preempt", step, event);
     lane.begin(event.mode === "swap" ? "swapped" : "preempted", step);
   }
 
   on_keep(step, event, lane) {
-    lane?.begin("kept", step);
+    lane.begin("kept", step);
   }
 
   on_finish(step, event, lane) {
-    if (!lane) return;
     lane.stop(step);
     lane.end = step;
-    lane.mark("finish", step, event);
   }
 
   on_rebuild(step) {
@@ -173,7 +154,6 @@ export class Lanes {
   }
 }
 
-/** Say what a mark means, in a sentence. */
 export function describe({ kind, event }, name) {
   switch (kind) {
     case "admit": return `admitted with ${event.num_tokens} tokens, ${event.num_computed} of them from the prefix cache`;

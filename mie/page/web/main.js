@@ -6,7 +6,7 @@ import { fillAbout } from "./about.js";
 import { Inspector } from "./inspector.js";
 import { describe } from "./lanes.js";
 import { MemoryMap } from "./map.js";
-import { readTheme } from "./paint.js";
+import { ink, readTheme } from "./paint.js";
 import { Playground } from "./play.js";
 import { Player } from "./player.js";
 import { ask, askJson, embedded, Live, opened, post, recorded, parse, unpacked } from "./source.js";
@@ -18,41 +18,38 @@ import { PrefixTree } from "./tree.js";
 
 const LIVE_STEPS = 160; // steps that the timeline of a live run shows at first
 
-const page = { config: null, runs: [], live: null, truth: null };
+const page = { config: null, runs: [], live: null, texts: null, truth: null };
 
 function notice(text) {
   $("notice").textContent = text;
   $("notice").hidden = !text;
 }
 
-/** Show a run from its beginning, or live from its newest step. */
+/** Show a run at its last step. */
 function show(run) {
-  change({ run, step: run.last, follows: run.isLive, plays: false, selected: null, window: run.isLive ? { size: LIVE_STEPS, end: run.last } : null });
-  document.title = `mie: ${run.isLive ? "the pages of the KV cache" : run.title}`;
+  const { isLive, last } = run;
+  change({ run, step: last, follows: isLive, plays: false, selected: null, window: isLive ? { size: LIVE_STEPS, end: last } : null });
+  document.title = `mie: ${isLive ? "the pages of the KV cache" : run.title}`;
   notice("");
-  document.documentElement.dataset.mode = run.isLive ? "live" : "file";
-  $("play").hidden = !run.isLive;
-  drawTruth(run.isLive ? page.truth : null);
+  document.documentElement.dataset.mode = isLive ? "live" : "file";
+  $("play").hidden = !isLive;
+  drawTruth(isLive ? page.truth : null);
 }
 
 // Sources.
 
 function openLive() {
-  page.live?.close();
   page.live = new Live({
     run: (run) => {
       run.title = page.config.model;
       if ($("source").value === "live") show(run);
-      if (page.config.may_read_text) new Texts(run);
+      page.texts?.close();
+      if (page.config.may_read_text) page.texts = new Texts(run);
     },
     change: () => {
       if (store.run !== page.live.run) return;
-      if (store.follows) {
-        store.step = store.run.last;
-        redraw();
-      } else {
-        redraw("control", "timeline");
-      }
+      if (store.follows) change({ step: store.run.last });
+      else redraw("control", "timeline");
     },
     truth: (record) => {
       page.truth = { step: record.step, wrong: differences(page.live.run, record), size: Object.keys(record.server).length };
@@ -69,9 +66,7 @@ async function choose(value) {
       return;
     }
     const entry = page.runs.find((run) => run.name === value);
-    if (entry.run === undefined) {
-      entry.run = entry.gzip ? await unpacked(entry) : recorded(parse(await (await ask(`mie/runs/${entry.name}`)).text()), entry.title);
-    }
+    entry.run ??= entry.gzip ? await unpacked(entry) : recorded(parse(await (await ask(`mie/runs/${entry.name}`)).text()), entry.title);
     show(entry.run);
   } catch (error) {
     notice(error.message);
@@ -109,12 +104,14 @@ async function start() {
     $("logout").hidden = !page.config.has_keys;
   }
   $("source").append(...page.runs.map((run) => el("option", { value: run.name }, run.title)));
-  view("inspector", ((inspector) => () => inspector.draw())(new Inspector({ isLive: Boolean(page.config) })));
+  watch("inspector", new Inspector({ isLive: Boolean(page.config) }));
   if (inside) return inside.length ? choose("0") : notice("This file has no run. Drop one on it.");
   page.playground = new Playground(page.config);
-  view("play", () => page.playground.draw());
+  watch("play", page.playground);
   return openLive();
 }
+
+const watch = (name, part) => view(name, () => part.draw());
 
 function logIn() {
   const key = el("input", { type: "password", id: "key", autocomplete: "current-password", required: true });
@@ -130,9 +127,7 @@ function logIn() {
     }
   });
   document.querySelector("main").replaceChildren(form);
-  for (const name of ["stats", "source", "open", "help"]) $(name).hidden = true;
-  document.querySelector(".source").hidden = true;
-  document.querySelector(".scrub").hidden = true;
+  for (const node of document.querySelectorAll("#stats, .source, #open, #help, .scrub")) node.hidden = true;
   key.focus();
 }
 
@@ -145,54 +140,48 @@ function setTheme(theme) {
 }
 
 function switchTheme() {
-  const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  const theme = ink.dark ? "light" : "dark";
   setTheme(theme);
-  try {
-    localStorage.setItem("mie-theme", theme);
-  } catch {
-    // A file that may store nothing keeps the theme until it is closed.
-  }
+  stored((storage) => storage.setItem("mie-theme", theme));
 }
 
 function firstTheme() {
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  let saved = null;
+  const preferred = () => (dark.matches ? "dark" : "light");
+  dark.addEventListener("change", () => setTheme(preferred()));
+  setTheme(stored((storage) => storage.getItem("mie-theme")) ?? preferred());
+}
+
+/** Use the browser's storage, which some browsers refuse to a file. */
+function stored(use) {
   try {
-    saved = localStorage.getItem("mie-theme");
+    return use(localStorage);
   } catch {
-    saved = null;
+    return null;
   }
-  dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
-  setTheme(saved ?? (dark.matches ? "dark" : "light"));
 }
 
 function listen(timeline, player) {
-  const go = (by) => seek(store.run?.indexOf(store.step + 0) >= 0 ? stepBy(by) : store.step + by);
-  const stepBy = (by) => {
-    const { run } = store;
-    const index = Math.max(0, Math.min(run.steps.length - 1, run.indexOf(store.step) + by));
-    return run.indexOf(store.step) + by < 0 ? run.first : run.steps[index].step;
-  };
   const move = (by) => {
+    const { run, step } = store;
+    if (!run) return;
     player.stop();
-    go(by);
+    seek(run.steps[Math.min(run.steps.length - 1, run.indexOf(step) + by)]?.step ?? run.first);
     timeline.reveal();
     timeline.say();
   };
-  const live = () => change({ follows: Boolean(store.run?.isLive), step: store.run?.last ?? 0, window: store.window });
+  const live = () => store.run && change({ follows: store.run.isLive, step: store.run.last });
+  const open = () => $("file").click();
+  const help = () => $("about").showModal();
+  const all = () => change({ window: null });
+  const clicks = {
+    open, help, live, theme: switchTheme, back: () => move(-1), next: () => move(1), run: () => player.toggle(),
+    "zoom-in": () => timeline.zoom(0.5), "zoom-out": () => timeline.zoom(2), "zoom-all": all,
+  };
+  for (const [id, act] of Object.entries(clicks)) $(id).addEventListener("click", act);
   $("source").addEventListener("change", (event) => choose(event.target.value));
-  $("open").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", (event) => openFile(event.target.files[0]));
-  $("theme").addEventListener("click", switchTheme);
-  $("help").addEventListener("click", () => $("about").showModal());
   $("axis").addEventListener("change", (event) => change({ axis: event.target.value }));
-  $("zoom-in").addEventListener("click", () => timeline.zoom(0.5));
-  $("zoom-out").addEventListener("click", () => timeline.zoom(2));
-  $("zoom-all").addEventListener("click", () => change({ window: null }));
-  $("back").addEventListener("click", () => move(-1));
-  $("next").addEventListener("click", () => move(1));
-  $("run").addEventListener("click", () => player.toggle());
-  $("live").addEventListener("click", live);
   $("slider").addEventListener("input", (event) => { seek(Number(event.target.value)); timeline.reveal(); });
   $("logout").addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -201,9 +190,8 @@ function listen(timeline, player) {
   });
   const keys = {
     ArrowLeft: (event) => move(event.shiftKey ? -10 : -1), ArrowRight: (event) => move(event.shiftKey ? 10 : 1),
-    Home: () => move(-Infinity), End: () => (store.run.isLive ? live() : move(Infinity)),
-    " ": () => player.toggle(), "+": () => timeline.zoom(0.5), "-": () => timeline.zoom(2), 0: () => change({ window: null }),
-    t: switchTheme, o: () => $("file").click(), "?": () => $("about").showModal(), Escape: () => change({ selected: null }), p: () => $("prompt").focus(),
+    Home: () => move(-Infinity), End: () => (store.run.isLive ? live() : move(Infinity)), 0: all, o: open, "?": help,
+    " ": clicks.run, "+": clicks["zoom-in"], "-": clicks["zoom-out"], t: switchTheme, Escape: () => change({ selected: null }), p: () => $("prompt").focus(),
   };
   document.addEventListener("keydown", (event) => {
     const { target } = event;
@@ -226,7 +214,7 @@ const timeline = new Timeline($("timeline"));
 const parts = { map: new MemoryMap($("map")), timeline, tree: new PrefixTree($("tree")), tables: new Tables() };
 view("stats", drawStats);
 view("legend", drawLegend);
-for (const [name, part] of Object.entries(parts)) view(name, () => part.draw());
+for (const [name, part] of Object.entries(parts)) watch(name, part);
 view("control", drawControl);
 fillAbout();
 listen(timeline, new Player());

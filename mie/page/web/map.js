@@ -1,8 +1,9 @@
 // The memory map: a cell for each block, or a tile for many, and the tables of a selected request.
 
-import { announce, count, percent, say, some, tip, visible } from "./dom.js";
-import { box, colour, disc, hatch, ink, label, path, prefersStill, rect, requests, Surface, wrap, write } from "./paint.js";
-import { change, redraw, select, shown, store } from "./store.js";
+import { around, listen } from "./canvas.js";
+import { count, percent, say, some, visible } from "./dom.js";
+import { box, colour, disc, fill, hatch, ink, numberOf, path, prefersStill, rect, requests, stroke, Surface, wrap, write } from "./paint.js";
+import { isSelected, nameOf, redraw, select, shown, store } from "./store.js";
 
 const FADE = 1400; // milliseconds that an arrow or an eviction stays visible
 const MAX_LINES = 400; // lines from a table that are still told apart
@@ -10,7 +11,7 @@ const DETAIL = 6000; // blocks that get a cell each at most
 const CELLS = [72, 64, 56, 50, 45, 40, 36, 32, 28, 25, 22, 20, 17, 14, 12, 10, 8, 7]; // heights that are tried
 
 /** Return the grid for a number of blocks: tiles stand for `per` blocks each. */
-export function grid(numBlocks, width, height, rem) {
+function grid(numBlocks, width, height, rem) {
   const scale = rem / 16;
   if (numBlocks <= DETAIL) {
     for (const size of CELLS) {
@@ -36,24 +37,20 @@ export class MemoryMap {
     this.surface = new Surface(canvas, () => redraw("map"));
     this.effects = [];
     this.lastStep = null;
-    canvas.addEventListener("pointermove", (event) => this.hover(event));
-    canvas.addEventListener("pointerleave", () => tip(null));
-    canvas.addEventListener("click", (event) => this.click(event));
-    canvas.addEventListener("keydown", (event) => this.key(event));
+    listen(this);
   }
 
   draw() {
     const state = shown();
-    const { run, selected } = store;
-    const rem = ink.rem;
+    const { run } = store;
+    const { rem } = ink;
     const width = this.surface.canvas.parentElement.clientWidth;
-    const tables = this.tables(state, selected);
+    const tables = [...state.seqs.values()].filter((seq) => isSelected(seq.name) && seq.blocks.length).slice(0, 6);
     const room = Math.max(16 * rem, Math.min(0.46 * innerHeight, 70 * rem));
     const gutter = width > 30 * rem ? 2.6 * rem : 0;
     const lay = grid(run.numBlocks, width - gutter, room, rem);
     const hosts = run.numHostBlocks ? grid(run.numHostBlocks, width - gutter, room / 3, rem) : null;
-    const strip = tables.length ? tables.length * 1.75 * rem + 2.2 * rem : 0;
-    const top = strip;
+    const top = tables.length ? tables.length * 1.75 * rem + 2.2 * rem : 0;
     const bottom = top + lay.rows * (lay.h + lay.gap);
     const hostTop = bottom + 1.9 * rem;
     const height = hosts ? hostTop + hosts.rows * (hosts.h + hosts.gap) : bottom;
@@ -70,45 +67,33 @@ export class MemoryMap {
     this.say(state);
   }
 
-  /** Return the sequences whose tables are drawn: the selected one, or all choices of its request. */
-  tables(state, selected) {
-    if (selected?.kind !== "seq") return [];
-    const [number] = selected.id.split(".");
-    const named = [...state.seqs.values()].filter((seq) => seq.name === selected.id || (selected.all && seq.name.split(".")[0] === number));
-    return named.filter((seq) => seq.blocks.length).slice(0, 6);
-  }
-
-  place(block) {
-    const { lay, gutter, top } = this;
+  /** Return the place of a block's cell, in the pool or in another grid. */
+  place(block, lay = this.lay, top = this.top) {
     const index = Math.floor(block / lay.per);
-    return [gutter + (index % lay.cols) * (lay.w + lay.gap), top + Math.floor(index / lay.cols) * (lay.h + lay.gap)];
+    return [this.gutter + (index % lay.cols) * (lay.w + lay.gap), top + Math.floor(index / lay.cols) * (lay.h + lay.gap)];
   }
 
   cells(pen, state, tables) {
-    const { run, selected } = store;
     const { lay } = this;
     const lit = new Set(tables.flatMap((seq) => seq.blocks));
     const holders = state.holders();
-    for (let block = 0; block < run.numBlocks; block += 1) {
+    for (let block = 0; block < store.run.numBlocks; block += 1) {
       const [x, y] = this.place(block);
-      pen.globalAlpha = lit.size && !lit.has(block) && selected ? 0.28 : 1;
+      pen.globalAlpha = lit.size && !lit.has(block) ? 0.28 : 1;
       const names = holders.get(block) ?? [];
-      if (lay.h >= 24 * (ink.rem / 16)) this.card(pen, state, block, names, x, y, lay.w, lay.h);
-      else this.chip(pen, state, block, names, x, y, lay.w, lay.h);
+      this[lay.h >= 1.5 * ink.rem ? "card" : "chip"](pen, state, block, names, x, y, lay.w, lay.h);
     }
     pen.globalAlpha = 1;
   }
 
-  /** Draw a small cell: colour, fill, hatching. */
   chip(pen, state, block, names, x, y, w, h) {
     rect(pen, ink.free, x, y, w, h);
     if (!state.refs[block]) return;
     const share = state.fill[block] / store.run.blockSize;
     if (!names.length) {
       rect(pen, hatch(pen), x, y, w * share, h);
-      pen.strokeStyle = ink.hatch;
-      pen.lineWidth = 1;
-      pen.strokeRect(x + 0.5, y + 0.5, w - 1, h - 1);
+      box(pen, x + 0.5, y + 0.5, w - 1, h - 1, 0);
+      stroke(pen, ink.hatch, 1);
       return;
     }
     const owners = requests(names).slice(0, 4);
@@ -123,42 +108,32 @@ export class MemoryMap {
   /** Draw a large cell: also slots, owners, id and text. */
   card(pen, state, block, names, x, y, w, h) {
     const { run } = store;
-    const rem = ink.rem;
+    const { rem } = ink;
     const refs = state.refs[block];
-    const fill = state.fill[block];
-    const share = fill / run.blockSize;
-    const owners = requests(names);
+    const filled = w * (state.fill[block] / run.blockSize);
+    const owners = requests(names).slice(0, 4);
     box(pen, x + 0.5, y + 0.5, w - 1, h - 1, 0.3 * rem);
-    pen.fillStyle = ink.free;
-    pen.fill();
+    fill(pen, ink.free);
     const isBig = h >= 2.4 * rem;
     const pad = 0.3 * rem;
     if (refs) {
       pen.save();
       pen.clip();
       if (!owners.length) {
-        rect(pen, hatch(pen), x, y, w * share, h);
-        pen.fillStyle = `${ink.panel}80`;
-        if (isBig) pen.fillRect(x, y, w, h);
+        rect(pen, hatch(pen), x, y, filled, h);
+        if (isBig) rect(pen, `${ink.panel}80`, x, y, w, h);
       }
-      const shownOwners = owners.slice(0, 4);
-      shownOwners.forEach((owner, i) => {
-        rect(pen, `${colour(owner)}${ink.dark ? "40" : "3a"}`, x, y + (h * i) / shownOwners.length, w * share, h / shownOwners.length);
-      });
-      this.slots(pen, shownOwners, fill, x, y, w, h);
+      owners.forEach((owner, i) => rect(pen, `${colour(owner)}3d`, x, y + (h * i) / owners.length, filled, h / owners.length));
+      this.slots(pen, owners, filled, x, y, w, h);
       pen.restore();
       box(pen, x + 0.5, y + 0.5, w - 1, h - 1, 0.3 * rem);
-      pen.strokeStyle = owners.length ? colour(owners[0]) : ink.hatch;
-      pen.lineWidth = 1;
-      pen.setLineDash(owners.length ? [] : [3, 2]);
-      pen.stroke();
-      pen.setLineDash([]);
+      if (owners.length) stroke(pen, colour(owners[0]), 1);
+      else stroke(pen, ink.hatch, 1, [3, 2]);
     }
-    const ids = String(block);
-    if (isBig || !names.length) write(pen, ids, x + pad, y + (isBig ? 0.62 * rem : h / 2), { weight: 500, tone: refs ? ink.text : ink.soft, width: w - 2 * pad });
+    if (isBig || !names.length) write(pen, String(block), x + pad, y + (isBig ? 0.62 * rem : h / 2), { weight: 500, tone: refs ? ink.text : ink.soft, width: w - 2 * pad });
     if (names.length) {
-      const who = names.length > 3 ? `${this.name(names[0])}+${names.length - 1}` : names.map((name) => this.name(name)).join(" ");
-      const at = isBig ? x + pad + Math.max(1.6 * rem, pen.measureText(`${ids} `).width) : x + pad;
+      const who = names.length > 3 ? `${nameOf(names[0])}+${names.length - 1}` : names.map(nameOf).join(" ");
+      const at = isBig ? x + pad + Math.max(1.6 * rem, pen.measureText(`${block} `).width) : x + pad;
       write(pen, who, at, y + (isBig ? 0.62 * rem : h / 2 - 1), { size: 0.7, weight: 700, tone: ink.text, width: x + w - at - 0.4 * rem - Math.min(4, refs - 1) * 0.34 * rem });
     }
     this.dots(pen, refs - 1, x, y, w - pad * 0.6, 0.13 * rem);
@@ -168,67 +143,55 @@ export class MemoryMap {
     }
   }
 
-  /** Draw the slots as a bar at the bottom, in the owners' colours. */
-  slots(pen, owners, fill, x, y, w, h) {
-    const size = store.run.blockSize;
+  slots(pen, owners, filled, x, y, w, h) {
     const bar = Math.max(2.5, h * 0.09);
-    const slot = w / size;
-    owners.forEach((owner, i) => {
-      rect(pen, colour(owner), x, y + h - bar + (bar * i) / owners.length, slot * fill, bar / owners.length);
-    });
-    if (slot < 4) return;
-    pen.fillStyle = ink.panel;
-    for (let i = 1; i < size; i += 1) pen.fillRect(x + slot * i - 0.5, y + h - bar, 1, bar);
+    const slot = w / store.run.blockSize;
+    owners.forEach((owner, i) => rect(pen, colour(owner), x, y + h - bar + (bar * i) / owners.length, filled, bar / owners.length));
+    for (let left = slot; left < w - 1 && slot >= 4; left += slot) rect(pen, ink.panel, x + left - 0.5, y + h - bar, 1, bar);
   }
 
-  /** Draw a mark for each extra reference. */
   dots(pen, extra, x, y, w, radius) {
-    if (extra <= 0) return;
-    pen.fillStyle = ink.text;
     for (let i = 0; i < Math.min(extra, 4); i += 1) {
       disc(pen, x + w - radius * (2 + 2.6 * i), y + radius * 2.4, radius);
-      pen.fill();
+      fill(pen, ink.text);
     }
-  }
-
-  name(name) {
-    return label(name, store.run.numChoices(name));
   }
 
   /** Draw tiles that stand for many blocks: the share in use, cached and free, and the commonest owner. */
   tiles(pen, state, tables) {
     const { lay } = this;
-    const { numBlocks } = store.run;
-    const owner = state.owner();
-    const lit = tables.length ? new Uint8Array(numBlocks) : null;
-    for (const seq of tables) for (const block of seq.blocks) lit[block] = 1;
+    const lit = new Set(tables.flatMap((seq) => seq.blocks).map((block) => Math.floor(block / lay.per)));
     const hatching = hatch(pen);
-    const counts = new Map();
-    for (let from = 0; from < numBlocks; from += lay.per) {
-      const to = Math.min(numBlocks, from + lay.per);
-      let [used, cached, isLit] = [0, 0, 0];
-      let [most, best] = [0, 0];
-      counts.clear();
-      for (let block = from; block < to; block += 1) {
-        if (owner[block] >= 0) {
-          used += 1;
-          const number = (counts.get(owner[block]) ?? 0) + 1;
-          counts.set(owner[block], number);
-          if (number > most) [most, best] = [number, owner[block]];
-        } else if (state.refs[block]) cached += 1;
-        if (lit) isLit |= lit[block];
-      }
+    for (let from = 0; from < store.run.numBlocks; from += lay.per) {
+      const { size, used, cached, best } = this.tile(state, from);
+      const isLit = lit.has(from / lay.per);
       const [x, y] = this.place(from);
-      pen.globalAlpha = lit && !isLit ? 0.25 : 1;
+      pen.globalAlpha = lit.size && !isLit ? 0.25 : 1;
       rect(pen, ink.free, x, y, lay.w, lay.h);
-      const [a, b] = [(lay.h * used) / (to - from), (lay.h * cached) / (to - from)];
+      const [a, b] = [(lay.h * used) / size, (lay.h * cached) / size];
       rect(pen, colour(isLit ? tables[0].number : best), x, y + lay.h - a, lay.w, a);
       rect(pen, hatching, x, y + lay.h - a - b, lay.w, b);
     }
     pen.globalAlpha = 1;
   }
 
-  /** Write the first block's number beside the rows. */
+  /** Count the blocks of a tile, and find the request that has most of them. */
+  tile(state, from) {
+    const to = Math.min(store.run.numBlocks, from + this.lay.per);
+    const owner = state.owner();
+    const counts = new Map();
+    let [used, cached, most, best] = [0, 0, 0, 0];
+    for (let block = from; block < to; block += 1) {
+      if (owner[block] >= 0) {
+        used += 1;
+        const number = (counts.get(owner[block]) ?? 0) + 1;
+        counts.set(owner[block], number);
+        if (number > most) [most, best] = [number, owner[block]];
+      } else if (state.refs[block]) cached += 1;
+    }
+    return { size: to - from, used, cached, best };
+  }
+
   labels(pen, lay, top) {
     if (!this.gutter) return;
     const pitch = lay.h + lay.gap;
@@ -239,22 +202,18 @@ export class MemoryMap {
   }
 
   host(pen, state, lay, top, bottom) {
-    const rem = ink.rem;
+    const { rem } = ink;
     const owner = state.hostOwner();
     write(pen, "Host memory", this.gutter, bottom + 1.05 * rem, { size: 0.72, weight: 600 });
     for (let from = 0; from < store.run.numHostBlocks; from += lay.per) {
-      const index = from / lay.per;
-      const [x, y] = [this.gutter + (index % lay.cols) * (lay.w + lay.gap), top + Math.floor(index / lay.cols) * (lay.h + lay.gap)];
+      const [x, y] = this.place(from, lay, top);
       const name = owner.get(from);
+      const own = name && colour(numberOf(name));
       box(pen, x + 0.5, y + 0.5, lay.w - 1, lay.h - 1, 0.25 * rem);
-      pen.fillStyle = name ? `${colour(Number(name.split(".")[0]))}60` : ink.free;
-      pen.fill();
-      pen.strokeStyle = name ? colour(Number(name.split(".")[0])) : ink.line;
-      pen.setLineDash([3, 2]);
-      if (lay.h > 10) pen.stroke();
-      pen.setLineDash([]);
+      fill(pen, name ? `${own}60` : ink.free);
+      if (lay.h > 10) stroke(pen, own ?? ink.line, 1, [3, 2]);
       if (lay.h >= rem && lay.per === 1) {
-        write(pen, name ? this.name(name) : String(from), x + 0.3 * rem, y + lay.h / 2, { weight: name ? 700 : 400, tone: name ? ink.text : ink.soft, width: lay.w - 0.5 * rem });
+        write(pen, name ? nameOf(name) : String(from), x + 0.3 * rem, y + lay.h / 2, { weight: name ? 700 : 400, tone: name ? ink.text : ink.soft, width: lay.w - 0.5 * rem });
       }
     }
   }
@@ -297,13 +256,10 @@ export class MemoryMap {
       const [x, y] = this.place(effect.block);
       const size = Math.max(3, Math.min(h * 0.3, 0.7 * ink.rem));
       pen.globalAlpha = alpha;
-      pen.strokeStyle = pen.fillStyle = ink.bad;
-      pen.lineWidth = 1.5;
-      pen.setLineDash([3, 3]);
-      pen.strokeRect(x + 0.75, y + 0.75, w - 1.5, h - 1.5);
-      pen.setLineDash([]);
+      box(pen, x + 0.75, y + 0.75, w - 1.5, h - 1.5, 0);
+      stroke(pen, ink.bad, 1.5, [3, 3]);
       path(pen, [x + w, y + h], [x + w - size, y + h], [x + w, y + h - size]);
-      pen.fill();
+      fill(pen, ink.bad);
     }
     pen.globalAlpha = 1;
     if (isMoving && !prefersStill()) redraw("map");
@@ -311,11 +267,11 @@ export class MemoryMap {
 
   /** Draw the tables of the selected request, and a line from each entry to its block. */
   lines(pen, tables) {
-    const rem = ink.rem;
+    const { rem } = ink;
     tables.forEach((seq, row) => {
       const y = row * 1.75 * rem;
-      const own = colour(Number(seq.name.split(".")[0]));
-      write(pen, this.name(seq.name), 0, y + 0.8 * rem, { size: 0.72, weight: 700, tone: ink.text });
+      const own = colour(seq.number);
+      write(pen, nameOf(seq.name), 0, y + 0.8 * rem, { size: 0.72, weight: 700, tone: ink.text });
       const left = 2.6 * rem;
       const size = seq.blocks.length;
       const w = Math.min(3.2 * rem, (this.surface.width - left) / size);
@@ -325,23 +281,19 @@ export class MemoryMap {
         const inset = w > 6 ? 1 : 0;
         pen.globalAlpha = 1;
         box(pen, x + inset, y + 0.15 * rem, w - 2 * inset, 1.3 * rem, 3);
-        pen.fillStyle = `${own}44`;
-        pen.fill();
+        fill(pen, `${own}44`);
         if (w > 1.3 * rem) write(pen, String(i), x + w / 2, y + 0.82 * rem, { size: 0.62, weight: 600, tone: ink.text, align: "center" });
         this.placed.push({ x, y, w, h: 1.5 * rem, block });
         if (size > MAX_LINES && i % Math.ceil(size / MAX_LINES)) return;
         const [bx, by] = this.place(block);
         const [tx, ty] = [bx + this.lay.w / 2, by + 1];
         pen.globalAlpha = size > 60 ? 0.35 : 0.85;
-        pen.strokeStyle = own;
-        pen.lineWidth = size > 60 ? 1 : 1.6;
         pen.beginPath();
         pen.moveTo(x + w / 2, bottom);
         pen.bezierCurveTo(x + w / 2, bottom + 1.6 * rem, tx, Math.max(this.top - 1.2 * rem, ty - 2.4 * rem), tx, ty);
-        pen.stroke();
+        stroke(pen, own, size > 60 ? 1 : 1.6);
         disc(pen, tx, ty, 2.2);
-        pen.fillStyle = own;
-        pen.fill();
+        fill(pen, own);
       });
     });
     pen.globalAlpha = 1;
@@ -351,17 +303,14 @@ export class MemoryMap {
     const { selected } = store;
     if (selected?.kind !== "block" && selected?.kind !== "tile") return;
     const [x, y] = this.place(selected.id);
-    pen.strokeStyle = ink.accent;
-    pen.lineWidth = 2.5;
     box(pen, x - 0.5, y - 0.5, this.lay.w + 1, this.lay.h + 1, this.lay.h > 20 ? 0.3 * ink.rem : 1);
-    pen.stroke();
+    stroke(pen, ink.accent, 2.5);
   }
 
-  /** Return what is at a place. */
   at(x, y) {
     const { lay, gutter, top, hosts, hostTop } = this;
-    if (!lay) return null;
-    for (const cell of this.placed) if (x >= cell.x && x < cell.x + cell.w && y >= cell.y && y < cell.y + cell.h) return { kind: "block", id: cell.block };
+    const entry = this.placed.find(around(x, y));
+    if (entry) return { kind: "block", id: entry.block };
     const within = (grid, start, total) => {
       const [col, row] = [Math.floor((x - gutter) / (grid.w + grid.gap)), Math.floor((y - start) / (grid.h + grid.gap))];
       const first = (row * grid.cols + col) * grid.per;
@@ -373,53 +322,32 @@ export class MemoryMap {
     return host !== null ? { kind: "host", id: host } : null;
   }
 
-  hover(event) {
-    if (!store.run) return;
-    const thing = this.at(...this.surface.point(event));
-    this.surface.canvas.style.cursor = thing ? "pointer" : "default";
-    tip(thing && this.describe(thing), event);
-  }
-
-  /** Say what a block, a tile or a host block is, in lines. */
   describe(thing) {
     const state = shown();
-    const { run } = store;
     if (thing.kind === "host") {
       const name = state.hostOwner().get(thing.id);
-      return [`Host block ${thing.id}`, name ? `has blocks of ${this.name(name)}, which was swapped out` : "free"];
+      return [`Host block ${thing.id}`, name ? `has blocks of ${nameOf(name)}, which was swapped out` : "free"];
     }
     if (thing.kind === "tile") {
-      const to = Math.min(run.numBlocks, thing.id + this.lay.per);
-      const owner = state.owner();
-      let [used, cached] = [0, 0];
-      for (let block = thing.id; block < to; block += 1) {
-        if (owner[block] >= 0) used += 1;
-        else if (state.refs[block]) cached += 1;
-      }
-      return [`Blocks ${count(thing.id)} … ${count(to - 1)}`, `${used} in use, ${cached} only cached, ${to - thing.id - used - cached} free`];
+      const { size, used, cached } = this.tile(state, thing.id);
+      return [`Blocks ${count(thing.id)} … ${count(thing.id + size - 1)}`, `${used} in use, ${cached} only cached, ${size - used - cached} free`];
     }
     return describeBlock(state, thing.id);
   }
 
-  click(event) {
-    if (!store.run) return;
-    const thing = this.at(...this.surface.point(event));
-    select(thing?.kind === "host" ? ownerOf(thing.id) : thing);
+  click(thing) {
+    const name = thing?.kind === "host" && shown().hostOwner().get(thing.id);
+    select(thing?.kind !== "host" ? thing : name ? { kind: "seq", id: name } : null);
   }
 
   key(event) {
     const { run, selected } = store;
-    if (!run || !this.lay) return;
     const { cols, per } = this.lay;
     const moves = { ArrowLeft: -per, ArrowRight: per, ArrowUp: -cols * per, ArrowDown: cols * per, PageUp: -8 * cols * per, PageDown: 8 * cols * per };
-    if (!(event.key in moves) || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    event.stopPropagation();
+    if (!(event.key in moves)) return null;
     const kind = per === 1 ? "block" : "tile";
     const at = selected?.kind === kind ? selected.id + moves[event.key] : 0;
-    const id = Math.max(0, Math.min(Math.floor((run.numBlocks - 1) / per) * per, at));
-    change({ selected: { kind, id } });
-    announce(this.describe({ kind, id }).join(". "));
+    return { kind, id: Math.max(0, Math.min(Math.floor((run.numBlocks - 1) / per) * per, at)) };
   }
 
   say(state) {
@@ -431,12 +359,6 @@ export class MemoryMap {
   }
 }
 
-function ownerOf(host) {
-  const name = shown().hostOwner().get(host);
-  return name ? { kind: "seq", id: name } : null;
-}
-
-/** Say what a block is, in lines. */
 export function describeBlock(state, block) {
   const { run } = store;
   const refs = state.refs[block];
@@ -445,7 +367,7 @@ export function describeBlock(state, block) {
   const isCached = Number(state.tree.has(block));
   const pins = refs - names.length - isCached;
   const who = [
-    names.length ? `${names.length > 1 ? "tables" : "table"} of ${names.map((name) => label(name, run.numChoices(name))).join(", ")}` : "",
+    names.length ? `${names.length > 1 ? "tables" : "table"} of ${names.map(nameOf).join(", ")}` : "",
     isCached ? "the prefix tree" : "",
     pins > 0 ? some(pins, "copy", "copies") : "",
   ].filter(Boolean);
@@ -453,7 +375,6 @@ export function describeBlock(state, block) {
   return [`Block ${block}`, `${some(refs, "reference")}: ${who.join(", ")}`, `${state.fill[block]} of ${run.blockSize} slots filled`, ...(text ? [`“${visible(text)}”`] : [])];
 }
 
-/** Draw a bent arrow. */
 function arrow(pen, ax, ay, bx, by, alpha) {
   const [dx, dy] = [bx - ax, by - ay];
   const length = Math.hypot(dx, dy) || 1;
@@ -463,18 +384,16 @@ function arrow(pen, ax, ay, bx, by, alpha) {
   const head = 0.5 * ink.rem;
   pen.globalAlpha = alpha;
   for (const [style, width] of [[ink.panel, 5], [ink.text, 2.2]]) {
-    pen.strokeStyle = pen.fillStyle = style;
-    pen.lineWidth = width;
     pen.lineCap = "round";
     pen.beginPath();
     pen.moveTo(ax, ay);
     pen.quadraticCurveTo(mx, my, bx, by);
-    pen.stroke();
+    stroke(pen, style, width);
     path(pen, [bx, by], ...[-0.45, 0.45].map((turn) => [bx - head * Math.cos(angle + turn), by - head * Math.sin(angle + turn)]));
-    pen.fill();
+    fill(pen, style);
   }
   disc(pen, ax, ay, 3.2);
-  pen.fill();
+  fill(pen, ink.text);
   pen.globalAlpha = 1;
   pen.lineCap = "butt";
 }

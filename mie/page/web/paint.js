@@ -15,6 +15,8 @@ export function readTheme() {
   ink.hatching = null;
 }
 
+export const numberOf = (name) => parseInt(name, 10);
+
 /** Return the colour of a request. Every eighth has the same, so a letter stands beside it. */
 export const colour = (number) => ink.of[number % NUM_COLOURS];
 
@@ -31,12 +33,10 @@ export function label(name, n = 1) {
   return letters(number) + (n > 1 || index ? `${index + 1}` : "");
 }
 
-/** Return the numbers of the requests of sequences. */
-export const requests = (names) => [...new Set(names.map((name) => Number(name.split(".")[0])))];
+export const requests = (names) => [...new Set(names.map(numberOf))];
 
 export const prefersStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
-/** Return a pattern of diagonal lines. */
 export function hatch(pen) {
   if (ink.hatching) return ink.hatching;
   const size = 6;
@@ -88,7 +88,6 @@ export class Surface {
     return pen;
   }
 
-  /** Return the place of a pointer event. */
   point(event) {
     const box = this.canvas.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top];
@@ -114,7 +113,7 @@ export function write(pen, text, x, y, { size = 0.66, weight = 400, tone = ink.s
 }
 
 /** Return about how many letters of a text fit a width: not more than do. */
-export function fitting(pen, text, width) {
+function fitting(pen, text, width) {
   const whole = pen.measureText(text).width;
   if (whole <= width) return text.length;
   let size = Math.max(1, Math.floor((text.length * width) / whole));
@@ -130,31 +129,39 @@ export function wrap(pen, text, x, y, numLines, pitch, style) {
     let size = fitting(pen, rest, style.width);
     const space = rest.lastIndexOf(" ", size);
     if (size < rest.length && space > size * 0.5) size = space + 1;
-    const isLast = line === numLines - 1;
-    write(pen, isLast ? rest : rest.slice(0, size), x, y + line * pitch, style);
+    write(pen, line === numLines - 1 ? rest : rest.slice(0, size), x, y + line * pitch, style);
     rest = rest.slice(size);
   }
 }
 
-/** Fill a rectangle. */
+export function fill(pen, tone) {
+  pen.fillStyle = tone;
+  pen.fill();
+}
+
+export function stroke(pen, tone, width, dash = []) {
+  pen.strokeStyle = tone;
+  pen.lineWidth = width;
+  pen.setLineDash(dash);
+  pen.stroke();
+  pen.setLineDash([]);
+}
+
 export function rect(pen, tone, x, y, width, height) {
   pen.fillStyle = tone;
   pen.fillRect(x, y, width, height);
 }
 
-/** Trace a path along points. */
 export function path(pen, ...points) {
   pen.beginPath();
   for (const point of points) pen.lineTo(...point);
 }
 
-/** Trace a disc. */
 export function disc(pen, x, y, radius) {
   pen.beginPath();
   pen.arc(x, y, radius, 0, 7);
 }
 
-/** Trace a box with round corners. */
 export function box(pen, x, y, width, height, radius) {
   pen.beginPath();
   pen.roundRect(x, y, width, height, Math.min(radius, width / 2, height / 2));

@@ -19,8 +19,6 @@ export class Playground {
       send: (changes, prompts) => this.send(changes, prompts),
       running: () => this.running(),
       limits: config.limits,
-      newest: () => store.run.newest,
-      lanes: () => [...store.run.lanes.all.values()],
       say: (text) => { $("promise").textContent = text; },
     });
     $("play-note").textContent = `${config.model}, at most ${config.limits.max_model_len} tokens`;
@@ -44,13 +42,12 @@ export class Playground {
   async experiment(button) {
     button.disabled = true;
     try {
-      await this.provoke[button.dataset.do]();
+      await this.provoke.run(button.dataset.do);
     } finally {
       button.disabled = false;
     }
   }
 
-  /** Return the sampling fields of the form. */
   fields() {
     const { elements } = $("ask");
     const fields = {};
@@ -65,9 +62,12 @@ export class Playground {
     const { elements } = $("ask");
     const mode = prompts ? "text" : elements.mode.value;
     const answer = new Answer(prompts ?? [elements.prompt.value], { ...this.fields(), ...changes }, mode, () => redraw("play"));
+    const views = answer.prompts.map((prompt, i) => new AnswerView(answer, prompt, i));
     this.answers.unshift(answer);
+    this.views.set(answer, views);
+    $("answers").prepend(...views.map((each) => each.node));
     for (const old of this.answers.splice(MAX_ANSWERS)) {
-      for (const each of this.views.get(old) ?? []) each.node.remove();
+      for (const each of this.views.get(old)) each.node.remove();
       this.views.delete(old);
     }
     change({ follows: store.run?.isLive ?? false });
@@ -76,29 +76,16 @@ export class Playground {
 
   draw() {
     const lit = this.lit();
-    const place = $("answers");
-    for (const answer of [...this.answers].reverse()) {
-      if (!this.views.has(answer)) {
-        const views = answer.prompts.map((prompt, i) => new AnswerView(answer, prompt, i));
-        this.views.set(answer, views);
-        place.prepend(...views.map((each) => each.node));
-      }
-      for (const each of this.views.get(answer)) each.draw(lit);
-    }
+    for (const views of this.views.values()) for (const each of views) each.draw(lit);
   }
 
-  /** Return which positions of which sequences the selected block has. */
+  /** Return the sequences that have the selected block, and the position where it begins in each. */
   lit() {
-    const { selected } = store;
-    const found = new Map();
-    if (selected?.kind !== "block") return found;
+    const { run, selected } = store;
+    if (selected?.kind !== "block") return new Map();
     const state = shown();
-    const size = store.run.blockSize;
-    for (const name of state.holders().get(selected.id) ?? []) {
-      const index = state.seqs.get(name).blocks.indexOf(selected.id);
-      found.set(name, [index * size, (index + 1) * size]);
-    }
-    return found;
+    const names = state.holders().get(selected.id) ?? [];
+    return new Map(names.map((name) => [name, state.seqs.get(name).blocks.indexOf(selected.id) * run.blockSize]));
   }
 }
 
@@ -120,17 +107,18 @@ class AnswerView {
 
   draw(lit) {
     const { answer } = this;
-    if (this.number === undefined) this.find();
-    const isAlone = answer.prompts.length === 1;
+    this.find();
+    const usage = answer.prompts.length === 1 && answer.usage;
+    const metrics = usage && answer.metrics;
     const reasons = this.choices.map(({ choice }) => choice.reason);
     const size = this.choices.reduce((sum, { choice }) => sum + choice.tokens.length, 0);
     const state = answer.state === "running" && reasons.every(Boolean) ? "done" : answer.state;
     const words = [
       { running: size ? "answering" : "waiting", done: reasons.join(", "), left: "disconnected", failed: "failed" }[state],
-      isAlone && answer.usage ? `${answer.usage.prompt_tokens} + ${answer.usage.completion_tokens} tokens` : some(size, "token"),
-      isAlone && answer.usage ? `${answer.usage.prompt_tokens_details.cached_tokens} cached` : "",
-      isAlone && answer.metrics?.num_preemptions ? `preempted ${some(answer.metrics.num_preemptions, "time")}` : "",
-      isAlone && answer.metrics?.time_to_first_token_ms ? `TTFT ${duration(answer.metrics.time_to_first_token_ms / 1000)}` : "",
+      usage ? `${usage.prompt_tokens} + ${usage.completion_tokens} tokens` : some(size, "token"),
+      usage && `${usage.prompt_tokens_details.cached_tokens} cached`,
+      metrics?.num_preemptions && `preempted ${some(metrics.num_preemptions, "time")}`,
+      metrics?.time_to_first_token_ms && `TTFT ${duration(metrics.time_to_first_token_ms / 1000)}`,
     ];
     this.head.textContent = words.filter(Boolean).join(" · ");
     this.leave.hidden = state !== "running";
@@ -141,27 +129,23 @@ class AnswerView {
 
   /** Find the number of this prompt's request, for the steps and blocks of tokens. */
   find() {
+    if (this.number !== undefined || !this.answer.id || !store.run.isLive) return;
     const id = this.answer.requestId(this.place);
-    const lane = this.answer.id && store.run?.isLive && [...store.run.lanes.all.values()].find((each) => each.requestId === id);
-    if (!lane) return;
-    this.number = lane.number;
-    this.node.style.setProperty("--of", colour(lane.number));
-    this.who.textContent = letters(lane.number);
+    this.number = [...store.run.lanes.all.values()].find((each) => each.requestId === id)?.number;
+    if (this.number === undefined) return;
+    this.node.style.setProperty("--of", colour(this.number));
+    this.who.textContent = letters(this.number);
   }
 
   lane(index) {
+    this.find();
     return store.run.lanes.all.get(`${this.number}.${index}`);
   }
 }
 
 class ChoiceView {
   constructor(view, choice, index) {
-    this.view = view;
-    this.choice = choice;
-    this.index = index;
-    this.num = 0;
-    this.at = -1;
-    this.spans = [];
+    Object.assign(this, { view, choice, index, spans: [], at: -1 });
     this.node = el("div", {
       className: "tokens", tabIndex: 0, role: "group",
       "aria-label": `Answer ${index + 1}: tokens. Arrow keys move, Enter shows the block.`,
@@ -174,33 +158,28 @@ class ChoiceView {
 
   draw(lit) {
     const { tokens } = this.choice;
-    for (; this.num < tokens.length; this.num += 1) {
-      const token = tokens[this.num];
+    for (const token of tokens.slice(this.spans.length)) {
       const surprise = Math.max(0, Math.min(1, -token.logprob / 5));
       const span = el("span", { vars: { "--p": surprise.toFixed(3) } }, token.text);
       this.spans.push(span);
       this.node.append(span);
     }
-    const start = this.start();
-    const forced = this.view.lane(this.index)?.forced;
-    if (start !== null && forced?.size) this.spans.forEach((span, i) => span.classList.toggle("forced", forced.has(start + i)));
-    const range = start === null ? undefined : lit.get(this.view.lane(this.index)?.name);
-    if (!range && !this.wasLit) return;
-    this.wasLit = Boolean(range);
-    this.spans.forEach((span, i) => span.classList.toggle("lit", Boolean(range) && start + i >= range[0] && start + i < range[1]));
-  }
-
-  /** Return the position of the first token of the answer in its sequence. */
-  start() {
-    const name = this.view.lane(this.index)?.name;
-    if (this.first === undefined && name) this.first = store.run.newest.seqs.get(name)?.num_prompt ?? (this.view.answer.prompts.length === 1 ? this.view.answer.usage?.prompt_tokens : undefined);
-    return this.first ?? null;
+    const lane = this.view.lane(this.index);
+    if (!lane) return;
+    const from = lit.get(lane.name) ?? -Infinity;
+    const key = `${from} ${this.spans.length} ${lane.forced.size}`;
+    if (key === this.drawn) return;
+    this.drawn = key;
+    this.spans.forEach((span, i) => {
+      const position = lane.numPrompt + i;
+      span.classList.toggle("forced", lane.forced.has(position));
+      span.classList.toggle("lit", position >= from && position < from + store.run.blockSize);
+    });
   }
 
   hover(event) {
     const index = this.spans.indexOf(event.target);
-    if (index < 0) return tip(null);
-    return tip(this.describe(index), event);
+    tip(index < 0 ? null : this.describe(index), event);
   }
 
   describe(index) {
@@ -217,14 +196,12 @@ class ChoiceView {
   /** Return the step that sampled a token, and the block that has it in the state that is shown. */
   place(index) {
     const lane = this.view.lane(this.index);
-    const start = this.start();
-    if (!lane || start === null) return {};
-    const position = start + index;
+    if (!lane) return {};
+    const position = lane.numPrompt + index;
     const table = shown().seqs.get(lane.name)?.blocks ?? [];
     return { step: lane.made.get(position), block: table[Math.floor(position / store.run.blockSize)], lane, position };
   }
 
-  /** Show the step of a token, and its block. */
   async pick(index) {
     const { step, lane, position } = index < 0 ? {} : this.place(index);
     if (!step) return;
@@ -234,15 +211,15 @@ class ChoiceView {
     change({ step: at, follows: false });
     const state = await store.run.exactly(at);
     const table = state.seqs.get(lane.name)?.blocks ?? [];
-    const block = table[slot] ?? table[table.length - 1];
+    const block = table[slot] ?? table.at(-1);
     if (block !== undefined) select({ kind: "block", id: block }, true);
     announce(`Token “${this.choice.tokens[index].text}”: step ${step}, block ${block ?? "already free"}`);
   }
 
   key(event) {
     const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10 };
-    if (event.key === "Enter") return this.pick(this.at);
-    if (!(event.key in moves) || !this.spans.length) return undefined;
+    if (event.key === "Enter") this.pick(this.at);
+    if (!(event.key in moves) || !this.spans.length) return;
     event.preventDefault();
     event.stopPropagation();
     this.spans[this.at]?.classList.remove("at");
@@ -253,6 +230,5 @@ class ChoiceView {
     tip(this.describe(this.at), { clientX: left, clientY: bottom });
     const { text, logprob } = this.choice.tokens[this.at];
     announce(`${text}, ${(100 * Math.exp(logprob)).toFixed(0)} percent`);
-    return undefined;
   }
 }

@@ -18,13 +18,12 @@ export class Player {
     const { run } = store;
     if (store.step >= run.last) seek(run.first);
     change({ plays: true });
-    const rate = Math.max(6, (run.steps.length / SECONDS));
+    const rate = Math.max(6, run.steps.length / SECONDS);
     const from = { time: performance.now(), index: run.indexOf(store.step) };
     const tick = (now) => {
       if (!store.plays || store.run !== run) return;
       const index = Math.min(run.steps.length - 1, from.index + Math.floor(((now - from.time) * rate) / 1000));
-      if (index < 0) return void requestAnimationFrame(tick);
-      if (run.steps[index].step !== store.step) seek(run.steps[index].step);
+      if (index >= 0) seek(run.steps[index].step);
       if (index >= run.steps.length - 1) this.stop();
       else requestAnimationFrame(tick);
     };

@@ -4,6 +4,7 @@ import { Lanes } from "./lanes.js";
 import { State } from "./state.js";
 
 const MAX_STEPS = 10000; // steps that a page keeps of a live run
+const MAX_TEXTS = 20000; // texts of blocks that are kept
 const MAX_EXACT = 16; // states inside merged records that are kept
 
 /** The counters, and the columns of a step that add to them. */
@@ -42,7 +43,6 @@ export class Run {
     for (const record of records) this.add(record);
   }
 
-  /** Add the next record of the stream. */
   add(record) {
     if (record.record === "key") {
       if (!this.records.length) this.firstStep = record.step;
@@ -53,17 +53,17 @@ export class Run {
     } else {
       for (const step of record.steps ?? []) this.addStep(step);
       if (record.events) this.lanes.add(this.last + 1, (record.events = this.named(record.events)));
-      this.records.push({ ...record, last: record.record === "now" ? this.last : this.steps[this.steps.length - 1].step });
+      this.records.push({ ...record, last: this.last });
     }
-    this.newest.apply(record, this.records[this.records.length - 1].last);
+    this.newest.apply(record, this.records.at(-1).last);
     if (this.isLive && this.steps.length > MAX_STEPS * 1.2) this.trim();
   }
 
   addStep(step) {
     step.events = this.named(step.events);
-    step.step = step.row[this.column.step];
+    step.step = this.value(step, "step");
     const before = this.sums(this.steps.length - 1);
-    step.sums = COUNTERS.map(([, column], i) => before[i] + step.row[this.column[column]]);
+    step.sums = COUNTERS.map(([, column], i) => before[i] + this.value(step, column));
     this.steps.push(step);
     this.lanes.add(step.step, step.events);
     for (const { kind, block } of step.events) {
@@ -78,18 +78,19 @@ export class Run {
     return events.map((event) => {
       if (!Array.isArray(event)) return event;
       const [kind, ...values] = event;
-      const named = { kind };
-      (this.head.fields[kind] ?? []).forEach((name, i) => { named[name] = values[i]; });
-      if (kind === "decode") named.seqs = values[0];
-      return named;
+      return { kind, ...Object.fromEntries((this.head.fields[kind] ?? []).map((name, i) => [name, values[i]])) };
     });
+  }
+
+  value(step, name) {
+    return step.row[this.column[name]];
   }
 
   /** Put the past before the records that are here already. */
   prepend(past) {
     const first = past.find((record) => record.record === "key");
     if (!first) return;
-    const end = past.reduce((last, record) => record.steps ? record.steps[record.steps.length - 1].row[this.column.step] : Math.max(last, record.step ?? 0), 0);
+    const end = Math.max(...past.map((record) => record.steps ? this.value(record.steps.at(-1), "step") : (record.step ?? 0)));
     const before = this.records.filter((record) => record.last < first.step);
     const after = this.records.filter((record) => record.last > end || (record.last === end && record.record !== "steps"));
     this.reset([...before, ...past.filter((record) => record.record !== "head"), ...after]);
@@ -104,6 +105,8 @@ export class Run {
     this.firstStep = this.records[0].step;
     this.steps.splice(0, this.steps.findIndex((each) => each.step > this.firstStep));
     this.lanes.forget(this.firstStep);
+    for (const gone of this.evictions.values()) gone.splice(0, before(gone, this.firstStep, (step) => step));
+    if (this.texts.size > MAX_TEXTS) this.texts.clear();
     this.cursor.index = -1;
   }
 
@@ -112,7 +115,7 @@ export class Run {
   }
 
   get last() {
-    return this.steps.length ? this.steps[this.steps.length - 1].step : this.first;
+    return this.steps.at(-1)?.step ?? this.first;
   }
 
   /** Return the index of the last step at or before a number, or −1. */
@@ -134,13 +137,13 @@ export class Run {
     return this.steps[index]?.sums ?? COUNTERS.map(() => 0);
   }
 
-  /** Return the counters after a step: since the engine began in a live run, or since the log began. */
+  /** Return the counters after a step: since the engine began, or the log of a recorded run. */
   counters(step) {
     const sums = this.sums(this.indexOf(step));
     return Object.fromEntries(COUNTERS.map(([name], i) => [name, this.offsets[i] + sums[i]]));
   }
 
-  /** Return the prompt tokens that were hits, and all, in the last steps up to one. */
+  /** Return the prompt tokens that were hits, and all of them, in the last steps up to one. */
   prefix(step, size = Infinity) {
     const last = this.indexOf(step);
     const [a, b] = [this.sums(last - size), this.sums(last)];
@@ -150,29 +153,26 @@ export class Run {
   /** Return the state after a step: of the newest moment if the run is followed. */
   at(step, isNewest = false) {
     if (isNewest && this.isLive) return this.newest;
-    const index = this.boundary(step);
-    if (this.isLive && this.records[index].last !== step && step > this.first) {
-      if (this.exact.has(step)) return this.exact.get(step);
-      this.ask(step);
-    }
-    return this.walk(index);
+    if (this.exact.has(step)) return this.exact.get(step);
+    if (!this.isExact(step)) this.ask(step);
+    return this.walk(this.boundary(step));
   }
 
-  /** Return whether the state after a step is the replay's own, not that of a step before it. */
+  /** Return whether the state after a step is the replay's own, not that of another moment. */
   isExact(step) {
-    return !this.isLive || this.exact.has(step) || this.records[this.boundary(step)].last === step;
+    const found = this.records[this.boundary(step)];
+    return !this.isLive || this.exact.has(step) || (found.last === step && !isLater(found));
   }
 
-  /** Return a promise of the replay's own state after a step. */
   async exactly(step) {
     if (!this.isExact(step)) await this.ask(step);
     return this.at(step);
   }
 
-  /** Return the index of the last record that ends at or before a step and is no `now`. */
+  /** Return the index of the last record that leads to a step, or to one before it. */
   boundary(step) {
     let index = Math.max(0, before(this.records, step, (record) => record.last));
-    while (index > 0 && this.records[index].record === "now") index -= 1;
+    while (index > 0 && isLater(this.records[index])) index -= 1;
     return index;
   }
 
@@ -191,7 +191,6 @@ export class Run {
     return cursor.state;
   }
 
-  /** Ask the server for the state inside a merged record. */
   ask(step) {
     if (!this.asked.has(step)) this.asked.set(step, this.fetch(step).finally(() => this.asked.delete(step)));
     return this.asked.get(step);
@@ -210,7 +209,6 @@ export class Run {
     }
   }
 
-  /** Return how many choices the request of a sequence has. */
   numChoices(name) {
     return this.lanes.all.get(name)?.n ?? 1;
   }
@@ -219,7 +217,7 @@ export class Run {
   identity(state, block, names = state.holders().get(block)) {
     if (names?.length) return `${names[0]} ${state.seqs.get(names[0]).blocks.indexOf(block)}`;
     const gone = this.evictions.get(block) ?? [];
-    return `${block} tree ${before(gone, state.step, (step) => step)}`;
+    return `${block} tree ${gone[before(gone, state.step, (step) => step)] ?? ""}`;
   }
 
   /** Return the text of a block, or "" if it is not known. What is known may lack the last tokens. */
@@ -230,6 +228,9 @@ export class Run {
     return known && known.fill <= state.fill[block] ? known.text : "";
   }
 }
+
+/** Return whether the state that a record leads to includes what happened after its step. */
+const isLater = ({ record, is_now: isNow }) => record === "now" || isNow;
 
 /** Return the index of the last item whose number is at most the limit, or −1. */
 function before(items, limit, number) {

@@ -21,7 +21,6 @@ export const post = (path, body, options = {}) => ask(path, {
   headers: { "content-type": "application/json", ...options.headers },
 });
 
-/** Return the records of lines of JSON. */
 export function parse(text) {
   return text.split("\n").filter((line) => line).map((line, i) => {
     try {
@@ -32,7 +31,6 @@ export function parse(text) {
   });
 }
 
-/** Return the run that records are. */
 export function recorded(records, title) {
   const [head, ...rest] = records;
   if (head?.record !== "head") {
@@ -62,7 +60,6 @@ export function embedded() {
   return node ? JSON.parse(node.textContent) : null;
 }
 
-/** Return the run of an embedded entry. */
 export async function unpacked({ title, gzip }) {
   const bytes = Uint8Array.from(atob(gzip), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -83,21 +80,13 @@ export class Live {
     this.events.onerror = () => on.trouble(this.events.readyState === EventSource.CLOSED ? "The server closed the stream. Reload to try again." : "The connection is lost. The page tries again.");
   }
 
-  close() {
-    this.events.close();
-  }
-
   take(record) {
-    if (record.record === "head") {
-      this.head = record;
-    } else if (record.record === "truth") {
-      this.on.truth(record);
-    } else if (record.record === "end") {
+    if (record.record === "head") this.head = record;
+    else if (record.record === "truth") this.on.truth(record);
+    else if (record.record === "end") {
       this.on.trouble(`The engine ended: ${record.reason}`);
-      this.close();
-    } else {
-      this.add(record);
-    }
+      this.events.close();
+    } else this.add(record);
   }
 
   add(record) {
@@ -116,7 +105,6 @@ export class Live {
     this.on.change();
   }
 
-  /** Fetch the past up to a step. */
   async fill(run, step) {
     this.numFilling += 1;
     try {

@@ -1,12 +1,17 @@
 // The state after a step. Records assign cells; nothing here knows why they changed.
 
+export const KINDS = ["free", "in use", "only cached", "held for a copy"];
+
 export class State {
   constructor(head) {
     this.blockSize = head.block_size;
-    this.kind = new Uint8Array(head.num_blocks); // 0 free, 1 in a table, 2 only cached, 3 pinned
+    this.kind = new Uint8Array(head.num_blocks); // indices in KINDS
     this.refs = new Uint32Array(head.num_blocks);
     this.fill = new Uint32Array(head.num_blocks);
     this.step = 0;
+    this.version = 0;
+    this.treeVersion = 0;
+    this.keeps = new Map();
     this.clear();
   }
 
@@ -15,7 +20,8 @@ export class State {
     this.seqs = new Map();
     this.tree = new Map();
     this.heat = new Map();
-    this.version = (this.version ?? 0) + 1;
+    this.version += 1;
+    this.treeVersion += 1;
   }
 
   /** Assign a record: a key, steps or what happened since. `step` is the step that it leads to. */
@@ -27,6 +33,7 @@ export class State {
 
   assign(set) {
     this.version += 1;
+    if (set.tree || set.cut || set.heat) this.treeVersion += 1;
     for (const name of set.gone ?? []) this.seqs.delete(name);
     for (const block of set.cut ?? []) {
       this.tree.delete(block);
@@ -38,7 +45,7 @@ export class State {
       this.fill[block] = fill;
     }
     for (const [name, fields] of Object.entries(set.seqs ?? {})) {
-      const seq = this.seqs.get(name) ?? { name, number: Number(name.split(".")[0]), blocks: [], host: [] };
+      const seq = this.seqs.get(name) ?? { name, number: parseInt(name, 10), blocks: [], host: [] };
       this.seqs.set(name, { ...seq, ...fields });
     }
     for (const [name, [start, blocks]] of Object.entries(set.tables ?? {})) {
@@ -53,26 +60,20 @@ export class State {
 
   // Queries. What costs more than a look is kept until the state changes.
 
-  kept(name, make) {
-    if (this.keptVersion !== this.version) {
-      this.keptVersion = this.version;
-      this.keeps = new Map();
-    }
-    if (!this.keeps.has(name)) this.keeps.set(name, make());
-    return this.keeps.get(name);
+  kept(name, make, version = this.version) {
+    if (this.keeps.get(name)?.version !== version) this.keeps.set(name, { version, value: make() });
+    return this.keeps.get(name).value;
   }
 
   /** The sequences in queue order: those that run, then those that wait. */
   queues() {
     return this.kept("queues", () => {
       const order = [...this.seqs.values()].sort((a, b) => a.rank - b.rank || a.number - b.number || choice(a) - choice(b));
-      const runs = order.filter((seq) => seq.state === "running");
-      const waits = order.filter((seq) => seq.state === "waiting" || seq.state === "swapped");
-      return { runs, waits, kept: order.filter((seq) => seq.state === "kept") };
+      const those = (...states) => order.filter((seq) => states.includes(seq.state));
+      return { runs: those("running"), waits: those("waiting", "swapped"), kept: those("kept") };
     });
   }
 
-  /** The names of the sequences whose tables have a block. */
   holders() {
     return this.kept("holders", () => {
       const found = new Map();

@@ -1,14 +1,16 @@
 // One store and one redraw per animation frame.
 
+import { label, numberOf } from "./paint.js";
+
 export const store = {
   run: null, // the Run that is shown
   step: 0, // the step that is shown
   follows: true, // whether the newest step is shown as it comes
   plays: false,
-  selected: null, // {kind: "block" | "host" | "seq" | "tile", …}
+  selected: null, // {kind: "block" | "tile" | "seq", id, all?}
   axis: "step",
   window: null, // [first, last] step of the timeline; null: all
-  facts: null, // what the server says about itself
+  textVersion: 0, // counts the texts of blocks that came
 };
 
 const views = new Map(); // name → draw(store)
@@ -21,7 +23,6 @@ export function view(name, draw) {
   views.set(name, draw);
 }
 
-/** Change the store and redraw. */
 export function change(patch) {
   Object.assign(store, patch);
   redraw();
@@ -45,7 +46,6 @@ function frame() {
   frames.slowest = Math.max(frames.slowest, performance.now() - start);
 }
 
-/** Return the state at the step that is shown. */
 export const shown = () => store.run.at(store.step, store.follows);
 
 /** Show a step. The nearest one that exists is taken. */
@@ -54,6 +54,16 @@ export function seek(step) {
   const { first, last } = store.run;
   const found = store.run.nearest(Math.max(first, Math.min(last, Math.round(step))));
   change({ step: found, follows: store.run.isLive && found >= last });
+}
+
+export const nameOf = (name) => label(name, store.run.numChoices(name));
+
+export const isBlock = (block) => store.selected?.kind === "block" && store.selected.id === block;
+
+/** Return whether a sequence is selected, by itself or with all choices of its request. */
+export function isSelected(name) {
+  const { selected } = store;
+  return selected?.kind === "seq" && (selected.id === name || Boolean(selected.all && numberOf(selected.id) === numberOf(name)));
 }
 
 /** Select something, or nothing if it is selected already. */

@@ -1,12 +1,13 @@
 // The same data as tables, for screen readers and for those who like numbers. Only open ones are drawn.
 
-import { $, count, el, some, visible } from "./dom.js";
-import { label } from "./paint.js";
-import { redraw, select, shown, store } from "./store.js";
+import { $, chip, count, el, some, visible } from "./dom.js";
+import { KINDS } from "./state.js";
+import { nameOf, redraw, select, shown, store } from "./store.js";
 import { shape } from "./tree.js";
 
 const PAGE = 100; // rows of a table at once
-const KINDS = ["free", "in use", "only cached", "held for a copy"];
+
+const COLUMNS = ["step", "num_prefill_tokens", "num_decode_tokens", "num_running", "num_waiting", "num_preempted", "num_blocks_used", "num_blocks_cached"];
 
 const TABLES = [
   {
@@ -16,7 +17,7 @@ const TABLES = [
       const { runs, waits, kept } = state.queues();
       return [...runs, ...kept, ...waits].map((seq) => ({
         pick: { kind: "seq", id: seq.name },
-        cells: [label(seq.name, seq.n), seq.request_id, seq.state, seq.num_tokens, seq.num_computed, seq.blocks.join(" ")],
+        cells: () => [nameOf(seq.name), seq.request_id, seq.state, seq.num_tokens, seq.num_computed, seq.blocks.join(" ")],
       }));
     },
   },
@@ -32,7 +33,7 @@ const TABLES = [
           pick: { kind: "block", id: block },
           cells: () => {
             const names = holders.get(block) ?? [];
-            return [block, KINDS[state.kind[block]], state.refs[block], state.fill[block], names.map((name) => label(name, store.run.numChoices(name))).join(" "), visible(store.run.textOfBlock(state, block, names))];
+            return [block, KINDS[state.kind[block]], state.refs[block], state.fill[block], names.map(nameOf).join(" "), visible(store.run.textOfBlock(state, block, names))];
           },
         });
       }
@@ -43,7 +44,7 @@ const TABLES = [
     title: "Prefix tree",
     head: ["block", "after block", "hits", "evicted as number", "text"],
     rows(state) {
-      const ranks = new Map(shape(state).order.map((block, i) => [block, i + 1]));
+      const { ranks } = shape(state);
       return [...state.tree].map(([block, node]) => ({
         pick: { kind: "block", id: block },
         cells: () => [block, node.parent ?? "", state.heat.get(block)?.uses ?? 0, ranks.get(block) ?? "", visible(store.run.textOfBlock(state, block))],
@@ -55,11 +56,9 @@ const TABLES = [
     head: ["step", "prefill", "decode", "running", "waiting", "preempted", "blocks used", "cached", "what happened"],
     rows() {
       const { run, step } = store;
-      const of = (each, name) => each.row[run.column[name]];
       return run.between(step - PAGE, step).reverse().map((each) => ({
         cells: () => [
-          each.step, of(each, "num_prefill_tokens"), of(each, "num_decode_tokens"), of(each, "num_running"), of(each, "num_waiting"),
-          of(each, "num_preempted"), of(each, "num_blocks_used"), of(each, "num_blocks_cached"),
+          ...COLUMNS.map((name) => run.value(each, name)),
           each.events.filter((event) => event.kind !== "decode").map((event) => `${event.kind} ${event.seq ?? event.block ?? ""}`.trim()).join(", "),
         ],
       }));
@@ -83,16 +82,12 @@ export class Tables {
   }
 
   draw() {
-    const open = this.parts.filter((part) => part.node.open);
-    if (!open.length) return;
-    const state = shown();
-    for (const { table, body, more } of open) {
-      const rows = table.rows(state);
+    for (const { table, body, more } of this.parts.filter((part) => part.node.open)) {
+      const rows = table.rows(shown());
       body.replaceChildren(...rows.slice(0, PAGE).map((row) => {
-        const cells = typeof row.cells === "function" ? row.cells() : row.cells;
-        return el("tr", {}, cells.map((cell, i) => i === 0
-          ? el("th", { scope: "row" }, row.pick ? el("button", { type: "button", className: "chip", onclick: () => select(row.pick, true) }, String(cell)) : String(cell))
-          : el("td", { className: i >= cells.length - 1 ? "long" : "" }, typeof cell === "number" ? count(cell) : cell)));
+        const [first, ...cells] = row.cells();
+        return el("tr", {}, el("th", { scope: "row" }, row.pick ? chip(String(first), () => select(row.pick, true)) : String(first)),
+          cells.map((cell, i) => el("td", { className: i === cells.length - 1 ? "long" : "" }, typeof cell === "number" ? count(cell) : cell)));
       }));
       more.textContent = rows.length > PAGE ? `The first ${PAGE} of ${some(rows.length, "row")}.` : "";
     }

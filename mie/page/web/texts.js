@@ -4,7 +4,6 @@ import { askJson } from "./source.js";
 import { redraw, shown, store } from "./store.js";
 
 const EVERY = 500; // milliseconds
-const SETTLE = 250; // milliseconds after which the page has what the server had when it answered
 const MOST = 512; // blocks that the server tells at once
 
 export class Texts {
@@ -12,6 +11,11 @@ export class Texts {
     this.run = run;
     this.missed = new Set(); // what the server did not know at the step that is shown
     this.timer = setInterval(() => this.fetch(), EVERY);
+  }
+
+  close() {
+    clearInterval(this.timer);
+    this.isClosed = true;
   }
 
   async fetch() {
@@ -26,19 +30,19 @@ export class Texts {
     if (!wanted.size) return;
     this.isBusy = true;
     try {
-      const { blocks } = await askJson(`mie/text?blocks=${[...wanted.keys()].join()}${step === null ? "" : `&step=${step}`}`);
-      if (step === null) await new Promise((resolve) => { setTimeout(resolve, SETTLE); });
+      const { blocks, step: known } = await askJson(`mie/text?blocks=${[...wanted.keys()].join()}${step === null ? "" : `&step=${step}`}`);
+      while (run.last < known && !this.isClosed) await new Promise((resolve) => { setTimeout(resolve, 50); });
       for (const [block, identity] of wanted) {
         const found = blocks[block];
-        // A block that was given to another request meanwhile is left for the next time.
+        // The page now has what the server had. A block that another request got meanwhile waits for the next time.
         if (step === null && run.identity(run.newest, block) !== identity) continue;
         if (found) run.texts.set(identity, { fill: found.tokens.length, text: found.text ?? "" });
         else this.missed.add(identity);
       }
-      store.textVersion = (store.textVersion ?? 0) + 1;
+      store.textVersion += 1;
       redraw("map", "tree", "inspector", "tables");
     } catch (error) {
-      if (error.status !== 404) clearInterval(this.timer); // 404: the log no longer has the step
+      if (error.status !== 404) this.close(); // 404: the log no longer has the step
     } finally {
       this.isBusy = false;
     }

@@ -1,13 +1,15 @@
 // The prefix tree: x is the position in the text, so that a node is as wide as its tokens.
 
-import { announce, count, say, some, tip, visible } from "./dom.js";
+import { around, listen } from "./canvas.js";
+import { count, say, some, visible } from "./dom.js";
 import { describeBlock } from "./map.js";
-import { box, colour, font, hatch, ink, rect, requests, Surface, wrap, write } from "./paint.js";
-import { change, redraw, select, shown, store } from "./store.js";
+import { box, colour, fill, font, hatch, ink, rect, requests, stroke, Surface, wrap, write } from "./paint.js";
+import { isBlock, redraw, select, shown, store } from "./store.js";
 
 const MAX_LEAVES = 150;
+const NARROWEST = 6; // pixels of a box, which stands for several blocks if need be
 
-/** Return the children of each node, and the leaves that are evicted next, in order. */
+/** Return the children of each node, the places of idle leaves in the order of eviction, and the most uses. */
 export function shape(state) {
   return state.kept("shape", () => {
     const children = new Map();
@@ -18,16 +20,16 @@ export function shape(state) {
     }
     for (const list of children.values()) list.sort((a, b) => a - b);
     const order = [...state.tree.keys()]
-      .filter((block) => !children.has(block) && isIdle(state, block))
+      .filter((block) => !children.has(block) && typeof state.heat.get(block)?.idle === "number")
       .sort((a, b) => state.heat.get(a).idle - state.heat.get(b).idle || a - b);
-    return { children, order };
-  });
+    let most = 1;
+    for (const { uses } of state.heat.values()) most = Math.max(most, uses);
+    return { children, ranks: new Map(order.map((block, i) => [block, i + 1])), most };
+  }, state.treeVersion);
 }
 
-const isIdle = (state, block) => typeof state.heat.get(block)?.idle === "number";
-
 /** Return rows of chains: each is a run of nodes that have one child. */
-export function chains(state) {
+function chains(state) {
   const { children } = shape(state);
   const placed = [];
   let row = 0;
@@ -59,16 +61,13 @@ export function chains(state) {
 export class PrefixTree {
   constructor(canvas) {
     this.surface = new Surface(canvas, () => redraw("tree"));
-    canvas.addEventListener("pointermove", (event) => this.hover(event));
-    canvas.addEventListener("pointerleave", () => tip(null));
-    canvas.addEventListener("click", (event) => this.click(event));
-    canvas.addEventListener("keydown", (event) => this.key(event));
+    listen(this);
   }
 
   draw() {
     const state = shown();
-    const rem = ink.rem;
-    const found = state.kept("chains", () => chains(state));
+    const { rem } = ink;
+    const found = state.kept("chains", () => chains(state), state.treeVersion);
     const width = this.surface.canvas.parentElement.clientWidth;
     const room = Math.max(12 * rem, Math.min(30 * rem, 0.4 * innerHeight));
     const pitch = Math.max(4, Math.min(3 * rem, room / Math.max(3, found.rows)));
@@ -76,79 +75,73 @@ export class PrefixTree {
     const pen = this.surface.begin(Math.ceil(height));
     const unit = Math.min((width - 2) / found.depth, 14 * rem);
     this.boxes = [];
-    const holders = state.holders();
-    const ranks = new Map(shape(state).order.map((block, i) => [block, i + 1]));
-    const most = Math.max(1, ...[...state.heat.values()].map((each) => each.uses));
-    for (const each of found.placed) this.chain(pen, state, each, unit, pitch, holders, ranks, most);
+    const { ranks, most } = shape(state);
+    for (const each of found.placed) this.chain(pen, state, each, unit, pitch, ranks, most);
     this.scale(pen, found.depth, unit, height, width);
-    if (!found.placed.length) {
-      write(pen, "Nothing is cached at this step.", width / 2, 2.4 * rem, { size: 0.85, align: "center" });
-    }
+    if (!found.placed.length) write(pen, "Nothing is cached at this step.", width / 2, 2.4 * rem, { size: 0.85, align: "center" });
     this.say(state, found, ranks.size);
   }
 
-  chain(pen, state, { chain, depth, row, rows }, unit, pitch, holders, ranks, most) {
-    const rem = ink.rem;
+  chain(pen, state, { chain, depth, row, rows }, unit, pitch, ranks, most) {
+    const { rem } = ink;
     const gap = pitch > 10 ? 3 : 1;
     const y = row * pitch;
     const h = rows * pitch - gap;
     const x = depth * unit;
-    const { selected } = store;
-    chain.forEach((block, i) => {
-      const left = x + i * unit;
-      const names = holders.get(block) ?? [];
-      const width = unit - (i === chain.length - 1 ? gap : 0);
-      const uses = state.heat.get(block)?.uses ?? 0;
-      rect(pen, ink.free, left, y, width, h);
-      pen.globalAlpha = uses ? 0.18 + 0.5 * Math.log1p(uses) / Math.log1p(most) : 0;
-      rect(pen, ink.accent, left, y, width, h);
-      pen.globalAlpha = 1;
-      const bar = Math.max(2, Math.min(0.3 * rem, h * 0.2));
-      const owners = requests(names);
-      if (owners.length) {
-        owners.slice(0, 8).forEach((owner, k, all) => {
-          rect(pen, colour(owner), left + (width * k) / all.length, y + h - bar, width / all.length, bar);
-        });
-      } else {
-        rect(pen, hatch(pen), left, y + h - bar, width, bar);
-      }
-      if (i && unit > 8) {
-        rect(pen, ink.panel, left - 0.5, y, 1, h);
-      }
-      this.boxes.push({ x: left, y, w: unit, h: rows * pitch, block });
-    });
     const w = chain.length * unit - gap;
-    const rank = ranks.get(chain[chain.length - 1]);
+    rect(pen, ink.free, x, y, w, h);
+    const every = Math.ceil(Math.max(1, NARROWEST / unit));
+    const owners = every > 1 ? state.owner() : null;
+    for (let i = 0; i < chain.length; i += every) {
+      const block = chain[i];
+      const left = x + i * unit;
+      const holders = owners ? (owners[block] < 0 ? [] : [owners[block]]) : requests(state.holders().get(block) ?? []);
+      const width = Math.min(every, chain.length - i) * unit - (i + every >= chain.length ? gap : 0);
+      const uses = state.heat.get(block)?.uses ?? 0;
+      if (uses) {
+        pen.globalAlpha = 0.12 + 0.3 * Math.log1p(uses) / Math.log1p(most);
+        rect(pen, ink.accent, left, y, width, h);
+        pen.globalAlpha = 1;
+      }
+      const bar = Math.max(2, Math.min(0.3 * rem, h * 0.2));
+      if (!holders.length) rect(pen, hatch(pen), left, y + h - bar, width, bar);
+      holders.slice(0, 8).forEach((owner, k, all) => {
+        rect(pen, colour(owner), left + (width * k) / all.length, y + h - bar, width / all.length, bar);
+      });
+      if (i && unit > 8) rect(pen, ink.panel, left - 0.5, y, 1, h);
+      this.boxes.push({ x: left, y, w: every * unit, h: rows * pitch, block });
+    }
+    const rank = ranks.get(chain.at(-1));
     this.words(pen, state, chain, x, y, w, h, rank);
     if (rank && pitch > 0.7 * rem) {
       pen.font = font(0.6, 700);
       const text = String(rank);
       const size = Math.max(pen.measureText(text).width + 0.5 * rem, Math.min(1.05 * rem, h));
       box(pen, x + w - size - 2, y + 2, size, Math.min(1.05 * rem, h - 2), 4);
-      pen.fillStyle = ink.panel;
-      pen.fill();
+      fill(pen, ink.panel);
       write(pen, text, x + w - size / 2 - 2, y + 2.5 + Math.min(1.05 * rem, h - 2) / 2, { size: 0.6, weight: 700, tone: rank === 1 ? ink.bad : ink.text, align: "center" });
     }
-    for (const block of chain) {
-      if (selected?.kind !== "block" || selected.id !== block) continue;
-      const i = chain.indexOf(block);
-      pen.strokeStyle = ink.accent;
-      pen.lineWidth = 2.5;
-      pen.strokeRect(x + i * unit + 1, y + 1, unit - gap, h - 2);
-    }
+    const i = chain.findIndex(isBlock);
+    if (i < 0) return;
+    box(pen, x + i * unit + 1, y + 1, unit - gap, h - 2, 0);
+    stroke(pen, ink.accent, 2.5);
   }
 
   words(pen, state, chain, x, y, w, h, isRanked) {
-    const rem = ink.rem;
+    const { rem } = ink;
     if (h < 0.7 * rem || w < 3 * rem) return;
-    const text = visible(chain.map((block) => store.run.textOfBlock(state, block, state.holders().get(block))).join(""));
+    let text = "";
+    for (const block of chain) {
+      if (text.length > w) break; // more letters than fit three lines
+      text += visible(store.run.textOfBlock(state, block));
+    }
     const lines = Math.max(1, Math.min(3, Math.floor((h - 0.3 * rem) / (0.9 * rem))));
     const start = lines > 1 ? y + 0.65 * rem : y + h * 0.42;
     wrap(pen, text, x + 0.35 * rem, start, lines, 0.9 * rem, { size: Math.min(0.7, (h / rem) * 0.6), tone: ink.text, width: w - (isRanked ? 1.9 : 0.8) * rem });
   }
 
   scale(pen, depth, unit, height, width) {
-    const rem = ink.rem;
+    const { rem } = ink;
     const size = store.run.blockSize;
     const every = Math.max(1, Math.ceil((4 * rem) / unit));
     for (let i = 0; i <= depth; i += every) {
@@ -158,37 +151,26 @@ export class PrefixTree {
   }
 
   at(x, y) {
-    return this.boxes?.find((each) => x >= each.x && x < each.x + each.w && y >= each.y && y < each.y + each.h)?.block ?? null;
+    const found = this.boxes.find(around(x, y));
+    return found ? { kind: "block", id: found.block } : null;
   }
 
-  hover(event) {
-    if (!store.run) return;
-    const block = this.at(...this.surface.point(event));
-    this.surface.canvas.style.cursor = block === null ? "default" : "pointer";
-    tip(block === null ? null : this.lines(block), event);
-  }
-
-  lines(block) {
+  describe({ id: block }) {
     const state = shown();
     const { uses = 0 } = state.heat.get(block) ?? {};
-    const rank = shape(state).order.indexOf(block) + 1;
+    const rank = shape(state).ranks.get(block);
     return [...describeBlock(state, block), `taken from the tree ${some(uses, "time")}`, ...(rank ? [rank === 1 ? "evicted next" : `number ${rank} to be evicted`] : [])];
   }
 
-  click(event) {
-    if (!store.run) return;
-    const block = this.at(...this.surface.point(event));
-    select(block === null ? null : { kind: "block", id: block });
+  click(node) {
+    select(node);
   }
 
   /** Move between nodes: left to the parent, right to the first child, up and down between rows. */
   key(event) {
-    if (!["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"].includes(event.key) || !this.boxes?.length) return;
-    event.preventDefault();
-    event.stopPropagation();
+    if (!["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"].includes(event.key) || !this.boxes.length) return null;
     const state = shown();
-    const { selected } = store;
-    const now = this.boxes.find((each) => selected?.kind === "block" && each.block === selected.id);
+    const now = this.boxes.find((each) => isBlock(each.block));
     let next = this.boxes[0];
     if (now) {
       const parent = state.tree.get(now.block)?.parent;
@@ -197,8 +179,7 @@ export class PrefixTree {
       else if (event.key === "ArrowRight") next = this.boxes.find((each) => state.tree.get(each.block)?.parent === now.block) ?? now;
       else next = across(event.key === "ArrowUp" ? -1 : 1) ?? now;
     }
-    change({ selected: { kind: "block", id: next.block } });
-    announce(this.lines(next.block).join(". "));
+    return { kind: "block", id: next.block };
   }
 
   say(state, found, numIdle) {

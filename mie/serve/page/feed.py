@@ -90,11 +90,11 @@ class Page:
     async def take(self) -> bytes:
         """Wait for events, and return all that came; nothing after a long time without any."""
         self.is_reading = True
+        timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_SECONDS, self.wake)
         try:
-            await asyncio.wait_for(self._news.wait(), KEEP_ALIVE_SECONDS)
-        except asyncio.TimeoutError:
-            return b""
+            await self._news.wait()
         finally:
+            timer.cancel()
             self.is_reading = False
         events = b"".join(self._queue)
         self._clear()

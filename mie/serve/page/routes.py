@@ -207,12 +207,14 @@ class PageRoutes:
                 code="text_forbidden",
             )
         blocks = _blocks(request)
-        step = _number(request, "step") if "step" in request.query_params else None
         tokens: dict[int, Sequence[int]]
-        if step is None:
-            tokens, places = await self.feed.ask(lambda follower, _: follower.tokens(blocks))
+        if "step" not in request.query_params:
+            (tokens, places), step = await self.feed.ask(
+                lambda follower, _: (follower.tokens(blocks), follower.step)
+            )
             tokens.update(await self._engine.tokens_of(places))
         else:
+            step = _number(request, "step")
             tree = (await self._state_at(step)).blocks.tree
             tokens = {block: tree[block].tokens for block in blocks if block in tree}
         serving: Serving = request.app.state.serving

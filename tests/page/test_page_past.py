@@ -1,0 +1,117 @@
+"""What a page keeps of a live run is bounded, and is never the state of another moment."""
+
+import json
+from typing import Any
+
+import pytest
+from browser import Shown, chromium, opened
+
+from mie.page.bundle import page_html
+from mie.page.events import COLUMNS, SHOWN
+from mie.page.stream import PAGE_VERSION
+
+NUM_BLOCKS = 4
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    page = tmp_path_factory.mktemp("page") / "page.html"
+    page.write_text(page_html([]))
+    with chromium() as browser, opened(browser, page.as_uri()) as shown:
+        shown.until("window.mie?.read")
+        yield shown
+
+
+def live(*records: dict[str, Any], num_blocks: int = NUM_BLOCKS) -> str:
+    """The lines of a live run."""
+    sizes = {"block_size": 8, "num_blocks": num_blocks, "num_host_blocks": 0, "first": 0}
+    shape = {"columns": COLUMNS, "fields": dict(SHOWN), "version": PAGE_VERSION}
+    head = {"record": "head", "source": "live", "name": "test", **sizes, **shape}
+    return "\n".join(map(json.dumps, (head, *records)))
+
+
+def key(step: int, *blocks: list[int], is_now: bool = False) -> dict[str, Any]:
+    empty = {"seqs": {}, "tables": {}, "host": {}, "tree": {}, "heat": {}, "totals": {}}
+    return {"record": "key", "step": step, "blocks": list(blocks), "is_now": is_now, **empty}
+
+
+def steps(step: int, *events: list[Any], **changed: Any) -> dict[str, Any]:
+    row = [step, *[0] * (len(COLUMNS) - 1)]
+    return {"record": "steps", "steps": [{"row": row, "events": events}], "set": changed}
+
+
+def test_a_long_run_keeps_a_bounded_past(shown: Shown) -> None:
+    records = [key(0)]
+    for step in range(1, 40_001):
+        records.append(steps(step, ["evict", step % NUM_BLOCKS]))
+        if step % 250 == 0:
+            records.append(key(step))
+    kept = shown.js(
+        """text => {
+            const run = mie.read(text);
+            const newest = [0, 1, 2, 3].map(block => run.identity(run.newest, block));
+            const gone = [...run.evictions.values()];
+            return [run.first, run.last, run.steps.length, run.records.length, gone, newest];
+        }""",
+        live(*records),
+    )
+    first, last, num_steps, num_records, gone, newest = kept
+    assert last == 40_000
+    assert 10_000 <= num_steps <= 12_001
+    assert num_records <= num_steps + num_steps // 250 + 1
+    # Of the evictions before the first step, one of each block tells old contents from new ones.
+    assert all(sum(step < first for step in each) <= 1 for each in gone)
+    assert sum(map(len, gone)) <= num_steps + 2 * NUM_BLOCKS
+    assert newest == [f"{block} tree {39_996 + (block or 4)}" for block in range(NUM_BLOCKS)]
+
+
+def test_a_key_with_later_events_is_not_the_state_at_its_step(shown: Shown) -> None:
+    at = """text => {
+        const run = mie.read(text);
+        const asked = [];
+        run.fetchExact = async step => { asked.push(step); throw new Error('none'); };
+        return [run.isExact(1), run.at(1).plain().blocks, asked];
+    }"""
+    before, after = [2, 1, 1, 5], [2, 2, 1, 8]
+    past = (key(0), steps(1, blocks=[before]))
+    assert shown.js(at, live(*past, key(1, after, is_now=True))) == [True, [before], []]
+    assert shown.js(at, live(*past, key(1, before))) == [True, [before], []]
+    # Without the past it has to ask.
+    assert shown.js(at, live(key(1, after, is_now=True))) == [False, [after], [1]]
+
+
+def test_a_large_tree_is_drawn_in_few_boxes(shown: Shown) -> None:
+    """A pool of 100,000 blocks: each chain of 300 cached blocks gets boxes that can be seen."""
+    num_chains, length = 333, 300
+    tree = {
+        str(block): {"parent": block - 1 if block % length else None, "salt": 0}
+        for block in range(num_chains * length)
+    }
+    heat = {block: [1, int(block)] for block in tree}
+    blocks = [[int(block), 2, 1, 8] for block in tree]
+    state = {**key(0), "blocks": blocks, "tree": tree, "heat": heat}
+    found = shown.js(
+        """async text => {
+            Object.assign(mie.store, {run: mie.read(text), step: 0});
+            mie.select(null);
+            await new Promise(requestAnimationFrame);
+            const {boxes} = mie.parts.tree;
+            return [boxes.length, Math.min(...boxes.map(box => box.w)), mie.parts.map.lay.per];
+        }""",
+        live(state, num_blocks=100_000),
+    )
+    num_boxes, narrowest, per_tile = found
+    assert 0 < num_boxes < 20_000
+    assert narrowest >= 6
+    assert per_tile > 1
+    assert shown.errors == []
+
+
+def test_what_happens_between_two_steps_belongs_to_the_later_one(shown: Shown) -> None:
+    seq = {"request_id": "one", "state": "waiting", "num_prompt": 4, "n": 1, "rank": 0}
+    add = ["add", "one", 0, 0, 4, 1, 8]
+    now = {"record": "now", "events": [add], "set": {"seqs": {"0.0": seq}}}
+    records = (key(0), now, steps(1, ["admit", "0.0", 0, 4, 0]))
+    shown.js("text => { mie.store.run = mie.read(text); }", live(*records))
+    assert [(each["request_id"], each["step"]) for each in shown.events("add")] == [("one", 1)]
+    assert shown.js("mie.store.run.lanes.all.get('0.0').born") == 1
