@@ -17,6 +17,7 @@ from mie.ops.sampling import RowControls
 from mie.ops_cpu.threads.workers import Workers
 
 Words = NDArray[np.int32]
+"""A bit for each token [ceil(V / 32)], as in `RowControls.allowed_words`."""
 
 DRAWS_WORTH_SHARING = 1 << 16
 """Logits of a step below which a hand-over takes longer than it saves."""
@@ -50,17 +51,17 @@ def sample(logits: Floats, rows: Sequence[RowControls], workers: Workers) -> lis
 def _sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
     needs_argmax = any(row.temperature == 0.0 for row in rows)
     token_ids = logits.argmax(axis=-1).tolist() if needs_argmax else [0] * len(rows)
-    masked = []
+    masks: dict[int, Words] = {}  # of the rows whose only edit is a mask
     for i, row in enumerate(rows):
         if row.forced_id is not None or row.has_other_edits:
             token_ids[i] = sampling.sample_row(logits[i], row)
         elif row.allowed_words is not None:
             if row.temperature > 0.0 or not _allows(row.allowed_words, token_ids[i]):
-                masked.append(i)
+                masks[i] = row.allowed_words
         elif row.temperature > 0.0:
             token_ids[i] = sampling.sample_row(logits[i], row)
-    if masked:
-        _sample_masked(logits, rows, masked, token_ids)
+    if masks:
+        _sample_masked(logits, rows, masks, token_ids)
     return token_ids
 
 
@@ -69,22 +70,22 @@ def _allows(words: Words, token_id: int) -> bool:
 
 
 def _sample_masked(
-    logits: Floats, rows: Sequence[RowControls], masked: Sequence[int], token_ids: list[int]
+    logits: Floats, rows: Sequence[RowControls], masks: dict[int, Words], token_ids: list[int]
 ) -> None:
-    """Set the tokens of the rows ``masked``, whose only edit is a mask. Other logits are not read.
+    """Set the tokens of the rows in ``masks``, and read only the logits that these allow.
 
     One call finds the allowed tokens of all rows, because a call takes as long as some thousand
     tokens.
     """
     num_rows, vocab_size = logits.shape
     words = np.zeros((num_rows, ceil_div(vocab_size, 32)), np.int32)
-    for i in masked:
-        words[i] = rows[i].allowed_words
+    for i, mask in masks.items():
+        words[i] = mask
     bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
     [allowed] = bits.reshape(-1).view(np.bool_).nonzero()
     allowed_logits = logits.reshape(-1).take(allowed)
     ends = np.searchsorted(allowed, np.arange(num_rows + 1) * vocab_size).tolist()
-    for i in masked:
+    for i in masks:
         x = allowed_logits[ends[i] : ends[i + 1]]
         index = _choose(x, rows[i], vocab_size) if x.size else None
         token_ids[i] = 0 if index is None else int(allowed[ends[i] + index]) - i * vocab_size
