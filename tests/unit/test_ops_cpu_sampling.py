@@ -81,3 +81,23 @@ def test_rows_are_shared_out():
         ]
         for rows in (drawn, [RowControls()] * 9):
             assert fast.sample(logits, rows, Workers(2)) == sampling.sample(logits, rows)
+
+
+def test_a_nucleus_ends_at_the_same_token_where_rounding_decides():
+    """top_p is nearly the probability of the first of two tokens."""
+    vocab_size, seen = 20_000, Counter[bool]()
+    for less in rng.uniform(0.1, 3.0, 200):
+        logits = rng.normal(size=(1, vocab_size))
+        logits[0, 7:9] = 0.0, -less
+        allowed = np.zeros(vocab_size, np.uint8)
+        allowed[7:9] = 1
+        row = RowControls(
+            temperature=1.0,
+            top_p=float((1.0 + rng.integers(128) * 2.0**-53) / (1.0 + np.exp(-less))),
+            uniform=1.0 - 2.0**-53,
+            allowed_words=np.packbits(allowed, bitorder="little").view(np.int32),
+        )
+        expected = sampling.sample(logits, [row])
+        assert fast.sample(logits, [row], Workers(1)) == expected
+        seen[expected == [8]] += 1
+    assert min(seen[True], seen[False]) >= 10
