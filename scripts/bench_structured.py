@@ -2,10 +2,13 @@
 
     python scripts/bench_structured.py [--parts steps masks forced] [--rounds 4]
 
-* ``steps``: a step of 64 decodes, all free or all constrained by a JSON schema. Determined tokens
-  are sampled one by one here, so that every step has the same work. Turns alternate. The table has
-  the median step of each kind, and the median and range of the ratios of neighbouring turns, by
-  the clock and by CPU time.
+* ``steps``: a step of 64 decodes, all free or all constrained. Only steps with 64 rows and nothing
+  else are compared, so that the model computes the same. Records are sampled one by one, because
+  their determined tokens would add rows to other steps. Text has no determined tokens, so its steps
+  include the search for them. Turns alternate. The table has medians of ``Engine.step``, and the
+  median and range of the ratios of neighbouring turns. They compare ``Engine.step`` alone, the time
+  from the end of a step to the end of the next, with the text in between, and its CPU time. CPU
+  time counts all threads, also while they spin-wait.
 * ``masks``: one mask for a vocabulary of 131,072 tokens, over random runs.
 * ``forced``: whole answers with determined tokens taken at once or one by one, in alternating
   turns, and the share of such tokens.
@@ -55,6 +58,12 @@ RECORD: dict[str, Any] = {
     "additionalProperties": False,
 }
 ENDLESS = {"type": "array", "items": RECORD, "minItems": 1000}
+TEXT = {"type": "string", "minLength": 100_000}
+OUTPUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "records, one by one": (ENDLESS, {"max_forced_run": 0}),
+    "text": (TEXT, {}),
+}
+"""Schemas of endless outputs, and settings of the engine."""
 
 
 def new_llm(model: str, folder: Path, **settings: Any) -> LLM:
@@ -83,52 +92,66 @@ def spread(values: Iterable[float], digits: int = 3) -> str:
 # Steps.
 
 
+RATIOS = ("seconds", "clock_seconds", "cpu_seconds")
+
+
 class Turn:
-    """The steps of one turn in which all streams decode."""
+    """The steps of one turn in which all streams decode and nothing else happens."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.clock_seconds: list[float] = []
         self.cpu_seconds: list[float] = []
-        self._last = 0.0
+        self._last = 0.0, 0.0
 
     def observe(self, stats: StepStats) -> None:
-        """Note a step."""
-        last, self._last = self._last, time.process_time()
+        """Note a step and the time since the one before."""
+        last, self._last = self._last, (time.perf_counter(), time.process_time())
         if stats.num_decode_tokens == NUM_STREAMS and not stats.num_prefill_tokens:
             self.seconds.append(stats.seconds)
-            self.cpu_seconds.append(self._last - last)
+            self.clock_seconds.append(self._last[0] - last[0])
+            self.cpu_seconds.append(self._last[1] - last[1])
 
 
-def measure_steps(model: str, folder: Path, rounds: int, tokens: int) -> None:
+def measure_steps(model: str, output: str, folder: Path, rounds: int, tokens: int) -> None:
     """Print how much longer a constrained step takes."""
-    llm = new_llm(model, folder, max_forced_run=0, enable_prefix_caching=False)
+    schema, settings = OUTPUTS[output]
+    llm = new_llm(model, folder, enable_prefix_caching=False, **settings)
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(NUM_STREAMS)]
     for temperature in (1.0, 0.0):
         final = RequestOutputKind.FINAL_ONLY
         options = {"temperature": temperature, "max_tokens": tokens, "output_kind": final}
         kinds = {
             "free": SamplingParams(**options, ignore_eos=True),
-            "constrained": constrained(ENDLESS, **options),
+            "constrained": constrained(schema, **options),
         }
-        clock: dict[str, list[float]] = {kind: [] for kind in kinds}
-        cpu: dict[str, list[float]] = {kind: [] for kind in kinds}
+        turns: dict[str, list[Turn]] = {kind: [] for kind in kinds}
         for turn in range(rounds + 1):  # the first warms up
             for kind, params in kinds.items() if turn % 2 else reversed(kinds.items()):
                 seen = Turn()
                 llm.engine.observers.append(seen.observe)
                 llm.generate(prompts, params, use_tqdm=False)
                 llm.engine.observers.remove(seen.observe)
+                assert len(seen.seconds) > tokens // 2, "too few steps have the same work"
                 if turn:
-                    clock[kind].append(statistics.median(seen.seconds))
-                    cpu[kind].append(statistics.median(seen.cpu_seconds))
-        ratios = [c / f for f, c in zip(clock["free"], clock["constrained"], strict=True)]
-        cpu_ratios = [c / f for f, c in zip(cpu["free"], cpu["constrained"], strict=True)]
-        print(
-            f"| {model} | {temperature:g} | {1e3 * statistics.median(clock['free']):.2f} "
-            f"| {1e3 * statistics.median(clock['constrained']):.2f} | {spread(ratios)} "
-            f"| {spread(cpu_ratios)} |",
-            flush=True,
-        )
+                    turns[kind].append(seen)
+        columns = [
+            f"{1e3 * statistics.median(median_of(each, 'seconds') for each in turns[kind]):.2f}"
+            for kind in kinds
+        ]
+        columns += [
+            spread(
+                median_of(constrained_turn, name) / median_of(free_turn, name)
+                for free_turn, constrained_turn in zip(*turns.values(), strict=True)
+            )
+            for name in RATIOS
+        ]
+        print(f"| {model} | {output} | {temperature:g} | {' | '.join(columns)} |", flush=True)
+
+
+def median_of(turn: Turn, name: str) -> float:
+    """Return the median of the steps of a turn."""
+    return statistics.median(getattr(turn, name))
 
 
 # Masks.
@@ -219,15 +242,20 @@ def main() -> None:
     parts = ("steps", "masks", "forced")
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
     parser.add_argument("--models", nargs="+", default=["bundled", "SmolLM2-135M"])
+    parser.add_argument("--outputs", nargs="+", default=[*OUTPUTS], choices=OUTPUTS)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=48, help="tokens of a stream in a turn")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if "steps" in args.parts:
-            print("| model | temperature | free ms | constrained ms | ratio | by CPU time |")
-            print("|---|---|---|---|---|---|")
+            print(
+                "| model | output | temperature | free ms | constrained ms "
+                "| ratio of steps | from step to step | of CPU time |"
+            )
+            print("|---|---|---|---|---|---|---|---|")
             for model in args.models:
-                measure_steps(model, Path(folder), args.rounds, args.tokens)
+                for output in args.outputs:
+                    measure_steps(model, output, Path(folder), args.rounds, args.tokens)
         if "masks" in args.parts:
             measure_masks(Path(folder), seconds=2)
         if "forced" in args.parts:

@@ -118,7 +118,7 @@ class RowConstraint:
         """
         self._accept_new()
         if self._mask is None:
-            self._mask = np.frombuffer(self._matcher.mask(), np.int32)[: self._num_words]
+            self._mask = np.frombuffer(self._matcher.mask(), np.int32, self._num_words)
         words = self._mask
         if banned_ids:
             words = words & ~self._words_of(banned_ids)

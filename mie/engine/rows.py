@@ -85,7 +85,7 @@ class Row:
             bias=self._bias,
             allowed_ids=self._allowed_ids if allowed_words is None else None,
             allowed_words=allowed_words,
-            banned_ids=np.array(banned_ids) if banned_ids else None,
+            banned_ids=np.array(banned_ids) if banned_ids and allowed_words is None else None,
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,

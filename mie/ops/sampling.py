@@ -30,9 +30,12 @@ def log_softmax(x: Floats) -> Floats:
     return y
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, slots=True)
 class RowControls:
     """How one row of logits becomes a token. Every id is in 0 … V - 1.
+
+    Rows may share one, so it must not be changed. It is not frozen, because each step makes one for
+    each row, and this would take four times as long.
 
     The edits (None: no such edit) make the row's effective logits:
 
@@ -74,9 +77,18 @@ class RowControls:
     @property
     def edits_logits(self) -> bool:
         """Whether the row's effective logits differ from its logits."""
-        allowed = (self.allowed_ids, self.allowed_words)
-        edits = (self.bias, *allowed, self.banned_ids, self.seen_ids, self.output_ids)
-        return any(edit is not None for edit in edits)
+        return self.allowed_words is not None or self.has_other_edits
+
+    @property
+    def has_other_edits(self) -> bool:
+        """Whether it has an edit other than ``allowed_words``."""
+        return not (
+            self.bias is None
+            and self.allowed_ids is None
+            and self.banned_ids is None
+            and self.seen_ids is None
+            and self.output_ids is None
+        )
 
 
 def sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
@@ -99,13 +111,22 @@ def sample_row(logits: Floats, row: RowControls) -> int:
     x = edit_logits(logits, row)
     if row.temperature == 0.0:
         return int(x.argmax())
+    return draw_row(x, row, x.size) or 0
+
+
+def draw_row(x: Floats, row: RowControls, vocab_size: int) -> int | None:
+    """Draw from effective logits x, float64, and return the index in x. x is edited.
+
+    x has the logits of all tokens [V], or of any that include all whose logits are not -inf, by
+    rising id. The token is the same. Return None if the largest logit is not finite.
+    """
     largest = x.max()
     if not np.isfinite(largest):
-        return 0  # Every weight would be NaN.
+        return None  # Every weight would be NaN.
     x -= largest
     with np.errstate(over="ignore"):  # A tiny temperature gives -inf.
         x /= row.temperature
-    return draw(keep_likely(x, row.top_k, row.top_p, row.min_p), row.uniform)
+    return draw(keep_likely(x, row.top_k, row.top_p, row.min_p, vocab_size), row.uniform)
 
 
 def edit_logits(logits: Floats, row: RowControls) -> Floats:
@@ -132,8 +153,12 @@ def edit_logits(logits: Floats, row: RowControls) -> Floats:
     return x
 
 
-def keep_likely(x: Floats, top_k: int, top_p: float, min_p: float) -> Floats:
-    """Set to -inf the logits [V] of every token that min-p, top-k or top-p drops. x is edited.
+def keep_likely(
+    x: Floats, top_k: int, top_p: float, min_p: float, vocab_size: int | None = None
+) -> Floats:
+    """Set to -inf the logits of every token that min-p, top-k or top-p drops. x is edited.
+
+    x has the logits of all tokens [V]. If logits of -inf are left out, ``vocab_size`` tells V.
 
     min-p: Nguyen et al., 2024, arXiv:2407.01082; top-k: Fan et al., 2018, arXiv:1805.04833; top-p:
     Holtzman et al., 2019, arXiv:1904.09751.
@@ -143,7 +168,7 @@ def keep_likely(x: Floats, top_k: int, top_p: float, min_p: float) -> Floats:
     if 0 < top_k < x.size:
         _keep_first(x, top_k, np.partition(x, -top_k)[-top_k])
     if top_p < 1.0:
-        _keep_first(x, *_nucleus(x, top_p))
+        _keep_first(x, *_nucleus(x, top_p, vocab_size or x.size))
     return x
 
 
@@ -158,7 +183,7 @@ def _keep_first(x: Floats, count: int, last: float) -> None:
     x[ties[count - num_above :]] = -np.inf
 
 
-def _nucleus(x: Floats, top_p: float) -> tuple[int, float]:
+def _nucleus(x: Floats, top_p: float, vocab_size: int) -> tuple[int, float]:
     """Return the size of the nucleus and the logit of its last token.
 
     The nucleus is the smallest set of first tokens, in the order of `_keep_first`, whose weights
@@ -168,7 +193,7 @@ def _nucleus(x: Floats, top_p: float) -> tuple[int, float]:
     any order, so every backend ends the nucleus at the same token.
     """
     largest, size = x.max(), x.size
-    scale = 2.0 ** (62 - size.bit_length())
+    scale = 2.0 ** (62 - vocab_size.bit_length())
     total = int((np.exp(x - largest) * scale).astype(np.int64).sum())
     wanted = min(max(math.ceil(top_p * float(total)), 1), total)
     count = min(64, size)

@@ -16,7 +16,7 @@ from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops.kv_cache import Cache
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops.sampling import RowControls
-from mie.ops_cpu import elementwise, kv_cache
+from mie.ops_cpu import elementwise, kv_cache, sampling
 from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.attention.attention import Attention
 from mie.ops_cpu.embedding import Embedding
@@ -149,7 +149,7 @@ class CpuBackend(NumpyBackend):
         return elementwise.silu_mul(gate_up, self.workers, self._allocator)
 
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
-        return elementwise.sample(logits, rows, self.workers)
+        return sampling.sample(logits, rows, self.workers)
 
     def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
         """Run a step with a single-threaded BLAS, because the workers share out the work."""

@@ -5,17 +5,15 @@ Every number equals that of the plain operators bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
-from mie.ops import sampling
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
-from mie.ops.sampling import RowControls
 from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.kv_cache import head_major, slot_rows
 from mie.ops_cpu.threads.workers import Workers
@@ -28,10 +26,6 @@ SILU_WORTH_SHARING = 1 << 16
 """Elements of SiLU's result below which a hand-over takes longer than it saves."""
 ROPE_WORTH_SHARING = 1 << 18
 """Elements of RoPE's result below which a hand-over takes longer than it saves."""
-DRAWS_WORTH_SHARING = 1 << 16
-"""Logits of a step below which a hand-over takes longer than it saves."""
-ROWS_DRAWN = 4
-"""Rows that a thread samples at a time."""
 
 
 def by_rows(
@@ -157,18 +151,3 @@ def _silu_mul(y: Floats, gate_up: Floats) -> None:
     y += 1.0
     np.divide(gate, y, out=y)
     y *= gate_up[:, width:]
-
-
-def sample(logits: Floats, rows: Sequence[RowControls], workers: Workers) -> list[int]:
-    """Compute `ops.sampling.sample`, with the rows shared out among the threads."""
-    if logits.size < DRAWS_WORTH_SHARING or not any(row.temperature for row in rows):
-        return sampling.sample(logits, rows)
-    token_ids = [0] * len(rows)
-
-    def work(_: int, starts: Iterable[int]) -> None:
-        for start in starts:
-            some = slice(start, start + ROWS_DRAWN)
-            token_ids[some] = sampling.sample(logits[some], rows[some])
-
-    workers.share(work, range(0, len(rows), ROWS_DRAWN))
-    return token_ids

@@ -79,6 +79,7 @@ def test_vllms_field(server, path):
         ({"choice": ["yes", "no"]}, {"yes", "no"}),
         ({"regex": "[ab]c"}, {"ac", "bc"}),
         ({"grammar": 'start: "x" | "y"'}, {"x", "y"}),
+        ({"json": {"const": {"a": [1, 2]}}}, {'{"a":[1,2]}'}),
     ):
         answer = server.ask(path, **BODY[path], structured_outputs=given)
         assert text_of(answer["choices"][0]) in texts
@@ -105,6 +106,11 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         {"response_format": {**FORMAT, "json_schema": {"schema": {"not": {}}}}},
         "response_format",
         "response_format has a json schema that cannot be followed",
+    ),
+    "a whitespace pattern": (
+        {"structured_outputs": {"json": {"type": "object"}, "whitespace_pattern": "("}},
+        "structured_outputs",
+        "structured_outputs has a json schema that cannot be followed",
     ),
     "a key": (
         {"response_format": {**FORMAT, "json_schema": {"schema": {}, "strct": True}}},

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mie.ops import activation, norm, rope, sampling
+from mie.ops import activation, norm, rope
 from mie.ops.backend import KVCacheShape, StepBatch
-from mie.ops.sampling import RowControls
 from mie.ops_cpu import elementwise
 from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.elementwise import Rotation
@@ -93,14 +92,3 @@ def test_rms_norm(dtype, num_rows):
             x.flags.writeable = False
             got = elementwise.rms_norm(x, weight, 1e-5, CachingAllocator())
             assert_same_bits(got, norm.rms_norm(x, weight, 1e-5))
-
-
-@pytest.mark.parametrize("num_tokens", [10, 20_000])
-def test_sample(num_tokens):
-    logits = rng.normal(size=(9, num_tokens)).astype("float32")
-    rows = [
-        RowControls(temperature=i % 3, top_p=0.9, uniform=float(rng.random())) for i in range(9)
-    ]
-    assert elementwise.sample(logits, rows, Workers(2)) == sampling.sample(logits, rows)
-    greedy = [RowControls()] * 9
-    assert elementwise.sample(logits, greedy, Workers(2)) == sampling.sample(logits, greedy)

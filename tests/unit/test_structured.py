@@ -270,6 +270,11 @@ def test_a_json_object_is_an_object():
             ['{"a":1 "b":2}'],
         ),
         ({"whitespace_pattern": "_?"}, ['{_"a":1,"b":_2}'], ['{ "a":1,"b":2}']),
+        (
+            {"whitespace_pattern": "_{2}"},
+            ['{"a":1,"b":2}', '{__"a":1,"b":__2}'],
+            ['{_"a":1,"b":2}', '{____"a":1,"b":2}'],
+        ),
     ],
 )
 def test_whitespace(options: dict[str, Any], accepted: list[str], refused: list[str]):
@@ -313,6 +318,21 @@ def test_the_end_is_the_end_of_text_token_of_the_model():
     [output] = bundled().generate("a", params_of(regex="ab|cd"), use_tqdm=False)
     [choice] = output.outputs
     assert (choice.finish_reason, choice.stop_reason, choice.token_ids[-1]) == ("stop", None, EOS)
+
+
+def test_each_of_several_ends_may_follow_a_complete_text():
+    tokenizer = bundled().tokenizer
+    ends = [EOS, max(tokenizer.special_ids - {EOS})]
+    [yes] = tokenizer.encode("y", add_special_tokens=False)[-1:]
+    matcher = Grammars(tokenizer, 2048, ends).start(StructuredOutputsParams(regex="y+"))
+    assert not {*bits(matcher.mask())} & {*ends}
+    matcher.accept(yes)
+    assert {*bits(matcher.mask())} >= {yes, *ends}
+    for end in ends:
+        assert matcher.validate([yes, end]) == 2
+    only = Grammars(tokenizer, 2048, ends).start(StructuredOutputsParams(regex="y"))
+    only.accept(yes)
+    assert bits(only.mask()) == sorted(ends)
 
 
 def test_max_tokens_cuts_the_text():
@@ -544,7 +564,15 @@ def test_async_llm_constrains_too():
             with pytest.raises(RequestError, match="structured_outputs has a regex"):
                 async for _ in llm.generate("a", params_of(regex="("), "bad"):
                     pass
-            text = ""
+            for structure, pattern in (
+                ({"regex": DATE}, DATE),
+                ({"choice": ["yes", "no"]}, "yes|no"),
+                ({"grammar": 'start: "a" | "b"'}, "a|b"),
+                ({"json_object": True, "whitespace_pattern": "_"}, r"\{_.*"),
+            ):
+                async for output in llm.generate("Once", params_of(**structure), str(structure)):
+                    text = output.outputs[0].text
+                assert re.fullmatch(pattern, text, re.DOTALL)
             async for output in llm.generate("Once", params_of(json=SCHEMA), "good"):
                 text = output.outputs[0].text
             return text

@@ -1,0 +1,103 @@
+"""Sampling with threads and with masks: the tokens of the plain operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from mie.ops import sampling
+from mie.ops.sampling import RowControls
+from mie.ops_cpu import sampling as fast
+from mie.ops_cpu.threads.workers import Workers
+
+rng = np.random.default_rng(5)
+
+
+def mask_of(vocab_size: int, density: float) -> np.ndarray:
+    """Return random words of bits. Those after the last token are set, and must not matter."""
+    bits = rng.random(-(-vocab_size // 32) * 32) < density
+    bits[vocab_size:] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def random_row(vocab_size: int) -> RowControls:
+    """Return random controls, most of which have a mask and no other edit."""
+    top_k = int(rng.choice([0, 0, 1, 3, 40, vocab_size]))
+    controls = RowControls(
+        temperature=float(rng.choice([0.0, 0.7, 1.0, 1000.0, 1e-308])),
+        top_k=top_k,
+        top_p=float(rng.choice([1.0, 1.0, 0.9, 0.3])),
+        min_p=float(rng.choice([0.0, 0.0, 0.05])),
+        uniform=float(rng.choice([0.0, rng.random(), 1.0 - 2.0**-53])),
+    )
+    if rng.random() < 0.8:
+        density = rng.choice([0.0, 1.5 / vocab_size, 0.1, 0.9, 1.0])
+        controls.allowed_words = mask_of(vocab_size, density)
+    if rng.random() < 0.1:
+        controls.bias = rng.choice(vocab_size, 2), np.array([9.0, -9.0])
+    if rng.random() < 0.1:
+        controls.forced_id = int(rng.integers(vocab_size))
+    return controls
+
+
+def random_logits(num_rows: int, vocab_size: int, dtype: str) -> np.ndarray:
+    """Return logits, of which many are equal and a few are not finite."""
+    logits = np.round(rng.normal(0, 3, (num_rows, vocab_size)), int(rng.integers(0, 8)))
+    for i in range(num_rows):
+        if rng.random() < 0.2:
+            some = rng.random(vocab_size) < rng.choice([2 / vocab_size, 1.0])
+            logits[i, some] = rng.choice([-np.inf, np.inf, np.nan])
+    return logits.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("vocab_size", [1, 31, 40, 2048, 20_000])
+def test_each_token_is_that_of_the_plain_operator(
+    vocab_size: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(fast, "LOGITS_AT_A_TIME", 1 << 14)
+    seen: Counter[bool] = Counter()
+    for num_rows in (0, 1, 3, 9, 30) * (4 if vocab_size < 10_000 else 1):
+        logits = random_logits(num_rows, vocab_size, dtype)
+        rows = [random_row(vocab_size) for _ in range(num_rows)]
+        with np.errstate(invalid="ignore"):
+            expected = sampling.sample(logits, rows)
+            assert fast.sample(logits, rows, Workers(2)) == expected
+        logits.flags.writeable = False
+        greedy = [RowControls(allowed_words=row.allowed_words) for row in rows]
+        assert fast.sample(logits, greedy, Workers(2)) == sampling.sample(logits, greedy)
+        seen.update(row.allowed_words is not None for row in rows)
+    assert min(seen[True], seen[False]) >= 3
+
+
+def test_rows_are_shared_out():
+    """Rows of one block, several blocks of one thread, and blocks of two threads."""
+    for vocab_size in (10, 20_000):
+        logits = rng.normal(size=(9, vocab_size)).astype("float32")
+        drawn = [
+            RowControls(temperature=i % 3, top_p=0.9, uniform=float(rng.random())) for i in range(9)
+        ]
+        for rows in (drawn, [RowControls()] * 9):
+            assert fast.sample(logits, rows, Workers(2)) == sampling.sample(logits, rows)
+
+
+def test_a_nucleus_ends_at_the_same_token_where_rounding_decides():
+    """top_p is nearly the probability of the first of two tokens."""
+    vocab_size, seen = 20_000, Counter[bool]()
+    for less in rng.uniform(0.1, 3.0, 200):
+        logits = rng.normal(size=(1, vocab_size))
+        logits[0, 7:9] = 0.0, -less
+        allowed = np.zeros(vocab_size, np.uint8)
+        allowed[7:9] = 1
+        row = RowControls(
+            temperature=1.0,
+            top_p=float((1.0 + rng.integers(128) * 2.0**-53) / (1.0 + np.exp(-less))),
+            uniform=1.0 - 2.0**-53,
+            allowed_words=np.packbits(allowed, bitorder="little").view(np.int32),
+        )
+        expected = sampling.sample(logits, [row])
+        assert fast.sample(logits, [row], Workers(1)) == expected
+        seen[expected == [8]] += 1
+    assert min(seen[True], seen[False]) >= 10
