@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mie.doctor.survey import Finding, Survey, dotted, gibibytes, note, ok, problem, version_of
-
-OLDEST_CAPABILITY = (8, 0)  # cp.async and bfloat16 in the tensor cores
+from mie.ops_gpu.capability import remedy_for
 
 _NUMPY_OF_CUPY = {13: ((1, 22), (2, 6)), 14: ((2, 0), (2, 6))}
 """The NumPy range (from, before) by CuPy's major version, as its wheels require."""
@@ -66,9 +65,8 @@ def _gpus(survey: Survey) -> list[Finding]:
             value += " shared with the CPU"
         elif free:
             value += f" ({gibibytes(free[0])} free)"
-        oldest = f"the kernels need {dotted(OLDEST_CAPABILITY)} (Ampere) or later"
-        is_too_old = capability < OLDEST_CAPABILITY
-        findings += problem(value, f"{oldest}; use backend numpy") if is_too_old else ok(value)
+        remedy = remedy_for(capability)
+        findings += problem(value, remedy) if remedy else ok(value)
     return findings
 
 

@@ -5,6 +5,7 @@ docs/kernels.md explains each.
 """
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -64,16 +65,30 @@ class CupyLinear(NamedTuple):
 def load_cupy_backend(
     dtype: str = "auto",
     *,
+    checkpoint_dtype: str = "float16",
     gpu_memory_utilization: float = 0.9,
     batch_invariant: bool | str = "auto",
     kv_cache_dtype: str = "auto",
     enforce_eager: bool = False,
 ) -> "CupyBackend":
-    """Return the backend of a GPU. dtype "auto" is float16, and batch_invariant "auto" is False."""
+    """Return the backend of a GPU.
+
+    dtype "auto" is bfloat16 if the checkpoint is, and else float16. Values of a model trained in
+    bfloat16 may not fit float16. batch_invariant "auto" is False.
+    """
     launcher = CupyLauncher()
-    chosen = "float16" if dtype == "auto" else dtype
     xp = launcher.xp
-    if chosen == "bfloat16" and int(xp.__version__.partition(".")[0]) < 14:
+    has_bfloat16 = int(xp.__version__.partition(".")[0]) >= 14
+    chosen = dtype
+    if dtype == "auto":
+        chosen = "bfloat16" if checkpoint_dtype == "bfloat16" and has_bfloat16 else "float16"
+        if chosen != checkpoint_dtype == "bfloat16":
+            logging.getLogger(__name__).warning(
+                "the model is bfloat16, which needs CuPy 14 or newer; this is %s, so it runs in "
+                "float16, in which some models give NaN (or choose float32)",
+                xp.__version__,
+            )
+    if chosen == "bfloat16" and not has_bfloat16:
         raise ConfigError(
             f"dtype bfloat16 needs CuPy 14 or newer; this is {xp.__version__} (pip install -U the "
             "CuPy that you have, or choose float16)"

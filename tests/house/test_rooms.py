@@ -153,6 +153,7 @@ ROOMS = {
             "load.backends",
             "ops.sampling",
             "ops_cpu",
+            "ops_gpu.capability",
             "ops_gpu.cublas",
             "reprs",
             "system",

@@ -175,7 +175,7 @@ def test_a_data_type_is_suggested_only_if_it_fits(
 ):
     config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
 
-    def load(name: str, dtype: str, config: EngineConfig) -> Backend:
+    def load(name: str, dtype: str, config: EngineConfig, **_: Any) -> Backend:
         backend = Backend(needs() + 60 * BLOCK)
         if dtype == "float16":
             backend.dtype, backend.itemsize = np.dtype(np.float16), 2
