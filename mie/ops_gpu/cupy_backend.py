@@ -22,7 +22,7 @@ from mie.ops.kv_cache import SCALE_BYTES
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
 from mie.ops_gpu.arena import fresh
-from mie.ops_gpu.arrays import DTYPES, block_threads, host_zeros, kernel_type
+from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, host_zeros, kernel_type
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, current_chip, device_memory
@@ -186,6 +186,18 @@ class CupyBackend:
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         scale_bytes = 0 if self.kv_dtype == self.dtype else SCALE_BYTES
         return shape.num_elements * self.itemsize + shape.num_scales * scale_bytes
+
+    def workspace_bytes(
+        self, num_seqs: int, max_len: int, num_heads: int, shape: KVCacheShape
+    ) -> int:
+        """Return twice the size of the last buffers, because captured steps may keep earlier ones.
+
+        `PagedAttention` doubles their sizes.
+        """
+        element, stored = element_type(self.dtype), element_type(self.kv_dtype)
+        return 2 * self._attention.partial_bytes(
+            num_seqs, max_len, num_heads, shape, element=element, stored=stored
+        )
 
     # Weights.
 
