@@ -36,7 +36,7 @@ class DeviceBatch(StepBatch):
     prefills: Array  # the others
     decode_tiles: Array  # prefix sums of the decodes' key tiles: 0, ..., total
     max_prefill_queries: int  # most queries of any prefill
-    window_tiles: dict[int, Array] = field(default_factory=dict)
+    window_tiles: dict[int, Array] = field(default_factory=dict, init=False)
     """`decode_tiles` from the beginning of each window, which the first layer with it computes."""
 
 
