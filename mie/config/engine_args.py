@@ -59,7 +59,7 @@ class ModelSettings:
         "data type to compute in: float32 or float64 on a CPU; float16, bfloat16 or float32 on a "
         "GPU",
         "model",
-        default_text="auto: float32 on a CPU, float16 on a GPU",
+        default_text="auto: float32 on a CPU; on a GPU bfloat16 if the model's is, else float16",
     )
     load_format: str = setting(
         "auto",

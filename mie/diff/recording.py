@@ -199,6 +199,11 @@ class RecordingBackend:
     def weight_bytes(self, shape: tuple[int, ...]) -> int:
         return self._inner.weight_bytes(shape)
 
+    def workspace_bytes(
+        self, num_seqs: int, max_len: int, num_heads: int, shape: KVCacheShape
+    ) -> int:
+        return self._inner.workspace_bytes(num_seqs, max_len, num_heads, shape)
+
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         return self._inner.kv_cache_bytes(shape)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from mie.config.sizes import format_size
 from mie.doctor.survey import Finding, Survey, note, ok, problem, version_of
-
-OLDEST_CAPABILITY = (8, 0)  # cp.async and bfloat16 in the tensor cores
+from mie.ops_gpu.capability import remedy_for
 
 _NUMPY_OF_CUPY = {13: ("1.22", "2.6"), 14: ("2.0", "2.6")}
 """The NumPy range (from, before) by CuPy's major version, as its wheels require."""
@@ -66,10 +65,8 @@ def _gpus(survey: Survey) -> list[Finding]:
         elif free:
             memory += f" ({format_size(free[0])} free)"
         value = f"{gpu['name']}, compute capability {gpu['capability']}, {memory}"
-        if version_of(gpu["capability"]) >= OLDEST_CAPABILITY:
-            findings += ok(value)
-        else:
-            findings += problem(value, "the kernels need 8.0 (Ampere) or later; use backend numpy")
+        remedy = remedy_for(version_of(gpu["capability"]))
+        findings += problem(value, remedy) if remedy else ok(value)
     return findings
 
 

@@ -17,12 +17,19 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 """Maps each backend to the settings of `EngineConfig` that not every backend has."""
 
 
-def load_backend(name: str, dtype: str = "auto", config: EngineConfig | None = None) -> Backend:
+def load_backend(
+    name: str,
+    dtype: str = "auto",
+    config: EngineConfig | None = None,
+    *,
+    checkpoint_dtype: str = "float16",
+) -> Backend:
     """Return the backend called ``name``, which computes in ``dtype``.
 
     "numpy" is the CPU. "numpy-plain" is the CPU with the plain operators that define the correct
     results. "cupy" is an NVIDIA GPU. "cupy-emulated" runs the GPU's kernels on the CPU, slowly, to
-    check them. It needs a C++ compiler instead of CuPy.
+    check them. It needs a C++ compiler instead of CuPy. On a GPU, dtype "auto" follows
+    ``checkpoint_dtype``, the one that the model's config names.
 
     Raises:
         ConfigError: there is no such backend, it does not compute in ``dtype``, or ``config`` has a
@@ -41,8 +48,9 @@ def load_backend(name: str, dtype: str = "auto", config: EngineConfig | None = N
         return NumpyBackend(dtype, **settings)
     from mie.ops_gpu.cupy_backend import load_cupy_backend, load_emulated_backend
 
-    load = load_cupy_backend if name == "cupy" else load_emulated_backend
-    return load(dtype, **settings)
+    if name == "cupy":
+        return load_cupy_backend(dtype, checkpoint_dtype=checkpoint_dtype, **settings)
+    return load_emulated_backend(dtype, **settings)
 
 
 def _settings(name: str, config: EngineConfig) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def load_engine(
     began = time.perf_counter()
     config = config or EngineConfig()
     model = model or ModelConfig.load(directory)
-    machine = load_backend(backend, dtype, config)
+    machine = load_backend(backend, dtype, config, checkpoint_dtype=model.dtype)
     if wrap is not None:
         machine = wrap(machine)
     if config.async_scheduling is None:
@@ -137,7 +137,8 @@ def _smaller_dtypes(
     ):
         with suppress(ConfigError):
             changed = replace(config, **changes)  # type: ignore[arg-type]  # these are words
-            if fits(changed, model, load_backend(backend, changed_dtype, changed)):
+            smaller = load_backend(backend, changed_dtype, changed, checkpoint_dtype=model.dtype)
+            if fits(changed, model, smaller):
                 text = ", ".join(f"{name}={value}" for name, value in changes.items())
                 yield text or "dtype=float16"
 

@@ -39,7 +39,7 @@ class MemoryPlan:
     block_bytes: int
     weight_bytes: int
     step_bytes: int
-    """Estimated bytes of the results of a full step, without the backend's internal memory."""
+    """Estimated bytes of the results of a full step, with attention's partial results."""
     num_batched_tokens: int
     num_blocks: int
     num_host_blocks: int
@@ -107,7 +107,12 @@ def plan_memory(config: EngineConfig, model: ModelConfig, backend: Backend) -> M
     max_model_len, memory = _max_model_len(config, model), backend.memory()
     block_bytes = backend.kv_cache_bytes(cache_shape(model, 1, config.block_size))
     weight_bytes = sum(map(backend.weight_bytes, expected_tensors(model).values()))
-    step_bytes = _step_bytes(config, model, backend)
+    step_bytes = _step_bytes(config, model, backend) + backend.workspace_bytes(
+        min(config.max_num_seqs, config.max_num_batched_tokens),
+        max_model_len,
+        model.num_heads,
+        cache_shape(model, 1, config.block_size),
+    )
     left = max(0, memory.available_bytes - weight_bytes - step_bytes)
     num_blocks = _num_blocks(config, max_model_len, block_bytes, left, memory.is_shared)
     host_left = left - num_blocks * block_bytes if memory.is_shared else available_bytes()

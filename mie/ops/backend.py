@@ -109,6 +109,15 @@ class Backend(Protocol):
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         """Return the bytes that `new_kv_cache` or `new_host_cache` takes."""
 
+    def workspace_bytes(
+        self, num_seqs: int, max_len: int, num_heads: int, shape: KVCacheShape
+    ) -> int:
+        """Return the maximum bytes of partial results that attention keeps from step to step.
+
+        The steps have at most ``num_seqs`` sequences of at most ``max_len`` tokens, ``num_heads``
+        query heads, and a cache of ``shape``.
+        """
+
     # Weights: loaded once. A matrix arrives as blocks of whole rows in a checkpoint's dtype
     # (float32, float16, bfloat16) and is widened exactly. Each block is consumed before the next.
     def load_vector(self, vector: NDArray[Any]) -> Array:

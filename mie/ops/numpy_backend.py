@@ -49,6 +49,11 @@ class NumpyBackend:
     def weight_bytes(self, shape: tuple[int, ...]) -> int:
         return math.prod(shape) * self.dtype.itemsize
 
+    def workspace_bytes(
+        self, num_seqs: int, max_len: int, num_heads: int, shape: KVCacheShape
+    ) -> int:
+        return 0
+
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         scale_bytes = 0 if self.kv_dtype == self.dtype else kv_cache.SCALE_BYTES
         return shape.num_elements * self.itemsize + shape.num_scales * scale_bytes

@@ -57,6 +57,14 @@ class Arena:
         return buffer[:size].reshape(shape)
 
     @property
+    def num_bytes(self) -> dict[str, int]:
+        """The bytes of the current buffers by name."""
+        sizes: dict[str, int] = {}
+        for (name, _), buffer in self._buffers.items():
+            sizes[name] = sizes.get(name, 0) + int(buffer.nbytes)
+        return sizes
+
+    @property
     def buffers(self) -> tuple[Array, ...]:
         """The current buffers. A captured step keeps its own, so they survive being replaced."""
         return tuple(self._buffers.values())

@@ -27,7 +27,12 @@ _KERNEL_TYPES = {
 
 def kernel_type(array: Array) -> str:
     """Return the kernels' name of the array's element type."""
-    return _KERNEL_TYPES[array.dtype]
+    return element_type(array.dtype)
+
+
+def element_type(dtype: np.dtype[Any]) -> str:
+    """Return the kernels' name of the dtype."""
+    return _KERNEL_TYPES[dtype]
 
 
 def to_host(array: Array) -> NDArray[Any]:

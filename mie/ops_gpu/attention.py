@@ -1,23 +1,34 @@
 """Launch paged attention over one cache, with decodes and prompts apart."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mie.arithmetic import ceil_div
-from mie.ops.backend import Array
+from mie.ops.backend import Array, KVCacheShape
 from mie.ops_gpu.arena import Empty, fresh
-from mie.ops_gpu.arrays import kernel_type
-from mie.ops_gpu.batch import DeviceBatch
+from mie.ops_gpu.arrays import kernel_type, next_power_of_two
+from mie.ops_gpu.batch import DeviceBatch, padded_size
 from mie.ops_gpu.chip import Chip
-from mie.ops_gpu.dispatch import WARPS, DecodeKernel, decode_kernel, prefill_kernel
+from mie.ops_gpu.dispatch import (
+    TILE_TOKENS,
+    WARPS,
+    DecodeKernel,
+    decode_kernel,
+    prefill_kernel,
+)
 from mie.ops_gpu.launcher import Launcher
 
 SPLIT_TOKENS = 256
-"""Tokens of a sequence that one block of a split decode attends to, a multiple of 16.
+"""Minimum tokens of a sequence that one block of a split decode attends to, a multiple of 16."""
 
-The splits depend on nothing else, so a sequence's result does not depend on its batch.
+MAX_SPLITS = 32
+"""Maximum splits of a sequence. Those of a longer one have more tokens.
+
+The splits depend on the sequence's length and window alone, so its result does not depend on its
+batch. 32 splits of 4 KV heads are nearly as many blocks as an H200 has multiprocessors. More would
+take more memory for partial results, for which every sequence of a step needs room.
 """
 
 STREAM_BLOCKS_PER_MULTIPROCESSOR = 3
@@ -74,10 +85,20 @@ class AttentionCall:
         return self.table_width * self.block_size
 
     @property
+    def max_splits(self) -> int:
+        """The maximum number of splits of a sequence of the step."""
+        return max_splits(min(self.max_len, (self.window or self.max_len) + 15))
+
+    @property
     def scale(self) -> np.float32:
         """The scale of scores in base 2, because exp(x) is exp2(x * log2(e))."""
         scale: np.float32 = np.float32(math.log2(math.e) / math.sqrt(self.head_dim))
         return scale
+
+
+def max_splits(num_tokens: int) -> int:
+    """Return the number of splits of a sequence of which this many tokens are seen."""
+    return min(MAX_SPLITS, ceil_div(num_tokens, SPLIT_TOKENS))
 
 
 class PagedAttention:
@@ -110,21 +131,56 @@ class PagedAttention:
         """
         out = self._empty("attention", q.shape, q.dtype)
         call = AttentionCall(q=q, kv=kv, scales=scales, out=out, batch=batch, window=window)
+        if window is not None and window >= call.max_len:
+            call = replace(call, window=None)  # every sequence of the step fits it
         if batch.decodes.size:
             self._decode(call)
         if batch.prefills.size:
             self._prefill(call)
         return out
 
+    def partial_bytes(
+        self,
+        num_seqs: int,
+        max_len: int,
+        num_heads: int,
+        shape: KVCacheShape,
+        *,
+        element: str,
+        stored: str,
+    ) -> int:
+        """Return the bytes of the partial results of the largest padded step, in an arena."""
+        group = num_heads // shape.num_kv_heads
+        kernel = decode_kernel(
+            element,
+            shape.head_dim,
+            group,
+            shape.block_size,
+            stored=stored,
+            may_stream=not self._is_deterministic,
+        )
+        if kernel.kind == "stream":
+            heads, splits, rows = 8 * kernel.head_tiles, 1, 2 * self._stream_blocks(kernel)
+        else:
+            size = padded_size(num_seqs, ceil_div(max_len, shape.block_size))
+            heads, splits = num_heads, max_splits(size.table_width * shape.block_size)
+            rows = size.num_seqs if splits > 1 else 0
+        sums = rows * heads * splits
+        sizes = (next_power_of_two(size) for size in (sums * shape.head_dim, sums) if size)
+        return 4 * sum(sizes)
+
+    def _stream_blocks(self, kernel: DecodeKernel) -> int:
+        """Return the number of blocks that the chip holds at once."""
+        return self._chip.resident_blocks(kernel.shared_bytes, STREAM_BLOCKS_PER_MULTIPROCESSOR)
+
     def _decode(self, call: AttentionCall) -> None:
-        has_window = call.window is not None and call.max_len > call.window
         kernel = decode_kernel(
             kernel_type(call.q),
             call.head_dim,
             call.group,
             call.block_size,
             stored=kernel_type(call.kv),
-            may_stream=not (self._is_deterministic or has_window),
+            may_stream=not self._is_deterministic,
         )
         if kernel.kind == "stream":
             self._decode_stream(call, kernel)
@@ -133,13 +189,14 @@ class PagedAttention:
 
     def _decode_splits(self, call: AttentionCall, kernel: DecodeKernel) -> None:
         batch, num_decodes = call.batch, call.batch.decodes.size
-        num_splits = ceil_div(call.max_len, SPLIT_TOKENS)
+        num_splits = call.max_splits
         partial = partial_lse = None  # without splits the kernel writes the output itself
         if num_splits > 1:
             partial, partial_lse = self._partials(num_decodes, call.num_heads, num_splits, call)
         name = "paged_decode" if kernel.kind == "plain" else "paged_decode_mma"
         # The name of the plain kernel includes the group.
-        sizes = [call.table_width, call.block_size, SPLIT_TOKENS, call.window or 0]
+        splitting = [SPLIT_TOKENS, MAX_SPLITS, call.window or 0]
+        sizes = [call.table_width, call.block_size, *splitting]
         if kernel.kind == "mma":
             sizes.insert(0, call.group)
         attend = self._launcher.kernel(f"{name}.cu", name + kernel.parameters)
@@ -165,13 +222,14 @@ class PagedAttention:
         if num_splits == 1:
             return
         name = f"combine_splits<{kernel_type(call.q)}>"
-        sizes = [num_splits, call.head_dim]
+        sizes = [num_splits, call.head_dim, *splitting]
         self._launcher.kernel("paged_decode.cu", name)(
             (call.num_heads, num_decodes),
             (64,),
             (
                 partial,
                 partial_lse,
+                batch.seq_lens,
                 batch.cu_seqlens_q,
                 batch.decodes,
                 call.out,
@@ -181,14 +239,14 @@ class PagedAttention:
 
     def _decode_stream(self, call: AttentionCall, kernel: DecodeKernel) -> None:
         batch, num_decodes = call.batch, call.batch.decodes.size
-        num_blocks = self._chip.resident_blocks(
-            kernel.shared_bytes, STREAM_BLOCKS_PER_MULTIPROCESSOR
-        )
+        num_blocks = self._stream_blocks(kernel)
         partial, partial_lse = self._partials(2 * num_blocks, 8 * kernel.head_tiles, 1, call)
+        tiles = self._tiles(batch, call.window)
         attend = self._launcher.kernel(
             "paged_decode_stream.cu", "paged_decode_stream" + kernel.parameters
         )
         sizes = [num_decodes, call.num_kv_heads, call.group, call.table_width, call.block_size]
+        sizes.append(call.window or 0)
         attend(
             (num_blocks,),
             (32 * WARPS,),
@@ -200,7 +258,7 @@ class PagedAttention:
                 batch.seq_lens,
                 batch.cu_seqlens_q,
                 batch.decodes,
-                batch.decode_tiles,
+                tiles,
                 call.out,
                 partial,
                 partial_lse,
@@ -218,7 +276,7 @@ class PagedAttention:
             (
                 batch.cu_seqlens_q,
                 batch.decodes,
-                batch.decode_tiles,
+                tiles,
                 partial,
                 partial_lse,
                 call.out,
@@ -226,12 +284,40 @@ class PagedAttention:
             ),
         )
 
+    def _tiles(self, batch: DeviceBatch, window: int | None) -> Array:
+        """Return the prefix sums of the decodes' key tiles from the beginning of the window.
+
+        Layers with the same window share them.
+        """
+        if window is None:
+            return batch.decode_tiles
+        if window not in batch.window_tiles:
+            num_decodes = batch.decodes.size
+            tiles = self._empty(f"tiles {window}", (num_decodes + 1,), np.dtype(np.int32))
+            self._launcher.kernel("paged_decode_stream.cu", "count_tiles")(
+                (1,),
+                (32,),
+                (
+                    batch.seq_lens,
+                    batch.decodes,
+                    tiles,
+                    *map(np.int32, [num_decodes, TILE_TOKENS, window]),
+                ),
+            )
+            batch.window_tiles[window] = tiles
+        return batch.window_tiles[window]
+
     def _partials(self, rows: int, heads: int, splits: int, call: AttentionCall) -> list[Array]:
-        """Allocate partial results [rows, heads, splits, Dh] and their log-sum-exps."""
+        """Allocate partial results [rows, heads, splits, Dh] and their log-sum-exps.
+
+        Both are flat in the arena, which then rounds their sizes up to powers of two. A buffer that
+        replaces another, of which a captured step may keep the old one, is so at least twice as
+        large, and all of them together are smaller than twice the last.
+        """
         shapes = ((rows, heads, splits, call.head_dim), (rows, heads, splits))
         names = ("partial", "partial_lse")
         return [
-            self._empty(name, shape, np.dtype(np.float32))
+            self._empty(name, (math.prod(shape),), np.dtype(np.float32)).reshape(shape)
             for name, shape in zip(names, shapes, strict=True)
         ]
 

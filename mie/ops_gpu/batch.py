@@ -1,6 +1,6 @@
 """Pad a step's integers to a size that steps share, and lay them out on the device."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +36,8 @@ class DeviceBatch(StepBatch):
     prefills: Array  # the others
     decode_tiles: Array  # prefix sums of the decodes' key tiles: 0, ..., total
     max_prefill_queries: int  # most queries of any prefill
+    window_tiles: dict[int, Array] = field(default_factory=dict, init=False)
+    """`decode_tiles` from the beginning of each window, which the first layer with it computes."""
 
 
 class HostBatch(NamedTuple):
@@ -97,6 +99,11 @@ def bucket_of(batch: StepBatch) -> Bucket | None:
         return None
     if not np.array_equal(batch.logits_rows, np.arange(num_seqs)):
         return None
+    return padded_size(num_seqs, table_width)
+
+
+def padded_size(num_seqs: int, table_width: int) -> Bucket:
+    """Return the size that a step of decodes is padded to."""
     return Bucket(padded_seqs(num_seqs), max(MIN_TABLE_WIDTH, next_power_of_two(table_width)))
 
 

@@ -5,6 +5,7 @@ docs/kernels.md explains each.
 """
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from mie.ops.kv_cache import SCALE_BYTES
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
 from mie.ops_gpu.arena import fresh
-from mie.ops_gpu.arrays import DTYPES, block_threads, host_zeros, kernel_type
+from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, host_zeros, kernel_type
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, current_chip, device_memory
@@ -64,16 +65,30 @@ class CupyLinear(NamedTuple):
 def load_cupy_backend(
     dtype: str = "auto",
     *,
+    checkpoint_dtype: str = "float16",
     gpu_memory_utilization: float = 0.9,
     batch_invariant: bool | str = "auto",
     kv_cache_dtype: str = "auto",
     enforce_eager: bool = False,
 ) -> "CupyBackend":
-    """Return the backend of a GPU. dtype "auto" is float16, and batch_invariant "auto" is False."""
+    """Return the backend of a GPU.
+
+    dtype "auto" is bfloat16 if the checkpoint is, and else float16. Values of a model trained in
+    bfloat16 may not fit float16. batch_invariant "auto" is False.
+    """
     launcher = CupyLauncher()
-    chosen = "float16" if dtype == "auto" else dtype
     xp = launcher.xp
-    if chosen == "bfloat16" and int(xp.__version__.partition(".")[0]) < 14:
+    has_bfloat16 = int(xp.__version__.partition(".")[0]) >= 14
+    chosen = dtype
+    if dtype == "auto":
+        chosen = "bfloat16" if checkpoint_dtype == "bfloat16" and has_bfloat16 else "float16"
+        if chosen != checkpoint_dtype == "bfloat16":
+            logging.getLogger(__name__).warning(
+                "the model is bfloat16, which needs CuPy 14 or newer; this is %s, so it runs in "
+                "float16, in which some models give NaN (or choose float32)",
+                xp.__version__,
+            )
+    if chosen == "bfloat16" and not has_bfloat16:
         raise ConfigError(
             f"dtype bfloat16 needs CuPy 14 or newer; this is {xp.__version__} (pip install -U the "
             "CuPy that you have, or choose float16)"
@@ -171,6 +186,18 @@ class CupyBackend:
     def kv_cache_bytes(self, shape: KVCacheShape) -> int:
         scale_bytes = 0 if self.kv_dtype == self.dtype else SCALE_BYTES
         return shape.num_elements * self.itemsize + shape.num_scales * scale_bytes
+
+    def workspace_bytes(
+        self, num_seqs: int, max_len: int, num_heads: int, shape: KVCacheShape
+    ) -> int:
+        """Return twice the size of the last buffers, because captured steps may keep earlier ones.
+
+        `PagedAttention` doubles their sizes.
+        """
+        element, stored = element_type(self.dtype), element_type(self.kv_dtype)
+        return 2 * self._attention.partial_bytes(
+            num_seqs, max_len, num_heads, shape, element=element, stored=stored
+        )
 
     # Weights.
 

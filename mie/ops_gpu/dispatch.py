@@ -55,8 +55,7 @@ def decode_kernel(
 ) -> DecodeKernel:
     """Return the decode kernel for queries of type ``element`` and a cache of type ``stored``.
 
-    ``may_stream`` means that there is no window and that the last bits of a result may depend on
-    its batch.
+    ``may_stream`` means that the last bits of a result may depend on its batch.
     """
     is_short = element in ("f16", "bf16")
     if is_short and head_dim in MMA_STAGES and group <= 16 and block_size % 16 == 0:

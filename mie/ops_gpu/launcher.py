@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mie.errors import ConfigError, MissingExtraError
+from mie.ops_gpu.capability import remedy_for
 from mie.ops_gpu.host.emulator import EmulatedLauncher
 from mie.ops_gpu.signature import KernelFault, check_arguments, check_launch, read_signature
 from mie.ops_gpu.source import KERNELS, NVRTC_OPTIONS, flat_source
@@ -91,6 +92,12 @@ class CupyLauncher:
                 "backend 'cupy' needs an NVIDIA GPU, and CuPy finds none (does nvidia-smi list "
                 "one? backend 'cupy-emulated' runs the same kernels on a CPU)"
             )
+        capability = str(cupy.cuda.Device().compute_capability)
+        remedy = remedy_for((int(capability[:-1]), int(capability[-1])))
+        if remedy is not None:
+            raise ConfigError(
+                f"backend 'cupy' does not run on this GPU, which is sm_{capability}: {remedy}"
+            )
         self.xp: ModuleType = cupy
         self._kernels: dict[tuple[str, str, tuple[str, ...]], CupyKernel] = {}
 
@@ -117,6 +124,7 @@ class CupyKernel:
         self.name = f"{file} {name}"
         self._function = module.get_function(name)
         self._most_shared_bytes: int = self._function.max_dynamic_shared_size_bytes
+        self._has_carveout = False
         self._parameters = read_signature(source, name)
         self._array_type = cupy.ndarray
 
@@ -131,6 +139,11 @@ class CupyKernel:
         check_arguments(self.name, self._parameters, args, self._array_type)
         if math.prod(grid) == 0:
             return
+        if shared_bytes and not self._has_carveout:
+            # The driver's own choice may leave room for fewer blocks than launches count on
+            # (`Chip.resident_blocks`). The rest of this memory is the L1 cache.
+            self._function.preferred_shared_memory_carveout = 100
+            self._has_carveout = True
         if shared_bytes > self._most_shared_bytes:
             self._function.max_dynamic_shared_size_bytes = shared_bytes
             self._most_shared_bytes = shared_bytes

@@ -19,6 +19,13 @@ from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.queue import Graph, Queue
 from mie.ops_gpu.staging import Staging
 
+MAX_GRAPHS = 64
+"""Maximum number of captured steps. The least recently used one makes room for another.
+
+Steps of the common sizes fit. A graph takes device memory for every launch. CUDA frees one that is
+still running when it has ended.
+"""
+
 Forward = Callable[[StepBatch], Array]
 
 
@@ -55,10 +62,15 @@ class Steps:
         if bucket is None:
             return self._launch(forward, self._upload(batch, None))
         num_rows = len(batch.logits_rows)
-        captured = self._captured.get(bucket)
+        captured = self._captured.pop(bucket, None)
+        if captured is not None:
+            self._captured[bucket] = captured  # the last one: the most recently used
         device_batch = self._upload(padded(batch, bucket), captured)
         if captured is None and bucket in self._warm and not self._enforce_eager:
-            captured = self._captured[bucket] = self._capture(forward, device_batch)
+            captured = self._capture(forward, device_batch)
+            if len(self._captured) == MAX_GRAPHS:
+                del self._captured[next(iter(self._captured))]
+            self._captured[bucket] = captured
         if captured is None:
             logits = self._launch(forward, device_batch)
             self._warm.add(bucket)

@@ -100,6 +100,7 @@ ENTRIES = (
             *each("paged_decode_stream<{}, {}>", HALVES, TENSOR_CORE_SIZES),
             *each("paged_decode_stream<{}, {}, {}>", HALVES, QUANTIZED_SIZES, QUANTIZED),
             *each("combine_stream<{}, {}, {}>", HALVES, (64, 128), (1, 2)),
+            "count_tiles",
         ),
         threads=128,
     ),

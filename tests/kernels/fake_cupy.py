@@ -207,6 +207,7 @@ class Function:
     def __init__(self, cupy: FakeCupy, kernel: EmulatedKernel) -> None:
         self.cupy, self.kernel = cupy, kernel
         self.max_dynamic_shared_size_bytes = 48 * 1024
+        self.preferred_shared_memory_carveout = -1
 
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: Any, shared_mem: int

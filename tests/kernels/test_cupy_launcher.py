@@ -26,6 +26,7 @@ class Function:
 
     def __init__(self) -> None:
         self.max_dynamic_shared_size_bytes = 48 * 1024
+        self.preferred_shared_memory_carveout = -1
         self.launches: list[tuple[Any, ...]] = []
 
     def __call__(self, grid: Any, block: Any, args: Any, shared_mem: int) -> None:
@@ -36,7 +37,8 @@ class Function:
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     module: Any = ModuleType("cupy")
     module.ndarray = np.ndarray
-    module.cuda = SimpleNamespace(is_available=lambda: True)
+    module.device = SimpleNamespace(compute_capability="90")
+    module.cuda = SimpleNamespace(is_available=lambda: True, Device=lambda: module.device)
     module.modules, module.function = [], Function()
 
     def raw_module(**options: Any) -> Any:
@@ -157,6 +159,28 @@ def test_a_missing_gpu_is_reported(cupy: Any):
     cupy.cuda.is_available = lambda: False
     with pytest.raises(ConfigError, match="needs an NVIDIA GPU, and CuPy finds none"):
         CupyLauncher()
+
+
+@pytest.mark.parametrize("capability", ["37", "70", "75"])
+def test_an_old_gpu_is_refused_by_name(cupy: Any, capability: str):
+    cupy.device.compute_capability = capability
+    message = rf"does not run on this GPU, which is sm_{capability}: .* 8\.0 .*use backend numpy"
+    with pytest.raises(ConfigError, match=message):
+        load_cupy_backend()
+
+
+@pytest.mark.parametrize("capability", ["80", "87", "90", "120"])
+def test_newer_gpus_are_accepted(cupy: Any, capability: str):
+    cupy.device.compute_capability = capability
+    assert CupyLauncher().xp is cupy
+
+
+def test_the_carve_out_is_set_where_shared_memory_is_used(cupy: Any):
+    kernel = CupyLauncher().kernel(FILE, "saxpy")
+    kernel((2,), (8,), (X, X, A, N))
+    assert cupy.function.preferred_shared_memory_carveout == -1
+    kernel((2,), (8,), (X, X, A, N), shared_bytes=64)
+    assert cupy.function.preferred_shared_memory_carveout == 100
 
 
 SOURCE = """

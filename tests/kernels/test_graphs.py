@@ -29,12 +29,15 @@ from mie.ops_gpu.steps import Steps
 from mie.params.sampling import SamplingParams
 
 WIDE = tiny_models.LLAMA | {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 64}
+WIDE_WINDOW = WIDE | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+WIDE_WINDOW |= {"sliding_window": 20}
 MODELS = {
     # name: config, block size, dtype
     "biases": (tiny_models.QWEN2, 4, "float32"),
     "window": (tiny_models.MISTRAL_WINDOW, 3, "float32"),
     "head norms": (tiny_models.QWEN3_TIED, 4, "float16"),
     "stream": (WIDE, 16, "float16"),
+    "streamed window": (WIDE_WINDOW, 16, "float16"),
 }
 DEVICES = ["cupy-emulated", *(["cupy"] if on_device.IS_WANTED else [])]
 
@@ -44,6 +47,7 @@ class Run:
 
     def __init__(self, model: Path, backend: str, seed: int, **settings: Any) -> None:
         self.logits: list[np.ndarray] = []
+        self.sizes: list[Bucket] = []
         self.tokens: dict[str, list[int]] = {}
         self.engine = load_engine(model, backend=backend, wrap=self._wrap, **settings)
         rng = np.random.default_rng(seed)
@@ -69,6 +73,8 @@ class Run:
         run_step = backend.run_step
 
         def recorded(forward: Any, batch: StepBatch) -> Any:
+            if (size := bucket_of(batch)) is not None:
+                self.sizes.append(size)
             logits = run_step(forward, batch)
             self.logits.append(np.array(logits.get() if hasattr(logits, "get") else logits))
             return logits
@@ -104,7 +110,33 @@ def test_graph_and_eager_are_equal_bit_for_bit(tmp_path: Path, device: str, name
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["biases", "stream"])
+def test_the_least_recently_used_graph_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config, block_size, dtype = MODELS["stream"]
+    model = tiny_models.write_model(tmp_path, config, tiny_models.random_weights(config))
+    settings: dict[str, Any] = {"num_blocks": 40, "block_size": block_size, "max_num_seqs": 12}
+    settings |= {"max_num_batched_tokens": 24, "async_scheduling": False}
+    captured: list[Bucket] = []
+    capture = Steps._capture
+
+    def counted(self: Steps, forward: Any, batch: Any) -> Any:
+        assert len(self._captured) <= 2
+        captured.append(Bucket(*batch.block_tables.shape))
+        return capture(self, forward, batch)
+
+    monkeypatch.setattr(Steps, "_capture", counted)
+    many = Run(model, "cupy-emulated", 3, config=EngineConfig(**settings), dtype=dtype)
+    assert len(set(captured)) == len(captured) >= 3
+    captured.clear()
+    monkeypatch.setattr("mie.ops_gpu.steps.MAX_GRAPHS", 2)
+    few = Run(model, "cupy-emulated", 3, config=EngineConfig(**settings), dtype=dtype)
+    assert len(captured) >= 3
+    assert len(few.backend._steps._captured) == 2
+    assert list(few.backend._steps._captured)[-1] == few.sizes[-1]
+    assert [each.tobytes() for each in few.logits] == [each.tobytes() for each in many.logits]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["biases", "stream", "streamed window"])
 def test_padded_steps_access_only_their_own_memory(tmp_path: Path, name: str):
     """The checked build checks every access."""
     config, block_size, dtype = MODELS[name]

@@ -95,6 +95,40 @@ def test_a_warm_step_only_queues_and_reads_its_tokens(
     assert tokens == wanted
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "version", "chosen"),
+    [
+        ("bfloat16", "14.0.0", "bfloat16"),
+        ("float16", "14.0.0", "float16"),
+        ("float32", "14.0.0", "float16"),
+        ("bfloat16", "13.6.0", "float16"),
+    ],
+)
+def test_the_dtype_follows_the_checkpoint(
+    fake_cupy: FakeCupy,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    checkpoint: str,
+    version: str,
+    chosen: str,
+):
+    fake_cupy.__version__ = version  # type: ignore[misc]
+    config = tiny_models.QWEN2 | {"torch_dtype": checkpoint}
+    model = tiny_models.write_model(tmp_path, config, tiny_models.random_weights(config))
+    found: list[str] = []
+
+    def wrap(backend: Any) -> Backend:
+        found.append(backend.dtype.name)
+        return backend
+
+    load_engine(model, EngineConfig(num_blocks=40, block_size=4), backend="cupy", wrap=wrap)
+    assert found == [chosen]
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert [f"this is {version}" in each for each in warnings] == (
+        [True] if checkpoint == "bfloat16" != chosen else []
+    )
+
+
 def test_enforce_eager_captures_nothing(fake_cupy: FakeCupy, model: Path):
     graphs, eager = start(model, fake_cupy), start(model, fake_cupy, enforce_eager=True)
     tokens = all_tokens(eager)

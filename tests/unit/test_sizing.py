@@ -175,7 +175,7 @@ def test_a_data_type_is_suggested_only_if_it_fits(
 ):
     config, directory = EngineConfig(num_blocks=100), tiny["llama"].directory
 
-    def load(name: str, dtype: str, config: EngineConfig) -> Backend:
+    def load(name: str, dtype: str, config: EngineConfig, **_: Any) -> Backend:
         backend = Backend(needs() + 60 * BLOCK)
         if dtype == "float16":
             backend.dtype, backend.itemsize = np.dtype(np.float16), 2
@@ -186,6 +186,31 @@ def test_a_data_type_is_suggested_only_if_it_fits(
     assert "(num_blocks=60; or " in text
     assert text.endswith("; or dtype=float16 fits)")
     assert text.count("dtype") == 1, "the others change nothing in this backend"
+
+
+def test_attentions_partial_results_are_planned(monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[int, int, int, int]] = []
+
+    def workspace_bytes(self: Any, num_seqs: int, max_len: int, num_heads: int, shape: Any) -> int:
+        asked.append((num_seqs, max_len, num_heads, shape.block_size))
+        return 12_345
+
+    without = needs(max_num_seqs=7, max_model_len=100)
+    monkeypatch.setattr(NumpyBackend, "workspace_bytes", workspace_bytes)
+    assert needs(max_num_seqs=7, max_model_len=100) == without + 12_345
+    assert asked == [(7, 100, MODEL.num_heads, 16)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_the_plan_of_the_kernels_follows_their_splits(batch_invariant: bool):
+    config = EngineConfig(batch_invariant=batch_invariant)
+    backend = load_backend("cupy-emulated", "float16", config)
+    shape = sizing.cache_shape(MODEL, 1, 16)
+    short, long = (backend.workspace_bytes(8, length, 8, shape) for length in (200, 100_000))
+    # Its heads of 8 are for the plain kernel, which always has splits.
+    assert short == 0
+    assert long == 2 * 4 * 8 * 8 * 32 * (8 + 1)
 
 
 @pytest.mark.parametrize(("left", "fitting"), [(60, ["kv_cache_dtype=int8"]), (10, [])])

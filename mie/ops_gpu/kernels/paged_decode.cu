@@ -7,14 +7,15 @@
 //   tables       [S, M]                int32  never read past a sequence's length
 //   seq_lens     [S], cu_seqlens_q [S + 1], sequences [grid.y]   int32
 //   partial      [grid.y, Hq, splits, Dh]  float   a split's own result, normalised
-//   partial_lse  [grid.y, Hq, splits]      float   log2 of its sum of weights; -inf: it saw no key
+//   partial_lse  [grid.y, Hq, splits]      float   log2 of its sum of weights
 //
 // grid (Hkv, sequences, splits), block (32 * WARPS). A block serves all query heads of a KV head,
-// so each key and value is read once. Split z starts at token z * split_tokens. The splits depend
-// only on the sequence, so a result does not depend on the batch. Without splits (grid.z is 1) the
-// output is written directly. Otherwise `combine_splits` merges.
+// so each key and value is read once. Block z attends to split z (`split_of`), and returns at once
+// if its sequence has fewer. A sequence with a single split is written directly. `combine_splits`
+// merges the others.
 #include "mie_cuda.cuh"
 #include "attention.cuh"
+#include "splits.cuh"
 
 constexpr int power_of_two_at_least(int n) {
   int power = 1;
@@ -28,21 +29,20 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
              const int* __restrict__ tables, const int* __restrict__ seq_lens,
              const int* __restrict__ cu_seqlens_q, const int* __restrict__ sequences,
              T* __restrict__ out, float* __restrict__ partial, float* __restrict__ partial_lse,
-             int table_width, int block_size, int split_tokens, int window, float scale) {
+             int table_width, int block_size, int split_tokens, int max_splits, int window,
+             float scale) {
   static_assert(DH % 8 == 0 && DH <= 256, "a lane holds 8 elements of a head");
   constexpr int CHUNKS = DH / 8;                        // lanes that hold one token's head
   constexpr int LANES = power_of_two_at_least(CHUNKS);  // rounded up, so that shuffles can sum
   constexpr int TOKENS = 32 / LANES;                    // tokens that a warp scores at once
-  const int kv_head = blockIdx.x, split = blockIdx.z, num_splits = gridDim.z;
+  const int kv_head = blockIdx.x, num_splits = gridDim.z;
   const int sequence = sequences[blockIdx.y], num_heads = gridDim.x * GROUP;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int chunk = lane % LANES, first_head = kv_head * GROUP;
   const PagedKV<T, C, DH> cache = {kv, scales, (int)gridDim.x, block_size};
 
-  // The tokens of this split that the window lets the query see (0: no window).
-  const int length = seq_lens[sequence];
-  const int begin = max(split * split_tokens, window > 0 ? length - window : 0);
-  const int end = num_splits == 1 ? length : min(length, (split + 1) * split_tokens);
+  const Split split = split_of(seq_lens[sequence], window, split_tokens, max_splits, blockIdx.z);
+  if ((int)blockIdx.z >= max(1, split.count)) return;  // the grid is sized for the longest sequence
 
   // Queries are in shared memory. In registers they would displace the accumulators of a large
   // group.
@@ -57,10 +57,10 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
   for (int g = 0; g < GROUP; ++g) state[g].clear();
 
   // All lanes make the same number of steps, because the sum of a score needs the whole warp.
-  for (int step = begin + warp * TOKENS; step < end; step += WARPS * TOKENS) {
+  for (int step = split.begin + warp * TOKENS; step < split.end; step += WARPS * TOKENS) {
     const int token = step + lane / LANES;
     float key[8] = {}, value[8] = {};
-    if (token < end && chunk < CHUNKS) {
+    if (token < split.end && chunk < CHUNKS) {
       const int block_id = tables[(size_t)sequence * table_width + token / block_size];
       cache.read8(key, cache.row(block_id, token % block_size, kv_head, 0), chunk * 8);
       cache.read8(value, cache.row(block_id, token % block_size, kv_head, 1), chunk * 8);
@@ -75,7 +75,7 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
         for (int i = 0; i < 8; ++i) score += query[i] * key[i];
       }
       score = warp_sum<LANES>(score);
-      if (token < end) state[g].add(score, value);
+      if (token < split.end) state[g].add(score, value);
     }
   }
 
@@ -97,35 +97,38 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
   __syncthreads();
 
   const size_t first_partial =
-      ((size_t)blockIdx.y * num_heads + first_head) * num_splits + split;
-  merge_warps<T, DH, WARPS>(merged, maxima, sums, GROUP, GROUP, num_splits == 1,
+      ((size_t)blockIdx.y * num_heads + first_head) * num_splits + blockIdx.z;
+  merge_warps<T, DH, WARPS>(merged, maxima, sums, GROUP, GROUP, split.count <= 1,
                             out + query_row * DH, partial, partial_lse, first_partial, num_splits);
 }
 
 // Merges the splits of `paged_decode`: out = sum of partial * 2^lse / sum of 2^lse.
 //
-// grid (Hq, sequences), block (any). A single split with keys is unchanged bit for bit, as if there
-// had been no splits.
+// grid (Hq, sequences), block (any). partial and partial_lse have room for num_splits of each
+// sequence. Every split has a key, so the sums are positive.
 template <typename T>
 __global__ void combine_splits(const float* __restrict__ partial,
                                const float* __restrict__ partial_lse,
+                               const int* __restrict__ seq_lens,
                                const int* __restrict__ cu_seqlens_q,
                                const int* __restrict__ sequences, T* __restrict__ out,
-                               int num_splits, int head_dim) {
+                               int num_splits, int head_dim, int split_tokens, int max_splits,
+                               int window) {
+  const int sequence = sequences[blockIdx.y];
+  const int count = split_of(seq_lens[sequence], window, split_tokens, max_splits, 0).count;
+  if (count <= 1) return;  // the output is written already
   const size_t row = (size_t)blockIdx.y * gridDim.x + blockIdx.x;
   const float* lse = partial_lse + row * num_splits;
   float top = -MIE_INF;
-  for (int s = 0; s < num_splits; ++s) top = fmaxf(top, lse[s]);
-  const int token = cu_seqlens_q[sequences[blockIdx.y]];
+  for (int s = 0; s < count; ++s) top = fmaxf(top, lse[s]);
+  const int token = cu_seqlens_q[sequence];
   for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
     float sum = 0.0f, weighted = 0.0f;
-    for (int s = 0; s < num_splits; ++s) {
-      const float weight = exp2f(lse[s] - top);  // 0 for a split that saw no key
+    for (int s = 0; s < count; ++s) {
+      const float weight = exp2f(lse[s] - top);
       sum += weight;
       weighted += weight * partial[(row * num_splits + s) * head_dim + d];
     }
-    // A sequence of length 0, which pads a batch, has no split that saw a key, and its sum is NaN.
-    out[((size_t)token * gridDim.x + blockIdx.x) * head_dim + d] =
-        from_float<T>(sum > 0.0f ? weighted / sum : 0.0f);
+    out[((size_t)token * gridDim.x + blockIdx.x) * head_dim + d] = from_float<T>(weighted / sum);
   }
 }

@@ -5,9 +5,10 @@
 // Arguments, splits and output are as in paged_decode.cu. `group` query heads share a KV head, at
 // most 8 * HEAD_TILES. grid (Hkv, sequences, splits), block (32 * WARPS). As there, the splits
 // depend only on the sequence, so a result does not depend on the batch, and `combine_splits`
-// merges. split_tokens is a multiple of 16, so a split before the window has no tiles at all.
+// merges. split_tokens is a multiple of 16, so splits begin and end with whole tiles.
 #include "mie_cuda.cuh"
 #include "attention.cuh"
+#include "splits.cuh"
 #include "decode_mma.cuh"
 
 template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES, typename C = T>
@@ -17,16 +18,16 @@ paged_decode_mma(const T* __restrict__ q, const C* __restrict__ kv,
                  const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
                  const int* __restrict__ sequences, T* __restrict__ out,
                  float* __restrict__ partial, float* __restrict__ partial_lse, int group,
-                 int table_width, int block_size, int split_tokens, int window, float scale) {
-  const int kv_head = blockIdx.x, split = blockIdx.z, num_splits = gridDim.z;
-  const int sequence = sequences[blockIdx.y], length = seq_lens[sequence];
-  const int begin = max(split * split_tokens, window > 0 ? length - window : 0);
-  const int end = num_splits == 1 ? length : min(length, (split + 1) * split_tokens);
+                 int table_width, int block_size, int split_tokens, int max_splits, int window,
+                 float scale) {
+  const int kv_head = blockIdx.x, num_splits = gridDim.z, sequence = sequences[blockIdx.y];
+  const Split split = split_of(seq_lens[sequence], window, split_tokens, max_splits, blockIdx.z);
+  if ((int)blockIdx.z >= max(1, split.count)) return;  // the grid is sized for the longest sequence
   const size_t first_head = ((size_t)blockIdx.y * gridDim.x + kv_head) * group;
   const DecodeStep<T, C> step = {q,       kv,          scales,         tables, seq_lens,
                                  cu_seqlens_q, out,    partial,        partial_lse,
                                  (int)gridDim.x, group, table_width, block_size, scale};
-  attend_tokens<T, C, DH, HEAD_TILES, WARPS, STAGES>(step, sequence, kv_head, begin, end,
-                                                     num_splits == 1,
-                                                     first_head * num_splits + split, num_splits);
+  attend_tokens<T, C, DH, HEAD_TILES, WARPS, STAGES>(
+      step, sequence, kv_head, split.begin, split.end, split.count <= 1,
+      first_head * num_splits + blockIdx.z, num_splits);
 }

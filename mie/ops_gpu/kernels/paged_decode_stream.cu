@@ -1,5 +1,5 @@
 // Paged attention of sequences with one query each, on tensor cores, with the work distributed
-// evenly for sequences of any lengths. decode_mma.cuh explains how a block attends. No window.
+// evenly for sequences of any lengths. decode_mma.cuh explains how a block attends.
 //
 // A unit of work is a tile of TILE tokens of one sequence for one KV head. All units of the step
 // are numbered, sequence by sequence and head by head. Block i of C does the units i * U / C ... (i
@@ -9,7 +9,8 @@
 // that the chip holds at once, so no block waits for another to end, or fewer if there is little
 // work. It is computed here from the lengths, because a captured launch has a fixed grid.
 //
-//   tiles     [sequences + 1]            int32  tiles of the sequences before: 0, ..., U / Hkv
+//   tiles     [sequences + 1]            int32  tiles of the sequences before: 0, ..., U / Hkv.
+//                                               With a window they are from `count_tiles`
 //   partial   [2 C, 8 * HEAD_TILES, Dh]  float  rows 2i: the first part of block i; 2i + 1: another
 //   the rest as in paged_decode.cu
 //
@@ -30,6 +31,31 @@ __device__ __forceinline__ int first_unit(int i, int num_units, int num_blocks) 
   return (int)((long long)i * num_units / num_blocks);
 }
 
+// Prefix sums of the tiles of tile_tokens tokens that the window lets the queries see.
+//
+// grid (1), block (32)
+__global__ void count_tiles(const int* __restrict__ seq_lens, const int* __restrict__ sequences,
+                            int* __restrict__ tiles, int num_sequences, int tile_tokens,
+                            int window) {
+  const int lane = threadIdx.x;
+  int before = 0;
+  if (lane == 0) tiles[0] = 0;
+  for (int first = 0; first < num_sequences; first += 32) {
+    const int row = first + lane;
+    int sum = 0;
+    if (row < num_sequences) {
+      const int length = seq_lens[sequences[row]];
+      sum = (length + tile_tokens - 1) / tile_tokens - max(0, length - window) / tile_tokens;
+    }
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int other = __shfl_up_sync(MIE_FULL_WARP, sum, offset);
+      if (lane >= offset) sum += other;
+    }
+    if (row < num_sequences) tiles[row + 1] = before + sum;
+    before += __shfl_sync(MIE_FULL_WARP, sum, 31);
+  }
+}
+
 // grid (at least 1), block (32 * WARPS)
 template <typename T, int DH, int HEAD_TILES, int WARPS, int STAGES, typename C = T>
 __global__ void __launch_bounds__(32 * WARPS, 1)
@@ -39,7 +65,7 @@ paged_decode_stream(const T* __restrict__ q, const C* __restrict__ kv,
                     const int* __restrict__ sequences, const int* __restrict__ tiles,
                     T* __restrict__ out, float* __restrict__ partial,
                     float* __restrict__ partial_lse, int num_sequences, int num_kv_heads,
-                    int group, int table_width, int block_size, float scale) {
+                    int group, int table_width, int block_size, int window, float scale) {
   constexpr int TILE = 16 * WARPS, HEADS = 8 * HEAD_TILES;
   const DecodeStep<T, C> step = {q,            kv,    scales,      tables,     seq_lens,
                                  cu_seqlens_q, out,   partial,     partial_lse,
@@ -60,9 +86,11 @@ paged_decode_stream(const T* __restrict__ q, const C* __restrict__ kv,
     const int kv_head = offset / num_tiles, tile = offset % num_tiles;
     const int last_tile = min(num_tiles, tile + end - unit);  // one past this block's last
     const int sequence = sequences[low], length = seq_lens[sequence];
+    const int oldest = window > 0 ? max(0, length - window) : 0, first_tile = oldest / TILE;
     const int slot = 2 * blockIdx.x + (unit == begin ? 0 : 1);
     attend_tokens<T, C, DH, HEAD_TILES, WARPS, STAGES>(
-        step, sequence, kv_head, tile * TILE, min(length, last_tile * TILE),
+        step, sequence, kv_head, max(oldest, (first_tile + tile) * TILE),
+        min(length, (first_tile + last_tile) * TILE),
         tile == 0 && last_tile == num_tiles, (size_t)slot * HEADS, 1);
     unit += last_tile - tile;
     __syncthreads();  // shared memory is free for the next run
