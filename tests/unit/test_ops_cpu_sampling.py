@@ -1,4 +1,4 @@
-"""Sampling with threads and with masks: the tokens of the plain operator."""
+"""Test that sampling with threads and masks gives the tokens of the plain operator."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_each_token_is_that_of_the_plain_operator(
 
 
 def test_rows_are_shared_out():
-    """Rows of one block, several blocks of one thread, and blocks of two threads."""
+    """The cases are rows of one block, several blocks of one thread, and blocks of two threads."""
     for vocab_size in (10, 20_000):
         logits = rng.normal(size=(9, vocab_size)).astype("float32")
         drawn = [
@@ -84,7 +84,7 @@ def test_rows_are_shared_out():
 
 
 def test_a_nucleus_ends_at_the_same_token_where_rounding_decides():
-    """top_p is nearly the probability of the first of two tokens."""
+    """The case has a top_p of nearly the probability of the first of two tokens."""
     vocab_size, seen = 20_000, Counter[bool]()
     for less in rng.uniform(0.1, 3.0, 200):
         logits = rng.normal(size=(1, vocab_size))
