@@ -30,7 +30,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   static_assert((DH == 64 || DH == 128) && sizeof(T) == 2, "the swizzle wants these rows");
   using Wide = Widening<T, C>;
   constexpr bool QUANTIZED = IS_QUANTIZED<T, C>;
-  constexpr int THREADS = 128, ROWS = 64, KEYS = 64, STEPS = DH / 16;
+  constexpr int WARPS = 4, ROWS = 64, KEYS = 64, STEPS = DH / 16;
   constexpr int ROW = DH * (int)sizeof(C), CHUNKS = ROW / 16;  // bytes of a key; chunks of 16
   constexpr int TILE = KEYS * ROW, SCALES = QUANTIZED ? KEYS * 4 : 0;  // bytes
   constexpr int STAGE = 2 * (TILE + SCALES);  // keys, values, the keys' scales, the values'
@@ -38,6 +38,8 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   const int g = lane / 4, t = lane % 4;  // a lane's place in every fragment; see mie_ptx.cuh
   const int sequence = sequences[blockIdx.y], kv_head = blockIdx.z, num_heads = gridDim.z * group;
   const PagedKV<T, C, DH> cache = {kv, scales, (int)gridDim.z, block_size};
+  const unsigned block_stride = (unsigned)cache.row(1, 0, 0, 0);  // rows from a block to the next
+  const int* table = tables + (size_t)sequence * table_width;
 
   const int first_token = cu_seqlens_q[sequence];
   const int num_queries = cu_seqlens_q[sequence + 1] - first_token;
@@ -69,32 +71,49 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                         : 0u;
     }
 
-  auto row_of = [&](int token, bool is_seen, int plane) {
-    const size_t entry = (size_t)sequence * table_width + token / block_size;
-    const int block_id = is_seen ? tables[entry] : 0;
-    return cache.row(block_id, token % block_size, kv_head, plane);
+  // A warp copies 16 rows of a tile, a whole row with every 16 bytes of which a lane copies its
+  // chunk. Lanes l and l + 16 find where row l is, once, and the others get it by a shuffle. They
+  // read its entry of the table a tile ahead, so that no copy waits for it.
+  constexpr int WARP_ROWS = KEYS / WARPS, ROWS_AT_ONCE = 32 / CHUNKS;
+  constexpr int ALIGNED = QUANTIZED ? 16 : 1;  // tokens that are in one block with their first
+  const int copied_row = warp * WARP_ROWS + lane / CHUNKS, copied_chunk = lane % CHUNKS;
+  const C* planes[2];  // the lane's chunk of this head's first row of keys and of values
+#pragma unroll
+  for (int plane = 0; plane < 2; ++plane)
+    planes[plane] = kv + cache.row(0, 0, kv_head, plane) * DH + copied_chunk * (16 / (int)sizeof(C));
+  int block_id = 0;  // of this lane's row in the tile that is fetched next
+  auto look_up = [&](int tile) {
+    const int token = tile + warp * WARP_ROWS + lane % WARP_ROWS;
+    const int first = token / ALIGNED * ALIGNED;
+    const bool is_needed = first + ALIGNED > oldest && first < end;  // else the entry may be stale
+    block_id = is_needed ? table[(unsigned)token / (unsigned)block_size] : 0;
   };
   auto fetch = [&](int tile, int stage) {
     if (tile < end) {
+      const int token = tile + warp * WARP_ROWS + lane % WARP_ROWS;
+      // Rows of a layer are counted in 32 bits; attention.py asserts that they fit.
+      const unsigned row = (unsigned)block_id * block_stride + (unsigned)token % (unsigned)block_size;
       unsigned char* to = mie_smem + stage * STAGE;
-      for (int i = threadIdx.x; i < KEYS * CHUNKS; i += THREADS) {
-        const int key = i / CHUNKS, chunk = i % CHUNKS, token = tile + key;
+#pragma unroll
+      for (int i = 0; i < WARP_ROWS; i += ROWS_AT_ONCE) {
+        const unsigned from = __shfl_sync(MIE_FULL_WARP, row, i + lane / CHUNKS);
+        const int key = copied_row + i;
         // Zeros where no row looks, because an unwritten slot may hold NaN.
-        const bool is_seen = token >= oldest && token < end;
+        const bool is_seen = tile + key >= oldest && tile + key < end;
 #pragma unroll
         for (int plane = 0; plane < 2; ++plane)
-          cp_async16_or_zero(to + plane * TILE + swizzled<ROW>(key, chunk),
-                             cache.base + row_of(token, is_seen, plane) * DH +
-                                 chunk * (16 / (int)sizeof(C)),
-                             is_seen);
+          cp_async16_or_zero(to + plane * TILE + swizzled<ROW>(key, copied_chunk),
+                             planes[plane] + (size_t)from * DH, is_seen);
       }
-      if constexpr (QUANTIZED) {  // four tokens of a block a thread
-        const int plane = threadIdx.x / (KEYS / 4), key = threadIdx.x % (KEYS / 4) * 4;
+      if constexpr (QUANTIZED) {  // four tokens of a block a lane
+        const int plane = lane / 4 % 2, i = lane % 4 * 4, key = warp * WARP_ROWS + i;
+        const unsigned from = __shfl_sync(MIE_FULL_WARP, row, i);
         const bool is_seen = tile + key + 3 >= oldest && tile + key < end;
-        if (plane < 2)
+        if (lane < 8)
           cp_async16_or_zero(to + 2 * TILE + plane * SCALES + key * 4,
-                             cache.scales + row_of(tile + key, is_seen, plane), is_seen);
+                             cache.scales + cache.row(0, 0, kv_head, plane) + from, is_seen);
       }
+      look_up(tile + KEYS);
     }
     cp_async_commit();  // a group for every tile, even an empty one, because the waits count groups
   };
@@ -103,6 +122,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   float acc[DH / 8][4] = {}, top[2] = {-MIE_INF, -MIE_INF}, sum[2] = {};
   float unit[2] = {};  // of a quantised cache: acc is in units
   const int first_tile = oldest / KEYS * KEYS;
+  look_up(first_tile);
   fetch(first_tile, 0);
   for (int tile = first_tile, stage = 0; tile < end; tile += KEYS, stage ^= 1) {
     fetch(tile + KEYS, stage ^ 1);
