@@ -60,6 +60,9 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
     place[r] = ((size_t)token * num_heads + kv_head * group + rows[r] % group) * DH;
     position[r] = offset + rows[r] / group;
   }
+  // The positions of the warp's first and last row, which it does not read where there is no row.
+  const int warp_first = offset + (first_row + warp * 16) / group;
+  const int warp_last = offset + (first_row + warp * 16 + 15) / group;
   unsigned query[STEPS][4];
 #pragma unroll
   for (int k = 0; k < STEPS; ++k)
@@ -119,7 +122,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   };
 
   // acc[d] and score[n]: [0], [1] are columns 2t, 2t + 1 of the first row, [2], [3] of the other.
-  float acc[DH / 8][4] = {}, top[2] = {-MIE_INF, -MIE_INF}, sum[2] = {};
+  float acc[DH / 8][4] = {}, top[2] = {-MIE_INF, -MIE_INF}, sum[2] = {};  // top: before the scale
   float unit[2] = {};  // of a quantised cache: acc is in units
   const int first_tile = oldest / KEYS * KEYS;
   look_up(first_tile);
@@ -153,31 +156,47 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
 
     const float* key_scales = reinterpret_cast<const float*>(keys + 2 * TILE);
     const float* value_scales = key_scales + KEYS;
-    auto is_visible = [&](int key, int at) {
-      return key <= at && key < end && (window <= 0 || key > at - window);
-    };
     float tile_top[2] = {-MIE_INF, -MIE_INF}, tile_unit[2] = {};
+    if constexpr (QUANTIZED) {
 #pragma unroll
-    for (int n = 0; n < KEYS / 8; ++n)
+      for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int i = n * 8 + 2 * t + e % 2;
-        const bool visible = is_visible(tile + i, position[e / 2]);
-        if constexpr (QUANTIZED) {
-          score[n][e] *= key_scales[i];
-          if (visible) tile_unit[e / 2] = fmaxf(tile_unit[e / 2], value_scales[i]);
+        for (int e = 0; e < 4; ++e) score[n][e] *= key_scales[n * 8 + 2 * t + e % 2];
+    }
+    // Only a tile that a row of the warp sees in part needs the mask. The others hold no key past
+    // the end either, because a row's last key is before it.
+    if (tile + KEYS - 1 > warp_first || (window > 0 && tile <= warp_last - window)) {
+      const unsigned reach = window > 0 ? window : 0x7fffffff;  // the keys that a row sees
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int i = n * 8 + 2 * t + e % 2;
+          // The distance of a later key is negative, and as an unsigned number too large.
+          const bool is_visible = (unsigned)(position[e / 2] - tile - i) < reach;
+          if (!is_visible) score[n][e] = -MIE_INF;
+          if constexpr (QUANTIZED)
+            if (is_visible) tile_unit[e / 2] = fmaxf(tile_unit[e / 2], value_scales[i]);
         }
-        score[n][e] = visible ? score[n][e] * scale : -MIE_INF;
-        tile_top[e / 2] = fmaxf(tile_top[e / 2], score[n][e]);
-      }
+    } else if constexpr (QUANTIZED) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          tile_unit[0] = fmaxf(tile_unit[0], value_scales[n * 8 + 2 * t + e]);
+      tile_unit[1] = tile_unit[0];
+    }
     float reference[2], per_unit[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n)
+        tile_top[r] = fmaxf(tile_top[r], fmaxf(score[n][2 * r], score[n][2 * r + 1]));
       tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 1));
       tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 2));
       const float new_top = fmaxf(top[r], tile_top[r]);
-      reference[r] = new_top == -MIE_INF ? 0.0f : new_top;  // the row sees no key yet
-      float keep = exp2_approx(top[r] - reference[r]);
+      reference[r] = new_top == -MIE_INF ? 0.0f : new_top * scale;  // the row sees no key yet
+      float keep = exp2_approx(top[r] * scale - reference[r]);
       top[r] = new_top;
       sum[r] *= keep;
       if constexpr (QUANTIZED) {
@@ -197,7 +216,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         float& s = score[2 * n + e / 4][e % 4];
-        s = exp2_approx(s - reference[e / 2 % 2]);
+        s = exp2_approx(s * scale - reference[e / 2 % 2]);
         sum[e / 2 % 2] += s;
         if constexpr (QUANTIZED) {  // 0 where the row does not see the key: its scale may be NaN
           const float value_scale = value_scales[(2 * n + e / 4) * 8 + 2 * t + e % 2];
