@@ -43,7 +43,9 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
 
   const int first_token = cu_seqlens_q[sequence];
   const int num_queries = cu_seqlens_q[sequence + 1] - first_token;
-  const int num_rows = num_queries * group, first_row = blockIdx.x * ROWS;
+  // Blocks start in the order of blockIdx.x. The last rows of a prompt see the most keys, so they
+  // come first, and the short blocks fill the chip at the end.
+  const int num_rows = num_queries * group, first_row = (gridDim.x - 1 - blockIdx.x) * ROWS;
   if (first_row >= num_rows) return;  // the grid is sized for the longest sequence
   const int offset = seq_lens[sequence] - num_queries;  // position of the sequence's first query
   const int last_row = min(first_row + ROWS, num_rows) - 1;
@@ -79,11 +81,12 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   // read its entry of the table a tile ahead, so that no copy waits for it.
   constexpr int WARP_ROWS = KEYS / WARPS, ROWS_AT_ONCE = 32 / CHUNKS;
   constexpr int ALIGNED = QUANTIZED ? 16 : 1;  // tokens that are in one block with their first
+  constexpr int PER_CHUNK = 16 / (int)sizeof(C);
   const int copied_row = warp * WARP_ROWS + lane / CHUNKS, copied_chunk = lane % CHUNKS;
   const C* planes[2];  // the lane's chunk of this head's first row of keys and of values
 #pragma unroll
   for (int plane = 0; plane < 2; ++plane)
-    planes[plane] = kv + cache.row(0, 0, kv_head, plane) * DH + copied_chunk * (16 / (int)sizeof(C));
+    planes[plane] = kv + cache.row(0, 0, kv_head, plane) * DH + copied_chunk * PER_CHUNK;
   int block_id = 0;  // of this lane's row in the tile that is fetched next
   auto look_up = [&](int tile) {
     const int token = tile + warp * WARP_ROWS + lane % WARP_ROWS;
@@ -95,7 +98,8 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
     if (tile < end) {
       const int token = tile + warp * WARP_ROWS + lane % WARP_ROWS;
       // Rows of a layer are counted in 32 bits; attention.py asserts that they fit.
-      const unsigned row = (unsigned)block_id * block_stride + (unsigned)token % (unsigned)block_size;
+      const unsigned slot = (unsigned)token % (unsigned)block_size;
+      const unsigned row = (unsigned)block_id * block_stride + slot;
       unsigned char* to = mie_smem + stage * STAGE;
 #pragma unroll
       for (int i = 0; i < WARP_ROWS; i += ROWS_AT_ONCE) {
