@@ -105,3 +105,26 @@ def test_random_calls_agree_in_every_row(seed: int):
             prefill(mode, shape, sequences, scale)
         except AssertionError as error:
             raise AssertionError(f"call {number}, {mode}: {shape}, {sequences}") from error
+
+
+@pytest.mark.parametrize("mode", ["forward", "checked"])
+@pytest.mark.parametrize("stored", ["auto", "int8"])
+def test_the_mask_begins_and_ends_at_the_exact_key(mode: str, stored: str):
+    """The rows of a warp see all of a tile but one key, or all of it.
+
+    The warp has 16 tokens. The first sees the tile up to its last key, and the last sees it from
+    its first key on, each one token earlier, at, or later.
+    """
+    window = 100  # so that no tile is on both edges
+    shape = Shape(
+        dtype="float16",
+        head_dim=64,
+        group=1,
+        num_kv_heads=1,
+        block_size=16,
+        window=window,
+        stored=stored,
+    )
+    for by in (-1, 0, 1):
+        first_sees_last_key, last_sees_first_key = TILE - 1 + by, TILE + window - 1 + by
+        prefill(mode, shape, [(16, first_sees_last_key + 16), (16, last_sees_first_key + 1)], 1.0)
