@@ -20,8 +20,9 @@
 #include "mie_cuda.cuh"
 #include "attention.cuh"
 
+// With heads of 64, three blocks fit a multiprocessor if the compiler is told to leave room.
 template <typename T, int DH, typename C = T>
-__global__ void __launch_bounds__(128, 1)
+__global__ void __launch_bounds__(128, DH == 64 ? 3 : 1)
 paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                   const float* __restrict__ scales, const int* __restrict__ tables,
                   const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
@@ -62,7 +63,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
     place[r] = ((size_t)token * num_heads + kv_head * group + rows[r] % group) * DH;
     position[r] = offset + rows[r] / group;
   }
-  // The positions of the warp's first and last row, which it does not read where there is no row.
+  // The positions of the warp's first and last row, even of rows past the sequence's last.
   const int warp_first = offset + (first_row + warp * 16) / group;
   const int warp_last = offset + (first_row + warp * 16 + 15) / group;
   unsigned query[STEPS][4];
@@ -76,9 +77,9 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                         : 0u;
     }
 
-  // A warp copies 16 rows of a tile, a whole row with every 16 bytes of which a lane copies its
-  // chunk. Lanes l and l + 16 find where row l is, once, and the others get it by a shuffle. They
-  // read its entry of the table a tile ahead, so that no copy waits for it.
+  // A warp copies 16 rows of a tile, 16 bytes a lane at a time. Lanes l and l + 16 look up row l
+  // for the warp, which gets its place by a shuffle. They read the entry of the block table a tile
+  // ahead, so that no copy waits for it.
   constexpr int WARP_ROWS = KEYS / WARPS, ROWS_AT_ONCE = 32 / CHUNKS;
   constexpr int ALIGNED = QUANTIZED ? 16 : 1;  // tokens that are in one block with their first
   constexpr int PER_CHUNK = 16 / (int)sizeof(C);
@@ -167,8 +168,8 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
 #pragma unroll
         for (int e = 0; e < 4; ++e) score[n][e] *= key_scales[n * 8 + 2 * t + e % 2];
     }
-    // Only a tile that a row of the warp sees in part needs the mask. The others hold no key past
-    // the end either, because a row's last key is before it.
+    // Only a tile that a row of the warp sees in part needs the mask. The mask of the diagonal also
+    // hides the keys past the end of the context.
     if (tile + KEYS - 1 > warp_first || (window > 0 && tile <= warp_last - window)) {
       const unsigned reach = window > 0 ? window : 0x7fffffff;  // the keys that a row sees
 #pragma unroll
