@@ -34,7 +34,9 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   constexpr int WARPS = 4, ROWS = 64, KEYS = 64, STEPS = DH / 16;
   constexpr int ROW = DH * (int)sizeof(C), CHUNKS = ROW / 16;  // bytes of a key; chunks of 16
   constexpr int TILE = KEYS * ROW, SCALES = QUANTIZED ? KEYS * 4 : 0;  // bytes
-  constexpr int STAGE = 2 * (TILE + SCALES);  // keys, values, the keys' scales, the values'
+  // Keys, values, and of every 16 keys the scales of the keys, then of the values. A warp copies
+  // these 32 scales together, which would be in the same banks if each kind were in one place.
+  constexpr int STAGE = 2 * (TILE + SCALES);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;  // a lane's place in every fragment; see mie_ptx.cuh
   const int sequence = sequences[blockIdx.y], kv_head = blockIdx.z, num_heads = gridDim.z * group;
@@ -118,7 +120,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
         const unsigned from = __shfl_sync(MIE_FULL_WARP, row, i);
         const bool is_seen = tile + key + 3 >= oldest && tile + key < end;
         if (lane < 8)
-          cp_async16_or_zero(to + 2 * TILE + plane * SCALES + key * 4,
+          cp_async16_or_zero(to + 2 * TILE + (warp * 8 + lane) * 16,
                              cache.scales + cache.row(0, 0, kv_head, plane) + from, is_seen);
       }
       look_up(tile + KEYS);
@@ -159,14 +161,16 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
       }
     }
 
-    const float* key_scales = reinterpret_cast<const float*>(keys + 2 * TILE);
-    const float* value_scales = key_scales + KEYS;
+    const float* key_scales = reinterpret_cast<const float*>(keys + 2 * TILE) + 2 * t;
+    const float* value_scales = key_scales + 16;
+    // Column n * 8 + 2t + e of the tile, in the scales.
+    auto column = [](int n, int e) { return n / 2 * 32 + n % 2 * 8 + e; };
     float tile_top[2] = {-MIE_INF, -MIE_INF}, tile_unit[2] = {};
     if constexpr (QUANTIZED) {
 #pragma unroll
       for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) score[n][e] *= key_scales[n * 8 + 2 * t + e % 2];
+        for (int e = 0; e < 4; ++e) score[n][e] *= key_scales[column(n, e % 2)];
     }
     // Only a tile that a row of the warp sees in part needs the mask. The mask of the diagonal also
     // hides the keys past the end of the context.
@@ -181,14 +185,15 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
           const bool is_visible = (unsigned)(position[e / 2] - tile - i) < reach;
           if (!is_visible) score[n][e] = -MIE_INF;
           if constexpr (QUANTIZED)
-            if (is_visible) tile_unit[e / 2] = fmaxf(tile_unit[e / 2], value_scales[i]);
+            if (is_visible)
+              tile_unit[e / 2] = fmaxf(tile_unit[e / 2], value_scales[column(n, e % 2)]);
         }
     } else if constexpr (QUANTIZED) {
 #pragma unroll
       for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-          tile_unit[0] = fmaxf(tile_unit[0], value_scales[n * 8 + 2 * t + e]);
+          tile_unit[0] = fmaxf(tile_unit[0], value_scales[column(n, e)]);
       tile_unit[1] = tile_unit[0];
     }
     float reference[2], per_unit[2];
@@ -224,7 +229,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
         s = exp2_approx(s * scale - reference[e / 2 % 2]);
         sum[e / 2 % 2] += s;
         if constexpr (QUANTIZED) {  // 0 where the row does not see the key: its scale may be NaN
-          const float value_scale = value_scales[(2 * n + e / 4) * 8 + 2 * t + e % 2];
+          const float value_scale = value_scales[column(2 * n + e / 4, e % 2)];
           s = s == 0.0f ? 0.0f : s * (value_scale * per_unit[e / 2 % 2]);
         }
       }
