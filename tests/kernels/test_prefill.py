@@ -24,7 +24,7 @@ TILE = 64  # keys of a tile, and rows of a block
 def draw_shape(rng: np.random.Generator) -> Shape:
     """Return a shape that the kernel for tensor cores takes."""
     stored = str(rng.choice(["auto", "auto", "int8", "fp8"]))
-    block_size = int(rng.integers(1, 129))
+    block_size = int(rng.choice([1, 16, *rng.integers(1, 129, 2)]))
     if stored != "auto":
         block_size = -(-block_size // 16) * 16
     window = int(rng.choice([1, 2, 17, 63, 64, 65, rng.integers(1, 200)]))
