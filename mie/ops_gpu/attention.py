@@ -328,6 +328,7 @@ class PagedAttention:
         num_tiles = ceil_div(batch.max_prefill_queries * call.group, kernel.rows)
         attend = self._launcher.kernel(f"{kernel.name}.cu", kernel.name + kernel.parameters)
         sizes = [call.group, call.table_width, call.block_size, call.window or 0]
+        assert call.kv.size // call.head_dim < 1 << 32, "the kernel counts rows in 32 bits"
         attend(
             (num_tiles, batch.prefills.size, call.num_kv_heads),
             (32 * WARPS,),

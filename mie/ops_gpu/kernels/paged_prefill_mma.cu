@@ -20,8 +20,9 @@
 #include "mie_cuda.cuh"
 #include "attention.cuh"
 
+// With heads of 64, three blocks fit a multiprocessor if the compiler is told to leave room.
 template <typename T, int DH, typename C = T>
-__global__ void __launch_bounds__(128, 1)
+__global__ void __launch_bounds__(128, DH == 64 ? 3 : 1)
 paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                   const float* __restrict__ scales, const int* __restrict__ tables,
                   const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
@@ -30,18 +31,24 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   static_assert((DH == 64 || DH == 128) && sizeof(T) == 2, "the swizzle wants these rows");
   using Wide = Widening<T, C>;
   constexpr bool QUANTIZED = IS_QUANTIZED<T, C>;
-  constexpr int THREADS = 128, ROWS = 64, KEYS = 64, STEPS = DH / 16;
+  constexpr int WARPS = 4, ROWS = 64, KEYS = 64, STEPS = DH / 16;
   constexpr int ROW = DH * (int)sizeof(C), CHUNKS = ROW / 16;  // bytes of a key; chunks of 16
   constexpr int TILE = KEYS * ROW, SCALES = QUANTIZED ? KEYS * 4 : 0;  // bytes
-  constexpr int STAGE = 2 * (TILE + SCALES);  // keys, values, the keys' scales, the values'
+  // Keys, values, and of every 16 keys the scales of the keys, then of the values. A warp copies
+  // these 32 scales together, which would be in the same banks if each kind were in one place.
+  constexpr int STAGE = 2 * (TILE + SCALES);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;  // a lane's place in every fragment; see mie_ptx.cuh
   const int sequence = sequences[blockIdx.y], kv_head = blockIdx.z, num_heads = gridDim.z * group;
   const PagedKV<T, C, DH> cache = {kv, scales, (int)gridDim.z, block_size};
+  const unsigned block_stride = (unsigned)cache.row(1, 0, 0, 0);  // rows from a block to the next
+  const int* table = tables + (size_t)sequence * table_width;
 
   const int first_token = cu_seqlens_q[sequence];
   const int num_queries = cu_seqlens_q[sequence + 1] - first_token;
-  const int num_rows = num_queries * group, first_row = blockIdx.x * ROWS;
+  // Blocks start in the order of blockIdx.x. The last rows of a prompt see the most keys, so they
+  // come first, and the short blocks fill the chip at the end.
+  const int num_rows = num_queries * group, first_row = (gridDim.x - 1 - blockIdx.x) * ROWS;
   if (first_row >= num_rows) return;  // the grid is sized for the longest sequence
   const int offset = seq_lens[sequence] - num_queries;  // position of the sequence's first query
   const int last_row = min(first_row + ROWS, num_rows) - 1;
@@ -58,6 +65,9 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
     place[r] = ((size_t)token * num_heads + kv_head * group + rows[r] % group) * DH;
     position[r] = offset + rows[r] / group;
   }
+  // The positions of the warp's first and last row, even of rows past the sequence's last.
+  const int warp_first = offset + (first_row + warp * 16) / group;
+  const int warp_last = offset + (first_row + warp * 16 + 15) / group;
   unsigned query[STEPS][4];
 #pragma unroll
   for (int k = 0; k < STEPS; ++k)
@@ -69,40 +79,60 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                         : 0u;
     }
 
-  auto row_of = [&](int token, bool is_seen, int plane) {
-    const size_t entry = (size_t)sequence * table_width + token / block_size;
-    const int block_id = is_seen ? tables[entry] : 0;
-    return cache.row(block_id, token % block_size, kv_head, plane);
+  // A warp copies 16 rows of a tile, 16 bytes a lane at a time. Lanes l and l + 16 look up row l
+  // for the warp, which gets its place by a shuffle. They read the entry of the block table a tile
+  // ahead, so that no copy waits for it.
+  constexpr int WARP_ROWS = KEYS / WARPS, ROWS_AT_ONCE = 32 / CHUNKS;
+  constexpr int ALIGNED = QUANTIZED ? 16 : 1;  // tokens that are in one block with their first
+  constexpr int PER_CHUNK = 16 / (int)sizeof(C);
+  const int copied_row = warp * WARP_ROWS + lane / CHUNKS, copied_chunk = lane % CHUNKS;
+  const C* planes[2];  // the lane's chunk of this head's first row of keys and of values
+#pragma unroll
+  for (int plane = 0; plane < 2; ++plane)
+    planes[plane] = kv + cache.row(0, 0, kv_head, plane) * DH + copied_chunk * PER_CHUNK;
+  int block_id = 0;  // of this lane's row in the tile that is fetched next
+  auto look_up = [&](int tile) {
+    const int token = tile + warp * WARP_ROWS + lane % WARP_ROWS;
+    const int first = token / ALIGNED * ALIGNED;
+    const bool is_needed = first + ALIGNED > oldest && first < end;  // else the entry may be stale
+    block_id = is_needed ? table[(unsigned)token / (unsigned)block_size] : 0;
   };
   auto fetch = [&](int tile, int stage) {
     if (tile < end) {
+      const int token = tile + warp * WARP_ROWS + lane % WARP_ROWS;
+      // Rows of a layer are counted in 32 bits; attention.py asserts that they fit.
+      const unsigned slot = (unsigned)token % (unsigned)block_size;
+      const unsigned row = (unsigned)block_id * block_stride + slot;
       unsigned char* to = mie_smem + stage * STAGE;
-      for (int i = threadIdx.x; i < KEYS * CHUNKS; i += THREADS) {
-        const int key = i / CHUNKS, chunk = i % CHUNKS, token = tile + key;
+#pragma unroll
+      for (int i = 0; i < WARP_ROWS; i += ROWS_AT_ONCE) {
+        const unsigned from = __shfl_sync(MIE_FULL_WARP, row, i + lane / CHUNKS);
+        const int key = copied_row + i;
         // Zeros where no row looks, because an unwritten slot may hold NaN.
-        const bool is_seen = token >= oldest && token < end;
+        const bool is_seen = tile + key >= oldest && tile + key < end;
 #pragma unroll
         for (int plane = 0; plane < 2; ++plane)
-          cp_async16_or_zero(to + plane * TILE + swizzled<ROW>(key, chunk),
-                             cache.base + row_of(token, is_seen, plane) * DH +
-                                 chunk * (16 / (int)sizeof(C)),
-                             is_seen);
+          cp_async16_or_zero(to + plane * TILE + swizzled<ROW>(key, copied_chunk),
+                             planes[plane] + (size_t)from * DH, is_seen);
       }
-      if constexpr (QUANTIZED) {  // four tokens of a block a thread
-        const int plane = threadIdx.x / (KEYS / 4), key = threadIdx.x % (KEYS / 4) * 4;
+      if constexpr (QUANTIZED) {  // four tokens of a block a lane
+        const int plane = lane / 4 % 2, i = lane % 4 * 4, key = warp * WARP_ROWS + i;
+        const unsigned from = __shfl_sync(MIE_FULL_WARP, row, i);
         const bool is_seen = tile + key + 3 >= oldest && tile + key < end;
-        if (plane < 2)
-          cp_async16_or_zero(to + 2 * TILE + plane * SCALES + key * 4,
-                             cache.scales + row_of(tile + key, is_seen, plane), is_seen);
+        if (lane < 8)
+          cp_async16_or_zero(to + 2 * TILE + (warp * 8 + lane) * 16,
+                             cache.scales + cache.row(0, 0, kv_head, plane) + from, is_seen);
       }
+      look_up(tile + KEYS);
     }
     cp_async_commit();  // a group for every tile, even an empty one, because the waits count groups
   };
 
   // acc[d] and score[n]: [0], [1] are columns 2t, 2t + 1 of the first row, [2], [3] of the other.
-  float acc[DH / 8][4] = {}, top[2] = {-MIE_INF, -MIE_INF}, sum[2] = {};
+  float acc[DH / 8][4] = {}, top[2] = {-MIE_INF, -MIE_INF}, sum[2] = {};  // top: before the scale
   float unit[2] = {};  // of a quantised cache: acc is in units
   const int first_tile = oldest / KEYS * KEYS;
+  look_up(first_tile);
   fetch(first_tile, 0);
   for (int tile = first_tile, stage = 0; tile < end; tile += KEYS, stage ^= 1) {
     fetch(tile + KEYS, stage ^ 1);
@@ -131,33 +161,52 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
       }
     }
 
-    const float* key_scales = reinterpret_cast<const float*>(keys + 2 * TILE);
-    const float* value_scales = key_scales + KEYS;
-    auto is_visible = [&](int key, int at) {
-      return key <= at && key < end && (window <= 0 || key > at - window);
-    };
+    const float* key_scales = reinterpret_cast<const float*>(keys + 2 * TILE) + 2 * t;
+    const float* value_scales = key_scales + 16;
+    // Column n * 8 + 2t + e of the tile, in the scales.
+    auto column = [](int n, int e) { return n / 2 * 32 + n % 2 * 8 + e; };
     float tile_top[2] = {-MIE_INF, -MIE_INF}, tile_unit[2] = {};
+    if constexpr (QUANTIZED) {
 #pragma unroll
-    for (int n = 0; n < KEYS / 8; ++n)
+      for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int i = n * 8 + 2 * t + e % 2;
-        const bool visible = is_visible(tile + i, position[e / 2]);
-        if constexpr (QUANTIZED) {
-          score[n][e] *= key_scales[i];
-          if (visible) tile_unit[e / 2] = fmaxf(tile_unit[e / 2], value_scales[i]);
+        for (int e = 0; e < 4; ++e) score[n][e] *= key_scales[column(n, e % 2)];
+    }
+    // Only a tile that a row of the warp sees in part needs the mask. The mask of the diagonal also
+    // hides the keys past the end of the context.
+    if (tile + KEYS - 1 > warp_first || (window > 0 && tile <= warp_last - window)) {
+      const unsigned reach = window > 0 ? window : 0x7fffffff;  // the keys that a row sees
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int i = n * 8 + 2 * t + e % 2;
+          // The distance of a later key is negative, and as an unsigned number too large.
+          const bool is_visible = (unsigned)(position[e / 2] - tile - i) < reach;
+          if (!is_visible) score[n][e] = -MIE_INF;
+          if constexpr (QUANTIZED)
+            if (is_visible)
+              tile_unit[e / 2] = fmaxf(tile_unit[e / 2], value_scales[column(n, e % 2)]);
         }
-        score[n][e] = visible ? score[n][e] * scale : -MIE_INF;
-        tile_top[e / 2] = fmaxf(tile_top[e / 2], score[n][e]);
-      }
+    } else if constexpr (QUANTIZED) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          tile_unit[0] = fmaxf(tile_unit[0], value_scales[column(n, e)]);
+      tile_unit[1] = tile_unit[0];
+    }
     float reference[2], per_unit[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n)
+        tile_top[r] = fmaxf(tile_top[r], fmaxf(score[n][2 * r], score[n][2 * r + 1]));
       tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 1));
       tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 2));
       const float new_top = fmaxf(top[r], tile_top[r]);
-      reference[r] = new_top == -MIE_INF ? 0.0f : new_top;  // the row sees no key yet
-      float keep = exp2_approx(top[r] - reference[r]);
+      reference[r] = new_top == -MIE_INF ? 0.0f : new_top * scale;  // the row sees no key yet
+      float keep = exp2_approx(top[r] * scale - reference[r]);
       top[r] = new_top;
       sum[r] *= keep;
       if constexpr (QUANTIZED) {
@@ -177,10 +226,10 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         float& s = score[2 * n + e / 4][e % 4];
-        s = exp2_approx(s - reference[e / 2 % 2]);
+        s = exp2_approx(s * scale - reference[e / 2 % 2]);
         sum[e / 2 % 2] += s;
         if constexpr (QUANTIZED) {  // 0 where the row does not see the key: its scale may be NaN
-          const float value_scale = value_scales[(2 * n + e / 4) * 8 + 2 * t + e % 2];
+          const float value_scale = value_scales[column(2 * n + e / 4, e % 2)];
           s = s == 0.0f ? 0.0f : s * (value_scale * per_unit[e / 2 % 2]);
         }
       }

@@ -1,0 +1,130 @@
+"""Check the prefill kernel for tensor cores on random calls, row by row, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import needs_compiler
+from test_kernels import ERRORS, Shape, make_backend, make_batch, make_cache, normal, wide
+
+from mie.ops import attention
+from mie.ops.backend import StepBatch
+from mie.ops_gpu.kv_cache import KVCache
+
+pytestmark = needs_compiler
+
+CALLS = 12
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 11))]
+TILE = 64  # keys of a tile, and rows of a block
+
+
+def draw_shape(rng: np.random.Generator) -> Shape:
+    """Return a shape that the kernel for tensor cores takes."""
+    stored = str(rng.choice(["auto", "auto", "int8", "fp8"]))
+    block_size = int(rng.choice([1, 16, *rng.integers(1, 129, 2)]))
+    if stored != "auto":
+        block_size = -(-block_size // 16) * 16
+    window = int(rng.choice([1, 2, 17, 63, 64, 65, rng.integers(1, 200)]))
+    return Shape(
+        dtype=str(rng.choice(["float16", "bfloat16"])),
+        head_dim=int(rng.choice([64, 128])),
+        group=int(rng.integers(1, 17)),
+        num_kv_heads=int(rng.integers(1, 3)),
+        block_size=block_size,
+        window=window if rng.random() < 0.6 else None,
+        stored=stored,
+    )
+
+
+def draw_sequences(rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Return (number of queries, length) of prompts and chunks, many around the ends of tiles."""
+    sequences = []
+    for _ in range(rng.integers(1, 4)):
+        num_queries = int(rng.choice([2, 3, 15, 16, 17, rng.integers(2, 40)]))
+        edge = TILE * int(rng.integers(0, 4)) + int(rng.integers(-1, 2))
+        starts = [0, max(0, edge), max(0, edge - num_queries), rng.integers(0, 200)]
+        sequences.append((num_queries, int(rng.choice(starts)) + num_queries))
+    return sequences
+
+
+def with_stale_entries(
+    batch: StepBatch, cache: KVCache, window: int | None
+) -> tuple[StepBatch, KVCache]:
+    """Let every entry that no query needs name one more block, which is NaN."""
+    layer, block_size = cache.layers[0], cache.layers[0].shape[3]
+    unwritten = np.full_like(layer[:1], 127 if cache.scales else np.nan)
+    tables = batch.block_tables.copy()
+    counts = np.diff(batch.cu_seqlens_q)
+    for table, count, length in zip(tables, counts, batch.seq_lens, strict=True):
+        oldest = 0 if window is None else max(0, length - count + 1 - window)
+        table[-(-length // block_size) :] = len(layer)
+        table[: oldest // block_size] = len(layer)
+    layers = [np.concatenate([layer, unwritten])]
+    scales = cache.scales and [
+        np.concatenate([cache.scales[0], np.full_like(cache.scales[0][:1], np.nan)])
+    ]
+    return replace(batch, block_tables=tables), replace(cache, layers=layers, scales=scales)
+
+
+def prefill(mode: Any, shape: Shape, sequences: list[tuple[int, int]], query_scale: float) -> None:
+    """Compare each row of one call with the operator."""
+    batch, num_blocks = make_batch(sequences, shape.block_size)
+    cache, planes = make_cache(shape, batch, num_blocks)
+    num_tokens, num_heads = int(batch.cu_seqlens_q[-1]), shape.group * shape.num_kv_heads
+    q = normal(shape.dtype, num_tokens, num_heads, shape.head_dim, seed=8)
+    q = (q * query_scale).astype(q.dtype)
+    backend = make_backend(mode, shape.dtype, stored=shape.stored)
+    stale_batch, stale_cache = with_stale_entries(batch, cache, shape.window)
+    got = wide(backend.paged_attention(q, stale_cache, 0, stale_batch, shape.window))
+    wanted = attention.paged_attention(
+        wide(q),
+        *planes,
+        batch.block_tables,
+        batch.cu_seqlens_q,
+        batch.seq_lens,
+        shape.head_dim**-0.5,
+        shape.window,
+    )
+    error = np.linalg.norm(got - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)
+    worst = error.max()  # NaN if any row is
+    assert worst < 2 * ERRORS[shape.dtype], (worst, np.argwhere(~(error < 2 * ERRORS[shape.dtype])))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_calls_agree_in_every_row(seed: int):
+    """Tiles, windows, blocks and groups meet at any place. No row reads what it does not see."""
+    rng = np.random.default_rng([seed, 2026])
+    for number in range(CALLS):
+        shape, sequences = draw_shape(rng), draw_sequences(rng)
+        mode = str(rng.choice(["forward", "reverse", "random", "checked"]))
+        scale = float(rng.choice([0.1, 1.0, 1.0, 8.0]))
+        try:
+            prefill(mode, shape, sequences, scale)
+        except AssertionError as error:
+            raise AssertionError(f"call {number}, {mode}: {shape}, {sequences}") from error
+
+
+@pytest.mark.parametrize("mode", ["forward", "checked"])
+@pytest.mark.parametrize("stored", ["auto", "int8"])
+def test_the_mask_begins_and_ends_at_the_exact_key(mode: str, stored: str):
+    """The rows of a warp see all of a tile but one key, or all of it.
+
+    The warp has 16 tokens. The first sees the tile up to its last key, and the last sees it from
+    its first key on, each one token earlier, at, or later.
+    """
+    window = 100  # so that no tile is on both edges
+    shape = Shape(
+        dtype="float16",
+        head_dim=64,
+        group=1,
+        num_kv_heads=1,
+        block_size=16,
+        window=window,
+        stored=stored,
+    )
+    for by in (-1, 0, 1):
+        first_sees_last_key, last_sees_first_key = TILE - 1 + by, TILE + window - 1 + by
+        prefill(mode, shape, [(16, first_sees_last_key + 16), (16, last_sees_first_key + 1)], 1.0)
