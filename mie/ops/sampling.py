@@ -210,18 +210,19 @@ def nucleus_ids(x: Floats, weights: NDArray[np.int64], top_p: float) -> Ints:
     """Return the ids of the nucleus of the logits x [V] with these weights [V], rising.
 
     The nucleus is the smallest set of first tokens, in the order of `first_ids`, whose weights sum
-    to at least top_p times the total (Holtzman et al., 2019, arXiv:1904.09751). Every token has a
-    weight, or those of the last tokens are 0.
+    to at least top_p times the total (Holtzman et al., 2019, arXiv:1904.09751). The weights of the
+    last tokens may be 0, but not all.
     """
     total = int(weights.sum())
     wanted = min(max(math.ceil(top_p * float(total)), 1), total)
-    # Tokens up to this weight together have at most what the nucleus may lack. A larger logit never
-    # has a smaller weight, so the others contain the nucleus.
-    ids = np.flatnonzero(weights > (total - wanted) // weights.size)
-    order = np.sort(weights[ids])[::-1]
-    count = int(np.searchsorted(np.cumsum(order), wanted)) + 1
+    # Tokens up to this weight together have at most what the nucleus may lack. The others reach it,
+    # and so does the smallest set of first tokens that contains them.
+    heavy = x[weights > (total - wanted) // weights.size]
+    ids = np.flatnonzero(x >= heavy.min())
     values = x[ids]
-    return ids[_first(values, count, np.sort(values)[-count])]
+    order = np.argsort(values)[::-1]  # the order of equal ones does not change the sums
+    count = int(np.searchsorted(np.cumsum(weights[ids[order]]), wanted)) + 1
+    return ids[_first(values, count, values[order[count - 1]])]
 
 
 def draw(weights: NDArray[np.int64], uniform: float) -> int:
