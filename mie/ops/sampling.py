@@ -2,8 +2,8 @@
 
 The edits are applied in vLLM's order: logit bias and masks, penalties, temperature, min-p, top-k,
 top-p.
-The random number is an input, so the same logits, controls and number give the same token on every
-backend.
+The random number is an input, and weights are integers (`mie.ops.weights`), so the same logits,
+controls and number give the same token on every backend.
 """
 
 import math
@@ -53,7 +53,7 @@ class RowControls:
     temperature divides the logits. ``min_p`` keeps the tokens whose probability is at least
     ``min_p`` times the largest. Then ``top_k`` keeps the first k (0: all). Then
     ``top_p`` keeps the smallest set of first tokens with at least this cumulative probability. The
-    order is by falling probability, then rising id. So ``top_k`` keeps at most k tokens, and
+    order is by falling logit, then rising id. So ``top_k`` keeps at most k tokens, and
     ``top_k=1`` takes the token that temperature 0 takes. ``uniform`` in [0, 1) draws by the inverse
     of the cumulative distribution in id order. ``forced_id`` is returned regardless of the logits.
     """
@@ -115,7 +115,7 @@ def edit_logits(logits: Floats, row: RowControls) -> Floats:
 
     Each edit is computed in float64 and rounded to the dtype of the logits.
     """
-    x = logits.copy()
+    x: Floats = logits.copy()
     _edit(x, row)
     return x
 

@@ -83,7 +83,8 @@ def weights_of(z: Floats, num_bits: int) -> NDArray[np.int64]:
     """Return floor(2**(z + num_bits)) for each exponent of z [...], which is overwritten."""
     powers = np.exp2(z, out=z) if z.dtype == np.float64 else _exp2(z)
     powers *= z.dtype.type(2.0**num_bits)  # exact
-    return powers.astype(np.int64)
+    weights: NDArray[np.int64] = powers.astype(np.int64)
+    return weights
 
 
 def _exp2(z: NDArray[Any]) -> NDArray[Any]:

@@ -31,7 +31,7 @@ ROPE_WORTH_SHARING = 1 << 18
 DRAWS_WORTH_SHARING = 1 << 16
 """Logits of a step below which a hand-over takes longer than it saves."""
 ROWS_DRAWN = 4
-"""Rows that a thread samples at a time."""
+"""Rows that a thread samples at a time, or more if they are short."""
 
 
 def by_rows(
@@ -164,11 +164,13 @@ def sample(logits: Floats, rows: Sequence[RowControls], workers: Workers) -> lis
     if logits.size < DRAWS_WORTH_SHARING or not any(row.temperature for row in rows):
         return sampling.sample(logits, rows)
     token_ids = [0] * len(rows)
+    together = sampling.LOGITS_WEIGHED // logits.shape[-1]
+    size = max(ROWS_DRAWN, min(together, ceil_div(len(rows), workers.num_threads)))
 
     def work(_: int, starts: Iterable[int]) -> None:
         for start in starts:
-            some = slice(start, start + ROWS_DRAWN)
+            some = slice(start, start + size)
             token_ids[some] = sampling.sample(logits[some], rows[some])
 
-    workers.share(work, range(0, len(rows), ROWS_DRAWN))
+    workers.share(work, range(0, len(rows), size))
     return token_ids

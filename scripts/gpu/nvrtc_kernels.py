@@ -114,7 +114,7 @@ ENTRIES = (
     Entry(
         file="tests/kernels/emulator.cu",
         names=(
-            *("warp_operations", "block_votes", "atomics", "matrices", "last_block_adds"),
+            *("warp_operations", "larger", "block_votes", "atomics", "matrices", "last_block_adds"),
             *each("{}<{}>", ("scaled", "packed", "fused", "gemm"), HALVES),
         ),
     ),

@@ -17,6 +17,7 @@ from emulated import launcher, needs_compiler
 
 from mie.ops import sampling
 from mie.ops.sampling import RowControls
+from mie.ops.weights import exponents, num_weight_bits, scale_of, weights_of
 from mie.ops_gpu.arrays import DTYPES
 from mie.ops_gpu.queue import EmulatedQueue
 from mie.ops_gpu.sampling import MAX_ROWS, MAX_TOP, PART, Sampler, pack, top_logprobs
@@ -188,6 +189,28 @@ def test_hostile_rows_give_the_tokens_of_numpy(vocab_size: int):
     for dtype in DTYPES:
         with np.errstate(over="ignore"):
             check_rows(choose(rng, *MODES[:4]), logits.astype(DTYPES[dtype]), rows)
+
+
+@pytest.mark.parametrize("vocab_size", [50, 700, PART + 300])
+def test_rows_at_the_border_of_two_tokens_give_the_tokens_of_numpy(vocab_size: int):
+    """A last bit of a weight or of a sum decides these rows, by the uniform number or by top-p."""
+    rng = np.random.default_rng([41, vocab_size])
+    num_rows = 40
+    x = rng.normal(scale=2, size=vocab_size).astype(np.float32)
+    scale = np.array([scale_of(0.7)], np.float32)
+    weights = weights_of(exponents(x, x.max(keepdims=True), scale), num_weight_bits(vocab_size))
+    total = float(weights.sum())
+    in_id_order, falling = np.cumsum(weights), np.cumsum(np.sort(weights)[::-1])
+    rows = []
+    for i in rng.integers(vocab_size - 1, size=num_rows):
+        # Few borders are numbers of 53 bits, so one is just below a border and one just above.
+        for shift in (-1e-15, 1e-15):
+            uniform = min(in_id_order[i] / total * (1 + shift), JUST_BELOW_1)
+            top_p = falling[i] / total * (1 + shift)
+            rows.append(RowControls(temperature=0.7, uniform=uniform))
+            rows.append(RowControls(temperature=0.7, uniform=JUST_BELOW_1, top_p=top_p))
+            rows.append(RowControls(temperature=0.7, uniform=rng.random(), top_p=top_p))
+    check_rows("forward", np.broadcast_to(x, (len(rows), vocab_size)).copy(), rows)
 
 
 def test_greedy_and_drawn_rows_share_launches(mode: str):
