@@ -13,7 +13,6 @@ Equal logits have equal weights. A larger logit may have a weight that is smalle
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,12 +86,12 @@ def weights_of(z: Floats, num_bits: int) -> NDArray[np.int64]:
     return weights
 
 
-def _exp2(z: NDArray[Any]) -> NDArray[Any]:
+def _exp2(z: Floats) -> Floats:
     """Return 2**z for float32 numbers z <= 0, which are overwritten."""
     np.maximum(z, np.float32(LOWEST_Z), out=z)
     whole = np.rint(z)
     z -= whole
-    power = z * np.float32(COEFFICIENTS[0])
+    power: Floats = z * np.float32(COEFFICIENTS[0])
     for coefficient in COEFFICIENTS[1:-1]:
         power += np.float32(coefficient)
         power *= z

@@ -45,7 +45,11 @@ MUTANTS = {
         "if (before < wanted && before + sums[k] >= wanted) {",
         "if (before <= wanted && before + sums[k] > wanted) {",
     ),
-    "the nucleus is rounded down": ("sampling.cuh", "ceil(top_p *", "floor(top_p *"),
+    "a nucleus may be empty": (
+        "sampling.cuh",
+        "return min(max(wanted, at_least), total);",
+        "return min(wanted, total);",
+    ),
     "the last bin is dropped": (
         "keep_candidates.cu",
         "((FIRST_BIN + last.bin + 1) << BIN_SHIFT)",
@@ -66,10 +70,10 @@ MUTANTS = {
         "sum - wanted < (is_count",
         "sum - wanted <= (is_count",
     ),
-    "a draw at the end of a warp's stretch stays in it": (
+    "every token after the drawn one is drawn, too": (
         "choose_tokens.cu",
-        "before + own <= target) return;",
-        "before + own < target) return;",
+        "before + up_to > target && before + up_to - mass <= target;",
+        "before + up_to > target;",
     ),
     "parts before the token's part count twice": (
         "choose_tokens.cu",
@@ -112,7 +116,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(KERNELS, path)
     monkeypatch.setattr(emulator, "KERNELS", path)
-    launcher = EmulatedLauncher(order="random", seed=1)
+    launcher = EmulatedLauncher(order="reverse")
     monkeypatch.setattr(test_sampling, "launcher", lambda *_: launcher)
     return path
 
@@ -123,6 +127,8 @@ def check_all() -> None:
         test_sampling.test_random_controls_give_the_tokens_of_numpy("any", "float32", vocab_size)
     for vocab_size in (700, PART + 300):
         test_sampling.test_rows_at_the_border_of_two_tokens_give_the_tokens_of_numpy(vocab_size)
+    test_sampling.test_top_k_1_is_greedy_and_constant_rows_are_cut_alike("any", "float32", 40)
+    test_sampling.test_edits_at_the_borders_of_parts("any")
     rng = np.random.default_rng(51)
     for vocab_size in (33, PART + 77):
         logits = np.stack([test_sampling.hostile_logits(rng, vocab_size) for _ in range(60)])

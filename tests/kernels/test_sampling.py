@@ -197,6 +197,7 @@ def test_rows_at_the_border_of_two_tokens_give_the_tokens_of_numpy(vocab_size: i
     rng = np.random.default_rng([41, vocab_size])
     num_rows = 40
     x = rng.normal(scale=2, size=vocab_size).astype(np.float32)
+    x[rng.integers(vocab_size, size=5)] += 14  # the others have weights below 2**-24 of these
     scale = np.array([scale_of(0.7)], np.float32)
     weights = weights_of(exponents(x, x.max(keepdims=True), scale), num_weight_bits(vocab_size))
     total = float(weights.sum())
@@ -251,6 +252,30 @@ def test_more_rows_than_a_launch_takes():
     num_rows = 2 * MAX_ROWS + 1
     logits = np.stack([random_logits(rng, 40) for _ in range(num_rows)]).astype(np.float32)
     check_rows("random", logits, [random_controls(rng, 40) for _ in range(num_rows)])
+
+
+def test_edits_at_the_borders_of_parts(mode: str):
+    """The five tokens around a border have equal chances only if each is edited once."""
+    vocab_size = 2 * PART + 3
+    ids = np.array([PART - 2, PART - 1, PART, PART + 1, 2 * PART])
+    rows = [
+        RowControls(
+            temperature=1.0,
+            uniform=uniform,
+            bias=(ids, np.array([1.0, 2.0, 3.0, 4.0, 5.0])),
+            seen_ids=ids,
+            repetition_penalty=2.0,
+            output_ids=ids,
+            output_counts=np.array([1, 2, 3, 4, 5]),
+            presence_penalty=0.25,
+            frequency_penalty=0.5,
+        )
+        for uniform in np.arange(0.1, 1, 0.2).tolist()
+    ]
+    logits = np.full((5, vocab_size), -INF, np.float32)
+    logits[:, ids] = 0
+    assert sample(PoisoningLauncher(mode), logits, rows) == numpy_tokens(logits, rows)
+    assert sample(PoisoningLauncher(mode), logits, rows) == ids.tolist()
 
 
 def test_a_large_vocabulary():
