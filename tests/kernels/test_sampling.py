@@ -270,12 +270,12 @@ def test_edits_at_the_borders_of_parts(mode: str):
             presence_penalty=0.25,
             frequency_penalty=0.5,
         )
-        for uniform in np.arange(0.1, 1, 0.2).tolist()
+        for uniform in [0.2 * i + shift for i in range(5) for shift in (0.001, 0.199)]
     ]
-    logits = np.full((5, vocab_size), -INF, np.float32)
+    logits = np.full((10, vocab_size), -INF, np.float32)
     logits[:, ids] = 0
     assert sample(PoisoningLauncher(mode), logits, rows) == numpy_tokens(logits, rows)
-    assert sample(PoisoningLauncher(mode), logits, rows) == ids.tolist()
+    assert sample(PoisoningLauncher(mode), logits, rows) == ids.repeat(2).tolist()
 
 
 def test_a_large_vocabulary():
