@@ -120,6 +120,7 @@ def edit_logits(logits: Floats, row: RowControls) -> Floats:
     return x
 
 
+@np.errstate(over="ignore")  # a logit that leaves the range of its dtype is infinite
 def _edit(x: Floats, row: RowControls) -> None:
     if row.bias is not None:
         ids, values = row.bias

@@ -207,6 +207,13 @@ def test_edits_are_computed_in_float64_and_rounded_once():
     assert edit_logits(frozen([1.0], np.float32), half).tolist() == [1 + 2.0**-23]
 
 
+def test_an_edit_may_leave_the_range_of_float32():
+    logits = frozen([-2.0, 1.0, 3.0], np.float32)
+    row = RowControls(seen_ids=np.array([0]), repetition_penalty=1e300, temperature=1.0)
+    assert edit_logits(logits, row).tolist() == [-INF, 1.0, 3.0]
+    assert sample_row(logits, row) == 1
+
+
 # What is kept.
 
 
