@@ -2,18 +2,23 @@
 
 The edits are applied in vLLM's order: logit bias and masks, penalties, temperature, min-p, top-k,
 top-p.
-The random number is an input, so the same logits, controls and number give the same token on every
-backend.
+The random number is an input, and weights are integers (`mie.ops.weights`), so the same logits,
+controls and number give the same token on every backend.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats, Ints
+from mie.ops.weights import exponents, lowest_kept_z, num_weight_bits, scale_of, weights_of
+
+LOGITS_WEIGHED = 1 << 15
+"""Logits that are weighed at a time. The arrays of more would leave the caches."""
 
 
 def softmax(x: Floats) -> Floats:
@@ -52,7 +57,7 @@ class RowControls:
     temperature divides the logits. ``min_p`` keeps the tokens whose probability is at least
     ``min_p`` times the largest. Then ``top_k`` keeps the first k (0: all). Then
     ``top_p`` keeps the smallest set of first tokens with at least this cumulative probability. The
-    order is by falling probability, then rising id. So ``top_k`` keeps at most k tokens, and
+    order is by falling logit, then rising id. So ``top_k`` keeps at most k tokens, and
     ``top_k=1`` takes the token that temperature 0 takes. ``uniform`` in [0, 1) draws by the inverse
     of the cumulative distribution in id order. ``forced_id`` is returned regardless of the logits.
     """
@@ -93,45 +98,43 @@ class RowControls:
 
 def sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
     """Sample one token id for each row of ``logits`` [R, V] under its `RowControls`."""
-    greedy = logits.argmax(axis=-1).tolist()
-    return [
-        sample_row(logits[r], row) if _needs_own_pass(row) else greedy[r]
-        for r, row in enumerate(rows)
-    ]
-
-
-def _needs_own_pass(row: RowControls) -> bool:
-    return row.temperature > 0.0 or row.edits_logits or row.forced_id is not None
+    vocab_size = logits.shape[-1]
+    token_ids: list[int] = logits.argmax(axis=-1).tolist()
+    drawn = []
+    for r, row in enumerate(rows):
+        if row.forced_id is not None:
+            token_ids[r] = row.forced_id
+        elif row.temperature > 0.0:
+            drawn.append(r)
+        elif row.edits_logits:
+            token_ids[r] = int(edit_logits(logits[r], row).argmax())
+    size = max(1, LOGITS_WEIGHED // max(1, vocab_size))
+    for start in range(0, len(drawn), size):
+        some = drawn[start : start + size]
+        for r, token_id in zip(
+            some, _draw_rows(logits[some], [rows[r] for r in some]), strict=True
+        ):
+            token_ids[r] = token_id
+    return token_ids
 
 
 def sample_row(logits: Floats, row: RowControls) -> int:
     """Sample one token id for one row of logits [V]."""
-    if row.forced_id is not None:
-        return row.forced_id
-    x = edit_logits(logits, row)
-    if row.temperature == 0.0:
-        return int(x.argmax())
-    return draw_row(x, row, x.size) or 0
-
-
-def draw_row(x: Floats, row: RowControls, vocab_size: int) -> int | None:
-    """Draw from effective logits x, float64, and return the index in x. x is edited.
-
-    x has the logits of all tokens [V], or of any that include all whose logits are not -inf, by
-    rising id. The token is the same. Return None if the largest logit is not finite.
-    """
-    largest = x.max()
-    if not np.isfinite(largest):
-        return None  # Every weight would be NaN.
-    x -= largest
-    with np.errstate(over="ignore"):  # A tiny temperature gives -inf.
-        x /= row.temperature
-    return draw(keep_likely(x, row.top_k, row.top_p, row.min_p, vocab_size), row.uniform)
+    return sample(logits[None], [row])[0]
 
 
 def edit_logits(logits: Floats, row: RowControls) -> Floats:
-    """Return the effective logits [V] of a row, float64, as a new array (see `RowControls`)."""
-    x = logits.astype(np.float64)
+    """Return the effective logits [V] of a row as a new array (see `RowControls`).
+
+    Each edit is computed in float64 and rounded to the dtype of the logits.
+    """
+    x: Floats = logits.copy()
+    _edit(x, row)
+    return x
+
+
+@np.errstate(over="ignore")  # a logit that leaves the range of its dtype is infinite
+def _edit(x: Floats, row: RowControls) -> None:
     if row.bias is not None:
         ids, values = row.bias
         x[ids] += values
@@ -145,74 +148,119 @@ def edit_logits(logits: Floats, row: RowControls) -> Floats:
     if row.banned_ids is not None:
         x[row.banned_ids] = -np.inf
     if row.seen_ids is not None:
-        seen = x[row.seen_ids]
+        seen = x[row.seen_ids].astype(np.float64)
         penalty = row.repetition_penalty
         x[row.seen_ids] = np.where(seen > 0, seen / penalty, seen * penalty)
     if row.output_ids is not None and row.output_counts is not None:
         x[row.output_ids] -= row.presence_penalty + row.frequency_penalty * row.output_counts
-    return x
 
 
-def keep_likely(
-    x: Floats, top_k: int, top_p: float, min_p: float, vocab_size: int | None = None
-) -> Floats:
-    """Set to -inf the logits of every token that min-p, top-k or top-p drops. x is edited.
+def _draw_rows(x: Floats, rows: Sequence[RowControls]) -> list[int]:
+    """Draw a token for each row of logits x [R, V], which are edited in place."""
+    vocab_size = x.shape[1]
+    for edited, row in zip(x, rows, strict=True):
+        if row.edits_logits:
+            _edit(edited, row)
+    largest = x.max(axis=1)
+    token_ids = [0] * len(rows)  # without a largest number, every weight would be NaN
+    groups: dict[int, list[int]] = {}
+    for r in np.flatnonzero(np.isfinite(largest)).tolist():
+        top_k = rows[r].top_k
+        groups.setdefault(top_k if top_k < vocab_size else 0, []).append(r)
+    for top_k, group in groups.items():
+        own = x if len(group) == len(rows) else x[group]
+        ids = None
+        if top_k:
+            ids = np.stack([first_ids(row, top_k) for row in own])
+            own = np.take_along_axis(own, ids, axis=1)
+        columns = _draw_columns(own, largest[group], [rows[r] for r in group], vocab_size)
+        for i, r in enumerate(group):
+            token_ids[r] = columns[i] if ids is None else int(ids[i, columns[i]])
+    return token_ids
 
-    x has the logits of all tokens [V]. If logits of -inf are left out, ``vocab_size`` tells V.
 
-    min-p: Nguyen et al., 2024, arXiv:2407.01082; top-k: Fan et al., 2018, arXiv:1805.04833; top-p:
-    Holtzman et al., 2019, arXiv:1904.09751.
+def _draw_columns(
+    x: Floats, largest: Floats, rows: Sequence[RowControls], vocab_size: int
+) -> list[int]:
+    """Draw a column from each row of x [R, n]."""
+    scale = np.array([[scale_of(row.temperature)] for row in rows], x.dtype)
+    z = exponents(x, largest[:, None], scale)
+    ends = range(0, x.size + 1, x.shape[1])
+    return draw_columns(x.reshape(-1), z.reshape(-1), ends, rows, vocab_size)
+
+
+def draw_columns(
+    x: Floats, z: Floats, ends: Sequence[int], rows: Sequence[RowControls], vocab_size: int
+) -> list[int]:
+    """Draw a column from each row under min-p and top-p.
+
+    x [n] has the logits of all rows, and z [n] their exponents, which are overwritten. Row i is
+    ends[i] … ends[i + 1] - 1. It has the tokens that top-k and masks leave, by rising id.
     """
-    if min_p > 0.0:
-        x[x < x.max() + np.log(min_p)] = -np.inf
-    if 0 < top_k < x.size:
-        _keep_first(x, top_k, np.partition(x, -top_k)[-top_k])
-    if top_p < 1.0:
-        _keep_first(x, *_nucleus(x, top_p, vocab_size or x.size))
-    return x
+    bounds = list(zip(pairwise(ends), rows, strict=True))
+    dropped = [
+        z[begin:end] < x.dtype.type(lowest_kept_z(row.min_p)) if row.min_p > 0.0 else None
+        for (begin, end), row in bounds
+    ]
+    weights = weights_of(z, num_weight_bits(vocab_size))
+    columns = []
+    for ((begin, end), row), mask in zip(bounds, dropped, strict=True):
+        own = weights[begin:end]
+        if mask is not None:
+            own[mask] = 0
+        if row.top_p < 1.0:
+            nucleus = nucleus_ids(x[begin:end], own, row.top_p)
+            columns.append(int(nucleus[draw(own[nucleus], row.uniform)]))
+        else:
+            columns.append(draw(own, row.uniform))
+    return columns
 
 
-def _keep_first(x: Floats, count: int, last: float) -> None:
-    """Keep the first ``count`` tokens of x [V], in the order "logit falling, id rising".
+def first_ids(x: Floats, count: int) -> Ints:
+    """Return the ids of the first ``count`` logits of x [V], rising.
 
-    ``last`` is the logit of the last of them.
+    The order is "logit falling, id rising". Top-k: Fan et al., 2018, arXiv:1805.04833.
     """
-    num_above = int(np.count_nonzero(x > last))
-    ties = np.flatnonzero(x == last)
-    x[x < last] = -np.inf
-    x[ties[count - num_above :]] = -np.inf
+    return _first(x, count, np.partition(x, -count)[-count])
 
 
-def _nucleus(x: Floats, top_p: float, vocab_size: int) -> tuple[int, float]:
-    """Return the size of the nucleus and the logit of its last token.
+def _first(x: Floats, count: int, last: float) -> Ints:
+    """Return the ids of the first ``count`` logits, of which the last one is ``last``."""
+    ids = np.flatnonzero(x >= last)
+    if ids.size > count:  # some of those that equal the last are too many
+        ties = np.flatnonzero(x[ids] == last)
+        ids = np.delete(ids, ties[count - ids.size :])
+    return ids
 
-    The nucleus is the smallest set of first tokens, in the order of `_keep_first`, whose weights
-    exp(x - max) sum to at least top_p times the total.
 
-    The weights are rounded down to integers whose sum stays below 2**62. Integer sums are exact in
-    any order, so every backend ends the nucleus at the same token.
+def nucleus_ids(x: Floats, weights: NDArray[np.int64], top_p: float) -> Ints:
+    """Return the ids of the nucleus of the logits x [V] with these weights [V], rising.
+
+    The nucleus is the smallest set of first tokens, in the order of `first_ids`, whose weights sum
+    to at least top_p times the total (Holtzman et al., 2019, arXiv:1904.09751). The weights of the
+    last tokens may be 0, but not all.
     """
-    largest, size = x.max(), x.size
-    scale = 2.0 ** (62 - vocab_size.bit_length())
-    total = int((np.exp(x - largest) * scale).astype(np.int64).sum())
+    total = int(weights.sum())
     wanted = min(max(math.ceil(top_p * float(total)), 1), total)
-    count = min(64, size)
-    while True:  # the head is nearly always enough, without a sort of the vocabulary
-        head = np.sort(np.partition(x, size - count)[size - count :])[::-1]
-        weights = (np.exp(head - largest) * scale).astype(np.int64)
-        inside = int(np.searchsorted(np.cumsum(weights), wanted))
-        if inside < count or count == size:
-            inside = min(inside, count - 1)
-            return inside + 1, float(head[inside])
-        count = min(count * 8, size)
+    # Tokens up to this weight together have at most what the nucleus may lack. The others reach it,
+    # and so does the smallest set of first tokens that contains them.
+    heavy = x[weights > (total - wanted) // weights.size]
+    ids = np.flatnonzero(x >= heavy.min())
+    values = x[ids]
+    order = np.argsort(values)[::-1]  # the order of equal ones does not change the sums
+    count = int(np.searchsorted(np.cumsum(weights[ids[order]]), wanted)) + 1
+    return ids[_first(values, count, values[order[count - 1]])]
 
 
-def draw(x: Floats, uniform: float) -> int:
-    """Return the first id whose cumulative probability exceeds ``uniform``. x [V] holds logits."""
-    cumulative = np.cumsum(np.exp(x - x.max()))
-    token_id = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    # Rounding can carry the product up to the total itself. Then take the last possible token.
-    return min(token_id, int(np.searchsorted(cumulative, cumulative[-1])))
+def draw(weights: NDArray[np.int64], uniform: float) -> int:
+    """Return the first id whose cumulative weight exceeds ``uniform`` times the total.
+
+    The weights [V] are not negative, and at least one is positive.
+    """
+    cumulative = np.cumsum(weights)
+    total = int(cumulative[-1])
+    target = min(int(uniform * float(total)), total - 1)
+    return int(np.searchsorted(cumulative, target, side="right"))
 
 
 def top_logprobs(logits: Floats, token_id: int, num_top: int) -> tuple[list[int], list[float], int]:

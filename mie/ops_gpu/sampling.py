@@ -1,10 +1,12 @@
 """Compute tokens and log-probabilities from logits on the device.
 
-All rows of a step, greedy or random, take one launch for each 128 of them. Their ids are copied
-back at once, and only waited for when they are needed. The rows' controls travel to the device in
-one buffer.
+Several blocks share each row. All rows of a step, greedy or random, go through the same kernels,
+128 rows at a time, and kernels that none of them needs are not launched. Their ids are copied back
+at once, and only waited for when they are needed. The rows' controls travel to the device in one
+buffer.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,9 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mie.arithmetic import ceil_div
 from mie.ops import sampling
 from mie.ops.backend import Array
 from mie.ops.sampling import RowControls
+from mie.ops.weights import lowest_kept_z, scale_of
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.arrays import block_threads, kernel_type, next_power_of_two, to_host
 from mie.ops_gpu.launcher import Launcher
@@ -22,10 +26,13 @@ from mie.ops_gpu.queue import Queue
 from mie.ops_gpu.staging import Staging
 
 MAX_ROWS = 128
-"""Number of rows in one launch: as many blocks as a large chip has multiprocessors.
+"""Number of rows in one launch.
 
-The scratch takes at most 150 MB for a vocabulary of 150,000.
+The scratch takes at most 160 MB for a vocabulary of 150,000.
 """
+
+PART, SEGMENT, NUM_BINS, PART_THREADS, CHOOSING_THREADS = 8192, 1024, 2048, 256, 512
+"""Constants of sampling.cuh and choose_tokens.cu, which explain them."""
 
 NUM_UNREAD = 2
 """Number of steps whose ids may be unread: one that runs, and the one queued behind it.
@@ -46,17 +53,23 @@ KINDS = {"greedy": 0, "drawn": 1, "forced": 2}
 ALL, IDS, WORDS = 0, 1, 2
 """What a row's allowed tokens are: all of them, a list of ids, or words of bits."""
 
-_NUMBERS = ("temperature", "top_p", "log_min_p", "uniform", "repetition_penalty")
+_DOUBLES = ("top_p", "uniform", "repetition_penalty")
+_FLOATS = ("scale", "largest_t")
 _INTEGERS = (
-    *("kind", "top_k", "forced_id", "scratch_row"),
+    *("kind", "top_k", "forced_id", "edited_row", "drawn_row"),
     *("bias", "allowed", "banned", "seen", "output", "end"),
     *("value_begin", "allowed_form"),
 )
 
 ROW = np.dtype(
-    [*((name, np.float64) for name in _NUMBERS), *((name, np.int32) for name in _INTEGERS)]
+    [
+        *((name, np.float64) for name in _DOUBLES),
+        *((name, np.float32) for name in _FLOATS),
+        *((name, np.int32) for name in _INTEGERS),
+    ],
+    align=True,
 )
-"""``struct Row`` of sample.cu, which explains the fields."""
+"""``struct Row`` of sampling.cuh, which explains the fields."""
 
 
 class Packed(NamedTuple):
@@ -65,7 +78,18 @@ class Packed(NamedTuple):
     buffer: NDArray[np.uint8]
     rows_end: int
     values_end: int
-    num_scratch_rows: int
+    num_edited: int
+    num_drawn: int
+
+
+class _Controls(NamedTuple):
+    """The rows' controls on the device. All arrays are None if every row is plain greedy."""
+
+    rows: Array | None = None
+    ids: Array | None = None
+    values: Array | None = None
+    num_edited: int = 0
+    num_drawn: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,15 +133,15 @@ class Sampler:
 
     def start(self, logits: Array, rows: Sequence[RowControls]) -> Drawn:
         """Begin `ops.sampling.sample` without waiting for the result."""
-        num_rows, vocab_size = logits.shape
+        num_rows = len(logits)
         drawn = self._take_slot(num_rows)
-        table, *lists = self._controls(rows, vocab_size)
-        kernel = self._launcher.kernel("sample.cu", f"sample<{kernel_type(logits)}>")
+        controls = self._controls(rows)
         for start in range(0, num_rows, MAX_ROWS):
             part = slice(start, min(start + MAX_ROWS, num_rows))
-            controls = None if table is None else table[ROW.itemsize * start :]
-            args = (logits[part], controls, *lists, drawn.token_ids[part], np.int32(vocab_size))
-            kernel((part.stop - start,), (_threads(vocab_size),), args)
+            table = None if controls.rows is None else controls.rows[ROW.itemsize * start :]
+            self._launch(
+                logits[part], controls._replace(rows=table), rows[part], drawn.token_ids[part]
+            )
         self._queue.download(drawn.token_ids, drawn.on_host)
         drawn.slot.mark.record()
         return drawn
@@ -138,21 +162,54 @@ class Sampler:
                 each.grow(next_power_of_two(num_rows))
         return Drawn(slot.token_ids[:num_rows], slot.on_host[:num_rows], slot, slot.turn)
 
-    def _controls(self, rows: Sequence[RowControls], vocab_size: int) -> tuple[Array | None, ...]:
-        """Return the kernel's rows, ids, values and scratch, or None for each if all are greedy."""
+    def _controls(self, rows: Sequence[RowControls]) -> _Controls:
         if all(_is_plain(row) for row in rows):
-            return None, None, None, None
+            return _Controls()
         packed = pack(rows)
-        size, dtype = (packed.buffer.size,), np.dtype(np.uint8)
-        buffer = self._arena.empty("controls", size, dtype)
+        buffer = self._arena.empty("controls", (packed.buffer.size,), np.dtype(np.uint8))
         self._staging.upload([packed.buffer], buffer)
-        shape = (packed.num_scratch_rows, vocab_size)
-        return (
-            buffer[: packed.rows_end],
-            buffer[packed.values_end :].view(np.int32),
-            buffer[packed.rows_end : packed.values_end].view(np.float64),
-            self._arena.empty("scratch", shape, np.dtype(np.float64)),
+        return _Controls(
+            rows=buffer[: packed.rows_end],
+            ids=buffer[packed.values_end :].view(np.int32),
+            values=buffer[packed.rows_end : packed.values_end].view(np.float64),
+            num_edited=packed.num_edited,
+            num_drawn=packed.num_drawn,
         )
+
+    def _launch(
+        self, logits: Array, controls: _Controls, rows: Sequence[RowControls], token_ids: Array
+    ) -> None:
+        """Launch the kernels for at most `MAX_ROWS` rows of logits [R, V]. See sampling.cuh."""
+        num_rows, vocab_size = logits.shape
+        num_parts, num_segments = ceil_div(vocab_size, PART), ceil_div(vocab_size, SEGMENT)
+        grid, size = (num_parts, num_rows), np.int32(vocab_size)
+        table = controls.rows
+        bests = self._scratch("bests", (num_rows, num_parts, 2), np.int32)
+        edited = self._scratch("edited", (controls.num_edited, vocab_size), np.float32)
+        masses = self._scratch("masses", (controls.num_drawn, num_parts), np.uint64)
+        bins = self._scratch("bins", (controls.num_drawn, NUM_BINS), np.uint64)
+        counts = self._scratch("counts", (controls.num_drawn, num_segments), np.int32)
+        lists = self._scratch("lists", (controls.num_drawn, vocab_size), np.int32)
+
+        def launch(name: str, grid: tuple[int, ...], threads: int, *args: Array | None) -> None:
+            kernel = self._launcher.kernel(f"{name}.cu", f"{name}<{kernel_type(logits)}>")
+            kernel(grid, (threads,), (logits, table, *args, size))
+
+        if any(map(_is_edited, rows)):
+            launch("edit_logits", grid, PART_THREADS, controls.ids, controls.values, edited)
+        launch("find_largest", grid, PART_THREADS, edited, bests, bins)
+        drawn = [row for row in rows if _is_drawn(row)]
+        found = (edited, bests, masses, bins)
+        if drawn:
+            launch("weigh_tokens", grid, PART_THREADS, *found)
+        if any(_is_cut(row, vocab_size) for row in drawn):
+            launch("keep_candidates", grid, PART_THREADS, *found, counts, lists)
+        outputs = (edited, bests, masses, counts, lists, token_ids)
+        launch("choose_tokens", (num_rows,), CHOOSING_THREADS, *outputs)
+
+    def _scratch(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array | None:
+        """Return an uninitialised array, or None if it is empty."""
+        return self._arena.empty(name, shape, np.dtype(dtype)) if math.prod(shape) else None
 
 
 def top_logprobs(
@@ -164,7 +221,7 @@ def top_logprobs(
         return sampling.top_logprobs(to_host(logits), token_id, num_top)
     num_top = min(num_top, vocab_size)
     result = launcher.xp.empty(2 + 2 * num_top, np.float64)
-    kernel = launcher.kernel("sample.cu", f"top_logprobs<{kernel_type(logits)}>")
+    kernel = launcher.kernel("top_logprobs.cu", f"top_logprobs<{kernel_type(logits)}>")
     numbers = (np.int32(n) for n in (vocab_size, token_id, num_top))
     kernel((1,), (_threads(vocab_size),), (logits, result, *numbers))
     rank, logprob, *top = to_host(result).tolist()
@@ -182,27 +239,41 @@ def _is_plain(row: RowControls) -> bool:
     return row.temperature == 0.0 and not row.edits_logits and row.forced_id is None
 
 
+def _is_edited(row: RowControls) -> bool:
+    return row.forced_id is None and row.edits_logits
+
+
+def _is_drawn(row: RowControls) -> bool:
+    return row.forced_id is None and row.temperature > 0.0
+
+
+def _is_cut(row: RowControls, vocab_size: int) -> bool:
+    return 0 < row.top_k < vocab_size or row.top_p < 1.0
+
+
 def pack(rows: Sequence[RowControls]) -> Packed:
     """Pack the rows' controls, with their lists concatenated."""
     table = np.zeros(len(rows), ROW)
     ids: list[NDArray[Any]] = []
     values: list[NDArray[Any]] = []
-    num_ids = num_values = num_scratch_rows = 0
+    num_ids = num_values = num_edited = num_drawn = 0
     for entry, row in zip(table, rows, strict=True):
         _pack_numbers(entry, row)
-        entry["scratch_row"] = -1
-        if _is_plain(row) or row.forced_id is not None:
-            continue
-        entry["scratch_row"] = num_scratch_rows % MAX_ROWS  # different for all rows of one launch
+        # Places in the scratch memory are different for all rows of one launch.
+        entry["edited_row"] = num_edited % MAX_ROWS if _is_edited(row) else -1
+        entry["drawn_row"] = num_drawn % MAX_ROWS if _is_drawn(row) else -1
+        num_edited += _is_edited(row)
+        num_drawn += _is_drawn(row)
         entry["value_begin"] = num_values
-        num_scratch_rows += 1
-        for name, listed in _id_lists(row).items():
+        lists = _id_lists(row) if _is_edited(row) else {}
+        for name, listed in lists.items():
             entry[name] = num_ids
             ids.append(listed)
             num_ids += len(listed)
         entry["end"] = num_ids
-        values += _values(row)
-        num_values = sum(map(len, values))
+        if lists:
+            values += _values(row)
+            num_values = sum(map(len, values))
     parts = (
         table,
         np.concatenate([np.zeros(0), *values]),
@@ -210,17 +281,18 @@ def pack(rows: Sequence[RowControls]) -> Packed:
     )
     rows_end, values_end, _ = np.cumsum([part.nbytes for part in parts]).tolist()
     buffer = np.concatenate([part.view(np.uint8) for part in parts])
-    return Packed(buffer, rows_end, values_end, min(num_scratch_rows, MAX_ROWS))
+    most = min(num_edited, MAX_ROWS), min(num_drawn, MAX_ROWS)
+    return Packed(buffer, rows_end, values_end, *most)
 
 
 def _pack_numbers(entry: Any, row: RowControls) -> None:
     kind = "greedy" if row.temperature == 0.0 else "drawn"
     entry["kind"] = KINDS[kind if row.forced_id is None else "forced"]
     entry["forced_id"] = row.forced_id or 0
-    entry["temperature"] = row.temperature
+    entry["scale"] = scale_of(row.temperature) if row.temperature > 0.0 else 0.0
     entry["top_k"] = min(row.top_k, MAX_TOP_K)
     entry["top_p"] = row.top_p
-    entry["log_min_p"] = np.log(row.min_p) if row.min_p > 0.0 else -np.inf
+    entry["largest_t"] = -lowest_kept_z(row.min_p)
     entry["uniform"] = row.uniform
     entry["repetition_penalty"] = row.repetition_penalty
     entry["allowed_form"] = WORDS if row.allowed_words is not None else IDS

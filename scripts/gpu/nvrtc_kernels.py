@@ -128,18 +128,19 @@ ENTRIES = (
         names=each("rope_quantize_kv<{}, {}>", FLOATS, QUANTIZED),
     ),
     Entry(file="rope_write_kv.cu", names=each("rope_write_kv<{}>", FLOATS)),
-    Entry(
-        file="sample.cu",
-        names=each("{}<{}>", ("sample", "top_logprobs"), FLOATS),
-        threads=512,
+    *(
+        Entry(file=f"{name}.cu", names=each(f"{name}<{{}}>", FLOATS))
+        for name in ("edit_logits", "find_largest", "weigh_tokens", "keep_candidates")
     ),
+    Entry(file="choose_tokens.cu", names=each("choose_tokens<{}>", FLOATS), threads=512),
+    Entry(file="top_logprobs.cu", names=each("top_logprobs<{}>", FLOATS), threads=512),
     Entry(file="take_tokens.cu", names=("take_tokens",)),
     Entry(file="silu_mul.cu", names=each("silu_mul<{}>", FLOATS)),
     # Not a kernel of the package, but it uses every wrapper of mie_ptx.cuh.
     Entry(
         file="tests/kernels/emulator.cu",
         names=(
-            *("warp_operations", "block_votes", "atomics", "matrices", "last_block_adds"),
+            *("warp_operations", "larger", "block_votes", "atomics", "matrices", "last_block_adds"),
             *each("{}<{}>", ("scaled", "packed", "fused", "gemm"), HALVES),
         ),
     ),

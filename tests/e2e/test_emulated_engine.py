@@ -18,7 +18,7 @@ PROMPT = "Tell me a story about Mia the otter, the mill and a bell."
 
 
 def stories(backend: str) -> tuple[list[list[int]], LLM]:
-    """Return the tokens of three greedy requests and of a pair of samples, in seven blocks."""
+    """Return the tokens of three greedy requests and of three samples, in seven blocks."""
     llm = LLM(
         "bundled",
         backend=backend,
@@ -31,8 +31,11 @@ def stories(backend: str) -> tuple[list[list[int]], LLM]:
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     sampled = SamplingParams(temperature=1.5, seed=3, n=2, max_tokens=6, ignore_eos=True)
     outputs = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
-    requests = ["Once upon a time", "Tom the owl", PROMPT]
-    outputs += llm.generate(requests, [greedy, greedy, sampled], use_tqdm=False)
+    nucleus = SamplingParams(
+        temperature=1.2, top_p=0.95, top_k=60, seed=4, max_tokens=6, ignore_eos=True
+    )
+    requests = ["Once upon a time", "Tom the owl", PROMPT, "Mia"]
+    outputs += llm.generate(requests, [greedy, greedy, sampled, nucleus], use_tqdm=False)
     return [choice.token_ids for output in outputs for choice in output.outputs], llm
 
 

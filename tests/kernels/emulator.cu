@@ -107,6 +107,12 @@ __global__ void warp_operations(const int* __restrict__ x, int* __restrict__ out
   put(__shfl_xor_sync(MIE_FULL_WARP, halves, 16));
 }
 
+__global__ void larger(const float* __restrict__ x, const float* __restrict__ y,
+                       float* __restrict__ out) {
+  const int i = threadIdx.x;
+  out[i] = max_nan(x[i], y[i]);
+}
+
 __global__ void block_votes(const int* __restrict__ x, int* __restrict__ out) {
   const int i = threadIdx.x;
   const int any = __syncthreads_or(x[i] > 90), all = __syncthreads_and(x[i] >= 0);

@@ -109,6 +109,15 @@ def test_warp_operations(launcher: Launcher):
     np.testing.assert_array_equal(out, wanted)
 
 
+def test_the_larger_number_keeps_nan_and_subnormals(launcher: Launcher):
+    nan, inf, tiny = np.nan, np.inf, 1e-45  # the smallest subnormal number
+    x = np.array([1, -1, 0, tiny, -tiny, -inf, inf, nan, 3, nan, -0.0, 2 * tiny], np.float32)
+    y = np.array([2, -2, tiny, 0, 0, -5, nan, 3, -nan, nan, 0.0, tiny], np.float32)
+    out = np.zeros(12, np.float32)
+    launcher.kernel(FILE, "larger")((1,), (12,), (x, y, out))
+    np.testing.assert_array_equal(out, np.maximum(x, y))
+
+
 def test_block_votes(launcher: Launcher):
     x, out = ints(96), np.zeros(96, np.int32)
     launcher.kernel(FILE, "block_votes")((1,), (96,), (x, out))

@@ -18,13 +18,15 @@ from mie.ops.sampling import (
     RowControls,
     draw,
     edit_logits,
-    keep_likely,
+    first_ids,
     log_softmax,
+    nucleus_ids,
     sample,
     sample_row,
     softmax,
     top_logprobs,
 )
+from mie.ops.weights import exponents, lowest_kept_z, num_weight_bits, scale_of, weights_of
 
 DTYPES = ("float32", "float64")
 INF = math.inf
@@ -192,27 +194,46 @@ def test_each_edit_changes_the_logits_as_defined(
     row = RowControls(**controls)
     edited = edit_logits(logits, row)
     assert edited.tolist() == wanted
-    assert edited.dtype == np.float64
+    assert edited.dtype == dtype
     assert not np.shares_memory(edited, logits)
     assert row.edits_logits == bool(controls)
 
 
-def test_edits_are_computed_in_float64():
+def test_edits_are_computed_in_float64_and_rounded_once():
     logits = frozen([2**24, 2**24 + 2], np.float32)
-    bias = (np.array([0]), np.array([3.0]))  # float32 would round 2**24 + 3 to 2**24 + 4
-    assert edit_logits(logits, RowControls(bias=bias)).tolist() == [2**24 + 3, 2**24 + 2]
-    assert sample(logits[None], [RowControls(bias=bias)]) == [0]
+    bias = (np.array([0, 1]), np.array([3.0, 1 + 2.0**-40]))  # float32 rounds 1 + 2**-40 to 1
+    assert edit_logits(logits, RowControls(bias=bias)).tolist() == [2**24 + 4, 2**24 + 4]
+    half = RowControls(seen_ids=np.array([0]), repetition_penalty=1 / (1 + 2.0**-24 + 2.0**-40))
+    assert edit_logits(frozen([1.0], np.float32), half).tolist() == [1 + 2.0**-23]
+
+
+def test_an_edit_may_leave_the_range_of_float32():
+    logits = frozen([-2.0, 1.0, 3.0], np.float32)
+    row = RowControls(seen_ids=np.array([0]), repetition_penalty=1e300, temperature=1.0)
+    assert edit_logits(logits, row).tolist() == [-INF, 1.0, 3.0]
+    assert sample_row(logits, row) == 1
 
 
 # What is kept.
 
 
+def weigh(x: np.ndarray) -> np.ndarray:
+    """Return the weights [V] at temperature 1."""
+    scale = np.array([scale_of(1.0)], x.dtype)
+    return weights_of(exponents(x, x.max(keepdims=True), scale), num_weight_bits(x.size))
+
+
 def kept(logits: Any, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
+    """Return the tokens with a weight that min-p, top-k and top-p keep."""
     x = np.array(logits, float)
-    result = keep_likely(x.copy(), top_k, top_p, min_p)
-    ids = np.flatnonzero(result > -INF).tolist()
-    np.testing.assert_array_equal(result[ids], x[ids])
-    return ids
+    ids = first_ids(x, top_k) if 0 < top_k < x.size else np.arange(x.size)
+    weights = weigh(x)[ids]
+    z = exponents(x[ids], x.max(keepdims=True), np.array([scale_of(1.0)]))
+    weights[z < lowest_kept_z(min_p)] = 0
+    if top_p < 1:
+        ids = ids[nucleus_ids(x[ids], weights, top_p)]
+        return ids.tolist()
+    return ids[weights > 0].tolist()
 
 
 def test_top_k_keeps_the_largest_and_the_lowest_ids_among_equals():
@@ -273,7 +294,8 @@ def kept_by_a_full_sort(x: np.ndarray, top_k: int, top_p: float, min_p: float) -
     """Return the kept tokens by one stable sort of the whole row."""
     order = np.argsort(-x, kind="stable").tolist()
     weights = {i: math.exp(x[i] - x.max()) for i in order if x[i] > -INF}
-    ids = [i for i in order if weights.get(i, 0) and math.log(weights[i]) >= np.log(min_p or 1e-99)]
+    least = max(min_p, 2.0 ** (x.size.bit_length() - 62))
+    ids = [i for i in order if weights.get(i, 0) >= least]
     ids = ids[: top_k or None]
     if top_p == 1.0:
         return sorted(ids)
@@ -371,22 +393,22 @@ def test_draw_inverts_the_cumulative_distribution(uniform: float):
     """The probabilities 0, ¼, ¼, 0, ½, 0 are exact in floating point, and so are their sums."""
     x = frozen([-INF, 0.0, 0.0, -INF, math.log(2), -INF])
     wanted = 1 if uniform < 0.25 else 2 if uniform < 0.5 else 4
-    assert draw(x, uniform) == wanted
+    assert draw(weigh(x), uniform) == wanted
 
 
 def test_the_ends_of_the_unit_interval_give_possible_tokens():
     for size in (1, 2, 3, 10, 1000, 50_000):
         x = np.full(size + 2, -INF)
         x[1:-1] = normal(size)
-        assert draw(frozen(x), 0.0) == 1
-        assert draw(frozen(x), ALMOST_ONE) in range(size - 20, size + 1)
-        assert x[draw(frozen(x), ALMOST_ONE)] > -INF
+        assert draw(weigh(x), 0.0) == 1
+        assert draw(weigh(x), ALMOST_ONE) in range(size - 20, size + 1)
+        assert x[draw(weigh(x), ALMOST_ONE)] > -INF
 
 
 def test_a_draw_from_one_candidate():
     for uniform in (0.0, 0.3, ALMOST_ONE):
-        assert draw(frozen([-INF, -INF, -1e4, -INF]), uniform) == 2
-        assert draw(frozen([7.0]), uniform) == 0
+        assert draw(weigh(frozen([-INF, -INF, -1e4, -INF])), uniform) == 2
+        assert draw(weigh(frozen([7.0])), uniform) == 0
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

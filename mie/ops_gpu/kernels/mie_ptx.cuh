@@ -250,6 +250,18 @@ __device__ __forceinline__ unsigned fma2<bf16>(unsigned a, unsigned b, unsigned 
 #endif
 }
 
+// ---- the larger number; NaN if one is NaN. Subnormal numbers count, whatever the compiler's options
+
+__device__ __forceinline__ float max_nan(float a, float b) {
+#ifdef MIE_EMULATE
+  return a != a || b != b ? __int_as_float(0x7fffffff) : a < b ? b : a;
+#else
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+#endif
+}
+
 // ---- 2^x and log2(x), one instruction each (about 2 ulp; 2^-inf is 0)
 
 __device__ __forceinline__ float exp2_approx(float x) {
