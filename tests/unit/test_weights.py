@@ -568,7 +568,7 @@ def kilobytes(key):
     return next(int(line.split()[1]) for line in lines if line.startswith(key + ":"))
 
 baseline = kilobytes("VmHWM")
-# The probes of plans and of widths take up to 8 MB for a moment, which is much beside these weights.
+# The probes of plans and widths take up to 8 MB for a moment, which is much beside these weights.
 Probe.width = lambda self, num_inputs: 64
 engine = load_engine(Path(sys.argv[1]), EngineConfig(num_blocks=1, linear_plan="tiled"))
 print((kilobytes("VmHWM") - baseline) * 1024 / int(sys.argv[2]))
