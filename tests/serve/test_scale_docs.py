@@ -14,7 +14,6 @@ import pytest
 import yaml
 from documented_options import help_of, unknown_options
 
-import mie.ray
 from mie.cli import main
 from mie.errors import ConfigError
 from mie.ray.config import MAX_CHUNKS_PER_SECOND, ROUTERS, ReplicaConfig
@@ -128,7 +127,8 @@ def build_replicas(monkeypatch) -> Any:
     yield app.build_replicas
     for name in ("app", "replica"):
         del sys.modules[f"mie.ray.{name}"]
-        delattr(mie.ray, name)
+        # Other tests import the package anew.
+        vars(sys.modules["mie.ray"]).pop(name, None)
 
 
 def test_the_settings_reach_the_deployment(build_replicas):
