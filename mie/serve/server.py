@@ -259,10 +259,12 @@ def bound(config: ServeConfig) -> Iterator[socket.socket]:
 
 def _bound_to_port(host: str, port: int) -> socket.socket:
     try:
-        family, kind, _, _, address = socket.getaddrinfo(
+        family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind)
+        # Without the protocol, asyncio does not know that this is TCP, and leaves Nagle's algorithm
+        # on. The body of an answer then waits 40 ms for the client to acknowledge the head.
+        listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)

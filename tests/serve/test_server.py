@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import ssl
 from contextlib import suppress
 
@@ -353,6 +354,27 @@ def test_a_socket_that_a_killed_server_left_is_replaced_and_a_file_is_not(tmp_pa
     with pytest.raises(ConfigError, match="cannot listen on the Unix socket"):
         take(uds=str(path))
     assert path.read_text() == "a file of somebody's"
+
+
+def test_small_writes_of_an_answer_do_not_wait_for_each_other():
+    async def run() -> int:
+        with bound(ServeConfig(port=0)) as listener:
+            connected: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+            def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                accepted = writer.get_extra_info("socket")
+                option = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                connected.set_result(option)
+                writer.close()
+
+            server = await asyncio.start_server(on_connection, sock=listener)
+            async with server:
+                _, writer = await asyncio.open_connection(*listener.getsockname())
+                option = await connected
+                writer.close()
+        return option
+
+    assert asyncio.run(run()) != 0
 
 
 def test_a_port_in_use_is_refused_by_name():
