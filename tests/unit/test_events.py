@@ -232,13 +232,14 @@ def test_a_rebuild_survives_a_round_trip(tmp_path: Path) -> None:
 # Bad files.
 
 
-def test_a_truncated_file_is_read_up_to_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_truncated_file_is_read_up_to_its_end(tmp_path: Path, every: int) -> None:
     path = write_story(tmp_path / "log")
     whole, [segment] = path.read_bytes(), read_log(path)
     first_line = whole.index(b"\n")
     ends = [i for i, byte in enumerate(whole) if byte == ord("\n")]
     near_ends = {end + i for end in ends for i in (-1, 0, 1, 2)}
-    for length in sorted({*range(0, len(whole), 7), *near_ends} & set(range(len(whole)))):
+    for length in sorted({*range(0, len(whole), every), *near_ends} & set(range(len(whole)))):
         path.write_bytes(whole[:length])
         if length <= first_line - 1:
             with pytest.raises(TraceError, match="is not an event log"):
