@@ -22,8 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def environment(root: Path = ROOT) -> dict[str, str]:
-    """Return a user's environment, in which nothing tunes OpenBLAS, with a checkout's package."""
-    kept = {k: v for k, v in os.environ.items() if not re.match("OPENBLAS_|OMP_", k)}
+    """Return a user's environment, without tuning and with cached bytecode, for a checkout."""
+    tuned = re.compile("OPENBLAS_|OMP_|PYTHONDONTWRITEBYTECODE")
+    kept = {k: v for k, v in os.environ.items() if not tuned.match(k)}
     return kept | {"PYTHONPATH": str(root)}
 
 
