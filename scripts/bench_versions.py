@@ -63,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args(argv)
     roots = [args.before.resolve(), args.after.resolve()]
+    for root in roots:
+        if not (root / "mie").is_dir():
+            parser.error(f"{root} is not a checkout: it has no folder mie")
     with tempfile.TemporaryDirectory() as folder:
         smol = Path(folder) / "SmolLM2-135M"
         smol.mkdir()
