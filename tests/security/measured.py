@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,13 +74,28 @@ class Zygote:
 
     def run(self, action: str, *arguments: Any) -> Measured:
         """Run the case ``action`` of ``zygote.py``, and return its outcome."""
+        return Measured(**self._outcome(action, *map(_plain, arguments)))
+
+    def run_each(self, commands: Sequence[Sequence[str | Path]]) -> list[Measured]:
+        """Run command lines in one child, and return the outcome of each.
+
+        The peak memory is that of the child, which is an upper bound for each command.
+        """
+        outcome = self._outcome("cli_each", *([_plain(word) for word in line] for line in commands))
+        if "outcomes" not in outcome:
+            return [Measured(**outcome)]
+        peak = outcome["peak_bytes"]
+        return [Measured(**each, peak_bytes=peak) for each in outcome["outcomes"]]
+
+    def _outcome(self, action: str, *arguments: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([action, *map(_plain, arguments)]) + "\n")
+        self._process.stdin.write(json.dumps([action, *arguments]) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, "the zygote is gone"
-        return Measured(**json.loads(line))
+        outcome: dict[str, Any] = json.loads(line)
+        return outcome
 
     def close(self) -> None:
         """End the process."""

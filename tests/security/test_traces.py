@@ -19,9 +19,9 @@ def views(zygote: Zygote, directory: Path, lines: list[str]) -> list[str]:
     costs.write_text(json.dumps(COSTS))
     words = {"OUT": str(directory / "out.json"), "COSTS": str(costs)}
     messages = []
-    for view in VIEWS:
-        command = [words.get(word, word) for word in view]
-        result = zygote.run("cli", *command, trace)
+    for result in zygote.run_each(
+        [[*(words.get(word, word) for word in view), trace] for view in VIEWS]
+    ):
         result.check_cost()
         assert "\x1b" not in result.stdout + result.stderr
         if result.code:

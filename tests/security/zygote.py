@@ -59,6 +59,17 @@ def cli(*arguments: str) -> dict[str, Any]:
     return {"code": code, "stdout": output.getvalue(), "stderr": errors.getvalue()}
 
 
+def cli_each(*commands: list[str]) -> dict[str, Any]:
+    """Run command lines one after the other, and measure the CPU time of each."""
+    outcomes = []
+    for command in commands:
+        before = cpu_seconds()
+        outcome = cli(*command)
+        texts = {name: outcome[name][:MAX_TEXT] for name in ("stdout", "stderr")}
+        outcomes.append({**outcome, **texts, "cpu_seconds": cpu_seconds() - before})
+    return {"outcomes": outcomes}
+
+
 def config(directory: str) -> dict[str, Any]:
     """Read the configuration."""
     model = ModelConfig.load(Path(directory))
@@ -110,7 +121,18 @@ def call(name: str, *arguments: Any) -> dict[str, Any]:
 ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
     for function in (
-        *(cli, config, weights, generate, tokenizer, encode, render, content_format, call),
+        *(
+            cli,
+            cli_each,
+            config,
+            weights,
+            generate,
+            tokenizer,
+            encode,
+            render,
+            content_format,
+            call,
+        ),
     )
 }
 
@@ -162,6 +184,12 @@ def measured(case: list[Any]) -> dict[str, Any]:
     outcome["cpu_seconds"] = usage.ru_utime + usage.ru_stime
     outcome.setdefault("peak_bytes", 1024 * usage.ru_maxrss)
     return outcome
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of its finished children."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def peak_bytes(who: int) -> int:
