@@ -302,6 +302,9 @@ LAZY = {
 LAZY_ROOMS = {"front", "ray", "serve"}
 """Rooms that may import what is `LAZY` with the module, because other rooms import them lazily."""
 
+IMPORTERS = {"__init__", "cli"}
+"""Modules that import others by name: those of a public name, and of a command in the same room."""
+
 NO_CLOCK = {"sched": {"time", "datetime", "random"}, "memory": {"time", "datetime", "random"}}
 """Standard modules that would make a room's results depend on more than its input."""
 
@@ -402,7 +405,7 @@ def arrows(root: Path) -> Iterator[str]:
             elif top in sys.stdlib_module_names:
                 if top in NO_CLOCK.get(room, ()):
                     yield f"{where} {room} may not read {top}"
-                if top == "importlib" and room != "__init__":
+                if top == "importlib" and module not in IMPORTERS:
                     yield f"{where} {room} hides an import"
             elif top not in ROOMS[room].packages:
                 yield f"{where} {room} may not import {top}"
