@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import fcntl
+import functools
+import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 # Warnings are errors here too, and text is UTF-8 in any locale.
 COMMAND = [sys.executable, "-W", "error", "-m", "mie"]
@@ -30,17 +36,54 @@ NUMBERS = re.compile(
 
 
 def mie(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run a command, check that it shows no traceback, and return the finished process."""
-    process = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        env=ENVIRONMENT,
-        timeout=PATIENCE,
-        check=False,
-    )
+    """Run a command, check that it shows no traceback, and return the finished process.
+
+    The process is a fork of one that has imported everything; see ``warm_process.py``. Where the
+    start itself matters, `start` starts a new one.
+    """
+    words = [*map(str, arguments)]
+    with contextlib.ExitStack() as stack:
+        case, inputs, output, errors = (
+            stack.enter_context(tempfile.TemporaryFile()) for _ in range(4)
+        )
+        case.write(json.dumps({"arguments": words, "directory": os.getcwd()}).encode())
+        inputs.write(stdin)
+        for file in (case, inputs):
+            file.seek(0)
+        code = _warm_process().run(case, inputs, output, errors)
+        for file in (output, errors):
+            file.seek(0)
+        process = subprocess.CompletedProcess(words, code, output.read(), errors.read())
     assert b"Traceback" not in process.stderr, process.stderr.decode()
     return process
+
+
+class _WarmProcess:
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair()
+        self._connection.settimeout(PATIENCE)
+        program = Path(__file__).with_name("warm_process.py")
+        command = [sys.executable, "-W", "error", program, str(theirs.fileno())]
+        process = subprocess.Popen(command, env=ENVIRONMENT, pass_fds=[theirs.fileno()])
+        theirs.close()
+        atexit.register(self._end, process)
+
+    def run(self, *files: IO[bytes]) -> int:
+        """Return the exit code of a command line whose case and streams are ``files``."""
+        socket.send_fds(self._connection, [b"."], [file.fileno() for file in files])
+        answer = b""
+        while not answer.endswith(b"\n"):
+            more = self._connection.recv(64)
+            assert more, "the warm process is gone"
+            answer += more
+        return int(answer)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        self._connection.close()
+        process.wait()
+
+
+_warm_process = functools.cache(_WarmProcess)
 
 
 def start(*arguments: str | Path, **streams: Any) -> subprocess.Popen[bytes]:
