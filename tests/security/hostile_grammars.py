@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import string
@@ -219,13 +220,26 @@ CASES: dict[str, Description] = {
 }
 
 
+@functools.cache
+def alone() -> str:
+    """Return the text that a request gets without a neighbour."""
+    own = SamplingParams(max_tokens=8, temperature=0.0)
+    return llm().generate("Once", own, use_tqdm=False)[0].outputs[0].text
+
+
+def warm_up() -> None:
+    """Load what every case needs, before the children are forked."""
+    alone()
+    first = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), max_tokens=1)
+    llm().generate("Once", first, use_tqdm=False)
+
+
 def run(name: str) -> str:
     """Generate a few tokens of a costly output beside another request, which must not change.
 
     Return the first tokens, or raise what mie says about it.
     """
     own = SamplingParams(max_tokens=8, temperature=0.0)
-    [alone] = llm().generate("Once", own, use_tqdm=False)
     costly = SamplingParams(
         structured_outputs=StructuredOutputsParams(**CASES[name]),
         max_tokens=NUM_TOKENS,
@@ -240,7 +254,7 @@ def run(name: str) -> str:
     finally:
         assert not llm().engine.has_work
         assert llm().engine.scheduler.manager.num_used == 0
-    assert outputs[0].outputs[0].text == alone.outputs[0].text
+    assert outputs[0].outputs[0].text == alone()
     if failed is not None:
         raise failed
     return f"{outputs[1].outputs[0].text!r:.60}"

@@ -8,6 +8,7 @@ of its standard output is the outcome.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import io
@@ -144,7 +145,17 @@ def main() -> None:
     hostile_requests.llm()  # Every child then has it.
     gc.freeze()  # So a child collects only its own garbage.
     for line in sys.stdin:
-        print(json.dumps(measured(json.loads(line))), flush=True)
+        case = json.loads(line)
+        if case[0] == "call":
+            warm_up(case[1].partition(":")[0])
+        print(json.dumps(measured(case)), flush=True)
+
+
+@functools.cache
+def warm_up(module: str) -> None:
+    """Import a module of cases, so that every child has it and what it needs."""
+    getattr(importlib.import_module(module), "warm_up", lambda: None)()
+    gc.freeze()
 
 
 def status_bytes(name: str) -> int:
