@@ -13,7 +13,7 @@ import marshal
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from mie.errors import TraceError
 from mie.events import Segment, Snapshot, Step
@@ -67,7 +67,7 @@ class Desk:
         return self._follower.step, *self._follower.tokens(blocks)
 
 
-def send(file: BinaryIO, message: tuple[Any, ...]) -> None:
+def send(file: IO[bytes], message: tuple[Any, ...]) -> None:
     """Write a message of plain values to the other process.
 
     `marshal` takes a microsecond for a step, and it never runs code of what it reads.
@@ -78,7 +78,7 @@ def send(file: BinaryIO, message: tuple[Any, ...]) -> None:
     file.flush()
 
 
-def receive(file: BinaryIO) -> tuple[Any, ...]:
+def receive(file: IO[bytes]) -> tuple[Any, ...]:
     """Return the next message.
 
     Raises:
@@ -92,7 +92,7 @@ def receive(file: BinaryIO) -> tuple[Any, ...]:
     return marshal.loads(content)  # type: ignore[no-any-return]  # `send` takes tuples
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer requests until there are no more."""
     desk = Desk()
     while True:
