@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
-from mie.ops_cpu.allocator import CachingAllocator, huge_empty
+from mie.ops_cpu.allocator import CachingAllocator, WeightAllocator, huge_empty
 from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, Geometry, parts_of
 from mie.ops_cpu.linear.matrix import work_bytes
 from mie.ops_cpu.linear.widen import stored, widen
@@ -81,10 +81,12 @@ class TiledPlan:
         weight_dtype: str = "auto",
         bytes_per_thread: int = BYTES_PER_THREAD,
         allocator: CachingAllocator | None = None,
+        weights: WeightAllocator | None = None,
     ) -> None:
         self.dtype = dtype
         self.geometry = Geometry(dtype)
         self._allocator = allocator or CachingAllocator()
+        self._weights = weights or WeightAllocator()
         self._weight_dtype = weight_dtype
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
@@ -122,7 +124,7 @@ class TiledPlan:
         are on the thread's own one.
         """
         num_outputs, num_inputs = shape
-        tiles: NDArray[Any] = np.empty((ceil_div(num_outputs, width), num_inputs, width), dtype)
+        tiles = self._weights.empty((ceil_div(num_outputs, width), num_inputs, width), dtype)
 
         def fill(_: int, shares: Iterable[slice]) -> None:
             for own in shares:
