@@ -26,7 +26,7 @@ CACHE_LINE = 64
 SMALL_BYTES = 1 << 16
 """Smaller arrays are left to NumPy. Huge pages would not make them faster."""
 CHUNK_BYTES = 1 << 26
-"""Minimum bytes that weights are cut from. They take memory only where they are written."""
+"""Bytes that small matrices are cut from. They take memory only where they are written."""
 
 
 def huge_empty(num_bytes: int) -> NDArray[np.uint8]:
@@ -58,7 +58,7 @@ class WeightAllocator:
         fitting = (i for i, rest in enumerate(self._rests) if len(rest) >= size)
         i = next(fitting, len(self._rests))
         if i == len(self._rests):
-            self._rests.append(huge_empty(max(size, CHUNK_BYTES)))
+            self._rests.append(huge_empty(CHUNK_BYTES if 2 * size < CHUNK_BYTES else size))
         own, self._rests[i] = self._rests[i][:num_bytes], self._rests[i][size:]
         return own.view(dtype).reshape(shape)
 
