@@ -63,6 +63,23 @@ class WeightAllocator:
         return own.view(dtype).reshape(shape)
 
 
+class Scratch:
+    """Named working memory of one thread, which grows on demand."""
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self._dtype = np.dtype(dtype)
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self.held: object = None
+        """What the owner last read into it and may use again."""
+
+    def take(self, name: str, *shape: int) -> NDArray[Any]:
+        """Return an uninitialised array of that shape. It overwrites the last one of that name."""
+        size = math.prod(shape)
+        if name not in self._arrays or self._arrays[name].size < size:
+            self._arrays[name] = huge_empty(size * self._dtype.itemsize).view(self._dtype)
+        return self._arrays[name][:size].reshape(shape)
+
+
 class CachingAllocator:
     """Allocates arrays from memory that is reused as soon as nothing refers to it.
 
