@@ -5,6 +5,8 @@ Every slot without a token is NaN, and so is a block again as soon as its sequen
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -166,3 +168,25 @@ def test_a_shorter_sequence_may_follow_in_the_same_blocks():
         expected = attend(Attention(Workers(1)), load, q, batch, None, True)
         np.testing.assert_array_equal(got, expected)
         assert np.isfinite(got).all()
+
+
+def test_a_sequence_of_the_same_length_may_be_in_other_blocks():
+    load, attention = Load(seed=0, heads=(4, 2)), Attention(Workers(1))
+    for _ in range(3):
+        load.join(40)
+        q, batch = load.step([1])
+        got = attend(attention, load, q, batch, None, True)
+        expected = attend(Attention(Workers(1)), load, q, batch, None, True)
+        np.testing.assert_array_equal(got, expected)
+        load.leave(0)
+
+
+def test_a_table_may_name_the_next_block_in_advance():
+    load, attention = Load(seed=0, heads=(4, 2)), Attention(Workers(1))
+    load.join(BLOCK_SIZE - 1)
+    steps = [load.step([1]) for _ in range(2)]
+    for q, batch in steps:
+        batch = replace(batch, block_tables=steps[1][1].block_tables)
+        got = attend(attention, load, q, batch, None, True)
+        expected = attend(Attention(Workers(1)), load, q, batch, None, True)
+        np.testing.assert_array_equal(got, expected)
