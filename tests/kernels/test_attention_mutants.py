@@ -74,6 +74,10 @@ def prefill(stored: str, window: int | None = None) -> Check:
     return partial(test_prefill.prefill, "any", shape_of(stored, window), sequences, 1.0)
 
 
+def growing_units() -> None:
+    test_prefill.test_the_unit_grows_from_tile_to_tile("any", "int8")
+
+
 def write(stored: str) -> Check:
     return partial(test_kernels.test_rope_write_kv_quantises, "any", "float32", stored, 8)
 
@@ -239,7 +243,7 @@ MUTANTS = {
         "paged_prefill_mma.cu", "      look_up(tile + KEYS);\n", "", prefill("auto")
     ),
     "a prompt's output keeps its old unit": Mutant(
-        "paged_prefill_mma.cu", "        keep *= unit[r] * per_unit[r];\n", "", prefill("int8")
+        "paged_prefill_mma.cu", "        keep *= unit[r] * per_unit[r];\n", "", growing_units
     ),
     "a prompt's keys share the scales of eight": Mutant(
         "paged_prefill_mma.cu",
