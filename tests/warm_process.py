@@ -43,14 +43,15 @@ def main() -> int:
         connection.sendall(json.dumps(os.waitstatus_to_exitcode(status)).encode() + b"\n")
 
 
-def run(case: int, *streams: int) -> int:
+def run(case: int, *files: int) -> int:
     """Become a process that was started with these streams, and run the command line."""
     with open(case, encoding="utf-8") as file:
         wanted = json.load(file)
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)
+    for number, file_of_stream in enumerate(files):
+        os.dup2(file_of_stream, number)
+        os.close(file_of_stream)
+    streams = (open(0), open(1, "w"), open(2, "w", buffering=1))  # noqa: SIM115  # until exit
+    sys.stdin, sys.stdout, sys.stderr = streams
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     os.chdir(wanted["directory"])
     sys.argv = ["mie", *wanted["arguments"]]

@@ -110,8 +110,16 @@ def test_an_unknown_backend_shows_the_usage() -> None:
     [
         ("raise ImportError('libcublas.so.12: no such file')", "libcublas.so.12: no such file"),
         ("import os; os.abort()", "was ended by signal SIGABRT"),
-        ("print('hello'); raise ImportError('loud')", "cannot be imported: loud"),
-        ("import warnings; warnings.warn('old'); raise ImportError('late')", "late"),
+        pytest.param(
+            "print('hello'); raise ImportError('loud')",
+            "cannot be imported: loud",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "import warnings; warnings.warn('old'); raise ImportError('late')",
+            "late",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_cupy_that_crashes_does_not_crash_the_doctor(

@@ -69,7 +69,14 @@ RUNAWAYS = {
 STOPPED = ("was stopped", "did not end", "rendered too long a prompt")
 
 
-@pytest.mark.parametrize("name", RUNAWAYS)
+# Each takes all of its CPU time, so `make test` tries every third.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if number % 3 else [])
+        for number, name in enumerate(RUNAWAYS)
+    ],
+)
 def test_a_runaway_template_is_stopped(name: str, zygote: Zygote) -> None:
     result = zygote.run("render", RUNAWAYS[name])
     result.check_refused("the chat template")

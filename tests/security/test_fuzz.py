@@ -177,12 +177,12 @@ def fuzz(zygote: Zygote, files: Files, seed: int, count: int) -> None:
             raise AssertionError(f"case {number}, {case.__name__}: {error}") from error
 
 
-def test_two_hundred_mutations(zygote: Zygote, files: Files) -> None:
-    fuzz(zygote, files, 0, 200)
+def test_one_hundred_mutations(zygote: Zygote, files: Files) -> None:
+    fuzz(zygote, files, 0, 100)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 26))
+@pytest.mark.parametrize("seed", range(25))
 def test_five_thousand_mutations(zygote: Zygote, files: Files, seed: int) -> None:
     fuzz(zygote, files, seed, 200)
 

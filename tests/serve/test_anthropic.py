@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx2
 import pytest
+from lazy_module import lazy_module
 from live_server import INVARIANT, live_bundled
 
 from mie import LLM, CompletionOutput, SamplingParams
@@ -17,6 +17,8 @@ from mie.serve.anthropic.stream import stop_of
 from mie.serve.config import ServeConfig
 from mie.serve.errors import ApiError, anthropic_body
 from mie.serve.keys import Keys
+
+anthropic = lazy_module("anthropic")
 
 USER = {"role": "user", "content": "Tell me a story about an otter."}
 

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx2
-import openai
 import pytest
+from lazy_module import lazy_module
 from live_server import INVARIANT, live
-from openai.types import CompletionUsage
 
 from mie import LLM, AsyncLLM, SamplingParams
+
+openai = lazy_module("openai")
 
 PROMPT = "Once upon a time there was an otter"
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story about an otter."}]
@@ -137,7 +138,7 @@ def test_a_streamed_completion_is_the_whole_one(client: openai.OpenAI):
     assert len({chunk.id for chunk in (*chunks, last)}) == 1
 
 
-def counts(usage: CompletionUsage | None) -> tuple[int, int, int]:
+def counts(usage: openai.types.CompletionUsage | None) -> tuple[int, int, int]:
     """The three counts, which do not depend on the cache."""
     assert usage is not None
     return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens

@@ -6,12 +6,13 @@ import json
 import sys
 from typing import Any, Literal
 
-import anthropic
-import openai
 import pytest
+from lazy_module import lazy_module
 from pydantic import BaseModel, Field
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
+
+anthropic, openai = lazy_module("anthropic"), lazy_module("openai")
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story about Mia the otter."}]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anthropic
-import openai
 import pytest
+from lazy_module import lazy_module
 from live_server import live
 from pydantic import BaseModel, Field
 from scripted_answers import answering
@@ -16,6 +15,8 @@ from mie import AsyncLLM
 from mie.serve.config import ServeConfig
 
 pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
+
+anthropic, openai = lazy_module("anthropic"), lazy_module("openai")
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 USER: list[Any] = [{"role": "user", "content": "Who lives at the mill?"}]
