@@ -73,9 +73,11 @@ class Row:
             generated = self.token_ids[self.num_prompt :]
             output_ids, output_counts = np.unique(generated, return_counts=True)
         banned_ids = self._banned_ids(num_generated)
-        allowed_words = None
+        allowed = None
         if params.structured_outputs is not None and num_generated >= len(forced):
-            allowed_words = self._followed.allowed_words(banned_ids)
+            if (token_id := self._followed.forced_token(banned_ids)) is not None:
+                return RowControls(forced_id=token_id)
+            allowed = self._followed.allowed(banned_ids)
         return RowControls(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
@@ -83,9 +85,9 @@ class Row:
             min_p=params.min_p,
             uniform=self._uniforms.at(choice, num_tokens) if params.temperature > 0 else 0.0,
             bias=self._bias,
-            allowed_ids=self._allowed_ids if allowed_words is None else None,
-            allowed_words=allowed_words,
-            banned_ids=np.array(banned_ids) if banned_ids and allowed_words is None else None,
+            allowed_ids=self._allowed_ids if allowed is None else None,
+            allowed=allowed,
+            banned_ids=np.array(banned_ids) if banned_ids and allowed is None else None,
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,

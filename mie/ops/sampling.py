@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,35 @@ def log_softmax(x: Floats) -> Floats:
     return y
 
 
+Words = NDArray[np.int32]
+"""A bit for each token [ceil(V / 32)]: token i is bit i % 32 of word i // 32."""
+
+
+class AllowedTokens(Protocol):
+    """The tokens that a row may get. Sampling asks only for what it needs of them."""
+
+    def words(self) -> Words:
+        """Return all of them. This may take long, and may raise."""
+
+    def allows(self, token_id: int) -> bool:
+        """Return whether a token is one of them. This may take long, and may raise."""
+
+
+class TokenMask:
+    """Allowed tokens that are known as bits."""
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+
+    def words(self) -> Words:
+        """Return the bits."""
+        return self._words
+
+    def allows(self, token_id: int) -> bool:
+        """Return whether the bit of a token is set."""
+        return bool(int(self._words[token_id >> 5]) >> (token_id & 31) & 1)
+
+
 @dataclass(kw_only=True, eq=False, slots=True)
 class RowControls:
     """How one row of logits becomes a token. Every id is in 0 … V - 1.
@@ -46,8 +76,7 @@ class RowControls:
 
     * ``bias`` (ids, values): added to the logits.
     * ``allowed_ids``: every other token gets -inf. ``banned_ids``: these get -inf.
-    * ``allowed_words``: in place of ``allowed_ids``, a bit for each token [ceil(V / 32)] int32.
-      Token i is allowed if bit i % 32 of word i // 32 is set.
+    * ``allowed``: the same as ``allowed_ids``, as bits that are computed when they are needed.
     * ``repetition_penalty`` over ``seen_ids`` (prompt and output, each once): a positive logit is
       divided by it, a negative one multiplied (Keskar et al., 2019, arXiv:1909.05858, section 4.1).
     * ``presence_penalty`` and ``frequency_penalty``: subtracted once, and once per occurrence, for
@@ -69,7 +98,7 @@ class RowControls:
     uniform: float = 0.0
     bias: tuple[Ints, Floats] | None = None
     allowed_ids: Ints | None = None
-    allowed_words: NDArray[np.int32] | None = None
+    allowed: AllowedTokens | None = None
     banned_ids: Ints | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -82,11 +111,11 @@ class RowControls:
     @property
     def edits_logits(self) -> bool:
         """Whether the row's effective logits differ from its logits."""
-        return self.allowed_words is not None or self.has_other_edits
+        return self.allowed is not None or self.has_other_edits
 
     @property
     def has_other_edits(self) -> bool:
-        """Whether it has an edit other than ``allowed_words``."""
+        """Whether it has an edit other than ``allowed``."""
         return not (
             self.bias is None
             and self.allowed_ids is None
@@ -142,8 +171,8 @@ def _edit(x: Floats, row: RowControls) -> None:
         allowed = x[row.allowed_ids]
         x.fill(-np.inf)
         x[row.allowed_ids] = allowed
-    if row.allowed_words is not None:
-        others = np.unpackbits((~row.allowed_words).view(np.uint8), bitorder="little")
+    if row.allowed is not None:
+        others = np.unpackbits((~row.allowed.words()).view(np.uint8), bitorder="little")
         np.copyto(x, -np.inf, where=others[: x.size].view(np.bool_))
     if row.banned_ids is not None:
         x[row.banned_ids] = -np.inf

@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.ops import sampling
 from mie.ops.arrays import Floats, Ints
-from mie.ops.sampling import RowControls
+from mie.ops.sampling import RowControls, Words
 from mie.ops.weights import exponents, scale_of
 from mie.ops_cpu.threads.workers import Workers
-
-Words = NDArray[np.int32]
-"""A bit for each token [ceil(V / 32)], as in `RowControls.allowed_words`."""
 
 DRAWS_WORTH_SHARING = 1 << 16
 """Logits of a step below which a hand-over takes longer than it saves."""
@@ -54,32 +50,31 @@ def sample(logits: Floats, rows: Sequence[RowControls], workers: Workers) -> lis
 
 
 def _sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
-    masks = {i: mask for i, row in enumerate(rows) if (mask := _only_mask(row)) is not None}
-    if not masks:
+    if not any(row.allowed or row.forced_id is not None for row in rows):
         return sampling.sample(logits, rows)
-    others = [i for i in range(len(rows)) if i not in masks]
     token_ids = [0] * len(rows)
-    if any(rows[i].temperature == 0.0 for i in masks):
-        token_ids = logits.argmax(axis=-1).tolist()
-        for i, mask in list(masks.items()):
-            if rows[i].temperature == 0.0 and _allows(mask, token_ids[i]):
-                del masks[i]
+    greedy, masked, others = [], [], []
+    for i, row in enumerate(rows):
+        if row.forced_id is not None:
+            token_ids[i] = row.forced_id
+        elif row.has_other_edits or (row.temperature > 0.0 and row.allowed is None):
+            others.append(i)
+        else:
+            (masked if row.temperature > 0.0 else greedy).append(i)
+    if greedy:
+        largest = logits.argmax(axis=-1).tolist()
+        for i in greedy:
+            token_ids[i], allowed = largest[i], rows[i].allowed
+            if allowed is not None and not allowed.allows(largest[i]):
+                masked.append(i)
     if others:
         sampled = sampling.sample(logits[others], [rows[i] for i in others])
         for i, token_id in zip(others, sampled, strict=True):
             token_ids[i] = token_id
+    masks = {i: allowed.words() for i in masked if (allowed := rows[i].allowed)}
     if masks:
         _sample_masked(logits, rows, masks, token_ids)
     return token_ids
-
-
-def _only_mask(row: RowControls) -> Words | None:
-    """Return the row's mask if that is all that keeps it from its logits."""
-    return None if row.has_other_edits or row.forced_id is not None else row.allowed_words
-
-
-def _allows(words: Words, token_id: int) -> bool:
-    return bool(int(words[token_id >> 5]) >> (token_id & 31) & 1)
 
 
 def _sample_masked(
