@@ -286,10 +286,10 @@ def draw(weights: NDArray[np.int64], uniform: float) -> int:
 
     The weights [V] are not negative, and at least one is positive.
     """
-    cumulative = np.cumsum(weights)
+    cumulative = weights.cumsum()
     total = int(cumulative[-1])
     target = min(int(uniform * float(total)), total - 1)
-    return int(np.searchsorted(cumulative, target, side="right"))
+    return int(cumulative.searchsorted(target, "right"))
 
 
 def top_logprobs(logits: Floats, token_id: int, num_top: int) -> tuple[list[int], list[float], int]:

@@ -5,6 +5,7 @@ Every token is that of the plain operator.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -89,21 +90,22 @@ def _sample_masked(
     words = np.zeros((num_rows, ceil_div(vocab_size, 32)), np.int32)
     for i, mask in masks.items():
         words[i] = mask
+        token_ids[i] = 0
     bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
     [allowed] = bits.reshape(-1).view(np.bool_).nonzero()
     allowed_logits = logits.reshape(-1).take(allowed)
-    ends = np.searchsorted(allowed, np.arange(num_rows + 1) * vocab_size).tolist()
+    ends = allowed.searchsorted(np.arange(num_rows + 1) * vocab_size).tolist()
+    some = [i for i in sorted(masks) if ends[i] < ends[i + 1]]
+    begins = [ends[i] for i in some]
+    largest = np.maximum.reduceat(allowed_logits, begins).tolist() if some else []
     drawn: list[tuple[int, Ints, Floats]] = []
-    for i in masks:
-        ids: Ints = allowed[ends[i] : ends[i + 1]]
-        x = allowed_logits[ends[i] : ends[i + 1]]
-        index = int(x.argmax()) if x.size else 0
-        token_ids[i] = 0
-        if not x.size or x[index] == -np.inf:
-            continue  # nothing is possible
+    for i, begin, most in zip(some, begins, largest, strict=True):
+        ids: Ints = allowed[begin : ends[i + 1]]
+        x = allowed_logits[begin : ends[i + 1]]
         if rows[i].temperature == 0.0:
-            token_ids[i] = int(ids[index]) - i * vocab_size
-        elif np.isfinite(x[index]):  # or every weight would be NaN
+            if most != -math.inf:  # or nothing is possible
+                token_ids[i] = int(ids[x.argmax()]) - i * vocab_size
+        elif math.isfinite(most):  # or every weight would be NaN
             if 0 < rows[i].top_k < x.size:
                 kept = sampling.first_ids(x, rows[i].top_k)
                 ids, x = ids[kept], x[kept]
