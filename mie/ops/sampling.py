@@ -140,9 +140,11 @@ def sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
     size = max(1, LOGITS_WEIGHED // max(1, vocab_size))
     for start in range(0, len(drawn), size):
         some = drawn[start : start + size]
-        for r, token_id in zip(
-            some, _draw_rows(logits[some], [rows[r] for r in some]), strict=True
-        ):
+        x = logits[some]
+        for r, edited in zip(some, x, strict=True):
+            if rows[r].edits_logits:
+                _edit(edited, rows[r])
+        for r, token_id in zip(some, draw_rows(x, [rows[r] for r in some]), strict=True):
             token_ids[r] = token_id
     return token_ids
 
@@ -184,12 +186,9 @@ def _edit(x: Floats, row: RowControls) -> None:
         x[row.output_ids] -= row.presence_penalty + row.frequency_penalty * row.output_counts
 
 
-def _draw_rows(x: Floats, rows: Sequence[RowControls]) -> list[int]:
-    """Draw a token for each row of logits x [R, V], which are edited in place."""
+def draw_rows(x: Floats, rows: Sequence[RowControls]) -> list[int]:
+    """Draw a token for each row of effective logits x [R, V]."""
     vocab_size = x.shape[1]
-    for edited, row in zip(x, rows, strict=True):
-        if row.edits_logits:
-            _edit(edited, row)
     largest = x.max(axis=1)
     token_ids = [0] * len(rows)  # without a largest number, every weight would be NaN
     groups: dict[int, list[int]] = {}

@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.ops import sampling
 from mie.ops.arrays import Floats, Ints
-from mie.ops.sampling import RowControls, Words
+from mie.ops.sampling import RowControls
 from mie.ops.weights import exponents, scale_of
 from mie.ops_cpu.threads.workers import Workers
 
@@ -23,6 +24,8 @@ ROWS_DRAWN = 4
 """Rows that a thread samples at a time, or more if they are short."""
 LOGITS_AT_A_TIME = 1 << 18
 """Logits whose masks are read at a time, so that their tokens stay in the cache."""
+MAX_BANNED = 0.25
+"""Share of banned logits above which it is faster to copy the allowed ones."""
 
 
 def sample(logits: Floats, rows: Sequence[RowControls], workers: Workers) -> list[int]:
@@ -54,48 +57,70 @@ def _sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
     if not any(row.allowed or row.forced_id is not None for row in rows):
         return sampling.sample(logits, rows)
     token_ids = [0] * len(rows)
-    greedy, masked, others = [], [], []
+    greedy, refused, drawn, others = [], [], [], []
     for i, row in enumerate(rows):
         if row.forced_id is not None:
             token_ids[i] = row.forced_id
         elif row.has_other_edits or (row.temperature > 0.0 and row.allowed is None):
             others.append(i)
         else:
-            (masked if row.temperature > 0.0 else greedy).append(i)
+            (drawn if row.temperature > 0.0 else greedy).append(i)
     if greedy:
         largest = logits.argmax(axis=-1).tolist()
         for i in greedy:
             token_ids[i], allowed = largest[i], rows[i].allowed
             if allowed is not None and not allowed.allows(largest[i]):
-                masked.append(i)
+                refused.append(i)
+    sampled: list[int] = []
     if others:
-        sampled = sampling.sample(logits[others], [rows[i] for i in others])
-        for i, token_id in zip(others, sampled, strict=True):
-            token_ids[i] = token_id
-    masks = {i: allowed.words() for i in masked if (allowed := rows[i].allowed)}
-    if masks:
-        _sample_masked(logits, rows, masks, token_ids)
+        sampled += sampling.sample(logits[others], [rows[i] for i in others])
+    for masked in (refused, drawn):
+        if masked:
+            sampled += _sample_masked(logits, masked, [rows[i] for i in masked])
+    for i, token_id in zip([*others, *refused, *drawn], sampled, strict=True):
+        token_ids[i] = token_id
     return token_ids
 
 
-def _sample_masked(
-    logits: Floats, rows: Sequence[RowControls], masks: dict[int, Words], token_ids: list[int]
-) -> None:
-    """Set the tokens of the rows in ``masks``, and read only the logits that these allow.
+def _sample_masked(logits: Floats, at: list[int], rows: Sequence[RowControls]) -> list[int]:
+    """Sample a token for each of ``rows``, which have masks and no other edits.
 
-    One call finds the allowed tokens of all rows, because a call takes as long as some thousand
-    tokens.
+    Their logits are ``logits[at]``, and all are greedy or none is. One call reads the masks of all
+    rows, because a call takes as long as some thousand tokens.
     """
-    num_rows, vocab_size = logits.shape
-    words = np.zeros((num_rows, ceil_div(vocab_size, 32)), np.int32)
-    for i, mask in masks.items():
-        words[i] = mask
-        token_ids[i] = 0
-    bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+    vocab_size = logits.shape[1]
+    words = np.stack([row.allowed.words() for row in rows if row.allowed])
+    banned = np.unpackbits((~words).view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+    if np.count_nonzero(banned) > MAX_BANNED * banned.size:
+        return _sample_few(logits, at, rows, banned ^ 1)
+    x = logits[at]
+    x.reshape(-1)[banned.reshape(-1).view(np.bool_).nonzero()] = -np.inf
+    token_ids: list[int] = []
+    if rows[0].temperature == 0.0:
+        token_ids += x.argmax(axis=1).tolist()
+        return token_ids
+    size = max(1, sampling.LOGITS_WEIGHED // vocab_size)
+    for start in range(0, len(rows), size):
+        some = slice(start, start + size)
+        token_ids += sampling.draw_rows(x[some], rows[some])
+    return token_ids
+
+
+def _sample_few(
+    logits: Floats, at: list[int], rows: Sequence[RowControls], bits: NDArray[np.uint8]
+) -> list[int]:
+    """Sample a token for each of ``rows``, and read only the logits that their ``bits`` allow."""
+    num_rows, vocab_size = bits.shape
+    token_ids = [0] * num_rows
     [allowed] = bits.reshape(-1).view(np.bool_).nonzero()
-    allowed_logits = logits.reshape(-1).take(allowed)
-    ends = allowed.searchsorted(np.arange(num_rows + 1) * vocab_size).tolist()
-    some = [i for i in sorted(masks) if ends[i] < ends[i + 1]]
+    bounds = np.arange(num_rows + 1) * vocab_size
+    ends = allowed.searchsorted(bounds).tolist()
+    places = allowed
+    if num_rows < len(logits):
+        shifts = np.array(at) * vocab_size - bounds[:-1]
+        places = allowed + shifts.repeat(np.diff(ends))
+    allowed_logits = logits.reshape(-1).take(places)
+    some = [i for i in range(num_rows) if ends[i] < ends[i + 1]]
     begins = [ends[i] for i in some]
     largest = np.maximum.reduceat(allowed_logits, begins).tolist() if some else []
     drawn: list[tuple[int, Ints, Floats]] = []
@@ -114,6 +139,7 @@ def _sample_masked(
         columns = _draw([x for _, _, x in drawn], [rows[i] for i, _, _ in drawn], vocab_size)
         for (i, ids, _), column in zip(drawn, columns, strict=True):
             token_ids[i] = int(ids[column]) - i * vocab_size
+    return token_ids
 
 
 def _draw(parts: Sequence[Floats], rows: Sequence[RowControls], vocab_size: int) -> list[int]:
