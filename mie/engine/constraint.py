@@ -109,7 +109,9 @@ class RowConstraint:
         self._num_words = -(-constraints.vocab_size // 32)
         self._token_ids = token_ids
         self._num_prompt = self._num_accepted = num_prompt
-        self._mask: Words | None = None  # for the token after those accepted
+        # About the token after those accepted:
+        self._mask: Words | None = None
+        self._is_open = False  # whether it is known that several may come
         allowed = params.allowed_token_ids
         self._allowed = None if allowed is None else self._words_of(allowed)
         eos = self._words_of(constraints.eos_token_ids)
@@ -159,19 +161,22 @@ class RowConstraint:
         """
         try:
             self._accept_new()
+            if self._is_open:
+                return None
             token_id = self._matcher.determined()
         except RequestError:
             return None
+        self._is_open = token_id is None
         if token_id is None or token_id in banned_ids:
             return None
         is_allowed = self._allowed is None or TokenMask(self._allowed).allows(token_id)
         return token_id if is_allowed else None
 
     def _accept_new(self) -> None:
-        for token_id in self._token_ids[self._num_accepted :]:
-            self._matcher.accept(token_id)
+        while self._num_accepted < len(self._token_ids):
+            self._matcher.accept(self._token_ids[self._num_accepted])
             self._num_accepted += 1
-            self._mask = None
+            self._mask, self._is_open = None, False
 
     def _words_of(self, token_ids: Iterable[int]) -> Words:
         words = np.zeros(self._num_words, np.uint32)

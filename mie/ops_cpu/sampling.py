@@ -57,7 +57,10 @@ def _sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
     if not any(row.allowed or row.forced_id is not None for row in rows):
         return sampling.sample(logits, rows)
     token_ids = [0] * len(rows)
-    greedy, refused, drawn, others = [], [], [], []
+    greedy: list[int] = []
+    refused: list[int] = []
+    drawn: list[int] = []
+    others: list[int] = []
     for i, row in enumerate(rows):
         if row.forced_id is not None:
             token_ids[i] = row.forced_id
@@ -92,7 +95,7 @@ def _sample_masked(logits: Floats, at: list[int], rows: Sequence[RowControls]) -
     words = np.stack([row.allowed.words() for row in rows if row.allowed])
     banned = np.unpackbits((~words).view(np.uint8), axis=1, count=vocab_size, bitorder="little")
     if np.count_nonzero(banned) > MAX_BANNED * banned.size:
-        return _sample_few(logits, at, rows, banned ^ 1)
+        return _sample_few(logits, at, rows, banned == 0)
     x = logits[at]
     x.reshape(-1)[banned.reshape(-1).view(np.bool_).nonzero()] = -np.inf
     token_ids: list[int] = []
@@ -107,25 +110,25 @@ def _sample_masked(logits: Floats, at: list[int], rows: Sequence[RowControls]) -
 
 
 def _sample_few(
-    logits: Floats, at: list[int], rows: Sequence[RowControls], bits: NDArray[np.uint8]
+    logits: Floats, at: list[int], rows: Sequence[RowControls], allowed: NDArray[np.bool_]
 ) -> list[int]:
-    """Sample a token for each of ``rows``, and read only the logits that their ``bits`` allow."""
-    num_rows, vocab_size = bits.shape
+    """Sample a token for each of ``rows``, and read only the logits that ``allowed`` [R, V] has."""
+    num_rows, vocab_size = allowed.shape
     token_ids = [0] * num_rows
-    [allowed] = bits.reshape(-1).view(np.bool_).nonzero()
+    [flat_ids] = allowed.reshape(-1).nonzero()
     bounds = np.arange(num_rows + 1) * vocab_size
-    ends = allowed.searchsorted(bounds).tolist()
-    places = allowed
+    ends = flat_ids.searchsorted(bounds).tolist()
+    places = flat_ids
     if num_rows < len(logits):
         shifts = np.array(at) * vocab_size - bounds[:-1]
-        places = allowed + shifts.repeat(np.diff(ends))
+        places = flat_ids + shifts.repeat(np.diff(ends))
     allowed_logits = logits.reshape(-1).take(places)
     some = [i for i in range(num_rows) if ends[i] < ends[i + 1]]
     begins = [ends[i] for i in some]
     largest = np.maximum.reduceat(allowed_logits, begins).tolist() if some else []
     drawn: list[tuple[int, Ints, Floats]] = []
     for i, begin, most in zip(some, begins, largest, strict=True):
-        ids: Ints = allowed[begin : ends[i + 1]]
+        ids: Ints = flat_ids[begin : ends[i + 1]]
         x = allowed_logits[begin : ends[i + 1]]
         if rows[i].temperature == 0.0:
             if most != -math.inf:  # or nothing is possible

@@ -72,6 +72,29 @@ def test_each_token_is_that_of_the_plain_operator(
     assert min(seen[True], seen[False]) >= 3
 
 
+class OneToken:
+    """Allows one token, and computes no mask."""
+
+    def __init__(self, token_id: int) -> None:
+        self._token_id = token_id
+
+    def words(self) -> np.ndarray:
+        raise AssertionError("a mask is computed")
+
+    def allows(self, token_id: int) -> bool:
+        return token_id == self._token_id
+
+
+def test_a_greedy_row_whose_largest_logit_is_allowed_needs_no_mask():
+    logits = rng.normal(size=(4, 50)).astype("float32")
+    largest = logits.argmax(axis=1).tolist()
+    rows = [RowControls(allowed=OneToken(token_id)) for token_id in largest]
+    assert fast.sample(logits, rows, Workers(1)) == largest
+    rows[1] = RowControls(forced_id=7, temperature=1.0)
+    rows[2] = RowControls(allowed=TokenMask(np.array([1 << 9, 0], np.int32)))
+    assert fast.sample(logits, rows, Workers(1)) == [largest[0], 7, 9, largest[3]]
+
+
 def test_rows_are_shared_out():
     """The cases are rows of one block, several blocks of one thread, and blocks of two threads."""
     for vocab_size in (10, 20_000):
