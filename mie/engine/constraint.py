@@ -6,27 +6,34 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mie.errors import RequestError
+from mie.ops.sampling import AllowedTokens, TokenMask, Words
 from mie.params.sampling import SamplingParams
 from mie.params.structured import StructuredOutputsParams
-
-Words = NDArray[np.int32]
-"""A bit for each token [ceil(V / 32)]: token i is bit i % 32 of word i // 32."""
 
 
 class TokenConstraint(Protocol):
     """The state of one output: which tokens may come next."""
 
-    @property
-    def may_be_forced(self) -> bool:
-        """Whether the next token may be determined. This is cheaper than a mask, which decides."""
+    def determined(self) -> int | None:
+        """Return the only token that may come next, or None if there are several.
+
+        Raises:
+            RequestError: the grammar is too complex to continue.
+        """
 
     def mask(self) -> bytes:
         """Return a bit for each token that may come next, at least ceil(V / 32) words.
 
         At least one bit is set.
+
+        Raises:
+            RequestError: the grammar is too complex to continue.
+        """
+
+    def allows(self, token_id: int) -> bool:
+        """Return whether the mask has a token. This is cheaper than the mask.
 
         Raises:
             RequestError: the grammar is too complex to continue.
@@ -102,13 +109,16 @@ class RowConstraint:
         self._num_words = -(-constraints.vocab_size // 32)
         self._token_ids = token_ids
         self._num_prompt = self._num_accepted = num_prompt
-        self._mask: Words | None = None  # for the token after those accepted
+        # About the token after those accepted:
+        self._mask: Words | None = None
+        self._is_open = False  # whether it is known that several may come
         allowed = params.allowed_token_ids
         self._allowed = None if allowed is None else self._words_of(allowed)
         eos = self._words_of(constraints.eos_token_ids)
         self._not_eos = ~eos if params.ignore_eos else None
+        self._has_limits = allowed is not None or params.ignore_eos
 
-    def allowed_words(self, banned_ids: Sequence[int]) -> Words:
+    def allowed(self, banned_ids: Sequence[int]) -> AllowedTokens:
         """Return the tokens that may follow the row's tokens, except for ``banned_ids``.
 
         With ``ignore_eos`` end-of-text tokens may follow only if no other token may.
@@ -117,22 +127,32 @@ class RowConstraint:
             RequestError: no token may follow.
         """
         self._accept_new()
-        if self._mask is None:
-            self._mask = np.frombuffer(self._matcher.mask(), np.int32, self._num_words)
-        words = self._mask
+        if not (banned_ids or self._has_limits):
+            return self
+        words = self.words()
         if banned_ids:
             words = words & ~self._words_of(banned_ids)
         if self._allowed is not None:
             words = words & self._allowed
         if self._not_eos is not None and (others := words & self._not_eos).any():
             words = others
-        if words is not self._mask and not words.any():
+        if not words.any():
             raise RequestError(
                 f"no token can follow after {len(self._token_ids) - self._num_prompt} tokens of "
                 "output: structured_outputs allows none of those that min_tokens, "
                 "allowed_token_ids and bad words allow (relax one of them)"
             )
-        return words
+        return TokenMask(words)
+
+    def words(self) -> Words:
+        """Return the mask of the next token, before bans [ceil(V / 32)]."""
+        if self._mask is None:
+            self._mask = np.frombuffer(self._matcher.mask(), np.int32, self._num_words)
+        return self._mask
+
+    def allows(self, token_id: int) -> bool:
+        """Return whether `words` has a token, which takes less time than `words`."""
+        return self._matcher.allows(token_id)
 
     def forced_token(self, banned_ids: Sequence[int]) -> int | None:
         """Return the only token that may follow, or None if the next step must sample.
@@ -141,21 +161,22 @@ class RowConstraint:
         """
         try:
             self._accept_new()
-            if not self._matcher.may_be_forced:
+            if self._is_open:
                 return None
-            words = self.allowed_words(banned_ids)
+            token_id = self._matcher.determined()
         except RequestError:
             return None
-        [at] = np.nonzero(words)
-        word = int(words[at[0]]) % 2**32
-        is_only = len(at) == 1 and not word & (word - 1)
-        return 32 * int(at[0]) + word.bit_length() - 1 if is_only else None
+        self._is_open = token_id is None
+        if token_id is None or token_id in banned_ids:
+            return None
+        is_allowed = self._allowed is None or TokenMask(self._allowed).allows(token_id)
+        return token_id if is_allowed else None
 
     def _accept_new(self) -> None:
-        for token_id in self._token_ids[self._num_accepted :]:
-            self._matcher.accept(token_id)
+        while self._num_accepted < len(self._token_ids):
+            self._matcher.accept(self._token_ids[self._num_accepted])
             self._num_accepted += 1
-            self._mask = None
+            self._mask, self._is_open = None, False
 
     def _words_of(self, token_ids: Iterable[int]) -> Words:
         words = np.zeros(self._num_words, np.uint32)

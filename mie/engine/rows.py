@@ -39,9 +39,13 @@ class Row:
         self._bias = (np.array(list(bias)), np.array(list(bias.values()))) if bias else None
         allowed = new.params.allowed_token_ids
         self._allowed_ids = None if allowed is None else np.unique(allowed)
-        self.is_plain = _is_plain(new)
+        self._is_constrained = new.params.structured_outputs is not None
+        self._is_unedited = _is_unedited(new)  # except for a constraint
+        self._is_greedy = self._is_unedited and new.params.temperature == 0
+        self.is_plain = self._is_greedy and not self._is_constrained
         self._constraints = constraints
         self._constraint: RowConstraint | None = None
+        self._greedy = GREEDY  # takes the largest logit that the constraint allows
         self._end_ids = frozenset(new.banned_ids)
         self._uniforms = Uniforms(*new.draw_key)
 
@@ -73,9 +77,14 @@ class Row:
             generated = self.token_ids[self.num_prompt :]
             output_ids, output_counts = np.unique(generated, return_counts=True)
         banned_ids = self._banned_ids(num_generated)
-        allowed_words = None
-        if params.structured_outputs is not None and num_generated >= len(forced):
-            allowed_words = self._followed.allowed_words(banned_ids)
+        allowed = None
+        if self._is_constrained and num_generated >= len(forced):
+            followed = self._followed
+            if (token_id := followed.forced_token(banned_ids)) is not None:
+                return RowControls(forced_id=token_id)
+            allowed = followed.allowed(banned_ids)
+            if self._is_greedy and allowed is followed:
+                return self._greedy
         return RowControls(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
@@ -83,9 +92,9 @@ class Row:
             min_p=params.min_p,
             uniform=self._uniforms.at(choice, num_tokens) if params.temperature > 0 else 0.0,
             bias=self._bias,
-            allowed_ids=self._allowed_ids if allowed_words is None else None,
-            allowed_words=allowed_words,
-            banned_ids=np.array(banned_ids) if banned_ids and allowed_words is None else None,
+            allowed_ids=self._allowed_ids if allowed is None else None,
+            allowed=allowed,
+            banned_ids=np.array(banned_ids) if banned_ids and allowed is None else None,
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
@@ -106,6 +115,8 @@ class Row:
         There are at most ``limit``, and none after the end of the output. Log-probabilities come in
         the step that computes the tokens before. If they are wanted, the end is left to that step.
         """
+        if not self._is_constrained:
+            return ()
         run: list[int] = []
         while len(run) < limit and not self._is_end(self.token_ids[-1], len(self.token_ids)):
             token_id = self._forced_token()
@@ -123,8 +134,7 @@ class Row:
 
     def _forced_token(self) -> int | None:
         num_generated = len(self.token_ids) - self.num_prompt
-        is_traced = num_generated < len(self.params.trace_decode_token_ids or ())
-        if is_traced or self.params.structured_outputs is None:
+        if num_generated < len(self.params.trace_decode_token_ids or ()):
             return None
         return self._followed.forced_token(self._banned_ids(num_generated))
 
@@ -135,9 +145,12 @@ class Row:
             self._constraint = RowConstraint(
                 self._constraints, self.params, self.token_ids, self.num_prompt
             )
+            self._greedy = RowControls(allowed=self._constraint)
         return self._constraint
 
     def _banned_ids(self, num_generated: int) -> list[int]:
+        if self._is_unedited:
+            return []
         banned_ids = self._bad_words.completing(self.token_ids, num_generated)
         if num_generated < self.params.min_tokens:
             banned_ids += self._new.banned_ids
@@ -162,14 +175,12 @@ def take_forced(
     return forced
 
 
-def _is_plain(new: NewRow) -> bool:
-    """Whether the largest logit alone decides at every position."""
+def _is_unedited(new: NewRow) -> bool:
+    """Whether nothing but a structured output may edit the logits or choose a token."""
     params = new.params
     return (
-        params.temperature == 0
-        and params.repetition_penalty == 1
+        params.repetition_penalty == 1
         and not (params.presence_penalty or params.frequency_penalty)
         and not (params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids)
-        and params.structured_outputs is None
         and not (params.trace_decode_token_ids or (params.min_tokens and new.banned_ids))
     )

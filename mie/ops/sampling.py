@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,35 @@ def log_softmax(x: Floats) -> Floats:
     return y
 
 
+Words = NDArray[np.int32]
+"""A bit for each token [ceil(V / 32)]: token i is bit i % 32 of word i // 32."""
+
+
+class AllowedTokens(Protocol):
+    """The tokens that a row may get. Sampling asks only for what it needs of them."""
+
+    def words(self) -> Words:
+        """Return all of them. This may take long, and may raise."""
+
+    def allows(self, token_id: int) -> bool:
+        """Return whether a token is one of them. This may take long, and may raise."""
+
+
+class TokenMask:
+    """Allowed tokens that are known as bits."""
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+
+    def words(self) -> Words:
+        """Return the bits."""
+        return self._words
+
+    def allows(self, token_id: int) -> bool:
+        """Return whether the bit of a token is set."""
+        return bool(int(self._words[token_id >> 5]) >> (token_id & 31) & 1)
+
+
 @dataclass(kw_only=True, eq=False, slots=True)
 class RowControls:
     """How one row of logits becomes a token. Every id is in 0 … V - 1.
@@ -46,8 +76,7 @@ class RowControls:
 
     * ``bias`` (ids, values): added to the logits.
     * ``allowed_ids``: every other token gets -inf. ``banned_ids``: these get -inf.
-    * ``allowed_words``: in place of ``allowed_ids``, a bit for each token [ceil(V / 32)] int32.
-      Token i is allowed if bit i % 32 of word i // 32 is set.
+    * ``allowed``: the same as ``allowed_ids``, as bits that are computed when they are needed.
     * ``repetition_penalty`` over ``seen_ids`` (prompt and output, each once): a positive logit is
       divided by it, a negative one multiplied (Keskar et al., 2019, arXiv:1909.05858, section 4.1).
     * ``presence_penalty`` and ``frequency_penalty``: subtracted once, and once per occurrence, for
@@ -69,7 +98,7 @@ class RowControls:
     uniform: float = 0.0
     bias: tuple[Ints, Floats] | None = None
     allowed_ids: Ints | None = None
-    allowed_words: NDArray[np.int32] | None = None
+    allowed: AllowedTokens | None = None
     banned_ids: Ints | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -82,11 +111,11 @@ class RowControls:
     @property
     def edits_logits(self) -> bool:
         """Whether the row's effective logits differ from its logits."""
-        return self.allowed_words is not None or self.has_other_edits
+        return self.allowed is not None or self.has_other_edits
 
     @property
     def has_other_edits(self) -> bool:
-        """Whether it has an edit other than ``allowed_words``."""
+        """Whether it has an edit other than ``allowed``."""
         return not (
             self.bias is None
             and self.allowed_ids is None
@@ -111,9 +140,11 @@ def sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
     size = max(1, LOGITS_WEIGHED // max(1, vocab_size))
     for start in range(0, len(drawn), size):
         some = drawn[start : start + size]
-        for r, token_id in zip(
-            some, _draw_rows(logits[some], [rows[r] for r in some]), strict=True
-        ):
+        x = logits[some]
+        for r, edited in zip(some, x, strict=True):
+            if rows[r].edits_logits:
+                _edit(edited, rows[r])
+        for r, token_id in zip(some, draw_rows(x, [rows[r] for r in some]), strict=True):
             token_ids[r] = token_id
     return token_ids
 
@@ -142,8 +173,8 @@ def _edit(x: Floats, row: RowControls) -> None:
         allowed = x[row.allowed_ids]
         x.fill(-np.inf)
         x[row.allowed_ids] = allowed
-    if row.allowed_words is not None:
-        others = np.unpackbits((~row.allowed_words).view(np.uint8), bitorder="little")
+    if row.allowed is not None:
+        others = np.unpackbits((~row.allowed.words()).view(np.uint8), bitorder="little")
         np.copyto(x, -np.inf, where=others[: x.size].view(np.bool_))
     if row.banned_ids is not None:
         x[row.banned_ids] = -np.inf
@@ -155,12 +186,9 @@ def _edit(x: Floats, row: RowControls) -> None:
         x[row.output_ids] -= row.presence_penalty + row.frequency_penalty * row.output_counts
 
 
-def _draw_rows(x: Floats, rows: Sequence[RowControls]) -> list[int]:
-    """Draw a token for each row of logits x [R, V], which are edited in place."""
+def draw_rows(x: Floats, rows: Sequence[RowControls]) -> list[int]:
+    """Draw a token for each row of effective logits x [R, V]."""
     vocab_size = x.shape[1]
-    for edited, row in zip(x, rows, strict=True):
-        if row.edits_logits:
-            _edit(edited, row)
     largest = x.max(axis=1)
     token_ids = [0] * len(rows)  # without a largest number, every weight would be NaN
     groups: dict[int, list[int]] = {}
@@ -257,10 +285,10 @@ def draw(weights: NDArray[np.int64], uniform: float) -> int:
 
     The weights [V] are not negative, and at least one is positive.
     """
-    cumulative = np.cumsum(weights)
+    cumulative = weights.cumsum()
     total = int(cumulative[-1])
     target = min(int(uniform * float(total)), total - 1)
-    return int(np.searchsorted(cumulative, target, side="right"))
+    return int(cumulative.searchsorted(target, "right"))
 
 
 def top_logprobs(logits: Floats, token_id: int, num_top: int) -> tuple[list[int], list[float], int]:

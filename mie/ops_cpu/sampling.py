@@ -5,6 +5,7 @@ Every token is that of the plain operator.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -17,15 +18,14 @@ from mie.ops.sampling import RowControls
 from mie.ops.weights import exponents, scale_of
 from mie.ops_cpu.threads.workers import Workers
 
-Words = NDArray[np.int32]
-"""A bit for each token [ceil(V / 32)], as in `RowControls.allowed_words`."""
-
 DRAWS_WORTH_SHARING = 1 << 16
 """Logits of a step below which a hand-over takes longer than it saves."""
 ROWS_DRAWN = 4
 """Rows that a thread samples at a time, or more if they are short."""
 LOGITS_AT_A_TIME = 1 << 18
 """Logits whose masks are read at a time, so that their tokens stay in the cache."""
+MAX_BANNED = 0.25
+"""Share of banned logits above which it is faster to copy the allowed ones."""
 
 
 def sample(logits: Floats, rows: Sequence[RowControls], workers: Workers) -> list[int]:
@@ -54,61 +54,86 @@ def sample(logits: Floats, rows: Sequence[RowControls], workers: Workers) -> lis
 
 
 def _sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
-    masks = {i: mask for i, row in enumerate(rows) if (mask := _only_mask(row)) is not None}
-    if not masks:
+    if not any(row.allowed or row.forced_id is not None for row in rows):
         return sampling.sample(logits, rows)
-    others = [i for i in range(len(rows)) if i not in masks]
     token_ids = [0] * len(rows)
-    if any(rows[i].temperature == 0.0 for i in masks):
-        token_ids = logits.argmax(axis=-1).tolist()
-        for i, mask in list(masks.items()):
-            if rows[i].temperature == 0.0 and _allows(mask, token_ids[i]):
-                del masks[i]
+    greedy: list[int] = []
+    refused: list[int] = []
+    drawn: list[int] = []
+    others: list[int] = []
+    for i, row in enumerate(rows):
+        if row.forced_id is not None:
+            token_ids[i] = row.forced_id
+        elif row.has_other_edits or (row.temperature > 0.0 and row.allowed is None):
+            others.append(i)
+        else:
+            (drawn if row.temperature > 0.0 else greedy).append(i)
+    if greedy:
+        largest = logits.argmax(axis=-1).tolist()
+        for i in greedy:
+            token_ids[i], allowed = largest[i], rows[i].allowed
+            if allowed is not None and not allowed.allows(largest[i]):
+                refused.append(i)
+    sampled: list[int] = []
     if others:
-        sampled = sampling.sample(logits[others], [rows[i] for i in others])
-        for i, token_id in zip(others, sampled, strict=True):
-            token_ids[i] = token_id
-    if masks:
-        _sample_masked(logits, rows, masks, token_ids)
+        sampled += sampling.sample(logits[others], [rows[i] for i in others])
+    for masked in (refused, drawn):
+        if masked:
+            sampled += _sample_masked(logits, masked, [rows[i] for i in masked])
+    for i, token_id in zip([*others, *refused, *drawn], sampled, strict=True):
+        token_ids[i] = token_id
     return token_ids
 
 
-def _only_mask(row: RowControls) -> Words | None:
-    """Return the row's mask if that is all that keeps it from its logits."""
-    return None if row.has_other_edits or row.forced_id is not None else row.allowed_words
+def _sample_masked(logits: Floats, at: list[int], rows: Sequence[RowControls]) -> list[int]:
+    """Sample a token for each of ``rows``, which have masks and no other edits.
 
-
-def _allows(words: Words, token_id: int) -> bool:
-    return bool(int(words[token_id >> 5]) >> (token_id & 31) & 1)
-
-
-def _sample_masked(
-    logits: Floats, rows: Sequence[RowControls], masks: dict[int, Words], token_ids: list[int]
-) -> None:
-    """Set the tokens of the rows in ``masks``, and read only the logits that these allow.
-
-    One call finds the allowed tokens of all rows, because a call takes as long as some thousand
-    tokens.
+    Their logits are ``logits[at]``, and all are greedy or none is. One call reads the masks of all
+    rows, because a call takes as long as some thousand tokens.
     """
-    num_rows, vocab_size = logits.shape
-    words = np.zeros((num_rows, ceil_div(vocab_size, 32)), np.int32)
-    for i, mask in masks.items():
-        words[i] = mask
-    bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
-    [allowed] = bits.reshape(-1).view(np.bool_).nonzero()
-    allowed_logits = logits.reshape(-1).take(allowed)
-    ends = np.searchsorted(allowed, np.arange(num_rows + 1) * vocab_size).tolist()
+    vocab_size = logits.shape[1]
+    words = np.stack([row.allowed.words() for row in rows if row.allowed])
+    banned = np.unpackbits((~words).view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+    if np.count_nonzero(banned) > MAX_BANNED * banned.size:
+        return _sample_few(logits, at, rows, banned == 0)
+    x = logits[at]
+    x.reshape(-1)[banned.reshape(-1).view(np.bool_).nonzero()] = -np.inf
+    token_ids: list[int] = []
+    if rows[0].temperature == 0.0:
+        token_ids += x.argmax(axis=1).tolist()
+        return token_ids
+    size = max(1, sampling.LOGITS_WEIGHED // vocab_size)
+    for start in range(0, len(rows), size):
+        some = slice(start, start + size)
+        token_ids += sampling.draw_rows(x[some], rows[some])
+    return token_ids
+
+
+def _sample_few(
+    logits: Floats, at: list[int], rows: Sequence[RowControls], allowed: NDArray[np.bool_]
+) -> list[int]:
+    """Sample a token for each of ``rows``, and read only the logits that ``allowed`` [R, V] has."""
+    num_rows, vocab_size = allowed.shape
+    token_ids = [0] * num_rows
+    [flat_ids] = allowed.reshape(-1).nonzero()
+    bounds = np.arange(num_rows + 1) * vocab_size
+    ends = flat_ids.searchsorted(bounds).tolist()
+    places = flat_ids
+    if num_rows < len(logits):
+        shifts = np.array(at) * vocab_size - bounds[:-1]
+        places = flat_ids + shifts.repeat(np.diff(ends))
+    allowed_logits = logits.reshape(-1).take(places)
+    some = [i for i in range(num_rows) if ends[i] < ends[i + 1]]
+    begins = [ends[i] for i in some]
+    largest = np.maximum.reduceat(allowed_logits, begins).tolist() if some else []
     drawn: list[tuple[int, Ints, Floats]] = []
-    for i in masks:
-        ids: Ints = allowed[ends[i] : ends[i + 1]]
-        x = allowed_logits[ends[i] : ends[i + 1]]
-        index = int(x.argmax()) if x.size else 0
-        token_ids[i] = 0
-        if not x.size or x[index] == -np.inf:
-            continue  # nothing is possible
+    for i, begin, most in zip(some, begins, largest, strict=True):
+        ids: Ints = flat_ids[begin : ends[i + 1]]
+        x = allowed_logits[begin : ends[i + 1]]
         if rows[i].temperature == 0.0:
-            token_ids[i] = int(ids[index]) - i * vocab_size
-        elif np.isfinite(x[index]):  # or every weight would be NaN
+            if most != -math.inf:  # or nothing is possible
+                token_ids[i] = int(ids[x.argmax()]) - i * vocab_size
+        elif math.isfinite(most):  # or every weight would be NaN
             if 0 < rows[i].top_k < x.size:
                 kept = sampling.first_ids(x, rows[i].top_k)
                 ids, x = ids[kept], x[kept]
@@ -117,6 +142,7 @@ def _sample_masked(
         columns = _draw([x for _, _, x in drawn], [rows[i] for i, _, _ in drawn], vocab_size)
         for (i, ids, _), column in zip(drawn, columns, strict=True):
             token_ids[i] = int(ids[column]) - i * vocab_size
+    return token_ids
 
 
 def _draw(parts: Sequence[Floats], rows: Sequence[RowControls], vocab_size: int) -> list[int]:

@@ -295,8 +295,8 @@ def _pack_numbers(entry: Any, row: RowControls) -> None:
     entry["largest_t"] = -lowest_kept_z(row.min_p)
     entry["uniform"] = row.uniform
     entry["repetition_penalty"] = row.repetition_penalty
-    entry["allowed_form"] = WORDS if row.allowed_words is not None else IDS
-    if row.allowed_words is None and row.allowed_ids is None:
+    entry["allowed_form"] = WORDS if row.allowed is not None else IDS
+    if row.allowed is None and row.allowed_ids is None:
         entry["allowed_form"] = ALL
 
 
@@ -306,7 +306,7 @@ def _id_lists(row: RowControls) -> dict[str, NDArray[Any]]:
     has_counts = row.output_ids is not None and row.output_counts is not None
     lists = {
         "bias": None if row.bias is None else row.bias[0],
-        "allowed": row.allowed_ids if row.allowed_words is None else row.allowed_words,
+        "allowed": row.allowed_ids if row.allowed is None else row.allowed.words(),
         "banned": row.banned_ids,
         "seen": row.seen_ids,
         "output": row.output_ids if has_counts else None,

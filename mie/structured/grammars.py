@@ -46,7 +46,7 @@ class Grammars:
             RequestError: llguidance is not installed, or refuses the grammar or the tokenizer.
         """
         compiled: LLMatcher = self._compiled(params)
-        return Matcher(compiled.deep_copy(), self.eos_token_ids)
+        return Matcher(compiled.deep_copy(), self.eos_token_ids, self.vocab_size)
 
     def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
         kind, grammar = _grammar(params)
@@ -83,14 +83,31 @@ class Grammars:
 class Matcher:
     """The state of one output: which tokens may come next."""
 
-    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int], vocab_size: int) -> None:
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
+        self._num_bytes = 4 * -(-vocab_size // 32)
+        # The tokens of the next characters, if those are determined. The library finds them anew
+        # at each token and tokenizes all that are left, so they are kept until they are accepted.
+        # They are found at the same tokens each time, so the same tokens give the same state.
+        self._run: Sequence[int] | None = None
+        self._earlier_runs: list[Sequence[int]] = []
 
-    @property
-    def may_be_forced(self) -> bool:
-        """Whether the next token may be determined, by the next characters or by the end."""
-        return bool(self._matcher.compute_ff_tokens()) or self._matcher.is_stopped()
+    def determined(self) -> int | None:
+        """Return the only token that may come next, or None if there are several.
+
+        The next characters may determine it, or the end.
+
+        Raises:
+            RequestError: the grammar is too complex to continue.
+        """
+        run = self._next_run()
+        if run:
+            return run[0]
+        if self._matcher.is_stopped() and len(self._eos_token_ids) == 1:
+            self._check()
+            return self._eos_token_ids[0]
+        return None
 
     def mask(self) -> bytes:
         """Return a bit for each token that may come next: token i is bit i % 8 of byte i // 8.
@@ -98,10 +115,25 @@ class Matcher:
         Raises:
             RequestError: the grammar is too complex to continue.
         """
+        run = self._next_run()
+        if run:
+            return (1 << run[0]).to_bytes(self._num_bytes, "little")
         mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise RequestError(f"structured_outputs {_reason(self._matcher)}")
+        self._check()
         return mask
+
+    def allows(self, token_id: int) -> bool:
+        """Return whether the mask has a token, which takes a fraction of a mask's time.
+
+        Raises:
+            RequestError: the grammar is too complex to continue.
+        """
+        run = self._next_run()
+        if run:
+            return token_id == run[0]
+        if token_id in self._eos_token_ids:  # `validate_tokens` refuses some that masks have
+            return bool(self.mask()[token_id // 8] >> token_id % 8 & 1)
+        return self._matcher.validate_tokens([token_id]) == 1
 
     def accept(self, token_id: int) -> None:
         """Advance by a token.
@@ -109,8 +141,21 @@ class Matcher:
         Raises:
             RequestError: the token may not come next, or the grammar is too complex to continue.
         """
+        run, self._run = self._next_run(), ()
         if not self._matcher.consume_token(token_id):
             raise RequestError(f"structured_outputs {_reason(self._matcher)}")
+        self._earlier_runs.append(run)
+        self._run = (run[1:] or None) if run and run[0] == token_id else None
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise RequestError(f"structured_outputs {_reason(self._matcher)}")
+
+    def _next_run(self) -> Sequence[int]:
+        run = self._run
+        if run is None:
+            run = self._run = self._matcher.compute_ff_tokens()
+        return run
 
     def validate(self, token_ids: Sequence[int]) -> int:
         """Return how many of the tokens may come next, one after another. Nothing changes."""
@@ -125,6 +170,8 @@ class Matcher:
     def rollback(self, num_tokens: int) -> None:
         """Return to the state before the last accepted tokens."""
         assert self._matcher.rollback(num_tokens), "more tokens than were accepted"
+        self._run = self._earlier_runs[-num_tokens]
+        del self._earlier_runs[-num_tokens:]
 
 
 def _grammar(params: StructuredOutputsParams) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import pytest
 from emulated import launcher, needs_compiler
 
 from mie.ops import sampling
-from mie.ops.sampling import RowControls
+from mie.ops.sampling import RowControls, TokenMask
 from mie.ops.weights import exponents, num_weight_bits, scale_of, weights_of
 from mie.ops_gpu.arrays import DTYPES
 from mie.ops_gpu.queue import EmulatedQueue
@@ -87,7 +87,8 @@ def random_controls(rng: np.random.Generator, vocab_size: int) -> RowControls:
     bias_ids, output_ids = random_ids(rng, vocab_size), random_ids(rng, vocab_size)
     has_output = rng.random() < 0.3
     words = rng.integers(-(2**31), 2**31, -(-vocab_size // 32)).astype(np.int32)
-    allowed_words = maybe(words & rng.integers(-(2**31), 2**31, words.size).astype(np.int32))
+    words &= rng.integers(-(2**31), 2**31, words.size).astype(np.int32)
+    allowed = maybe(TokenMask(words))
     return RowControls(
         temperature=choose(rng, 0.0, 1e-300, 1e-3, 0.5, 1.0, 1.0, 1.7, 50.0, 1e300),
         top_k=choose(rng, 0, 0, 1, 2, 3, 17, vocab_size // 2, vocab_size, vocab_size + 1),
@@ -95,8 +96,8 @@ def random_controls(rng: np.random.Generator, vocab_size: int) -> RowControls:
         min_p=choose(rng, 0.0, 0.0, 1e-4, 0.1, rng.random(), 1.0),
         uniform=choose(rng, 0.0, JUST_BELOW_1, *rng.random(6)),
         bias=maybe((bias_ids, rng.normal(scale=5, size=bias_ids.size))),
-        allowed_ids=maybe(random_ids(rng, vocab_size)) if allowed_words is None else None,
-        allowed_words=allowed_words,
+        allowed_ids=maybe(random_ids(rng, vocab_size)) if allowed is None else None,
+        allowed=allowed,
         banned_ids=maybe(random_ids(rng, vocab_size)),
         repetition_penalty=choose(rng, 1.0, 0.7, 1.3),
         presence_penalty=choose(rng, 0.0, -0.3, 1.1),

@@ -25,7 +25,7 @@ from mie.errors import ConfigError
 from mie.load.backends import load_backend
 from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
-from mie.ops.sampling import RowControls
+from mie.ops.sampling import RowControls, TokenMask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -499,9 +499,9 @@ CONTROLS = [
     RowControls(temperature=1.3, uniform=0.7, min_p=0.1),
     RowControls(banned_ids=np.arange(0, 60, 2)),
     RowControls(allowed_ids=np.array([3, 17, 44]), temperature=1.0, uniform=0.5),
-    RowControls(allowed_words=np.array([-(2**31), 5], np.int32)),  # tokens 31, 32 and 34
+    RowControls(allowed=TokenMask(np.array([-(2**31), 5], np.int32))),  # tokens 31, 32 and 34
     RowControls(
-        allowed_words=np.array([0x0F0F0F0F, 0x00F0F0F0], np.int32),
+        allowed=TokenMask(np.array([0x0F0F0F0F, 0x00F0F0F0], np.int32)),
         banned_ids=np.arange(0, 60, 3),
         bias=(np.array([1]), np.array([2.0])),
         temperature=1.0,

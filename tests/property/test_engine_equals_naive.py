@@ -55,12 +55,20 @@ class Rule:
     def __init__(self, rule):
         self._rule, self._output = rule, []
 
-    may_be_forced = True
+    def _allowed(self):
+        return {*range(VOCAB)} - {*naive.forbidden(self._rule, self._output, [EOS])}
+
+    def determined(self):
+        allowed = self._allowed()
+        return min(allowed) if len(allowed) == 1 else None
 
     def mask(self):
-        allowed = np.ones(64, np.uint8)
-        allowed[[*naive.forbidden(self._rule, self._output, [EOS]), *range(VOCAB, 64)]] = 0
+        allowed = np.zeros(64, np.uint8)
+        allowed[[*self._allowed()]] = 1
         return np.packbits(allowed, bitorder="little").tobytes()
+
+    def allows(self, token_id):
+        return token_id in self._allowed()
 
     def accept(self, token_id):
         assert token_id not in naive.forbidden(self._rule, self._output, [EOS])

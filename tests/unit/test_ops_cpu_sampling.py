@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from mie.ops import sampling
-from mie.ops.sampling import RowControls
+from mie.ops.sampling import RowControls, TokenMask
 from mie.ops_cpu import sampling as fast
 from mie.ops_cpu.threads.workers import Workers
 
 rng = np.random.default_rng(5)
 
 
-def mask_of(vocab_size: int, density: float) -> np.ndarray:
-    """Return random words of bits. Those after the last token are set, and must not matter."""
+def mask_of(vocab_size: int, density: float) -> TokenMask:
+    """Return random bits. Those after the last token are set, and must not matter."""
     bits = rng.random(-(-vocab_size // 32) * 32) < density
     bits[vocab_size:] = True
-    return np.packbits(bits, bitorder="little").view(np.int32)
+    return TokenMask(np.packbits(bits, bitorder="little").view(np.int32))
 
 
 def random_row(vocab_size: int) -> RowControls:
@@ -34,7 +34,7 @@ def random_row(vocab_size: int) -> RowControls:
     )
     if rng.random() < 0.8:
         density = rng.choice([0.0, 1.5 / vocab_size, 0.1, 0.9, 1.0])
-        controls.allowed_words = mask_of(vocab_size, density)
+        controls.allowed = mask_of(vocab_size, density)
     if rng.random() < 0.1:
         controls.bias = rng.choice(vocab_size, 2), np.array([9.0, -9.0])
     if rng.random() < 0.1:
@@ -66,10 +66,33 @@ def test_each_token_is_that_of_the_plain_operator(
             expected = sampling.sample(logits, rows)
             assert fast.sample(logits, rows, Workers(2)) == expected
         logits.flags.writeable = False
-        greedy = [RowControls(allowed_words=row.allowed_words) for row in rows]
+        greedy = [RowControls(allowed=row.allowed) for row in rows]
         assert fast.sample(logits, greedy, Workers(2)) == sampling.sample(logits, greedy)
-        seen.update(row.allowed_words is not None for row in rows)
+        seen.update(row.allowed is not None for row in rows)
     assert min(seen[True], seen[False]) >= 3
+
+
+class OneToken:
+    """Allows one token, and computes no mask."""
+
+    def __init__(self, token_id: int) -> None:
+        self._token_id = token_id
+
+    def words(self) -> np.ndarray:
+        raise AssertionError("a mask is computed")
+
+    def allows(self, token_id: int) -> bool:
+        return token_id == self._token_id
+
+
+def test_a_greedy_row_whose_largest_logit_is_allowed_needs_no_mask():
+    logits = rng.normal(size=(4, 50)).astype("float32")
+    largest = logits.argmax(axis=1).tolist()
+    rows = [RowControls(allowed=OneToken(token_id)) for token_id in largest]
+    assert fast.sample(logits, rows, Workers(1)) == largest
+    rows[1] = RowControls(forced_id=7, temperature=1.0)
+    rows[2] = RowControls(allowed=TokenMask(np.array([1 << 9, 0], np.int32)))
+    assert fast.sample(logits, rows, Workers(1)) == [largest[0], 7, 9, largest[3]]
 
 
 def test_rows_are_shared_out():
@@ -95,7 +118,7 @@ def test_a_nucleus_ends_at_the_same_token_where_rounding_decides():
             temperature=1.0,
             top_p=float((1.0 + rng.integers(128) * 2.0**-53) / (1.0 + np.exp(-less))),
             uniform=1.0 - 2.0**-53,
-            allowed_words=np.packbits(allowed, bitorder="little").view(np.int32),
+            allowed=TokenMask(np.packbits(allowed, bitorder="little").view(np.int32)),
         )
         expected = sampling.sample(logits, [row])
         assert fast.sample(logits, [row], Workers(1)) == expected

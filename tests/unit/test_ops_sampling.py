@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from mie.ops.sampling import (
     RowControls,
+    TokenMask,
     draw,
     edit_logits,
     first_ids,
@@ -127,7 +128,7 @@ EDITS: dict[str, tuple[dict[str, Any], list[float]]] = {
     ),
     "allowed": ({"allowed_ids": np.array([2, 4])}, [-INF, -INF, 0.0, -INF, -3.0]),
     "allowed words": (
-        {"allowed_words": np.array([0b10100], np.int32)},
+        {"allowed": TokenMask(np.array([0b10100], np.int32))},
         [-INF, -INF, 0.0, -INF, -3.0],
     ),
     "banned": ({"banned_ids": np.array([3, 0])}, [-INF, -1.0, 0.0, -INF, -3.0]),

@@ -627,7 +627,9 @@ def test_a_mask_holds_exactly_the_tokens_that_can_be_accepted(name: str, structu
         for _ in range(12):
             allowed = bits(matcher.mask())
             possible = [i for i in range(size) if matcher.validate([i]) == 1]
-            assert matcher.may_be_forced or len(allowed) > 1
+            assert matcher.determined() == (allowed[0] if len(allowed) == 1 else None)
+            assert [i for i in range(size) if matcher.allows(i)] == allowed
+            assert bits(matcher._matcher.compute_bitmask()) == allowed
             if forced := matcher._matcher.compute_ff_tokens():
                 assert allowed == [forced[0]]
                 assert allowed[0] in possible
