@@ -71,6 +71,16 @@ ENTRIES = (
             "{}<{}>", ("copy_blocks", "gather_blocks", "scatter_blocks"), ("f16", "bf16", "int8")
         ),
     ),
+    Entry(
+        file="few_rows.cu",
+        names=(
+            *each("few_rows_linear<{}, {}, {}, true>", HALVES, (1, 2), ("false", "true")),
+            *each("few_rows_{}<{}, {}, true, true>", ("gated", "qkv"), HALVES, (1, 2)),
+            # The others are for odd sizes and for checks in float32. These stand for them.
+            "few_rows_linear<float, 2, true, true>",
+            "few_rows_linear<bf16, 2, true, false>",
+        ),
+    ),
     Entry(file="gather_rows.cu", names=each("gather_rows<{}>", FLOATS)),
     # The sizes where registers are scarcest, and the most common ones. All sizes would take a
     # minute more.
