@@ -18,8 +18,14 @@ from mie.ops_gpu.launcher import Launcher
 MAX_ROWS = 16
 """Most rows of a block. A step of more is cuBLAS's, if its results may depend on the batch."""
 
-PAIRS, THREADS = 8, 256
-"""Pairs of outputs and threads of a block."""
+PAIRS = 8
+"""Pairs of outputs of a block."""
+
+MAX_WARPS, STRETCHES = 8, {"float": 16, "f16": 128, "bf16": 128}
+"""Most warps of a block, and the elements of K that a warp takes at a time.
+
+For 16-bit rows that are not a multiple of 16 bytes it takes fewer, so some warps have more turns.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,7 +100,8 @@ class FewRows:
         sizes: list[np.generic],
     ) -> None:
         num_rows, depth = x.shape
-        parameters: list[Any] = [kernel_type(x), 1 if num_rows <= 8 else 2]
+        element = kernel_type(x)
+        parameters: list[Any] = [element, 1 if num_rows <= 8 else 2]
         parameters += [_word(norm is not None), _word(depth * x.dtype.itemsize % 16 == 0)]
         kernel = self._launcher.kernel(
             "few_rows.cu", f"few_rows_{name}<{', '.join(map(str, parameters))}>"
@@ -106,7 +113,8 @@ class FewRows:
         counts = [np.int32(num_rows), np.int32(depth), *sizes]
         eps = np.float32(0 if norm is None else norm.eps)
         args = (x, None if norm is None else norm.weight, *arrays, *counts, eps)
-        kernel((ceil_div(num_rows, MAX_ROWS), num_blocks), (THREADS,), args)
+        num_warps = min(MAX_WARPS, ceil_div(depth, STRETCHES[element]))
+        kernel((ceil_div(num_rows, MAX_ROWS), num_blocks), (32 * num_warps,), args)
 
 
 def _word(condition: bool) -> str:

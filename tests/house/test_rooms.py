@@ -169,6 +169,7 @@ ROOMS = {
             "errors",
             "load",
             "ops.backend",
+            "ops.composed",
             "ops.sampling",
             "params.sampling",
             "reprs",

@@ -46,7 +46,7 @@ def normed(x: np.ndarray, by: Norm) -> np.ndarray:
     return wide(norm.rms_norm(wide(x), wide(by.weight), by.eps).astype(x.dtype))
 
 
-@pytest.mark.parametrize("num_rows", [1, 8, 9, 35])
+@pytest.mark.parametrize("num_rows", [1, 9, 35])
 @pytest.mark.parametrize(("depth", "width"), SIZES)
 def test_sums_of_integers_are_exact(mode: str, dtype: str, depth: int, width: int, num_rows: int):
     x, weight = integers(dtype, num_rows, depth), integers(dtype, width, depth, seed=1)

@@ -21,9 +21,10 @@ from mie.load.engine import load_engine
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.batch import Bucket, bucket_of, host_batch, padded, padded_seqs
-from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend, load_emulated_backend
+from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend
 from mie.ops_gpu.gemm import NumpyGemm
 from mie.ops_gpu.launcher import EmulatedLauncher
+from mie.ops_gpu.load import load_emulated_backend
 from mie.ops_gpu.queue import EmulatedQueue
 from mie.ops_gpu.steps import Steps
 from mie.params.sampling import SamplingParams

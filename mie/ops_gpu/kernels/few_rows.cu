@@ -6,10 +6,10 @@
 //   weight   [N, K]   T    as checkpoints store it
 //   bias     [N]      T    or null
 //
-// grid (ceil(R / 16), ceil(pairs / 8)), block (256). Blocks of the same outputs are neighbours, so
-// more than 16 rows find the weights in the L2 cache. Sums are float32 and are rounded to T once,
-// after bias, gate, residual or rotation. TILES: 1 for at most 8 rows, else 2. VECTOR: K is a
-// multiple of the elements of 16 bytes.
+// grid (ceil(R / 16), ceil(pairs / 8)), block (32 to 256, by K alone). Blocks of the same outputs
+// are neighbours, so more than 16 rows find the weights in the L2 cache. Sums are float32 and are
+// rounded to T once, after bias, gate, residual or rotation. TILES: 1 for at most 8 rows, else 2.
+// VECTOR: K is a multiple of the elements of 16 bytes.
 #include "mie_cuda.cuh"
 #include "few_rows.cuh"
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ float bias_of(const T* bias, int n) {
 // out [R, N] = x . weight^T + bias, plus what is in `out` if is_added. Eight outputs and the next
 // eight are pairs.
 template <typename T, int TILES, bool NORM, bool VECTOR>
-__global__ void __launch_bounds__(32 * FEW_WARPS, 2)
+__global__ void __launch_bounds__(32 * MAX_WARPS, 2)
 few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm, const T* __restrict__ weight,
                 const T* __restrict__ bias, T* __restrict__ out, int num_rows, int depth, int width,
                 int is_added, float eps) {
@@ -52,7 +52,7 @@ few_rows_linear(const T* __restrict__ x, const T* __restrict__ norm, const T* __
 // out [R, F] = silu(gate) * up, where the matrix [2 F, K] gives gate, then up (silu_mul.cu). A gate
 // and its up are a pair.
 template <typename T, int TILES, bool NORM, bool VECTOR>
-__global__ void __launch_bounds__(32 * FEW_WARPS, 2)
+__global__ void __launch_bounds__(32 * MAX_WARPS, 2)
 few_rows_gated(const T* __restrict__ x, const T* __restrict__ norm, const T* __restrict__ weight,
                const T* __restrict__ bias, T* __restrict__ out, int num_rows, int depth, int dim,
                float eps) {
@@ -70,7 +70,7 @@ few_rows_gated(const T* __restrict__ x, const T* __restrict__ norm, const T* __r
 // and keys and values written to the cache, as in rope_write_kv.cu, which names the arguments. The
 // elements i and i + Dh/2 of a head are a pair.
 template <typename T, int TILES, bool NORM, bool VECTOR>
-__global__ void __launch_bounds__(32 * FEW_WARPS, 2)
+__global__ void __launch_bounds__(32 * MAX_WARPS, 2)
 few_rows_qkv(const T* __restrict__ x, const T* __restrict__ norm, const T* __restrict__ weight,
              const T* __restrict__ bias, const float* __restrict__ table,
              const int* __restrict__ positions, const int* __restrict__ slots, T* __restrict__ q,

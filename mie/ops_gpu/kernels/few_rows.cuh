@@ -13,16 +13,19 @@
 // The 16 outputs are eight pairs, and a lane holds both of a pair. Which outputs make a pair is the
 // kernel's choice: neighbours, a gate and its up, or the two elements of a head that RoPE rotates.
 //
-// The order of a sum depends on K alone. A warp adds every FEW_WARPS-th stretch of K in order, and
-// then the warps' sums are added in order. A row's bits depend neither on the number of rows nor
-// on its place among them.
+// The order of a sum depends on K alone, and so does the number of warps. A warp adds its stretches
+// of K in order (they take turns), and then the warps' sums are added in order. A row's bits depend
+// neither on the number of rows nor on its place among them.
 //
 // Integer weights can take the place of the 16-bit ones: a lane would load 16 or 32 neighbours
 // instead of eight and widen them in registers, as decode_mma.cuh does.
 #pragma once
 
-constexpr int FEW_WARPS = 8, FEW_ROWS = 16, PAIRS = 8;
-constexpr int AT_ONCE = 4;  // loads of a lane in flight for each output
+constexpr int MAX_WARPS = 8, FEW_ROWS = 16, PAIRS = 8;
+
+// Loads of a lane in flight for each output. Odd rows and float32 lack registers for more than one.
+template <typename T, bool VECTOR>
+constexpr int AT_ONCE = VECTOR && sizeof(T) == 2 ? 4 : 1;
 
 // 16 bytes of a row from element k on, with zeros past its end. VECTOR: the row begins at a
 // multiple of 16 bytes, and `depth` is a multiple of the elements.
@@ -61,11 +64,12 @@ struct Rows {
   int count, depth;
 };
 
-// The sums of a warp's share of K. `slices` partial sums of each output and row go to shared memory
-// as partial[slice][2][PAIRS][row], for TILES of eight rows.
+// The sums of a warp's share of K, for TILES of eight rows. WARP_SLICES partial sums of each output
+// and row go to shared memory, as partial[slice][2][PAIRS][row].
 template <typename T, int TILES>
 struct Products {  // 16-bit elements, on tensor cores
-  static constexpr int CHUNK = 32, SLICES = FEW_WARPS;  // elements of K that a warp takes at a time
+  static constexpr int CHUNK = 32;      // elements of K that a warp takes at a time
+  static constexpr int WARP_SLICES = 1;  // of each warp
   float acc[TILES][4] = {};
 
   // Adds the products with the weights `low` and `high` of this lane's pair, from element k on.
@@ -102,7 +106,7 @@ struct Products {  // 16-bit elements, on tensor cores
 
 template <int TILES>
 struct Products<float, TILES> {  // the same places in float32, which tensor cores would round
-  static constexpr int CHUNK = 16, SLICES = 4 * FEW_WARPS;
+  static constexpr int CHUNK = 16, WARP_SLICES = 4;
   float acc[8 * TILES][2] = {};
 
   template <bool NORM, bool VECTOR>
@@ -139,7 +143,7 @@ template <typename T, bool VECTOR>
 __device__ __forceinline__ void norm_scales(const Rows<T>& rows, float eps, float* scales) {
   constexpr int COUNT = 16 / sizeof(T);
   const int lane = threadIdx.x % 32;
-  for (int row = threadIdx.x / 32; row < rows.count; row += FEW_WARPS) {
+  for (int row = threadIdx.x / 32; row < rows.count; row += blockDim.x / 32) {
     float squares = 0.0f;
 #pragma unroll 4
     for (int k = lane * COUNT; k < rows.depth; k += 32 * COUNT) {
@@ -176,18 +180,19 @@ __device__ __forceinline__ Pair pair_of(int index, int span) {
 template <typename T, int TILES, bool NORM, bool VECTOR, typename Finish>
 __device__ __forceinline__ void multiply_rows(const Rows<T>& rows, const T* __restrict__ weight,
                                               int width, int span, float eps, Finish finish) {
-  constexpr int CHUNK = Products<T, TILES>::CHUNK, SLICES = Products<T, TILES>::SLICES;
-  constexpr int STRETCH = AT_ONCE * CHUNK;
-  __shared__ float partial[SLICES][2][PAIRS][FEW_ROWS], scales[FEW_ROWS];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  constexpr int CHUNK = Products<T, TILES>::CHUNK, SLICES = Products<T, TILES>::WARP_SLICES;
+  constexpr int LOADS = AT_ONCE<T, VECTOR>, STRETCH = LOADS * CHUNK;
+  __shared__ float partial[SLICES * MAX_WARPS][2][PAIRS][FEW_ROWS], scales[FEW_ROWS];
+  const int num_warps = blockDim.x / 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const Pair mine = pair_of(blockIdx.y * PAIRS + g, span);
   const T* low_row = weight + (size_t)mine.low * rows.depth;
   const T* high_row = weight + (size_t)mine.high * rows.depth;
 
-  uint4 low[AT_ONCE], high[AT_ONCE];
+  uint4 low[LOADS], high[LOADS];
   auto fetch = [&](int first) {
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
+    for (int i = 0; i < LOADS; ++i) {
       const int k = first + i * CHUNK + t * (CHUNK / 4);
       low[i] = load16<T, VECTOR>(low_row, k, mine.low < width ? rows.depth : 0);
       high[i] = load16<T, VECTOR>(high_row, k, mine.high < width ? rows.depth : 0);
@@ -202,19 +207,19 @@ __device__ __forceinline__ void multiply_rows(const Rows<T>& rows, const T* __re
   Products<T, TILES> products;
   while (first < rows.depth) {  // the same for all lanes
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i)
+    for (int i = 0; i < LOADS; ++i)
       products.template add<NORM, VECTOR>(low[i], high[i], rows, scales,
                                           first + i * CHUNK + t * (CHUNK / 4));
-    first += FEW_WARPS * STRETCH;
+    first += num_warps * STRETCH;
     fetch(first);
   }
   products.store(partial);
   __syncthreads();
-  for (int i = threadIdx.x; i < PAIRS * rows.count; i += 32 * FEW_WARPS) {
+  for (int i = threadIdx.x; i < PAIRS * rows.count; i += blockDim.x) {
     const int pair = i % PAIRS, row = i / PAIRS;
     float sum[2] = {};
-#pragma unroll
-    for (int slice = 0; slice < SLICES; ++slice)
+#pragma unroll 8
+    for (int slice = 0; slice < num_warps * SLICES; ++slice)
 #pragma unroll
       for (int e = 0; e < 2; ++e) sum[e] += partial[slice][e][pair][row];
     finish(blockIdx.y * PAIRS + pair, row, sum[0], sum[1]);
