@@ -91,7 +91,6 @@ ENTRIES = (
             *each("paged_decode<f16, {}, 4>", ("64, 1", "128, 8", "256, 4")),
             "paged_decode<float, 64, 4, 4>",
             *each("paged_decode<{}, {}>", ("f16", "float"), ("64, 4, 4, int8", "128, 8, 4, e4m3")),
-            *each("combine_splits<{}>", FLOATS),
         ),
         threads=128,
     ),
@@ -109,7 +108,6 @@ ENTRIES = (
         names=(
             *each("paged_decode_stream<{}, {}>", HALVES, TENSOR_CORE_SIZES),
             *each("paged_decode_stream<{}, {}, {}>", HALVES, QUANTIZED_SIZES, QUANTIZED),
-            *each("combine_stream<{}, {}, {}>", HALVES, (64, 128), (1, 2)),
             "count_tiles",
         ),
         threads=128,
