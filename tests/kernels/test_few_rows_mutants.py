@@ -48,7 +48,7 @@ PRODUCTS = {
         "x = normalised<T>(x, norm, scales[row]);",
         "x = normalised<T>(x, norm, scales[row ^ 1]);",
     ),
-    "the norm is not rounded as rms_norm rounds it": (
+    "the weights of the norm are added": (
         "few_rows.cuh",
         "to_float(elements[i]) * scale * to_float(weights[i])",
         "to_float(elements[i]) * scale + to_float(weights[i])",
@@ -94,7 +94,7 @@ PRODUCTS = {
         "if (outputs[e] >= width) continue;",
         "",
     ),
-    "the residual is rounded before it is added": (
+    "the product is rounded before the residual is added": (
         "few_rows.cu",
         "from_float<T>(is_added ? sum + to_float(*to) : sum)",
         "from_float<T>(is_added ? to_float(from_float<T>(sum / 3)) * 3 + to_float(*to) : sum)",
