@@ -11,7 +11,6 @@ from mie.config.engine_args import EngineArgs, with_arguments_of
 from mie.engine.metrics import Metric
 from mie.errors import ConfigError
 from mie.frontend.beam_search import BeamSearcher, BeamSearchOutput
-from mie.frontend.conversation import Conversations
 from mie.frontend.driver import Driver
 from mie.frontend.loop import EngineLoop
 from mie.frontend.outputs import RequestOutput, raise_failed
@@ -244,6 +243,8 @@ class LLM:
             ConfigError: an option is unknown or wrong.
             RequestError: a message or a tool is malformed, or the template rejects it.
         """
+        from mie.frontend.conversation import Conversations  # it needs mie.tools, which few use
+
         conversations = Conversations(
             tokenizer=self.get_tokenizer(),
             render=self.apply_chat_template,

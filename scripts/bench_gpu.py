@@ -39,7 +39,7 @@ from bench.gpu.shapes import (
 )
 
 from mie.errors import MieError
-from mie.ops_gpu.environment import CUPY_FACTS
+from mie.ops_gpu.environment import library_facts
 
 Part = tuple[str, Callable[[], None]]
 
@@ -93,7 +93,7 @@ def device_state(device: Device, is_dry_run: bool) -> dict[str, Any]:
         **state,
         "device": properties["name"].decode(),
         "cupy": xp.__version__,
-        **{name: find(xp) for name, find in CUPY_FACTS.items()},
+        **library_facts(xp),
         "cuda_driver": xp.cuda.runtime.driverGetVersion(),
         "num_multiprocessors": device.chip.num_multiprocessors,
         "l2_bytes": device.l2_bytes,

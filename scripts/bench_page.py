@@ -1,12 +1,15 @@
 """Measure what the web page costs the engine while three pages are open.
 
-    python scripts/bench_page.py [--pages 3] [--streams 8] [--tokens 200] [--rounds 7]
+    python scripts/bench_page.py [--pages 3] [--streams 8] [--tokens 200] [--rounds 20]
 
-Turns alternate between no page and open pages. The pages are another process, which reads the live
-stream and throws it away. A turn serves the same requests. The script prints, for each kind of
-turn, the medians (least–most) of the CPU time for a step of four things: the engine's thread, the
-page's own thread, the thread of the event loop, and the whole process. It also prints the steps in
-a second, and then the medians of the ratios of neighbouring turns.
+A round is two turns that serve the same requests, one with no page and one with open pages. The
+order changes from round to round. The pages are other processes, which read the live stream and
+throw it away. The script prints the medians (quartiles) for both kinds of turn, and of the ratios
+in each round. The numbers are the CPU time for a step of the engine's thread, of the page's own
+thread, of the thread of the event loop, of the whole process, and of the process that replays the
+event log. The last one is the steps in a second.
+
+With `--pages 0` both turns have no page. The ratios then tell how noisy the machine is.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -26,6 +30,7 @@ import uvicorn
 from mie import AsyncLLM, RequestOutputKind, SamplingParams
 from mie.serve.app import create_app
 from mie.serve.http_protocol import LimitedProtocol
+from mie.serve.page.feed import Feed
 
 READER = """
 import sys, urllib.request
@@ -44,6 +49,7 @@ class Turn(NamedTuple):
     page_us: float
     event_loop_us: float
     process_us: float
+    replay_us: float
     steps_per_second: float
 
 
@@ -54,13 +60,21 @@ def cpu_seconds(name: str) -> float:
     return sum(map(time.clock_gettime, clocks))
 
 
-def clocks(llm: AsyncLLM) -> tuple[float, ...]:
+def replay_seconds(feed: Feed) -> float:
+    """Return the CPU time of the process that replays, or 0 if there is none."""
+    if feed.child is None:
+        return 0.0
+    return int(Path(f"/proc/{feed.child.pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def clocks(llm: AsyncLLM, feed: Feed) -> tuple[float, ...]:
     """Return the number of steps, the CPU times in the order of `Turn`, and the time."""
     threads = map(cpu_seconds, ("mie-engine", "mie-page-feed", "MainThread"))
-    return llm.pulse.num_turns, *threads, time.process_time(), time.monotonic()
+    cpu = (*threads, time.process_time(), replay_seconds(feed))
+    return llm.pulse.num_turns, *cpu, time.monotonic()
 
 
-async def turn(llm: AsyncLLM, streams: int, tokens: int) -> Turn:
+async def turn(llm: AsyncLLM, feed: Feed, streams: int, tokens: int) -> Turn:
     """Serve the requests once."""
     params = SamplingParams(
         max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
@@ -70,13 +84,15 @@ async def turn(llm: AsyncLLM, streams: int, tokens: int) -> Turn:
         async for _ in llm.generate(f"Story {number}: once upon a time", params):
             pass
 
-    before = clocks(llm)
+    before = clocks(llm, feed)
     await asyncio.gather(*map(one, range(streams)))
-    steps, *cpu, wall = (b - a for a, b in zip(before, clocks(llm), strict=True))
+    steps, *cpu, wall = (b - a for a, b in zip(before, clocks(llm, feed), strict=True))
     return Turn(*(1e6 * seconds / steps for seconds in cpu), steps / wall)
 
 
-async def with_pages(url: str, count: int, llm: AsyncLLM, streams: int, tokens: int) -> Turn:
+async def with_pages(
+    url: str, count: int, llm: AsyncLLM, feed: Feed, streams: int, tokens: int
+) -> Turn:
     """Serve the requests while pages are open."""
     pages = [
         await asyncio.create_subprocess_exec(
@@ -88,11 +104,12 @@ async def with_pages(url: str, count: int, llm: AsyncLLM, streams: int, tokens: 
         for page in pages:
             assert page.stdout is not None
             await page.stdout.readline()
-        return await turn(llm, streams, tokens)
+        return await turn(llm, feed, streams, tokens)
     finally:
         for page in pages:
             page.kill()
             await page.wait()
+        await feed.stop_following()  # it would follow the engine for some seconds
 
 
 async def measure(args: argparse.Namespace) -> None:
@@ -106,20 +123,22 @@ async def measure(args: argparse.Namespace) -> None:
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{port}"
+    feed: Feed = app.state.edge.page.feed
+    load = (llm, feed, args.streams, args.tokens)
     closed: list[Turn] = []
     opened: list[Turn] = []
-    await turn(llm, args.streams, args.tokens)
-    for _ in range(args.rounds):
-        closed.append(await turn(llm, args.streams, args.tokens))
-        opened.append(await with_pages(url, args.pages, llm, args.streams, args.tokens))
-        await (
-            app.state.edge.page.feed.stop_following()
-        )  # it would follow the engine for some seconds
+    await turn(*load)
+    for number in range(args.rounds):
+        for has_pages in (number % 2 == 0, number % 2 == 1):
+            if has_pages:
+                opened.append(await with_pages(url, args.pages, *load))
+            else:
+                closed.append(await turn(*load))
     server.should_exit = True
     await serving
     await asyncio.to_thread(llm.shutdown)
-    names = ("engine µs/step", "page µs/step", "loop µs/step", "process µs/step", "steps/s")
-    print(f"{'':>12}" + "".join(f"{name:>24}" for name in names))
+    names = ("engine", "page", "loop", "process", "replay", "steps/s")
+    print(f"{'':>10}" + "".join(f"{name:>22}" for name in names))
     print(_row("no page", closed))
     print(_row(f"{args.pages} pages", opened))
     ratios = [
@@ -132,9 +151,9 @@ async def measure(args: argparse.Namespace) -> None:
 def _row(name: str, turns: Sequence[Turn], digits: int = 0) -> str:
     cells: list[Any] = []
     for values in zip(*turns, strict=True):
-        middle = statistics.median(values)
-        cells.append(f"{middle:.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})")
-    return f"{name:>12}" + "".join(f"{cell:>24}" for cell in cells)
+        low, middle, high = statistics.quantiles(values, n=4)
+        cells.append(f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})")
+    return f"{name:>10}" + "".join(f"{cell:>22}" for cell in cells)
 
 
 def main() -> None:
@@ -144,7 +163,7 @@ def main() -> None:
     parser.add_argument("--pages", type=int, default=3)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=20)
     asyncio.run(measure(parser.parse_args()))
 
 

@@ -71,6 +71,11 @@ TO_WEBP = """async ([png, width, quality, before]) => {
 }"""
 """Turn a PNG into a WebP: the whole picture, or the part that differs from the one before."""
 
+WITHOUT_BARS = """() => {
+    for (const bar of document.querySelectorAll('.top, .scrub')) bar.style.position = 'static';
+}"""
+"""Let the bars at the top and the bottom scroll away, since they would cover a tall view."""
+
 
 @contextmanager
 def server() -> Iterator[str]:
@@ -142,11 +147,13 @@ def provoke(camera: Camera) -> None:
 
 
 def show_busy_step(camera: Camera) -> None:
-    """Show the step before the last preemption, with a request selected."""
+    """Show the last step with a preemption whose hits the page knows, and select a request."""
     camera.js(
         """async () => {
+            const {run} = mie.store;
             const isBusy = each => each.events.some(event => event.kind === 'preempt');
-            const busy = mie.store.run.steps.findLast(isBusy) ?? mie.store.run.steps.at(-1);
+            const busy = run.steps.findLast(each => isBusy(each) && run.isExact(each.step))
+                ?? run.steps.at(-1);
             mie.seek(busy.step);
             const state = await mie.at(busy.step);
             const [name] = Object.keys(state.tables);
@@ -166,6 +173,7 @@ def take_pictures(browser: Any, url: str, folder: Path) -> None:
             show_busy_step(camera)
             name = f"{width}-{theme}.webp"
             (folder / f"page-{name}").write_bytes(camera.picture(None))
+            camera.js(WITHOUT_BARS)
             for view, selector in VIEWS.items():
                 (folder / f"{view}-{name}").write_bytes(camera.picture(selector))
             camera.close()

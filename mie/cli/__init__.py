@@ -1,18 +1,18 @@
 """Define the command line, one file per command.
 
 In each file ``add_parser`` describes the command and ``run`` executes it. This room knows text and
-terminals, but no arrays. A command imports the engine when it runs, so that help and mistakes in
-the arguments cost nothing.
+terminals, but no arrays. A command line imports only the file of its command, and a command imports
+the engine when it runs, so that help and mistakes in the arguments cost little.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from mie.cli import batch, bench, chat, diff, doctor, generate, inspect, serve, sim, trace
 from mie.cli.parser import Parser
 from mie.errors import MieError, TooLittleMemoryError
 from mie.system.logs import logging_to_stderr
@@ -21,6 +21,20 @@ from mie.version import __version__
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE.
+
+COMMANDS = (
+    "generate",
+    "chat",
+    "serve",
+    "batch",
+    "inspect",
+    "trace",
+    "bench",
+    "sim",
+    "diff",
+    "doctor",
+)
+"""The commands in the order of ``mie --help``. Each is a file of this room."""
 
 _EPILOG = """\
 examples:
@@ -70,14 +84,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     _make_streams_safe()
     try:
-        args = _parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        args = _parser(words).parse_args(words)
     except SystemExit as end:  # After --help, or an error that argparse has printed.
         return int(end.code or 0)
     with logging_to_stderr():
         return int(args.run(args))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return a parser of the command that ``words`` begin with, or of all commands."""
     parser = Parser(
         prog="mie",
         description=(
@@ -89,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mie {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (generate, chat, serve, batch, inspect, trace, bench, sim, diff, doctor):
-        command.add_parser(commands)
+    for command in set(COMMANDS).intersection(words[:1]) or COMMANDS:
+        importlib.import_module(f"mie.cli.{command}").add_parser(commands)
     return parser
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from mie.doctor.diagnosis import BACKENDS, BackendTrial, run_checks, try_backend
+from mie.doctor.diagnosis import BACKENDS, run_checks, try_backend
 from mie.doctor.machine import Machine
 from mie.doctor.survey import Check
 from mie.version import __version__
@@ -57,24 +57,29 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
     """
     machine = machine or Machine()
     checks = run_checks(machine)
-    trials = [try_backend(machine, name) for name in ([args.backend] if args.backend else BACKENDS)]
+    names = [args.backend] if args.backend else BACKENDS
+    reasons = {name: try_backend(machine, name) for name in names}
     if args.json:
-        report = {"checks": list(map(asdict, checks)), "backends": list(map(asdict, trials))}
-        print(json.dumps({"mie": __version__, **report}, indent=2))
+        trials = [{"name": x, "works": why is None, "reason": why} for x, why in reasons.items()]
+        report = {"mie": __version__, "checks": list(map(asdict, checks)), "backends": trials}
+        print(json.dumps(report, indent=2))
     else:
-        print(render(checks, trials))
-    return 1 if args.backend and not trials[0].works else 0
+        print(render(checks, reasons))
+    return 1 if args.backend and reasons[args.backend] else 0
 
 
-def render(checks: Sequence[Check], trials: Sequence[BackendTrial]) -> str:
-    """Return the report as text, one fact per line, with remedies below problems."""
+def render(checks: Sequence[Check], reasons: Mapping[str, str | None]) -> str:
+    """Return the report as text, one fact per line, with remedies below problems.
+
+    ``reasons`` says of each backend why it does not work, or None if it does.
+    """
     lines = []
     for check in checks:
         lines.append(_LINE.format(check.status, check.name, check.value))
         if check.remedy is not None:
             lines.append(_LINE.format("", "", f"remedy: {check.remedy}"))
     lines.append("")
-    for trial in trials:
-        verdict = "works" if trial.works else f"does not work: {trial.reason}"
-        lines.append(_LINE.format("backend", trial.name, verdict))
+    for name, reason in reasons.items():
+        verdict = "works" if reason is None else f"does not work: {reason}"
+        lines.append(_LINE.format("backend", name, verdict))
     return "\n".join(lines)

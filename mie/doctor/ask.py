@@ -16,7 +16,7 @@ from typing import Any
 
 from mie.doctor.machine import Facts
 from mie.errors import MieError
-from mie.ops_gpu.environment import CUPY_FACTS, driver_facts
+from mie.ops_gpu.environment import driver_facts, library_facts, one_line
 
 TRIED_SHAPE = (2048, 2048)
 """The shape of a matrix in a middling model."""
@@ -69,14 +69,8 @@ def cupy_facts() -> Facts:
         if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
             return {**facts, "found": False}
         # CuPy frames the error with advice for many systems.
-        return {**facts, "error": _line(error).rpartition("Original error: ")[2].strip(" =")}
-    facts["version"] = str(cupy.__version__)
-    for name, find in CUPY_FACTS.items():
-        try:
-            facts[name] = find(cupy)
-        except Exception as error:
-            facts[f"{name}_error"] = _line(error)
-    return facts
+        return {**facts, "error": one_line(error).rpartition("Original error: ")[2].strip(" =")}
+    return {**facts, "version": str(cupy.__version__), **library_facts(cupy)}
 
 
 def _cupy_packages(folders: Sequence[str]) -> dict[str, str]:
@@ -112,11 +106,6 @@ def backend_facts(name: str) -> Facts:
     return {}
 
 
-def _line(error: BaseException) -> str:
-    """Return the message in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 TOPICS: Mapping[str, Callable[..., Facts]] = {
     "numpy": numpy_facts,
     "products": products_facts,
@@ -132,7 +121,7 @@ def find_facts(topic: str, *arguments: str) -> Facts:
         return TOPICS[topic](*arguments)
     except Exception as error:
         kind = "" if isinstance(error, MieError) else f"{type(error).__name__}: "
-        return {"error": f"{kind}{_line(error)}"}
+        return {"error": f"{kind}{one_line(error)}"}
 
 
 def main(arguments: Sequence[str]) -> None:

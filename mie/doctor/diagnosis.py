@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mie.doctor.cpu import CPU_CHECKS
 from mie.doctor.gpu import GPU_CHECKS
 from mie.doctor.jetson import JETSON_CHECKS
@@ -17,15 +15,6 @@ numpy-plain is left out, because it runs on the same machines as numpy.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackendTrial:
-    """Whether a backend works, as tried. ``reason`` says why it does not."""
-
-    name: str
-    works: bool
-    reason: str | None = None
-
-
 def run_checks(machine: Machine) -> list[Check]:
     """Return the results in the order of the tables of checks."""
     survey = Survey(machine)
@@ -33,7 +22,6 @@ def run_checks(machine: Machine) -> list[Check]:
     return [Check(name, *found) for name, check in checks.items() for found in check(survey)]
 
 
-def try_backend(machine: Machine, name: str) -> BackendTrial:
-    """Load the backend ``name`` and let it compute a small step."""
-    reason = machine.ask("backend", name).get("error")
-    return BackendTrial(name=name, works=reason is None, reason=reason)
+def try_backend(machine: Machine, name: str) -> str | None:
+    """Let the backend ``name`` compute a small step. Return why it does not work, or None."""
+    return machine.ask("backend", name).get("error")

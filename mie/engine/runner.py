@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,7 +184,6 @@ class ModelRunner:
         counts = np.concatenate([np.ones(num_decodes, np.int64), chunk_sizes])
         ends = np.cumsum(counts)
         shifts = ends - counts - starts  # from a token's position to its row of the batch
-        new_ids = chain.from_iterable(chunk.token_ids for chunk in chunks)
         sampled = np.repeat(ends[num_decodes:] - 1, [len(chunk.choices) for chunk in chunks])
         scored = [
             np.arange(*chunk.scored) + shift
@@ -194,7 +192,7 @@ class ModelRunner:
         return self._batch(
             rows,
             np.repeat(rows, counts),
-            np.concatenate([token_ids[:num_decodes], np.fromiter(new_ids, np.int64)]),
+            np.concatenate([token_ids[:num_decodes], *[chunk.token_ids for chunk in chunks]]),
             np.arange(ends[-1]) - np.repeat(shifts, counts),
             np.concatenate([[0], ends]),
             np.concatenate([np.arange(num_decodes), sampled, *scored]),
@@ -232,7 +230,7 @@ class ModelRunner:
 
     def _tables_of(self, rows: Ints, num_blocks: int) -> Ints:
         """Return the start of the rows' tables, as a view if the rows are the first ones."""
-        if rows[-1] == len(rows) - 1 and bool((rows[:-1] < rows[1:]).all()):
+        if rows.tolist() == [*range(len(rows))]:
             return self._block_tables[: len(rows), :num_blocks]
         return self._block_tables[rows, :num_blocks]
 
@@ -251,8 +249,9 @@ class ModelRunner:
         ]
         chunks = self._chunk_results(plan.chunks, logits, token_ids, len(launched.rows))
         self.advance(plan, decoded)
-        sampled = chain(plan.decodes, (chunk.row for chunk in plan.chunks if chunk.choices))
-        forced = take_forced(self._rows, self._rows_with_history & {*sampled}, self._max_forced_run)
+        sampled = [*plan.decodes, *[chunk.row for chunk in plan.chunks if chunk.choices]]
+        with_history = self._rows_with_history.intersection(sampled)
+        forced = take_forced(self._rows, with_history, self._max_forced_run)
         for row, run in forced.items():
             self._last_tokens[row] = run[-1]
         return StepResult(token_ids=decoded, logprobs=logprobs, chunks=chunks, forced=forced)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mie.config.request_limits import RequestLimits
 from mie.engine.constraint import Constraints, check_constraint
@@ -22,7 +22,9 @@ from mie.params.checks import check_labels, check_length
 from mie.params.sampling import RequestOutputKind, SamplingParams, truncated
 from mie.text.bad_words import encode_bad_words
 from mie.text.tokenizer import Tokenizer
-from mie.tools.answer import AnswerFormat
+
+if TYPE_CHECKING:
+    from mie.tools.answer import AnswerFormat
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
@@ -125,6 +127,8 @@ def _answering(
     """
     if answer is None:
         return params, None
+    from mie.tools.answer import AnswerFormat  # few requests need mie.tools
+
     if not isinstance(answer, AnswerFormat):
         raise RequestError(f"a prompt's answer must come from chat_prompt; got {shown(answer)}")
     if answer.calls is None:  # a constraint leaves no room for reasoning before what it describes

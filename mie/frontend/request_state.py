@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mie.frontend.answer_state import AnswerState
 from mie.frontend.outputs import CompletionOutput, Logprob, LogprobRow, RequestOutput
 from mie.params.sampling import RequestOutputKind, SamplingParams
 from mie.sched.result import TokenLogprobs
@@ -22,7 +21,10 @@ from mie.sched.sequence import Beam, FinishReason, Request
 from mie.sched.sequence import Sequence as RunningSequence
 from mie.text.stream import TextStream
 from mie.text.tokenizer import Tokenizer
-from mie.tools.answer import AnswerFormat
+
+if TYPE_CHECKING:
+    from mie.frontend.answer_state import AnswerState
+    from mie.tools.answer import AnswerFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +148,7 @@ class RequestState:
         self._is_over = False  # the final output was handed out
         self._prompt_logprobs: list[LogprobRow | None] = [None]
         self._num_prompt_taken = 0
-        self._answer_key = uuid.uuid4().hex if prepared.answer is not None else ""
+        self._answer_key = "" if prepared.answer is None else os.urandom(16).hex()
         self._choices = [_Choice(each, self._new_answer(each)) for each in request.sequences]
         stream = self._new_stream()
         for choice in self._choices:
@@ -314,6 +316,8 @@ class RequestState:
         form = self.prepared.answer
         if form is None:
             return None
+        from mie.frontend.answer_state import AnswerState  # it needs mie.tools, which few use
+
         return AnswerState(form, f"{self._answer_key}/{sequence.index}")
 
     def _new_stream(self) -> TextStream | None:

@@ -17,7 +17,7 @@ from mie.ops.kv_cache import Cache
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops.sampling import RowControls
 from mie.ops_cpu import elementwise, kv_cache, sampling
-from mie.ops_cpu.allocator import CachingAllocator
+from mie.ops_cpu.allocator import CachingAllocator, WeightAllocator
 from mie.ops_cpu.attention.attention import Attention
 from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear.matrix import Matrix
@@ -67,8 +67,11 @@ class CpuBackend(NumpyBackend):
         self._allocator = allocator = CachingAllocator()
         self.linear_plans: dict[tuple[int, int], str] = {}
         """The plan of every shape (K, N) that was loaded."""
-        self._plain = PlainPlan(self.dtype, self.workers, allocator=allocator)
-        self._tiled = TiledPlan(self.dtype, self.workers, weight_dtype, allocator=allocator)
+        self._weights = weights = WeightAllocator()
+        self._plain = PlainPlan(self.dtype, self.workers, allocator=allocator, weights=weights)
+        self._tiled = TiledPlan(
+            self.dtype, self.workers, weight_dtype, allocator=allocator, weights=weights
+        )
         # 16-bit weights are only kept in tiles.
         is_tiled = weight_dtype != "auto" or batch_invariant is True
         self._linear_plan = "tiled" if is_tiled else linear_plan
@@ -97,7 +100,7 @@ class CpuBackend(NumpyBackend):
         return math.prod(shape) * (2 if is_kept else self.dtype.itemsize)
 
     def load_embedding(self, shape: tuple[int, int], blocks: Iterable[NDArray[Any]]) -> Embedding:  # type: ignore[override]  # an opaque weight is a backend's own
-        return Embedding(shape, blocks, self.dtype, self._weight_dtype)
+        return Embedding(shape, blocks, self.dtype, self._weight_dtype, self._weights)
 
     def load_linear(  # type: ignore[override]  # as above
         self,

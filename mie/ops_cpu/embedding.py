@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
+from mie.ops_cpu.allocator import WeightAllocator
 from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH
 from mie.ops_cpu.linear.widen import stored, widen
 
@@ -23,6 +24,7 @@ class Embedding:
         blocks: Iterable[NDArray[Any]],
         dtype: np.dtype[Any],
         weight_dtype: str = "auto",
+        weights: WeightAllocator | None = None,
     ) -> None:
         self.shape = shape
         self.memory: NDArray[Any] = np.empty(0)
@@ -33,9 +35,8 @@ class Embedding:
         for block in blocks:
             block = stored(block, weight_dtype, dtype)
             if row == 0:
-                self.memory = np.empty(
-                    (ceil_div(num_rows, DEFAULT_WIDTH) * DEFAULT_WIDTH, num_columns), block.dtype
-                )
+                padded = ceil_div(num_rows, DEFAULT_WIDTH) * DEFAULT_WIDTH, num_columns
+                self.memory = (weights or WeightAllocator()).empty(padded, block.dtype)
                 self.memory[num_rows:] = 0
             self.memory[row : row + len(block)] = block
             row += len(block)

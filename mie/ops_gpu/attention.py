@@ -130,6 +130,7 @@ class PagedAttention:
 
         ``scales`` are those of a quantised cache.
         """
+        assert kv.size // q.shape[2] < 1 << 32, "the kernels count rows in 32 bits"
         out = self._empty("attention", q.shape, q.dtype)
         call = AttentionCall(q=q, kv=kv, scales=scales, out=out, batch=batch, window=window)
         if window is not None and window >= call.max_len:
@@ -311,7 +312,6 @@ class PagedAttention:
         num_tiles = ceil_div(batch.max_prefill_queries * call.group, kernel.rows)
         attend = self._launcher.kernel(f"{kernel.name}.cu", kernel.name + kernel.parameters)
         sizes = [call.group, call.table_width, call.block_size, call.window or 0]
-        assert call.kv.size // call.head_dim < 1 << 32, "the kernel counts rows in 32 bits"
         attend(
             (num_tiles, batch.prefills.size, call.num_kv_heads),
             (32 * WARPS,),

@@ -65,13 +65,30 @@ def _free_bytes(cupy: Any) -> list[int]:
     return [cupy.cuda.Device(index).mem_info[0] for index in gpus]
 
 
-CUPY_FACTS: Mapping[str, Callable[[Any], Any]] = {
+_LIBRARY_FACTS: Mapping[str, Callable[[Any], Any]] = {
     "cuda": lambda cupy: _version(cupy.cuda.runtime.runtimeGetVersion()),
     "nvrtc": lambda cupy: "{}.{}".format(*cupy.cuda.nvrtc.getVersion()),
     "cublas": _cublas_version,
     "free": _free_bytes,
 }
-"""Functions of the module ``cupy``: the versions of its CUDA libraries, and each GPU's free bytes.
+"""Functions of the module ``cupy``. Each raises if its library is missing or too new."""
 
-Each raises an exception if its library is missing or does not fit the driver.
-"""
+
+def library_facts(cupy: Any) -> dict[str, Any]:
+    """Return the versions of CUDA, NVRTC and cuBLAS that CuPy uses, and the GPUs' free bytes.
+
+    The facts are "cuda", "nvrtc", "cublas" and "free". A fact that CuPy cannot tell is missing, and
+    its "nvrtc_error", for example, says why.
+    """
+    facts = {}
+    for name, find in _LIBRARY_FACTS.items():
+        try:
+            facts[name] = find(cupy)
+        except Exception as error:  # whatever the library raises is the answer
+            facts[f"{name}_error"] = one_line(error)
+    return facts
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -22,7 +22,7 @@ def child_environment(is_dry_run: bool) -> dict[str, Any]:
     state |= {name: installed_version(name) for name in ("torch", "transformers", "ml_dtypes")}
     if is_dry_run:
         return {**state, "device": "none (dry run)"}
-    from mie.ops_gpu.environment import CUPY_FACTS
+    from mie.ops_gpu.environment import library_facts
     from mie.ops_gpu.launcher import CupyLauncher
 
     cupy: Any = CupyLauncher().xp
@@ -34,7 +34,7 @@ def child_environment(is_dry_run: bool) -> dict[str, Any]:
         "compute_capability": device.compute_capability,
         "cupy": cupy.__version__,
         "cuda_driver": runtime.driverGetVersion(),
-        **{name: find(cupy) for name, find in CUPY_FACTS.items()},
+        **library_facts(cupy),
         "num_multiprocessors": properties["multiProcessorCount"],
         "l2_bytes": properties["l2CacheSize"],
         "memory_bytes": properties["totalGlobalMem"],

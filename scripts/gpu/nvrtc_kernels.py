@@ -149,7 +149,8 @@ ENTRIES = (
         file="tests/kernels/emulator.cu",
         names=(
             *("warp_operations", "larger", "block_votes", "atomics", "matrices", "last_block_adds"),
-            *each("{}<{}>", ("scaled", "packed", "fused", "gemm"), HALVES),
+            *each("{}<{}>", ("scaled", "packed", "fused", "gemm", "widened_by_bits"), HALVES),
+            *each("widened<{}, {}>", HALVES, QUANTIZED),
         ),
     ),
 )

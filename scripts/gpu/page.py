@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpu.predictions import beside
 from gpu.run import Run
 
 
@@ -36,7 +37,17 @@ def as_markdown(values: Mapping[str, Any], bench: str) -> str:
             lines += ["", f"## Failed: {part['name']}", "", *(f"* `{each}`" for each in failures)]
     if bench:
         lines += ["", "## Benchmark", "", bench.rstrip()]
+        lines += ["", "## Measured beside predicted", "", *beside_predicted(values)]
     return "\n".join(lines) + "\n"
+
+
+def beside_predicted(values: Mapping[str, Any]) -> list[str]:
+    """Return the benchmark's times beside those that docs/gpu/predictions.md predicts."""
+    if values["is_dry_run"]:
+        return ["A dry run measures nothing."]
+    found = [part["details"] for part in values["parts"] if part["name"] == "benchmark"]
+    device = values["state"].get("device", "No device")
+    return beside(found[0] if found else {}, device)
 
 
 def short_details(part: Mapping[str, Any]) -> str:

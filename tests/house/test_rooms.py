@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import mie
+from mie.cli import COMMANDS
 
 PACKAGE = Path(mie.__file__).parent
 
@@ -303,6 +304,26 @@ LAZY = {
 LAZY_ROOMS = {"front", "ray", "serve"}
 """Rooms that may import what is `LAZY` with the module, because other rooms import them lazily."""
 
+IMPORTERS = {"__init__", "cli"}
+"""Modules that import others by name: those of a public name, and of a command in the same room."""
+
+NOT_FOR_A_PROMPT = {
+    "async_llm",
+    "batch",
+    "diff",
+    "doctor",
+    "engine_thread",
+    "front",
+    "ops_gpu",
+    "page",
+    "ray",
+    "replay",
+    "routing",
+    "serve",
+    "sim",
+}
+"""Rooms that ``mie generate`` with a prompt must not import on the CPU."""
+
 NO_CLOCK = {"sched": {"time", "datetime", "random"}, "memory": {"time", "datetime", "random"}}
 """Standard modules that would make a room's results depend on more than its input."""
 
@@ -403,7 +424,7 @@ def arrows(root: Path) -> Iterator[str]:
             elif top in sys.stdlib_module_names:
                 if top in NO_CLOCK.get(room, ()):
                     yield f"{where} {room} may not read {top}"
-                if top == "importlib" and room != "__init__":
+                if top == "importlib" and module not in IMPORTERS:
                     yield f"{where} {room} hides an import"
             elif top not in ROOMS[room].packages:
                 yield f"{where} {room} may not import {top}"
@@ -635,17 +656,22 @@ import json, sys
 class Recorder:
     asked = set()
     def find_spec(self, name, path=None, target=None):
-        self.asked.add(name.split(".")[0])
+        self.asked.add(name)
 
 sys.meta_path.insert(0, Recorder())
 """
 REPORT = """
-print(json.dumps(sorted(Recorder.asked | {name.split(".")[0] for name in sys.modules})))
+print(json.dumps(sorted(Recorder.asked | set(sys.modules))))
 """
 
 
 def packages_after(code: str) -> set[str]:
     """Return the packages that a fresh Python has, or tried to import, after running ``code``."""
+    return {name.split(".")[0] for name in modules_after(code)}
+
+
+def modules_after(code: str) -> set[str]:
+    """Return the modules that a fresh Python has, or tried to import, after running ``code``."""
     program = RECORDER + code + REPORT
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
@@ -658,11 +684,30 @@ def packages_after(code: str) -> set[str]:
     return set(json.loads(result.stdout.splitlines()[-1]))
 
 
+def modules_of_mie_after(code: str) -> set[str]:
+    """Return the modules of mie, without "mie.", that a fresh Python has after ``code``."""
+    return {name.removeprefix("mie.") for name in modules_after(code) if name.startswith("mie.")}
+
+
 HEAVY = {"numpy", "ml_dtypes", "tokenizers", "jinja2", "safetensors", "tqdm", *LAZY}
 
 
 def test_importing_mie_imports_nothing_else():
     assert not packages_after("import mie; mie.__version__; dir(mie)") & HEAVY
+
+
+def test_importing_mie_imports_only_what_sets_up_logging():
+    assert modules_of_mie_after("import mie") == {"system", "system.logs", "version"}
+
+
+def test_completing_a_prompt_imports_only_the_rooms_it_needs():
+    """Each module that a command does not need delays its first token."""
+    command = ["generate", "--temperature", "0", "--max-tokens", "1", "Once upon a time"]
+    modules = modules_of_mie_after(f"import mie.cli\nassert mie.cli.main({command}) == 0")
+    assert {"cli.generate", "llm", "ops_cpu.cpu_backend"} <= modules
+    assert not {room_of(name) for name in modules} & NOT_FOR_A_PROMPT
+    assert not modules & {f"cli.{name}" for name in COMMANDS if name != "generate"}
+    assert {name for name in modules if room_of(name) == "tools"} == {"tools", "tools.calls"}
 
 
 def test_settings_and_errors_need_no_package():

@@ -197,6 +197,8 @@ def test_rope_write_kv_quantises(mode: str, dtype: str, stored: str, head_dim: i
     qkv[0, 5], qkv[1, 5], qkv[2, 6], qkv[3, 3], qkv[4, 6] = 0, 0, 0, 0, 1e-29
     qkv[1, 5, 3], qkv[2, 6, head_dim - 1], qkv[3, 4, 0] = np.nan, -np.inf, np.nan
     qkv[4, 3, 1] = np.inf
+    # With a scale of 1 for fp8: around the smallest normal number, and halfway between two codes.
+    qkv[6, 5, :8] = 448, 0.75 * 2**-6, 2**-7, 1.5 * 2**-8, 2**-10, 1.0625, 2**-6, -1.1875
     positions = np.array([0, 49, 7, 3, 1, 2, 20], np.int32)
     slots = np.array([5, 1, 11, 0, 7, -1, 8], np.int32)
     batch = SimpleNamespace(positions=positions, slot_mapping=slots)

@@ -69,10 +69,31 @@ def with_stale_entries(
     return replace(batch, block_tables=tables), replace(cache, layers=layers, scales=scales)
 
 
-def prefill(mode: Any, shape: Shape, sequences: list[tuple[int, int]], query_scale: float) -> None:
-    """Compare each row of one call with the operator."""
+def grow(batch: StepBatch, cache: KVCache, planes: np.ndarray, growth: float) -> None:
+    """Multiply the scales, and ``planes`` [2, N, B, Hkv, Dh], by a power for each tile."""
+    size = planes.shape[2]
+    for table, length in zip(batch.block_tables, batch.seq_lens, strict=True):
+        for index, block in enumerate(table[: -(-length // size)]):
+            factor = growth ** ((index * size + np.arange(size)) // TILE)
+            planes[:, block] *= factor[:, None, None]
+            cache.scales[0][block] *= factor.astype(np.float32)
+
+
+def prefill(
+    mode: Any,
+    shape: Shape,
+    sequences: list[tuple[int, int]],
+    query_scale: float,
+    growth: float = 1.0,
+) -> None:
+    """Compare each row of one call with the operator.
+
+    The numbers of a quantised cache are ``growth`` times as large from tile to tile.
+    """
     batch, num_blocks = make_batch(sequences, shape.block_size)
     cache, planes = make_cache(shape, batch, num_blocks)
+    if growth != 1.0:
+        grow(batch, cache, planes, growth)
     num_tokens, num_heads = int(batch.cu_seqlens_q[-1]), shape.group * shape.num_kv_heads
     q = normal(shape.dtype, num_tokens, num_heads, shape.head_dim, seed=8)
     q = (q * query_scale).astype(q.dtype)
@@ -128,3 +149,13 @@ def test_the_mask_begins_and_ends_at_the_exact_key(mode: str, stored: str):
     for by in (-1, 0, 1):
         first_sees_last_key, last_sees_first_key = TILE - 1 + by, TILE + window - 1 + by
         prefill(mode, shape, [(16, first_sees_last_key + 16), (16, last_sees_first_key + 1)], 1.0)
+
+
+@pytest.mark.parametrize("mode", ["forward", "checked"])
+@pytest.mark.parametrize("stored", ["int8", "fp8"])
+def test_the_unit_grows_from_tile_to_tile(mode: str, stored: str):
+    """Every tile has a larger scale than those before it, so what is summed changes its unit."""
+    shape = Shape(
+        dtype="float16", head_dim=64, group=3, num_kv_heads=1, block_size=32, stored=stored
+    )
+    prefill(mode, shape, [(40, 80), (17, 230)], 0.02, growth=8.0)

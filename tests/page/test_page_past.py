@@ -115,3 +115,17 @@ def test_what_happens_between_two_steps_belongs_to_the_later_one(shown: Shown) -
     shown.js("text => { mie.store.run = mie.read(text); }", live(*records))
     assert [(each["request_id"], each["step"]) for each in shown.events("add")] == [("one", 1)]
     assert shown.js("mie.store.run.lanes.all.get('0.0').born") == 1
+
+
+def test_the_tree_tells_hits_only_where_they_are_known(shown: Shown) -> None:
+    """A state that the server was asked for has none (`mie/state?step=K`)."""
+    note = """async text => {
+        Object.assign(mie.store, {run: mie.read(text), step: 0});
+        mie.select(null);
+        await new Promise(requestAnimationFrame);
+        return document.getElementById('tree-note').textContent;
+    }"""
+    state = {**key(0, [0, 2, 1, 8]), "tree": {"0": {"parent": None, "salt": 0}}}
+    assert shown.js(note, live({**state, "heat": {"0": [2, 1]}})).endswith("of 1 idle leaf")
+    assert shown.js(note, live({**state, "heat": {"0": [2, None]}})).endswith("no leaf is idle")
+    assert shown.js(note, live(state)).endswith("hits are unknown at this step")

@@ -4,9 +4,9 @@ The runs are those of test_replay.py. Merged steps, keys in the middle and the o
 checked in the same runs.
 """
 
+import io
 import json
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from event_stories import BEAMS, REBUILD, STORY, write_story
@@ -18,7 +18,7 @@ from test_replay import EOS, Run, configs, requests
 from mie.events import FIELDS, read_log
 from mie.page import recording as stream_of_log
 from mie.page.cells import NodeText
-from mie.page.follower import Follower
+from mie.page.follow import Desk, receive, send
 from mie.page.heat import Heat
 from mie.page.recording import Recording
 from mie.replay import State, walk
@@ -94,20 +94,35 @@ def check_recording(segment, steps_per_record):
     assert page.step == segment.last
 
 
+def sent(*message):
+    """A message as the other process reads it."""
+    pipe = io.BytesIO()
+    send(pipe, message)
+    pipe.seek(0)
+    return receive(pipe)
+
+
 def check_follower(segment, text, splits):
-    """A page that follows the log while it grows must show every state, with what came last."""
+    """A page that follows the log while it grows must show every state, with what came last.
+
+    It follows as the server's child process does, with the same messages.
+    """
     steps, page, state = segment.steps, Page(), State.from_snapshot(segment.snapshot)
-    follower = Follower([replace(segment, steps=(), rest=())], "live")
-    page.take(follower.key({}))
+    desk = Desk()
+    desk.begin(segment.after, *sent(segment.snapshot, ()), "live")
+    page.take(json.loads(desk.key()))
     coming, done, shown = iter(steps), 0, 0
     for count, part in splits:
         new, done = steps[done : done + count], min(done + count, len(steps))
         part = shown = part if new else max(part, shown)  # what came last only grows
         following = steps[done] if done < len(steps) else segment.rest
         rest = following[: min(part, len(following) - (done < len(steps)))]
-        for record in follower.records(new, rest):
-            page.take(json.loads(json.dumps(record)))
-            if record["record"] == "steps":
+        step, lines = desk.follow(*sent(new, rest), {})
+        for kind, line in lines:
+            record = json.loads(line)
+            assert kind == record["record"]
+            page.take(record)
+            if kind == "steps":
                 for _ in record["steps"]:
                     state.apply_step(next(coming))
                 assert page.cells() == cells_of(state, text)
@@ -115,7 +130,8 @@ def check_follower(segment, text, splits):
             late = State.from_snapshot(state.snapshot(), state.step)
             late.apply_step(rest)
             assert page.cells() == cells_of(late, text)
-        assert page.heat == follower.key({})["heat"]
+        assert page.heat == json.loads(desk.key())["heat"]
+        assert page.step == step
         seen["follower"] += 1
 
 

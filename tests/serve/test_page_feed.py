@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from edge_helpers import asks, client_of, load
+from edge_helpers import PATIENCE, asks, client_of, load
 from page_cells import Page as Applied
+from page_cells import cells_of
 
+from mie.errors import TraceError
 from mie.events import log as event_log
+from mie.page.cells import NodeText
+from mie.page.stream import MAX_BLOCKS
+from mie.replay import State, at
+from mie.serve.errors import ApiError
 from mie.serve.page import feed as feed_module
+from mie.serve.page.child import Child
 from mie.serve.page.feed import MAX_BEHIND_BYTES, MAX_BEHIND_TICKS, Feed, Page
 
 
@@ -51,10 +64,18 @@ async def read(page, applied):
     return [record["record"] for record in records]
 
 
+async def replayed(engine):
+    """What a page must show: the state of the replay after the last step."""
+    segments = (await engine.look()).segments
+    state = at(segments, segments[-1].last)
+    state.apply_step(segments[-1].rest)
+    return cells_of(state, NodeText(shows_tokens=False))
+
+
 async def state_of(feed):
     """What a page shows that was never behind."""
     applied = Applied()
-    applied.take(await feed.ask(lambda follower, counts: follower.key(counts)))
+    applied.take(json.loads(await feed.key()))
     return applied.cells()
 
 
@@ -79,6 +100,7 @@ def test_a_page_that_sleeps_gets_the_whole_state_when_it_wakes(engine):
             await feed.tick()
             assert (await read(asleep, stale))[0] == "key"
             assert stale.cells() == shown.cells() == await state_of(feed)
+            assert shown.cells() == await replayed(engine)
         await feed.close()
 
     asks(watch())
@@ -138,7 +160,7 @@ def test_pages_begin_again_where_the_log_has_a_hole(monkeypatch):
             page.is_reading = True
             await feed.tick()
             assert await read(page, applied) == ["key"]
-            assert applied.cells() == await state_of(feed)
+            assert applied.cells() == await state_of(feed) == await replayed(engine)
         await feed.close()
 
     try:
@@ -153,7 +175,7 @@ def test_nothing_is_computed_while_no_page_is_open(engine):
         async with client_of(engine) as client:
             await generate(client)
         assert feed._task is None
-        assert feed._follower is None
+        assert feed.child is None
 
     asks(watch())
 
@@ -177,10 +199,113 @@ def test_steps_are_merged_when_the_engine_is_fast(engine):
             records = records_of(await page.take())
             for record in records:
                 applied.take(record)
-            assert applied.cells() == await state_of(feed)
+            assert applied.cells() == await state_of(feed) == await replayed(engine)
         await feed.close()
         return [record for record in records if record["record"] == "steps"]
 
     found = asks(watch())
     assert len(found) <= 10
     assert sum(len(record["steps"]) for record in found) >= 100
+
+
+async def stream_of(feed):
+    """The stream of a page that is open, after its first key."""
+    stream = await feed.events(None)
+    while b"event: key" not in await anext(stream):
+        pass
+    return stream
+
+
+def test_the_engine_goes_on_when_the_process_of_the_page_is_killed(engine):
+    async def watch():
+        feed = Feed(engine, "bundled")
+        async with client_of(engine) as client:
+            stream = await stream_of(feed)
+            os.kill(feed.child.pid, signal.SIGKILL)
+            await generate(client)
+            rest = b"".join([events async for events in stream])
+            end = records_of(rest)[-1]
+            assert end["record"] == "end"
+            assert "has ended" in end["reason"]
+            assert feed.child is None
+            page, applied = await opened(feed)  # a page that is opened now sees everything
+            await generate(client)
+            await feed.tick()
+            await read(page, applied)
+            assert applied.cells() == await replayed(engine)
+        await feed.close()
+
+    asks(watch())
+
+
+def test_a_process_that_stands_still_stops_neither_the_engine_nor_the_server(engine):
+    async def watch():
+        feed = Feed(engine, "bundled")
+        async with client_of(engine) as client:
+            stream = await stream_of(feed)
+            pid = feed.child.pid
+            os.kill(pid, signal.SIGSTOP)
+            asked = asyncio.ensure_future(feed.key())
+            await generate(client, max_tokens=50)
+            await feed.close()
+            assert b"event: end" in b"".join([events async for events in stream])
+            with pytest.raises(ApiError, match="has ended"):
+                await asked
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    asks(watch())
+
+
+def test_a_process_that_stood_still_takes_in_everything_after_a_hole_in_the_log(monkeypatch):
+    monkeypatch.setattr(event_log, "SNAPSHOT_EVERY", 2)
+    engine = load(num_blocks=32, block_size=8, event_log_steps=2)
+
+    async def watch():
+        feed = Feed(engine, "bundled")
+        async with client_of(engine) as client:
+            page, applied = await opened(feed)
+            os.kill(feed.child.pid, signal.SIGSTOP)
+            await generate(client)
+            late = asyncio.ensure_future(feed.tick())
+            await generate(client, max_tokens=20)
+            os.kill(feed.child.pid, signal.SIGCONT)
+            await late
+            await feed.tick()
+            await read(page, applied)
+            assert applied.cells() == await replayed(engine)
+        await feed.close()
+
+    try:
+        asks(watch())
+    finally:
+        engine.shutdown()
+
+
+PARENT = """
+import os, signal, sys
+sys.path.append(sys.argv[1])
+from mie.serve.page.child import Child
+child = Child()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_process_ends_with_its_parent():
+    parent = [sys.executable, "-c", PARENT, str(Path(feed_module.__file__).parents[3])]
+    # Both have standard error, so this returns when both have ended.
+    ended = subprocess.run(parent, stderr=subprocess.PIPE, timeout=PATIENCE, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+def test_the_process_tells_why_a_log_cannot_be_shown():
+    child = Child()
+    snapshot = State(block_size=8, num_blocks=MAX_BLOCKS + 1, num_host_blocks=0).snapshot()
+    try:
+        with pytest.raises(TraceError, match="a page shows at most"):
+            child.call("begin", 0, snapshot, (), "bundled")
+    finally:
+        child.close()
+    child.close()
+    with pytest.raises(ApiError, match="has ended"):
+        child.call("key")

@@ -683,7 +683,7 @@ def command(*arguments: str) -> argparse.Namespace:
 def test_the_table(root: Path) -> None:
     facts = {"driver": driver(12, 6)}
     machine = FakeMachine(root=root, facts=facts)
-    text = render(run_checks(machine), [try_backend(machine, name) for name in BACKENDS])
+    text = render(run_checks(machine), {name: try_backend(machine, name) for name in BACKENDS})
     lines = text.splitlines()
     assert "ok       Python         3.12.1, Linux x86_64" in lines
     at = lines.index("problem  CuPy           not installed")
@@ -731,9 +731,8 @@ def test_the_exit_code_is_that_of_the_requested_backend(
 
 def test_a_backend_that_crashes_its_process_is_reported(root: Path) -> None:
     facts = {"backend cupy": CommandError("was ended by signal SIGSEGV")}
-    trial = try_backend(FakeMachine(root=root, facts=facts), "cupy")
-    assert not trial.works
-    assert trial.reason == "the process that tried it was ended by signal SIGSEGV"
+    reason = try_backend(FakeMachine(root=root, facts=facts), "cupy")
+    assert reason == "the process that tried it was ended by signal SIGSEGV"
 
 
 def test_the_doctor_tries_the_backends_of_the_flag() -> None:
@@ -745,9 +744,9 @@ def test_a_machine_without_libraries_still_has_a_report(tmp_path: Path) -> None:
     nothing = CommandError("is not installed")
     topics = ("numpy", "products", "driver", "cupy", *(f"backend {name}" for name in BACKENDS))
     machine = FakeMachine(root=tmp_path, commands={}, facts=dict.fromkeys(topics, nothing))
-    trials = [try_backend(machine, name) for name in BACKENDS]
-    assert not any(trial.works for trial in trials)
-    assert render(run_checks(machine), trials)
+    reasons = {name: try_backend(machine, name) for name in BACKENDS}
+    assert all(reasons.values())
+    assert render(run_checks(machine), reasons)
 
 
 # The machine itself

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mie.ops_gpu.environment import CUPY_FACTS, driver_facts
+from mie.ops_gpu.environment import driver_facts, library_facts
 
 GIB = 1 << 30
 
@@ -90,8 +90,8 @@ def test_each_gpu_has_its_own_free_memory() -> None:
 
     runtime = SimpleNamespace(getDeviceCount=lambda: 2, runtimeGetVersion=lambda: 13000)
     cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Device=device))
-    assert CUPY_FACTS["free"](cupy) == [GIB, 2 * GIB]
-    assert CUPY_FACTS["cuda"](cupy) == "13.0"
+    facts = library_facts(cupy)
+    assert (facts["free"], facts["cuda"]) == ([GIB, 2 * GIB], "13.0")
 
 
 def test_asking_the_driver_imports_no_numpy() -> None:

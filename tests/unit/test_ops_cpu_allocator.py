@@ -6,7 +6,15 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from mie.ops_cpu.allocator import HUGE_PAGE, SMALL_BYTES, CachingAllocator, huge_empty
+from mie.ops_cpu.allocator import (
+    CACHE_LINE,
+    CHUNK_BYTES,
+    HUGE_PAGE,
+    SMALL_BYTES,
+    CachingAllocator,
+    WeightAllocator,
+    huge_empty,
+)
 
 MANY = SMALL_BYTES  # enough elements for a slab
 
@@ -71,4 +79,32 @@ def test_the_allocator_keeps_only_what_was_in_use_at_once() -> None:
 def test_large_memory_begins_with_a_huge_page() -> None:
     assert address(huge_empty(SMALL_BYTES)) % HUGE_PAGE == 0
     assert len(huge_empty(HUGE_PAGE + 1)) >= HUGE_PAGE + 1
-    assert len(huge_empty(3)) == 3
+    assert 3 <= len(huge_empty(3)) <= CACHE_LINE
+
+
+def test_all_memory_begins_at_a_cache_line() -> None:
+    for num_bytes in (1, 100, SMALL_BYTES - 1, SMALL_BYTES, HUGE_PAGE):
+        held = [huge_empty(num_bytes) for _ in range(4)]
+        assert {address(memory) % CACHE_LINE for memory in held} == {0}
+
+
+def test_weights_lie_next_to_each_other_without_overlapping() -> None:
+    rng = np.random.default_rng(0)
+    allocator, held = WeightAllocator(), []
+    for number in range(50):
+        array = allocator.empty((int(rng.integers(1, 1000)), 7), "float32")
+        array.fill(number)
+        held.append(array)
+    large = allocator.empty((CHUNK_BYTES + 1,), "uint8")
+    large.fill(255)
+    assert all((array == number).all() for number, array in enumerate(held))
+    starts = [address(array) for array in held]
+    assert {start % CACHE_LINE for start in [*starts, address(large)]} == {0}
+    for start, following, array in zip(starts, starts[1:], held, strict=False):
+        assert 0 <= following - start - array.nbytes < CACHE_LINE
+
+
+def test_weights_have_the_requested_shape_and_dtype() -> None:
+    array = WeightAllocator().empty((3, 0, 5), np.float64)
+    assert array.shape == (3, 0, 5)
+    assert WeightAllocator().empty((3, 5), np.float64).dtype == np.float64

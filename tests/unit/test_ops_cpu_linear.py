@@ -12,6 +12,8 @@ from mie.config.engine import EngineConfig
 from mie.errors import ConfigError
 from mie.load.backends import load_backend
 from mie.ops import linear
+from mie.ops_cpu.allocator import CACHE_LINE
+from mie.ops_cpu.cpu_backend import CpuBackend
 from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear.geometry import KERNEL_ROWS, MAX_ROWS
 from mie.ops_cpu.linear.plain import PlainPlan
@@ -236,3 +238,13 @@ def test_a_decode_reads_the_weights_once():
     for num_threads in (2, 4, 32):
         tasks = tasks_of(176, 1, num_threads, 92 << 20)
         assert all(groups == slice(0, 1) for _, groups in tasks)
+
+
+@pytest.mark.parametrize("plan", ["plain", "tiled"])
+def test_weights_begin_at_cache_lines(plan):
+    backend = CpuBackend(linear_plan=plan)
+    shapes = [(3, 5), (70, 33), (200, 100)]
+    weights = [backend.load_linear(shape, [np.ones(shape, np.float32)]) for shape in shapes]
+    embedding = backend.load_embedding((7, 3), [np.ones((7, 3), np.float32)])
+    arrays = [each.weight if plan == "plain" else each.tiles for each in weights]
+    assert {each.ctypes.data % CACHE_LINE for each in [*arrays, embedding.memory]} == {0}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import numpy as np
 
 from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
-from mie.ops_cpu.allocator import CachingAllocator
+from mie.ops_cpu.allocator import CachingAllocator, Scratch
 from mie.ops_cpu.attention.geometry import Geometry
 from mie.ops_cpu.attention.items import BoundItem, Readers, Result
 from mie.ops_cpu.attention.plan import WORTH_SHARING, Item, Planner, Split
-from mie.ops_cpu.attention.reader import Scratch, readers_of
+from mie.ops_cpu.attention.reader import readers_of
 from mie.ops_cpu.kv_cache import head_major
 from mie.ops_cpu.threads.workers import Workers
 
@@ -19,8 +22,9 @@ from mie.ops_cpu.threads.workers import Workers
 class Attention:
     """Computes attention with the threads of ``workers``.
 
-    It keeps scratch memory and the plans of the last step. With ``is_batch_invariant`` a query's
-    bits depend only on itself and what it sees. Otherwise prefills use products of more rows.
+    It keeps scratch memory and the plans of the last step. Plans of decodes without a window serve
+    until a sequence needs another block. With ``is_batch_invariant`` a query's bits depend only on
+    itself and what it sees. Otherwise prefills use products of more rows.
     """
 
     def __init__(self, workers: Workers, allocator: CachingAllocator | None = None) -> None:
@@ -30,6 +34,7 @@ class Attention:
         self._scratch: list[Scratch] = []
         self._batch: StepBatch | None = None
         self._cache: Floats | None = None
+        self._blocks: tuple[bytes, bytes] | None = None
         self._plans: dict[tuple[int, int | None, bool], Plan] = {}
 
     def __call__(
@@ -47,8 +52,7 @@ class Attention:
         The scale is 1/sqrt(Dh). Return a new array [T, Hq, Dh].
         """
         if self._batch is not batch or self._cache is not cache:
-            self._batch, self._cache = batch, cache
-            self._plans.clear()
+            self._begin(batch, cache)
         key = q.shape[1], window, is_batch_invariant
         if key not in self._plans:
             self._plans[key] = self._plan(cache, batch, *key)
@@ -56,6 +60,15 @@ class Attention:
         by_head = len(q), cache.shape[4], q.shape[1] // cache.shape[4], q.shape[2]
         self._plans[key].run(self._workers, q.reshape(by_head), layer, out.reshape(by_head))
         return out
+
+    def _begin(self, batch: StepBatch, cache: Floats) -> None:
+        """Begin a step. If it decodes into the blocks of the last one, keep the plans."""
+        blocks = _blocks_of_decodes(batch, cache.shape[3])
+        is_same = blocks is not None and blocks == self._blocks and cache is self._cache
+        self._plans = {k: p for k, p in self._plans.items() if is_same and k[1] is None}
+        for plan in self._plans.values():
+            plan.lengthen(batch.seq_lens.tolist())
+        self._batch, self._cache, self._blocks = batch, cache, blocks
 
     def _plan(
         self, cache: Floats, batch: StepBatch, num_heads: int, window: int | None, invariant: bool
@@ -95,6 +108,11 @@ class Plan:
             if each.whole is not None and each.first_span == 0
         }
 
+    def lengthen(self, lengths: Sequence[int]) -> None:
+        """Go on with these lengths of the sequences, as `Span.lengthen` says."""
+        for span in chain.from_iterable(item.spans for item in self._items):
+            span.lengthen(lengths, self._geometry.tile)
+
     def run(self, workers: Workers, q: Floats, layer: int, out: Floats) -> None:
         """Compute a layer into ``out``. q and out [T, Hkv, G, Dh]."""
 
@@ -121,3 +139,11 @@ class Plan:
             readers.append(known[key])
         own = None if item.whole is None else self._wholes[id(item.whole)]
         return BoundItem(item, own or Result(item, self._geometry, scratch), readers, scratch)
+
+
+def _blocks_of_decodes(batch: StepBatch, block_size: int) -> tuple[bytes, bytes] | None:
+    """Return each sequence's blocks and which one is its last, or None if not all decode."""
+    starts = batch.cu_seqlens_q
+    if not np.array_equal(starts, np.arange(len(starts))):
+        return None
+    return batch.block_tables.tobytes(), ((batch.seq_lens - 1) // block_size).tobytes()

@@ -13,9 +13,10 @@ import numpy as np
 
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
+from mie.ops_cpu.allocator import Scratch
 from mie.ops_cpu.attention.geometry import Geometry
 from mie.ops_cpu.attention.plan import Item, Span
-from mie.ops_cpu.attention.reader import KEYS, VALUES, Scratch, SegmentReader
+from mie.ops_cpu.attention.reader import KEYS, VALUES, SegmentReader
 
 Readers = list[SegmentReader]
 """The readers of a split."""

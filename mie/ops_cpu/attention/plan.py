@@ -17,6 +17,7 @@ from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.attention.geometry import FAST_ROWS, SPLIT_SCORES, Form, Geometry
 from mie.ops_cpu.attention.tiles import Segment, Tiles
+from mie.ops_cpu.threads.shares import batches_of, shares
 
 CACHED = 1 << 18
 """Elements of keys, values, queries or scores that stay in a core's L2 (1 MiB as float32)."""
@@ -38,6 +39,7 @@ MAX_IMBALANCE = 1.25
 class Split:
     """As many tiles of each sequence of a batch, at most a split."""
 
+    sequences: Sequence[int]
     first_tiles: Ints
     """The number of each sequence's first tile."""
     num_tiles: int
@@ -56,7 +58,20 @@ class Span:
     width: int
     """Number of positions scored of each tile, less than a tile only if the span is one tile."""
     caps: list[tuple[int, Floats]]
-    """Tiles with hidden keys: (tile of the span, upper limits [sequences or 1, rows, width])."""
+    """Tiles with hidden keys: (tile of the span, upper limits [sequences or 1, rows, width]).
+
+    A decode's last tile always has them, so that it may decode further into its block.
+    """
+
+    def lengthen(self, lengths: Sequence[int], tile: int) -> None:
+        """Read as far as these lengths, if each sequence decodes in its block without a window."""
+        for segment in self.split.segments:
+            segment.fill(lengths)
+        own = np.array([lengths[s] for s in self.split.sequences])
+        for index, limits in self.caps:
+            firsts = (self.split.first_tiles + self.start + index) * tile
+            is_hidden = np.arange(self.width) >= (own - firsts)[:, None]
+            limits[...] = np.where(is_hidden, -np.inf, np.nan)[:, None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,13 +101,13 @@ class Item:
         """Cut into ``number`` items or fewer: by KV heads, and if these are few, by splits."""
         num_heads = self.heads.stop - self.heads.start
         by_splits = min(ceil_div(number, num_heads), len(self.spans))
-        for heads in _shares(self.heads.start, self.heads.stop, number):
+        for heads in shares(self.heads.start, self.heads.stop, number):
             size = self.num_products * (heads.stop - heads.start) // num_heads
             part = replace(self, heads=heads, num_products=size)
             if by_splits == 1:
                 yield part
                 continue
-            for own in _shares(0, len(self.spans), by_splits):
+            for own in shares(0, len(self.spans), by_splits):
                 sizes = {"spans": self.spans[own], "num_products": size // by_splits}
                 yield replace(part, whole=part, first_span=own.start, **sizes)
 
@@ -142,7 +157,7 @@ class Planner:
             sizes = [self._size(s) for s in alike]
             most = SPLIT_SCORES if self._counts[alike[0]] == 1 else CACHED
             number = ceil_div(sum(sizes), most * num_threads) * num_threads
-            for start, stop in pairwise([*_cut(sizes, number), len(alike)]):
+            for start, stop in pairwise([*batches_of(sizes, number), len(alike)]):
                 yield alike[start:stop]
 
     def _shape_of(self, s: int) -> tuple[int, ...]:
@@ -213,7 +228,7 @@ class Planner:
                 most = len(chosen) * num_tiles * g.tile
             starts = list(zip(chosen, firsts, strict=True))
             segments = self._tiles.segments(starts, num_tiles, self._width(filled), most)
-            splits.append(Split(np.array(firsts), num_tiles, segments, is_held))
+            splits.append(Split(chosen, np.array(firsts), num_tiles, segments, is_held))
         return splits
 
     def _item(
@@ -260,7 +275,7 @@ class Planner:
         for tile in range(start, stop):
             first = tile * g.tile
             is_behind = window is not None and first <= highest - window
-            if first + width - 1 <= lowest and not is_behind:
+            if first + width - 1 < lowest and not is_behind:
                 continue
             key = np.arange(first, first + width)
             is_hidden = key > seen[..., None]
@@ -269,22 +284,6 @@ class Planner:
             limits = np.where(is_hidden, -np.inf, np.nan).astype(g.dtype)
             caps.append((tile - start, limits.take(query, 1)))
         yield Span(split=split, start=start, stop=stop, width=width, caps=caps)
-
-
-def _cut(sizes: Sequence[int], number: int) -> list[int]:
-    """Return the starts of at most ``number`` batches of similar padded size.
-
-    ``sizes`` descend. The padded size of a batch is the number of sequences times the first size.
-    """
-    most = sum(sizes) // number
-    while True:
-        starts, at = [], 0
-        while at < len(sizes):
-            starts.append(at)
-            at += max(1, most // sizes[at])
-        if len(starts) <= number:
-            return starts
-        most += most // 16 + 1
 
 
 def _cut_large(items: list[Item], num_threads: int) -> list[Item]:
@@ -296,10 +295,3 @@ def _cut_large(items: list[Item], num_threads: int) -> list[Item]:
         return items
     numbers = (min(num_threads, ceil_div(2 * n.num_products * num_threads, total)) for n in items)
     return [part for item, number in zip(items, numbers, strict=True) for part in item.cut(number)]
-
-
-def _shares(start: int, stop: int, number: int) -> Iterator[slice]:
-    """Yield at most ``number`` slices of start … stop - 1 of nearly equal length."""
-    number = min(number, stop - start)
-    bounds = (start + (stop - start) * i // number for i in range(number + 1))
-    yield from (slice(first, last) for first, last in pairwise(bounds))

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from numpy.typing import DTypeLike
 
 from mie.ops.arrays import Floats
-from mie.ops_cpu.allocator import huge_empty
+from mie.ops_cpu.allocator import Scratch
 from mie.ops_cpu.attention.plan import Split
 from mie.ops_cpu.attention.tiles import Segment
 
 KEYS, VALUES = 0, 1
 """Indices into the second axis of the cache."""
-
-
-class Scratch:
-    """Named working memory of one thread, which grows on demand."""
-
-    def __init__(self, dtype: DTypeLike) -> None:
-        self._dtype = np.dtype(dtype)
-        self._arrays: dict[str, Floats] = {}
-        self.held: object = None
-        """The readers of the split whose keys and values are in the buffers."""
-
-    def take(self, name: str, *shape: int) -> Floats:
-        """Return an uninitialised array of that shape. It overwrites the last one of that name."""
-        size = math.prod(shape)
-        if name not in self._arrays or self._arrays[name].size < size:
-            self._arrays[name] = huge_empty(size * self._dtype.itemsize).view(self._dtype)
-        return self._arrays[name][:size].reshape(shape)
 
 
 def readers_of(
@@ -69,6 +48,7 @@ class SegmentReader:
         """
         num_layers, _, num_heads, _, block_size, head_dim = memory.shape
         self.at, self.width, self._is_held = segment.at, segment.width, is_held
+        self._segment = segment
         self._memory, self._block_ids = memory, np.array(segment.block_ids)
         self._is_in_place = segment.step is not None
         shape = num_heads, len(segment.at), 1, segment.width, head_dim
@@ -82,7 +62,6 @@ class SegmentReader:
             gathered = num_heads, len(segment.block_ids), block_size, head_dim
             self._gathered = [buffer.reshape(gathered) for buffer in buffers[:2]]
             planes = [buffer.reshape(1, *shape) for buffer in buffers[:2]]
-            self._empty = _empty_slots(segment)
         self.keys: Floats = planes[0].swapaxes(-1, -2)
         """[L or 1, Hkv, tiles, 1, Dh, width]"""
         self.values: Floats = planes[1]
@@ -113,17 +92,5 @@ class SegmentReader:
     def _gather(self, layer: int, which: int) -> None:
         # With "clip" NumPy writes directly to the array, without a copy.
         self._memory[layer, which].take(self._block_ids, 1, self._gathered[which], "clip")
-        if which == VALUES and self._empty is not None:
-            self.values[self._empty] = 0  # the weight is 0, but 0 * NaN is NaN
-
-
-def _empty_slots(segment: Segment) -> tuple[Any, ...] | None:
-    """Return the index, in [1, Hkv, tiles, 1, width, Dh], of all slots without a token."""
-    if not segment.ends:
-        return None
-    if len(segment.ends) == 1:
-        tile, filled = segment.ends[0]
-        return 0, slice(None), tile, 0, slice(filled, None)
-    tiles, filled_positions = np.array(segment.ends).T
-    which, positions = np.nonzero(np.arange(segment.width) >= filled_positions[:, None])
-    return 0, slice(None), tiles[which], 0, positions
+        if which == VALUES and self._segment.empty is not None:
+            self.values[self._segment.empty] = 0  # the weight is 0, but 0 * NaN is NaN

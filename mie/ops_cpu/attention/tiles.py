@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +17,10 @@ from mie.ops.backend import StepBatch
 from mie.ops_cpu.attention.geometry import Geometry
 
 Start = tuple[int, int]
-"""A sequence and its tile."""
+"""A sequence, and a tile of it or that tile's first position."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Segment:
     """Tiles that are read together, either in place at equal distances in the pool, or gathered."""
 
@@ -31,8 +32,21 @@ class Segment:
     """The blocks of all tiles. If they are read in place, only the first block."""
     step: int | None = None
     """Blocks from one tile to the next if they are read in place, else None."""
-    ends: tuple[tuple[int, int], ...] = ()
-    """Tiles that are not filled yet: (tile of the segment, number of filled positions)."""
+    starts: tuple[Start, ...] = ()
+    """The sequence and first position of each tile, if they are gathered."""
+    empty: tuple[Any, ...] | None = None
+    """The index, in [1, Hkv, tiles, 1, width, Dh], of all slots without a token."""
+
+    def fill(self, lengths: Sequence[int]) -> None:
+        """Find the slots without a token, now that the sequences have these lengths."""
+        filled = (lengths[s] - first for s, first in self.starts)
+        ends = [(i, n) for i, n in enumerate(filled) if n < self.width]
+        if len(ends) <= 1:
+            self.empty = next(((0, slice(None), i, 0, slice(n, None)) for i, n in ends), None)
+            return
+        tiles, filled_positions = np.array(ends).T
+        which, positions = np.nonzero(np.arange(self.width) >= filled_positions[:, None])
+        self.empty = 0, slice(None), tiles[which], 0, positions
 
 
 class Tiles:
@@ -111,6 +125,7 @@ class Tiles:
             at = range(first, min(first + most, end))
             own = tiles[at.start : at.stop]
             block_ids = [block for s, t in own for block in self._blocks[s][t][:num_blocks]]
-            filled = (self.lengths[s] - t * self._geometry.tile for s, t in own)
-            ends = tuple((i, n) for i, n in enumerate(filled) if n < width)
-            yield Segment(at, width, block_ids, ends=ends)
+            starts = tuple((s, t * self._geometry.tile) for s, t in own)
+            segment = Segment(at, width, block_ids, starts=starts)
+            segment.fill(self.lengths)
+            yield segment

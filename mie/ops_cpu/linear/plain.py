@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats
-from mie.ops_cpu.allocator import CachingAllocator
+from mie.ops_cpu.allocator import CachingAllocator, WeightAllocator
 from mie.ops_cpu.linear.matrix import work_bytes
 from mie.ops_cpu.threads.workers import Workers
 
@@ -52,9 +52,11 @@ class PlainPlan:
         workers: Workers,
         bytes_per_thread: int = BYTES_PER_THREAD,
         allocator: CachingAllocator | None = None,
+        weights: WeightAllocator | None = None,
     ) -> None:
         self.dtype = dtype
         self._allocator = allocator or CachingAllocator()
+        self._weights = weights or WeightAllocator()
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
 
@@ -65,7 +67,7 @@ class PlainPlan:
         bias: NDArray[Any] | None = None,
     ) -> PlainMatrix:
         """Load a matrix from the rows of a checkpoint's (N, K), block by block."""
-        weight = np.empty(shape[::-1], self.dtype)
+        weight = self._weights.empty(shape[::-1], self.dtype)
         column = 0
         for block in blocks:
             weight[:, column : column + len(block)] = block.astype(self.dtype, copy=False).T

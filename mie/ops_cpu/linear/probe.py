@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mie.ops.arrays import Floats
+from mie.ops_cpu.allocator import huge_empty
 from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, KERNEL_ROWS
 from mie.ops_cpu.linear.plain import PlainMatrix, PlainPlan
 from mie.ops_cpu.linear.plan_answers import PlanAnswers
@@ -40,7 +41,7 @@ MOST_WEIGHTS = 1 << 21
 """Maximum number of elements of a trial matrix. A larger matrix is tried with fewer columns."""
 MOST_TILE_WEIGHTS = 1 << 18
 """Maximum number of elements of a matrix with which a width is tried. It stays in a core's L2."""
-PLANS = 4
+PLANS = 5
 """Version of the plans. A change makes the remembered answers invalid."""
 TOLERATED = 1.05
 """How much slower `tiled` may be and still be chosen, because its rows are batch-invariant."""
@@ -162,7 +163,7 @@ class Probe:
         width = self.width(num_inputs)
         num_tiles = max(1, min(num_outputs, MOST_WEIGHTS // num_inputs) // width)
         # All elements are equal, so one array is the matrix in either layout.
-        tiles = np.full((num_tiles, num_inputs, width), 0.5, self._tiled.dtype)
+        tiles = self._trial_weights(num_tiles * num_inputs * width).reshape(-1, num_inputs, width)
         weight = tiles.reshape(num_inputs, -1)
         plain = PlainMatrix(self._plain, weight, None)
         tiled = TiledMatrix(self._tiled, tiles, weight.shape[1], None)
@@ -171,12 +172,19 @@ class Probe:
     def _width_ratio(self, num_inputs: int, width: int) -> float:
         """Return the time of tiles of this width, divided by that of the default width."""
         num_columns = max(1, MOST_TILE_WEIGHTS // num_inputs // DEFAULT_WIDTH) * DEFAULT_WIDTH
-        weight = np.full((num_inputs, num_columns), 0.5, self._tiled.dtype)
+        weights = self._trial_weights(num_inputs * num_columns)
         default, other = (
-            TiledMatrix(self._tiled, weight.reshape(-1, num_inputs, each), num_columns, None)
+            TiledMatrix(self._tiled, weights.reshape(-1, num_inputs, each), num_columns, None)
             for each in (DEFAULT_WIDTH, width)
         )
         return self._ratio((default.apply, other.apply), num_inputs, WIDTH_ROWS)
+
+    def _trial_weights(self, size: int) -> Floats:
+        """Return equal numbers, in memory like that of weights."""
+        dtype = self._tiled.dtype
+        weights: Floats = huge_empty(size * dtype.itemsize).view(dtype)[:size]
+        weights.fill(0.5)
+        return weights
 
     def _ratio(self, applies: Sequence[Apply], num_inputs: int, rows: Sequence[int]) -> float:
         """Return the time of the second divided by that of the first, on geometric average."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
-from mie.ops_cpu.allocator import CachingAllocator, huge_empty
+from mie.ops_cpu.allocator import CachingAllocator, WeightAllocator, huge_empty
 from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, Geometry, parts_of
 from mie.ops_cpu.linear.matrix import work_bytes
 from mie.ops_cpu.linear.widen import stored, widen
@@ -81,14 +81,17 @@ class TiledPlan:
         weight_dtype: str = "auto",
         bytes_per_thread: int = BYTES_PER_THREAD,
         allocator: CachingAllocator | None = None,
+        weights: WeightAllocator | None = None,
     ) -> None:
         self.dtype = dtype
         self.geometry = Geometry(dtype)
         self._allocator = allocator or CachingAllocator()
+        self._weights = weights or WeightAllocator()
         self._weight_dtype = weight_dtype
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
         self._counts: dict[tuple[tuple[int, ...], int], ThreadCount] = {}
+        self._padded_rows: dict[tuple[int, int, int], Floats] = {}
         self._parts = [np.empty(0, dtype) for _ in range(workers.num_threads)]
         self._wide = [np.empty(0, dtype) for _ in self._parts]
 
@@ -122,7 +125,7 @@ class TiledPlan:
         are on the thread's own one.
         """
         num_outputs, num_inputs = shape
-        tiles: NDArray[Any] = np.empty((ceil_div(num_outputs, width), num_inputs, width), dtype)
+        tiles = self._weights.empty((ceil_div(num_outputs, width), num_inputs, width), dtype)
 
         def fill(_: int, shares: Iterable[slice]) -> None:
             for own in shares:
@@ -148,12 +151,20 @@ class TiledPlan:
     def _groups(self, x: Floats, group: int, num_groups: int) -> Floats:
         """Return x as [groups, rows of a group, K], padded with rows of zeros."""
         num_rows, num_inputs = x.shape
+        shape = num_groups, group, num_inputs
+        if num_rows == 1:
+            # A small product takes 2 µs, and a new array with new zeros takes half as long.
+            if shape not in self._padded_rows:
+                self._padded_rows[shape] = np.zeros(shape, self.dtype)
+            groups = self._padded_rows[shape]
+            groups[0, 0] = x[0]
+            return groups
         if num_rows < num_groups * group or not x.flags.c_contiguous:
             padded = self._allocator.empty((num_groups * group, num_inputs), self.dtype)
             padded[:num_rows] = x
             padded[num_rows:] = 0
             x = padded
-        return x.reshape(num_groups, group, num_inputs)
+        return x.reshape(shape)
 
     def _multiply(
         self, groups: Floats, matrix: TiledMatrix, y: Floats, residual: Floats | None
@@ -165,6 +176,11 @@ class TiledPlan:
         num_bytes = work_bytes(tiles.nbytes, len(y))
         count = self._count(tiles.shape, num_bytes)
         num_threads, begin = count.choose(), perf_counter()
+        if num_threads == 1:
+            self._product(groups, tiles, matrix.parts, out, 0)
+            _add(y, matrix.bias, residual)
+            count.note(perf_counter() - begin)
+            return
 
         def work(thread: int, tasks: Iterable[tuple[slice, slice]]) -> None:
             for which, some in tasks:
@@ -174,12 +190,8 @@ class TiledPlan:
                 bias = None if matrix.bias is None else matrix.bias[columns]
                 _add(y[rows, columns], bias, None if residual is None else residual[rows, columns])
 
-        if num_threads == 1:
-            self._product(groups, tiles, matrix.parts, out, 0)
-            _add(y, matrix.bias, residual)
-        else:
-            tasks = tasks_of(num_tiles, num_groups, num_threads, num_bytes)
-            self._workers.share(work, tasks, num_threads)
+        tasks = tasks_of(num_tiles, num_groups, num_threads, num_bytes)
+        self._workers.share(work, tasks, num_threads)
         count.note(perf_counter() - begin)
 
     def _count(self, shape: tuple[int, ...], num_bytes: int) -> ThreadCount:

@@ -133,6 +133,13 @@ static inline uint16_t float_to_f16(float f) {  // to nearest, ties to even
   }
   return static_cast<uint16_t>(sign | (size + 0xc8000fffu + (size >> 13 & 1u)) >> 13);
 }
+static inline uint16_t e4m3_to_f16(uint32_t code) {  // bias 7, three bits of mantissa, no infinity
+  const uint32_t exponent = code >> 3 & 15u, mantissa = code & 7u;
+  if ((code & 127u) == 127u) return 0x7fff;  // NaN
+  const float size = exponent ? ldexpf(8.0f + mantissa, static_cast<int>(exponent) - 10)
+                              : mantissa * 0x1p-9f;
+  return float_to_f16(code & 128u ? -size : size);
+}
 static inline float bf16_to_float(uint16_t h) {
   return __uint_as_float(static_cast<uint32_t>(h) << 16);
 }

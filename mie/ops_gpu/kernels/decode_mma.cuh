@@ -77,41 +77,51 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
     }
   }
 
-  // A tile lies in one block, because the block size is a multiple of the tile. The ids of 32 tiles
-  // are read at once, one a lane, and distributed by shuffles. All lanes call both functions.
-  int block_ids = 0;
-  auto block_of = [&](int i) {
+  // A tile lies in one block, because the block size is a multiple of the tile. Its first row of
+  // keys is looked up for 32 tiles at once, one a lane, and distributed by shuffles. attention.py
+  // asserts that 32 bits count the rows. All lanes call both functions.
+  constexpr int ROWS_AT_ONCE = 32 / CHUNKS, PER_CHUNK = 16 / (int)sizeof(C);
+  const int copied_row = lane / CHUNKS, copied_chunk = lane % CHUNKS;
+  const C* planes[2];  // the lane's chunk of this head's first row of keys and of values
+#pragma unroll
+  for (int plane = 0; plane < 2; ++plane)
+    planes[plane] = cache.base + (cache.row(0, 0, kv_head, plane) + copied_row) * DH +
+                    copied_chunk * PER_CHUNK;
+  unsigned rows = 0;
+  auto row_of = [&](int i) {
     if (i % 32 == 0) {
       const int token = first + (i + lane) * (WARPS * TOKENS);
-      const size_t entry = (size_t)sequence * step.table_width + token / step.block_size;
-      block_ids = token < end ? step.tables[entry] : 0;
+      const unsigned entry = (unsigned)token / (unsigned)step.block_size;
+      const unsigned slot = (unsigned)token % (unsigned)step.block_size;
+      const int* table = step.tables + (size_t)sequence * step.table_width;
+      rows = token < end ? (unsigned)cache.row(table[entry], slot, 0, 0) : 0u;
     }
-    return __shfl_sync(MIE_FULL_WARP, block_ids, i % 32);
+    return __shfl_sync(MIE_FULL_WARP, rows, i % 32);
   };
+  int filled = 0;  // the offset of the stage that is fetched next
   auto fetch = [&](int i) {
     if (i < num_tiles) {
-      const int block_id = block_of(i), token = first + i * (WARPS * TOKENS);
-      unsigned char* stage = ring + i % STAGES * STAGE;
+      const unsigned first_row = row_of(i);
+      unsigned char* stage = ring + filled;
+      // What the query does not see is set to zero, because an unwritten slot may hold NaN.
+      const int distance = first + i * (WARPS * TOKENS) + copied_row - begin;
 #pragma unroll
       for (int plane = 0; plane < 2; ++plane) {
-        const size_t first_row = cache.row(block_id, token % step.block_size, kv_head, plane);
-        const C* source = cache.base + first_row * DH;
+        const C* source = planes[plane] + (size_t)first_row * DH;
         if constexpr (QUANTIZED) {
           if (lane < TOKENS / 4)
             cp_async16(stage + 2 * TILE + plane * SCALES + lane * 16,
-                       cache.scales + first_row + lane * 4);
+                       cache.scales + cache.row(0, 0, kv_head, plane) + first_row + lane * 4);
         }
 #pragma unroll
-        for (int j = 0; j < TOKENS * CHUNKS / 32; ++j) {
-          const int row = (j * 32 + lane) / CHUNKS, chunk = (j * 32 + lane) % CHUNKS;
-          // What the query does not see is set to zero, because an unwritten slot may hold NaN.
-          cp_async16_or_zero(stage + plane * TILE + swizzled<ROW>(row, chunk),
-                             source + row * DH + chunk * (16 / (int)sizeof(C)),
-                             token + row >= begin && token + row < end);
-        }
+        for (int j = 0; j < TOKENS; j += ROWS_AT_ONCE)
+          cp_async16_or_zero(
+              stage + plane * TILE + swizzled<ROW>(j + copied_row, copied_chunk), source + j * DH,
+              (unsigned)(distance + j) < (unsigned)(end - begin));
       }
     }
     cp_async_commit();  // a group for every tile, even an empty one, because the waits count groups
+    filled = filled == (STAGES - 1) * STAGE ? 0 : filled + STAGE;
   };
 
   // Per head tile: a lane holds heads 2t and 2t + 1, for tokens g and g + 8 (scores) and for
@@ -123,11 +133,13 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
 
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i) fetch(i);
+  int used = 0;  // the offset of the stage that is multiplied
   for (int i = 0; i < num_tiles; ++i) {
     cp_async_wait<STAGES - 2>();
     __syncwarp();  // all lanes' fetches are visible, and all are done with tile i - 1,
     fetch(i + STAGES - 1);  // whose stage is refilled
-    const unsigned char* keys = ring + i % STAGES * STAGE;
+    const unsigned char* keys = ring + used;
+    used = used == (STAGES - 1) * STAGE ? 0 : used + STAGE;
     const unsigned char* values = keys + TILE;
 
     float score[HEAD_TILES][4] = {};
@@ -141,9 +153,9 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
 #pragma unroll
           for (int chunk = 0; chunk < 2; ++chunk) {
             const unsigned low = a[2 * chunk], high = a[2 * chunk + 1];  // tokens g and g + 8
-            const unsigned wide[4] = {
-                Wide::template pair<0, 1>(low), Wide::template pair<0, 1>(high),
-                Wide::template pair<2, 3>(low), Wide::template pair<2, 3>(high)};
+            unsigned wide[4];
+            Wide::template four<0, 1, 2, 3>(wide[0], wide[2], low);
+            Wide::template four<0, 1, 2, 3>(wide[1], wide[3], high);
 #pragma unroll
             for (int h = 0; h < HEAD_TILES; ++h)
               mma_m16n8k16<T>(score[h], wide, query[h][2 * k + chunk]);
@@ -165,11 +177,12 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
         key_scale[r] = scales[g + 8 * r];
         value_scale[r] = sees[r] ? scales[TOKENS + g + 8 * r] : 0.0f;  // else it may be NaN
       }
-      float largest = fmaxf(value_scale[0], value_scale[1]);
+      // This loop runs at most once, and rarely, because the unit is soon the largest scale.
+      while (__any_sync(MIE_FULL_WARP, value_scale[0] > unit || value_scale[1] > unit)) {
+        float largest = fmaxf(unit, fmaxf(value_scale[0], value_scale[1]));
 #pragma unroll
-      for (int offset = 4; offset < 32; offset *= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(MIE_FULL_WARP, largest, offset));
-      if (largest > unit) {  // the same in all lanes
+        for (int offset = 4; offset < 32; offset *= 2)
+          largest = fmaxf(largest, __shfl_xor_sync(MIE_FULL_WARP, largest, offset));
         per_unit = 1.0f / largest;
         const float keep = unit * per_unit;
         unit = largest;
@@ -188,18 +201,16 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         s[e] = sees[e / 2] ? s[e] * (step.scale * key_scale[e / 2]) : -MIE_INF;
-      float tile_top[2] = {fmaxf(s[0], s[2]), fmaxf(s[1], s[3])};
-#pragma unroll
-      for (int offset = 4; offset < 32; offset *= 2) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          tile_top[e] = fmaxf(tile_top[e], __shfl_xor_sync(MIE_FULL_WARP, tile_top[e], offset));
-      }
-      // Every tile has a token that is seen, so the maxima are finite from the first tile on.
-      if (__any_sync(MIE_FULL_WARP, tile_top[0] > top[h][0] || tile_top[1] > top[h][1])) {
+      // The lanes exchange their maxima only if a score exceeds its head's. This loop runs at most
+      // once. Every tile has a token that is seen, so the maxima are finite from the first tile on.
+      while (__any_sync(MIE_FULL_WARP,
+                        fmaxf(s[0], s[2]) > top[h][0] || fmaxf(s[1], s[3]) > top[h][1])) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const float new_top = fmaxf(top[h][e], tile_top[e]);
+          float new_top = fmaxf(top[h][e], fmaxf(s[e], s[e + 2]));
+#pragma unroll
+          for (int offset = 4; offset < 32; offset *= 2)
+            new_top = fmaxf(new_top, __shfl_xor_sync(MIE_FULL_WARP, new_top, offset));
           const float keep = exp2_approx(top[h][e] - new_top);
           top[h][e] = new_top;
           sum[h][e] *= keep;
@@ -228,9 +239,9 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
 #pragma unroll
           for (int chunk = 0; chunk < 2; ++chunk) {
             const unsigned low = a[chunk], high = a[chunk + 2];  // tokens 2t, 2t + 1 and 8 further
-            const unsigned wide[4] = {
-                Wide::template pair<0, 2>(low), Wide::template pair<1, 3>(low),
-                Wide::template pair<0, 2>(high), Wide::template pair<1, 3>(high)};
+            unsigned wide[4];
+            Wide::template four<0, 2, 1, 3>(wide[0], wide[1], low);
+            Wide::template four<0, 2, 1, 3>(wide[2], wide[3], high);
 #pragma unroll
             for (int h = 0; h < HEAD_TILES; ++h)
               mma_m16n8k16<T>(acc[h][2 * k + chunk], wide, weights[h]);

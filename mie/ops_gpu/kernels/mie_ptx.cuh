@@ -225,6 +225,27 @@ __device__ __forceinline__ unsigned pack_bf16x2(float lo, float hi) {
 #endif
 }
 
+// ---- four e4m3 as two pairs of f16, exactly. Chips have it from sm_89 on. NaN becomes 0x7fff.
+
+#if defined(MIE_EMULATE) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890)
+#define MIE_HAS_E4M3_CONVERSION 1
+__device__ __forceinline__ void e4m3x4_to_f16x2(unsigned& low, unsigned& high, unsigned codes) {
+#ifdef MIE_EMULATE
+  auto f16_at = [codes](int shift) {
+    return static_cast<unsigned>(mie_emu::e4m3_to_f16(codes >> shift & 255u));
+  };
+  low = f16_at(0) | f16_at(8) << 16, high = f16_at(16) | f16_at(24) << 16;
+#else
+  asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; "
+      "cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b;}"
+      : "=r"(low), "=r"(high)
+      : "r"(codes));
+#endif
+}
+#else
+#define MIE_HAS_E4M3_CONVERSION 0
+#endif
+
 // ---- a * b + c of two pairs of 16-bit floats, rounded once (exactly where the result is exact)
 
 template <typename T>

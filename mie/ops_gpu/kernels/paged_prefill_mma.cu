@@ -151,9 +151,11 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
         ldmatrix_x4(b, keys + swizzled<ROW>(key, k * 2 + lane / 8 % 2));
         if constexpr (QUANTIZED) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i)  // eight keys, one chunk
-            mma_m16n8k16<T>(score[2 * n + i / 2], query[2 * k + i % 2],
-                            {Wide::template pair<0, 1>(b[i]), Wide::template pair<2, 3>(b[i])});
+          for (int i = 0; i < 4; ++i) {  // eight keys, one chunk
+            unsigned wide[2];
+            Wide::template four<0, 1, 2, 3>(wide[0], wide[1], b[i]);
+            mma_m16n8k16<T>(score[2 * n + i / 2], query[2 * k + i % 2], wide);
+          }
         } else {
           mma_m16n8k16<T>(score[2 * n], query[k], {b[0], b[1]});
           mma_m16n8k16<T>(score[2 * n + 1], query[k], {b[2], b[3]});
@@ -246,10 +248,11 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
           for (int c = 0; c < 2; ++c) {
             const unsigned low = b[2 * c], high = b[2 * c + 1];  // keys 2t, 2t + 1 and 8 further
             float(&even)[4] = acc[4 * d + 2 * c], (&odd)[4] = acc[4 * d + 2 * c + 1];
-            mma_m16n8k16<T>(even, weights,
-                            {Wide::template pair<0, 2>(low), Wide::template pair<0, 2>(high)});
-            mma_m16n8k16<T>(odd, weights,
-                            {Wide::template pair<1, 3>(low), Wide::template pair<1, 3>(high)});
+            unsigned first[2], second[2];
+            Wide::template four<0, 2, 1, 3>(first[0], second[0], low);
+            Wide::template four<0, 2, 1, 3>(first[1], second[1], high);
+            mma_m16n8k16<T>(even, weights, first);
+            mma_m16n8k16<T>(odd, weights, second);
           }
         } else {
           mma_m16n8k16<T>(acc[2 * d], weights, {b[0], b[1]});

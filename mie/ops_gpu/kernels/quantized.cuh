@@ -62,42 +62,79 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
   return row * ROW + (chunk ^ row / ROWS % (8 / ROWS)) * 16;
 }
 
-// Elements I and J of four, exactly, as a pair of 16-bit floats T, I in the low half.
+// Four elements as two pairs of 16-bit floats T, exactly: I and J in `first`, K and L in `second`,
+// I and K in the low halves.
 template <typename T, typename C>
 struct Widening;
+
+// Byte I of four in a half with the bytes of `fill` above it, and byte J in the other.
+template <int I, int J>
+__device__ __forceinline__ unsigned spread(unsigned four, unsigned fill) {
+  return __byte_perm(four, fill, I | 4 << 4 | J << 8 | 4 << 12);
+}
+// The same, with the byte's sign in all bits above it.
+template <int I, int J>
+__device__ __forceinline__ unsigned spread_signed(unsigned four) {
+  return __byte_perm(four, 0u, I | (8 | I) << 4 | J << 8 | (8 | J) << 12);
+}
+
 template <>
 struct Widening<f16, int8> {
-  template <int I, int J>
-  static __device__ __forceinline__ unsigned pair(unsigned four) {
+  template <int I, int J, int K, int L>
+  static __device__ __forceinline__ void four(unsigned& first, unsigned& second, unsigned from) {
     // The low byte of 0x64__ counts from 1024 on, so that x + 128 there is 1152 + x.
-    const unsigned raised =
-        __byte_perm(four ^ 0x80808080u, 0x64646464u, I | 4 << 4 | J << 8 | 4 << 12);
-    return fma2<f16>(raised, 0x3c003c00u, 0xe480e480u);  // times 1, minus 1152
+    const unsigned raised = from ^ 0x80808080u;
+    first = fma2<f16>(spread<I, J>(raised, 0x64646464u), 0x3c003c00u, 0xe480e480u);
+    second = fma2<f16>(spread<K, L>(raised, 0x64646464u), 0x3c003c00u, 0xe480e480u);
   }
 };
 template <>
 struct Widening<bf16, int8> {
   template <int I, int J>
-  static __device__ __forceinline__ unsigned pair(unsigned four) {
+  static __device__ __forceinline__ unsigned pair(unsigned from) {
     // The low seven bits of 0x43__ count from 128 on. The sign bit alone, 0x4300 or 0x4380, is 128
     // or 256, which must be subtracted.
-    const unsigned raised = __byte_perm(four, 0x43434343u, I | 4 << 4 | J << 8 | 4 << 12);
-    return fma2<bf16>(raised & 0xff7fff7fu, 0x3f803f80u, (raised & 0xff80ff80u) ^ 0x80008000u);
+    const unsigned raised = spread<I, J>(from, 0x43434343u);
+    return fma2<bf16>(raised & 0xff80ff80u, 0xbf80bf80u, raised & 0xff7fff7fu);  // times -1
+  }
+  template <int I, int J, int K, int L>
+  static __device__ __forceinline__ void four(unsigned& first, unsigned& second, unsigned from) {
+    first = pair<I, J>(from), second = pair<K, L>(from);
   }
 };
+// e4m3 by its bits, on every chip: shifted, they are a float of another bias. A code of NaN, which
+// no cache contains, becomes 480.
+template <typename T>
+struct WideningByBits;
+template <>
+struct WideningByBits<f16> {
+  template <int I, int J>
+  static __device__ __forceinline__ unsigned pair(unsigned from) {  // the biases differ by 8
+    return fma2<f16>(spread_signed<I, J>(from) << 7 & 0xbf80bf80u, 0x5c005c00u, 0x80008000u);
+  }
+};
+template <>
+struct WideningByBits<bf16> {
+  template <int I, int J>
+  static __device__ __forceinline__ unsigned pair(unsigned from) {  // the biases differ by 120
+    return fma2<bf16>(spread_signed<I, J>(from) << 4 & 0x87f087f0u, 0x7b807b80u, 0x80008000u);
+  }
+};
+template <typename T>
+struct Widening<T, e4m3> {
+  template <int I, int J, int K, int L>
+  static __device__ __forceinline__ void four(unsigned& first, unsigned& second, unsigned from) {
+    first = WideningByBits<T>::template pair<I, J>(from);
+    second = WideningByBits<T>::template pair<K, L>(from);
+  }
+};
+#if MIE_HAS_E4M3_CONVERSION
 template <>
 struct Widening<f16, e4m3> {
-  template <int I, int J>
-  static __device__ __forceinline__ unsigned pair(unsigned four) {
-    const unsigned high = __byte_perm(four, 0u, 4 | I << 4 | 4 << 8 | J << 12);
-    return fma2<f16>((high & 0x80008000u) | (high & 0x7f007f00u) >> 1, 0x5c005c00u, 0x80008000u);
+  template <int I, int J, int K, int L>
+  static __device__ __forceinline__ void four(unsigned& first, unsigned& second, unsigned from) {
+    constexpr unsigned ORDER = I | J << 4 | K << 8 | L << 12;
+    e4m3x4_to_f16x2(first, second, ORDER == 0x3210 ? from : __byte_perm(from, 0u, ORDER));
   }
 };
-template <>
-struct Widening<bf16, e4m3> {
-  template <int I, int J>
-  static __device__ __forceinline__ unsigned pair(unsigned four) {  // the biases differ by 120
-    const unsigned high = __byte_perm(four, 0u, 4 | I << 4 | 4 << 8 | J << 12);
-    return fma2<bf16>((high & 0x80008000u) | (high & 0x7f007f00u) >> 4, 0x7b807b80u, 0x80008000u);
-  }
-};
+#endif

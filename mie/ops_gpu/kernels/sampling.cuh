@@ -15,6 +15,7 @@
 // lists.
 #pragma once
 #include "mie_cuda.cuh"
+#include "sums.cuh"
 
 using Mass = unsigned long long;
 
@@ -124,24 +125,6 @@ __device__ __forceinline__ Mass weight_of(float t, int num_bits) {
 }
 
 // ---- sums
-
-template <typename Number>
-__device__ __forceinline__ Number warp_total(Number x) {
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(MIE_FULL_WARP, x, offset);
-  return x;
-}
-
-// The sum over the block, which every thread gets. `shared` has a place for each warp.
-template <typename Number>
-__device__ __forceinline__ Number block_sum(Number x, Number* shared) {
-  x = warp_total(x);
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-  __syncthreads();
-  Number sum = 0;
-  for (int warp = 0; warp < (int)blockDim.x / 32; ++warp) sum += shared[warp];
-  __syncthreads();
-  return sum;
-}
 
 // The sum of masses [size], which every lane of the warp gets.
 __device__ __forceinline__ Mass warp_total_of(const Mass* masses, int size) {

@@ -5,6 +5,7 @@
 //
 // grid (1), block (a multiple of 32, at most 512). Each of the n costs a pass over the row.
 #include "mie_cuda.cuh"
+#include "sums.cuh"
 
 struct Best {
   double value;
@@ -15,24 +16,6 @@ struct Shared {
   double doubles[32];
   int ints[32];
 };
-
-template <typename Number>
-__device__ __forceinline__ Number warp_total(Number x) {
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(MIE_FULL_WARP, x, offset);
-  return x;
-}
-
-// The sum over the block, which every thread gets. `shared` has a place for each warp.
-template <typename Number>
-__device__ __forceinline__ Number block_sum(Number x, Number* shared) {
-  x = warp_total(x);
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-  __syncthreads();
-  Number sum = 0;
-  for (int warp = 0; warp < (int)blockDim.x / 32; ++warp) sum += shared[warp];
-  __syncthreads();
-  return sum;
-}
 
 // As in numpy.argmax, a NaN counts as the largest, and the lowest id wins among equals.
 __device__ __forceinline__ Best better(Best a, Best b) {

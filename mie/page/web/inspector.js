@@ -54,7 +54,7 @@ export class Inspector {
         ["references", state.refs[block] ? String(state.refs[block]) : null],
         ["slots", state.refs[block] ? `${state.fill[block]} of ${run.blockSize} filled` : null],
         ["tables of", names.length ? el("span", {}, names.slice(0, 24).map((name) => this.button(name))) : null],
-        ["in the tree", node ? [`taken ${some(heat?.uses ?? 0, "time")}`, node.parent === null ? "first of its branch" : null].filter(Boolean).join(", ") : null],
+        ["in the tree", node ? [heat && `taken ${some(heat.uses, "time")}`, node.parent === null ? "first of its branch" : null].filter(Boolean).join(", ") || "yes" : null],
         ["after", node && node.parent !== null ? chip(String(node.parent), () => select({ kind: "block", id: node.parent }, true)) : null],
         ["eviction", rank ? (rank === 1 ? "next" : `number ${rank}`) : null],
       ]),

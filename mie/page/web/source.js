@@ -84,7 +84,7 @@ export class Live {
     if (record.record === "head") this.head = record;
     else if (record.record === "truth") this.on.truth(record);
     else if (record.record === "end") {
-      this.on.trouble(`The engine ended: ${record.reason}`);
+      this.on.trouble(`The live stream ended: ${record.reason}`);
       this.events.close();
     } else this.add(record);
   }

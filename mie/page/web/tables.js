@@ -47,7 +47,7 @@ const TABLES = [
       const { ranks } = shape(state);
       return [...state.tree].map(([block, node]) => ({
         pick: { kind: "block", id: block },
-        cells: () => [block, node.parent ?? "", state.heat.get(block)?.uses ?? 0, ranks.get(block) ?? "", visible(store.run.textOfBlock(state, block))],
+        cells: () => [block, node.parent ?? "", state.heat.get(block)?.uses ?? "", ranks.get(block) ?? "", visible(store.run.textOfBlock(state, block))],
       }));
     },
   },

@@ -157,9 +157,9 @@ export class PrefixTree {
 
   describe({ id: block }) {
     const state = shown();
-    const { uses = 0 } = state.heat.get(block) ?? {};
+    const heat = state.heat.get(block);
     const rank = shape(state).ranks.get(block);
-    return [...describeBlock(state, block), `taken from the tree ${some(uses, "time")}`, ...(rank ? [rank === 1 ? "evicted next" : `number ${rank} to be evicted`] : [])];
+    return [...describeBlock(state, block), ...(heat ? [`taken from the tree ${some(heat.uses, "time")}`] : []), ...(rank ? [rank === 1 ? "evicted next" : `number ${rank} to be evicted`] : [])];
   }
 
   click(node) {
@@ -184,7 +184,7 @@ export class PrefixTree {
 
   say(state, found, numIdle) {
     const text = state.tree.size
-      ? `${some(state.tree.size, "full block")}, ${some(found.rows, "branch", "branches")}; shade: hits; ${numIdle ? `numbers: order of eviction of ${some(numIdle, "idle leaf", "idle leaves")}` : "no leaf is idle"}${found.numHidden ? `; ${found.numHidden} branches hidden` : ""}`
+      ? `${some(state.tree.size, "full block")}, ${some(found.rows, "branch", "branches")}; ${!state.heat.size ? "hits are unknown at this step" : `shade: hits; ${numIdle ? `numbers: order of eviction of ${some(numIdle, "idle leaf", "idle leaves")}` : "no leaf is idle"}`}${found.numHidden ? `; ${found.numHidden} branches hidden` : ""}`
       : "";
     say("tree-note", text);
     this.surface.canvas.setAttribute("aria-label", `Prefix tree after step ${store.step}: ${text}. Arrow keys move between nodes.`);

@@ -6,22 +6,23 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from mie.async_llm import AsyncLLM
 from mie.engine.look import Look
 from mie.engine.metrics import Snapshot
 from mie.errors import EngineDeadError
 from mie.page.cells import Cells
-from mie.page.follower import Follower
+from mie.page.follow import Line
+from mie.page.follower import Place
 from mie.page.stream import encode
 from mie.serve.errors import ApiError
+from mie.serve.page.child import Child
 from mie.serve.page.worker import Worker
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 TICK_SECONDS = 0.1
 """Time between two looks at the engine."""
@@ -106,6 +107,22 @@ class Page:
         self._news.clear()
 
 
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """What a look at the engine gave."""
+
+    step: int
+    """The number of the last step."""
+    head: bytes | None
+    """The record that begins every stream, if the replay began again."""
+    lines: Sequence[Line]
+    """The records for every page."""
+    is_change: bool
+    """Whether they tell more than that page, `/metrics` and engine agree."""
+    key: bytes
+    """The record of the whole state, if a page needs it."""
+
+
 class Feed:
     """Follows the engine while a page is open. Nothing is computed while none is."""
 
@@ -116,8 +133,11 @@ class Feed:
         self._run_id = secrets.token_hex(4)
         self._number = 0  # the last event's
         self._recent: deque[tuple[int, bytes]] = deque()
-        self._follower: Follower | None = None
-        self._counts: Mapping[str, int] = {}
+        self.child: Child | None = None
+        """The process that replays, while the engine is followed."""
+        self._step: int | None = None  # the last one that the child has taken in
+        self._head = b""
+        self._why_ended = ""
         self._task: asyncio.Task[None] | None = None
         self._is_ready: asyncio.Future[None] | None = None
         self._worker = Worker("mie-page-feed")
@@ -144,14 +164,14 @@ class Feed:
         if missed is not None:
             page.needs_key = False
             page.put(missed)
-        if self._follower is not None:
-            yield _event("head", self._follower.head)
+        if self._step is not None:
+            yield _event("head", self._head)
         self._pages.add(page)
         try:
             while self._is_following:
                 yield await page.take() or b": the page is open\n\n"
-            why = self._engine.dead_error or "the live stream has ended (reload the page)"
-            yield _event("end", {"record": "end", "reason": str(why)})
+            why = self._engine.dead_error or self._why_ended
+            yield _event("end", encode({"record": "end", "reason": str(why)}).encode())
         finally:
             self._pages.discard(page)
 
@@ -185,20 +205,37 @@ class Feed:
         assert self._is_ready is not None
         await asyncio.shield(self._is_ready)
 
-    async def ask(self, question: Callable[[Follower, Mapping[str, int]], T]) -> T:
-        """Call a function with the state that the pages show, in the thread that changes it."""
+    async def key(self) -> bytes:
+        """Return the record of the state that the pages show.
+
+        Raises:
+            ApiError: the engine cannot be followed.
+            EngineDeadError: the engine cannot go on.
+        """
+        return await self._ask("key")  # type: ignore[no-any-return]  # what `Desk.key` returns
+
+    async def tokens(
+        self, blocks: Sequence[int]
+    ) -> tuple[int, dict[int, Sequence[int]], dict[int, Place]]:
+        """Return the tokens of blocks, as `mie.page.follow.Desk.tokens` does.
+
+        Raises:
+            ApiError: the engine cannot be followed.
+            EngineDeadError: the engine cannot go on.
+        """
+        return await self._ask("tokens", blocks)  # type: ignore[no-any-return]
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
         await self.ready()
-
-        def answer() -> T:
-            if self._follower is None:
-                raise EngineDeadError("the engine has ended")
-            return question(self._follower, self._counts)
-
-        return await self._worker.call(answer)
+        child = self.child
+        if child is None:
+            raise EngineDeadError("the engine has ended")
+        return await self._worker.call(lambda: child.call(method, *arguments))
 
     async def close(self) -> None:
-        """End all streams, and the thread."""
+        """End all streams, the process and the thread."""
         await self.stop_following()
+        self._end_child()
         self._worker.close()
 
     async def stop_following(self) -> None:
@@ -207,11 +244,17 @@ class Feed:
             self._task.cancel()
             await asyncio.wait([self._task])
 
+    def _end_child(self) -> None:
+        if self.child is not None:
+            self.child.close()
+        self.child = self._step = None
+
     # The task.
 
     async def _run(self, is_ready: asyncio.Future[None]) -> None:
         """Follow the engine until no page is open, or the engine ends."""
         tick = 0
+        self._why_ended = "the server no longer follows the engine (reload the page)"
         try:
             while self._num_idle_ticks <= LINGER_TICKS:
                 await self.tick(with_metrics=self._is_truth_due and tick % TRUTH_TICKS == 0)
@@ -221,6 +264,7 @@ class Feed:
                 tick += 1
                 await asyncio.sleep(TICK_SECONDS)
         except Exception as error:
+            self._why_ended = str(error)
             if not is_ready.done():
                 is_ready.set_exception(error)
             elif not isinstance(error, EngineDeadError):
@@ -229,14 +273,14 @@ class Feed:
             if not is_ready.done():
                 is_ready.set_exception(EngineDeadError("the server ends"))
                 is_ready.exception()  # it may be that nothing waits for it
-            self._follower = None
+            self._end_child()
             for page in self._pages:
                 page.wake()
 
     async def tick(self, *, with_metrics: bool = False) -> None:
         """Look at the engine once, and queue what is new for each page."""
-        after = None if self._follower is None else self._follower.step
-        look = await self._engine.look(after, with_metrics=with_metrics)
+        child = self.child = self.child or Child()
+        look = await self._engine.look(self._step, with_metrics=with_metrics)
         if look.segments is not None and not look.segments:
             raise ApiError(
                 409,
@@ -245,34 +289,39 @@ class Feed:
                 code="no_event_log",
             )
         hungry = {page for page in self._pages if page.needs_key and page.is_reading}
-        events, key = await self._worker.call(lambda: self._follow(look, bool(hungry)))
+        news = await self._worker.call(lambda: self._follow(child, look, needs_key=bool(hungry)))
+        first = self._number + 1
+        if news.head is not None:
+            self._head = news.head
+            self._recent.clear()
+        self._step = news.step
+        self._is_truth_due = news.is_change or (self._is_truth_due and look.metrics is None)
+        for line in news.lines:
+            self._number += 1
+            self._recent.append((self._number, self._numbered(line)))
+        self._drop_old(first)
+        events = b"".join(events for number, events in self._recent if number >= first)
         for page in self._pages:
             if page in hungry:
-                page.begin(key)
+                page.begin(self._numbered(("key", news.key)))
             elif not page.needs_key and events:
                 page.put(events)
 
-    def _follow(self, look: Look, needs_key: bool) -> tuple[bytes, bytes]:
-        """Take in what is new. Return its events, and the whole state if a page needs it."""
-        self._counts = look.counts
-        first = self._number + 1
+    def _follow(self, child: Child, look: Look, *, needs_key: bool) -> News:
+        """Let the child take in what is new."""
+        head = None
         if look.segments is not None:
-            self._follower = Follower(look.segments, self._name)
-            self._recent.clear()
-        assert self._follower is not None
-        records = list(self._follower.records(look.steps, look.rest))
-        if look.segments is not None:  # pages that were open begin again
-            records = [self._follower.key(look.counts)]
-        self._is_truth_due = bool(records) or (self._is_truth_due and look.metrics is None)
+            last = look.segments[-1]
+            head = child.call("begin", last.after, last.snapshot, last.steps, self._name)
+        step, lines = child.call("follow", look.steps, look.rest, look.counts)
+        key = child.call("key") if needs_key or head is not None else b""
+        if head is not None:  # pages that were open begin again
+            lines = [("key", key)]
+        is_change = bool(lines)
         if look.metrics is not None:
-            records.append(self._truth(look.counts, look.metrics))
-        for record in records:
-            self._number += 1
-            self._recent.append((self._number, self._numbered(record)))
-        self._drop_old(first)
-        events = b"".join(events for number, events in self._recent if number >= first)
-        key = self._numbered(self._follower.key(look.counts)) if needs_key else b""
-        return events, key
+            truth = self._truth(step, look.counts, look.metrics)
+            lines.append(("truth", encode(truth).encode()))
+        return News(step=step, head=head, lines=lines, key=key, is_change=is_change)
 
     def _drop_old(self, first: int) -> None:
         """Forget old events, but none of those from ``first`` on, which are about to be sent."""
@@ -282,17 +331,15 @@ class Feed:
                 break
             num_bytes -= len(self._recent.popleft()[1])
 
-    def _truth(self, counts: Mapping[str, int], metrics: Snapshot) -> Cells:
-        assert self._follower is not None
+    def _truth(self, step: int, counts: Mapping[str, int], metrics: Snapshot) -> Cells:
         found = {(m.name, m.labels.get("state")): m for m in metrics.read(self._name)}
         named = {name: found[key].value for name, key in METRICS.items()}  # type: ignore[attr-defined]
-        step = self._follower.step
         return {"record": "truth", "step": step, "server": counts, "metrics": named}
 
-    def _numbered(self, record: Cells) -> bytes:
+    def _numbered(self, line: Line) -> bytes:
         """Return a record as the event that has the last number."""
-        return f"id: {self._run_id}.{self._number}\n".encode() + _event(record["record"], record)
+        return f"id: {self._run_id}.{self._number}\n".encode() + _event(*line)
 
 
-def _event(name: str, record: Cells) -> bytes:
-    return f"event: {name}\ndata: {encode(record)}\n\n".encode()
+def _event(kind: str, record: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), record)

@@ -191,8 +191,7 @@ class PageRoutes:
         check_may_see(request)
         text = NodeText(shows_tokens=False)
         if "step" not in request.query_params:
-            now = await self.feed.ask(lambda follower, counts: encode(follower.key(counts)))
-            return _json(now)
+            return _json(await self.feed.key())
         state = await self._state_at(_number(request, "step"))
         return _json(await self._worker.call(lambda: encode(key_record(state, text))))
 
@@ -209,9 +208,7 @@ class PageRoutes:
         blocks = _blocks(request)
         tokens: dict[int, Sequence[int]]
         if "step" not in request.query_params:
-            (tokens, places), step = await self.feed.ask(
-                lambda follower, _: (follower.tokens(blocks), follower.step)
-            )
+            step, tokens, places = await self.feed.tokens(blocks)
             tokens.update(await self._engine.tokens_of(places))
         else:
             step = _number(request, "step")
@@ -299,8 +296,8 @@ def _file(request: Request, asset: Asset) -> Response:
     return Response(asset.compressed, headers=headers, media_type=asset.media_type)
 
 
-def _json(value: str | Mapping[str, Any]) -> Response:
-    content = value if isinstance(value, str) else encode(value)
+def _json(value: str | bytes | Mapping[str, Any]) -> Response:
+    content = value if isinstance(value, (str, bytes)) else encode(value)
     return Response(content, headers=DATA_HEADERS, media_type="application/json")
 
 

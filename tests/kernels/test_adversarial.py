@@ -1,0 +1,250 @@
+"""Run 500 random calls that are chosen to break the kernels, and compare each with float64.
+
+A call is one of three kinds:
+
+* attention over prompts, chunks and decodes together, with numbers that make every maximum and
+  every unit of a quantised cache move late or often;
+* writes to the cache, copies of blocks, and a decode over what was written;
+* sampling of hostile rows with random controls, whose tokens must be NumPy's.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import needs_compiler
+from test_kernels import ERRORS, Shape, make_backend, make_batch, make_cache, normal, wide
+from test_prefill import with_stale_entries
+from test_sampling import check_rows, hostile_logits, random_controls
+
+from mie.ops import attention, rope
+from mie.ops.backend import KVCacheShape
+from mie.ops.kv_cache import QUANTIZED, QuantizedCache, dequantize, quantize
+from mie.ops_gpu.arrays import DTYPES
+from mie.ops_gpu.attention import SPLIT_TOKENS
+from mie.ops_gpu.chip import Chip
+from mie.ops_gpu.kv_cache import KVCache
+from mie.ops_gpu.sampling import PART
+
+pytestmark = needs_compiler
+
+CALLS, SEEDS = 20, 25
+PLAIN = (
+    ("float32", 8, 2, "auto"),
+    ("float32", 64, 7, "auto"),
+    ("float32", 256, 1, "auto"),
+    ("float16", 80, 16, "auto"),
+    ("bfloat16", 96, 3, "auto"),
+    ("float32", 8, 3, "int8"),
+    ("float32", 64, 1, "fp8"),
+    ("float16", 80, 2, "fp8"),
+)
+"""Shapes of the plain kernels: dtype, head_dim, group, cache. Each is a build."""
+
+MODES = ("forward", "reverse", "random", "checked")
+Sequences = list[tuple[int, int]]
+"""Number of queries and length of each sequence."""
+
+
+def choose(rng: np.random.Generator, *choices: Any) -> Any:
+    return choices[rng.integers(len(choices))]
+
+
+def draw_shape(rng: np.random.Generator) -> Shape:
+    """Return a shape of the kernels for tensor cores, or in a quarter of the calls a plain one."""
+    window = choose(rng, None, None, 1, 15, 16, 17, 64, int(rng.integers(1, 600)))
+    dtype, head_dim, group, stored = choose(rng, *PLAIN)
+    block_size = int(choose(rng, 1, 3, 16, rng.integers(1, 129)))
+    if rng.random() < 0.75:
+        dtype, head_dim = choose(rng, "float16", "bfloat16"), choose(rng, 64, 128)
+        group, stored = int(rng.integers(1, 17)), choose(rng, "auto", "int8", "fp8")
+        block_size = 16 * int(rng.integers(1, 9))
+    return Shape(
+        dtype=dtype,
+        head_dim=head_dim,
+        group=group,
+        num_kv_heads=int(rng.integers(1, 4)),
+        block_size=block_size,
+        window=window,
+        stored=stored,
+    )
+
+
+def draw_sequences(rng: np.random.Generator) -> Sequences:
+    """Return lengths around the ends of tiles and splits, with a long one among short ones."""
+    sequences = []
+    for _ in range(rng.integers(1, 7)):
+        edge = int(choose(rng, 16, 64, 128, SPLIT_TOKENS, 2 * SPLIT_TOKENS)) + int(
+            rng.integers(-1, 2)
+        )
+        length = int(choose(rng, 1, 2, edge, edge, rng.integers(1, 200)))
+        num_queries = 1 if rng.random() < 0.75 else min(length, int(rng.integers(2, 40)))
+        sequences.append((num_queries, length))
+    if rng.random() < 0.3:
+        sequences[0] = (1, int(rng.integers(1000, 1400)))
+    return sequences
+
+
+def make_hostile(rng: np.random.Generator, cache: KVCache, planes: np.ndarray, shape: Shape) -> int:
+    """Change the numbers of the cache and of ``planes`` alike. Return which way was chosen.
+
+    Only factors that are powers of two are used, because they are exact in every dtype.
+    """
+    kind = int(rng.integers(5))
+    num_blocks, size = planes.shape[1:3]
+    order = np.arange(num_blocks * size).reshape(num_blocks, size)
+    if kind == 0:
+        return kind
+    exponents = {
+        1: order % 7 - 3,  # from token to token
+        2: -(order // size) % 6,  # from block to block
+        3: np.where(order % 97 == 5, 5, -2),  # a few tokens outweigh all others
+        4: np.full_like(order, -6),  # everything is tiny
+    }[kind]
+    factor = 2.0**exponents  # [N, B]
+    planes *= factor[..., None, None]
+    layout = factor[:, None, None, :]  # [N, 1, 1, B]
+    if shape.stored == "auto":
+        layer = cache.layers[0]
+        layer[...] = (wide(layer) * layout[..., None]).astype(layer.dtype)
+    else:
+        cache.scales[0][...] *= layout.astype(np.float32)
+    return kind
+
+
+def attend(rng: np.random.Generator, mode: str) -> str:
+    """Compare each row of an attention with the operator. Return what was called."""
+    shape, sequences = draw_shape(rng), draw_sequences(rng)
+    is_deterministic = bool(rng.random() < 0.5)
+    chip = Chip(num_multiprocessors=int(choose(rng, 1, 2, 8, 132)), shared_bytes=227 << 10)
+    query_scale = float(choose(rng, 0.125, 1.0, 1.0, 8.0, 64.0))
+    batch, num_blocks = make_batch(sequences, shape.block_size)
+    cache, planes = make_cache(shape, batch, num_blocks)
+    kind = make_hostile(rng, cache, planes, shape)
+    called = f"{shape}, {sequences}, {is_deterministic}, {chip}, {query_scale}, numbers {kind}"
+    num_tokens, num_heads = int(batch.cu_seqlens_q[-1]), shape.group * shape.num_kv_heads
+    q = normal(shape.dtype, num_tokens, num_heads, shape.head_dim, seed=8)
+    q = (q * query_scale).astype(q.dtype)
+    backend = make_backend(mode, shape.dtype, is_deterministic, chip, shape.stored)
+    stale_batch, stale_cache = with_stale_entries(batch, cache, shape.window)
+    got = wide(backend.paged_attention(q, stale_cache, 0, stale_batch, shape.window))
+
+    def operator(values: np.ndarray) -> np.ndarray:
+        return attention.paged_attention(
+            wide(q),
+            planes[0],
+            values,
+            batch.block_tables,
+            batch.cu_seqlens_q,
+            batch.seq_lens,
+            shape.head_dim**-0.5,
+            shape.window,
+        )
+
+    # Values of both signs may cancel, so the error is relative to their magnitudes.
+    wanted, sizes = operator(planes[1]), operator(np.abs(planes[1]))
+    error = np.linalg.norm(got - wanted, axis=-1) / np.linalg.norm(sizes, axis=-1)
+    # The rounding of a score, which is a sum in float32, becomes a relative error of its weight.
+    norms = np.linalg.norm(wide(q), axis=-1).max(), np.linalg.norm(planes[0], axis=-1)
+    largest_score = norms[0] * np.nanmax(norms[1]) * shape.head_dim**-0.5
+    allowed = 2 * ERRORS[shape.dtype] + 2.0**-23 * largest_score
+    assert (error < allowed).all(), f"{called}: worst {error.max()} of {allowed}"
+    return called
+
+
+def write(rng: np.random.Generator, mode: str) -> str:
+    """Rotate and write keys and values, copy the blocks, and compare both with the operators."""
+    dtype = choose(rng, *DTYPES)
+    stored, head_dim = choose(rng, "auto", "int8", "fp8"), choose(rng, 8, 64, 128)
+    num_kv_heads, group, size = int(rng.integers(1, 4)), int(rng.integers(1, 5)), choose(rng, 1, 16)
+    num_blocks, num_tokens = 8, int(rng.integers(1, 2 * size + 2))
+    called = f"write {dtype}, {stored}, {head_dim}, {num_kv_heads} x {group}, {size}, {num_tokens}"
+    num_heads = num_kv_heads * group
+    backend = make_backend(mode, dtype, stored=stored)
+    cache = backend.new_kv_cache(
+        KVCacheShape(
+            num_layers=1,
+            num_blocks=num_blocks,
+            block_size=size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+        )
+    )
+    table = backend.load_rope(10000.0 ** (-np.arange(head_dim // 2) / head_dim), 1.0, 500)
+    qkv = normal(dtype, num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+    qkv = (wide(qkv) * 2.0 ** rng.integers(-8, 8, qkv.shape[:2])[..., None]).astype(qkv.dtype)
+    positions = rng.integers(0, 500, num_tokens).astype(np.int32)
+    slots = rng.permutation(num_blocks // 2 * size)[:num_tokens].astype(np.int32)
+    positions, qkv = positions[: len(slots)], qkv[: len(slots)]
+    slots[rng.random(len(slots)) < 0.2] = -1
+    batch = SimpleNamespace(positions=positions, slot_mapping=slots)
+    q = backend.rope_write_kv(qkv, table, cache, 0, batch)
+    rotated = rope.rope(wide(qkv[:, :-num_kv_heads]), wide(table[positions]))
+    close(wide(q), rotated[:, :num_heads], 2 * ERRORS[dtype], called)
+    source = np.arange(num_blocks // 2)
+    backend.copy_blocks(cache, source.tolist(), (source + num_blocks // 2).tolist())
+    for plane in cache.planes:
+        half = num_blocks // 2
+        assert plane[half:].tobytes() == plane[:half].tobytes(), called
+    kept = slots >= 0
+    blocks, offsets = slots[kept] // size + num_blocks // 2, slots[kept] % size
+    written = cache.layers[0][blocks, :, :, offsets]  # [T, 2, Hkv, Dh]
+    keys = rotated[kept, num_heads:]
+    if stored == "auto":
+        close(wide(written[:, 0]), keys, 2 * ERRORS[dtype], called)
+        assert written[:, 1].tobytes() == qkv[kept, -num_kv_heads:].tobytes(), called
+        return called
+    elements, scales = written.view(QUANTIZED[stored]), cache.scales[0][blocks, :, :, offsets]
+    values = quantize(qkv[kept, -num_kv_heads:].astype(np.float32), QUANTIZED[stored])
+    assert elements[:, 1].tobytes() == values.elements.tobytes(), called
+    np.testing.assert_array_equal(scales[:, 1], values.scales)
+    got, least = QuantizedCache(elements[:, 0], scales[:, 0]), quantize(keys, QUANTIZED[stored])
+    error, most = (np.abs(dequantize(each, np.float64) - keys) for each in (got, least))
+    assert (error <= most + 1e-5 * np.abs(keys).max(axis=-1, keepdims=True)).all(), called
+    return called
+
+
+def close(got: np.ndarray, wanted: np.ndarray, allowed: float, called: str) -> None:
+    """Compare vectors by their norms."""
+    error = np.linalg.norm(got - wanted, axis=-1)
+    assert (error <= allowed * np.linalg.norm(wanted, axis=-1)).all(), called
+
+
+def sample(rng: np.random.Generator, mode: str) -> str:
+    """Compare the tokens of hostile rows with NumPy's."""
+    vocab_size = int(choose(rng, 1, 2, 33, 1000, 1024, 1025, PART - 1, PART, PART + 77))
+    dtype = choose(rng, *DTYPES)
+    rows = [random_controls(rng, vocab_size) for _ in range(6)]
+    logits = np.stack([hostile_logits(rng, vocab_size) for _ in rows])
+    with np.errstate(over="ignore"):
+        check_rows(mode, logits.astype(DTYPES[dtype]), rows)
+    return f"sample {dtype}, {vocab_size}"
+
+
+def run_calls(seed: int, count: int, modes: tuple[str, ...] = MODES) -> list[str]:
+    """Make ``count`` calls of one seed and return what was called."""
+    rng, called = np.random.default_rng([seed, 77]), []
+    for number in range(count):
+        call, mode = choose(rng, attend, attend, attend, write, sample), choose(rng, *modes)
+        try:
+            called.append(call(rng, mode))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, call {number}, {mode}, {call.__name__}") from error
+    return called
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_calls_agree_with_float64(seed: int):
+    """25 seeds of 20 calls."""
+    assert len(run_calls(seed, CALLS)) == CALLS
+
+
+def test_a_few_random_calls_agree_with_float64():
+    """A slice of the above. Its kernels are also built for other tests."""
+    rng = np.random.default_rng(5)
+    for call in (sample, write, sample):
+        call(rng, "checked")
