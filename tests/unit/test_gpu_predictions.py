@@ -53,7 +53,10 @@ def test_the_largest_limit_counts(work: Work, microseconds: float, limited_by: s
 
 
 def test_issue_slots_are_those_of_the_ledger():
-    """At 64 × 4,096 tokens nearly all instructions are in the loop over tiles."""
+    """At 64 × 4,096 tokens most instructions are in the loop over tiles.
+
+    The rest counts the merge of parts for every run, although only the last block does it.
+    """
     kernel = "paged_decode_stream.cu paged_decode_stream<f16, 64, 1, 4, 4>"
     profile = predict.sass_ledger.read()["13.4 sm_90"][kernel]
     loop = next(loop for loop in profile.loops if loop.mma)
@@ -63,7 +66,7 @@ def test_issue_slots_are_those_of_the_ledger():
         == DecodeShape(head_dim=64, num_kv_heads=8, num_seqs=64, context=4096).useful_bytes
     )
     in_loop = 64 * 4096 // 16 * 8 * loop.instructions
-    assert in_loop < work.slots < 1.2 * in_loop
+    assert in_loop < work.slots < 1.3 * in_loop
 
 
 def test_a_tile_of_which_a_part_is_used_counts_as_whole():
