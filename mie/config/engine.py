@@ -286,7 +286,7 @@ class EngineSettings:
         "auto",
         "switch",
         "give a request the same bits in any batch, with any chunks, prefix hits or preemptions; "
-        "on a GPU this covers attention, not cuBLAS",
+        "on a GPU not if generated tokens are computed again, and at the cost of slower products",
         "computation",
         choices=("auto",),
         default_text="auto: on if it costs almost nothing",

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mie.ops.backend import Array, Backend, KVCacheShape, Memory, StepBatch
+from mie.ops.composed import ComposedOperators
 from mie.ops.sampling import RowControls
 
 ROLES = {
@@ -90,8 +91,10 @@ def put(array: Array, values: NDArray[Any]) -> None:
     array[...] = staged
 
 
-class RecordingBackend:
+class RecordingBackend(ComposedOperators):
     """Delegates to ``inner`` and shows each operator's result to ``observe``.
+
+    What ``inner`` may compute in one call is composed of single operators here, to see each.
 
     A step's calls follow the decoder's order, which gives each its role and layer. The keys and
     values that `rope_write_kv` writes are internal to the backend. They are seen through the

@@ -196,12 +196,13 @@ class ModelRunner:
             np.arange(ends[-1]) - np.repeat(shifts, counts),
             np.concatenate([[0], ends]),
             np.concatenate([np.arange(num_decodes), sampled, *scored]),
+            num_decodes,
         )
 
     def _decode_batch(self, rows: Ints, token_ids: Ints, positions: Ints) -> StepBatch:
         """Return a batch with one token of each row."""
         each = np.arange(len(rows) + 1)
-        return self._batch(rows, rows, token_ids, positions, each, each[:-1])
+        return self._batch(rows, rows, token_ids, positions, each, each[:-1], len(rows))
 
     def _batch(
         self,
@@ -211,6 +212,7 @@ class ModelRunner:
         positions: Ints,
         cu_seqlens_q: Ints,
         logits_rows: Ints,
+        num_decodes: int,
     ) -> StepBatch:
         """Return a batch of the tokens of ``rows`` [S]; ``token_rows`` [T] is each token's row."""
         block_index, offset = np.divmod(positions, self.block_size)
@@ -223,6 +225,7 @@ class ModelRunner:
             seq_lens=seq_lens,
             block_tables=self._tables_of(rows, ceil_div(int(seq_lens.max()), self.block_size)),
             logits_rows=logits_rows,
+            num_decodes=num_decodes,
         )
 
     def _tables_of(self, rows: Ints, num_blocks: int) -> Ints:

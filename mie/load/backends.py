@@ -46,7 +46,7 @@ def load_backend(
         from mie.ops.numpy_backend import NumpyBackend
 
         return NumpyBackend(dtype, **settings)
-    from mie.ops_gpu.cupy_backend import load_cupy_backend, load_emulated_backend
+    from mie.ops_gpu.load import load_cupy_backend, load_emulated_backend
 
     if name == "cupy":
         return load_cupy_backend(dtype, checkpoint_dtype=checkpoint_dtype, **settings)

@@ -11,7 +11,7 @@ from mie.checkpoint.config import ModelConfig
 from mie.checkpoint.tensors import Shape, expected_tensors
 from mie.checkpoint.weights import Checkpoint
 from mie.model.rope import rope_inv_freq
-from mie.ops.backend import Array, Backend, StepBatch
+from mie.ops.backend import Array, Backend, HeadWeights, StepBatch
 
 BLOCK_BYTES = 4 << 20
 """Bytes of the checkpoint that are converted at a time, which is little for any model."""
@@ -21,10 +21,7 @@ BLOCK_BYTES = 4 << 20
 class Layer:
     """The weights of one layer, as the backend keeps them."""
 
-    attention_norm: Array
-    qkv: Array
-    q_norm: Array | None
-    k_norm: Array | None
+    heads: HeadWeights
     attention_out: Array
     mlp_norm: Array
     gate_up: Array
@@ -64,30 +61,16 @@ class Decoder:
 
     def forward(self, batch: StepBatch, kv_cache: Array) -> Array:
         """Return the logits [R, V] of a step's wanted rows, and store its keys and values."""
-        config, backend = self.config, self.backend
+        backend, eps = self.backend, self.config.rms_norm_eps
         x = backend.embed(batch.token_ids, self._embedding)
         for index, layer in enumerate(self._layers):
-            x = self._attention(x, index, layer, batch, kv_cache)
-            h = backend.rms_norm(x, layer.mlp_norm, config.rms_norm_eps)
-            h = backend.silu_mul(backend.linear(h, layer.gate_up))
+            q = backend.norm_heads(x, layer.heads, self._rope, kv_cache, index, batch)
+            attended = backend.paged_attention(q, kv_cache, index, batch, layer.window)
+            x = backend.linear(attended.reshape(len(q), -1), layer.attention_out, residual=x)
+            h = backend.norm_gate_up(x, layer.mlp_norm, eps, layer.gate_up)
             x = backend.linear(h, layer.down, residual=x)
         x = backend.take_rows(x, batch.logits_rows)
-        return backend.linear(backend.rms_norm(x, self._norm, config.rms_norm_eps), self._head)
-
-    def _attention(
-        self, x: Array, index: int, layer: Layer, batch: StepBatch, kv_cache: Array
-    ) -> Array:
-        config, backend = self.config, self.backend
-        num_heads, num_kv_heads, eps = config.num_heads, config.num_kv_heads, config.rms_norm_eps
-        h = backend.rms_norm(x, layer.attention_norm, eps)
-        qkv = backend.linear(h, layer.qkv)
-        qkv = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, config.head_dim)
-        if layer.q_norm is not None:
-            backend.head_norm(qkv, 0, num_heads, layer.q_norm, eps)
-            backend.head_norm(qkv, num_heads, num_heads + num_kv_heads, layer.k_norm, eps)
-        q = backend.rope_write_kv(qkv, self._rope, kv_cache, index, batch)
-        attended = backend.paged_attention(q, kv_cache, index, batch, layer.window)
-        return backend.linear(attended.reshape(len(q), -1), layer.attention_out, residual=x)
+        return backend.norm_linear(x, self._norm, eps, self._head)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,17 +86,23 @@ class _Loader:
     def layer(self, index: int) -> Layer:
         name = f"model.layers.{index}."
         attention, mlp = name + "self_attn.", name + "mlp."
-        has_norms = self.config.qk_norm
+        config, has_norms = self.config, self.config.qk_norm
         return Layer(
-            attention_norm=self.vector(name + "input_layernorm.weight"),
-            qkv=self.linear(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
-            q_norm=self.vector(attention + "q_norm.weight") if has_norms else None,
-            k_norm=self.vector(attention + "k_norm.weight") if has_norms else None,
+            heads=HeadWeights(
+                norm=self.vector(name + "input_layernorm.weight"),
+                qkv=self.linear(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
+                q_norm=self.vector(attention + "q_norm.weight") if has_norms else None,
+                k_norm=self.vector(attention + "k_norm.weight") if has_norms else None,
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                eps=config.rms_norm_eps,
+            ),
             attention_out=self.linear(attention + "o_proj"),
             mlp_norm=self.vector(name + "post_attention_layernorm.weight"),
             gate_up=self.linear(mlp + "gate_proj", mlp + "up_proj"),
             down=self.linear(mlp + "down_proj"),
-            window=self.config.layer_windows[index],
+            window=config.layer_windows[index],
         )
 
     def vector(self, name: str) -> Array:

@@ -51,6 +51,9 @@ class StepBatch:
     ``token_ids`` are then zeros.
     """
     drawn_rows: Ints | None = None  # [T]  index into ``drawn`` for each token
+    num_decodes: int | None = None
+    """The first sequences, which decode. The others are chunks, even with one query. None: unknown.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,20 @@ class Memory:
 
     It is False for a GPU's own memory.
     """
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadWeights:
+    """What turns hidden states into query, key and value heads, as the backend keeps it."""
+
+    norm: Array  # [D], applied to the hidden states
+    qkv: Array  # D inputs, (Hq + 2 Hkv) Dh outputs
+    q_norm: Array | None  # [Dh], applied to each query head (Qwen3)
+    k_norm: Array | None  # [Dh], applied to each key head
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float  # of the norms
 
 
 class Backend(Protocol):
@@ -178,6 +195,24 @@ class Backend(Protocol):
 
     def take_rows(self, x: Array, rows: Array) -> Array:
         """Return x[rows] as [R, D]."""
+
+    # Several operators in one call. `ops.composed` defines them by those above.
+    def norm_linear(self, x: Array, norm: Array, eps: float, weight: Array) -> Array:
+        """Normalise, then multiply to [T, N]."""
+
+    def norm_gate_up(self, x: Array, norm: Array, eps: float, weight: Array) -> Array:
+        """Normalise, multiply, then apply the gated activation, as [T, F]."""
+
+    def norm_heads(
+        self,
+        x: Array,
+        weights: HeadWeights,
+        rope: Array,
+        kv_cache: Array,
+        layer: int,
+        batch: StepBatch,
+    ) -> Array:
+        """Return the rotated q [T, Hq, Dh] of hidden states, and write keys and values."""
 
     # Blocks and tokens.
     def copy_blocks(self, kv_cache: Array, src: Sequence[int], dst: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from mie.errors import ConfigError
 from mie.ops import activation, attention, kv_cache, linear, norm, rope, sampling
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape, Memory, StepBatch
+from mie.ops.composed import ComposedOperators
 from mie.ops.kv_cache import Cache, QuantizedCache
 from mie.ops.sampling import RowControls
 from mie.system.resources import available_bytes
@@ -24,7 +25,7 @@ class NumpyLinear(NamedTuple):
     bias: Floats | None
 
 
-class NumpyBackend:
+class NumpyBackend(ComposedOperators):
     """Runs on the CPU in ``dtype``: "float32" (also "auto"), or "float64" for the oracle tests.
 
     ``kv_cache_dtype``: "auto" is ``dtype``; "int8" and "fp8" are the formats of `ops.kv_cache`.

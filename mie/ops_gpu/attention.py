@@ -116,6 +116,7 @@ class PagedAttention:
         self._chip = chip
         self._is_deterministic = is_deterministic
         self._empty = empty or fresh(launcher.xp)
+        self._zeros: list[Array] = []
 
     def __call__(
         self,
@@ -191,8 +192,9 @@ class PagedAttention:
     def _decode_splits(self, call: AttentionCall, kernel: DecodeKernel) -> None:
         batch, num_decodes = call.batch, call.batch.decodes.size
         num_splits = call.max_splits
-        partial = partial_lse = None  # without splits the kernel writes the output itself
+        partial = partial_lse = arrived = None  # without splits the kernel writes the output itself
         if num_splits > 1:
+            arrived = self._counters(call)
             partial, partial_lse = self._partials(num_decodes, call.num_heads, num_splits, call)
         name = "paged_decode" if kernel.kind == "plain" else "paged_decode_mma"
         # The name of the plain kernel includes the group.
@@ -215,34 +217,19 @@ class PagedAttention:
                 call.out,
                 partial,
                 partial_lse,
+                arrived,
                 *map(np.int32, sizes),
                 call.scale,
             ),
             shared_bytes=kernel.shared_bytes,
-        )
-        if num_splits == 1:
-            return
-        name = f"combine_splits<{kernel_type(call.q)}>"
-        sizes = [num_splits, call.head_dim, *splitting]
-        self._launcher.kernel("paged_decode.cu", name)(
-            (call.num_heads, num_decodes),
-            (64,),
-            (
-                partial,
-                partial_lse,
-                batch.seq_lens,
-                batch.cu_seqlens_q,
-                batch.decodes,
-                call.out,
-                *map(np.int32, sizes),
-            ),
         )
 
     def _decode_stream(self, call: AttentionCall, kernel: DecodeKernel) -> None:
         batch, num_decodes = call.batch, call.batch.decodes.size
         num_blocks = self._stream_blocks(kernel)
         partial, partial_lse = self._partials(2 * num_blocks, 8 * kernel.head_tiles, 1, call)
-        tiles = self._tiles(batch, call.window)
+        tiles, arrived = self._tiles(batch, call.window), self._counters(call)
+        assert 4 * call.group * num_blocks <= kernel.shared_bytes, "a weight for each part"
         attend = self._launcher.kernel(
             "paged_decode_stream.cu", "paged_decode_stream" + kernel.parameters
         )
@@ -263,26 +250,11 @@ class PagedAttention:
                 call.out,
                 partial,
                 partial_lse,
+                arrived,
                 *map(np.int32, sizes),
                 call.scale,
             ),
             shared_bytes=kernel.shared_bytes,
-        )
-        if num_blocks == 1:
-            return
-        name = f"combine_stream<{kernel_type(call.q)}, {call.head_dim}, {kernel.head_tiles}>"
-        self._launcher.kernel("paged_decode_stream.cu", name)(
-            (call.num_kv_heads, num_decodes),
-            (128,),
-            (
-                batch.cu_seqlens_q,
-                batch.decodes,
-                tiles,
-                partial,
-                partial_lse,
-                call.out,
-                *map(np.int32, [num_decodes, call.group, num_blocks]),
-            ),
         )
 
     def _tiles(self, batch: DeviceBatch, window: int | None) -> Array:
@@ -307,6 +279,17 @@ class PagedAttention:
             )
             batch.window_tiles[window] = tiles
         return batch.window_tiles[window]
+
+    def _counters(self, call: AttentionCall) -> Array:
+        """Return zeros [S, Hkv], which every launch leaves zero.
+
+        Captured steps keep smaller ones than the last. Each is at least twice as large as the one
+        before.
+        """
+        size = call.batch.decodes.size * call.num_kv_heads
+        if not self._zeros or self._zeros[-1].size < size:
+            self._zeros.append(self._launcher.xp.zeros(next_power_of_two(size), np.int32))
+        return self._zeros[-1]
 
     def _partials(self, rows: int, heads: int, splits: int, call: AttentionCall) -> list[Array]:
         """Allocate partial results [rows, heads, splits, Dh] and their log-sum-exps.

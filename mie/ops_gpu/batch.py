@@ -70,13 +70,15 @@ def host_batch(batch: StepBatch) -> HostBatch:
     arrays = {
         field.name: to_host(getattr(batch, field.name))
         for field in fields(StepBatch)
-        if field.name not in ("drawn", "drawn_rows")
+        if field.name not in ("drawn", "drawn_rows", "num_decodes")
     }
     arrays["drawn_rows"] = (
         np.zeros_like(arrays["token_ids"]) if batch.drawn_rows is None else batch.drawn_rows
     )
     counts = np.diff(arrays["cu_seqlens_q"])
     is_decode = counts == 1
+    if batch.num_decodes is not None:
+        is_decode[batch.num_decodes :] = False
     arrays["decodes"] = np.flatnonzero(is_decode)
     arrays["prefills"] = np.flatnonzero(~is_decode)
     tiles = -(-arrays["seq_lens"][is_decode] // TILE_TOKENS)
@@ -95,6 +97,8 @@ def to_device(xp: Any, batch: StepBatch) -> DeviceBatch:
 def bucket_of(batch: StepBatch) -> Bucket | None:
     """Return the size to pad a step to that only decodes, with one row of logits a sequence."""
     num_seqs, table_width = batch.block_tables.shape
+    if batch.num_decodes not in (None, num_seqs):
+        return None
     if not len(batch.token_ids) == num_seqs == len(batch.logits_rows):
         return None
     if not np.array_equal(batch.logits_rows, np.arange(num_seqs)):
@@ -139,4 +143,5 @@ def padded(batch: StepBatch, bucket: Bucket) -> StepBatch:
         block_tables=tables,
         logits_rows=each[:-1],
         drawn_rows=None if batch.drawn_rows is None else more(batch.drawn_rows, 0),
+        num_decodes=None,
     )

@@ -5,9 +5,9 @@ docs/kernels.md explains each.
 """
 
 import functools
-import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from mie.arithmetic import ceil_div
 from mie.errors import ConfigError, UnsupportedModelError
 from mie.ops import rope
-from mie.ops.backend import Array, KVCacheShape, Memory, StepBatch
+from mie.ops.backend import Array, HeadWeights, KVCacheShape, Memory, StepBatch
+from mie.ops.composed import ComposedOperators
 from mie.ops.kv_cache import SCALE_BYTES
 from mie.ops.sampling import RowControls
 from mie.ops_gpu import kv_cache, sampling
@@ -25,12 +26,12 @@ from mie.ops_gpu.arena import fresh
 from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, host_zeros, kernel_type
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
-from mie.ops_gpu.chip import Chip, current_chip, device_memory
-from mie.ops_gpu.cublas import Cublas
-from mie.ops_gpu.gemm import CublasGemm, Gemm, NumpyGemm
+from mie.ops_gpu.chip import Chip, device_memory
+from mie.ops_gpu.few_rows import MAX_ROWS, FewRows, Heads, Norm
+from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.kv_cache import KVCache
-from mie.ops_gpu.launcher import CupyLauncher, EmulatedLauncher, Launcher
-from mie.ops_gpu.queue import CupyQueue, EmulatedQueue, Queue
+from mie.ops_gpu.launcher import Launcher
+from mie.ops_gpu.queue import Queue
 from mie.ops_gpu.sampling import Drawn, Sampler
 from mie.ops_gpu.steps import Steps
 
@@ -62,81 +63,11 @@ class CupyLinear(NamedTuple):
     bias: Array | None
 
 
-def load_cupy_backend(
-    dtype: str = "auto",
-    *,
-    checkpoint_dtype: str = "float16",
-    gpu_memory_utilization: float = 0.9,
-    batch_invariant: bool | str = "auto",
-    kv_cache_dtype: str = "auto",
-    enforce_eager: bool = False,
-) -> "CupyBackend":
-    """Return the backend of a GPU.
-
-    dtype "auto" is bfloat16 if the checkpoint is, and else float16. Values of a model trained in
-    bfloat16 may not fit float16. batch_invariant "auto" is False.
-    """
-    launcher = CupyLauncher()
-    xp = launcher.xp
-    has_bfloat16 = int(xp.__version__.partition(".")[0]) >= 14
-    chosen = dtype
-    if dtype == "auto":
-        chosen = "bfloat16" if checkpoint_dtype == "bfloat16" and has_bfloat16 else "float16"
-        if chosen != checkpoint_dtype == "bfloat16":
-            logging.getLogger(__name__).warning(
-                "the model is bfloat16, which needs CuPy 14 or newer; this is %s, so it runs in "
-                "float16, in which some models give NaN (or choose float32)",
-                xp.__version__,
-            )
-    if chosen == "bfloat16" and not has_bfloat16:
-        raise ConfigError(
-            f"dtype bfloat16 needs CuPy 14 or newer; this is {xp.__version__} (pip install -U the "
-            "CuPy that you have, or choose float16)"
-        )
-    queue = CupyQueue(xp)
-    return CupyBackend(
-        "cupy",
-        launcher,
-        CublasGemm(launcher, Cublas(xp, queue.stream)),
-        chosen,
-        current_chip(xp),
-        queue=queue,
-        enforce_eager=enforce_eager,
-        is_deterministic=batch_invariant is True,
-        memory_share=gpu_memory_utilization,
-        kv_cache_dtype=kv_cache_dtype,
-    )
-
-
-def load_emulated_backend(
-    dtype: str = "auto",
-    *,
-    batch_invariant: bool | str = "auto",
-    kv_cache_dtype: str = "auto",
-    enforce_eager: bool = False,
-) -> "CupyBackend":
-    """Return a backend that emulates the kernels on a CPU. dtype "auto" is float32."""
-    queue = EmulatedQueue()
-    launcher = EmulatedLauncher(submit=queue.submit)
-    chosen = "float32" if dtype == "auto" else dtype
-    return CupyBackend(
-        "cupy-emulated",
-        launcher,
-        NumpyGemm(queue.submit),
-        chosen,
-        EMULATED_CHIP,
-        queue=queue,
-        enforce_eager=enforce_eager,
-        is_deterministic=batch_invariant is True,
-        kv_cache_dtype=kv_cache_dtype,
-    )
-
-
-class CupyBackend:
+class CupyBackend(ComposedOperators):
     """Runs where its launcher does, in ``dtype``: "float32", "float16" or "bfloat16".
 
     Weights and activations have that dtype. So does the cache unless ``kv_cache_dtype`` is "int8"
-    or "fp8". Every sum is float32. With ``is_deterministic`` the attention of a sequence does not
+    or "fp8". Every sum is float32. With ``is_deterministic`` the result of a sequence does not
     depend on its batch. ``memory_share`` is the fraction of the device's memory to use, counting
     other processes.
     """
@@ -171,6 +102,8 @@ class CupyBackend:
         self._memory_share = memory_share
         self._queue = queue
         self._fresh = fresh(launcher.xp)
+        self._few_rows = FewRows(launcher)
+        self._is_deterministic = is_deterministic
         self._steps = Steps(launcher, queue, enforce_eager=enforce_eager)
         self._sampler = Sampler(launcher, queue)
         self._attention = PagedAttention(launcher, chip, is_deterministic, self._empty)
@@ -281,11 +214,57 @@ class CupyBackend:
         kernel(grid, (32 * warps,), (qkv, weight, *sizes, np.float32(eps)))
 
     def linear(self, x: Array, weight: CupyLinear, residual: Array | None = None) -> Array:
-        shape = (len(x), len(weight.weight))
-        name = f"linear {shape[1]}"  # the decoder's matrices without a residual differ in width
-        out = self._empty(name, shape, x.dtype) if residual is None else residual
-        self._gemm.matmul(x, weight.weight, weight.bias, residual, out)
+        out = self._product(x, weight) if residual is None else residual
+        if self._has_few_rows(x):
+            self._few_rows.linear(
+                x, weight.weight, out, bias=weight.bias, is_added=residual is not None
+            )
+        else:
+            self._gemm.matmul(x, weight.weight, weight.bias, residual, out)
         return out
+
+    def norm_linear(self, x: Array, norm: Array, eps: float, weight: CupyLinear) -> Array:
+        if not self._has_few_rows(x):
+            return super().norm_linear(x, norm, eps, weight)
+        out = self._product(x, weight)
+        by = Norm(weight=norm, eps=eps)
+        self._few_rows.linear(x, weight.weight, out, bias=weight.bias, norm=by)
+        return out
+
+    def norm_gate_up(self, x: Array, norm: Array, eps: float, weight: CupyLinear) -> Array:
+        if not self._has_few_rows(x):
+            return super().norm_gate_up(x, norm, eps, weight)
+        out = self._empty("silu", (len(x), len(weight.weight) // 2), x.dtype)
+        by = Norm(weight=norm, eps=eps)
+        self._few_rows.gated(x, weight.weight, out, bias=weight.bias, norm=by)
+        return out
+
+    def norm_heads(
+        self,
+        x: Array,
+        weights: HeadWeights,
+        rope_table: Array,
+        cache: KVCache,
+        layer: int,
+        batch: StepBatch,
+    ) -> Array:
+        # A norm or a scale of a head needs all its elements, which several blocks compute.
+        if weights.q_norm is not None or cache.is_quantized or not self._has_few_rows(x):
+            return super().norm_heads(x, weights, rope_table, cache, layer, batch)
+        q = self._empty("q", (len(x), weights.num_heads, weights.head_dim), x.dtype)
+        to = Heads(q=q, kv=cache.layers[layer], rope_table=rope_table, batch=batch)
+        by = Norm(weight=weights.norm, eps=weights.eps)
+        self._few_rows.heads(x, weights.qkv.weight, to, bias=weights.qkv.bias, norm=by)
+        return q
+
+    def _has_few_rows(self, x: Array) -> bool:
+        """Return whether our own kernels multiply ``x``."""
+        return self._is_deterministic or len(x) <= MAX_ROWS
+
+    def _product(self, x: Array, weight: CupyLinear) -> Array:
+        """Allocate the result of a product."""
+        width = len(weight.weight)  # the decoder's matrices without a residual differ in width
+        return self._empty(f"linear {width}", (len(x), width), x.dtype)
 
     def rope_write_kv(
         self, qkv: Array, rope_table: Array, cache: KVCache, layer: int, batch: StepBatch
@@ -373,7 +352,13 @@ class CupyBackend:
 
     @_in_queue
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
-        """Run a step as `steps.Steps` describes. The logits last until the next step."""
+        """Run a step as `steps.Steps` describes. The logits last until the next step.
+
+        A chunk of one token is computed like a decode, which is faster, unless its result must not
+        depend on how its prompt was cut.
+        """
+        if not self._is_deterministic and batch.num_decodes != len(batch.seq_lens):
+            batch = replace(batch, num_decodes=None)
         return self._steps.run(forward, batch)
 
     def _kernel(self, name: str, array: Array, file: str | None = None) -> Callable[..., None]:

@@ -71,6 +71,16 @@ ENTRIES = (
             "{}<{}>", ("copy_blocks", "gather_blocks", "scatter_blocks"), ("f16", "bf16", "int8")
         ),
     ),
+    Entry(
+        file="few_rows.cu",
+        names=(
+            *each("few_rows_linear<{}, {}, {}, true>", HALVES, (1, 2), ("false", "true")),
+            *each("few_rows_{}<{}, {}, true, true>", ("gated", "qkv"), HALVES, (1, 2)),
+            # The others are for odd sizes and for checks in float32. These stand for them.
+            "few_rows_linear<float, 2, true, true>",
+            "few_rows_linear<bf16, 2, true, false>",
+        ),
+    ),
     Entry(file="gather_rows.cu", names=each("gather_rows<{}>", FLOATS)),
     # The sizes where registers are scarcest, and the most common ones. All sizes would take a
     # minute more.
@@ -81,7 +91,6 @@ ENTRIES = (
             *each("paged_decode<f16, {}, 4>", ("64, 1", "128, 8", "256, 4")),
             "paged_decode<float, 64, 4, 4>",
             *each("paged_decode<{}, {}>", ("f16", "float"), ("64, 4, 4, int8", "128, 8, 4, e4m3")),
-            *each("combine_splits<{}>", FLOATS),
         ),
         threads=128,
     ),
@@ -99,7 +108,6 @@ ENTRIES = (
         names=(
             *each("paged_decode_stream<{}, {}>", HALVES, TENSOR_CORE_SIZES),
             *each("paged_decode_stream<{}, {}, {}>", HALVES, QUANTIZED_SIZES, QUANTIZED),
-            *each("combine_stream<{}, {}, {}>", HALVES, (64, 128), (1, 2)),
             "count_tiles",
         ),
         threads=128,

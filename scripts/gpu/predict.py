@@ -17,6 +17,7 @@ from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.ops_gpu.arrays import block_threads
 from mie.ops_gpu.dispatch import WARPS, decode_kernel, prefill_kernel
+from mie.ops_gpu.few_rows import MAX_ROWS, MAX_WARPS, STRETCHES
 from mie.ops_gpu.sampling import CHOOSING_THREADS, PART, PART_THREADS
 from mie.sim.devices import Device, find_device
 
@@ -211,8 +212,29 @@ class Attention:
         return 2 * self.head_dim if self.stored == self.element else self.head_dim + SCALE_BYTES
 
 
-def decode_work(chip: Chip, shape: Attention, lengths: Sequence[int], count: int = 1) -> list[Work]:
-    """Return the work of `paged_decode_stream` and of `combine_stream`."""
+def few_rows_work(
+    chip: Chip, kernel: str, name: str, rows: int, columns: int, depth: int, count: int = 1
+) -> Work:
+    """Return the work of a product of `few_rows.cu`, of up to 16 rows.
+
+    The kernel's name ends with + if its rows are not normalised. Each loop but that of the products
+    counts once for each warp.
+    """
+    tiles, norm = 1 if rows <= 8 else 2, "false" if kernel.endswith("+") else "true"
+    parameters = f"<f16, {tiles}, {norm}, true>"
+    profile = _profile(chip, f"few_rows.cu few_rows_{kernel.rstrip('+')}{parameters}")
+    inner = next(loop for loop in profile.loops if loop.mma)
+    around = sum(loop.instructions for loop in profile.loops if not loop.mma)
+    blocks, stretches = ceil_div(columns, 16), ceil_div(depth, STRETCHES["f16"])
+    warps = blocks * min(MAX_WARPS, stretches)
+    slots = blocks * stretches * inner.instructions
+    slots += warps * (profile.outside.instructions + around)
+    num_bytes = 2 * (columns * depth + rows * (columns + depth))
+    return Work(name, num_bytes, slots, 2 * 8 * tiles * columns * depth, count=count)
+
+
+def decode_work(chip: Chip, shape: Attention, lengths: Sequence[int], count: int = 1) -> Work:
+    """Return the work of `paged_decode_stream`, whose last blocks merge the parts."""
     kernel = decode_kernel(
         shape.element, shape.head_dim, shape.group, 16, stored=shape.stored, may_stream=True
     )
@@ -226,7 +248,7 @@ def decode_work(chip: Chip, shape: Attention, lengths: Sequence[int], count: int
     blocks = max(1, min(blocks, warp_tiles // (2 * WARPS)))
     runs = max(blocks, heads) if heads % blocks == 0 else heads + blocks
     rows = 2 * len(lengths) * shape.num_heads * shape.head_dim * 2
-    stream = Work(
+    return Work(
         f"paged_decode_stream, {shape.kv_cache_dtype}",
         2 * shape.num_kv_heads * sum(lengths) * shape.vector_bytes + rows,
         warp_tiles * inner.instructions + runs * WARPS * (around + profile.outside.instructions),
@@ -234,17 +256,6 @@ def decode_work(chip: Chip, shape: Attention, lengths: Sequence[int], count: int
         RUN_US * ceil_div(runs, blocks),
         count,
     )
-    parts = (runs - heads) * shape.group * (shape.head_dim + 1) * 4
-    name = f"combine_stream<{shape.element}, {shape.head_dim}, {kernel.head_tiles}>"
-    combine = row_work(
-        chip,
-        f"paged_decode_stream.cu {name}",
-        parts + rows / 2,
-        4 * heads,
-        name="combine_stream",
-        count=count,
-    )
-    return [stream, combine]
 
 
 def prefill_work(chip: Chip, shape: Attention, num_queries: int, prefix: int = 0) -> Work:
@@ -296,20 +307,48 @@ def decode_step(
         kernel = f"rope_quantize_kv.cu rope_quantize_kv<f16, {cached}>"
         rope = rows("", 4 * queries + 4 * keys + vector, min(256, 32 * heads), kernel=kernel)
     parts = ceil_div(model.vocab_size, PART)
+    attention = decode_work(chip, shape, [context] * num_seqs, layers)
+    embed, taken = (
+        rows("gather_rows", 4 * hidden, block_threads(hidden // 8), name=f"{name}: gather_rows")
+        for name in ("embed", "rows")
+    )
+    greedy = [
+        rows("find_largest", 2 * model.vocab_size, parts * PART_THREADS),
+        rows("choose_tokens", 8 * parts, CHOOSING_THREADS),
+    ]
+    if num_seqs <= MAX_ROWS:
+
+        def few(kernel: str, name: str, columns: int, depth: int, count: int = layers) -> Work:
+            name = f"{name}: few_rows_{kernel.rstrip('+')}"
+            return few_rows_work(chip, kernel, name, num_seqs, columns, depth, count)
+
+        is_fused = kv_cache_dtype == "auto"
+        kernel = "qkv" if is_fused else "linear"
+        return [
+            embed,
+            few(kernel, "query, key, value", queries + 2 * keys, hidden),
+            *([] if is_fused else [rope._replace(count=layers)]),
+            attention,
+            few("linear+", "attention output", hidden, queries),
+            few("gated", "gate, up", 2 * mlp, hidden),
+            few("linear+", "down", hidden, mlp),
+            taken,
+            few("linear", "output head", model.vocab_size, hidden, 1),
+            *greedy,
+        ]
     return [
-        rows("gather_rows", 4 * hidden, block_threads(hidden // 8), name="embed: gather_rows"),
+        embed,
         rows("rms_norm", 4 * hidden, block_threads(hidden // 4), 2 * layers + 1),
         gemm_work("query, key, value: cuBLAS", num_seqs, queries + 2 * keys, hidden, layers),
         rope._replace(count=layers),
-        *decode_work(chip, shape, [context] * num_seqs, layers),
+        attention,
         gemm_work("attention output: cuBLAS", num_seqs, hidden, queries, layers),
         gemm_work("gate, up: cuBLAS", num_seqs, 2 * mlp, hidden, layers),
         rows("silu_mul", 6 * mlp, mlp, layers),
         gemm_work("down: cuBLAS", num_seqs, hidden, mlp, layers),
-        rows("gather_rows", 4 * hidden, block_threads(hidden // 8), name="rows: gather_rows"),
+        taken,
         gemm_work("output head: cuBLAS", num_seqs, model.vocab_size, hidden),
-        rows("find_largest", 2 * model.vocab_size, parts * PART_THREADS),
-        rows("choose_tokens", 8 * parts, CHOOSING_THREADS),
+        *greedy,
     ]
 
 

@@ -99,7 +99,7 @@ def _decodes() -> Lines:
     for name, head_dim in HEADS:
         for kv_cache_dtype in ("auto", "int8", "fp8"):
             shape = _attention(name, kv_cache_dtype)
-            works = [decode_work(chip, shape, [4096] * 64)[0] for chip in CHIPS]
+            works = [decode_work(chip, shape, [4096] * 64) for chip in CHIPS]
             cells = (
                 f"{chip.microseconds(work):,.0f} ({chip.issue_share(work):.0%})"
                 for chip, work in zip(CHIPS, works, strict=True)
@@ -159,7 +159,7 @@ def _beside(bench: Mapping[str, Any], chip: Chip) -> Lines:
     for row in bench.get("decode", []):
         if row["version"] == "mie" and "median_us" in row:
             shape = DecodeShape(**_fields(DecodeShape, row))
-            works = decode_work(chip, _shape_of(row), shape.lengths())
+            works = [decode_work(chip, _shape_of(row), shape.lengths())]
             yield _compared(
                 f"decode, {shape}", row["median_us"], sum(map(chip.microseconds, works))
             )

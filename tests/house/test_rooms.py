@@ -170,6 +170,7 @@ ROOMS = {
             "errors",
             "load",
             "ops.backend",
+            "ops.composed",
             "ops.sampling",
             "params.sampling",
             "reprs",

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from mie.errors import ConfigError, MissingExtraError
-from mie.ops_gpu.cupy_backend import load_cupy_backend
 from mie.ops_gpu.launcher import CupyLauncher
+from mie.ops_gpu.load import load_cupy_backend
 from mie.ops_gpu.signature import Parameter, kernels_in, read_signature
 
 FILE = str(Path(__file__).parent / "emulator.cu")

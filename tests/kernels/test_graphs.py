@@ -21,9 +21,10 @@ from mie.load.engine import load_engine
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
 from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.batch import Bucket, bucket_of, host_batch, padded, padded_seqs
-from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend, load_emulated_backend
+from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend
 from mie.ops_gpu.gemm import NumpyGemm
 from mie.ops_gpu.launcher import EmulatedLauncher
+from mie.ops_gpu.load import load_emulated_backend
 from mie.ops_gpu.queue import EmulatedQueue
 from mie.ops_gpu.steps import Steps
 from mie.params.sampling import SamplingParams
@@ -107,6 +108,36 @@ def test_graph_and_eager_are_equal_bit_for_bit(tmp_path: Path, device: str, name
     if dtype == "float32":
         numpy_run = Run(model, "numpy", 3, config=EngineConfig(**settings), dtype="float64")
         assert graphs.tokens == numpy_run.tokens
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "in_a_layer", "others"),
+    [("biases", 5, 3), ("stream", 5, 3), ("streamed window", 5, 4), ("head norms", 8, 3)],
+)
+def test_a_step_of_few_rows_has_few_launches(
+    tmp_path: Path, name: str, in_a_layer: int, others: int
+):
+    """The other three look up embeddings, take rows and compute logits. A window counts tiles."""
+    config, block_size, dtype = MODELS[name]
+    model = tiny_models.write_model(tmp_path, config, tiny_models.random_weights(config))
+    engine_config = EngineConfig(num_blocks=40, block_size=block_size, async_scheduling=False)
+    backends: list[Any] = []
+
+    def wrap(backend: Backend) -> Backend:
+        backends.append(backend)
+        return backend
+
+    engine = load_engine(model, engine_config, backend="cupy-emulated", dtype=dtype, wrap=wrap)
+    for _ in range(3):
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        engine.add_request([5, 6, 7], params)
+    while engine.has_work:
+        engine.step()
+    graphs = [step.graph for step in backends[0]._steps._captured.values()]
+    num_layers = config["num_hidden_layers"]
+    assert graphs
+    assert {len(graph._tasks) for graph in graphs} == {in_a_layer * num_layers + others}
 
 
 @needs_compiler

@@ -20,7 +20,8 @@ from mie.engine.engine import Engine
 from mie.load.engine import load_engine
 from mie.ops.backend import Backend, StepBatch
 from mie.ops.sampling import RowControls
-from mie.ops_gpu.cupy_backend import CupyBackend, load_cupy_backend
+from mie.ops_gpu.cupy_backend import CupyBackend
+from mie.ops_gpu.load import load_cupy_backend
 from mie.params.sampling import SamplingParams
 
 __all__ = ["fake_cupy"]

@@ -53,28 +53,31 @@ def test_the_largest_limit_counts(work: Work, microseconds: float, limited_by: s
 
 
 def test_issue_slots_are_those_of_the_ledger():
-    """At 64 × 4,096 tokens nearly all instructions are in the loop over tiles."""
+    """At 64 × 4,096 tokens most instructions are in the loop over tiles.
+
+    The rest counts the merge of parts for every run, although only the last block does it.
+    """
     kernel = "paged_decode_stream.cu paged_decode_stream<f16, 64, 1, 4, 4>"
     profile = predict.sass_ledger.read()["13.4 sm_90"][kernel]
     loop = next(loop for loop in profile.loops if loop.mma)
-    work = decode_work(H200, HEADS_64, [4096] * 64)[0]
+    work = decode_work(H200, HEADS_64, [4096] * 64)
     assert (
         work.bytes
         == DecodeShape(head_dim=64, num_kv_heads=8, num_seqs=64, context=4096).useful_bytes
     )
     in_loop = 64 * 4096 // 16 * 8 * loop.instructions
-    assert in_loop < work.slots < 1.2 * in_loop
+    assert in_loop < work.slots < 1.3 * in_loop
 
 
 def test_a_tile_of_which_a_part_is_used_counts_as_whole():
-    short, whole = (decode_work(H200, HEADS_64, [length] * 3)[0] for length in (49, 64))
+    short, whole = (decode_work(H200, HEADS_64, [length] * 3) for length in (49, 64))
     assert short.slots == whole.slots
     assert short.bytes < whole.bytes
 
 
 def test_a_quantised_cache_halves_the_bytes():
     sizes = [
-        decode_work(H200, replace(HEADS_64, kv_cache_dtype=kind), [4096])[0].bytes
+        decode_work(H200, replace(HEADS_64, kv_cache_dtype=kind), [4096]).bytes
         for kind in ("auto", "int8", "fp8")
     ]
     assert sizes[1] == sizes[2]
@@ -120,7 +123,7 @@ def bench_of(decode_us: float, prefill_us: float, step_ms: float) -> dict[str, A
 
 
 def test_measured_times_are_shown_beside_predicted_ones():
-    works = decode_work(A100, HEADS_64, [4096] * 64)
+    works = [decode_work(A100, HEADS_64, [4096] * 64)]
     decode_us = sum(map(A100.microseconds, works))
     prefill_us = A100.microseconds(predict.prefill_work(A100, HEADS_64, 4096))
     step = decode_step(A100, find_shape("TinyLlama-1.1B"), 64, 16 + 75)

@@ -130,3 +130,51 @@ __device__ __forceinline__ void merge_warps(const float* merged, const float* ma
     }
   }
 }
+
+// Whether this block is the last of `count` to arrive. All threads of each block call when they
+// have written their parts of a result, which the last block then sees. `arrived` begins at zero
+// and is zero again afterwards, for the next launch.
+__device__ __forceinline__ bool is_last_to_arrive(int* arrived, int count) {
+  __threadfence();
+  __syncthreads();
+  const bool is_last = __syncthreads_or(threadIdx.x == 0 && atomicAdd(arrived, 1) == count - 1);
+  if (is_last) {
+    __threadfence();
+    if (threadIdx.x == 0) atomicExch(arrived, 0);
+  }
+  return is_last;
+}
+
+// Merges the parts of `group` heads: out = sum of partial * 2^lse / sum of 2^lse. The order is that
+// of the parts, whichever block calls. place(g, i) is the row of part i of head g in partial and
+// partial_lse. Every part has a key, so the sums are positive. Dynamic shared memory takes group *
+// count floats. Every thread of the block calls.
+template <typename T, int DH, typename Place>
+__device__ __forceinline__ void merge_parts(const float* partial, const float* partial_lse, T* out,
+                                            int group, int count, Place place) {
+  float* weights = reinterpret_cast<float*>(mie_smem);  // [group][count]
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int g = warp; g < group; g += blockDim.x / 32) {
+    float top = -MIE_INF;
+    for (int i = lane; i < count; i += 32) top = fmaxf(top, __ldcg(partial_lse + place(g, i)));
+    top = warp_max(top);
+    for (int i = lane; i < count; i += 32)
+      weights[g * count + i] = exp2f(__ldcg(partial_lse + place(g, i)) - top);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < group * DH / 4; i += blockDim.x) {
+    const int g = i / (DH / 4), d = i % (DH / 4) * 4;
+    float sum = 0.0f, weighted[4] = {};
+#pragma unroll 4
+    for (int part = 0; part < count; ++part) {
+      const float weight = weights[g * count + part];
+      const float4 x =
+          __ldcg(reinterpret_cast<const float4*>(partial + (size_t)place(g, part) * DH + d));
+      sum += weight;
+      weighted[0] += weight * x.x, weighted[1] += weight * x.y;
+      weighted[2] += weight * x.z, weighted[3] += weight * x.w;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) out[g * DH + d + e] = from_float<T>(weighted[e] / sum);
+  }
+}

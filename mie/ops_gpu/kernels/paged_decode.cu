@@ -8,11 +8,12 @@
 //   seq_lens     [S], cu_seqlens_q [S + 1], sequences [grid.y]   int32
 //   partial      [grid.y, Hq, splits, Dh]  float   a split's own result, normalised
 //   partial_lse  [grid.y, Hq, splits]      float   log2 of its sum of weights
+//   arrived      [grid.y, Hkv]             int32   zeros: blocks that have written a partial result
 //
 // grid (Hkv, sequences, splits), block (32 * WARPS). A block serves all query heads of a KV head,
 // so each key and value is read once. Block z attends to split z (`split_of`), and returns at once
-// if its sequence has fewer. A sequence with a single split is written directly. `combine_splits`
-// merges the others.
+// if its sequence has fewer. A sequence with a single split is written directly. The splits of the
+// others are merged by the block that ends last. The three pointers are null without splits.
 #include "mie_cuda.cuh"
 #include "attention.cuh"
 #include "splits.cuh"
@@ -29,7 +30,7 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
              const int* __restrict__ tables, const int* __restrict__ seq_lens,
              const int* __restrict__ cu_seqlens_q, const int* __restrict__ sequences,
              T* __restrict__ out, float* __restrict__ partial, float* __restrict__ partial_lse,
-             int table_width, int block_size, int split_tokens, int max_splits, int window,
+             int* __restrict__ arrived, int table_width, int block_size, int split_tokens, int max_splits, int window,
              float scale) {
   static_assert(DH % 8 == 0 && DH <= 256, "a lane holds 8 elements of a head");
   constexpr int CHUNKS = DH / 8;                        // lanes that hold one token's head
@@ -100,35 +101,5 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
       ((size_t)blockIdx.y * num_heads + first_head) * num_splits + blockIdx.z;
   merge_warps<T, DH, WARPS>(merged, maxima, sums, GROUP, GROUP, split.count <= 1,
                             out + query_row * DH, partial, partial_lse, first_partial, num_splits);
-}
-
-// Merges the splits of `paged_decode`: out = sum of partial * 2^lse / sum of 2^lse.
-//
-// grid (Hq, sequences), block (any). partial and partial_lse have room for num_splits of each
-// sequence. Every split has a key, so the sums are positive.
-template <typename T>
-__global__ void combine_splits(const float* __restrict__ partial,
-                               const float* __restrict__ partial_lse,
-                               const int* __restrict__ seq_lens,
-                               const int* __restrict__ cu_seqlens_q,
-                               const int* __restrict__ sequences, T* __restrict__ out,
-                               int num_splits, int head_dim, int split_tokens, int max_splits,
-                               int window) {
-  const int sequence = sequences[blockIdx.y];
-  const int count = split_of(seq_lens[sequence], window, split_tokens, max_splits, 0).count;
-  if (count <= 1) return;  // the output is written already
-  const size_t row = (size_t)blockIdx.y * gridDim.x + blockIdx.x;
-  const float* lse = partial_lse + row * num_splits;
-  float top = -MIE_INF;
-  for (int s = 0; s < count; ++s) top = fmaxf(top, lse[s]);
-  const int token = cu_seqlens_q[sequence];
-  for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
-    float sum = 0.0f, weighted = 0.0f;
-    for (int s = 0; s < count; ++s) {
-      const float weight = exp2f(lse[s] - top);
-      sum += weight;
-      weighted += weight * partial[(row * num_splits + s) * head_dim + d];
-    }
-    out[((size_t)token * gridDim.x + blockIdx.x) * head_dim + d] = from_float<T>(weighted / sum);
-  }
+  finish_splits<T, DH>(partial, partial_lse, arrived, out + query_row * DH, GROUP, split.count);
 }

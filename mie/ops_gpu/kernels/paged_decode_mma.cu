@@ -4,7 +4,7 @@
 //
 // Arguments, splits and output are as in paged_decode.cu. `group` query heads share a KV head, at
 // most 8 * HEAD_TILES. grid (Hkv, sequences, splits), block (32 * WARPS). As there, the splits
-// depend only on the sequence, so a result does not depend on the batch, and `combine_splits`
+// depend only on the sequence, so a result does not depend on the batch, and the last block
 // merges. split_tokens is a multiple of 16, so splits begin and end with whole tiles.
 #include "mie_cuda.cuh"
 #include "attention.cuh"
@@ -17,8 +17,8 @@ paged_decode_mma(const T* __restrict__ q, const C* __restrict__ kv,
                  const float* __restrict__ scales, const int* __restrict__ tables,
                  const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
                  const int* __restrict__ sequences, T* __restrict__ out,
-                 float* __restrict__ partial, float* __restrict__ partial_lse, int group,
-                 int table_width, int block_size, int split_tokens, int max_splits, int window,
+                 float* __restrict__ partial, float* __restrict__ partial_lse,
+                 int* __restrict__ arrived, int group, int table_width, int block_size, int split_tokens, int max_splits, int window,
                  float scale) {
   const int kv_head = blockIdx.x, num_splits = gridDim.z, sequence = sequences[blockIdx.y];
   const Split split = split_of(seq_lens[sequence], window, split_tokens, max_splits, blockIdx.z);
@@ -30,4 +30,6 @@ paged_decode_mma(const T* __restrict__ q, const C* __restrict__ kv,
   attend_tokens<T, C, DH, HEAD_TILES, WARPS, STAGES>(
       step, sequence, kv_head, split.begin, split.end, split.count <= 1,
       first_head * num_splits + blockIdx.z, num_splits);
+  T* sequence_out = out + ((size_t)cu_seqlens_q[sequence] * gridDim.x + kv_head) * group * DH;
+  finish_splits<T, DH>(partial, partial_lse, arrived, sequence_out, group, split.count);
 }

@@ -5,13 +5,14 @@
 // are numbered, sequence by sequence and head by head. Block i of C does the units i * U / C ... (i
 // + 1) * U / C - 1 (stream-K: Osama et al., 2023, arXiv:2301.03598). So a block does a run of tiles
 // of one (sequence, head), then perhaps whole others, then a last run. At most its first and its
-// last run are parts, which leave partial results for `combine_stream`. C is the number of blocks
+// last run are parts, whose partial results the last block to end merges. C is the number of blocks
 // that the chip holds at once, so no block waits for another to end, or fewer if there is little
 // work. It is computed here from the lengths, because a captured launch has a fixed grid.
 //
 //   tiles     [sequences + 1]            int32  tiles of the sequences before: 0, ..., U / Hkv.
 //                                               With a window they are from `count_tiles`
 //   partial   [2 C, 8 * HEAD_TILES, Dh]  float  rows 2i: the first part of block i; 2i + 1: another
+//   arrived   [sequences, Hkv]           int32  zeros: blocks that have written a part
 //   the rest as in paged_decode.cu
 //
 // The cuts of a sequence depend on its batch, and so do the last bits of its result.
@@ -64,8 +65,8 @@ paged_decode_stream(const T* __restrict__ q, const C* __restrict__ kv,
                     const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
                     const int* __restrict__ sequences, const int* __restrict__ tiles,
                     T* __restrict__ out, float* __restrict__ partial,
-                    float* __restrict__ partial_lse, int num_sequences, int num_kv_heads,
-                    int group, int table_width, int block_size, int window, float scale) {
+                    float* __restrict__ partial_lse, int* __restrict__ arrived, int num_sequences,
+                    int num_kv_heads, int group, int table_width, int block_size, int window, float scale) {
   constexpr int TILE = 16 * WARPS, HEADS = 8 * HEAD_TILES;
   const DecodeStep<T, C> step = {q,            kv,    scales,      tables,     seq_lens,
                                  cu_seqlens_q, out,   partial,     partial_lse,
@@ -92,49 +93,23 @@ paged_decode_stream(const T* __restrict__ q, const C* __restrict__ kv,
         step, sequence, kv_head, max(oldest, (first_tile + tile) * TILE),
         min(length, (first_tile + last_tile) * TILE),
         tile == 0 && last_tile == num_tiles, (size_t)slot * HEADS, 1);
+    if (tile > 0 || last_tile < num_tiles) {
+      // The blocks of this sequence and head: the largest i with first_unit(i) <= its units.
+      const int head_begin = unit - tile, head_end = head_begin + num_tiles;
+      const int first = (int)((((long long)head_begin + 1) * num_blocks - 1) / num_units);
+      const int last = (int)(((long long)head_end * num_blocks - 1) / num_units);
+      // In the first of them, the run is the block's first only if it begins with the block.
+      const int first_slot =
+          2 * first + (first_unit(first, num_units, num_blocks) == head_begin ? 0 : 1);
+      if (is_last_to_arrive(arrived + low * num_kv_heads + kv_head, last - first + 1)) {
+        const size_t row = (size_t)cu_seqlens_q[sequence] * num_kv_heads + kv_head;
+        merge_parts<T, DH>(partial, partial_lse, out + row * group * DH, group, last - first + 1,
+                           [&](int g, int i) {
+                             return (i == 0 ? first_slot : 2 * (first + i)) * HEADS + g;
+                           });
+      }
+    }
     unit += last_tile - tile;
     __syncthreads();  // shared memory is free for the next run
-  }
-}
-
-// Merges the parts of each (sequence, KV head) that is split over several blocks.
-//
-// grid (Hkv, sequences), block (any). The numbers alone determine which blocks those are. A
-// sequence of length 0, which pads a batch, has no parts, and its output is unchanged.
-template <typename T, int DH, int HEAD_TILES>
-__global__ void combine_stream(const int* __restrict__ cu_seqlens_q,
-                               const int* __restrict__ sequences, const int* __restrict__ tiles,
-                               const float* __restrict__ partial,
-                               const float* __restrict__ partial_lse, T* __restrict__ out,
-                               int num_sequences, int group, int num_launched) {
-  constexpr int HEADS = 8 * HEAD_TILES;
-  const int kv_head = blockIdx.x, num_kv_heads = gridDim.x, row = blockIdx.y;
-  const int num_units = tiles[num_sequences] * num_kv_heads;
-  const int num_blocks = working_blocks(num_units, num_launched);
-  const int num_tiles = tiles[row + 1] - tiles[row];
-  const int begin = tiles[row] * num_kv_heads + kv_head * num_tiles, end = begin + num_tiles;
-  // The block that does unit u: the largest i with first_unit(i) <= u.
-  const int first = (int)((((long long)begin + 1) * num_blocks - 1) / num_units);
-  const int last = (int)(((long long)end * num_blocks - 1) / num_units);
-  if (first >= last) return;  // one block did it all, or there was no work
-  // In the first of them, the run is the block's first only if it begins with the block.
-  const int first_slot = 2 * first + (first_unit(first, num_units, num_blocks) == begin ? 0 : 1);
-
-  const size_t query_row = (size_t)cu_seqlens_q[sequences[row]] * num_kv_heads * group;
-  for (int i = threadIdx.x; i < group * DH; i += blockDim.x) {
-    const int g = i / DH, d = i % DH;
-    float top = -MIE_INF;
-    for (int block = first; block <= last; ++block) {
-      const int slot = block == first ? first_slot : 2 * block;
-      top = fmaxf(top, partial_lse[slot * HEADS + g]);
-    }
-    float sum = 0.0f, weighted = 0.0f;
-    for (int block = first; block <= last; ++block) {
-      const size_t from = (size_t)(block == first ? first_slot : 2 * block) * HEADS + g;
-      const float weight = exp2f(partial_lse[from] - top);
-      sum += weight;
-      weighted += weight * partial[from * DH + d];
-    }
-    out[(query_row + (size_t)kv_head * group) * DH + i] = from_float<T>(weighted / sum);
   }
 }
