@@ -75,7 +75,9 @@ def _sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
 
 def _only_mask(row: RowControls) -> Words | None:
     """Return the row's mask if that is all that keeps it from its logits."""
-    return None if row.has_other_edits or row.forced_id is not None else row.allowed_words
+    if row.allowed_words is None or row.has_other_edits or row.forced_id is not None:
+        return None
+    return row.allowed_words
 
 
 def _allows(words: Words, token_id: int) -> bool:
