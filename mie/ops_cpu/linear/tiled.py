@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import CachingAllocator, WeightAllocator, huge_empty
-from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, Geometry, parts_of
+from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, MAX_CUTS, Geometry, parts_of
 from mie.ops_cpu.linear.matrix import work_bytes
 from mie.ops_cpu.linear.widen import stored, widen
 from mie.ops_cpu.threads.counts import ThreadCount
@@ -56,7 +57,7 @@ class OneRow(NamedTuple):
     """[1, rows of a group, K], zeros except for the first row."""
     place: Floats
     """[K], its first row."""
-    count: ThreadCount
+    thread_count: ThreadCount
 
 
 class TiledMatrix:
@@ -155,7 +156,7 @@ class TiledPlan:
                 row = matrix.one_row = self._prepare(matrix)
             row.place[...] = x[0]
             y = self._allocator.empty((row.groups.shape[1], num_tiles * width), self.dtype)
-            self._multiply(row.groups, matrix, y, residual, row.count)
+            self._multiply(row.groups, matrix, y, residual, row.thread_count)
         else:
             cut = self.geometry.cut(len(x), num_inputs, width)
             y = self._allocator.empty((cut.num_padded, num_tiles * width), self.dtype)
@@ -276,9 +277,10 @@ def _buffer(buffers: list[Floats], thread: int, shape: tuple[int, ...]) -> Float
     return buffers[thread][:size].reshape(shape)
 
 
+@lru_cache(MAX_CUTS)
 def tasks_of(
     num_tiles: int, num_groups: int, num_threads: int, num_bytes: int
-) -> list[tuple[slice, slice]]:
+) -> tuple[tuple[slice, slice], ...]:
     """Return the tiles and groups of each task.
 
     A task is some tiles with all groups. If the tiles do not divide evenly, the groups are shared
@@ -293,11 +295,11 @@ def tasks_of(
     divisors = (n for n in range(1, min(num_groups, number) + 1) if number % n == 0)
     reads = min(divisors, key=cost, default=1)
     ahead = HEAD_START * num_tiles // num_bytes if number == num_threads and reads == 1 else 0
-    return [
+    return tuple(
         (tiles, groups)
         for tiles in _shares(num_tiles, number // reads, ahead)
         for groups in _shares(num_groups, reads)
-    ]
+    )
 
 
 def _shares(number: int, num_shares: int, ahead: int = 0) -> list[slice]:
