@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -104,6 +103,7 @@ class TiledPlan:
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
         self._counts: dict[tuple[tuple[int, ...], int], ThreadCount] = {}
+        self._tasks: dict[tuple[int, int, int, int], list[tuple[slice, slice]]] = {}
         self._padded_rows: dict[tuple[int, int, int], Floats] = {}
         self._parts = [np.empty(0, dtype) for _ in range(workers.num_threads)]
         self._wide = [np.empty(0, dtype) for _ in self._parts]
@@ -221,7 +221,12 @@ class TiledPlan:
                     _add(y[rows, columns], bias, added)
 
             num_bytes = work_bytes(tiles.nbytes, len(y))
-            tasks = tasks_of(num_tiles, num_groups, num_threads, num_bytes)
+            key = num_tiles, num_groups, num_threads, num_bytes
+            if key not in self._tasks:
+                if len(self._tasks) >= MAX_CUTS:
+                    self._tasks.clear()
+                self._tasks[key] = tasks_of(*key)
+            tasks = self._tasks[key]
             self._workers.share(work, tasks, num_threads)
         if count.is_trial:
             count.note(perf_counter() - begin)
@@ -277,10 +282,9 @@ def _buffer(buffers: list[Floats], thread: int, shape: tuple[int, ...]) -> Float
     return buffers[thread][:size].reshape(shape)
 
 
-@lru_cache(MAX_CUTS)
 def tasks_of(
     num_tiles: int, num_groups: int, num_threads: int, num_bytes: int
-) -> tuple[tuple[slice, slice], ...]:
+) -> list[tuple[slice, slice]]:
     """Return the tiles and groups of each task.
 
     A task is some tiles with all groups. If the tiles do not divide evenly, the groups are shared
@@ -295,11 +299,11 @@ def tasks_of(
     divisors = (n for n in range(1, min(num_groups, number) + 1) if number % n == 0)
     reads = min(divisors, key=cost, default=1)
     ahead = HEAD_START * num_tiles // num_bytes if number == num_threads and reads == 1 else 0
-    return tuple(
+    return [
         (tiles, groups)
         for tiles in _shares(num_tiles, number // reads, ahead)
         for groups in _shares(num_groups, reads)
-    )
+    ]
 
 
 def _shares(number: int, num_shares: int, ahead: int = 0) -> list[slice]:
