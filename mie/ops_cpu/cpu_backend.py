@@ -67,6 +67,10 @@ class CpuBackend(NumpyBackend):
         self._allocator = allocator = CachingAllocator()
         self.linear_plans: dict[tuple[int, int], str] = {}
         """The plan of every shape (K, N) that was loaded."""
+        self.linear_is_batch_invariant = True
+        """Whether every matrix was loaded under a plan whose rows do not depend on each other."""
+        self.is_batch_invariant = batch_invariant is not False and self.kv_dtype == self.dtype
+        """Whether a request's result is independent of the rest of the batch, bit for bit."""
         self._weights = weights = WeightAllocator()
         self._plain = PlainPlan(self.dtype, self.workers, allocator=allocator, weights=weights)
         self._tiled = TiledPlan(
@@ -75,25 +79,12 @@ class CpuBackend(NumpyBackend):
         # 16-bit weights are only kept in tiles.
         is_tiled = weight_dtype != "auto" or batch_invariant is True
         self._linear_plan = "tiled" if is_tiled else linear_plan
-        self._batch_invariant = batch_invariant
         self._weight_dtype = weight_dtype
         self._probe: Probe | None = None
         self.cache_error: str | None = None
         """Why the probe's answers are not remembered, once `find_probe` was called."""
         self._attention = Attention(self.workers, allocator)
         self._rotation = elementwise.Rotation(self.workers, allocator)
-
-    @property
-    def linear_is_batch_invariant(self) -> bool:
-        """Whether every matrix was loaded under a plan whose rows do not depend on each other."""
-        return all(name == self._tiled.name for name in self.linear_plans.values())
-
-    @property
-    def is_batch_invariant(self) -> bool:
-        """Whether a request's result is independent of the rest of the batch, bit for bit."""
-        if self._batch_invariant is False or self.kv_dtype != self.dtype:
-            return False
-        return self.linear_is_batch_invariant
 
     def weight_bytes(self, shape: tuple[int, ...]) -> int:
         is_kept = len(shape) > 1 and self._weight_dtype != "auto"
@@ -166,7 +157,10 @@ class CpuBackend(NumpyBackend):
             with self.blas.threads(1):
                 name = self.find_probe().plan(num_inputs, num_outputs).choice
         self.linear_plans[num_inputs, num_outputs] = name
-        return self._plain if name == self._plain.name else self._tiled
+        plan = self._plain if name == self._plain.name else self._tiled
+        if plan is self._plain:
+            self.linear_is_batch_invariant = self.is_batch_invariant = False
+        return plan
 
     def _width_for(self, shape: tuple[int, int]) -> int:
         with self.blas.threads(1):

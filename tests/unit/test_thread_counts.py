@@ -15,7 +15,8 @@ def use(count: ThreadCount, seconds: dict[int, float], num_calls: int) -> Counte
     for _ in range(num_calls):
         number = count.choose()
         used[number] += 1
-        count.note(seconds[number])
+        if count.is_trial:
+            count.note(seconds[number])
     return used
 
 
@@ -49,3 +50,14 @@ def test_all_are_tried_again_after_many_calls():
 
 def test_a_single_choice_is_always_used():
     assert use(ThreadCount(8, 8), {8: 1.0}, 2 * NUM_CALLS) == {8: 2 * NUM_CALLS}
+
+
+def test_a_settled_number_needs_no_times():
+    assert not ThreadCount(8, 8).is_trial
+    count = ThreadCount(1, 2)
+    use(count, {1: 1.0, 2: 2.0}, 2 * NUM_TRIALS)
+    assert not count.is_trial
+    use(count, {1: 1.0}, NUM_CALLS - 2 * NUM_TRIALS)
+    assert not count.is_trial
+    count.choose()
+    assert count.is_trial

@@ -14,6 +14,7 @@ import numpy as np
 
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
+from mie.ops_cpu.samples import samples
 
 TILE = 128
 """Positions of a tile, unless blocks or `MAX_UNPACKED_SCORES` need another size."""
@@ -109,8 +110,6 @@ class Geometry:
         return True
 
     def _samples(self) -> tuple[Floats, Floats]:
-        """Return random queries and keys of one product."""
-        generator = np.random.default_rng(0)
-        queries = generator.normal(size=(self.num_rows, self.head_dim))
-        keys = generator.normal(size=(self.tile, self.head_dim))
-        return queries.astype(self.dtype), keys.astype(self.dtype)
+        """Return scaled queries and keys of one product."""
+        numbers = samples(self.num_rows + self.tile, self.head_dim).astype(self.dtype)
+        return numbers[: self.num_rows] * self.head_dim**-0.5, numbers[self.num_rows :]

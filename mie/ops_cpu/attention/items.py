@@ -58,7 +58,8 @@ class BoundSpan:
         self._lanes, self._weighted = lanes, weighted
         self._flat_lanes, self._flat_largest = lanes.reshape(-1), self._largest.reshape(-1)
         self._lane_starts = np.arange(0, lanes.size, span.width)
-        self._lowest = np.finfo(scores.dtype).min / 2
+        self._lowest = np.array(np.finfo(scores.dtype).min / 2)
+        self._largest_by_tile = self._largest[:, None, ..., None]
         self._caps = [(scores[:, tile], limits) for tile, limits in span.caps]
         by_product = num_heads, num_tiles * num_sequences, *queries.shape[2:4]
         products = scores.reshape(*by_product, span.width)
@@ -100,7 +101,7 @@ class BoundSpan:
         np.maximum.reduceat(self._flat_lanes, self._lane_starts, out=self._flat_largest)
         # A query that sees no key here gets weights of 0, so it adds 0 to the sums of other splits.
         np.maximum(largest, self._lowest, out=largest)
-        scores -= largest[:, None, ..., None]
+        scores -= self._largest_by_tile
         np.exp(scores, out=scores)
         if not is_one_tile:
             np.add.reduce(scores, axis=1, out=lanes)
@@ -136,7 +137,7 @@ class Result:
         if len(self.largest) > 1:
             combine(self.largest, self.total, self.attended)
         if item.is_run:
-            np.divide(self._attended, self._total, out=view_of(out, item)[:, :, item.heads])
+            np.divide(self._attended, self._total, out=view_of(out, item))
         else:
             real = () if item.real is None else item.real
             out[item.rows[real], item.heads] = (self._attended / self._total)[real]
@@ -153,7 +154,7 @@ class BoundItem:
         own = slice(item.first_span, item.first_span + len(item.spans))
         parts = result.largest[own], result.total[own], result.attended[own]
         num_heads, num_sequences, num_rows, head_dim = parts[2].shape[1:]
-        self._scale = head_dim**-0.5
+        self._scale = np.array(head_dim**-0.5, parts[2].dtype)
         # The queries of several sequences are copied once for each of their tiles.
         most_tiles = max(span.stop - span.start for span in item.spans)
         copies = most_tiles if num_sequences > 1 else 1
@@ -171,9 +172,8 @@ class BoundItem:
     def run(self, q: Floats, layer: int, out: Floats) -> None:
         """Compute the layer, and put the result in ``out`` unless it is part of a whole's."""
         item = self._item
-        own = view_of(q, item) if item.is_run else q.take(item.rows, 0)
-        own = own[:, :, item.heads].transpose(2, 0, 1, 3, 4)
-        np.multiply(own[:, None], self._scale, out=self._places)
+        own = view_of(q, item) if item.is_run else q.take(item.rows, 0)[:, :, item.heads]
+        np.multiply(own.transpose(2, 0, 1, 3, 4)[:, None], self._scale, out=self._places)
         for span in self._spans:
             span.attend(layer)
         if item.whole is None:
@@ -189,9 +189,10 @@ def by_query(x: Floats, item: Item, heads_per_kv: int) -> Floats:
 
 
 def view_of(x: Floats, item: Item) -> Floats:
-    """Return the item's rows of x [T, ...] as [sequences, queries, ...], if they are a run."""
+    """Return the item's own x [T, Hkv, G, Dh] as [sequences, queries, heads, G, Dh] of a run."""
     first, rows = item.rows.item(0), item.rows
-    view: Floats = x[first : first + rows.size].reshape(*rows.shape, *x.shape[1:])
+    own = x[first : first + rows.size, item.heads]
+    view: Floats = own.reshape(*rows.shape, *own.shape[1:])
     return view
 
 

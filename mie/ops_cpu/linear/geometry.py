@@ -12,6 +12,7 @@ import numpy as np
 
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
+from mie.ops_cpu.samples import samples
 from mie.ops_cpu.threads.blas import Blas
 
 KERNEL_ROWS = {64: 4, 32: 6}
@@ -38,7 +39,7 @@ MOST_INPUTS = 2048
 CALL_PRODUCTS = 1 << 14
 """Multiplications that take as long as a call of the kernel."""
 MAX_CUTS = 1 << 12
-"""Number of row cuts that are remembered."""
+"""Number of row cuts, and of task lists, that are remembered."""
 REST = 0.7
 """Time of a kernel's remaining rows, relative to the rows that it computes at a time."""
 
@@ -116,8 +117,8 @@ class Geometry:
             return all(self._are_same_bits(size, width, group) for size in sizes)
 
     def _are_same_bits(self, num_inputs: int, width: int, group: int) -> bool:
-        x = _numbers(group * REFERENCE_GROUP, num_inputs).astype(self._dtype)
-        weight = _numbers(num_inputs, DEFAULT_WIDTH).astype(self._dtype)
+        x = samples(group * REFERENCE_GROUP, num_inputs).astype(self._dtype)
+        weight = samples(num_inputs, DEFAULT_WIDTH).astype(self._dtype)
         product = _product(x, weight, group, width)
         return bool((product == _product(x, weight, REFERENCE_GROUP, DEFAULT_WIDTH)).all())
 
@@ -135,11 +136,3 @@ def _product(x: Floats, weight: Floats, group: int, width: int) -> Floats:
     product: Floats = np.matmul(x.reshape(-1, group, len(weight)), tiles[:, None])
     rows: Floats = product.transpose(1, 2, 0, 3).reshape(len(x), -1)
     return rows
-
-
-def _numbers(num_rows: int, num_columns: int) -> Floats:
-    """Return numbers between -1 and 1 with all digits, faster than NumPy's generator starts."""
-    counts = np.arange(num_rows * num_columns, dtype=np.uint32)
-    counts *= np.uint32(2654435761)  # Knuth's multiplicative hash
-    numbers: Floats = (counts / 2.0**31 - 1).reshape(num_rows, num_columns)
-    return numbers

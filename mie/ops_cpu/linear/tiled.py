@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import CachingAllocator, WeightAllocator, huge_empty
-from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, Geometry, parts_of
+from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, MAX_CUTS, Geometry, parts_of
 from mie.ops_cpu.linear.matrix import work_bytes
 from mie.ops_cpu.linear.widen import stored, widen
 from mie.ops_cpu.threads.counts import ThreadCount
@@ -49,6 +49,16 @@ READ_AGAIN = 1.05
 """Times the largest task's size that reading all weights twice as often costs."""
 
 
+class OneRow(NamedTuple):
+    """What a product of one row needs, prepared once because a small product takes 2 µs."""
+
+    groups: Floats
+    """[1, rows of a group, K], zeros except for the first row."""
+    place: Floats
+    """[K], its first row."""
+    thread_count: ThreadCount
+
+
 class TiledMatrix:
     """Tiles [ceil(N / W), K, W]. Columns past N hold zeros."""
 
@@ -62,6 +72,8 @@ class TiledMatrix:
         """[ceil(N / W) * W]"""
         self.parts = parts_of(tiles.shape[1])
         """The ranges of K whose products are added."""
+        self.one_row: OneRow | None = None
+        """What the plan has prepared for products of one row."""
         self.nbytes = tiles.nbytes + (0 if bias is None else bias.nbytes)
 
     def apply(self, x: Floats, residual: Floats | None) -> Floats:
@@ -91,6 +103,7 @@ class TiledPlan:
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
         self._counts: dict[tuple[tuple[int, ...], int], ThreadCount] = {}
+        self._tasks: dict[tuple[int, int, int, int], list[tuple[slice, slice]]] = {}
         self._padded_rows: dict[tuple[int, int, int], Floats] = {}
         self._parts = [np.empty(0, dtype) for _ in range(workers.num_threads)]
         self._wide = [np.empty(0, dtype) for _ in self._parts]
@@ -137,12 +150,22 @@ class TiledPlan:
     def apply(self, x: Floats, matrix: TiledMatrix, residual: Floats | None) -> Floats:
         """Compute `ops.linear.linear`."""
         num_tiles, num_inputs, width = matrix.tiles.shape
-        cut = self.geometry.cut(len(x), num_inputs, width)
-        y = self._allocator.empty((cut.num_padded, num_tiles * width), self.dtype)
-        for rows, group, num_groups in cut.calls:
-            own = None if residual is None else residual[rows]
-            padded = y[rows.start : rows.start + num_groups * group]
-            self._multiply(self._groups(x[rows], group, num_groups), matrix, padded, own)
+        if len(x) == 1:
+            row = matrix.one_row
+            if row is None:
+                row = matrix.one_row = self._prepare(matrix)
+            row.place[...] = x[0]
+            y = self._allocator.empty((row.groups.shape[1], num_tiles * width), self.dtype)
+            self._multiply(row.groups, matrix, y, residual, row.thread_count)
+        else:
+            cut = self.geometry.cut(len(x), num_inputs, width)
+            y = self._allocator.empty((cut.num_padded, num_tiles * width), self.dtype)
+            for rows, group, num_groups in cut.calls:
+                own = None if residual is None else residual[rows]
+                padded = y[rows.start : rows.start + num_groups * group]
+                groups = self._groups(x[rows], group, num_groups)
+                count = self._count(matrix.tiles, len(padded))
+                self._multiply(groups, matrix, padded, own, count)
         result: Floats = y[: len(x)]
         if num_tiles * width > matrix.num_outputs:
             result = np.ascontiguousarray(result[:, : matrix.num_outputs])
@@ -151,52 +174,67 @@ class TiledPlan:
     def _groups(self, x: Floats, group: int, num_groups: int) -> Floats:
         """Return x as [groups, rows of a group, K], padded with rows of zeros."""
         num_rows, num_inputs = x.shape
-        shape = num_groups, group, num_inputs
-        if num_rows == 1:
-            # A small product takes 2 µs, and a new array with new zeros takes half as long.
-            if shape not in self._padded_rows:
-                self._padded_rows[shape] = np.zeros(shape, self.dtype)
-            groups = self._padded_rows[shape]
-            groups[0, 0] = x[0]
-            return groups
         if num_rows < num_groups * group or not x.flags.c_contiguous:
             padded = self._allocator.empty((num_groups * group, num_inputs), self.dtype)
             padded[:num_rows] = x
             padded[num_rows:] = 0
             x = padded
-        return x.reshape(shape)
+        return x.reshape(num_groups, group, num_inputs)
+
+    def _prepare(self, matrix: TiledMatrix) -> OneRow:
+        """Prepare products of one row. Matrices with the same K share the padded row."""
+        _, num_inputs, width = matrix.tiles.shape
+        [(_, group, num_groups)], num_padded = self.geometry.cut(1, num_inputs, width)
+        shape = num_groups, group, num_inputs
+        if shape not in self._padded_rows:
+            self._padded_rows[shape] = np.zeros(shape, self.dtype)
+        groups = self._padded_rows[shape]
+        return OneRow(groups, groups[0, 0], self._count(matrix.tiles, num_padded))
 
     def _multiply(
-        self, groups: Floats, matrix: TiledMatrix, y: Floats, residual: Floats | None
+        self,
+        groups: Floats,
+        matrix: TiledMatrix,
+        y: Floats,
+        residual: Floats | None,
+        count: ThreadCount,
     ) -> None:
         """Multiply into y [rows of whole groups, columns of whole tiles]."""
         tiles, (num_groups, group, _) = matrix.tiles, groups.shape
         num_tiles, _, width = tiles.shape
         out = y.reshape(num_groups, group, num_tiles, width).transpose(2, 0, 1, 3)
-        num_bytes = work_bytes(tiles.nbytes, len(y))
-        count = self._count(tiles.shape, num_bytes)
-        num_threads, begin = count.choose(), perf_counter()
+        num_threads = count.choose()
+        begin = perf_counter() if count.is_trial else 0.0
         if num_threads == 1:
             self._product(groups, tiles, matrix.parts, out, 0)
             _add(y, matrix.bias, residual)
+        else:
+
+            def work(thread: int, tasks: Iterable[tuple[slice, slice]]) -> None:
+                for which, some in tasks:
+                    own = out[which, some]
+                    self._product(groups[some], tiles[which], matrix.parts, own, thread)
+                    rows = slice(some.start * group, some.stop * group)
+                    columns = slice(which.start * width, which.stop * width)
+                    bias = None if matrix.bias is None else matrix.bias[columns]
+                    added = None if residual is None else residual[rows, columns]
+                    _add(y[rows, columns], bias, added)
+
+            num_bytes = work_bytes(tiles.nbytes, len(y))
+            key = num_tiles, num_groups, num_threads, num_bytes
+            if key not in self._tasks:
+                if len(self._tasks) >= MAX_CUTS:
+                    self._tasks.clear()
+                self._tasks[key] = tasks_of(*key)
+            tasks = self._tasks[key]
+            self._workers.share(work, tasks, num_threads)
+        if count.is_trial:
             count.note(perf_counter() - begin)
-            return
 
-        def work(thread: int, tasks: Iterable[tuple[slice, slice]]) -> None:
-            for which, some in tasks:
-                self._product(groups[some], tiles[which], matrix.parts, out[which, some], thread)
-                rows = slice(some.start * group, some.stop * group)
-                columns = slice(which.start * width, which.stop * width)
-                bias = None if matrix.bias is None else matrix.bias[columns]
-                _add(y[rows, columns], bias, None if residual is None else residual[rows, columns])
-
-        tasks = tasks_of(num_tiles, num_groups, num_threads, num_bytes)
-        self._workers.share(work, tasks, num_threads)
-        count.note(perf_counter() - begin)
-
-    def _count(self, shape: tuple[int, ...], num_bytes: int) -> ThreadCount:
+    def _count(self, tiles: NDArray[Any], num_rows: int) -> ThreadCount:
         """Return what knows how many threads to use for a product of this kind."""
-        kind = shape, num_bytes.bit_length()
+        num_bytes = work_bytes(tiles.nbytes, num_rows)
+        kind = tiles.shape, num_bytes.bit_length()
         if kind not in self._counts:
             most = self._workers.at_most(num_bytes // self._bytes_per_thread)
             least = math.isqrt(num_bytes // (CERTAIN * self._bytes_per_thread))
@@ -280,7 +318,8 @@ def _add(y: Floats, bias: Floats | None, residual: Floats | None) -> None:
     if bias is not None:
         y += bias
     if residual is not None:
-        y[: len(residual), : residual.shape[1]] += residual
+        own = y[: len(residual), : residual.shape[1]]
+        own += residual
 
 
 def _pieces(start: int, stop: int, width: int) -> Iterator[tuple[int, int]]:

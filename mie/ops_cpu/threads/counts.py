@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 NUM_TRIALS = 5
 """Number of calls with each number of threads, in turns, of which the median counts."""
 NUM_CALLS = 1 << 10
@@ -27,25 +25,25 @@ class ThreadCount:
         self._seconds: list[list[float]] = [[] for _ in self._choices]
         self._num_calls = 0
         self._best = most
+        self.is_trial = len(self._choices) > 1
+        """Whether the call that `choose` returned a number for is a trial, which `note` times."""
 
     def choose(self) -> int:
         """Return the number of threads for the next call."""
-        if self._is_trial:
-            return self._choices[self._num_calls % len(self._choices)]
-        return self._best
+        if not self.is_trial:
+            if self._num_calls < NUM_CALLS:
+                self._num_calls += 1
+                return self._best
+            self._num_calls = 0
+            self.is_trial = len(self._choices) > 1
+        return self._choices[self._num_calls % len(self._choices)]
 
     def note(self, seconds: float) -> None:
-        """Note the time of a call with the number that `choose` returned."""
-        if self._is_trial:
-            self._seconds[self._num_calls % len(self._choices)].append(seconds)
+        """Note the time of a trial with the number that `choose` returned."""
+        self._seconds[self._num_calls % len(self._choices)].append(seconds)
         self._num_calls += 1
         if self._num_calls == NUM_TRIALS * len(self._choices):
-            medians = [median(each) for each in self._seconds]
+            medians = [sorted(each)[NUM_TRIALS // 2] for each in self._seconds]
             self._best = self._choices[medians.index(min(medians))]
             self._seconds = [[] for _ in self._choices]
-        elif self._num_calls == NUM_CALLS:
-            self._num_calls = 0
-
-    @property
-    def _is_trial(self) -> bool:
-        return self._num_calls < NUM_TRIALS * len(self._choices)
+            self.is_trial = False
