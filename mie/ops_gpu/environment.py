@@ -1,10 +1,13 @@
-"""Describe the NVIDIA driver, its GPUs, and the CUDA libraries that CuPy uses.
+"""Describe the NVIDIA driver, its GPUs, CuPy, and the CUDA libraries that CuPy uses.
 
 The driver is asked through libcuda, so that its facts need no CuPy.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 _ATTRIBUTES = {"integrated": 18, "major": 75, "minor": 76}
@@ -52,6 +55,32 @@ def _gpu(cuda: Any, index: int) -> dict[str, Any]:
 def _version(number: int) -> str:
     """Convert CUDA's number for a version, such as 12060, to "12.6"."""
     return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def cupy_facts() -> dict[str, Any]:
+    """Return what is installed of CuPy, and the facts about its libraries.
+
+    The facts are "packages", its installed distributions and their versions, and then "found" false
+    if there is no CuPy, or the "error" with which it cannot be imported, or its "version" and the
+    `library_facts`.
+    """
+    facts: dict[str, Any] = {"packages": _cupy_packages(sys.path)}
+    try:
+        import cupy
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+            return {**facts, "found": False}
+        # CuPy frames the error with advice for many systems.
+        return {**facts, "error": one_line(error).rpartition("Original error: ")[2].strip(" =")}
+    return {**facts, "version": str(cupy.__version__), **library_facts(cupy)}
+
+
+def _cupy_packages(folders: Sequence[str]) -> dict[str, str]:
+    """Return the versions of the installed distributions of CuPy: {"cupy-cuda12x": "14.2.0"}."""
+    paths = [path for folder in folders for path in Path(folder or ".").glob("cupy*.dist-info")]
+    pattern = r"(cupy(?:_cuda\w+|_rocm\w+)?)-([^-]+)\.dist-info"
+    found = [match for path in paths if (match := re.fullmatch(pattern, path.name))]
+    return {match[1].replace("_", "-"): match[2] for match in found}
 
 
 def _cublas_version(cupy: Any) -> str:

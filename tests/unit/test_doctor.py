@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import re
 import sys
@@ -11,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +23,7 @@ from mie.doctor.machine import Machine
 from mie.doctor.survey import Check
 from mie.load import backends
 from mie.ops_cpu.cpu_backend import CpuBackend
+from mie.ops_cpu.environment import numpy_facts
 from mie.system.commands import CommandError
 from mie.system.resources import cpu_quota, memory_limit
 
@@ -776,7 +775,7 @@ def test_an_answer_that_is_not_a_json_object(printed: str) -> None:
 
 def test_numpy_reports_its_blas() -> None:
     facts = Machine().ask("numpy")
-    assert facts == ask.numpy_facts()
+    assert facts == numpy_facts()
     assert facts["version"][0].isdigit()
 
 
@@ -786,65 +785,6 @@ def test_a_file_in_the_current_folder_is_not_loaded_as_a_library(
     write(tmp_path, {"numpy.py": "raise SystemExit(5)", "json.py": "raise SystemExit(6)"})
     monkeypatch.chdir(tmp_path)
     assert "version" in Machine().ask("numpy")
-
-
-class Device:
-    mem_info = (5 * GIB, 8 * GIB)
-
-    def __init__(self, index: int) -> None:
-        assert index == 0
-
-
-def fake_cupy(**runtime: Any) -> SimpleNamespace:
-    about = {"name": b"Orin", "capability": "8.7", "totalGlobalMem": 8 * GIB, "integrated": 1}
-    functions = {
-        "runtimeGetVersion": lambda: 12090,
-        "getDeviceCount": lambda: 1,
-        "getDeviceProperties": lambda index: about,
-    }
-    nvrtc = SimpleNamespace(getVersion=lambda: (12, 6))
-    cuda = SimpleNamespace(
-        runtime=SimpleNamespace(**{**functions, **runtime}), nvrtc=nvrtc, Device=Device, cublas=None
-    )
-    return SimpleNamespace(__version__="14.2.0", cuda=cuda)
-
-
-class FakeCublas:
-    """A library of version 12.9.7."""
-
-    def __init__(self, name: str) -> None:
-        assert name == "libcublas.so.12"
-
-    def cublasGetProperty(self, property_type: int, value: Any) -> int:
-        value._obj.value = (12, 9, 7)[property_type]
-        return 0
-
-
-def test_cupy_reports_its_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("cupy_cuda12x-14.2.0.dist-info", "cupyx_tools-1.dist-info", "cupy"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "no-such")])
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
-    monkeypatch.setattr(ctypes, "CDLL", FakeCublas)
-    assert ask.cupy_facts() == {
-        "packages": {"cupy-cuda12x": "14.2.0"},
-        "version": "14.2.0",
-        "cuda": "12.9",
-        "nvrtc": "12.6",
-        "cublas": "12.9.7",
-        "free": [5 * GIB],
-    }
-
-
-def test_a_fact_that_cupy_cannot_report_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def count() -> int:
-        raise RuntimeError("cudaErrorInsufficientDriver:\n  too old")
-
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(getDeviceCount=count))
-    facts = ask.cupy_facts()
-    assert facts["free_error"] == "cudaErrorInsufficientDriver: too old"
-    assert facts["nvrtc"] == "12.6"
-    assert "libcublas.so.12" in facts["cublas_error"]
 
 
 class Trial:

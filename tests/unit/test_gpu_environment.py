@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mie.ops_gpu.environment import driver_facts, library_facts
+from mie.ops_gpu.environment import cupy_facts, driver_facts, library_facts
 
 GIB = 1 << 30
 
@@ -98,3 +99,62 @@ def test_asking_the_driver_imports_no_numpy() -> None:
     """A broken NumPy must not hide what the driver says."""
     code = "import sys, mie.ops_gpu.environment; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Device:
+    mem_info = (5 * GIB, 8 * GIB)
+
+    def __init__(self, index: int) -> None:
+        assert index == 0
+
+
+def fake_cupy(**runtime: Any) -> SimpleNamespace:
+    about = {"name": b"Orin", "capability": "8.7", "totalGlobalMem": 8 * GIB, "integrated": 1}
+    functions = {
+        "runtimeGetVersion": lambda: 12090,
+        "getDeviceCount": lambda: 1,
+        "getDeviceProperties": lambda index: about,
+    }
+    nvrtc = SimpleNamespace(getVersion=lambda: (12, 6))
+    cuda = SimpleNamespace(
+        runtime=SimpleNamespace(**{**functions, **runtime}), nvrtc=nvrtc, Device=Device, cublas=None
+    )
+    return SimpleNamespace(__version__="14.2.0", cuda=cuda)
+
+
+class FakeCublas:
+    """A library of version 12.9.7."""
+
+    def __init__(self, name: str) -> None:
+        assert name == "libcublas.so.12"
+
+    def cublasGetProperty(self, property_type: int, value: Any) -> int:
+        value._obj.value = (12, 9, 7)[property_type]
+        return 0
+
+
+def test_cupy_reports_its_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("cupy_cuda12x-14.2.0.dist-info", "cupyx_tools-1.dist-info", "cupy"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "no-such")])
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    monkeypatch.setattr(ctypes, "CDLL", FakeCublas)
+    assert cupy_facts() == {
+        "packages": {"cupy-cuda12x": "14.2.0"},
+        "version": "14.2.0",
+        "cuda": "12.9",
+        "nvrtc": "12.6",
+        "cublas": "12.9.7",
+        "free": [5 * GIB],
+    }
+
+
+def test_a_fact_that_cupy_cannot_report_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count() -> int:
+        raise RuntimeError("cudaErrorInsufficientDriver:\n  too old")
+
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(getDeviceCount=count))
+    facts = cupy_facts()
+    assert facts["free_error"] == "cudaErrorInsufficientDriver: too old"
+    assert facts["nvrtc"] == "12.6"
+    assert "libcublas.so.12" in facts["cublas_error"]

@@ -370,7 +370,6 @@ def version_of(package: str) -> str:
 
 def numpy_version() -> str:
     """Return the versions of NumPy and its BLAS."""
-    import numpy as np
+    from mie.ops_cpu.environment import numpy_facts
 
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return f"NumPy {np.__version__} ({blas.get('name')} {blas.get('version')})"
+    return "NumPy {version} ({blas} {blas_version})".format(**numpy_facts())
