@@ -74,12 +74,12 @@ def _cupy(survey: Survey) -> list[Finding]:
     facts = survey.cupy
     if not facts.get("found", True):
         if survey.gpus:
-            return problem("not installed", f"pip install '{survey.extra}'")
+            return problem("not installed", survey.install_cupy)
         return note("not installed; backend cupy needs it")
     packages = facts.get("packages", {})
     version = facts.get("version") or " ".join(packages.values())
     value = ", ".join(map(" ".join, packages.items())) or f"CuPy {version}".strip()
-    again = f"pip uninstall {' '.join(packages) or 'cupy'}, then pip install '{survey.extra}'"
+    again = f"pip uninstall {' '.join(packages) or 'cupy'}, then {survey.install_cupy}"
     if len(packages) > 1:
         return problem(f"{value}: they overwrite each other's files", again)
     low, high = _NUMPY_OF_CUPY.get(next(iter(version_of(version)), 0), ("0", "99"))
@@ -124,10 +124,10 @@ def _missing_toolkit(survey: Survey) -> str:
     if not survey.is_jetson:
         return f"pip install 'cupy-cuda{cuda}x[ctk]', or install CUDA toolkit {cuda}"
     remedy = "sudo apt install nvidia-jetpack brings the CUDA toolkit"
-    if cuda < survey.driver_cuda:
-        remedy += f", of CUDA {survey.driver_cuda}: pip uninstall cupy-cuda{cuda}x, then "
-        remedy += f"pip install '{survey.extra}'"
-    return remedy
+    if cuda >= survey.driver_cuda:
+        return remedy
+    again = f"pip uninstall cupy-cuda{cuda}x, then {survey.install_cupy}"
+    return f"{remedy}, of CUDA {survey.driver_cuda}: {again}"
 
 
 GPU_CHECKS = {

@@ -1,4 +1,8 @@
-"""Give the checks access to the machine: files, commands, and processes that return facts."""
+"""Give the checks access to the machine: its files, commands and libraries.
+
+A library may be missing, broken or slow. `Machine.ask` therefore gets its facts from another
+process, which runs `main` and prints one JSON object.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,14 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mie.errors import MieError
+from mie.ops_cpu.environment import numpy_facts, products_facts
+from mie.ops_gpu.environment import cupy_facts, driver_facts, one_line
 from mie.system.commands import CommandError, run_command
 from mie.system.resources import read_text, usable_cpus
 
@@ -20,7 +27,7 @@ ASK_SECONDS = 180.0
 # The child finds modules where this process does, not in its working directory.
 _ASK = (
     "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); "
-    "from mie.doctor.ask import main; main(sys.argv[1:])"
+    "from mie.doctor.machine import main; main(sys.argv[1:])"
 )
 
 Facts = dict[str, Any]
@@ -54,7 +61,7 @@ class Machine:
         return run_command(command, timeout=timeout, environment=environment)
 
     def ask(self, *topic: str) -> Facts:
-        """Return the facts that `mie.doctor.ask` finds about ``topic`` in a separate process.
+        """Return what `find_facts` finds about ``topic`` in a separate process.
 
         If it crashes, hangs or prints something else, the only fact is an "error" that says so.
         """
@@ -67,3 +74,53 @@ class Machine:
             return {"error": f"the process that tried it {why}"}
         except (TypeError, ValueError):
             return {"error": "the process that tried it gave an answer that is not a JSON object"}
+
+
+def backend_facts(name: str) -> Facts:
+    """Try four operators of the backend ``name``. There are no facts if they compute correctly.
+
+    A hidden state of eight ones goes through a head whose row 37 is the largest, giving token 37.
+
+    Raises:
+        MieError: the backend cannot be loaded, or computed another token.
+    """
+    import numpy as np
+
+    from mie.load.backends import load_backend
+    from mie.ops.sampling import RowControls
+
+    backend = load_backend(name)
+    head = np.zeros((64, 8), np.float32)
+    head[37] = 1
+    hidden = backend.silu_mul(backend.load_vector(np.ones((1, 16), np.float32)))
+    hidden = backend.rms_norm(hidden, backend.load_vector(np.ones(8, np.float32)), 1e-5)
+    logits = backend.linear(hidden, backend.load_linear((64, 8), [head]))
+    [token_id] = backend.sample(logits, [RowControls()])
+    if token_id != 37:
+        raise MieError(f"it computed token {token_id}, expected 37")
+    return {}
+
+
+TOPICS: Mapping[str, Callable[..., Facts]] = {
+    "numpy": numpy_facts,
+    "products": products_facts,
+    "driver": driver_facts,
+    "cupy": cupy_facts,
+    "backend": backend_facts,
+}
+
+
+def find_facts(topic: str, *arguments: str) -> Facts:
+    """Return the facts of one topic, or the fact "error"."""
+    try:
+        return TOPICS[topic](*arguments)
+    except Exception as error:
+        kind = "" if isinstance(error, MieError) else f"{type(error).__name__}: "
+        return {"error": f"{kind}{one_line(error)}"}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the facts of one topic, apart from what libraries write to standard output."""
+    output = os.dup(1)
+    os.dup2(2, 1)
+    os.write(output, json.dumps(find_facts(*arguments)).encode() + b"\n")

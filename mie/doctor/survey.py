@@ -75,8 +75,8 @@ class Survey:
         """The major version of the newest CUDA that the driver runs, or 0 if it does not say."""
         self.cupy_cuda = version_of(self.cupy.get("cuda", f"{self.oldest_cuda}"))[0]
         """The major version of the CUDA that the installed CuPy is built for."""
-        self.extra = f"mie[cuda{13 if self.driver_cuda >= 13 else 12}]"
-        """The extra of mie whose CuPy fits the driver."""
+        self.install_cupy = f"pip install 'mie[cuda{13 if self.driver_cuda >= 13 else 12}]'"
+        """The command that installs the CuPy that fits the driver."""
         self.l4t_release = machine.read("/etc/nv_tegra_release")
         self.board = (machine.read("/proc/device-tree/model") or "").strip("\0\n ")
         is_tegra = bool(re.search("jetson|tegra", self.board, re.IGNORECASE))

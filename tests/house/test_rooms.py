@@ -160,7 +160,7 @@ ROOMS = {
             "reprs",
             "system",
         },
-        packages={"cupy", "numpy"},
+        packages={"numpy"},
     ),
     "diff": Room(
         mie={

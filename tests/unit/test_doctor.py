@@ -16,10 +16,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from mie.cli.doctor import add_parser, render, run
-from mie.doctor import ask
 from mie.doctor.cpu import CPU_CHECKS
 from mie.doctor.diagnosis import BACKENDS, run_checks, try_backend
-from mie.doctor.machine import Machine
+from mie.doctor.machine import Machine, find_facts
 from mie.doctor.survey import Check
 from mie.load import backends
 from mie.ops_cpu.cpu_backend import CpuBackend
@@ -815,10 +814,10 @@ def test_a_backend_is_judged_by_its_results(
     monkeypatch: pytest.MonkeyPatch, outcome: int | Exception, facts: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(backends, "load_backend", lambda name: Trial(outcome))
-    assert ask.find_facts("backend", "numpy") == facts
+    assert find_facts("backend", "numpy") == facts
 
 
 def test_the_trial_accepts_numpys_results() -> None:
-    assert ask.find_facts("backend", "numpy") == {}
-    error = ask.find_facts("backend", "abacus")["error"]
+    assert find_facts("backend", "numpy") == {}
+    error = find_facts("backend", "abacus")["error"]
     assert error.startswith("backend 'abacus' is not available")
