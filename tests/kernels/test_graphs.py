@@ -217,10 +217,14 @@ class Growing:
 
 
 @needs_compiler
-@pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize(
-    ("dtype", "batch_invariant", "max_lens"),
-    [("float16", False, {ANY_LENGTH}), ("float16", True, SPLIT), ("float32", False, SPLIT)],
+    ("dtype", "batch_invariant", "max_lens", "window"),
+    [
+        ("float16", False, {ANY_LENGTH}, None),
+        ("float16", False, {ANY_LENGTH}, 70),
+        ("float16", True, SPLIT, None),
+        ("float32", False, SPLIT, None),
+    ],
 )
 def test_longer_contexts_need_no_more_graphs(
     monkeypatch: pytest.MonkeyPatch,
