@@ -60,6 +60,9 @@ class IdleCupy(fake_cupy.FakeCupy):
     def copy(self, host: Any, stream: Any, task: Any) -> None:
         """Copy nothing."""
 
+    def memcpy2DAsync(self, *args: int) -> None:
+        """Copy nothing."""
+
 
 def idle_cupy() -> IdleCupy:
     """Put an idle stand-in in place of CuPy, with a cuBLAS that multiplies nothing."""

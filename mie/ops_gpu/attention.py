@@ -9,9 +9,11 @@ from mie.arithmetic import ceil_div
 from mie.ops.backend import Array, KVCacheShape
 from mie.ops_gpu.arena import Empty, fresh
 from mie.ops_gpu.arrays import kernel_type, next_power_of_two
-from mie.ops_gpu.batch import DeviceBatch, padded_size
+from mie.ops_gpu.batch import DeviceBatch, padded_length, padded_seqs
 from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.dispatch import (
+    MAX_SPLITS,
+    SPLIT_TOKENS,
     TILE_TOKENS,
     WARPS,
     DecodeKernel,
@@ -19,17 +21,6 @@ from mie.ops_gpu.dispatch import (
     prefill_kernel,
 )
 from mie.ops_gpu.launcher import Launcher
-
-SPLIT_TOKENS = 256
-"""Minimum tokens of a sequence that one block of a split decode attends to, a multiple of 16."""
-
-MAX_SPLITS = 32
-"""Maximum splits of a sequence. Those of a longer one have more tokens.
-
-The splits depend on the sequence's length and window alone, so its result does not depend on its
-batch. 32 splits of 4 KV heads are nearly as many blocks as an H200 has multiprocessors. More would
-take more memory for partial results, for which every sequence of a step needs room.
-"""
 
 STREAM_BLOCKS_PER_MULTIPROCESSOR = 3
 """Maximum number of blocks on a multiprocessor, given the kernel's registers."""
@@ -77,17 +68,10 @@ class AttentionCall:
         return int(self.batch.block_tables.shape[1])
 
     @property
-    def max_len(self) -> int:
-        """The maximum length of a sequence of the step, which its table allows.
-
-        Launches use this instead of the lengths, so a captured step can be replayed with others.
-        """
-        return self.table_width * self.block_size
-
-    @property
     def max_splits(self) -> int:
         """The maximum number of splits of a sequence of the step."""
-        return max_splits(min(self.max_len, (self.window or self.max_len) + 15))
+        max_len = self.batch.max_len
+        return max_splits(min(max_len, (self.window or max_len) + 15))
 
     @property
     def scale(self) -> np.float32:
@@ -117,6 +101,12 @@ class PagedAttention:
         self._is_deterministic = is_deterministic
         self._empty = empty or fresh(launcher.xp)
         self._zeros: list[Array] = []
+        self.follows_lengths = True
+        """Whether launches of decodes depend on the maximum length.
+
+        Streamed decodes launch the same blocks for all lengths. The first call tells which they
+        are.
+        """
 
     def __call__(
         self,
@@ -133,10 +123,19 @@ class PagedAttention:
         assert kv.size // q.shape[2] < 1 << 32, "the kernels count rows in 32 bits"
         out = self._empty("attention", q.shape, q.dtype)
         call = AttentionCall(q=q, kv=kv, scales=scales, out=out, batch=batch, window=window)
-        if window is not None and window >= call.max_len:
+        if window is not None and window >= batch.max_len:
             call = replace(call, window=None)  # every sequence of the step fits it
+        kernel = decode_kernel(
+            kernel_type(call.q),
+            call.head_dim,
+            call.group,
+            call.block_size,
+            stored=kernel_type(call.kv),
+            may_stream=not self._is_deterministic,
+        )
+        self.follows_lengths = kernel.kind != "stream"
         if batch.decodes.size:
-            self._decode(call)
+            self._decode(call, kernel)
         if batch.prefills.size:
             self._prefill(call)
         return out
@@ -164,9 +163,8 @@ class PagedAttention:
         if kernel.kind == "stream":
             heads, splits, rows = 8 * kernel.head_tiles, 1, 2 * self._stream_blocks(kernel)
         else:
-            size = padded_size(num_seqs, ceil_div(max_len, shape.block_size))
-            heads, splits = num_heads, max_splits(size.table_width * shape.block_size)
-            rows = size.num_seqs if splits > 1 else 0
+            heads, splits = num_heads, max_splits(padded_length(max_len))
+            rows = padded_seqs(num_seqs) if splits > 1 else 0
         sums = rows * heads * splits
         sizes = (next_power_of_two(size) for size in (sums * shape.head_dim, sums) if size)
         return 4 * sum(sizes)
@@ -175,15 +173,7 @@ class PagedAttention:
         """Return the number of blocks that the chip holds at once."""
         return self._chip.resident_blocks(kernel.shared_bytes, STREAM_BLOCKS_PER_MULTIPROCESSOR)
 
-    def _decode(self, call: AttentionCall) -> None:
-        kernel = decode_kernel(
-            kernel_type(call.q),
-            call.head_dim,
-            call.group,
-            call.block_size,
-            stored=kernel_type(call.kv),
-            may_stream=not self._is_deterministic,
-        )
+    def _decode(self, call: AttentionCall, kernel: DecodeKernel) -> None:
         if kernel.kind == "stream":
             self._decode_stream(call, kernel)
         else:

@@ -10,17 +10,18 @@ from mie.arithmetic import ceil_div
 from mie.ops.arrays import Ints
 from mie.ops.backend import Array, StepBatch
 from mie.ops_gpu.arrays import next_power_of_two, to_host
-from mie.ops_gpu.dispatch import TILE_TOKENS
+from mie.ops_gpu.dispatch import MAX_SPLITS, SPLIT_TOKENS, TILE_TOKENS
 
-MIN_TABLE_WIDTH = 16
-"""Minimum number of blocks of a padded table, so that short contexts share one size."""
+ANY_LENGTH = (1 << 31) - 1
+"""A maximum length that holds for all sequences, because lengths have 32 bits."""
 
 
 class Bucket(NamedTuple):
     """The size that a step of decodes is padded to. Its launches depend on this alone."""
 
     num_seqs: int
-    table_width: int
+    max_len: int
+    """Maximum length of a sequence."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,15 +37,28 @@ class DeviceBatch(StepBatch):
     prefills: Array  # the others
     decode_tiles: Array  # prefix sums of the decodes' key tiles: 0, ..., total
     max_prefill_queries: int  # most queries of any prefill
+    max_len: int  # no sequence is longer in this step, nor in a captured one that is replayed
     window_tiles: dict[int, Array] = field(default_factory=dict, init=False)
     """`decode_tiles` from the beginning of each window, which the first layer with it computes."""
 
+    def destinations(self, table_width: int) -> list[Array]:
+        """Return the parts of the buffer that a step with tables of this width is copied to.
+
+        Rows of the buffer's tables may be longer. Only their first entries are copied.
+        """
+        num_seqs, max_width = self.block_tables.shape
+        if table_width == max_width:
+            return [self.integers]
+        start = self.integers.size - num_seqs * max_width
+        return [self.integers[:start], self.block_tables[:, :table_width]]
+
 
 class HostBatch(NamedTuple):
-    """The arrays of a `DeviceBatch`, still on the host."""
+    """The arrays of a `DeviceBatch`, still on the host, with ``block_tables`` at the end."""
 
     arrays: dict[str, Ints]
     max_prefill_queries: int
+    max_len: int
 
     @property
     def parts(self) -> list[NDArray[Any]]:
@@ -52,21 +66,40 @@ class HostBatch(NamedTuple):
         return [array.ravel() for array in self.arrays.values()]
 
     @property
-    def size(self) -> int:
-        """Number of integers in the buffer."""
-        return sum(array.size for array in self.arrays.values())
+    def table_width(self) -> int:
+        """Number of blocks in a table row."""
+        return int(self.arrays["block_tables"].shape[1])
+
+    def size(self, table_width: int) -> int:
+        """Return the number of integers in a buffer with tables of this width."""
+        *others, tables = self.arrays.values()
+        return sum(array.size for array in others) + len(tables) * table_width
 
     def on_device(self, integers: Array) -> DeviceBatch:
-        """Return views of the buffer that holds, or will hold, the concatenated arrays."""
+        """Return views of the buffer that holds, or will hold, the concatenated arrays.
+
+        The tables' rows have the width that fills the buffer.
+        """
         views, start = {}, 0
-        for name, array in self.arrays.items():
+        *others, tables = self.arrays.items()
+        for name, array in others:
             views[name] = integers[start : start + array.size].reshape(array.shape)
             start += array.size
-        return DeviceBatch(integers=integers, max_prefill_queries=self.max_prefill_queries, **views)
+        name, array = tables
+        views[name] = integers[start:].reshape(len(array), -1)
+        return DeviceBatch(
+            integers=integers,
+            max_prefill_queries=self.max_prefill_queries,
+            max_len=self.max_len,
+            **views,
+        )
 
 
-def host_batch(batch: StepBatch) -> HostBatch:
-    """Return the batch's arrays and the numbers that the launches need."""
+def host_batch(batch: StepBatch, max_len: int | None = None) -> HostBatch:
+    """Return the batch's arrays and the numbers that the launches need.
+
+    Launches allow for sequences of ``max_len`` tokens, by default the longest of the batch.
+    """
     arrays = {
         field.name: to_host(getattr(batch, field.name))
         for field in fields(StepBatch)
@@ -83,7 +116,10 @@ def host_batch(batch: StepBatch) -> HostBatch:
     arrays["prefills"] = np.flatnonzero(~is_decode)
     tiles = -(-arrays["seq_lens"][is_decode] // TILE_TOKENS)
     arrays["decode_tiles"] = np.concatenate([[0], np.cumsum(tiles)])
-    return HostBatch(arrays, int(counts[~is_decode].max(initial=0)))
+    arrays["block_tables"] = arrays.pop("block_tables")  # the last, because its size varies
+    if max_len is None:
+        max_len = int(arrays["seq_lens"].max())
+    return HostBatch(arrays, int(counts[~is_decode].max(initial=0)), max_len)
 
 
 def to_device(xp: Any, batch: StepBatch) -> DeviceBatch:
@@ -94,21 +130,26 @@ def to_device(xp: Any, batch: StepBatch) -> DeviceBatch:
     return host.on_device(xp.asarray(np.concatenate(host.parts).astype(np.int32)))
 
 
-def bucket_of(batch: StepBatch) -> Bucket | None:
-    """Return the size to pad a step to that only decodes, with one row of logits a sequence."""
-    num_seqs, table_width = batch.block_tables.shape
+def bucket_of(batch: StepBatch, *, follows_lengths: bool = True) -> Bucket | None:
+    """Return the size to pad a step to that only decodes, with one row of logits a sequence.
+
+    Without ``follows_lengths`` steps of all lengths share one.
+    """
+    num_seqs = len(batch.block_tables)
     if batch.num_decodes not in (None, num_seqs):
         return None
     if not len(batch.token_ids) == num_seqs == len(batch.logits_rows):
         return None
     if not np.array_equal(batch.logits_rows, np.arange(num_seqs)):
         return None
-    return padded_size(num_seqs, table_width)
+    max_len = padded_length(int(batch.seq_lens.max())) if follows_lengths else ANY_LENGTH
+    return Bucket(padded_seqs(num_seqs), max_len)
 
 
-def padded_size(num_seqs: int, table_width: int) -> Bucket:
-    """Return the size that a step of decodes is padded to."""
-    return Bucket(padded_seqs(num_seqs), max(MIN_TABLE_WIDTH, next_power_of_two(table_width)))
+def padded_length(length: int) -> int:
+    """Round up to a length that divides into 1, 2, 4, … `MAX_SPLITS` splits, or to any length."""
+    max_len = max(SPLIT_TOKENS, next_power_of_two(length))
+    return max_len if max_len < MAX_SPLITS * SPLIT_TOKENS else ANY_LENGTH
 
 
 def padded_seqs(num_seqs: int) -> int:
@@ -126,8 +167,8 @@ def padded(batch: StepBatch, bucket: Bucket) -> StepBatch:
     """Append sequences of length 0 to the batch. They write to slot -1, which is nowhere."""
     num_seqs, table_width = batch.block_tables.shape
     num_more = bucket.num_seqs - num_seqs
-    tables = np.zeros(bucket, np.int64)
-    tables[:num_seqs, :table_width] = batch.block_tables
+    tables = np.zeros((bucket.num_seqs, table_width), np.int64)
+    tables[:num_seqs] = batch.block_tables
 
     def more(array: Ints, value: int) -> Ints:
         return np.concatenate([array, np.full(num_more, value)])

@@ -104,9 +104,14 @@ class CupyBackend(ComposedOperators):
         self._fresh = fresh(launcher.xp)
         self._few_rows = FewRows(launcher)
         self._is_deterministic = is_deterministic
-        self._steps = Steps(launcher, queue, enforce_eager=enforce_eager)
-        self._sampler = Sampler(launcher, queue)
         self._attention = PagedAttention(launcher, chip, is_deterministic, self._empty)
+        self._steps = Steps(
+            launcher,
+            queue,
+            enforce_eager=enforce_eager,
+            follows_lengths=lambda: self._attention.follows_lengths,
+        )
+        self._sampler = Sampler(launcher, queue)
 
     # Sizes.
 

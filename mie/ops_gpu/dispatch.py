@@ -29,6 +29,17 @@ WARPS = 4
 TILE_TOKENS = 16 * WARPS
 """Number of tokens that a block of the tensor-core kernels takes at a time, 16 for each warp."""
 
+SPLIT_TOKENS = 256
+"""Minimum tokens of a sequence that one block of a split decode attends to, a multiple of 16."""
+
+MAX_SPLITS = 32
+"""Maximum splits of a sequence. Those of a longer one have more tokens.
+
+The splits depend on the sequence's length and window alone, so its result does not depend on its
+batch. 32 splits of 4 KV heads are nearly as many blocks as an H200 has multiprocessors. More would
+take more memory for partial results, for which every sequence of a step needs room.
+"""
+
 MMA_STAGES = {64: 4, 128: 3}
 """The head sizes of the tensor-core kernels, and the number of tiles in a decoding warp's ring.
 

@@ -59,7 +59,10 @@ class Queue(Protocol):
         """Return a mark that is not set."""
 
     def upload(self, host: NDArray[Any], device: Array) -> None:
-        """Queue a copy. ``host`` may change once it is done."""
+        """Queue a copy. ``host`` may change once it is done.
+
+        ``device`` is contiguous, or the first columns of a matrix.
+        """
 
     def download(self, device: Array, host: NDArray[Any]) -> None:
         """Queue a copy. ``host`` holds the data once it is done."""
@@ -98,7 +101,21 @@ class CupyQueue:
         return CupyMark(self._cupy.cuda.Event(disable_timing=True), self.stream)
 
     def upload(self, host: NDArray[Any], device: Array) -> None:
-        device.set(host, self.stream)
+        if device.flags.c_contiguous:
+            device.set(host, self.stream)
+            return
+        runtime = self._cupy.cuda.runtime
+        num_rows, pitch = len(host), host.strides[0]
+        runtime.memcpy2DAsync(
+            device.data.ptr,
+            device.strides[0],
+            host.ctypes.data,
+            pitch,
+            pitch,
+            num_rows,
+            runtime.memcpyHostToDevice,
+            self.stream.ptr,
+        )
 
     def download(self, device: Array, host: NDArray[Any]) -> None:
         device.get(self.stream, out=host, blocking=False)

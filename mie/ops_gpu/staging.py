@@ -27,16 +27,24 @@ class Staging:
         self._marks = [queue.new_mark() for _ in range(NUM_BUFFERS)]
         self._turn = 0
 
-    def upload(self, parts: Sequence[NDArray[Any]], device: Array) -> None:
-        """Queue a copy of the concatenated parts [...] to ``device`` [n] in its dtype."""
+    def upload(self, parts: Sequence[NDArray[Any]], *devices: Array) -> None:
+        """Queue copies of the concatenated parts [...] to ``devices``, which they fill in order.
+
+        Those have one dtype, to which the parts are converted.
+        """
         turn = self._turn
         self._turn = (turn + 1) % NUM_BUFFERS
         self._marks[turn].wait()
-        if self._buffers[turn].size < device.nbytes:
-            self._grow(next_power_of_two(device.nbytes))
-        host = self._buffers[turn][: device.nbytes].view(device.dtype)
+        num_bytes = sum(device.nbytes for device in devices)
+        if self._buffers[turn].size < num_bytes:
+            self._grow(next_power_of_two(num_bytes))
+        host = self._buffers[turn][:num_bytes].view(devices[0].dtype)
         np.concatenate(parts, out=host, casting="unsafe")
-        self._queue.upload(host, device)
+        start = 0
+        for device in devices:
+            part = host[start : start + device.size]
+            self._queue.upload(part.reshape(device.shape), device)
+            start += device.size
         self._marks[turn].record()
 
     def _grow(self, num_bytes: int) -> None:

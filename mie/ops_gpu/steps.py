@@ -2,7 +2,10 @@
 
 A step that only decodes is padded to a size that many steps share (`Bucket`). The first step of a
 size runs eagerly, which compiles its kernels and allocates its results. The second is captured.
-From then on the host queues three things: a copy, the graph, and the sampling.
+From then on the host queues the copies, the graph, and the sampling.
+
+Block tables have no size of their own. Their rows are wide on the device, and the host copies only
+the columns that a step uses.
 """
 
 from collections.abc import Callable
@@ -13,7 +16,7 @@ import numpy as np
 from mie.arithmetic import ceil_div
 from mie.ops.backend import Array, StepBatch
 from mie.ops_gpu.arena import Arena
-from mie.ops_gpu.arrays import block_threads
+from mie.ops_gpu.arrays import block_threads, next_power_of_two
 from mie.ops_gpu.batch import Bucket, DeviceBatch, bucket_of, host_batch, padded
 from mie.ops_gpu.launcher import Launcher
 from mie.ops_gpu.queue import Graph, Queue
@@ -24,6 +27,12 @@ MAX_GRAPHS = 64
 
 Steps of the common sizes fit. A graph takes device memory for every launch. CUDA frees one that is
 still running when it has ended.
+"""
+
+TABLE_WIDTH = 1024
+"""Number of blocks in a row of the device's tables, until a sequence has more.
+
+They take 4 KB a sequence. If a sequence has more, steps are captured again.
 """
 
 Forward = Callable[[StepBatch], Array]
@@ -45,27 +54,40 @@ class Steps:
     and give the same bits.
     """
 
-    def __init__(self, launcher: Launcher, queue: Queue, *, enforce_eager: bool) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        queue: Queue,
+        *,
+        enforce_eager: bool,
+        follows_lengths: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Take whether launches depend on a step's maximum length as ``follows_lengths``."""
         self.is_running = False
         """Whether a forward pass is being launched or captured."""
         self.arena = Arena(launcher.xp)
         self._launcher = launcher
         self._queue = queue
         self._enforce_eager = enforce_eager
+        self._follows_lengths = follows_lengths
+        self._table_width = TABLE_WIDTH
         self._staging = Staging(queue)
         self._warm: set[Bucket] = set()
         self._captured: dict[Bucket, CapturedStep] = {}
 
     def run(self, forward: Forward, batch: StepBatch) -> Array:
         """Return the logits [R, V] of the batch, which last until the next step."""
-        bucket = bucket_of(batch)
+        bucket = bucket_of(batch, follows_lengths=self._follows_lengths())
         if bucket is None:
-            return self._launch(forward, self._upload(batch, None))
-        num_rows = len(batch.logits_rows)
+            return self._launch(forward, self._upload(batch, None, None))
+        num_rows, table_width = batch.block_tables.shape
+        if table_width > self._table_width:
+            self._table_width = next_power_of_two(table_width)
+            self._captured.clear()
         captured = self._captured.pop(bucket, None)
         if captured is not None:
             self._captured[bucket] = captured  # the last one: the most recently used
-        device_batch = self._upload(padded(batch, bucket), captured)
+        device_batch = self._upload(padded(batch, bucket), bucket, captured)
         if captured is None and bucket in self._warm and not self._enforce_eager:
             captured = self._capture(forward, device_batch)
             if len(self._captured) == MAX_GRAPHS:
@@ -79,15 +101,19 @@ class Steps:
             logits = captured.logits
         return logits[:num_rows]
 
-    def _upload(self, batch: StepBatch, captured: CapturedStep | None) -> DeviceBatch:
+    def _upload(
+        self, batch: StepBatch, bucket: Bucket | None, captured: CapturedStep | None
+    ) -> DeviceBatch:
         """Upload the batch, to the captured step's memory if there is one."""
-        host = host_batch(batch)
+        host = host_batch(batch, None if bucket is None else bucket.max_len)
         if captured is None:
-            integers = self.arena.empty("integers", (host.size,), np.dtype(np.int32))
+            table_width = host.table_width if bucket is None else self._table_width
+            shape = (host.size(table_width),)
+            integers = self.arena.empty("integers", shape, np.dtype(np.int32))
             device_batch = host.on_device(integers)
         else:
             device_batch = captured.batch
-        self._staging.upload(host.parts, device_batch.integers)
+        self._staging.upload(host.parts, *device_batch.destinations(host.table_width))
         if batch.drawn is not None:
             self._take_tokens(batch.drawn.token_ids, device_batch)
         return device_batch

@@ -13,6 +13,7 @@ without it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import re
 import sys
@@ -250,6 +251,7 @@ class FakeCupy(ModuleType):
             Event=lambda disable_timing: Event(self),
             Device=lambda: device,
             alloc_pinned_memory=self._alloc_pinned_memory,
+            runtime=SimpleNamespace(memcpy2DAsync=self.memcpy2DAsync, memcpyHostToDevice=1),
         )
 
     @property
@@ -295,6 +297,28 @@ class FakeCupy(ModuleType):
             task()
         else:
             stream.tasks.append(task)
+
+    def memcpy2DAsync(
+        self,
+        dst: int,
+        dst_pitch: int,
+        src: int,
+        src_pitch: int,
+        width: int,
+        height: int,
+        kind: int,
+        stream: int,
+    ) -> None:
+        """Queue a copy of rows from pinned memory. Sizes are in bytes."""
+        assert kind == self.cuda.runtime.memcpyHostToDevice
+        assert width <= min(dst_pitch, src_pitch)
+        size = (height - 1) * src_pitch + width
+        raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(src))
+        host = np.lib.stride_tricks.as_strided(raw, (height, width), (src_pitch, 1))
+        size = (height - 1) * dst_pitch + width
+        memory = self.array_at(dst, (size,), np.dtype(np.uint8))
+        device = np.lib.stride_tricks.as_strided(memory, (height, width), (dst_pitch, 1))
+        self.copy(host, self.streams[stream], lambda: np.copyto(device, host))
 
     def finish_streams(self) -> None:
         """Wait for all other streams, as work in the default stream does."""

@@ -57,7 +57,7 @@ class Decode:
         batch = decodes(lengths, ceil_div(max(lengths), BLOCK))
         self.bucket = bucket_of(batch)
         assert self.bucket is not None
-        host = host_batch(padded(batch, self.bucket))
+        host = host_batch(padded(batch, self.bucket), self.bucket.max_len)
         integers = np.concatenate(host.parts).astype(np.int32)
         recorder, arena = Recorder(), arena or Arena(np)
         attend = PagedAttention(recorder, H200, is_deterministic, arena.empty)

@@ -16,11 +16,12 @@ import pytest
 import tiny_models
 from emulated import launcher, needs_compiler
 
+from mie.arithmetic import ceil_div
 from mie.config.engine import EngineConfig
 from mie.load.engine import load_engine
 from mie.ops.backend import Backend, KVCacheShape, StepBatch
 from mie.ops_gpu.arena import Arena
-from mie.ops_gpu.batch import Bucket, bucket_of, host_batch, padded, padded_seqs
+from mie.ops_gpu.batch import ANY_LENGTH, Bucket, bucket_of, host_batch, padded, padded_seqs
 from mie.ops_gpu.cupy_backend import EMULATED_CHIP, CupyBackend
 from mie.ops_gpu.gemm import NumpyGemm
 from mie.ops_gpu.launcher import EmulatedLauncher
@@ -48,7 +49,7 @@ class Run:
 
     def __init__(self, model: Path, backend: str, seed: int, **settings: Any) -> None:
         self.logits: list[np.ndarray] = []
-        self.sizes: list[Bucket] = []
+        self.num_seqs: list[int] = []
         self.tokens: dict[str, list[int]] = {}
         self.engine = load_engine(model, backend=backend, wrap=self._wrap, **settings)
         rng = np.random.default_rng(seed)
@@ -75,7 +76,7 @@ class Run:
 
         def recorded(forward: Any, batch: StepBatch) -> Any:
             if (size := bucket_of(batch)) is not None:
-                self.sizes.append(size)
+                self.num_seqs.append(size.num_seqs)
             logits = run_step(forward, batch)
             self.logits.append(np.array(logits.get() if hasattr(logits, "get") else logits))
             return logits
@@ -151,7 +152,7 @@ def test_the_least_recently_used_graph_makes_room(tmp_path: Path, monkeypatch: p
 
     def counted(self: Steps, forward: Any, batch: Any) -> Any:
         assert len(self._captured) <= 2
-        captured.append(Bucket(*batch.block_tables.shape))
+        captured.append(Bucket(len(batch.seq_lens), batch.max_len))
         return capture(self, forward, batch)
 
     monkeypatch.setattr(Steps, "_capture", counted)
@@ -162,8 +163,96 @@ def test_the_least_recently_used_graph_makes_room(tmp_path: Path, monkeypatch: p
     few = Run(model, "cupy-emulated", 3, config=EngineConfig(**settings), dtype=dtype)
     assert len(captured) >= 3
     assert len(few.backend._steps._captured) == 2
-    assert list(few.backend._steps._captured)[-1] == few.sizes[-1]
+    assert list(few.backend._steps._captured)[-1] == Bucket(few.num_seqs[-1], ANY_LENGTH)
     assert [each.tobytes() for each in few.logits] == [each.tobytes() for each in many.logits]
+
+
+SPLIT = {256, 512, 1024, 2048, 4096}
+
+
+class Growing:
+    """Decodes of one layer of attention, whose longest context grows and shrinks again."""
+
+    LENGTHS = (5, 300, 600, 1500, 2100, 40)
+    NUM_SEQS = (3, 9)  # in turn
+
+    def __init__(
+        self, dtype: str, window: int | None, *, enforce_eager: bool, batch_invariant: bool
+    ) -> None:
+        self.backend = load_emulated_backend(
+            dtype, enforce_eager=enforce_eager, batch_invariant=batch_invariant
+        )
+        self.window = window
+        shape = KVCacheShape(
+            num_layers=1, num_blocks=9 * 132, block_size=16, num_kv_heads=1, head_dim=64
+        )
+        rng = np.random.default_rng(0)
+        self.cache = self.backend.new_kv_cache(shape)
+        self.cache.layers[0][...] = rng.normal(size=self.cache.layers[0].shape)
+        self.embedding = rng.normal(size=(20, 128)).astype(self.backend.dtype)
+        self.upload = self.backend._queue.upload
+        self.backend._queue.upload = self._counted  # type: ignore[method-assign]
+        self.outputs: list[bytes] = []
+        self.uploaded: list[int] = []
+        self.used: list[int] = []
+        for length in self.LENGTHS:
+            for num_seqs in self.NUM_SEQS:
+                for _ in range(3):
+                    self._step([length, *range(1, num_seqs)])
+
+    def _counted(self, host: Any, device: Any) -> None:
+        self.uploaded[-1] += host.size
+        self.upload(host, device)
+
+    def _step(self, lengths: list[int]) -> None:
+        batch = decodes(lengths, ceil_div(max(lengths), 16))
+        self.uploaded.append(0)
+        self.used.append(padded_seqs(len(lengths)) * batch.block_tables.shape[1])
+        self.outputs.append(self.backend.run_step(self._forward, batch).tobytes())
+
+    def _forward(self, batch: StepBatch) -> Any:
+        q = self.backend.embed(batch.token_ids, self.embedding).reshape(-1, 2, 64)
+        out = self.backend.paged_attention(q, self.cache, 0, batch, self.window)
+        return out.reshape(-1, 128)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("dtype", "batch_invariant", "max_lens", "window"),
+    [
+        ("float16", False, {ANY_LENGTH}, None),
+        ("float16", False, {ANY_LENGTH}, 70),
+        ("float16", True, SPLIT, None),
+        ("float32", False, SPLIT, None),
+    ],
+)
+def test_longer_contexts_need_no_more_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    batch_invariant: bool,
+    max_lens: set[int],
+    window: int | None,
+):
+    """Graphs follow the number of splits, and only the entries of the tables that are used are
+    copied."""
+    runs = [
+        Growing(dtype, window, enforce_eager=is_eager, batch_invariant=batch_invariant)
+        for is_eager in (False, True)
+    ]
+    assert runs[0].outputs == runs[1].outputs
+    steps: Any = runs[0].backend._steps
+    assert set(steps._captured) == {Bucket(n, length) for n in (4, 16) for length in max_lens}
+    for num_integers, used in zip(runs[0].uploaded, runs[0].used, strict=True):
+        assert used < num_integers <= used + 10 * 16 + 3
+
+    # Rows that are too short grow, and the steps are captured again.
+    monkeypatch.setattr("mie.ops_gpu.steps.TABLE_WIDTH", 40)
+    narrow = Growing(dtype, window, enforce_eager=False, batch_invariant=batch_invariant)
+    assert narrow.outputs == runs[0].outputs
+    steps = narrow.backend._steps
+    assert steps._table_width == 256
+    tables = {each.batch.block_tables.shape for each in steps._captured.values()}
+    assert tables == {(4, 256), (16, 256)}
 
 
 @needs_compiler
@@ -265,8 +354,10 @@ def test_padded_sizes_have_the_expected_values():
 
 def test_only_steps_of_single_row_decodes_are_padded():
     batch = decodes([3, 9, 5], 3)
-    assert bucket_of(batch) == Bucket(4, 16)
-    assert bucket_of(decodes([3] * 9, 33)) == Bucket(16, 64)
+    assert bucket_of(batch) == Bucket(4, 256)
+    assert bucket_of(decodes([3] * 8 + [700], 200)) == Bucket(16, 1024)
+    assert bucket_of(decodes([4097], 257)) == Bucket(1, ANY_LENGTH)
+    assert bucket_of(batch, follows_lengths=False) == Bucket(4, ANY_LENGTH)
     others: dict[str, Any] = {
         "logits_rows": np.array([0, 2, 1]),
         "block_tables": batch.block_tables[:2],
@@ -278,17 +369,18 @@ def test_only_steps_of_single_row_decodes_are_padded():
 
 def test_padding_writes_nothing_and_reads_nothing():
     batch = decodes([3, 9, 5], 3)
-    wide = padded(batch, Bucket(8, 16))
+    wide = padded(batch, Bucket(8, 256))
     for name in ("token_ids", "positions", "slot_mapping", "seq_lens"):
         np.testing.assert_array_equal(getattr(wide, name)[:3], getattr(batch, name))
     assert wide.slot_mapping[3:].tolist() == [-1] * 5
     assert wide.seq_lens[3:].tolist() == [0] * 5
-    np.testing.assert_array_equal(wide.block_tables[:3, :3], batch.block_tables)
+    np.testing.assert_array_equal(wide.block_tables[:3], batch.block_tables)
+    assert wide.block_tables.shape == (8, 3)
     host = host_batch(wide)
     assert host.arrays["decodes"].tolist() == list(range(8))
     assert host.arrays["decode_tiles"].tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3]
-    other = host_batch(padded(decodes([60, 2], 16), Bucket(8, 16)))
-    assert other.size == host.size  # so that every array of a size has one address
+    other = host_batch(padded(decodes([60, 2], 16), Bucket(8, 256)))
+    assert other.size(1024) == host.size(1024)  # so that every array of a size has one address
 
 
 @needs_compiler
@@ -305,7 +397,7 @@ def test_padded_sequences_get_zeros_or_no_output(head_dim: int, is_deterministic
     cache.layers[0][...] = rng.normal(size=cache.layers[0].shape)
     q = rng.normal(size=(8, 2, head_dim)).astype(np.float16)
     batch = decodes([3, 300, 65], 20)
-    wide = padded(batch, Bucket(8, 32))
+    wide = padded(batch, Bucket(8, 512))
     outputs = [
         backend.paged_attention(q[: len(each.seq_lens)], cache, 0, each, None)
         for each in (batch, wide)
