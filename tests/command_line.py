@@ -41,21 +41,32 @@ def mie(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProce
     The process is a fork of one that has imported everything; see ``warm_process.py``. Where the
     start itself matters, `start` starts a new one.
     """
-    words = [*map(str, arguments)]
+    process = run_warm(None, *arguments, stdin=stdin)
+    assert b"Traceback" not in process.stderr, process.stderr.decode()
+    return process
+
+
+def run_warm(
+    program: Path | None, *arguments: str | Path, stdin: bytes = b"", directory: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a Python program, or ``mie`` if it is None, in a fork of the warm process."""
+    wanted = {
+        "program": program and str(program),
+        "arguments": [*map(str, arguments)],
+        "directory": str(directory or Path.cwd()),
+    }
     with contextlib.ExitStack() as stack:
         case, inputs, output, errors = (
             stack.enter_context(tempfile.TemporaryFile()) for _ in range(4)
         )
-        case.write(json.dumps({"arguments": words, "directory": os.getcwd()}).encode())
+        case.write(json.dumps(wanted).encode())
         inputs.write(stdin)
         for file in (case, inputs):
             file.seek(0)
         code = _warm_process().run(case, inputs, output, errors)
         for file in (output, errors):
             file.seek(0)
-        process = subprocess.CompletedProcess(words, code, output.read(), errors.read())
-    assert b"Traceback" not in process.stderr, process.stderr.decode()
-    return process
+        return subprocess.CompletedProcess(wanted, code, output.read(), errors.read())
 
 
 class _WarmProcess:

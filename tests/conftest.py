@@ -1,5 +1,6 @@
 """Set up what all tests share: hypothesis profiles, and the tiny models."""
 
+import gc
 import os
 import signal
 import sys
@@ -30,6 +31,13 @@ settings.load_profile(os.environ.get("MIE_HYPOTHESIS", "default"))
 def pytest_xdist_auto_num_workers() -> int:
     """Start one worker more than there are CPUs, because tests that start a program wait for it."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Keep the collected tests out of later garbage collections, which take 0.3 s with them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import pkgutil
+import runpy
 import socket
 import sys
 import warnings
@@ -44,7 +45,7 @@ def main() -> int:
 
 
 def run(case: int, *files: int) -> int:
-    """Become a process that was started with these streams, and run the command line."""
+    """Become a process that was started with these streams, and run the command line or program."""
     with open(case, encoding="utf-8") as file:
         wanted = json.load(file)
     for number, file_of_stream in enumerate(files):
@@ -54,6 +55,11 @@ def run(case: int, *files: int) -> int:
     sys.stdin, sys.stdout, sys.stderr = streams
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     os.chdir(wanted["directory"])
+    if program := wanted["program"]:
+        sys.argv = [program, *wanted["arguments"]]
+        sys.path[0] = os.path.dirname(program)
+        runpy.run_path(program, run_name="__main__")
+        return 0
     sys.argv = ["mie", *wanted["arguments"]]
     return mie.cli.main()
 

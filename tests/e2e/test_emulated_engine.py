@@ -79,7 +79,7 @@ def twins(tmp_path_factory):
         ("numpy", "float32"),
         ("numpy-plain", "float32"),
         ("cupy-emulated", "float16"),
-        ("cupy-emulated", "bfloat16"),
+        pytest.param("cupy-emulated", "bfloat16", marks=pytest.mark.slow),
     ],
 )
 def test_a_single_candidate_is_the_greedy_token_if_logits_are_tied(twins, backend, dtype):

@@ -1,12 +1,10 @@
 """Check that each example runs unchanged, and is short."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import run_warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 README = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
@@ -37,19 +35,10 @@ def test_every_example_is_tested() -> None:
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     if name in ("story_record", "structured", "tools"):
         pytest.importorskip("llguidance", reason="the extra 'structured' is not installed")
-    root = str(EXAMPLES.parent)
-    paths = filter(None, (root, os.environ.get("PYTHONPATH")))
-    process = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUTF8": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    assert re.search(EXPECTED[name], process.stdout), process.stdout
+    process = run_warm(EXAMPLES / f"{name}.py", directory=tmp_path)
+    assert process.returncode == 0, process.stderr.decode()
+    output = process.stdout.decode()
+    assert re.search(EXPECTED[name], output), output
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -64,7 +53,6 @@ def test_batch_answers_go_to_the_named_file(tmp_path: Path) -> None:
     requests = tmp_path / "requests.jsonl"
     body = '{"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 9}'
     requests.write_text(f'{{"custom_id": "q", "body": {body}}}\n')
-    command = [sys.executable, EXAMPLES / "batch_jsonl.py", requests, answers]
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
+    process = run_warm(EXAMPLES / "batch_jsonl.py", requests, answers)
+    assert process.returncode == 0, process.stderr.decode()
     assert answers.read_text().startswith('{"custom_id": "q", "text": "I am')

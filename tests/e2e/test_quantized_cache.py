@@ -36,7 +36,7 @@ def stories(
 
 
 @needs_compiler
-@pytest.mark.parametrize("stored", ["int8", "fp8"])
+@pytest.mark.parametrize("stored", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_the_emulated_gpu_gives_the_tokens_of_the_numpy_backend(stored: str):
     """Rounding to a neighbouring element moves the logits by much less than the best one leads."""
     tokens, llm = stories("cupy-emulated", stored)

@@ -97,6 +97,7 @@ def test_the_example_is_a_step_of_the_engine():
     for name in ("token_ids", "positions", "slot_mapping", "cu_seqlens_q", "seq_lens"):
         assert [getattr(batch, name).tolist()] == table[name], name
     assert [batch.logits_rows.tolist()] == table["logits_rows"]
+    assert [[batch.num_decodes]] == table["num_decodes"]
     assert batch.block_tables.shape == (3, 3)
     for row, wanted in zip(batch.block_tables.tolist(), table["block_tables"], strict=True):
         assert [
