@@ -155,8 +155,8 @@ MUTANTS = {
     ),
     "weights stay in the first unit": Mutant(
         "decode_mma.cuh",
-        "per_unit = 1.0f / largest;",
-        "per_unit = per_unit > 0.0f ? per_unit : 1.0f / largest;",
+        "per_unit = inverse * WEIGHT_POWER;",
+        "per_unit = per_unit > 0.0f ? per_unit : inverse * WEIGHT_POWER;",
         streamed("int8"),
     ),
     "the key's scale is that of a token before": Mutant(
@@ -187,7 +187,10 @@ MUTANTS = {
         streamed("fp8"),
     ),
     "a half of the output is left in units": Mutant(
-        "decode_mma.cuh", "acc[h][k][e + 2] * unit;", "acc[h][k][e + 2];", streamed("fp8")
+        "decode_mma.cuh",
+        "acc[h][k][e + 2] * (unit / WEIGHT_POWER);",
+        "acc[h][k][e + 2];",
+        streamed("fp8"),
     ),
     "two elements of e4m3 are swapped": Mutant(
         "quantized.cuh",

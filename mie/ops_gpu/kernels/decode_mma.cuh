@@ -13,7 +13,8 @@
 // in shared memory, which cp.async fills while older tiles are multiplied. Rows of a tile are
 // chunks of 16 bytes, swizzled so that ldmatrix reads eight of them without bank conflicts.
 //
-// A quantised cache is kept unchanged in the ring, at half the size, and is widened in registers.
+// A quantised cache is kept unchanged in the ring, at half the size, and is widened in registers, to
+// f16 for bf16 models too.
 // ldmatrix is made for 16-bit elements, so a lane gets four 8-bit elements instead of two:
 //
 //   keys      elements 4t ... 4t + 3 of 16 of one token. The product sums over them in any order,

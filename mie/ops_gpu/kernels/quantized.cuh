@@ -81,7 +81,7 @@ constexpr bool IS_RAISED<T, T> = false;
 
 // A row of bf16 queries is multiplied by a power of two, which brings its largest magnitude to
 // 2^15 ... 2^16. Elements down to 2^-32 of that magnitude are then f16 exactly, and smaller ones
-// are at most 2^-41 of it away. The power is at most 2^120, so its inverse is no subnormal number.
+// are at most 2^-40 of it away. The power is at most 2^120, so its inverse is no subnormal number.
 // A row with infinity or NaN keeps it.
 __device__ __forceinline__ float power_for_f16(float largest) {
   const int exponent = static_cast<int>(__float_as_uint(largest) >> 23);  // with bias 127
