@@ -259,18 +259,21 @@ MUTANTS = {
         "splits.cuh", "min(length, first + tokens)", "first + tokens", split("auto")
     ),
     "splits are merged without their maximum": Mutant(
-        "paged_decode.cu", "exp2f(lse[s] - top)", "exp2f(lse[s])", split("auto", query_scale=60.0)
+        "attention.cuh",
+        "exp2f(__ldcg(partial_lse + place(g, i)) - top)",
+        "exp2f(__ldcg(partial_lse + place(g, i)))",
+        split("auto", query_scale=60.0),
     ),
     "runs are merged without their maximum": Mutant(
-        "paged_decode_stream.cu",
-        "exp2f(partial_lse[from] - top)",
-        "exp2f(partial_lse[from])",
+        "attention.cuh",
+        "exp2f(__ldcg(partial_lse + place(g, i)) - top)",
+        "exp2f(__ldcg(partial_lse + place(g, i)))",
         streamed("auto", query_scale=60.0),
     ),
     "a run's part is looked for in the wrong place": Mutant(
         "paged_decode_stream.cu",
-        "== begin ? 0 : 1);\n\n",
-        "== begin ? 0 : 0);\n\n",
+        "== head_begin ? 0 : 1);",
+        "== head_begin ? 0 : 0);",
         streamed("auto"),
     ),
     "a window's first tile is left out": Mutant(
