@@ -43,29 +43,26 @@ __global__ void packed(const float* __restrict__ x, unsigned* __restrict__ pairs
 }
 
 // a * b + c of pairs.
-template <typename T>
 __global__ void fused(const unsigned* __restrict__ a, const unsigned* __restrict__ b,
                       const unsigned* __restrict__ c, unsigned* __restrict__ y) {
   const int i = threadIdx.x;
-  y[i] = fma2<T>(a[i], b[i], c[i]);
+  y[i] = fma_f16x2(a[i], b[i], c[i]);
 }
 
 // Four elements of a quantised cache as two pairs, in both orders that the kernels need.
-template <typename T, typename C>
+template <typename C>
 __global__ void widened(const unsigned* __restrict__ from, unsigned* __restrict__ pairs) {
   const int i = threadIdx.x;
   unsigned* to = pairs + 4 * i;
-  Widening<T, C>::template four<0, 1, 2, 3>(to[0], to[1], from[i]);
-  Widening<T, C>::template four<0, 2, 1, 3>(to[2], to[3], from[i]);
+  Widening<C>::template four<0, 1, 2, 3>(to[0], to[1], from[i]);
+  Widening<C>::template four<0, 2, 1, 3>(to[2], to[3], from[i]);
 }
 // The same for e4m3 on chips without a conversion.
-template <typename T>
 __global__ void widened_by_bits(const unsigned* __restrict__ from, unsigned* __restrict__ pairs) {
   const int i = threadIdx.x;
-  using Wide = WideningByBits<T>;
   unsigned* to = pairs + 4 * i;
-  to[0] = Wide::template pair<0, 1>(from[i]), to[1] = Wide::template pair<2, 3>(from[i]);
-  to[2] = Wide::template pair<0, 2>(from[i]), to[3] = Wide::template pair<1, 3>(from[i]);
+  to[0] = widen_by_bits<0, 1>(from[i]), to[1] = widen_by_bits<2, 3>(from[i]);
+  to[2] = widen_by_bits<0, 2>(from[i]), to[3] = widen_by_bits<1, 3>(from[i]);
 }
 
 // Powers and logarithms of two, by the hardware's approximations.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import test_bfloat16_range
 import test_kernels
 import test_prefill
 import test_sampling
@@ -87,6 +88,21 @@ def widen(dtype: str, stored: str) -> Check:
     return partial(test, "any", dtype, stored, 1)
 
 
+def heads(num_queries: int) -> Check:
+    test = test_bfloat16_range.test_each_head_has_its_own_magnitude
+    return partial(test, "any", "int8", num_queries, 40)
+
+
+def large_element(num_queries: int) -> Check:
+    test = test_bfloat16_range.test_an_element_is_far_larger_than_those_that_count
+    return partial(test, "any", "int8", num_queries)
+
+
+def large_value(num_queries: int) -> Check:
+    test = test_bfloat16_range.test_a_value_is_far_larger_than_those_that_count
+    return partial(test, "any", "int8", num_queries)
+
+
 def many_tiles() -> None:
     shape = shape_of("auto")
     test_kernels.attend(
@@ -139,8 +155,8 @@ MUTANTS = {
     ),
     "weights stay in the first unit": Mutant(
         "decode_mma.cuh",
-        "per_unit = 1.0f / largest;",
-        "per_unit = per_unit > 0.0f ? per_unit : 1.0f / largest;",
+        "per_unit = inverse * WEIGHT_POWER;",
+        "per_unit = per_unit > 0.0f ? per_unit : inverse * WEIGHT_POWER;",
         streamed("int8"),
     ),
     "the key's scale is that of a token before": Mutant(
@@ -171,19 +187,52 @@ MUTANTS = {
         streamed("fp8"),
     ),
     "a half of the output is left in units": Mutant(
-        "decode_mma.cuh", "acc[h][k][e + 2] * unit;", "acc[h][k][e + 2];", streamed("fp8")
+        "decode_mma.cuh",
+        "acc[h][k][e + 2] * (unit / WEIGHT_POWER);",
+        "acc[h][k][e + 2];",
+        streamed("fp8"),
     ),
-    "a bit of e4m3 is lost": Mutant(
-        "quantized.cuh", "<< 4 & 0x87f087f0u", "<< 4 & 0x87e087e0u", widen("bfloat16", "fp8")
+    "two elements of e4m3 are swapped": Mutant(
+        "quantized.cuh",
+        "I | J << 4 | K << 8 | L << 12",
+        "I | J << 4 | L << 8 | K << 12",
+        widen("bfloat16", "fp8"),
     ),
     "the second pair of int8 takes an element of the first": Mutant(
         "quantized.cuh",
-        "second = fma2<f16>(spread<K, L>",
-        "second = fma2<f16>(spread<I, L>",
+        "second = fma_f16x2(spread<K, L>",
+        "second = fma_f16x2(spread<I, L>",
         widen("float16", "int8"),
     ),
-    "negative int8 are off by 128 in bfloat16": Mutant(
-        "quantized.cuh", "raised & 0xff80ff80u,", "0x43004300u,", widen("bfloat16", "int8")
+    "negative int8 are off by 256": Mutant(
+        "quantized.cuh", "from ^ 0x80808080u", "from | 0x80808080u", widen("bfloat16", "int8")
+    ),
+    "the largest query becomes 1": Mutant(
+        "quantized.cuh", "127 + 15 - (exponent - 127)", "127 - (exponent - 127)", large_element(1)
+    ),
+    "the weights of bfloat16 models are not raised": Mutant(
+        "quantized.cuh", "? 0x1p15f : 1.0f", "? 1.0f : 1.0f", large_value(1)
+    ),
+    "a query's lanes have their own powers": Mutant(
+        "decode_mma.cuh", "power_for_f16(warp_max<4>(largest))", "power_for_f16(largest)", heads(1)
+    ),
+    "heads take the power of the head before": Mutant(
+        "decode_mma.cuh",
+        "inverse_power(power), (2 * t + e) * 4",
+        "inverse_power(power), 8 * t",
+        heads(1),
+    ),
+    "the lanes of a prompt's row have their own powers": Mutant(
+        "paged_prefill_mma.cu",
+        "power_for_f16(warp_max<4>(largest))",
+        "power_for_f16(largest)",
+        heads(3),
+    ),
+    "a prompt's scores keep the power of their queries": Mutant(
+        "paged_prefill_mma.cu", "score_scale[r] *= inverse_power(power);", ";", heads(3)
+    ),
+    "a prompt's weights are not raised": Mutant(
+        "paged_prefill_mma.cu", "        per_unit[r] *= WEIGHT_POWER;\n", "", large_value(3)
     ),
     "large e4m3 have another exponent": Mutant(
         "quantized.cuh", "rounded - (120u << 3)", "rounded - (121u << 3)", write("fp8")
@@ -210,18 +259,21 @@ MUTANTS = {
         "splits.cuh", "min(length, first + tokens)", "first + tokens", split("auto")
     ),
     "splits are merged without their maximum": Mutant(
-        "paged_decode.cu", "exp2f(lse[s] - top)", "exp2f(lse[s])", split("auto", query_scale=60.0)
+        "attention.cuh",
+        "exp2f(__ldcg(partial_lse + place(g, i)) - top)",
+        "exp2f(__ldcg(partial_lse + place(g, i)))",
+        split("auto", query_scale=60.0),
     ),
     "runs are merged without their maximum": Mutant(
-        "paged_decode_stream.cu",
-        "exp2f(partial_lse[from] - top)",
-        "exp2f(partial_lse[from])",
+        "attention.cuh",
+        "exp2f(__ldcg(partial_lse + place(g, i)) - top)",
+        "exp2f(__ldcg(partial_lse + place(g, i)))",
         streamed("auto", query_scale=60.0),
     ),
     "a run's part is looked for in the wrong place": Mutant(
         "paged_decode_stream.cu",
-        "== begin ? 0 : 1);\n\n",
-        "== begin ? 0 : 0);\n\n",
+        "== head_begin ? 0 : 1);",
+        "== head_begin ? 0 : 0);",
         streamed("auto"),
     ),
     "a window's first tile is left out": Mutant(

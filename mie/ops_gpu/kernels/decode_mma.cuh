@@ -13,7 +13,8 @@
 // in shared memory, which cp.async fills while older tiles are multiplied. Rows of a tile are
 // chunks of 16 bytes, swizzled so that ldmatrix reads eight of them without bank conflicts.
 //
-// A quantised cache is kept unchanged in the ring, at half the size, and is widened in registers.
+// A quantised cache is kept unchanged in the ring, at half the size, and is widened in registers, to
+// f16 for bf16 models too.
 // ldmatrix is made for 16-bit elements, so a lane gets four 8-bit elements instead of two:
 //
 //   keys      elements 4t ... 4t + 3 of 16 of one token. The product sums over them in any order,
@@ -54,7 +55,9 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
   constexpr int HEADS = 8 * HEAD_TILES;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;  // a lane's place in every fragment; see mie_ptx.cuh
-  using Wide = Widening<T, C>;
+  using Wide = Widening<C>;
+  using Operand = typename Product<T, C>::Operand;
+  constexpr float WEIGHT_POWER = ::WEIGHT_POWER<T, Operand>;
   const int group = step.group, num_heads = step.num_kv_heads * group;
   const PagedKV<T, C, DH> cache = {step.kv, step.scales, step.num_kv_heads, step.block_size};
   unsigned char* ring = mie_smem + warp * (STAGES * STAGE);
@@ -74,6 +77,26 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
     for (int k = 0; k < STEPS; ++k) {
       query[h][k][0] = head < group ? row[k * 8 + (QUANTIZED ? 2 * t : t)] : 0u;
       query[h][k][1] = head < group ? row[k * 8 + (QUANTIZED ? 2 * t + 1 : t + 4)] : 0u;
+    }
+  }
+  // What turns the products of heads 2t and 2t + 1 into scores, for a key of scale 1.
+  float score_scale[HEAD_TILES][2];
+#pragma unroll
+  for (int h = 0; h < HEAD_TILES; ++h) {
+    score_scale[h][0] = score_scale[h][1] = step.scale;
+    if constexpr (IS_RAISED<T, Operand>) {
+      float largest = 0.0f;  // of head g, which four neighbouring lanes hold
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k)
+        largest = largest_of<T>(largest_of<T>(largest, query[h][k][0]), query[h][k][1]);
+      const float power = power_for_f16(warp_max<4>(largest));
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) query[h][k][e] = raise<T>(query[h][k][e], power);
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        score_scale[h][e] *= __shfl_sync(MIE_FULL_WARP, inverse_power(power), (2 * t + e) * 4);
     }
   }
 
@@ -129,7 +152,8 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
   float acc[HEAD_TILES][STEPS][4] = {}, top[HEAD_TILES][2], sum[HEAD_TILES][2] = {};
 #pragma unroll
   for (int h = 0; h < HEAD_TILES; ++h) top[h][0] = top[h][1] = -MIE_INF;
-  float unit = 0.0f, per_unit = 0.0f;  // of a quantised cache: acc is in units; 1 / unit
+  // Of a quantised cache: acc is in units / WEIGHT_POWER, and per_unit is the inverse of that.
+  float unit = 0.0f, per_unit = 0.0f;
 
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i) fetch(i);
@@ -158,7 +182,7 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
             Wide::template four<0, 1, 2, 3>(wide[1], wide[3], high);
 #pragma unroll
             for (int h = 0; h < HEAD_TILES; ++h)
-              mma_m16n8k16<T>(score[h], wide, query[h][2 * k + chunk]);
+              mma_m16n8k16<Operand>(score[h], wide, query[h][2 * k + chunk]);
           }
         } else {
 #pragma unroll
@@ -183,8 +207,9 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
 #pragma unroll
         for (int offset = 4; offset < 32; offset *= 2)
           largest = fmaxf(largest, __shfl_xor_sync(MIE_FULL_WARP, largest, offset));
-        per_unit = 1.0f / largest;
-        const float keep = unit * per_unit;
+        const float inverse = 1.0f / largest;
+        per_unit = inverse * WEIGHT_POWER;
+        const float keep = unit * inverse;
         unit = largest;
 #pragma unroll
         for (int h = 0; h < HEAD_TILES; ++h)
@@ -200,7 +225,7 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
       float* s = score[h];
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        s[e] = sees[e / 2] ? s[e] * (step.scale * key_scale[e / 2]) : -MIE_INF;
+        s[e] = sees[e / 2] ? s[e] * (score_scale[h][e % 2] * key_scale[e / 2]) : -MIE_INF;
       // The lanes exchange their maxima only if a score exceeds its head's. This loop runs at most
       // once. Every tile has a token that is seen, so the maxima are finite from the first tile on.
       while (__any_sync(MIE_FULL_WARP,
@@ -225,8 +250,8 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
         if constexpr (QUANTIZED) s[e] *= value_scale[e / 2] * per_unit;
       }
       // Converts (token, head) from the product's output layout to its input layout.
-      weights[h][0] = movmatrix_trans(pack2<T>(s[0], s[1]));
-      weights[h][1] = movmatrix_trans(pack2<T>(s[2], s[3]));
+      weights[h][0] = movmatrix_trans(pack2<Operand>(s[0], s[1]));
+      weights[h][1] = movmatrix_trans(pack2<Operand>(s[2], s[3]));
     }
 
     {
@@ -244,7 +269,7 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
             Wide::template four<0, 2, 1, 3>(wide[2], wide[3], high);
 #pragma unroll
             for (int h = 0; h < HEAD_TILES; ++h)
-              mma_m16n8k16<T>(acc[h][2 * k + chunk], wide, weights[h]);
+              mma_m16n8k16<Operand>(acc[h][2 * k + chunk], wide, weights[h]);
           }
         } else {
 #pragma unroll
@@ -277,8 +302,8 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
       for (int k = 0; k < STEPS; ++k) {
         float* to = merged + row * DH + k * 16;
         if constexpr (QUANTIZED) {
-          to[2 * g] = acc[h][k][e] * unit;
-          to[2 * g + 1] = acc[h][k][e + 2] * unit;
+          to[2 * g] = acc[h][k][e] * (unit / WEIGHT_POWER);
+          to[2 * g + 1] = acc[h][k][e + 2] * (unit / WEIGHT_POWER);
         } else {
           to[g] = acc[h][k][e];
           to[g + 8] = acc[h][k][e + 2];

@@ -246,27 +246,14 @@ __device__ __forceinline__ void e4m3x4_to_f16x2(unsigned& low, unsigned& high, u
 #define MIE_HAS_E4M3_CONVERSION 0
 #endif
 
-// ---- a * b + c of two pairs of 16-bit floats, rounded once (exactly where the result is exact)
+// ---- a * b + c of two pairs of f16, rounded once (exactly where the result is exact)
 
-template <typename T>
-__device__ __forceinline__ unsigned fma2(unsigned a, unsigned b, unsigned c);
-template <>
-__device__ __forceinline__ unsigned fma2<f16>(unsigned a, unsigned b, unsigned c) {
+__device__ __forceinline__ unsigned fma_f16x2(unsigned a, unsigned b, unsigned c) {
 #ifdef MIE_EMULATE
   return mie_emu::fma_pair(a, b, c, &mie_emu::f16_to_float, &mie_emu::float_to_f16);
 #else
   unsigned d;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-#endif
-}
-template <>
-__device__ __forceinline__ unsigned fma2<bf16>(unsigned a, unsigned b, unsigned c) {
-#ifdef MIE_EMULATE
-  return mie_emu::fma_pair(a, b, c, &mie_emu::bf16_to_float, &mie_emu::float_to_bf16);
-#else
-  unsigned d;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 #endif
 }

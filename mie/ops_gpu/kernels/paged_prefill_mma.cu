@@ -29,7 +29,9 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                   const int* __restrict__ sequences, T* __restrict__ out, int group,
                   int table_width, int block_size, int window, float scale) {
   static_assert((DH == 64 || DH == 128) && sizeof(T) == 2, "the swizzle wants these rows");
-  using Wide = Widening<T, C>;
+  using Wide = Widening<C>;
+  using Operand = typename Product<T, C>::Operand;
+  constexpr float WEIGHT_POWER = ::WEIGHT_POWER<T, Operand>;
   constexpr bool QUANTIZED = IS_QUANTIZED<T, C>;
   constexpr int WARPS = 4, ROWS = 64, KEYS = 64, STEPS = DH / 16;
   constexpr int ROW = DH * (int)sizeof(C), CHUNKS = ROW / 16;  // bytes of a key; chunks of 16
@@ -78,6 +80,22 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                         ? *reinterpret_cast<const unsigned*>(q + place[e % 2] + element)
                         : 0u;
     }
+  float score_scale[2] = {scale, scale};  // of each row, for a key of scale 1
+  if constexpr (IS_RAISED<T, Operand>) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float largest = 0.0f;  // of a row, which four neighbouring lanes hold
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k)
+        largest = largest_of<T>(largest_of<T>(largest, query[k][r]), query[k][r + 2]);
+      const float power = power_for_f16(warp_max<4>(largest));
+      score_scale[r] *= inverse_power(power);
+#pragma unroll
+      for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+        for (int e = r; e < 4; e += 2) query[k][e] = raise<T>(query[k][e], power);
+    }
+  }
 
   // A warp copies 16 rows of a tile, 16 bytes a lane at a time. Lanes l and l + 16 look up row l
   // for the warp, which gets its place by a shuffle. They read the entry of the block table a tile
@@ -130,7 +148,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
 
   // acc[d] and score[n]: [0], [1] are columns 2t, 2t + 1 of the first row, [2], [3] of the other.
   float acc[DH / 8][4] = {}, top[2] = {-MIE_INF, -MIE_INF}, sum[2] = {};  // top: before the scale
-  float unit[2] = {};  // of a quantised cache: acc is in units
+  float unit[2] = {};  // of a quantised cache: acc is in units / WEIGHT_POWER
   const int first_tile = oldest / KEYS * KEYS;
   look_up(first_tile);
   fetch(first_tile, 0);
@@ -154,7 +172,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
           for (int i = 0; i < 4; ++i) {  // eight keys, one chunk
             unsigned wide[2];
             Wide::template four<0, 1, 2, 3>(wide[0], wide[1], b[i]);
-            mma_m16n8k16<T>(score[2 * n + i / 2], query[2 * k + i % 2], wide);
+            mma_m16n8k16<Operand>(score[2 * n + i / 2], query[2 * k + i % 2], wide);
           }
         } else {
           mma_m16n8k16<T>(score[2 * n], query[k], {b[0], b[1]});
@@ -207,8 +225,8 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
       tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 1));
       tile_top[r] = fmaxf(tile_top[r], __shfl_xor_sync(MIE_FULL_WARP, tile_top[r], 2));
       const float new_top = fmaxf(top[r], tile_top[r]);
-      reference[r] = new_top == -MIE_INF ? 0.0f : new_top * scale;  // the row sees no key yet
-      float keep = exp2_approx(top[r] * scale - reference[r]);
+      reference[r] = new_top == -MIE_INF ? 0.0f : new_top * score_scale[r];  // the row sees no key yet
+      float keep = exp2_approx(top[r] * score_scale[r] - reference[r]);
       top[r] = new_top;
       sum[r] *= keep;
       if constexpr (QUANTIZED) {
@@ -217,6 +235,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
         const float new_unit = fmaxf(unit[r], tile_unit[r]);
         per_unit[r] = new_unit > 0.0f ? 1.0f / new_unit : 0.0f;
         keep *= unit[r] * per_unit[r];
+        per_unit[r] *= WEIGHT_POWER;
         unit[r] = new_unit;
       }
 #pragma unroll
@@ -228,7 +247,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         float& s = score[2 * n + e / 4][e % 4];
-        s = exp2_approx(s * scale - reference[e / 2 % 2]);
+        s = exp2_approx(s * score_scale[e / 2 % 2] - reference[e / 2 % 2]);
         sum[e / 2 % 2] += s;
         if constexpr (QUANTIZED) {  // 0 where the row does not see the key: its scale may be NaN
           const float value_scale = value_scales[column(2 * n + e / 4, e % 2)];
@@ -236,8 +255,9 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
         }
       }
       const float *left = score[2 * n], *right = score[2 * n + 1];
-      const unsigned weights[4] = {pack2<T>(left[0], left[1]), pack2<T>(left[2], left[3]),
-                                   pack2<T>(right[0], right[1]), pack2<T>(right[2], right[3])};
+      const unsigned weights[4] = {
+          pack2<Operand>(left[0], left[1]), pack2<Operand>(left[2], left[3]),
+          pack2<Operand>(right[0], right[1]), pack2<Operand>(right[2], right[3])};
       const int key = n * 16 + lane % 16;
 #pragma unroll
       for (int d = 0; d < CHUNKS / 2; ++d) {
@@ -251,8 +271,8 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
             unsigned first[2], second[2];
             Wide::template four<0, 2, 1, 3>(first[0], second[0], low);
             Wide::template four<0, 2, 1, 3>(first[1], second[1], high);
-            mma_m16n8k16<T>(even, weights, first);
-            mma_m16n8k16<T>(odd, weights, second);
+            mma_m16n8k16<Operand>(even, weights, first);
+            mma_m16n8k16<Operand>(odd, weights, second);
           }
         } else {
           mma_m16n8k16<T>(acc[2 * d], weights, {b[0], b[1]});
@@ -271,7 +291,7 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
     if (rows[r] >= num_rows) continue;
     unsigned* to = reinterpret_cast<unsigned*>(out + place[r]);
     if constexpr (QUANTIZED) {
-      const float by = unit[r] / sum[r];
+      const float by = unit[r] / WEIGHT_POWER / sum[r];
 #pragma unroll
       for (int d = 0; d < STEPS; ++d) {  // of 16 elements 4t ... 4t + 3
         const float *even = acc[2 * d] + 2 * r, *odd = acc[2 * d + 1] + 2 * r;

@@ -62,9 +62,55 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
   return row * ROW + (chunk ^ row / ROWS % (8 / ROWS)) * 16;
 }
 
-// Four elements as two pairs of 16-bit floats T, exactly: I and J in `first`, K and L in `second`,
-// I and K in the low halves.
+// A quantised cache is multiplied in f16, even for bf16 models. Every element is an f16 exactly, and
+// its bits become one in fewer instructions than a bf16.
 template <typename T, typename C>
+struct Product {
+  using Operand = f16;
+};
+template <typename T>
+struct Product<T, T> {
+  using Operand = T;
+};
+
+// Whether queries must be brought into the range of another type.
+template <typename T, typename Operand>
+constexpr bool IS_RAISED = true;
+template <typename T>
+constexpr bool IS_RAISED<T, T> = false;
+
+// A row of bf16 queries is multiplied by a power of two, which brings its largest magnitude to
+// 2^15 ... 2^16. Elements down to 2^-32 of that magnitude are then f16 exactly, and smaller ones
+// are at most 2^-40 of it away. The power is at most 2^120, so its inverse is no subnormal number.
+// A row with infinity or NaN keeps it.
+__device__ __forceinline__ float power_for_f16(float largest) {
+  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23);  // with bias 127
+  return __uint_as_float(static_cast<unsigned>(min(127 + 15 - (exponent - 127), 127 + 120)) << 23);
+}
+// The larger of `largest` and the magnitudes of a pair.
+template <typename T>
+__device__ __forceinline__ float largest_of(float largest, unsigned pair) {
+  const float2 x = unpack2<T>(pair);
+  return fmaxf(largest, fmaxf(fabsf(x.x), fabsf(x.y)));
+}
+template <typename T>
+__device__ __forceinline__ unsigned raise(unsigned pair, float power) {
+  const float2 x = unpack2<T>(pair);
+  return pack_f16x2(x.x * power, x.y * power);
+}
+__device__ __forceinline__ float inverse_power(float power) {
+  return __uint_as_float((254u << 23) - __float_as_uint(power));
+}
+
+// The weights of values are at most 1. Those of bf16 models are multiplied by 2^15, because f16 has
+// a smaller range. Weights down to 2^-29 are then rounded to 11 bits, and smaller ones are at most
+// 2^-40 away.
+template <typename T, typename Operand>
+constexpr float WEIGHT_POWER = IS_RAISED<T, Operand> ? 0x1p15f : 1.0f;
+
+// Four elements as two pairs of f16, exactly: I and J in `first`, K and L in `second`, I and K in
+// the low halves.
+template <typename C>
 struct Widening;
 
 // Byte I of four in a half with the bytes of `fill` above it, and byte J in the other.
@@ -79,62 +125,30 @@ __device__ __forceinline__ unsigned spread_signed(unsigned four) {
 }
 
 template <>
-struct Widening<f16, int8> {
+struct Widening<int8> {
   template <int I, int J, int K, int L>
   static __device__ __forceinline__ void four(unsigned& first, unsigned& second, unsigned from) {
     // The low byte of 0x64__ counts from 1024 on, so that x + 128 there is 1152 + x.
     const unsigned raised = from ^ 0x80808080u;
-    first = fma2<f16>(spread<I, J>(raised, 0x64646464u), 0x3c003c00u, 0xe480e480u);
-    second = fma2<f16>(spread<K, L>(raised, 0x64646464u), 0x3c003c00u, 0xe480e480u);
+    first = fma_f16x2(spread<I, J>(raised, 0x64646464u), 0x3c003c00u, 0xe480e480u);
+    second = fma_f16x2(spread<K, L>(raised, 0x64646464u), 0x3c003c00u, 0xe480e480u);
   }
 };
+// e4m3 by its bits, on every chip: shifted, they are an f16 but for the bias, which differs by 8. A
+// code of NaN, which no cache contains, becomes 480.
+template <int I, int J>
+__device__ __forceinline__ unsigned widen_by_bits(unsigned from) {
+  return fma_f16x2(spread_signed<I, J>(from) << 7 & 0xbf80bf80u, 0x5c005c00u, 0x80008000u);
+}
 template <>
-struct Widening<bf16, int8> {
-  template <int I, int J>
-  static __device__ __forceinline__ unsigned pair(unsigned from) {
-    // The low seven bits of 0x43__ count from 128 on. The sign bit alone, 0x4300 or 0x4380, is 128
-    // or 256, which must be subtracted.
-    const unsigned raised = spread<I, J>(from, 0x43434343u);
-    return fma2<bf16>(raised & 0xff80ff80u, 0xbf80bf80u, raised & 0xff7fff7fu);  // times -1
-  }
+struct Widening<e4m3> {
   template <int I, int J, int K, int L>
   static __device__ __forceinline__ void four(unsigned& first, unsigned& second, unsigned from) {
-    first = pair<I, J>(from), second = pair<K, L>(from);
-  }
-};
-// e4m3 by its bits, on every chip: shifted, they are a float of another bias. A code of NaN, which
-// no cache contains, becomes 480.
-template <typename T>
-struct WideningByBits;
-template <>
-struct WideningByBits<f16> {
-  template <int I, int J>
-  static __device__ __forceinline__ unsigned pair(unsigned from) {  // the biases differ by 8
-    return fma2<f16>(spread_signed<I, J>(from) << 7 & 0xbf80bf80u, 0x5c005c00u, 0x80008000u);
-  }
-};
-template <>
-struct WideningByBits<bf16> {
-  template <int I, int J>
-  static __device__ __forceinline__ unsigned pair(unsigned from) {  // the biases differ by 120
-    return fma2<bf16>(spread_signed<I, J>(from) << 4 & 0x87f087f0u, 0x7b807b80u, 0x80008000u);
-  }
-};
-template <typename T>
-struct Widening<T, e4m3> {
-  template <int I, int J, int K, int L>
-  static __device__ __forceinline__ void four(unsigned& first, unsigned& second, unsigned from) {
-    first = WideningByBits<T>::template pair<I, J>(from);
-    second = WideningByBits<T>::template pair<K, L>(from);
-  }
-};
 #if MIE_HAS_E4M3_CONVERSION
-template <>
-struct Widening<f16, e4m3> {
-  template <int I, int J, int K, int L>
-  static __device__ __forceinline__ void four(unsigned& first, unsigned& second, unsigned from) {
     constexpr unsigned ORDER = I | J << 4 | K << 8 | L << 12;
     e4m3x4_to_f16x2(first, second, ORDER == 0x3210 ? from : __byte_perm(from, 0u, ORDER));
+#else
+    first = widen_by_bits<I, J>(from), second = widen_by_bits<K, L>(from);
+#endif
   }
 };
-#endif
