@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from mie.doctor.diagnosis import BACKENDS, run_checks, try_backend
+from mie.doctor.diagnosis import BACKENDS, run_checks
 from mie.doctor.machine import Machine
 from mie.doctor.survey import Check
 from mie.version import __version__
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, machine: Machine | None = None) -> int:
     machine = machine or Machine()
     checks = run_checks(machine)
     names = [args.backend] if args.backend else BACKENDS
-    reasons = {name: try_backend(machine, name) for name in names}
+    reasons = {name: machine.ask("backend", name).get("error") for name in names}
     if args.json:
         trials = [{"name": x, "works": why is None, "reason": why} for x, why in reasons.items()]
         report = {"mie": __version__, "checks": list(map(asdict, checks)), "backends": trials}

@@ -20,8 +20,3 @@ def run_checks(machine: Machine) -> list[Check]:
     survey = Survey(machine)
     checks = {**CPU_CHECKS, **GPU_CHECKS, **(JETSON_CHECKS if survey.is_jetson else {})}
     return [Check(name, *found) for name, check in checks.items() for found in check(survey)]
-
-
-def try_backend(machine: Machine, name: str) -> str | None:
-    """Let the backend ``name`` compute a small step. Return why it does not work, or None."""
-    return machine.ask("backend", name).get("error")

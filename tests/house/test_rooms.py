@@ -154,13 +154,12 @@ ROOMS = {
             "config.sizes",
             "errors",
             "load.backends",
-            "ops.sampling",
+            "ops.trial",
             "ops_cpu",
             "ops_gpu",
             "reprs",
             "system",
-        },
-        packages={"numpy"},
+        }
     ),
     "diff": Room(
         mie={

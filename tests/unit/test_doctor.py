@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 from mie.cli.doctor import add_parser, render, run
 from mie.doctor.cpu import CPU_CHECKS
-from mie.doctor.diagnosis import BACKENDS, run_checks, try_backend
+from mie.doctor.diagnosis import BACKENDS, run_checks
 from mie.doctor.machine import Machine, find_facts
 from mie.doctor.survey import Check
 from mie.load import backends
@@ -681,7 +681,9 @@ def command(*arguments: str) -> argparse.Namespace:
 def test_the_table(root: Path) -> None:
     facts = {"driver": driver(12, 6)}
     machine = FakeMachine(root=root, facts=facts)
-    text = render(run_checks(machine), {name: try_backend(machine, name) for name in BACKENDS})
+    text = render(
+        run_checks(machine), {name: machine.ask("backend", name).get("error") for name in BACKENDS}
+    )
     lines = text.splitlines()
     assert "ok       Python         3.12.1, Linux x86_64" in lines
     at = lines.index("problem  CuPy           not installed")
@@ -729,7 +731,7 @@ def test_the_exit_code_is_that_of_the_requested_backend(
 
 def test_a_backend_that_crashes_its_process_is_reported(root: Path) -> None:
     facts = {"backend cupy": CommandError("was ended by signal SIGSEGV")}
-    reason = try_backend(FakeMachine(root=root, facts=facts), "cupy")
+    reason = FakeMachine(root=root, facts=facts).ask("backend", "cupy").get("error")
     assert reason == "the process that tried it was ended by signal SIGSEGV"
 
 
@@ -742,7 +744,7 @@ def test_a_machine_without_libraries_still_has_a_report(tmp_path: Path) -> None:
     nothing = CommandError("is not installed")
     topics = ("numpy", "products", "driver", "cupy", *(f"backend {name}" for name in BACKENDS))
     machine = FakeMachine(root=tmp_path, commands={}, facts=dict.fromkeys(topics, nothing))
-    reasons = {name: try_backend(machine, name) for name in BACKENDS}
+    reasons = {name: machine.ask("backend", name).get("error") for name in BACKENDS}
     assert all(reasons.values())
     assert render(run_checks(machine), reasons)
 
