@@ -519,7 +519,6 @@ def test_arrays_stay_in_their_rooms():
         "model",
         "engine",
         "diff",
-        "doctor",
         "sim",
     }
 
