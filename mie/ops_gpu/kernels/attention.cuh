@@ -99,9 +99,11 @@ struct OnlineSoftmax {
 // The end of a decode. Each of a block's warps has attended to some of the tokens, for `group`
 // query heads. Their results are in shared memory (a warp's begin every `rows` rows) and are merged
 // here. If these were all tokens of the query, the output is written. Otherwise a normalised
-// partial result is written with log2 of its sum of weights (-inf: it saw no key).
+// partial result is written with log2 of its sum of weights (-inf: it saw no key). A warp has seen
+// no token if its sum is 0. Its maximum does not tell, because one of NaN scores stays -inf. Their
+// sum is NaN, and so is the result.
 //
-//   merged  [WARPS, rows, DH]   maxima, sums  [WARPS, rows]   a maximum is -inf without a token
+//   merged  [WARPS, rows, DH]   maxima, sums  [WARPS, rows]
 //   out     the first head's output; head g's partial result is row first_partial + g * stride
 template <typename T, int DH, int WARPS>
 __device__ __forceinline__ void merge_warps(const float* merged, const float* maxima,
@@ -115,18 +117,18 @@ __device__ __forceinline__ void merge_warps(const float* merged, const float* ma
     float sum = 0.0f, weighted = 0.0f;
     for (int w = 0; w < WARPS; ++w) {
       const int row = w * rows + g;
-      if (maxima[row] == -MIE_INF) continue;
+      if (sums[row] == 0.0f) continue;
       const float weight = exp2f(maxima[row] - top);
       sum += sums[row] * weight;
       weighted += merged[row * DH + d] * weight;
     }
-    const float result = sum > 0.0f ? weighted / sum : 0.0f;
+    const float result = sum != 0.0f ? weighted / sum : 0.0f;
     if (is_whole) {
       out[i] = from_float<T>(result);
     } else {
       const size_t row = first_partial + (size_t)g * stride;
       partial[row * DH + d] = result;
-      if (d == 0) partial_lse[row] = sum > 0.0f ? top + log2f(sum) : -MIE_INF;
+      if (d == 0) partial_lse[row] = sum != 0.0f ? top + log2f(sum) : -MIE_INF;
     }
   }
 }
@@ -147,7 +149,7 @@ __device__ __forceinline__ bool is_last_to_arrive(int* arrived, int count) {
 
 // Merges the parts of `group` heads: out = sum of partial * 2^lse / sum of 2^lse. The order is that
 // of the parts, whichever block calls. place(g, i) is the row of part i of head g in partial and
-// partial_lse. Every part has a key, so the sums are positive. Dynamic shared memory takes group *
+// partial_lse. Every part has a key, so no lse is -inf. Dynamic shared memory takes group *
 // count floats. Every thread of the block calls.
 template <typename T, int DH, typename Place>
 __device__ __forceinline__ void merge_parts(const float* partial, const float* partial_lse, T* out,

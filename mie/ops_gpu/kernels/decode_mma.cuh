@@ -227,7 +227,8 @@ __device__ __forceinline__ void attend_tokens(const DecodeStep<T, C>& step, int 
       for (int e = 0; e < 4; ++e)
         s[e] = sees[e / 2] ? s[e] * (score_scale[h][e % 2] * key_scale[e / 2]) : -MIE_INF;
       // The lanes exchange their maxima only if a score exceeds its head's. This loop runs at most
-      // once. Every tile has a token that is seen, so the maxima are finite from the first tile on.
+      // once. Every tile has a token that is seen, so finite scores have finite maxima from the first
+      // tile on. A score of NaN exceeds nothing, and makes the sum NaN.
       while (__any_sync(MIE_FULL_WARP,
                         fmaxf(s[0], s[2]) > top[h][0] || fmaxf(s[1], s[3]) > top[h][1])) {
 #pragma unroll
