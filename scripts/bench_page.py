@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import uvicorn
 
@@ -149,10 +150,11 @@ async def measure(args: argparse.Namespace) -> None:
 
 
 def _row(name: str, turns: Sequence[Turn], digits: int = 0) -> str:
-    cells: list[Any] = []
+    cells: list[str] = []
     for values in zip(*turns, strict=True):
         low, middle, high = statistics.quantiles(values, n=4)
-        cells.append(f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})")
+        shown = f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
+        cells.append("–" if math.isnan(middle) else shown)  # a ratio to no time
     return f"{name:>10}" + "".join(f"{cell:>22}" for cell in cells)
 
 
@@ -164,7 +166,12 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=20)
-    asyncio.run(measure(parser.parse_args()))
+    args = parser.parse_args()
+    # Quartiles need two rounds.
+    for name, least in {"pages": 0, "streams": 1, "tokens": 1, "rounds": 2}.items():
+        if getattr(args, name) < least:
+            parser.error(f"--{name} must be at least {least}; got {getattr(args, name)}")
+    asyncio.run(measure(args))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("after", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args(argv)
+    if args.rounds < 1:
+        parser.error(f"--rounds must be at least 1; got {args.rounds}")
     roots = [args.before.resolve(), args.after.resolve()]
     for root in roots:
         if not (root / "mie").is_dir():

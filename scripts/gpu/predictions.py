@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from bench.gpu.end_to_end import PROMPT_LENGTH
@@ -177,7 +178,7 @@ def _beside(bench: Mapping[str, Any], chip: Chip) -> Lines:
 
 
 def _fields(kind: type, row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in kind.__dataclass_fields__ if name in row}  # type: ignore[attr-defined]
+    return {field.name: row[field.name] for field in fields(kind) if field.name in row}
 
 
 def _shape_of(row: Mapping[str, Any]) -> Attention:
