@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mie.arithmetic import ceil_div
 from mie.errors import RequestError
 from mie.ops.sampling import AllowedTokens, TokenMask, Words
 from mie.params.sampling import SamplingParams
@@ -106,7 +107,7 @@ class RowConstraint:
     ) -> None:
         """``token_ids`` is the row's own list, which only grows."""
         self._matcher = constraints.start(_structure(params))
-        self._num_words = -(-constraints.vocab_size // 32)
+        self._num_words = ceil_div(constraints.vocab_size, 32)
         self._token_ids = token_ids
         self._num_prompt = self._num_accepted = num_prompt
         # About the token after those accepted:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from mie.arithmetic import ceil_div
 from mie.errors import RequestError
 from mie.params.structured import StructuredOutputsParams
 from mie.structured.limits import LIMITS, check_grammar, check_schema
@@ -86,7 +87,7 @@ class Matcher:
     def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int], vocab_size: int) -> None:
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
-        self._num_bytes = 4 * -(-vocab_size // 32)
+        self._num_bytes = 4 * ceil_div(vocab_size, 32)
         # The tokens of the next characters, if those are determined. The library finds them anew
         # at each token and tokenizes all that are left, so they are kept until they are accepted.
         # They are found at the same tokens each time, so the same tokens give the same state.
@@ -170,8 +171,9 @@ class Matcher:
     def rollback(self, num_tokens: int) -> None:
         """Return to the state before the last accepted tokens."""
         assert self._matcher.rollback(num_tokens), "more tokens than were accepted"
-        self._run = self._earlier_runs[-num_tokens]
-        del self._earlier_runs[-num_tokens:]
+        if num_tokens > 0:
+            self._run = self._earlier_runs[-num_tokens]
+            del self._earlier_runs[-num_tokens:]
 
 
 def _grammar(params: StructuredOutputsParams) -> tuple[str, str]:

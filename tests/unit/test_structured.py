@@ -709,6 +709,8 @@ def test_tokens_can_be_taken_back():
     for _ in range(6):
         matcher.accept(rng.choice(bits(masks[-1])))
         masks.append(matcher.mask())
+    matcher.rollback(0)
+    assert matcher.mask() == masks[6]
     matcher.rollback(4)
     assert matcher.mask() == masks[2]
 
