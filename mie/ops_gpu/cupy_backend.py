@@ -220,7 +220,7 @@ class CupyBackend(ComposedOperators):
 
     def linear(self, x: Array, weight: CupyLinear, residual: Array | None = None) -> Array:
         out = self._product(x, weight) if residual is None else residual
-        if self._has_few_rows(x):
+        if self._has_own_product(x):
             self._few_rows.linear(
                 x, weight.weight, out, bias=weight.bias, is_added=residual is not None
             )
@@ -229,7 +229,7 @@ class CupyBackend(ComposedOperators):
         return out
 
     def norm_linear(self, x: Array, norm: Array, eps: float, weight: CupyLinear) -> Array:
-        if not self._has_few_rows(x):
+        if not self._has_own_product(x):
             return super().norm_linear(x, norm, eps, weight)
         out = self._product(x, weight)
         by = Norm(weight=norm, eps=eps)
@@ -237,7 +237,7 @@ class CupyBackend(ComposedOperators):
         return out
 
     def norm_gate_up(self, x: Array, norm: Array, eps: float, weight: CupyLinear) -> Array:
-        if not self._has_few_rows(x):
+        if not self._has_own_product(x):
             return super().norm_gate_up(x, norm, eps, weight)
         out = self._empty("silu", (len(x), len(weight.weight) // 2), x.dtype)
         by = Norm(weight=norm, eps=eps)
@@ -254,7 +254,7 @@ class CupyBackend(ComposedOperators):
         batch: StepBatch,
     ) -> Array:
         # A norm or a scale of a head needs all its elements, which several blocks compute.
-        if weights.q_norm is not None or cache.is_quantized or not self._has_few_rows(x):
+        if weights.q_norm is not None or cache.is_quantized or not self._has_own_product(x):
             return super().norm_heads(x, weights, rope_table, cache, layer, batch)
         q = self._empty("q", (len(x), weights.num_heads, weights.head_dim), x.dtype)
         to = Heads(q=q, kv=cache.layers[layer], rope_table=rope_table, batch=batch)
@@ -262,7 +262,7 @@ class CupyBackend(ComposedOperators):
         self._few_rows.heads(x, weights.qkv.weight, to, bias=weights.qkv.bias, norm=by)
         return q
 
-    def _has_few_rows(self, x: Array) -> bool:
+    def _has_own_product(self, x: Array) -> bool:
         """Return whether our own kernels multiply ``x``."""
         return self._is_deterministic or len(x) <= MAX_ROWS
 

@@ -1,8 +1,13 @@
-"""Divide the modes of the emulator between `make test` and `make test-all`."""
+"""Divide the emulator's modes between `make test` and `make test-all`, and copy the kernels."""
 
+import shutil
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
+
+from mie.ops_gpu.host import emulator
+from mie.ops_gpu.source import KERNELS
 
 CHECKED = {"checked"}
 GROUPS = (
@@ -37,3 +42,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             place = turns.setdefault(case if shape is None else str(shape), len(turns))
             for mode in set.union(*GROUPS) - GROUPS[place % len(GROUPS)]:
                 modes[mode].add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def copied_kernels(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Return the folder of a copy of the kernels, which the emulator runs instead of them."""
+    # The same path for every test, so that only what a planted bug changes is compiled again.
+    path = tmp_path_factory.getbasetemp() / "kernels"
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(KERNELS, path)
+    monkeypatch.setattr(emulator, "KERNELS", path)
+    return path

@@ -16,11 +16,20 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import needs_compiler
-from test_kernels import ERRORS, Shape, make_backend, make_batch, make_cache, normal, wide
+from test_kernels import (
+    ERRORS,
+    Shape,
+    make_backend,
+    make_batch,
+    make_cache,
+    normal,
+    operators_attention,
+    wide,
+)
 from test_prefill import with_stale_entries
 from test_sampling import check_rows, hostile_logits, random_controls
 
-from mie.ops import attention, rope
+from mie.ops import rope
 from mie.ops.backend import KVCacheShape
 from mie.ops.kv_cache import QUANTIZED, QuantizedCache, dequantize, quantize
 from mie.ops_gpu.arrays import DTYPES
@@ -131,24 +140,13 @@ def attend(rng: np.random.Generator, mode: str) -> str:
     backend = make_backend(mode, shape.dtype, is_deterministic, chip, shape.stored)
     stale_batch, stale_cache = with_stale_entries(batch, cache, shape.window)
     got = wide(backend.paged_attention(q, stale_cache, 0, stale_batch, shape.window))
-
-    def operator(values: np.ndarray) -> np.ndarray:
-        return attention.paged_attention(
-            wide(q),
-            planes[0],
-            values,
-            batch.block_tables,
-            batch.cu_seqlens_q,
-            batch.seq_lens,
-            shape.head_dim**-0.5,
-            shape.window,
-        )
-
+    keys, values = planes
+    wanted = operators_attention(q, planes, batch, shape)
     # Values of both signs may cancel, so the error is relative to their magnitudes.
-    wanted, sizes = operator(planes[1]), operator(np.abs(planes[1]))
+    sizes = operators_attention(q, (keys, np.abs(values)), batch, shape)
     error = np.linalg.norm(got - wanted, axis=-1) / np.linalg.norm(sizes, axis=-1)
     # The rounding of a score, which is a sum in float32, becomes a relative error of its weight.
-    norms = np.linalg.norm(wide(q), axis=-1).max(), np.linalg.norm(planes[0], axis=-1)
+    norms = np.linalg.norm(wide(q), axis=-1).max(), np.linalg.norm(keys, axis=-1)
     largest_score = norms[0] * np.nanmax(norms[1]) * shape.head_dim**-0.5
     allowed = 2 * ERRORS[shape.dtype] + 2.0**-23 * largest_score
     assert (error < allowed).all(), f"{called}: worst {error.max()} of {allowed}"

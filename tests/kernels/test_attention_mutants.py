@@ -8,7 +8,6 @@ test_sampler_mutants.py.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,14 +19,13 @@ import test_kernels
 import test_prefill
 import test_sampling
 from emulated import needs_compiler
+from planted import plant
 from test_kernels import Shape
 
 from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.dispatch import TILE_TOKENS
-from mie.ops_gpu.host import emulator
 from mie.ops_gpu.host.emulator import EmulatedLauncher
 from mie.ops_gpu.signature import KernelFault
-from mie.ops_gpu.source import KERNELS
 
 pytestmark = [needs_compiler, pytest.mark.slow]
 
@@ -316,17 +314,12 @@ MUTANTS = {
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy of the kernels that the emulator runs."""
-    # The same path for every test, so that only what a mutant changes is compiled again.
-    path = tmp_path_factory.getbasetemp() / "attention kernels"
-    shutil.rmtree(path, ignore_errors=True)
-    shutil.copytree(KERNELS, path)
-    monkeypatch.setattr(emulator, "KERNELS", path)
+def folder(copied_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of the kernels that the tests' launchers run."""
     launcher = EmulatedLauncher(order="reverse")
     for module in (test_kernels, test_sampling):
         monkeypatch.setattr(module, "launcher", lambda *_: launcher)
-    return path
+    return copied_kernels
 
 
 def test_the_kernels_pass_unchanged(folder: Path):
@@ -337,8 +330,6 @@ def test_the_kernels_pass_unchanged(folder: Path):
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_noticed(folder: Path, name: str):
     file, old, new, check = MUTANTS[name]
-    source = (folder / file).read_text()
-    assert source.count(old) == 1
-    (folder / file).write_text(source.replace(old, new))
+    plant(folder, file, old, new)
     with pytest.raises((AssertionError, KernelFault)):
         check()

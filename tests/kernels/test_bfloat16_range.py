@@ -21,10 +21,9 @@ from test_kernels import (
     make_batch,
     make_cache,
     normal,
+    operators_attention,
     wide,
 )
-
-from mie.ops import attention
 
 pytestmark = [
     needs_compiler,
@@ -57,14 +56,7 @@ def compare(mode: Any, stored: str, num_queries: int, change: Change) -> None:
     backend = make_backend(mode, shape.dtype, stored=stored)
     got = wide(backend.paged_attention(q, cache, 0, batch, None))
     with np.errstate(invalid="ignore"):
-        wanted = attention.paged_attention(
-            wide(q),
-            *planes,
-            batch.block_tables,
-            batch.cu_seqlens_q,
-            batch.seq_lens,
-            shape.head_dim**-0.5,
-        )
+        wanted = operators_attention(q, planes, batch, shape)
     is_finite = np.isfinite(wide(q)).all(axis=-1)
     error = np.linalg.norm((got - wanted)[is_finite], axis=-1)
     assert (error < 2 * ERRORS["bfloat16"] * np.linalg.norm(wanted[is_finite], axis=-1)).all()

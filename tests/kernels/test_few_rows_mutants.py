@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,13 +10,12 @@ import pytest
 import test_few_rows
 import test_kernels
 from emulated import needs_compiler
+from planted import plant
 from test_kernels import Shape, attend
 
 from mie.ops_gpu.attention import SPLIT_TOKENS
-from mie.ops_gpu.host import emulator
 from mie.ops_gpu.host.emulator import EmulatedLauncher
 from mie.ops_gpu.signature import KernelFault
-from mie.ops_gpu.source import KERNELS
 
 pytestmark = [needs_compiler, pytest.mark.slow]
 
@@ -168,20 +166,15 @@ MERGES = {
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy of the kernels that the emulator runs."""
-    # The same path for every test, so that only what a mutant changes is compiled again.
-    path = tmp_path_factory.getbasetemp() / "kernels"
-    shutil.rmtree(path, ignore_errors=True)
-    shutil.copytree(KERNELS, path)
-    monkeypatch.setattr(emulator, "KERNELS", path)
+def folder(copied_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of the kernels that the tests' launchers run."""
     launchers = {
         mode: EmulatedLauncher(check=mode == "checked", order="reverse")
         for mode in ("any", "forward", "checked")
     }
     for module in (test_few_rows, test_kernels):
         monkeypatch.setattr(module, "launcher_of", lambda mode: launchers[mode])
-    return path
+    return copied_kernels
 
 
 def check_products() -> None:
@@ -230,8 +223,6 @@ def test_the_kernels_pass_unchanged(folder: Path, check: Callable[[], None]):
 @pytest.mark.parametrize("name", [*PRODUCTS, *MERGES])
 def test_a_planted_bug_is_noticed(folder: Path, name: str):
     file, old, new = PRODUCTS.get(name) or MERGES[name]
-    source = (folder / file).read_text()
-    assert source.count(old) == 1
-    (folder / file).write_text(source.replace(old, new))
+    plant(folder, file, old, new)
     with np.errstate(all="ignore"), pytest.raises((AssertionError, KernelFault)):
         check_products() if name in PRODUCTS else check_merges()

@@ -8,6 +8,7 @@ kernel's inputs, so the difference is the kernel's own rounding.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -437,6 +438,21 @@ def as_bits(quantized: QuantizedCache) -> np.ndarray:
     return quantized.elements.view(np.int8)
 
 
+def operators_attention(
+    q: np.ndarray, planes: Iterable[np.ndarray], batch: StepBatch, shape: Shape
+) -> np.ndarray:
+    """Return what the operator gives in float64 for a cache of these keys and values."""
+    return attention.paged_attention(
+        wide(q),
+        *planes,
+        batch.block_tables,
+        batch.cu_seqlens_q,
+        batch.seq_lens,
+        shape.head_dim**-0.5,
+        shape.window,
+    )
+
+
 def attend(
     mode: Any,
     shape: Shape,
@@ -453,15 +469,7 @@ def attend(
     q = (q * query_scale).astype(q.dtype)
     backend = make_backend(mode, shape.dtype, is_deterministic, chip)
     got = backend.paged_attention(q, cache, 0, batch, shape.window)
-    wanted = attention.paged_attention(
-        wide(q),
-        *planes,
-        batch.block_tables,
-        batch.cu_seqlens_q,
-        batch.seq_lens,
-        shape.head_dim**-0.5,
-        shape.window,
-    )
+    wanted = operators_attention(q, planes, batch, shape)
     check(got, wanted, shape.dtype)
 
 

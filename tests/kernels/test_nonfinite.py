@@ -21,10 +21,10 @@ from test_kernels import (
     make_batch,
     make_cache,
     normal,
+    operators_attention,
     wide,
 )
 
-from mie.ops import attention
 from mie.ops_gpu.chip import Chip
 
 pytestmark = [needs_compiler, pytest.mark.parametrize("mode", ["forward", *DEVICE_MODES])]
@@ -97,14 +97,7 @@ def compare(mode: str, shape: Shape, num_queries: int, is_deterministic: bool) -
                 planes[plane, block, offset, :, 5] = number
         got = wide(backend.paged_attention(q, cache, 0, batch, None))
         with np.errstate(invalid="ignore"):
-            wanted = attention.paged_attention(
-                wide(q),
-                *planes,
-                batch.block_tables,
-                batch.cu_seqlens_q,
-                batch.seq_lens,
-                shape.head_dim**-0.5,
-            )
+            wanted = operators_attention(q, planes, batch, shape)
         is_finite = np.isfinite(wanted)
         assert is_finite[-num_queries:].all()
         assert np.isnan(got[np.isnan(wanted)]).all(), damage

@@ -8,9 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import needs_compiler
-from test_kernels import ERRORS, Shape, make_backend, make_batch, make_cache, normal, wide
+from test_kernels import (
+    ERRORS,
+    Shape,
+    make_backend,
+    make_batch,
+    make_cache,
+    normal,
+    operators_attention,
+    wide,
+)
 
-from mie.ops import attention
 from mie.ops.backend import StepBatch
 from mie.ops_gpu.kv_cache import KVCache
 
@@ -100,15 +108,7 @@ def prefill(
     backend = make_backend(mode, shape.dtype, stored=shape.stored)
     stale_batch, stale_cache = with_stale_entries(batch, cache, shape.window)
     got = wide(backend.paged_attention(q, stale_cache, 0, stale_batch, shape.window))
-    wanted = attention.paged_attention(
-        wide(q),
-        *planes,
-        batch.block_tables,
-        batch.cu_seqlens_q,
-        batch.seq_lens,
-        shape.head_dim**-0.5,
-        shape.window,
-    )
+    wanted = operators_attention(q, planes, batch, shape)
     error = np.linalg.norm(got - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)
     worst = error.max()  # NaN if any row is
     assert worst < 2 * ERRORS[shape.dtype], (worst, np.argwhere(~(error < 2 * ERRORS[shape.dtype])))

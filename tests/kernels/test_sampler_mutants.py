@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import test_sampling
 from emulated import needs_compiler
+from planted import plant
 
-from mie.ops_gpu.host import emulator
 from mie.ops_gpu.host.emulator import EmulatedLauncher
 from mie.ops_gpu.sampling import PART
 from mie.ops_gpu.signature import KernelFault
-from mie.ops_gpu.source import KERNELS
 
 pytestmark = [needs_compiler, pytest.mark.slow]
 
@@ -109,16 +107,11 @@ MUTANTS = {
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy of the kernels that the emulator runs."""
-    # The same path for every test, so that only what a mutant changes is compiled again.
-    path = tmp_path_factory.getbasetemp() / "kernels"
-    shutil.rmtree(path, ignore_errors=True)
-    shutil.copytree(KERNELS, path)
-    monkeypatch.setattr(emulator, "KERNELS", path)
+def folder(copied_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of the kernels that the tests' launchers run."""
     launcher = EmulatedLauncher(order="reverse")
     monkeypatch.setattr(test_sampling, "launcher", lambda *_: launcher)
-    return path
+    return copied_kernels
 
 
 def check_all() -> None:
@@ -143,8 +136,6 @@ def test_the_kernels_pass_unchanged(folder: Path):
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_noticed(folder: Path, name: str):
     file, old, new = MUTANTS[name]
-    source = (folder / file).read_text()
-    assert source.count(old) == 1
-    (folder / file).write_text(source.replace(old, new))
+    plant(folder, file, old, new)
     with pytest.raises((AssertionError, KernelFault)):
         check_all()
