@@ -214,12 +214,15 @@ def test_16_bit_weights_take_half_the_memory():
 
 @pytest.mark.parametrize("num_threads", [2, 3, 8, 64])
 @pytest.mark.parametrize("num_bytes", [1 << 20, 8 * BYTES_PER_TURN])
+@pytest.mark.parametrize("head_start", [-2, 0, 3])
 @pytest.mark.parametrize(("num_tiles", "num_groups"), [(1, 1), (9, 16), (40, 16), (176, 128)])
 def test_tasks_cover_each_tile_and_group_once(
-    num_tiles: int, num_groups: int, num_bytes: int, num_threads: int
+    num_tiles: int, num_groups: int, head_start: int, num_bytes: int, num_threads: int
 ):
+    # The head starts that are learned leave each thread some work.
+    head_start = max(-num_tiles // (2 * num_threads), min(head_start, num_tiles // 2))
     covered = np.zeros((num_tiles, num_groups), int)
-    for tiles, groups in tasks_of(num_tiles, num_groups, num_threads, num_bytes):
+    for tiles, groups in tasks_of(num_tiles, num_groups, num_threads, num_bytes, head_start):
         assert covered[tiles, groups].size
         covered[tiles, groups] += 1
     assert (covered == 1).all()

@@ -1,4 +1,4 @@
-"""Test how the number of threads for a kind of call is learnt, with invented times."""
+"""Test what is learnt about a kind of call, with invented times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mie.ops_cpu.threads.counts import NUM_CALLS, NUM_TRIALS, ThreadCount
+from mie.ops_cpu.threads.counts import EARLIER, NUM_CALLS, NUM_TRIALS, HeadStart, ThreadCount
 
 
 def use(count: ThreadCount, seconds: dict[int, float], num_calls: int) -> Counter[int]:
@@ -61,3 +61,26 @@ def test_a_settled_number_needs_no_times():
     assert not count.is_trial
     count.choose()
     assert count.is_trial
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 8])
+@pytest.mark.parametrize("delay", [0.0, 25e-6, 60e-6])
+def test_the_caller_takes_as_much_as_lets_all_threads_end_together(delay: float, num_threads: int):
+    size, each = 40 * num_threads, 5e-6
+    head_start = HeadStart(size, num_threads)
+    for _ in range(400):
+        helper = (size - head_start.extra) / num_threads
+        caller = helper + head_start.extra
+        lag = (delay + helper * each) - caller * each
+        head_start.note(lag, max(caller * each, delay + helper * each))
+    assert lag == pytest.approx(-EARLIER, abs=each / 2)
+
+
+@pytest.mark.parametrize("lag", [-1.0, 1.0])
+def test_every_thread_keeps_some_work(lag: float):
+    head_start = HeadStart(16, 2)
+    for _ in range(1000):
+        head_start.note(lag, 1.0)
+    helper = (16 - head_start.extra) / 2
+    assert helper >= 4
+    assert helper + head_start.extra >= 4

@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from types import FrameType
 from typing import Any
 
@@ -58,6 +60,14 @@ def new_workers(
 def helpers_get_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let helper threads exist while other programs keep all CPUs busy."""
     monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Wait for what another thread does."""
+    end = time.monotonic() + PATIENCE
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0)
 
 
 class Meeting:
@@ -149,6 +159,32 @@ def test_the_caller_does_all_while_helpers_pause(
     monkeypatch.setattr(Gains, "are_paused", lambda self, now: True)
     workers.run(lambda index: ran.append((index, threading.get_ident())))
     assert ran == [(i, threading.get_ident()) for i in range(3)]
+
+
+def test_it_tells_how_much_later_than_the_caller_the_helpers_ended(
+    new_workers: Callable[[int], Workers],
+) -> None:
+    workers, both = new_workers(2), threading.Barrier(2)
+    job = workers._helpers[0]._job
+
+    def helper_is_first(index: int) -> None:
+        both.wait(PATIENCE)
+        if index == 0:
+            wait_until(lambda: not job.is_busy)
+
+    def caller_is_first(index: int) -> None:
+        both.wait(PATIENCE)
+        if index == 1:
+            wait_until(lambda: job.work is None)  # the caller waits for the helper
+
+    assert workers.run(helper_is_first) < 0
+    assert workers.run(caller_is_first) > 0
+    assert workers.run(lambda _: None, 1) == 0
+
+
+@pytest.mark.usefixtures("helpers_get_no_cpu")
+def test_a_helper_that_has_not_begun_counts_as_late(new_workers: Callable[[int], Workers]) -> None:
+    assert new_workers(2).run(lambda _: None) > 0
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
@@ -427,7 +463,7 @@ def test_a_gain_is_the_cpu_time_of_all_less_the_time_that_passed(
     """Two threads take ``cpu`` seconds together, while ``wall`` seconds pass."""
     monkeypatch.undo()
     monkeypatch.setattr(workers_module, "available_cpus", lambda: 64)
-    walls, own_cpu = iter([10.0, 10.0 + wall, 10.0 + wall]), threading.local()
+    walls, own_cpu = chain([10.0], repeat(10.0 + wall)), threading.local()
 
     def thread_time() -> float:
         own_cpu.value = getattr(own_cpu, "value", -cpu / 2) + cpu / 2

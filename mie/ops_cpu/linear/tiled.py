@@ -26,7 +26,7 @@ from mie.ops_cpu.allocator import CachingAllocator, WeightAllocator, huge_empty
 from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, MAX_CUTS, Geometry, parts_of
 from mie.ops_cpu.linear.matrix import work_bytes
 from mie.ops_cpu.linear.widen import stored, widen
-from mie.ops_cpu.threads.counts import ThreadCount
+from mie.ops_cpu.threads.counts import HeadStart, ThreadCount
 from mie.ops_cpu.threads.workers import Workers
 
 BYTES_PER_THREAD = 1 << 18
@@ -38,14 +38,12 @@ BYTES_PER_TURN = 1 << 27
 
 Another task costs tens of microseconds, because threads wait for the GIL.
 """
-HEAD_START = 5 << 17
-"""Bytes of weights that the caller reads while the other threads still wait for the GIL."""
 CERTAIN = 1 << 5
 """Times the least bytes for a thread, from which on more threads are faster than one.
 
 For n threads it takes n² times as much, because they take the GIL one after another.
 """
-READ_AGAIN = 1.05
+READ_AGAIN = 1.15
 """Times the largest task's size that reading all weights twice as often costs."""
 
 
@@ -103,7 +101,8 @@ class TiledPlan:
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
         self._counts: dict[tuple[tuple[int, ...], int], ThreadCount] = {}
-        self._tasks: dict[tuple[int, int, int, int], list[tuple[slice, slice]]] = {}
+        self._head_starts: dict[tuple[int, ...], HeadStart] = {}
+        self._tasks: dict[tuple[int, int, int, int, int], list[tuple[slice, slice]]] = {}
         self._padded_rows: dict[tuple[int, int, int], Floats] = {}
         self._parts = [np.empty(0, dtype) for _ in range(workers.num_threads)]
         self._wide = [np.empty(0, dtype) for _ in self._parts]
@@ -204,7 +203,7 @@ class TiledPlan:
         num_tiles, _, width = tiles.shape
         out = y.reshape(num_groups, group, num_tiles, width).transpose(2, 0, 1, 3)
         num_threads = count.choose()
-        begin = perf_counter() if count.is_trial else 0.0
+        begin = perf_counter()
         if num_threads == 1:
             self._product(groups, tiles, matrix.parts, out, 0)
             _add(y, matrix.bias, residual)
@@ -221,13 +220,16 @@ class TiledPlan:
                     _add(y[rows, columns], bias, added)
 
             num_bytes = work_bytes(tiles.nbytes, len(y))
-            key = num_tiles, num_groups, num_threads, num_bytes
+            head_start = self._head_start(*tiles.shape, num_groups, num_threads)
+            key = num_tiles, num_groups, num_threads, num_bytes, round(head_start.extra)
             if key not in self._tasks:
                 if len(self._tasks) >= MAX_CUTS:
                     self._tasks.clear()
                 self._tasks[key] = tasks_of(*key)
             tasks = self._tasks[key]
-            self._workers.share(work, tasks, num_threads)
+            lag = self._workers.share(work, tasks, num_threads)
+            if lag and len(tasks) == num_threads:
+                head_start.note(lag, perf_counter() - begin)
         if count.is_trial:
             count.note(perf_counter() - begin)
 
@@ -240,6 +242,13 @@ class TiledPlan:
             least = math.isqrt(num_bytes // (CERTAIN * self._bytes_per_thread))
             self._counts[kind] = ThreadCount(max(1, min(least, most)), most)
         return self._counts[kind]
+
+    def _head_start(self, *kind: int) -> HeadStart:
+        """Return what knows how many more tiles the caller takes in a product of this kind."""
+        if kind not in self._head_starts:
+            num_tiles, num_threads = kind[0], kind[-1]
+            self._head_starts[kind] = HeadStart(num_tiles, num_threads)
+        return self._head_starts[kind]
 
     def _product(
         self,
@@ -283,9 +292,9 @@ def _buffer(buffers: list[Floats], thread: int, shape: tuple[int, ...]) -> Float
 
 
 def tasks_of(
-    num_tiles: int, num_groups: int, num_threads: int, num_bytes: int
+    num_tiles: int, num_groups: int, num_threads: int, num_bytes: int, head_start: int = 0
 ) -> list[tuple[slice, slice]]:
-    """Return the tiles and groups of each task.
+    """Return the tiles and groups of each task. The first has ``head_start`` more tiles.
 
     A task is some tiles with all groups. If the tiles do not divide evenly, the groups are shared
     out too, and each share of them reads the weights again.
@@ -298,7 +307,7 @@ def tasks_of(
 
     divisors = (n for n in range(1, min(num_groups, number) + 1) if number % n == 0)
     reads = min(divisors, key=cost, default=1)
-    ahead = HEAD_START * num_tiles // num_bytes if number == num_threads and reads == 1 else 0
+    ahead = head_start if number == num_threads and reads == 1 else 0
     return [
         (tiles, groups)
         for tiles in _shares(num_tiles, number // reads, ahead)
@@ -308,7 +317,6 @@ def tasks_of(
 
 def _shares(number: int, num_shares: int, ahead: int = 0) -> list[slice]:
     """Split into shares of nearly equal size, the first with ``ahead`` more. None is empty."""
-    ahead = min(ahead, number)
     ends = [ahead - (ahead - number) * i // num_shares for i in range(1, num_shares)]
     return [slice(first, stop) for first, stop in pairwise([0, *ends, number]) if first < stop]
 

@@ -1,4 +1,4 @@
-"""Learn how many threads are fastest for one kind of call."""
+"""Learn how to share one kind of call among threads, from the times of the calls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ NUM_TRIALS = 5
 """Number of calls with each number of threads, in turns, of which the median counts."""
 NUM_CALLS = 1 << 10
 """Number of calls after which all are tried again, because the machine may have changed."""
+GAIN = 0.125
+"""Share of a helper's lag that a call corrects. The lag varies from call to call."""
+LARGEST_CHANGE = 1 / 64
+"""Maximum change in a call, as a share of the whole work."""
+EARLIER = 1e-5
+"""Seconds by which the helpers should end before the caller.
+
+A caller that waits for a helper then waits for the GIL as well, which takes twice as long.
+"""
 
 
 class ThreadCount:
@@ -47,3 +56,24 @@ class ThreadCount:
             self._best = self._choices[medians.index(min(medians))]
             self._seconds = [[] for _ in self._choices]
             self.is_trial = False
+
+
+class HeadStart:
+    """How much more work the caller takes than each helper, so that they end at the same time.
+
+    A helper begins later, because it has to get the GIL, and the time of that differs by machine.
+    """
+
+    def __init__(self, size: int, num_threads: int) -> None:
+        """Divide work of this size among ``num_threads``."""
+        self.extra = 0.0
+        """The size of what the caller takes in addition to an equal share."""
+        self._size, self._num_threads = size, num_threads
+
+    def note(self, lag: float, seconds: float) -> None:
+        """Note how long the call took, and how much later than the caller the helpers ended."""
+        change = (lag + EARLIER) / seconds * self._size / self._num_threads * GAIN
+        most = self._size * LARGEST_CHANGE
+        extra = self.extra + max(-most, min(change, most))
+        # Every thread keeps at least half of an equal share.
+        self.extra = max(-self._size / (2 * self._num_threads), min(extra, self._size / 2))

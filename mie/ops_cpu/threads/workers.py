@@ -48,8 +48,11 @@ class Workers:
         """Return ``number``, limited to between one and the number of threads."""
         return max(1, min(number, self.num_threads))
 
-    def run(self, task: Task, num_tasks: int | None = None) -> None:
+    def run(self, task: Task, num_tasks: int | None = None) -> float:
         """Call task(i) once for each i in range(num_tasks), by default one for each thread.
+
+        Return how many seconds the last helper ended after the caller, or 0 without helpers. A
+        helper that has not begun when the caller ends counts as if it were as slow again.
 
         Any thread may run a task, but task(0) runs in the caller. Tasks may not wait for each
         other, because one thread may run all of them. `run` returns when all are done. If a task
@@ -61,7 +64,7 @@ class Workers:
         if num_tasks == 1 or self._gains.are_paused(begin):
             for index in range(num_tasks):
                 task(index)
-            return
+            return 0.0
         if os.getpid() != self._pid:
             self._start_helpers()
         cpu_begin = time.thread_time()
@@ -74,6 +77,7 @@ class Workers:
             task(0)
             work.take_all()
             cpu_seconds = time.thread_time() - cpu_begin
+            own_end = time.perf_counter()
             for helper in helpers:
                 helper.wait()
         except BaseException:
@@ -83,25 +87,29 @@ class Workers:
             raise work.errors.pop()  # not kept, because its frames refer to the task's data
         end = time.perf_counter()
         self._gains.add(cpu_seconds + work.helpers_seconds - (end - begin), end)
+        return (work.helpers_end or end + (end - begin)) - own_end
 
     def share(
         self,
         work: Callable[[int, Iterable[Item]], object],
         items: Sequence[Item],
         num_threads: int | None = None,
-    ) -> None:
+    ) -> float:
         """Call work(thread, items) in some threads, and share out the items between the calls.
 
         Each item goes to one call. Thread i begins with item i each time, because its CPU cache may
         still hold the data, and then takes the next item that is left. ``thread`` is below
-        ``num_threads``, by default all, and no two calls at a time have the same.
+        ``num_threads``, by default all, and no two calls at a time have the same. The result is
+        that of `run`.
         """
         number = min(num_threads or self.num_threads, len(items))
         if number == 1:
             work(0, items)
-            return
+            return 0.0
         others = iter(items[number:])  # its `next` is atomic
-        self.run(lambda thread: work(thread, chain(items[thread : thread + 1], others)), number)
+        return self.run(
+            lambda thread: work(thread, chain(items[thread : thread + 1], others)), number
+        )
 
     def close(self) -> None:
         """End the threads. `run` may not be called afterwards."""
@@ -128,6 +136,8 @@ class _Work:
         self.errors: list[BaseException] = []
         self.helpers_seconds = 0.0
         """CPU time of the helpers' tasks."""
+        self.helpers_end = 0.0
+        """When the last helper had run its own task, or 0 if none has."""
 
     def help(self, own: int) -> None:
         """Run the task ``own``, and then others if any are left. A helper calls this.
@@ -139,6 +149,7 @@ class _Work:
             # Each of these dict operations is atomic, so only one thread gets the task.
             if self._waiting.pop(own, self) is None:
                 self._task(own)
+                self.helpers_end = time.perf_counter()
             self.take_all()
         except BaseException as error:  # The caller raises it.
             self.errors.append(error)
