@@ -43,8 +43,8 @@ CERTAIN = 1 << 5
 
 For n threads it takes n² times as much, because they take the GIL one after another.
 """
-READ_AGAIN = 1.15
-"""Times the largest task's size that reading all weights twice as often costs."""
+READING = 1
+"""Groups of rows whose products take as long as reading their tile from memory."""
 
 
 class OneRow(NamedTuple):
@@ -301,9 +301,9 @@ def tasks_of(
     """
     number = num_threads * max(1, min(num_bytes // BYTES_PER_TURN // num_threads, MOST_TURNS))
 
-    def cost(reads: int) -> float:
-        largest = ceil_div(num_tiles * reads, number) * ceil_div(num_groups, reads)
-        return float(largest * READ_AGAIN ** math.log2(reads))
+    def cost(reads: int) -> int:
+        """Return the time of the largest task."""
+        return ceil_div(num_tiles * reads, number) * (ceil_div(num_groups, reads) + READING)
 
     divisors = (n for n in range(1, min(num_groups, number) + 1) if number % n == 0)
     reads = min(divisors, key=cost, default=1)
