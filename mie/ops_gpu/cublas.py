@@ -83,7 +83,7 @@ class Cublas:
         self._call("cublasSetWorkspace_v2", handle, self._workspace.data.ptr, num_bytes)
         self._call("cublasSetMathMode", handle, MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)
         # The factors alpha and beta are read from host memory during the call.
-        self._one, self._zero = ctypes.c_float(1), ctypes.c_float(0)
+        self._one, self._zero = (ctypes.byref(ctypes.c_float(factor)) for factor in (1, 0))
 
     def multiply(self, x: Array, weight: Array, out: Array, *, is_added: bool) -> None:
         """Compute out = x @ weight.T, or out += x @ weight.T.
@@ -97,15 +97,16 @@ class Cublas:
         assert weight.dtype == out.dtype == x.dtype
         assert weight.shape == (width, depth)
         assert out.shape == (num_tokens, width)
-        assert all(each.flags.c_contiguous for each in (x, weight, out))
+        for each in (x, weight, out):
+            assert each.flags.c_contiguous
         if num_tokens == 0:
             return
         beta = self._one if is_added else self._zero
         self._call(
             "cublasGemmEx",
             *(self._handle, OP_T, OP_N, width, num_tokens, depth),
-            *(ctypes.byref(self._one), weight.data.ptr, element, depth, x.data.ptr, element, depth),
-            *(ctypes.byref(beta), out.data.ptr, element, width),
+            *(self._one, weight.data.ptr, element, depth, x.data.ptr, element, depth),
+            *(beta, out.data.ptr, element, width),
             *(COMPUTE_32F, GEMM_DEFAULT),
         )
 

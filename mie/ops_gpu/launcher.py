@@ -21,6 +21,9 @@ from mie.ops_gpu.source import KERNELS, NVRTC_OPTIONS, flat_source
 
 __all__ = ["CupyLauncher", "EmulatedLauncher", "Kernel", "KernelFault", "Launcher"]
 
+NULL = np.uint64(0)
+"""A null pointer, which CuPy does not have. A 64-bit zero is passed as the same eight bytes."""
+
 
 class Kernel(Protocol):
     """A compiled kernel."""
@@ -147,6 +150,5 @@ class CupyKernel:
         if shared_bytes > self._most_shared_bytes:
             self._function.max_dynamic_shared_size_bytes = shared_bytes
             self._most_shared_bytes = shared_bytes
-        # CuPy has no null pointer. A 64-bit zero is passed as the same eight bytes.
-        values = tuple(np.uint64(0) if arg is None else arg for arg in args)
+        values = tuple([NULL if arg is None else arg for arg in args])
         self._function(grid, block, values, shared_mem=shared_bytes)

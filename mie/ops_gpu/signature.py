@@ -90,11 +90,16 @@ class Parameter:
         # Any dtype will do for a pointer to a struct such as uint4.
         return _DTYPES.get(self.letters[2:] if self.is_pointer else self.letters, [])
 
+    @cached_property
+    def number_types(self) -> list[type[Any]]:
+        """The types of a number, empty for pointers and structs."""
+        return [] if self.is_pointer else [dtype.type for dtype in self.dtypes]
+
 
 def check_launch(kernel: str, grid: Sequence[int], block: Sequence[int]) -> None:
     """Raise ValueError unless ``grid`` and ``block`` are sizes of a possible launch."""
     for what, sizes in (("grid", grid), ("block", block)):
-        if not 1 <= len(sizes) <= 3 or any(size < 0 for size in sizes):
+        if not 1 <= len(sizes) <= 3 or min(sizes) < 0:
             raise ValueError(f"{kernel}: {what} {tuple(sizes)} is not one to three sizes")
     if not 1 <= math.prod(block) <= MAX_THREADS:
         raise ValueError(f"{kernel}: a block of {tuple(block)} must have 1 … {MAX_THREADS} threads")
@@ -124,9 +129,8 @@ def _problem(parameter: Parameter, arg: Any, array_type: Any) -> str | None:
             return None
         if not isinstance(arg, array_type):
             return f"must be an array, got {type(arg).__name__}"
-        allowed = parameter.dtypes
-        if allowed and arg.dtype not in allowed:
-            names = " or ".join(each.name for each in allowed)
+        if parameter.dtypes and arg.dtype not in parameter.dtypes:
+            names = " or ".join(each.name for each in parameter.dtypes)
             return f"must point at {names}, got {arg.dtype.name}"
         return None if arg.flags.c_contiguous else "must be C-contiguous"
     if parameter.is_struct:
@@ -136,7 +140,7 @@ def _problem(parameter: Parameter, arg: Any, array_type: Any) -> str | None:
         if size and arg.dtype.itemsize != int(size):
             return f"must be a struct of {size} bytes, got {arg.dtype.itemsize} (align=True?)"
         return None
-    if not isinstance(arg, np.generic) or arg.dtype not in parameter.dtypes:
+    if type(arg) not in parameter.number_types:
         return f"must be a NumPy {parameter.dtypes[0].name}, got {type(arg).__name__}"
     return None
 
