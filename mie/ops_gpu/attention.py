@@ -12,6 +12,7 @@ from mie.ops_gpu.arrays import kernel_type, next_power_of_two
 from mie.ops_gpu.batch import DeviceBatch, padded_length, padded_seqs
 from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.dispatch import (
+    KEPT_BYTES,
     MAX_SPLITS,
     SPLIT_TOKENS,
     TILE_TOKENS,
@@ -356,6 +357,7 @@ class PagedAttention:
         """Return partial results of that many tiles of rows, and the counters of the tiles."""
         if num_splits == 1:
             return [None, None, None]
-        assert 4 * kernel.rows * num_splits <= kernel.shared_bytes, "a weight for each part"
+        room = kernel.shared_bytes - KEPT_BYTES
+        assert 4 * kernel.rows * num_splits <= room, "a weight for each part"
         partials = self._partials(num_tiles * num_splits, kernel.rows, 1, call)
         return [*partials, self._counters(num_tiles)]

@@ -48,6 +48,9 @@ A ring takes 16 or 24 KB a warp, so at least two blocks fit a multiprocessor of 
 quantised cache take half of that, so twice as many are in flight.
 """
 
+KEPT_BYTES = 24
+"""Bytes of shared memory in which a tensor-core prefill keeps integers beside its tiles."""
+
 QUANTIZED = ("int8", "e4m3")
 
 
@@ -115,7 +118,7 @@ def prefill_kernel(element: str, head_dim: int, block_size: int, *, stored: str)
         name="paged_prefill_mma",
         parameters=_parameters(element, stored, head_dim),
         rows=64,
-        shared_bytes=2 * 2 * TILE_TOKENS * row_bytes,  # two tiles of keys and values
+        shared_bytes=2 * 2 * TILE_TOKENS * row_bytes + KEPT_BYTES,  # two tiles of keys and values
         blocks_per_multiprocessor=3 if head_dim == 64 else 2,
     )
 

@@ -102,11 +102,10 @@ paged_prefill(const T* __restrict__ q, const C* __restrict__ kv, const float* __
       for (int d = 0; d < DH; ++d)
         score += queries[row * DH + d] * to_float(keys[lane * STRIDE + d]);
       if (!visible) score = -MIE_INF;
-      if (!__any_sync(MIE_FULL_WARP, visible)) continue;  // the row sees no key of the tile
       const float new_top = fmaxf(top[r], warp_max(score));
-      // Scores that are all -infinity have the weight 0. A score of NaN makes the sum NaN.
-      const float reference = new_top == -MIE_INF ? 0.0f : new_top;
-      const float weight = exp2f(score - reference), keep = exp2f(top[r] - reference);
+      // The row sees no key of the tile, or all its scores are -infinity. Scores of NaN go on.
+      if (new_top == -MIE_INF && !__any_sync(MIE_FULL_WARP, score != score)) continue;
+      const float weight = exp2f(score - new_top), keep = exp2f(top[r] - new_top);
       top[r] = new_top;
       sum[r] = sum[r] * keep + warp_sum(weight);
       weights[warp * TILE + lane] = weight;

@@ -28,6 +28,12 @@
 #include "attention.cuh"
 #include "splits.cuh"
 
+// What the end of a block needs of its beginning. It waits behind the tiles in shared memory,
+// because the loop over tiles needs all registers.
+struct Kept {
+  int first_token, first_row, row_end, row_tile, num_tiles, num_splits;
+};
+
 // With heads of 64, three blocks fit a multiprocessor if the compiler is told to leave room.
 template <typename T, int DH, typename C = T>
 __global__ void __launch_bounds__(128, DH == 64 ? 3 : 1)
@@ -73,8 +79,11 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                                      blockIdx.x / num_tiles);
   if ((int)blockIdx.x >= split.count * num_tiles) return;  // and for the most splits
   const int oldest = split.begin, end = split.end;
+  Kept& kept = *reinterpret_cast<Kept*>(mie_smem + 2 * STAGE);
+  if (threadIdx.x == 0)
+    kept = {first_token, first_row, last_row + 1, row_tile, num_tiles, split.count};
 
-  // A lane holds parts of two rows, 8 apart: their places in q and out, and their positions.
+  // A lane holds parts of two rows, 8 apart: their places in q, and their positions.
   const int rows[2] = {first_row + warp * 16 + g, first_row + warp * 16 + g + 8};
   size_t place[2];
   int position[2];
@@ -301,30 +310,31 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   }
   cp_async_wait<0>();
 
+  const bool is_whole = kept.num_splits == 1;
   const unsigned grid_row = blockIdx.z * gridDim.y + blockIdx.y;
-  // The first row of the partial results of another split of these rows.
-  auto part = [&](int number) {
-    return (size_t)(grid_row * gridDim.x + number * num_tiles + row_tile) * ROWS;
+  auto result = [&](int row) {  // the place of a row's output
+    const size_t token = kept.first_token + row / group;
+    return out + (token * num_heads + kv_head * group + row % group) * DH;
   };
-  const bool is_whole = split.count == 1;
-  const size_t first_part = part(blockIdx.x / num_tiles) + warp * 16 + g;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     sum[r] += __shfl_xor_sync(MIE_FULL_WARP, sum[r], 1);
     sum[r] += __shfl_xor_sync(MIE_FULL_WARP, sum[r], 2);
-    if (rows[r] >= num_rows) continue;
+    const int tile_row = warp * 16 + g + 8 * r, row = kept.first_row + tile_row;
+    if (row >= kept.row_end) continue;
+    T* to = result(row);
+    const size_t part = (size_t)(grid_row * gridDim.x + blockIdx.x) * ROWS + tile_row;
     // A row may see no key of a split, but it sees one of all keys.
     const bool is_empty = !is_whole && sum[r] == 0.0f;
     const float by = is_empty ? 0.0f : (QUANTIZED ? unit[r] / WEIGHT_POWER : 1.0f) / sum[r];
-    const size_t row = first_part + 8 * r;
+    if (!is_whole && t == 0)
+      partial_lse[part] = is_empty ? -MIE_INF : top[r] * score_scale[r] + log2f(sum[r]);
     auto write = [&](int column, float x, float y) {  // elements column and column + 1
       if (is_whole)
-        *reinterpret_cast<unsigned*>(out + place[r] + column) = pack2<T>(x * by, y * by);
+        *reinterpret_cast<unsigned*>(to + column) = pack2<T>(x * by, y * by);
       else
-        *reinterpret_cast<float2*>(partial + row * DH + column) = make_float2(x * by, y * by);
+        *reinterpret_cast<float2*>(partial + part * DH + column) = make_float2(x * by, y * by);
     };
-    if (!is_whole && t == 0)
-      partial_lse[row] = is_empty ? -MIE_INF : top[r] * score_scale[r] + log2f(sum[r]);
 #pragma unroll
     for (int d = 0; d < DH / 8; d += 2) {
       const float *left = acc[d] + 2 * r, *right = acc[d + 1] + 2 * r;
@@ -337,13 +347,13 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
       }
     }
   }
-  if (is_whole || !is_last_to_arrive(arrived + grid_row * num_tiles + row_tile, split.count)) return;
-  const size_t first_head = (size_t)first_token * num_heads + kv_head * group;
+  int* count = arrived + grid_row * kept.num_tiles + kept.row_tile;
+  if (is_whole || !is_last_to_arrive(count, kept.num_splits)) return;
   merge_parts<T, DH>(
-      partial, partial_lse, last_row - first_row + 1, split.count,
-      [&](int r) {
-        const int row = first_row + r;
-        return out + (first_head + (size_t)(row / group) * num_heads + row % group) * DH;
-      },
-      [&](int r, int number) { return part(number) + r; });
+      partial, partial_lse, kept.row_end - kept.first_row, kept.num_splits,
+      [&](int r) { return result(kept.first_row + r); },
+      [&](int r, int split) {
+        const unsigned block = split * kept.num_tiles + kept.row_tile;
+        return (size_t)(grid_row * gridDim.x + block) * ROWS + r;
+      });
 }
