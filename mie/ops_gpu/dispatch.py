@@ -37,8 +37,9 @@ MAX_SPLITS = 32
 """Maximum splits of a sequence. Those of a longer one have more tokens.
 
 The splits of a decode depend on the sequence's length and window alone, so its result does not
-depend on its batch. 32 splits of 4 KV heads are nearly as many blocks as an H200 has multiprocessors. More would
-take more memory for partial results, for which every sequence of a step needs room.
+depend on its batch. 32 splits of 4 KV heads are nearly as many blocks as an H200 has
+multiprocessors. More would take more memory for partial results, for which every sequence of a step
+needs room.
 """
 
 MMA_STAGES = {64: 4, 128: 3}
