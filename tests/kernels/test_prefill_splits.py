@@ -20,6 +20,7 @@ from mie.ops_gpu.arena import Arena
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip
+from mie.ops_gpu.cupy_backend import CupyBackend
 from mie.ops_gpu.dispatch import MAX_SPLITS, PrefillSplits, prefill_splits
 from mie.ops_gpu.host.emulator import EmulatedLauncher
 
@@ -92,7 +93,7 @@ def test_random_chunks_agree_in_every_row(dtype: str, stored: str, seed: int):
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("window", [None, 40])
 def test_a_row_may_see_no_key_of_a_split(mode: str, stored: str, window: int | None):
-    """The chunk begins in one tile and ends two further.
+    """The chunk begins in one tile and ends two tiles later.
 
     Only its last rows see the last tile, and with a window only its first rows see the first one.
     """
@@ -112,13 +113,16 @@ def test_large_scores_are_merged(mode: str, stored: str):
 Chunks = list[tuple[int, int]]
 
 
-def bits(backend: object, shape: Shape, sequences: Chunks, window: int | None = None) -> bytes:
+def bits(
+    backend: CupyBackend, shape: Shape, sequences: Chunks, window: int | None = None
+) -> bytes:
     """Return the bits of one call."""
     batch, num_blocks = make_batch(sequences, shape.block_size)
     cache, _ = make_cache(shape, batch, num_blocks)
     num_heads = shape.group * shape.num_kv_heads
     q = normal(shape.dtype, int(batch.cu_seqlens_q[-1]), num_heads, shape.head_dim)
-    return bytes(backend.paged_attention(q, cache, 0, batch, window).tobytes())  # type: ignore[attr-defined]
+    got: bytes = backend.paged_attention(q, cache, 0, batch, window).tobytes()
+    return got
 
 
 @needs_compiler
