@@ -113,9 +113,7 @@ def test_large_scores_are_merged(mode: str, stored: str):
 Chunks = list[tuple[int, int]]
 
 
-def bits(
-    backend: CupyBackend, shape: Shape, sequences: Chunks, window: int | None = None
-) -> bytes:
+def bits(backend: CupyBackend, shape: Shape, sequences: Chunks, window: int | None = None) -> bytes:
     """Return the bits of one call."""
     batch, num_blocks = make_batch(sequences, shape.block_size)
     cache, _ = make_cache(shape, batch, num_blocks)
