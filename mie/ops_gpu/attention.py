@@ -12,13 +12,17 @@ from mie.ops_gpu.arrays import kernel_type, next_power_of_two
 from mie.ops_gpu.batch import DeviceBatch, padded_length, padded_seqs
 from mie.ops_gpu.chip import Chip
 from mie.ops_gpu.dispatch import (
+    KEPT_BYTES,
     MAX_SPLITS,
     SPLIT_TOKENS,
     TILE_TOKENS,
     WARPS,
     DecodeKernel,
+    PrefillKernel,
+    PrefillSplits,
     decode_kernel,
     prefill_kernel,
+    prefill_splits,
 )
 from mie.ops_gpu.launcher import Launcher
 
@@ -89,7 +93,8 @@ class PagedAttention:
     """Launches the attention kernels.
 
     With ``is_deterministic`` a sequence's result does not depend on its batch. Without it, decodes
-    are shared out evenly over the chip where a kernel for that exists.
+    are shared out evenly over the chip where a kernel for that exists, and several blocks share the
+    keys of a few queries.
     """
 
     def __init__(
@@ -165,13 +170,22 @@ class PagedAttention:
         else:
             heads, splits = num_heads, max_splits(padded_length(max_len))
             rows = padded_seqs(num_seqs) if splits > 1 else 0
-        sums = rows * heads * splits
+        prefill = prefill_kernel(element, shape.head_dim, shape.block_size, stored=stored)
+        may_split = prefill_splits(max_len, 1, self._prefill_blocks(prefill)).count > 1
+        prefill_rows = prefill.rows * self._prefill_blocks(prefill) if may_split else 0
+        sums = max(rows * heads * splits, prefill_rows)  # both kinds use the same buffers
         sizes = (next_power_of_two(size) for size in (sums * shape.head_dim, sums) if size)
         return 4 * sum(sizes)
 
     def _stream_blocks(self, kernel: DecodeKernel) -> int:
         """Return the number of blocks that the chip holds at once."""
         return self._chip.resident_blocks(kernel.shared_bytes, STREAM_BLOCKS_PER_MULTIPROCESSOR)
+
+    def _prefill_blocks(self, kernel: PrefillKernel) -> int:
+        """Return the number of blocks up to which a launch may be split."""
+        if self._is_deterministic or not kernel.blocks_per_multiprocessor:
+            return 1
+        return self._chip.resident_blocks(kernel.shared_bytes, kernel.blocks_per_multiprocessor)
 
     def _decode(self, call: AttentionCall, kernel: DecodeKernel) -> None:
         if kernel.kind == "stream":
@@ -184,7 +198,7 @@ class PagedAttention:
         num_splits = call.max_splits
         partial = partial_lse = arrived = None  # without splits the kernel writes the output itself
         if num_splits > 1:
-            arrived = self._counters(call)
+            arrived = self._counters(num_decodes * call.num_kv_heads)
             partial, partial_lse = self._partials(num_decodes, call.num_heads, num_splits, call)
         name = "paged_decode" if kernel.kind == "plain" else "paged_decode_mma"
         # The name of the plain kernel includes the group.
@@ -218,7 +232,8 @@ class PagedAttention:
         batch, num_decodes = call.batch, call.batch.decodes.size
         num_blocks = self._stream_blocks(kernel)
         partial, partial_lse = self._partials(2 * num_blocks, 8 * kernel.head_tiles, 1, call)
-        tiles, arrived = self._tiles(batch, call.window), self._counters(call)
+        tiles = self._tiles(batch, call.window)
+        arrived = self._counters(num_decodes * call.num_kv_heads)
         assert 4 * call.group * num_blocks <= kernel.shared_bytes, "a weight for each part"
         attend = self._launcher.kernel(
             "paged_decode_stream.cu", "paged_decode_stream" + kernel.parameters
@@ -270,13 +285,12 @@ class PagedAttention:
             batch.window_tiles[window] = tiles
         return batch.window_tiles[window]
 
-    def _counters(self, call: AttentionCall) -> Array:
-        """Return zeros [S, Hkv], which every launch leaves zero.
+    def _counters(self, size: int) -> Array:
+        """Return at least ``size`` zeros, which every launch leaves zero.
 
         Captured steps keep smaller ones than the last. Each is at least twice as large as the one
         before.
         """
-        size = call.batch.decodes.size * call.num_kv_heads
         if not self._zeros or self._zeros[-1].size < size:
             self._zeros.append(self._launcher.xp.zeros(next_power_of_two(size), np.int32))
         return self._zeros[-1]
@@ -300,10 +314,17 @@ class PagedAttention:
         stored = kernel_type(call.kv)
         kernel = prefill_kernel(kernel_type(call.q), call.head_dim, call.block_size, stored=stored)
         num_tiles = ceil_div(batch.max_prefill_queries * call.group, kernel.rows)
-        attend = self._launcher.kernel(f"{kernel.name}.cu", kernel.name + kernel.parameters)
+        grid = (num_tiles, batch.prefills.size, call.num_kv_heads)
         sizes = [call.group, call.table_width, call.block_size, call.window or 0]
+        partials: list[Array | None] = []
+        if kernel.blocks_per_multiprocessor:
+            splits = self._splits_of_prefill(call, kernel, math.prod(grid))
+            partials = self._parts_of_prefill(call, kernel, math.prod(grid), splits.count)
+            grid = (splits.count * num_tiles, *grid[1:])
+            sizes += [splits.tokens, splits.count]
+        attend = self._launcher.kernel(f"{kernel.name}.cu", kernel.name + kernel.parameters)
         attend(
-            (num_tiles, batch.prefills.size, call.num_kv_heads),
+            grid,
             (32 * WARPS,),
             (
                 call.q,
@@ -314,8 +335,29 @@ class PagedAttention:
                 batch.cu_seqlens_q,
                 batch.prefills,
                 call.out,
+                *partials,
                 *map(np.int32, sizes),
                 call.scale,
             ),
             shared_bytes=kernel.shared_bytes,
         )
+
+    def _splits_of_prefill(
+        self, call: AttentionCall, kernel: PrefillKernel, num_blocks: int
+    ) -> PrefillSplits:
+        """Return the splits of a launch that has ``num_blocks`` without them."""
+        seen = call.batch.max_prefill_len
+        if call.window is not None:  # of a block's rows, from the tile in which the window begins
+            seen = min(seen, call.window + kernel.rows // call.group + TILE_TOKENS)
+        return prefill_splits(seen, num_blocks, self._prefill_blocks(kernel))
+
+    def _parts_of_prefill(
+        self, call: AttentionCall, kernel: PrefillKernel, num_tiles: int, num_splits: int
+    ) -> list[Array | None]:
+        """Return partial results of that many tiles of rows, and the counters of the tiles."""
+        if num_splits == 1:
+            return [None, None, None]
+        room = kernel.shared_bytes - KEPT_BYTES
+        assert 4 * kernel.rows * num_splits <= room, "a weight for each part"
+        partials = self._partials(num_tiles * num_splits, kernel.rows, 1, call)
+        return [*partials, self._counters(num_tiles)]

@@ -37,6 +37,7 @@ class DeviceBatch(StepBatch):
     prefills: Array  # the others
     decode_tiles: Array  # prefix sums of the decodes' key tiles: 0, ..., total
     max_prefill_queries: int  # most queries of any prefill
+    max_prefill_len: int  # the longest prefill
     max_len: int  # no sequence is longer in this step, nor in a captured one that is replayed
     window_tiles: dict[int, Array] = field(default_factory=dict, init=False)
     """`decode_tiles` from the beginning of each window, which the first layer with it computes."""
@@ -58,6 +59,7 @@ class HostBatch(NamedTuple):
 
     arrays: dict[str, Ints]
     max_prefill_queries: int
+    max_prefill_len: int
     max_len: int
 
     @property
@@ -90,6 +92,7 @@ class HostBatch(NamedTuple):
         return DeviceBatch(
             integers=integers,
             max_prefill_queries=self.max_prefill_queries,
+            max_prefill_len=self.max_prefill_len,
             max_len=self.max_len,
             **views,
         )
@@ -119,7 +122,10 @@ def host_batch(batch: StepBatch, max_len: int | None = None) -> HostBatch:
     arrays["block_tables"] = arrays.pop("block_tables")  # the last, because its size varies
     if max_len is None:
         max_len = int(arrays["seq_lens"].max())
-    return HostBatch(arrays, int(counts[~is_decode].max(initial=0)), max_len)
+    queries, lengths = (
+        int(each[~is_decode].max(initial=0)) for each in (counts, arrays["seq_lens"])
+    )
+    return HostBatch(arrays, queries, lengths, max_len)
 
 
 def to_device(xp: Any, batch: StepBatch) -> DeviceBatch:

@@ -27,7 +27,7 @@ from mie.ops_gpu.arrays import DTYPES, block_threads, element_type, host_zeros, 
 from mie.ops_gpu.attention import PagedAttention
 from mie.ops_gpu.batch import to_device
 from mie.ops_gpu.chip import Chip, device_memory
-from mie.ops_gpu.few_rows import MAX_ROWS, FewRows, Heads, Norm
+from mie.ops_gpu.few_rows import MAX_OUTPUTS, MAX_ROWS, FewRows, Heads, Norm
 from mie.ops_gpu.gemm import Gemm
 from mie.ops_gpu.kv_cache import KVCache
 from mie.ops_gpu.launcher import Launcher
@@ -158,11 +158,20 @@ class CupyBackend(ComposedOperators):
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
     ) -> CupyLinear:
+        self._check_outputs(shape[0])
         weight = self.load_embedding(shape, blocks)
         return CupyLinear(weight, None if bias is None else self.load_vector(bias))
 
     def tie_linear(self, embedding: Array) -> CupyLinear:
+        self._check_outputs(len(embedding))
         return CupyLinear(embedding, None)
+
+    def _check_outputs(self, num_outputs: int) -> None:
+        if num_outputs > MAX_OUTPUTS:
+            raise UnsupportedModelError(
+                f"a matrix has {num_outputs:,} outputs; the {self.name} backend takes up to "
+                f"{MAX_OUTPUTS:,} (choose backend numpy)"
+            )
 
     @_in_queue
     def load_rope(self, inv_freq: NDArray[np.float64], scaling: float, num_positions: int) -> Array:

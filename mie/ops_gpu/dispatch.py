@@ -19,6 +19,7 @@ sequences:
 | any       | 8, 16, 24, … 256 | any    | any        | any        | paged_prefill     |
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,9 +36,10 @@ SPLIT_TOKENS = 256
 MAX_SPLITS = 32
 """Maximum splits of a sequence. Those of a longer one have more tokens.
 
-The splits depend on the sequence's length and window alone, so its result does not depend on its
-batch. 32 splits of 4 KV heads are nearly as many blocks as an H200 has multiprocessors. More would
-take more memory for partial results, for which every sequence of a step needs room.
+The splits of a decode depend on the sequence's length and window alone, so its result does not
+depend on its batch. 32 splits of 4 KV heads are nearly as many blocks as an H200 has
+multiprocessors. More would take more memory for partial results, for which every sequence of a step
+needs room.
 """
 
 MMA_STAGES = {64: 4, 128: 3}
@@ -46,6 +48,9 @@ MMA_STAGES = {64: 4, 128: 3}
 A ring takes 16 or 24 KB a warp, so at least two blocks fit a multiprocessor of an H200. Tiles of a
 quantised cache take half of that, so twice as many are in flight.
 """
+
+KEPT_BYTES = 24
+"""Bytes of shared memory in which a tensor-core prefill keeps integers beside its tiles."""
 
 QUANTIZED = ("int8", "e4m3")
 
@@ -99,6 +104,8 @@ class PrefillKernel:
     rows: int
     """Number of (token, query head) pairs of a block."""
     shared_bytes: int
+    blocks_per_multiprocessor: int = 0
+    """Maximum number of blocks on a multiprocessor, given the registers of a kernel with splits."""
 
 
 def prefill_kernel(element: str, head_dim: int, block_size: int, *, stored: str) -> PrefillKernel:
@@ -112,8 +119,33 @@ def prefill_kernel(element: str, head_dim: int, block_size: int, *, stored: str)
         name="paged_prefill_mma",
         parameters=_parameters(element, stored, head_dim),
         rows=64,
-        shared_bytes=2 * 2 * 64 * row_bytes,  # two tiles of 64 keys and values
+        shared_bytes=2 * 2 * TILE_TOKENS * row_bytes + KEPT_BYTES,  # two tiles of keys and values
+        blocks_per_multiprocessor=3 if head_dim == 64 else 2,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillSplits:
+    """How the blocks of a prefill share the keys of a tile of rows."""
+
+    count: int = 1
+    tokens: int = TILE_TOKENS
+    """Tokens of a split, whole tiles. A sequence that needs fewer has fewer splits."""
+
+
+def prefill_splits(num_tokens: int, num_blocks: int, resident_blocks: int) -> PrefillSplits:
+    """Return the splits for queries that see ``num_tokens``.
+
+    A launch of ``num_blocks`` becomes one that fills the ``resident_blocks`` of the chip, so there
+    are at most as many partial results. To merge a part takes about as long as a tile of keys. So a
+    split has at least twice as many tiles as there are splits.
+    """
+    num_tiles = ceil_div(num_tokens, TILE_TOKENS)
+    count = min(resident_blocks // num_blocks, math.isqrt(num_tiles // 2), MAX_SPLITS)
+    if count <= 1:
+        return PrefillSplits()
+    tiles = ceil_div(num_tiles, count)
+    return PrefillSplits(count=ceil_div(num_tiles, tiles), tokens=tiles * TILE_TOKENS)
 
 
 def plain_prefill_kernel(element: str, head_dim: int, *, stored: str) -> PrefillKernel:

@@ -21,6 +21,9 @@ MAX_ROWS = 16
 PAIRS = 8
 """Pairs of outputs of a block."""
 
+MAX_OUTPUTS = 65_535 * 2 * PAIRS
+"""Most outputs of a product: CUDA allows 65,535 blocks in the second direction of a grid."""
+
 MAX_WARPS, STRETCHES = 8, {"float": 16, "f16": 128, "bf16": 128}
 """Most warps of a block, and the elements of K that a warp takes at a time.
 

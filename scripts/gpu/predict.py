@@ -16,7 +16,7 @@ from gpu.sass_ledger import Profile
 from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.ops_gpu.arrays import block_threads
-from mie.ops_gpu.dispatch import WARPS, decode_kernel, prefill_kernel
+from mie.ops_gpu.dispatch import WARPS, decode_kernel, prefill_kernel, prefill_splits
 from mie.ops_gpu.few_rows import MAX_ROWS, MAX_WARPS, STRETCHES
 from mie.ops_gpu.sampling import CHOOSING_THREADS, PART, PART_THREADS
 from mie.sim.devices import Device, find_device
@@ -29,6 +29,11 @@ RUN_US = 1.8
 """Time of a run of tiles with an empty ring: dependent loads, and the merge of the warps (assumed).
 
 A run is the part of one sequence and KV head that a block of `paged_decode_stream` does at a time.
+"""
+L2_US = 0.2
+"""Time of a load from the L2 cache that must end before the next begins (assumed).
+
+The block that merges the parts of a split prefill loads four of them at a time.
 """
 SCALE_BYTES = 4
 STORED = {"auto": "f16", "int8": "int8", "fp8": "e4m3"}
@@ -71,8 +76,8 @@ class Chip:
         share = self.sheet.gemm_percent / 100 if work.is_gemm else 1.0
         return {
             "bytes": work.bytes / self.bytes_per_us,
-            "issue": work.slots / self.slots_per_us,
-            "tensor cores": 1e6 * work.flops / (self.sheet.flops * share),
+            "issue": work.slots / (self.slots_per_us * work.busy),
+            "tensor cores": 1e6 * work.flops / (self.sheet.flops * share * work.busy),
         }
 
     def microseconds(self, work: Work) -> float:
@@ -154,6 +159,8 @@ class Work(NamedTuple):
     """How often the launch occurs in a step."""
     is_gemm: bool = False
     """Whether cuBLAS does it. Its instructions are not known."""
+    busy: float = 1.0
+    """Share of the multiprocessors that have a block."""
 
 
 @functools.cache
@@ -258,7 +265,9 @@ def decode_work(chip: Chip, shape: Attention, lengths: Sequence[int], count: int
     )
 
 
-def prefill_work(chip: Chip, shape: Attention, num_queries: int, prefix: int = 0) -> Work:
+def prefill_work(
+    chip: Chip, shape: Attention, num_queries: int, prefix: int = 0, *, may_split: bool = True
+) -> Work:
     """Return the work of `paged_prefill_mma` for one sequence."""
     kernel = prefill_kernel(shape.element, shape.head_dim, 16, stored=shape.stored)
     profile = _profile(chip, f"{kernel.name}.cu {kernel.name}{kernel.parameters}")
@@ -269,14 +278,29 @@ def prefill_work(chip: Chip, shape: Attention, num_queries: int, prefix: int = 0
         for block in range(blocks)
     )
     warp_tiles = WARPS * tiles * shape.num_kv_heads
-    warps = WARPS * blocks * shape.num_kv_heads
+    splits = prefill_count(chip, shape, num_queries, prefix) if may_split else 1
+    num_blocks = splits * blocks * shape.num_kv_heads
+    part_bytes = 4 * kernel.rows * (shape.head_dim + 1)
+    rounds = kernel.rows * shape.head_dim // (4 * 32 * WARPS) * ceil_div(splits, 4)
     return Work(
         f"paged_prefill_mma, {shape.kv_cache_dtype}",
         2 * shape.num_kv_heads * (prefix + num_queries) * shape.vector_bytes
-        + 4 * num_queries * shape.num_heads * shape.head_dim,
-        warp_tiles * inner.instructions + warps * profile.outside.instructions,
+        + 4 * num_queries * shape.num_heads * shape.head_dim
+        + (2 * num_blocks * part_bytes if splits > 1 else 0),
+        warp_tiles * inner.instructions + WARPS * num_blocks * profile.outside.instructions,
         warp_tiles * inner.mma * MMA_FLOPS,
+        RUN_US + rounds * L2_US if splits > 1 else 0.0,
+        busy=min(1.0, num_blocks / chip.num_multiprocessors),
     )
+
+
+def prefill_count(chip: Chip, shape: Attention, num_queries: int, prefix: int) -> int:
+    """Return the number of splits of a prefill's keys."""
+    kernel = prefill_kernel(shape.element, shape.head_dim, 16, stored=shape.stored)
+    profile = _profile(chip, f"{kernel.name}.cu {kernel.name}{kernel.parameters}")
+    num_blocks = ceil_div(num_queries * shape.group, kernel.rows) * shape.num_kv_heads
+    resident = chip.num_multiprocessors * profile.warps // WARPS
+    return prefill_splits(prefix + num_queries, num_blocks, resident).count
 
 
 def decode_step(

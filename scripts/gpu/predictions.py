@@ -23,6 +23,7 @@ from gpu.predict import (
     find_chip,
     floor_us,
     num_launches,
+    prefill_count,
     prefill_work,
     step_us,
 )
@@ -33,6 +34,8 @@ MODELS = ("Llama-3.2-1B", "SmolLM2-135M")
 CONTEXTS, BATCHES = (512, 4096), (1, 16, 64, 256)
 HEADS = (("Llama-3.2-1B", 64), ("Llama-3.1-8B", 128))
 """Models with 32 query heads and 8 KV heads, and their head sizes."""
+CHUNK = 64, 32_768
+"""New tokens, and those in the cache."""
 TABLE = re.compile(r"(<!-- predicted: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Lines = Iterator[Sequence[str]]
@@ -118,6 +121,22 @@ def _prefills() -> Lines:
             yield (str(head_dim), kv_cache_dtype, *cells)
 
 
+def _short_chunks() -> Lines:
+    yield ("head_dim", "cache", *(f"{chip.title}, µs" for chip in CHIPS))
+    for name, head_dim in HEADS:
+        for kv_cache_dtype in ("auto", "int8", "fp8"):
+            shape = _attention(name, kv_cache_dtype)
+            cells = []
+            for chip in CHIPS:
+                before, now = (
+                    chip.microseconds(prefill_work(chip, shape, *CHUNK, may_split=may_split))
+                    for may_split in (False, True)
+                )
+                count = prefill_count(chip, shape, *CHUNK)
+                cells.append(f"{before:,.0f} → {now:,.0f} ({count})")
+            yield (str(head_dim), kv_cache_dtype, *cells)
+
+
 def _attention(name: str, kv_cache_dtype: str) -> Attention:
     model = find_shape(name)
     return Attention(
@@ -135,6 +154,7 @@ TABLES: Mapping[str, Callable[[], Lines]] = {
     **{f"kernels at batch {batch}": functools.partial(_kernels, batch) for batch in BATCHES},
     "decode attention": _decodes,
     "prefill attention": _prefills,
+    "short chunks": _short_chunks,
 }
 
 

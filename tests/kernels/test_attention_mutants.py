@@ -16,7 +16,9 @@ from typing import NamedTuple
 import pytest
 import test_bfloat16_range
 import test_kernels
+import test_nonfinite
 import test_prefill
+import test_prefill_splits
 import test_sampling
 from emulated import needs_compiler
 from planted import plant
@@ -71,6 +73,17 @@ def split(stored: str, window: int | None = None, **settings: float) -> Check:
 def prefill(stored: str, window: int | None = None) -> Check:
     sequences = [(40, 80), (17, 150), (2, 66)]  # a warp's rows are on both sides of a tile's end
     return partial(test_prefill.prefill, "any", shape_of(stored, window), sequences, 1.0)
+
+
+def split_prefill(stored: str, window: int | None = None, query_scale: float = 1.0) -> Check:
+    sequences = [(40, 215), (17, 150), (100, 130)]
+
+    def check() -> None:
+        launcher = EmulatedLauncher(order="random")  # blocks of several sequences take turns
+        with test_prefill_splits.splits(6, 1):
+            test_prefill.prefill(launcher, shape_of(stored, window), sequences, query_scale)
+
+    return check
 
 
 def growing_units() -> None:
@@ -254,18 +267,18 @@ MUTANTS = {
         "splits.cuh", "max(0, length - window)", "max(0, length - window + 1)", split("auto", 33)
     ),
     "the last split goes past the end": Mutant(
-        "splits.cuh", "min(length, first + tokens)", "first + tokens", split("auto")
+        "splits.cuh", "min(end, first + tokens)", "first + tokens", split("auto")
     ),
     "splits are merged without their maximum": Mutant(
         "attention.cuh",
-        "exp2f(__ldcg(partial_lse + place(g, i)) - top)",
-        "exp2f(__ldcg(partial_lse + place(g, i)))",
+        "exp2f(weights[r * count + i] - top)",
+        "exp2f(weights[r * count + i])",
         split("auto", query_scale=60.0),
     ),
     "runs are merged without their maximum": Mutant(
         "attention.cuh",
-        "exp2f(__ldcg(partial_lse + place(g, i)) - top)",
-        "exp2f(__ldcg(partial_lse + place(g, i)))",
+        "exp2f(weights[r * count + i] - top)",
+        "exp2f(weights[r * count + i])",
         streamed("auto", query_scale=60.0),
     ),
     "a run's part is looked for in the wrong place": Mutant(
@@ -300,6 +313,90 @@ MUTANTS = {
         "n / 2 * 32 + n % 2 * 8 + e",
         "n / 2 * 32 + e",
         prefill("int8"),
+    ),
+    "parts of a prompt are merged without their maximum": Mutant(
+        "attention.cuh",
+        "exp2f(weights[r * count + i] - top)",
+        "exp2f(weights[r * count + i])",
+        split_prefill("auto", query_scale=60.0),
+    ),
+    "a prompt's first split is left out": Mutant(
+        "paged_prefill_mma.cu",
+        "split * kept.num_tiles",
+        "max(split, 1) * kept.num_tiles",
+        split_prefill("auto"),
+    ),
+    "a prompt's splits are merged too early": Mutant(
+        "paged_prefill_mma.cu",
+        "is_last_to_arrive(count, kept.num_splits)",
+        "is_last_to_arrive(count, kept.num_splits - 1)",
+        split_prefill("auto"),
+    ),
+    "a prompt's splits go on to its end": Mutant(
+        "paged_prefill_mma.cu",
+        "oldest = split.begin, end = split.end;",
+        "oldest = split.begin, end = seen_end;",
+        split_prefill("auto"),
+    ),
+    "a prompt's splits begin inside a tile": Mutant(
+        "paged_prefill_mma.cu", "split_of<KEYS>", "split_of<16>", split_prefill("auto", 70)
+    ),
+    "a prompt's window begins with its last row": Mutant(
+        "paged_prefill_mma.cu",
+        "max(0, offset + first_row / group + 1 - window)",
+        "max(0, offset + last_row / group + 1 - window)",
+        split_prefill("auto", 50),
+    ),
+    "a part's maximum lacks its scale": Mutant(
+        "paged_prefill_mma.cu",
+        "top[r] * score_scale[r] + log2f(sum[r])",
+        "top[r] + log2f(sum[r])",
+        split_prefill("auto"),
+    ),
+    "a row without a key in a split is divided by zero": Mutant(
+        "paged_prefill_mma.cu",
+        "is_empty ? 0.0f : (QUANTIZED",
+        "(QUANTIZED",
+        split_prefill("auto"),
+    ),
+    "a row without a key in a split has a weight": Mutant(
+        "paged_prefill_mma.cu",
+        "is_empty ? -MIE_INF : top",
+        "is_empty ? 0.0f : top",
+        split_prefill("auto"),
+    ),
+    "parts keep their unit": Mutant(
+        "paged_prefill_mma.cu",
+        "QUANTIZED ? unit[r] / WEIGHT_POWER",
+        "QUANTIZED ? 1.0f / WEIGHT_POWER",
+        split_prefill("int8"),
+    ),
+    "tiles of rows share a count": Mutant(
+        "paged_prefill_mma.cu",
+        "grid_row * kept.num_tiles + kept.row_tile",
+        "grid_row * kept.num_tiles",
+        split_prefill("auto"),
+    ),
+    "sequences share their parts": Mutant(
+        "paged_prefill_mma.cu",
+        "blockIdx.z * gridDim.y + blockIdx.y",
+        "blockIdx.z * gridDim.y",
+        split_prefill("auto"),
+    ),
+    "warps share the rows of a part": Mutant(
+        "paged_prefill_mma.cu", "* ROWS + tile_row;", "* ROWS + g + 8 * r;", split_prefill("auto")
+    ),
+    "merged rows go to the first tile": Mutant(
+        "paged_prefill_mma.cu",
+        "[&](int r) { return result(kept.first_row + r); }",
+        "[&](int r) { return result(r); }",
+        split_prefill("auto"),
+    ),
+    "a plain prompt skips the tiles whose scores are NaN": Mutant(
+        "paged_prefill.cu",
+        " && !__any_sync(MIE_FULL_WARP, score != score)",
+        "",
+        partial(test_nonfinite.compare, "any", test_nonfinite.PLAIN, 3, is_deterministic=False),
     ),
     "a warp's sum lacks half of the lanes": Mutant(
         "sums.cuh", "int offset = 16;", "int offset = 8;", log_probabilities

@@ -168,7 +168,7 @@ def test_a_missing_swizzle_is_noticed(tmp_path: Path, shape: Shape):
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
 def test_a_combine_without_the_maximum_is_noticed(tmp_path: Path, is_deterministic: bool):
-    old = "exp2f(__ldcg(partial_lse + place(g, i)) - top)"
+    old = "exp2f(weights[r * count + i] - top)"
     wrong = mutated(tmp_path, "attention.cuh", old, old.replace(" - top", ""))
     with np.errstate(invalid="ignore"), pytest.raises(AssertionError, match="nan"):
         attend(wrong, HALF, [(1, 700), (1, 40)], is_deterministic, query_scale=60.0)

@@ -55,6 +55,18 @@ def test_a_weight_too_large_for_float16_is_refused():
         backend.load_linear((2, 1), [weight.astype(np.float32)])
 
 
+@needs_compiler
+def test_a_matrix_with_more_outputs_than_a_grid_is_refused():
+    backend = load_backend("cupy-emulated", "float16")
+    message = "a matrix has 1,048,561 outputs; the cupy-emulated backend takes up to 1,048,560"
+    with pytest.raises(UnsupportedModelError, match=message):
+        backend.load_linear((1_048_561, 8), [])
+    embedding = np.broadcast_to(np.float16(0), (1_048_561, 8))
+    with pytest.raises(UnsupportedModelError, match=message):
+        backend.tie_linear(embedding)
+    assert backend.tie_linear(embedding[1:]).weight.shape == (1_048_560, 8)
+
+
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("has_residual", [False, True])
 def test_the_product_of_the_emulator_rounds_once(has_bias: bool, has_residual: bool):

@@ -143,13 +143,13 @@ MERGES = {
     ),
     "heads share the first one's weights": (
         "attention.cuh",
-        "const float weight = weights[g * count + part];",
+        "const float weight = weights[r * count + part];",
         "const float weight = weights[part];",
     ),
     "the weights are read too early": (
         "attention.cuh",
-        "__ldcg(partial_lse + place(g, i)) - top);\n  }\n  __syncthreads();",
-        "__ldcg(partial_lse + place(g, i)) - top);\n  }",
+        "exp2f(weights[r * count + i] - top);\n  }\n  __syncthreads();",
+        "exp2f(weights[r * count + i] - top);\n  }",
     ),
     "sequences share a count": ("splits.cuh", "arrived + pair, count", "arrived, count"),
     "parts of a stream are looked for in the wrong rows": (

@@ -24,6 +24,7 @@ from test_kernels import (
     operators_attention,
     wide,
 )
+from test_prefill_splits import splits
 
 from mie.ops_gpu.chip import Chip
 
@@ -52,15 +53,13 @@ Damage = tuple[str, int, slice, float]
 """What is changed, in which sequence, at which tokens, to which number."""
 
 
-def damages(shape: Shape, num_queries: int) -> Iterator[Damage]:
+def damages(shape: Shape) -> Iterator[Damage]:
     is_quantized = shape.stored != "auto"
-    # The plain prefill skips a row's first tiles of 32 keys if all their scores are NaN.
-    many = 13 if num_queries > 1 and shape.dtype == "float32" else 64
     for sequence in (0, 1):
         last = slice(LENGTHS[sequence] - 1, LENGTHS[sequence])
         numbers = (np.nan, np.inf, -np.inf)
         yield from (("query", sequence, slice(0), number) for number in numbers)
-        for tokens in (slice(3, 4), slice(0, min(many, LENGTHS[sequence] - 3)), last):
+        for tokens in (slice(3, 4), slice(0, min(64, LENGTHS[sequence] - 3)), last):
             for what in ("keys", "values"):
                 # A quantised cache represents infinity as NaN.
                 for number in numbers[:1] if is_quantized else numbers:
@@ -79,7 +78,7 @@ def compare(mode: str, shape: Shape, num_queries: int, is_deterministic: bool) -
     backend = make_backend(mode, shape.dtype, is_deterministic, FEW_BLOCKS, shape.stored)
     changed = [q, planes, cache.layers[0], *(cache.scales or [])]
     before = [array.copy() for array in changed]
-    for damage in damages(shape, num_queries):
+    for damage in damages(shape):
         what, sequence, tokens, number = damage
         for array, old in zip(changed, before, strict=True):
             array[...] = old
@@ -120,3 +119,10 @@ def test_decode_hides_no_nan(mode: str, shape: Shape, is_deterministic: bool):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_prefill_hides_no_nan(mode: str, shape: Shape):
     compare(mode, shape, 3, is_deterministic=False)
+
+
+@pytest.mark.parametrize("shape", [FLOAT16, BFLOAT16, INT8], ids=str)
+def test_split_prefill_hides_no_nan(mode: str, shape: Shape):
+    """The second sequence has a split for every tile of 64 keys, the first and last have one."""
+    with splits(6, 1):
+        compare(mode, shape, 3, is_deterministic=False)

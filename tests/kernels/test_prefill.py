@@ -99,6 +99,7 @@ def prefill(
     The numbers of a quantised cache are ``growth`` times as large from tile to tile.
     """
     batch, num_blocks = make_batch(sequences, shape.block_size)
+    batch = replace(batch, num_decodes=0)  # a chunk of one token is a prompt, too
     cache, planes = make_cache(shape, batch, num_blocks)
     if growth != 1.0:
         grow(batch, cache, planes, growth)

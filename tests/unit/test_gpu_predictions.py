@@ -45,6 +45,7 @@ def test_the_pages_are_up_to_date():
         (Work("w", 4.32e7, flops=30 * 989e6), 2.5 + 30.0, "tensor cores"),
         (Work("w", 4.32e7, flops=30 * 989e6, is_gemm=True), 2.5 + 60.0, "tensor cores"),
         (Work("w", 4.32e6, latency_us=7.0), 2.5 + 1.0 + 7.0, "launch"),
+        (Work("w", 4.32e7, slots=20 * 926640, busy=0.25), 2.5 + 80.0, "issue"),
     ],
 )
 def test_the_largest_limit_counts(work: Work, microseconds: float, limited_by: str):
@@ -82,6 +83,19 @@ def test_a_quantised_cache_halves_the_bytes():
     ]
     assert sizes[1] == sizes[2]
     assert 0.5 < sizes[1] / sizes[0] < 0.55
+
+
+def test_splits_use_the_multiprocessors_that_a_short_chunk_leaves_idle():
+    for chip, splits in ((H200, 12), (A100, 10), (RTX, 15), (ORIN, 1)):
+        before, now = (
+            predict.prefill_work(chip, HEADS_64, 64, 32_768, may_split=may_split)
+            for may_split in (False, True)
+        )
+        assert predict.prefill_count(chip, HEADS_64, 64, 32_768) == splits
+        assert before.busy == min(1, 32 / chip.num_multiprocessors)
+        assert now.busy == 1
+        assert now.bytes - before.bytes == (splits > 1) * splits * 32 * 2 * 4 * 64 * 65
+        assert (now == before) == (splits == 1)
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,9 @@ static void run_block() {
   }
 }
 
+// A prime that is larger than any grid, so that every block has its turn.
+constexpr uint64_t SCATTER = 2654435761u;
+
 int run(const Launch& launch, void (*entry)(void*), void* argument, const void* kernel_address) {
   const uint32_t threads = launch.block[0] * launch.block[1] * launch.block[2];
   const uint64_t blocks = uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
@@ -282,7 +285,9 @@ int run(const Launch& launch, void (*entry)(void*), void* argument, const void* 
 
   SignalGuard guard(launch.limit_ms);
   for (uint64_t i = 0; i < blocks && !runtime.has_failed; ++i) {
-    const uint64_t block = launch.order == REVERSE ? blocks - 1 - i : i;
+    const uint64_t block = launch.order == REVERSE  ? blocks - 1 - i
+                           : launch.order == RANDOM ? i * SCATTER % blocks
+                                                    : i;
     prepare_block(static_cast<uint32_t>(block));
     run_block();
     if (launch.is_counted) end_counted_block();

@@ -147,36 +147,40 @@ __device__ __forceinline__ bool is_last_to_arrive(int* arrived, int count) {
   return is_last;
 }
 
-// Merges the parts of `group` heads: out = sum of partial * 2^lse / sum of 2^lse. The order is that
-// of the parts, whichever block calls. place(g, i) is the row of part i of head g in partial and
-// partial_lse. Every part has a key, so no lse is -inf. Dynamic shared memory takes group *
-// count floats. Every thread of the block calls.
-template <typename T, int DH, typename Place>
-__device__ __forceinline__ void merge_parts(const float* partial, const float* partial_lse, T* out,
-                                            int group, int count, Place place) {
-  float* weights = reinterpret_cast<float*>(mie_smem);  // [group][count]
+// Merges the parts of `rows` heads: sum of partial * 2^lse / sum of 2^lse. The order is that of the
+// parts, whichever block calls. out(r) is the place of row r's result, and place(r, i) the row of
+// its part i in partial and partial_lse. A part without a key is zero with an lse of -inf, and every
+// row has a part with one. Dynamic shared memory takes rows * count floats. Every thread of the
+// block calls.
+template <typename T, int DH, typename Out, typename Place>
+__device__ __forceinline__ void merge_parts(const float* partial, const float* partial_lse,
+                                            int rows, int count, Out out, Place place) {
+  float* weights = reinterpret_cast<float*>(mie_smem);  // [rows][count]
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int g = warp; g < group; g += blockDim.x / 32) {
+  for (int i = threadIdx.x; i < rows * count; i += blockDim.x)
+    weights[i] = __ldcg(partial_lse + place(i / count, i % count));
+  __syncthreads();
+  for (int r = warp; r < rows; r += blockDim.x / 32) {
     float top = -MIE_INF;
-    for (int i = lane; i < count; i += 32) top = fmaxf(top, __ldcg(partial_lse + place(g, i)));
+    for (int i = lane; i < count; i += 32) top = fmaxf(top, weights[r * count + i]);
     top = warp_max(top);
     for (int i = lane; i < count; i += 32)
-      weights[g * count + i] = exp2f(__ldcg(partial_lse + place(g, i)) - top);
+      weights[r * count + i] = exp2f(weights[r * count + i] - top);
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < group * DH / 4; i += blockDim.x) {
-    const int g = i / (DH / 4), d = i % (DH / 4) * 4;
+  for (int i = threadIdx.x; i < rows * DH / 4; i += blockDim.x) {
+    const int r = i / (DH / 4), d = i % (DH / 4) * 4;
     float sum = 0.0f, weighted[4] = {};
 #pragma unroll 4
     for (int part = 0; part < count; ++part) {
-      const float weight = weights[g * count + part];
+      const float weight = weights[r * count + part];
       const float4 x =
-          __ldcg(reinterpret_cast<const float4*>(partial + (size_t)place(g, part) * DH + d));
+          __ldcg(reinterpret_cast<const float4*>(partial + (size_t)place(r, part) * DH + d));
       sum += weight;
       weighted[0] += weight * x.x, weighted[1] += weight * x.y;
       weighted[2] += weight * x.z, weighted[3] += weight * x.w;
     }
 #pragma unroll
-    for (int e = 0; e < 4; ++e) out[g * DH + d + e] = from_float<T>(weighted[e] / sum);
+    for (int e = 0; e < 4; ++e) out(r)[d + e] = from_float<T>(weighted[e] / sum);
   }
 }

@@ -11,7 +11,7 @@
 //   arrived      [grid.y, Hkv]             int32   zeros: blocks that have written a partial result
 //
 // grid (Hkv, sequences, splits), block (32 * WARPS). A block serves all query heads of a KV head,
-// so each key and value is read once. Block z attends to split z (`split_of`), and returns at once
+// so each key and value is read once. Block z attends to split z (`split_of_decode`), and returns at once
 // if its sequence has fewer. A sequence with a single split is written directly. The splits of the
 // others are merged by the block that ends last. The three pointers are null without splits.
 #include "mie_cuda.cuh"
@@ -42,7 +42,8 @@ paged_decode(const T* __restrict__ q, const C* __restrict__ kv, const float* __r
   const int chunk = lane % LANES, first_head = kv_head * GROUP;
   const PagedKV<T, C, DH> cache = {kv, scales, (int)gridDim.x, block_size};
 
-  const Split split = split_of(seq_lens[sequence], window, split_tokens, max_splits, blockIdx.z);
+  const Split split =
+      split_of_decode(seq_lens[sequence], window, split_tokens, max_splits, blockIdx.z);
   if ((int)blockIdx.z >= max(1, split.count)) return;  // the grid is sized for the longest sequence
 
   // Queries are in shared memory. In registers they would displace the accumulators of a large

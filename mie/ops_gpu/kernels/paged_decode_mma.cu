@@ -21,7 +21,8 @@ paged_decode_mma(const T* __restrict__ q, const C* __restrict__ kv,
                  int* __restrict__ arrived, int group, int table_width, int block_size, int split_tokens, int max_splits, int window,
                  float scale) {
   const int kv_head = blockIdx.x, num_splits = gridDim.z, sequence = sequences[blockIdx.y];
-  const Split split = split_of(seq_lens[sequence], window, split_tokens, max_splits, blockIdx.z);
+  const Split split =
+      split_of_decode(seq_lens[sequence], window, split_tokens, max_splits, blockIdx.z);
   if ((int)blockIdx.z >= max(1, split.count)) return;  // the grid is sized for the longest sequence
   const size_t first_head = ((size_t)blockIdx.y * gridDim.x + kv_head) * group;
   const DecodeStep<T, C> step = {q,       kv,          scales,         tables, seq_lens,

@@ -103,7 +103,8 @@ paged_decode_stream(const T* __restrict__ q, const C* __restrict__ kv,
           2 * first + (first_unit(first, num_units, num_blocks) == head_begin ? 0 : 1);
       if (is_last_to_arrive(arrived + low * num_kv_heads + kv_head, last - first + 1)) {
         const size_t row = (size_t)cu_seqlens_q[sequence] * num_kv_heads + kv_head;
-        merge_parts<T, DH>(partial, partial_lse, out + row * group * DH, group, last - first + 1,
+        merge_parts<T, DH>(partial, partial_lse, group, last - first + 1,
+                           [&](int g) { return out + (row * group + g) * DH; },
                            [&](int g, int i) {
                              return (i == 0 ? first_slot : 2 * (first + i)) * HEADS + g;
                            });

@@ -103,7 +103,8 @@ paged_prefill(const T* __restrict__ q, const C* __restrict__ kv, const float* __
         score += queries[row * DH + d] * to_float(keys[lane * STRIDE + d]);
       if (!visible) score = -MIE_INF;
       const float new_top = fmaxf(top[r], warp_max(score));
-      if (new_top == -MIE_INF) continue;  // the row sees no key yet; the same in all its lanes
+      // The row sees no key of the tile, or all its scores are -infinity. Scores of NaN go on.
+      if (new_top == -MIE_INF && !__any_sync(MIE_FULL_WARP, score != score)) continue;
       const float weight = exp2f(score - new_top), keep = exp2f(top[r] - new_top);
       top[r] = new_top;
       sum[r] = sum[r] * keep + warp_sum(weight);

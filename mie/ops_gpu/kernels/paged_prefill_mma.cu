@@ -1,24 +1,38 @@
 // Paged attention of sequences with several queries each, on tensor cores. It computes what
-// paged_prefill.cu does, for 16-bit elements and heads of 64 or 128. The arguments are the same,
-// with any group and block size.
+// paged_prefill.cu does, for 16-bit elements and heads of 64 or 128, with any group and block size.
+// The arguments are the same and these, which are null without splits:
 //
-// grid (ceil(most queries * G / 64), sequences, Hkv), block (128). The schedule is FlashAttention-2
-// again. A block holds 64 rows, each one (token, query head of the group), 16 to a warp, and
-// iterates over the keys in tiles of 64. All warps share a tile. The next tile is loaded (cp.async)
-// while this one is multiplied. Rows form the long side of the product:
+//   partial      [blocks, 64, Dh]  float   a block's own result, normalised
+//   partial_lse  [blocks, 64]      float   log2 of each row's sum of weights; -inf without a key
+//   arrived      [tiles of rows]   int32   zeros: blocks that have written a partial result
+//
+// grid (max_splits * ceil(most queries * G / 64), sequences, Hkv), block (128). The schedule is
+// FlashAttention-2 again. A block holds 64 rows, each one (token, query head of the group), 16 to a
+// warp, and iterates over the keys in tiles of 64. All warps share a tile. The next tile is loaded
+// (cp.async) while this one is multiplied. Rows form the long side of the product:
 //
 //   scores [16 rows, 8 keys] = Q [16, Dh] . K^T [Dh, 8]       eight such products along a tile
 //   output [16 rows, 8]     += weights [16, 64] . V [64, 8]   Dh / 8 such
 //
 // The scores of two neighbouring products have the register layout of the weights' operand. Keys
-// and values are stored swizzled, which avoids bank conflicts. Tiles begin at multiples of 64, so a
-// row's result does not depend on how its prompt was cut.
+// and values are stored swizzled, which avoids bank conflicts. Tiles begin at multiples of 64, so
+// without splits a row's result does not depend on how its prompt was cut.
+//
+// Where a few rows meet many keys, several blocks share the keys of the same rows (`split_of`), and
+// the last of them merges. The splits are whole tiles, and depend on the step.
 //
 // A quantised cache is handled as in decode_mma.cuh. Here a lane's four elements of values belong
 // to two columns, 2g and 2g + 1, and become column g of two products. Each row has its own unit,
 // because it has its own largest score. Blocks are then a multiple of 16 tokens.
 #include "mie_cuda.cuh"
 #include "attention.cuh"
+#include "splits.cuh"
+
+// What the end of a block needs of its beginning. It waits behind the tiles in shared memory,
+// because the loop over tiles needs all registers.
+struct Kept {
+  int first_token, first_row, row_end, row_tile, num_tiles, num_splits;
+};
 
 // With heads of 64, three blocks fit a multiprocessor if the compiler is told to leave room.
 template <typename T, int DH, typename C = T>
@@ -26,8 +40,10 @@ __global__ void __launch_bounds__(128, DH == 64 ? 3 : 1)
 paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
                   const float* __restrict__ scales, const int* __restrict__ tables,
                   const int* __restrict__ seq_lens, const int* __restrict__ cu_seqlens_q,
-                  const int* __restrict__ sequences, T* __restrict__ out, int group,
-                  int table_width, int block_size, int window, float scale) {
+                  const int* __restrict__ sequences, T* __restrict__ out,
+                  float* __restrict__ partial, float* __restrict__ partial_lse,
+                  int* __restrict__ arrived, int group, int table_width, int block_size, int window,
+                  int split_tokens, int max_splits, float scale) {
   static_assert((DH == 64 || DH == 128) && sizeof(T) == 2, "the swizzle wants these rows");
   using Wide = Widening<C>;
   using Operand = typename Product<T, C>::Operand;
@@ -49,15 +65,25 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   const int first_token = cu_seqlens_q[sequence];
   const int num_queries = cu_seqlens_q[sequence + 1] - first_token;
   // Blocks start in the order of blockIdx.x. The last rows of a prompt see the most keys, so they
-  // come first, and the short blocks fill the chip at the end.
-  const int num_rows = num_queries * group, first_row = (gridDim.x - 1 - blockIdx.x) * ROWS;
+  // come first, and the short blocks fill the chip at the end. Blocks of one split are neighbours,
+  // because they read the same keys.
+  const int num_tiles = gridDim.x / max_splits, row_tile = blockIdx.x % num_tiles;
+  const int num_rows = num_queries * group, first_row = (num_tiles - 1 - row_tile) * ROWS;
   if (first_row >= num_rows) return;  // the grid is sized for the longest sequence
   const int offset = seq_lens[sequence] - num_queries;  // position of the sequence's first query
   const int last_row = min(first_row + ROWS, num_rows) - 1;
-  const int end = offset + last_row / group + 1;  // one past the last key that any row sees
-  const int oldest = window > 0 ? max(0, offset + first_row / group + 1 - window) : 0;
+  // The keys that any row sees, and this block's.
+  const int seen_end = offset + last_row / group + 1;
+  const int seen_first = window > 0 ? max(0, offset + first_row / group + 1 - window) : 0;
+  const Split split = split_of<KEYS>(seen_first, seen_end, split_tokens, max_splits,
+                                     blockIdx.x / num_tiles);
+  if ((int)blockIdx.x >= split.count * num_tiles) return;  // and for the most splits
+  const int oldest = split.begin, end = split.end;
+  Kept& kept = *reinterpret_cast<Kept*>(mie_smem + 2 * STAGE);
+  if (threadIdx.x == 0)
+    kept = {first_token, first_row, last_row + 1, row_tile, num_tiles, split.count};
 
-  // A lane holds parts of two rows, 8 apart: their places in q and out, and their positions.
+  // A lane holds parts of two rows, 8 apart: their places in q, and their positions.
   const int rows[2] = {first_row + warp * 16 + g, first_row + warp * 16 + g + 8};
   size_t place[2];
   int position[2];
@@ -284,24 +310,50 @@ paged_prefill_mma(const T* __restrict__ q, const C* __restrict__ kv,
   }
   cp_async_wait<0>();
 
+  const bool is_whole = kept.num_splits == 1;
+  const unsigned grid_row = blockIdx.z * gridDim.y + blockIdx.y;
+  auto result = [&](int row) {  // the place of a row's output
+    const size_t token = kept.first_token + row / group;
+    return out + (token * num_heads + kv_head * group + row % group) * DH;
+  };
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     sum[r] += __shfl_xor_sync(MIE_FULL_WARP, sum[r], 1);
     sum[r] += __shfl_xor_sync(MIE_FULL_WARP, sum[r], 2);
-    if (rows[r] >= num_rows) continue;
-    unsigned* to = reinterpret_cast<unsigned*>(out + place[r]);
-    if constexpr (QUANTIZED) {
-      const float by = unit[r] / WEIGHT_POWER / sum[r];
+    const int tile_row = warp * 16 + g + 8 * r, row = kept.first_row + tile_row;
+    if (row >= kept.row_end) continue;
+    T* to = result(row);
+    const size_t part = (size_t)(grid_row * gridDim.x + blockIdx.x) * ROWS + tile_row;
+    // A row may see no key of a split, but it sees one of all keys.
+    const bool is_empty = !is_whole && sum[r] == 0.0f;
+    const float by = is_empty ? 0.0f : (QUANTIZED ? unit[r] / WEIGHT_POWER : 1.0f) / sum[r];
+    if (!is_whole && t == 0)
+      partial_lse[part] = is_empty ? -MIE_INF : top[r] * score_scale[r] + log2f(sum[r]);
+    auto write = [&](int column, float x, float y) {  // elements column and column + 1
+      if (is_whole)
+        *reinterpret_cast<unsigned*>(to + column) = pack2<T>(x * by, y * by);
+      else
+        *reinterpret_cast<float2*>(partial + part * DH + column) = make_float2(x * by, y * by);
+    };
 #pragma unroll
-      for (int d = 0; d < STEPS; ++d) {  // of 16 elements 4t ... 4t + 3
-        const float *even = acc[2 * d] + 2 * r, *odd = acc[2 * d + 1] + 2 * r;
-        to[d * 8 + 2 * t] = pack2<T>(even[0] * by, odd[0] * by);
-        to[d * 8 + 2 * t + 1] = pack2<T>(even[1] * by, odd[1] * by);
+    for (int d = 0; d < DH / 8; d += 2) {
+      const float *left = acc[d] + 2 * r, *right = acc[d + 1] + 2 * r;
+      if constexpr (QUANTIZED) {  // of 16 elements 4t ... 4t + 3
+        write(d * 8 + 4 * t, left[0], right[0]);
+        write(d * 8 + 4 * t + 2, left[1], right[1]);
+      } else {
+        write(d * 8 + 2 * t, left[0], left[1]);
+        write(d * 8 + 8 + 2 * t, right[0], right[1]);
       }
-    } else {
-#pragma unroll
-      for (int d = 0; d < DH / 8; ++d)
-        to[d * 4 + t] = pack2<T>(acc[d][2 * r] / sum[r], acc[d][2 * r + 1] / sum[r]);
     }
   }
+  int* count = arrived + grid_row * kept.num_tiles + kept.row_tile;
+  if (is_whole || !is_last_to_arrive(count, kept.num_splits)) return;
+  merge_parts<T, DH>(
+      partial, partial_lse, kept.row_end - kept.first_row, kept.num_splits,
+      [&](int r) { return result(kept.first_row + r); },
+      [&](int r, int split) {
+        const unsigned block = split * kept.num_tiles + kept.row_tile;
+        return (size_t)(grid_row * gridDim.x + block) * ROWS + r;
+      });
 }

@@ -116,7 +116,10 @@ PREFILL = [
         prefix=prefix,
     )
     for head_dim, num_kv_heads in ((128, 8), (64, 4))
-    for num_seqs, num_queries, prefix in ((1, 4096, 0), (8, 512, 0), (1, 512, 3584))
+    for num_seqs, num_queries, prefix in (
+        *((1, 4096, 0), (8, 512, 0)),
+        *((1, 512, 3584), (1, 64, 32_768)),
+    )
 ]
 
 TINY = DecodeShape(head_dim=64, num_kv_heads=1, num_seqs=3, context=40, num_heads=2)
