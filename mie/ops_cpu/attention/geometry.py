@@ -99,6 +99,18 @@ class Geometry:
         return True
 
     @cached_property
+    def short_sums_are_exact(self) -> bool:
+        """Whether any number of weighted values gives the same bits as a tile of which they are
+        the first, if the other weights are 0."""
+        queries, keys = self._samples()
+        weights = np.exp(queries @ keys.T)
+        for filled in range(self.tile - 1, 0, -1):
+            weights[:, filled:] = 0
+            if (weights[:, :filled] @ keys[:filled] != weights @ keys).any():
+                return False
+        return True
+
+    @cached_property
     def rows_are_alike(self) -> bool:
         """Whether a query gives the same bits in each row of a product."""
         queries, keys = self._samples()

@@ -58,7 +58,7 @@ class BoundSpan:
         self._lanes, self._weighted = lanes, weighted
         self._flat_lanes, self._flat_largest = lanes.reshape(-1), self._largest.reshape(-1)
         self._lane_starts = np.arange(0, lanes.size, span.width)
-        self._lowest = np.array(np.finfo(scores.dtype).min / 2)
+        self._lowest = None if span.is_seen else np.array(np.finfo(scores.dtype).min / 2)
         self._largest_by_tile = self._largest[:, None, ..., None]
         self._caps = [(scores[:, tile], limits) for tile, limits in span.caps]
         by_product = num_heads, num_tiles * num_sequences, *queries.shape[2:4]
@@ -100,14 +100,19 @@ class BoundSpan:
         # This is twice as fast as `np.maximum.reduce` over short rows.
         np.maximum.reduceat(self._flat_lanes, self._lane_starts, out=self._flat_largest)
         # A query that sees no key here gets weights of 0, so it adds 0 to the sums of other splits.
-        np.maximum(largest, self._lowest, out=largest)
+        if self._lowest is not None:
+            np.maximum(largest, self._lowest, out=largest)
         scores -= self._largest_by_tile
         np.exp(scores, out=scores)
         if not is_one_tile:
             np.add.reduce(scores, axis=1, out=lanes)
         np.add.reduce(lanes, axis=-1, out=self._total)
         for each in self._operands:
-            np.matmul(each.scores, each.values[each.reader.read(layer, VALUES)], out=each.weighted)
+            weights, values = each.scores, each.values[each.reader.read(layer, VALUES)]
+            filled = each.reader.filled
+            if filled is not None:  # the weight of another slot is 0, but 0 * NaN is NaN
+                weights, values = weights[..., :filled], values[..., :filled, :]
+            np.matmul(weights, values, out=each.weighted)
         if not is_one_tile:
             np.add.reduce(self._weighted, axis=1, out=self._attended)
 
@@ -136,7 +141,7 @@ class Result:
         item = self._item
         if len(self.largest) > 1:
             combine(self.largest, self.total, self.attended)
-        if item.is_run:
+        if item.run is not None:
             np.divide(self._attended, self._total, out=view_of(out, item))
         else:
             real = () if item.real is None else item.real
@@ -160,7 +165,9 @@ class BoundItem:
         copies = most_tiles if num_sequences > 1 else 1
         queries = scratch.take("queries", num_heads, copies, num_sequences, num_rows, head_dim)
         queries.fill(0)  # a row that is no query must hold numbers
-        self._places = by_query(queries, item, result.heads_per_kv)
+        # [tiles or 1, sequences, queries, Hkv, G, Dh], as in q
+        by_head = by_query(queries, item, result.heads_per_kv)
+        self._places = by_head.transpose(1, 2, 3, 0, 4, 5)
         rows = item.form.num_rows
         by_product = num_heads, copies * num_sequences, result.num_products, rows, head_dim
         queries = queries.reshape(by_product)
@@ -172,8 +179,9 @@ class BoundItem:
     def run(self, q: Floats, layer: int, out: Floats) -> None:
         """Compute the layer, and put the result in ``out`` unless it is part of a whole's."""
         item = self._item
-        own = view_of(q, item) if item.is_run else q.take(item.rows, 0)[:, :, item.heads]
-        np.multiply(own.transpose(2, 0, 1, 3, 4)[:, None], self._scale, out=self._places)
+        is_run = item.run is not None
+        own = view_of(q, item) if is_run else q.take(item.rows, 0)[:, :, item.heads]
+        np.multiply(own, self._scale, out=self._places)
         for span in self._spans:
             span.attend(layer)
         if item.whole is None:
@@ -190,9 +198,8 @@ def by_query(x: Floats, item: Item, heads_per_kv: int) -> Floats:
 
 def view_of(x: Floats, item: Item) -> Floats:
     """Return the item's own x [T, Hkv, G, Dh] as [sequences, queries, heads, G, Dh] of a run."""
-    first, rows = item.rows.item(0), item.rows
-    own = x[first : first + rows.size, item.heads]
-    view: Floats = own.reshape(*rows.shape, *own.shape[1:])
+    own = x[item.run, item.heads]
+    view: Floats = own.reshape(*item.rows.shape, *own.shape[1:])
     return view
 
 

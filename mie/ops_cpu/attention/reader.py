@@ -70,6 +70,11 @@ class SegmentReader:
         if self._transposes:
             self.keys = buffers[2].reshape(1, *self.keys.shape[1:])
 
+    @property
+    def filled(self) -> int | None:
+        """The number of positions whose values may be read, or None for all."""
+        return self._segment.filled
+
     def hold(self, layer: int) -> None:
         """Read the keys and values of a held split, which `read` does not read again."""
         if self._is_held and not self._is_in_place:
@@ -81,7 +86,8 @@ class SegmentReader:
     def read(self, layer: int, which: int) -> int:
         """Read the layer's `KEYS` or `VALUES`, and return their index in `keys` or `values`.
 
-        Slots without a token hold anything in keys, and zeros in values.
+        Slots without a token hold anything in keys, and zeros in values unless `filled` says how
+        many hold a token.
         """
         if self._is_in_place:
             return 0 if self._transposes and which == KEYS else layer

@@ -1,6 +1,7 @@
 """Find the tiles of a step's sequences in the block pool.
 
-Full tiles of adjacent blocks are read in place, and others are gathered.
+Full tiles of adjacent blocks are read in place, and so is a single decode's last tile. Others are
+gathered.
 """
 
 from __future__ import annotations
@@ -33,13 +34,18 @@ class Segment:
     step: int | None = None
     """Blocks from one tile to the next if they are read in place, else None."""
     starts: tuple[Start, ...] = ()
-    """The sequence and first position of each tile, if they are gathered."""
+    """The sequence and first position of each tile, unless all are full and read in place."""
+    filled: int | None = None
+    """The number of positions with a token, if a tile that may not be full is read in place."""
     empty: tuple[Any, ...] | None = None
     """The index, in [1, Hkv, tiles, 1, width, Dh], of all slots without a token."""
 
     def fill(self, lengths: Sequence[int]) -> None:
         """Find the slots without a token, now that the sequences have these lengths."""
-        filled = (lengths[s] - first for s, first in self.starts)
+        filled = [lengths[s] - first for s, first in self.starts]
+        if self.step is not None:
+            self.filled = filled[0] if filled else None
+            return
         ends = [(i, n) for i, n in enumerate(filled) if n < self.width]
         if len(ends) <= 1:
             self.empty = next(((0, slice(None), i, 0, slice(n, None)) for i, n in ends), None)
@@ -72,16 +78,24 @@ class Tiles:
             self._is_run = (is_full & (np.diff(by_tile) == 1).all(-1)).tolist()
 
     def segments(
-        self, starts: Sequence[Start], num_tiles: int, last_width: int, most: int
+        self,
+        starts: Sequence[Start],
+        num_tiles: int,
+        last_width: int,
+        most: int,
+        *,
+        reads_last_in_place: bool,
     ) -> list[Segment]:
         """Return how to read ``num_tiles`` tiles from each of ``starts``.
 
         The first tiles of all sequences come first, then the second ones. So the last tiles, which
         are rarely full, are gathered together, up to ``last_width`` positions. At most ``most``
-        positions are gathered at once.
+        positions are gathered at once. The last tile of a single sequence can be read in place.
         """
         tiles = [(s, first + i) for i in range(num_tiles) for s, first in starts]
         found = list(self._in_place(tiles, len(starts)))
+        if reads_last_in_place and not (found and found[-1].at[-1] == len(tiles) - 1):
+            found += self._last_in_place(tiles, last_width)
         placed = set(chain.from_iterable(segment.at for segment in found))
         last = len(tiles) - len(starts)
         for part, width in (
@@ -115,6 +129,16 @@ class Tiles:
                 if stop > begin + 1:
                     yield Segment(line[begin:stop], self._geometry.tile, [block], step)
                 begin = stop
+
+    def _last_in_place(self, tiles: Sequence[Start], width: int) -> Iterator[Segment]:
+        """Find the last tile if its blocks are adjacent."""
+        s, t = tiles[-1]
+        blocks = self._blocks[s][t][: width // self._geometry.block_size]
+        if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
+            at, start = range(len(tiles) - 1, len(tiles)), (s, t * self._geometry.tile)
+            segment = Segment(at, width, blocks[:1], step=0, starts=(start,))
+            segment.fill(self.lengths)
+            yield segment
 
     def _gathered(
         self, tiles: Sequence[Start], places: Sequence[int], width: int, most: int
