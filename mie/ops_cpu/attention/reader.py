@@ -62,6 +62,9 @@ class SegmentReader:
             gathered = num_heads, len(segment.block_ids), block_size, head_dim
             self._gathered = [buffer.reshape(gathered) for buffer in buffers[:2]]
             planes = [buffer.reshape(1, *shape) for buffer in buffers[:2]]
+            # NumPy writes a position's values in one go if they are one item.
+            item = np.dtype((np.void, head_dim * memory.itemsize))
+            self._gathered_values, self._zero = planes[1].reshape(-1).view(item), np.zeros((), item)
         self.keys: Floats = planes[0].swapaxes(-1, -2)
         """[L or 1, Hkv, tiles, 1, Dh, width]"""
         self.values: Floats = planes[1]
@@ -99,4 +102,5 @@ class SegmentReader:
         # With "clip" NumPy writes directly to the array, without a copy.
         self._memory[layer, which].take(self._block_ids, 1, self._gathered[which], "clip")
         if which == VALUES and self._segment.empty is not None:
-            self.values[self._segment.empty] = 0  # the weight is 0, but 0 * NaN is NaN
+            own = self._segment.empty[: self._memory.shape[2]]
+            self._gathered_values.put(own, self._zero)  # the weight is 0, but 0 * NaN is NaN

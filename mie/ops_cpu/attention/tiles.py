@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import Any
 
 import numpy as np
 
 from mie.arithmetic import ceil_div
+from mie.ops.arrays import Ints
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.attention.geometry import Geometry
 
@@ -37,8 +37,10 @@ class Segment:
     """The sequence and first position of each tile, unless all are full and read in place."""
     filled: int | None = None
     """The number of positions with a token, if a tile that may not be full is read in place."""
-    empty: tuple[Any, ...] | None = None
-    """The index, in [1, Hkv, tiles, 1, width, Dh], of all slots without a token."""
+    empty: Ints | None = None
+    """The slots without a token [Hkv, slots], as indices into the gathered positions of all heads."""
+    num_heads: int = 1
+    """The number of KV heads."""
 
     def fill(self, lengths: Sequence[int]) -> None:
         """Find the slots without a token, now that the sequences have these lengths."""
@@ -46,13 +48,9 @@ class Segment:
         if self.step is not None:
             self.filled = filled[0] if filled else None
             return
-        ends = [(i, n) for i, n in enumerate(filled) if n < self.width]
-        if len(ends) <= 1:
-            self.empty = next(((0, slice(None), i, 0, slice(n, None)) for i, n in ends), None)
-            return
-        tiles, filled_positions = np.array(ends).T
-        which, positions = np.nonzero(np.arange(self.width) >= filled_positions[:, None])
-        self.empty = 0, slice(None), tiles[which], 0, positions
+        tiles, positions = np.nonzero(np.arange(self.width) >= np.array(filled)[:, None])
+        heads = np.arange(self.num_heads)[:, None] * (len(filled) * self.width)
+        self.empty = heads + (tiles * self.width + positions) if len(tiles) else None
 
 
 class Tiles:
@@ -150,6 +148,8 @@ class Tiles:
             own = tiles[at.start : at.stop]
             block_ids = [block for s, t in own for block in self._blocks[s][t][:num_blocks]]
             starts = tuple((s, t * self._geometry.tile) for s, t in own)
-            segment = Segment(at, width, block_ids, starts=starts)
+            segment = Segment(
+                at, width, block_ids, starts=starts, num_heads=self._geometry.num_kv_heads
+            )
             segment.fill(self.lengths)
             yield segment
