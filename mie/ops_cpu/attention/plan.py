@@ -131,7 +131,7 @@ class Planner:
         self._splits = [list(self._splits_of(s)) for s in range(len(self._counts))]
         is_fast = not is_batch_invariant and max(self._counts) * g.heads_per_kv >= FAST_ROWS
         fast_form = Form(FAST_ROWS, g.heads_per_kv, transposes=True)
-        self._prefill_form = fast_form if is_fast else g.decode_form
+        self._prefill_form = fast_form if is_fast else g.prefill_form
         # Only a tile's first positions are multiplied where no query sees the others.
         shortens = not is_batch_invariant or g.short_tiles_are_exact
         self._width_step = g.width_step if shortens else g.tile
