@@ -115,6 +115,7 @@ class Rotation:
         memory = head_major(cache).reshape(num_layers, 2, -1, head_dim)
         planes: NDArray[np.void] = memory.view(self._row)[..., 0]
         self._planes = [(keys, values) for keys, values in planes]
+        self._turns = np.empty((0, 0, 2), np.int64)
         self._cache, self._batch = cache, None
 
     def _prepare(
@@ -129,10 +130,10 @@ class Rotation:
         first_halves = tables[1, :, :, 0]
         np.negative(first_halves, out=first_halves)
         self._cos, self._sin = tables.reshape(*tables.shape[:3], 2 * half)
-        # A head's halves in turn. `take` is twice as fast with one long list of indices as a view
-        # with a negative stride.
-        turned = np.arange(2 * num_rotated).reshape(num_rotated, 2)[:, ::-1]
-        self._turns = turned + 2 * num_heads * np.arange(num_tokens)[:, None, None]
+        if len(self._turns) < num_tokens:
+            # `take` swaps a head's halves in half the time of a view with a negative stride.
+            halves = np.arange(2 * num_rotated).reshape(num_rotated, 2)[:, ::-1]
+            self._turns = halves + 2 * num_heads * np.arange(num_tokens)[:, None, None]
         self._slots = slot_rows(self._cache, batch.slot_mapping)
         self._batch, self._table = batch, rope_table
 
