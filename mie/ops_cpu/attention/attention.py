@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-import numpy as np
-
 from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.allocator import CachingAllocator, Scratch

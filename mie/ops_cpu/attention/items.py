@@ -210,8 +210,10 @@ def by_query(x: Floats, item: Item, heads_per_kv: int) -> Floats:
 
 
 def rows_of(item: Item) -> Ints:
-    """Return the item's queries as indices into T [sequences, queries], or [sequences] if each has
-    one."""
+    """Return the item's queries as indices into T [sequences, queries].
+
+    If each sequence has one query, they are [sequences].
+    """
     return item.rows[:, 0] if item.rows.shape[1] == 1 else item.rows
 
 

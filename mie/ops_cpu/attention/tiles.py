@@ -38,7 +38,7 @@ class Segment:
     filled: int | None = None
     """The number of positions with a token, if a tile that may not be full is read in place."""
     empty: Ints | None = None
-    """The slots without a token [Hkv, slots], as indices into the gathered positions of all heads."""
+    """The slots without a token [Hkv, slots], as indices into all heads' gathered positions."""
     num_heads: int = 1
     """The number of KV heads."""
 
