@@ -200,6 +200,16 @@ def test_reading_a_last_tile_in_place_changes_no_bit(splits, monkeypatch, dtype,
     np.testing.assert_array_equal(attend(keys, [1], window), in_place)
 
 
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_query_may_see_no_key_of_a_split_that_others_see(monkeypatch, invariant):
+    """The second split begins at 640. With a window of 5, only the first queries see the first."""
+    monkeypatch.setattr(attention_geometry, "SPLIT_SCORES", 1 << 13)
+    keys = Keys((700,), heads=(9, 3), scattered=True)
+    got = attend(keys, [60], 5, invariant=invariant)
+    expected = keys.expected(*keys.batch([60]), 5)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=ATOL["float64"])
+
+
 def plan(lengths, counts, *, heads=(3, 3), head_dim=8, num_threads=2, window=None):
     """Return the items of a step."""
     geometry = Geometry(
