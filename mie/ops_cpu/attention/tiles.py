@@ -1,7 +1,7 @@
 """Find the tiles of a step's sequences in the block pool.
 
-Full tiles of adjacent blocks are read in place, and so is a single decode's last tile. Others are
-gathered.
+Full tiles of adjacent blocks are read in place, and so is the last tile of a single decode. Others
+are gathered.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class Tiles:
 
         The first tiles of all sequences come first, then the second ones. So the last tiles, which
         are rarely full, are gathered together, up to ``last_width`` positions. At most ``most``
-        positions are gathered at once. The last tile of a single sequence can be read in place.
+        positions are gathered at once. With ``reads_last_in_place``, there is a single sequence,
+        and its last tile is read in place if its blocks are adjacent.
         """
         tiles = [(s, first + i) for i in range(num_tiles) for s, first in starts]
         found = list(self._in_place(tiles, len(starts)))
@@ -106,7 +107,7 @@ class Tiles:
         return found
 
     def _in_place(self, tiles: Sequence[Start], num_sequences: int) -> Iterator[Segment]:
-        """Find two or more full tiles at equal ascending distances.
+        """Find two or more full tiles at equal ascending distances, or one of a single sequence.
 
         They belong to one sequence if it has many, or else to several sequences at the same index.
         """
@@ -124,7 +125,7 @@ class Tiles:
                 if block >= 0 and step > 0:
                     while stop < len(line) and firsts[line[stop]] == block + (stop - begin) * step:
                         stop += 1
-                if stop > begin + 1:
+                if stop > begin + 1 or (count == 1 and block >= 0):
                     yield Segment(line[begin:stop], self._geometry.tile, [block], step)
                 begin = stop
 
