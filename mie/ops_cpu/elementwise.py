@@ -22,7 +22,7 @@ PIECE_BYTES = 1 << 20
 """Maximum bytes of a result that a thread makes at a time, so that it stays in its cache."""
 TABLE_BYTES = 1 << 18
 """Maximum bytes of RoPE's tables that repeat a token's row for each head, to form one long row."""
-SILU_WORTH_SHARING = 1 << 16
+SILU_WORTH_SHARING = 1 << 17
 """Elements of SiLU's result below which a hand-over takes longer than it saves."""
 ROPE_WORTH_SHARING = 1 << 18
 """Elements of RoPE's result below which a hand-over takes longer than it saves."""
@@ -53,14 +53,14 @@ def rms_norm(x: Floats, weight: Floats, eps: float, allocator: CachingAllocator)
     The mean square of a single row is a scalar, not an array. Threads would not pay, because there
     is too little to do between two calls.
     """
-    scale: Any
+    y: Floats
     if len(x) == 1:
         row, scalar = x[0], x.dtype.type
-        scale = scalar(1.0) / np.sqrt(row.dot(row) / scalar(row.size) + scalar(eps))
+        y = x * (scalar(1.0) / np.sqrt(row.dot(row) / scalar(row.size) + scalar(eps)))
     else:
         mean_square = np.matmul(x[:, None, :], x[:, :, None])[:, 0] / x.shape[-1]
         scale = 1.0 / np.sqrt(mean_square + eps)
-    y: Floats = np.multiply(x, scale, out=allocator.empty(x.shape, x.dtype))
+        y = np.multiply(x, scale, out=allocator.empty(x.shape, x.dtype))
     y *= weight
     return y
 
@@ -87,14 +87,13 @@ class Rotation:
         if self._cache is not cache:
             self._open(cache)
         if self._batch is not batch or self._table is not rope_table:
-            self._prepare(rope_table, batch, num_rotated)
-        row, half = self._row, self._half
+            self._prepare(rope_table, batch, num_rotated, qkv.shape[1])
+        row, half, turns = self._row, self._half, self._turns
         keys, values = self._planes[layer]
 
         def work(y: Floats, qkv: Floats, cos: Floats, sin: Floats, slots: Ints) -> None:
-            x = qkv[:, :num_rotated]
-            np.multiply(x, cos, out=y)
-            turned = x.view(half)[..., ::-1].copy().view(x.dtype)
+            np.multiply(qkv[:, :num_rotated], cos, out=y)
+            turned = qkv.view(half).take(turns[: len(y)]).view(y.dtype)
             turned *= sin  # Half of sin is negative, so this subtracts as `rope` does.
             y += turned
             keys[slots] = y.view(row)[:, -num_kv_heads:, 0]
@@ -114,10 +113,14 @@ class Rotation:
         self._row = np.dtype((np.void, head_dim * cache.itemsize))
         self._half = np.dtype((np.void, head_dim // 2 * cache.itemsize))
         memory = head_major(cache).reshape(num_layers, 2, -1, head_dim)
-        self._planes: NDArray[np.void] = memory.view(self._row)[..., 0]
+        planes: NDArray[np.void] = memory.view(self._row)[..., 0]
+        self._planes = [(keys, values) for keys, values in planes]
+        self._turns = np.empty((0, 0, 2), np.int64)
         self._cache, self._batch = cache, None
 
-    def _prepare(self, rope_table: Floats, batch: StepBatch, num_rotated: int) -> None:
+    def _prepare(
+        self, rope_table: Floats, batch: StepBatch, num_rotated: int, num_heads: int
+    ) -> None:
         assert self._cache is not None
         cos_sin = rope_table[batch.positions]
         num_tokens, _, half = cos_sin.shape
@@ -127,6 +130,10 @@ class Rotation:
         first_halves = tables[1, :, :, 0]
         np.negative(first_halves, out=first_halves)
         self._cos, self._sin = tables.reshape(*tables.shape[:3], 2 * half)
+        if len(self._turns) < num_tokens:
+            # `take` swaps a head's halves in half the time of a view with a negative stride.
+            halves = np.arange(2 * num_rotated).reshape(num_rotated, 2)[:, ::-1]
+            self._turns = halves + 2 * num_heads * np.arange(num_tokens)[:, None, None]
         self._slots = slot_rows(self._cache, batch.slot_mapping)
         self._batch, self._table = batch, rope_table
 
@@ -141,13 +148,13 @@ def silu_mul(gate_up: Floats, workers: Workers, allocator: CachingAllocator) -> 
     return y
 
 
+# exp overflows to inf below about -88 in float32. The quotient is then the limit, -0.
+@np.errstate(over="ignore")
 def _silu_mul(y: Floats, gate_up: Floats) -> None:
     width = y.shape[1]
     gate = gate_up[:, :width]
     np.negative(gate, out=y)
-    # exp overflows to inf below about -88 in float32. The quotient is then the limit, -0.
-    with np.errstate(over="ignore"):
-        np.exp(y, out=y)
+    np.exp(y, out=y)
     y += 1.0
     np.divide(gate, y, out=y)
     y *= gate_up[:, width:]

@@ -176,6 +176,40 @@ def test_reading_only_the_filled_part_of_a_tile_changes_no_bit(monkeypatch, wind
     np.testing.assert_array_equal(attend(keys, [1] * 7, window), in_part)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("heads", [(1, 1), (4, 2), (9, 3), (7, 1)])
+def test_a_decode_without_padding_changes_no_bit(monkeypatch, dtype, heads, window):
+    lengths = (1, 127, 9, 300, 256, 16, 40)
+    keys = Keys(lengths, heads=heads, scattered=True, head_dim=64, dtype=dtype)
+    expected = attend(keys, [1] * 7, window)
+    monkeypatch.setattr(Geometry, "padding_is_exact", False)
+    np.testing.assert_array_equal(attend(keys, [1] * 7, window), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("length", [1, 15, 16, 40, 127, 128, 129, 300, 700])
+def test_reading_a_last_tile_in_place_changes_no_bit(splits, monkeypatch, dtype, window, length):
+    """The slots after its tokens are NaN, in place too."""
+    keys = Keys((length,), heads=(9, 3), scattered=False, head_dim=64, dtype=dtype)
+    in_place = attend(keys, [1], window)
+    expected = keys.expected(*keys.batch([1]), window)
+    np.testing.assert_allclose(in_place, expected, rtol=0, atol=ATOL[dtype])
+    monkeypatch.setattr(Geometry, "short_sums_are_exact", False)
+    np.testing.assert_array_equal(attend(keys, [1], window), in_place)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_query_may_see_no_key_of_a_split_that_others_see(monkeypatch, invariant):
+    """The second split begins at 640. With a window of 5, only the first queries see the first."""
+    monkeypatch.setattr(attention_geometry, "SPLIT_SCORES", 1 << 13)
+    keys = Keys((700,), heads=(9, 3), scattered=True)
+    got = attend(keys, [60], 5, invariant=invariant)
+    expected = keys.expected(*keys.batch([60]), 5)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=ATOL["float64"])
+
+
 def plan(lengths, counts, *, heads=(3, 3), head_dim=8, num_threads=2, window=None):
     """Return the items of a step."""
     geometry = Geometry(

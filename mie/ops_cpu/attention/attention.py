@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-import numpy as np
-
 from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.allocator import CachingAllocator, Scratch
@@ -143,7 +141,7 @@ class Plan:
 
 def _blocks_of_decodes(batch: StepBatch, block_size: int) -> tuple[bytes, bytes] | None:
     """Return each sequence's blocks and which one is its last, or None if not all decode."""
-    starts = batch.cu_seqlens_q
-    if not np.array_equal(starts, np.arange(len(starts))):
+    starts = batch.cu_seqlens_q.tolist()
+    if starts != list(range(len(starts))):
         return None
     return batch.block_tables.tobytes(), ((batch.seq_lens - 1) // block_size).tobytes()

@@ -76,25 +76,59 @@ class Geometry:
 
     @cached_property
     def decode_form(self) -> Form:
-        """The form of a decode, which gives a query the same bits in any item.
+        """The form of a decode, without padding if that changes no bit."""
+        num_rows = max(2, self.heads_per_kv)
+        if not self.padding_is_exact:
+            num_rows = self.num_rows
+        return Form(num_rows, num_rows, transposes=False)
 
-        What is padding in a decode holds other queries of a prefill, if that changes no bit.
+    @cached_property
+    def prefill_form(self) -> Form:
+        """The form of a prefill that gives a query the bits of a decode.
+
+        What is padding in a decode's product holds other queries, if that changes no bit.
         """
         rows_per_query = self.heads_per_kv if self.rows_are_alike else self.num_rows
         return Form(self.num_rows, rows_per_query, transposes=False)
 
     @cached_property
+    def padding_is_exact(self) -> bool:
+        """Whether a KV head's query heads give the same bits without further rows.
+
+        Kernels for AVX-512 compute them so, and as fast. Others take longer for an odd number.
+        """
+        queries, keys = self._samples()
+        weights, few = np.exp(queries @ keys.T), max(2, self.heads_per_kv)
+        same_scores = queries[:few] @ keys.T == (queries @ keys.T)[:few]
+        same_sums = weights[:few] @ keys == (weights @ keys)[:few]
+        return bool(same_scores.all() and same_sums.all())
+
+    @cached_property
     def short_tiles_are_exact(self) -> bool:
         """Whether a tile's first positions give the same bits as all, if other weights are 0."""
+        return all(map(self._are_short_tiles_exact, {self.num_rows, self.decode_form.num_rows}))
+
+    def _are_short_tiles_exact(self, num_rows: int) -> bool:
         queries, keys = self._samples()
-        scores = queries @ keys.T
+        scores = queries[:num_rows] @ keys.T
         for width in range(self.width_step, self.tile, self.width_step):
             weights = np.exp(scores)
             weights[:, width:] = 0
             first, read = weights[:, :width], keys[:width]
-            same_scores = (queries @ read.T == scores[:, :width]).all()
+            same_scores = (queries[:num_rows] @ read.T == scores[:, :width]).all()
             same_sums = (first.sum(-1) == weights.sum(-1)).all()
             if not (same_scores and same_sums and (first @ read == weights @ keys).all()):
+                return False
+        return True
+
+    @cached_property
+    def short_sums_are_exact(self) -> bool:
+        """Whether a decode's products need no values whose weight is 0 at the end of a tile."""
+        queries, keys = self._samples()
+        weights = np.exp(queries[: self.decode_form.num_rows] @ keys.T)
+        for filled in range(self.tile - 1, 0, -1):
+            weights[:, filled:] = 0
+            if (weights[:, :filled] @ keys[:filled] != weights @ keys).any():
                 return False
         return True
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mie.arithmetic import ceil_div
-from mie.ops.arrays import Floats
+from mie.ops.arrays import Floats, Ints
 from mie.ops_cpu.allocator import Scratch
 from mie.ops_cpu.attention.geometry import Geometry
 from mie.ops_cpu.attention.plan import Item, Span
@@ -56,11 +56,19 @@ class BoundSpan:
         else:
             lanes, weighted = scores[:, 0], self._attended[:, None]
         self._lanes, self._weighted = lanes, weighted
+        # NumPy prepares a call faster for views with fewer axes.
         self._flat_lanes, self._flat_largest = lanes.reshape(-1), self._largest.reshape(-1)
+        self._rows, self._flat_total = lanes.reshape(-1, span.width), self._total.reshape(-1)
         self._lane_starts = np.arange(0, lanes.size, span.width)
-        self._lowest = np.array(np.finfo(scores.dtype).min / 2)
+        self._lowest = None if span.is_seen else np.array(np.finfo(scores.dtype).min / 2)
         self._largest_by_tile = self._largest[:, None, ..., None]
-        self._caps = [(scores[:, tile], limits) for tile, limits in span.caps]
+        self._largest_by_row = self._flat_largest[:, None]
+        self._caps = [
+            (scores[:, tile].reshape(num_heads, -1), limits.reshape(-1))
+            if len(limits) == num_sequences
+            else (scores[:, tile], limits)
+            for tile, limits in span.caps
+        ]
         by_product = num_heads, num_tiles * num_sequences, *queries.shape[2:4]
         products = scores.reshape(*by_product, span.width)
         sums = weighted.reshape(*by_product, head_dim)
@@ -85,7 +93,7 @@ class BoundSpan:
 
     def attend(self, layer: int) -> None:
         """Compute the results of the layer."""
-        scores, lanes, largest = self._scores, self._lanes, self._largest
+        scores, lanes, largest = self._scores, self._lanes, self._flat_largest
         is_one_tile = scores.shape[1] == 1
         if self._scratch.held is not self._readers:
             self._scratch.held = self._readers
@@ -98,16 +106,24 @@ class BoundSpan:
         if not is_one_tile:
             np.maximum.reduce(scores, axis=1, out=lanes)
         # This is twice as fast as `np.maximum.reduce` over short rows.
-        np.maximum.reduceat(self._flat_lanes, self._lane_starts, out=self._flat_largest)
+        np.maximum.reduceat(self._flat_lanes, self._lane_starts, out=largest)
         # A query that sees no key here gets weights of 0, so it adds 0 to the sums of other splits.
-        np.maximum(largest, self._lowest, out=largest)
-        scores -= self._largest_by_tile
-        np.exp(scores, out=scores)
-        if not is_one_tile:
+        if self._lowest is not None:
+            np.maximum(largest, self._lowest, out=largest)
+        if is_one_tile:
+            np.subtract(self._rows, self._largest_by_row, out=self._rows)
+            np.exp(self._rows, out=self._rows)
+        else:
+            np.subtract(scores, self._largest_by_tile, out=scores)
+            np.exp(scores, out=scores)
             np.add.reduce(scores, axis=1, out=lanes)
-        np.add.reduce(lanes, axis=-1, out=self._total)
+        np.add.reduce(self._rows, axis=1, out=self._flat_total)
         for each in self._operands:
-            np.matmul(each.scores, each.values[each.reader.read(layer, VALUES)], out=each.weighted)
+            weights, values = each.scores, each.values[each.reader.read(layer, VALUES)]
+            filled = each.reader.filled
+            if filled is not None:  # the weight of another slot is 0, but 0 * NaN is NaN
+                weights, values = weights[..., :filled], values[..., :filled, :]
+            np.matmul(weights, values, out=each.weighted)
         if not is_one_tile:
             np.add.reduce(self._weighted, axis=1, out=self._attended)
 
@@ -125,9 +141,8 @@ class Result:
         by_row = len(item.spans), num_heads, num_sequences, self.num_products * form.num_rows
         self.largest, self.total = (scratch.take(name, *by_row) for name in ("largest", "total"))
         self.attended = scratch.take("attended", *by_row, head_dim)
-        # [sequences, queries, Hkv, G, Dh or 1], as in q and out
         self._attended, self._total = (
-            by_query(each, item, self.heads_per_kv).transpose(1, 2, 0, 3, 4)
+            by_query(each, item, self.heads_per_kv)
             for each in (self.attended[0], self.total[0, ..., None])
         )
 
@@ -136,11 +151,11 @@ class Result:
         item = self._item
         if len(self.largest) > 1:
             combine(self.largest, self.total, self.attended)
-        if item.is_run:
+        if item.run is not None:
             np.divide(self._attended, self._total, out=view_of(out, item))
         else:
             real = () if item.real is None else item.real
-            out[item.rows[real], item.heads] = (self._attended / self._total)[real]
+            out[rows_of(item)[real], item.heads] = (self._attended / self._total)[real]
 
 
 class BoundItem:
@@ -160,7 +175,8 @@ class BoundItem:
         copies = most_tiles if num_sequences > 1 else 1
         queries = scratch.take("queries", num_heads, copies, num_sequences, num_rows, head_dim)
         queries.fill(0)  # a row that is no query must hold numbers
-        self._places = by_query(queries, item, result.heads_per_kv)
+        places = by_query(queries, item, result.heads_per_kv)
+        self._places = places if copies > 1 else places[0]
         rows = item.form.num_rows
         by_product = num_heads, copies * num_sequences, result.num_products, rows, head_dim
         queries = queries.reshape(by_product)
@@ -172,8 +188,9 @@ class BoundItem:
     def run(self, q: Floats, layer: int, out: Floats) -> None:
         """Compute the layer, and put the result in ``out`` unless it is part of a whole's."""
         item = self._item
-        own = view_of(q, item) if item.is_run else q.take(item.rows, 0)[:, :, item.heads]
-        np.multiply(own.transpose(2, 0, 1, 3, 4)[:, None], self._scale, out=self._places)
+        is_run = item.run is not None
+        own = view_of(q, item) if is_run else q.take(rows_of(item), 0)[..., item.heads, :, :]
+        np.multiply(own, self._scale, out=self._places)
         for span in self._spans:
             span.attend(layer)
         if item.whole is None:
@@ -181,19 +198,29 @@ class BoundItem:
 
 
 def by_query(x: Floats, item: Item, heads_per_kv: int) -> Floats:
-    """Return [..., rows, E] as [..., queries, G, E], without the rows that are no query."""
+    """Return [Hkv, ..., rows, E] as [..., Hkv, G, E], without the rows that are no query.
+
+    The axes before the heads end with the queries' as in `rows_of`.
+    """
     num_queries, rows_per_query = item.rows.shape[1], item.form.rows_per_query
     own = x[..., : num_queries * rows_per_query, :]
     split = own.reshape(*x.shape[:-2], num_queries, rows_per_query, x.shape[-1])
-    return split[..., :heads_per_kv, :]
+    by_head: Floats = np.moveaxis(split[..., :heads_per_kv, :], 0, -3)
+    return by_head[..., 0, :, :, :] if num_queries == 1 else by_head
+
+
+def rows_of(item: Item) -> Ints:
+    """Return the item's queries as indices into T [sequences, queries].
+
+    If each sequence has one query, they are [sequences].
+    """
+    return item.rows[:, 0] if item.rows.shape[1] == 1 else item.rows
 
 
 def view_of(x: Floats, item: Item) -> Floats:
-    """Return the item's own x [T, Hkv, G, Dh] as [sequences, queries, heads, G, Dh] of a run."""
-    first, rows = item.rows.item(0), item.rows
-    own = x[first : first + rows.size, item.heads]
-    view: Floats = own.reshape(*rows.shape, *own.shape[1:])
-    return view
+    """Return the item's own x [T, Hkv, G, Dh] as [..., heads, G, Dh] of a run, as in `rows_of`."""
+    own: Floats = x[item.run, item.heads]
+    return own if item.rows.shape[1] == 1 else own.reshape(*item.rows.shape, *own.shape[1:])
 
 
 def combine(largest: Floats, total: Floats, attended: Floats) -> None:

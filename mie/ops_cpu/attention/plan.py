@@ -57,6 +57,8 @@ class Span:
     stop: int
     width: int
     """Number of positions scored of each tile, less than a tile only if the span is one tile."""
+    is_seen: bool
+    """Whether every query certainly sees a key of it."""
     caps: list[tuple[int, Floats]]
     """Tiles with hidden keys: (tile of the span, upper limits [sequences or 1, rows, width]).
 
@@ -85,8 +87,8 @@ class Item:
     """
     real: tuple[Ints, ...] | None
     """The queries that are no padding as (sequence, query), or None if all are real."""
-    is_run: bool
-    """Whether the rows are adjacent in T, in this order."""
+    run: slice | None
+    """The rows as a slice of T, or None if they are not adjacent in this order."""
     heads: slice
     form: Form
     spans: list[Span]
@@ -129,10 +131,11 @@ class Planner:
         self._splits = [list(self._splits_of(s)) for s in range(len(self._counts))]
         is_fast = not is_batch_invariant and max(self._counts) * g.heads_per_kv >= FAST_ROWS
         fast_form = Form(FAST_ROWS, g.heads_per_kv, transposes=True)
-        self._prefill_form = fast_form if is_fast else g.decode_form
+        self._prefill_form = fast_form if is_fast else g.prefill_form
         # Only a tile's first positions are multiplied where no query sees the others.
         shortens = not is_batch_invariant or g.short_tiles_are_exact
         self._width_step = g.width_step if shortens else g.tile
+        self._reads_last_in_place = g.short_sums_are_exact
 
     def estimate(self) -> int:
         """Return about how many products a layer takes, or products that take as long."""
@@ -217,6 +220,7 @@ class Planner:
 
     def _make_splits(self, chosen: Sequence[int], *, is_held: bool) -> list[Split]:
         g, lengths = self._geometry, [self._tiles.lengths[s] for s in chosen]
+        in_place = len(chosen) == self._counts[chosen[0]] == 1 and self._reads_last_in_place
         splits = []
         for ends in zip(*(self._splits[s] for s in chosen), strict=True):
             firsts, stops = zip(*ends, strict=True)
@@ -227,7 +231,13 @@ class Planner:
             if is_held:
                 most = len(chosen) * num_tiles * g.tile
             starts = list(zip(chosen, firsts, strict=True))
-            segments = self._tiles.segments(starts, num_tiles, self._width(filled), most)
+            segments = self._tiles.segments(
+                starts,
+                num_tiles,
+                self._width(filled),
+                most,
+                reads_last_in_place=in_place,
+            )
             splits.append(Split(chosen, np.array(firsts), num_tiles, segments, is_held))
         return splits
 
@@ -249,10 +259,11 @@ class Planner:
         spans = [span for split in splits for span in self._spans(split, positions, form)]
         num_keys = sum((span.stop - span.start) * span.width for span in spans)
         by_key = max(PRODUCTS_PER_KEY, len(indices) * form.rows_per_query * g.head_dim)
+        is_run = real is None and (len(rows) == 1 or bool((np.diff(rows.ravel()) == 1).all()))
         return Item(
             rows=rows,
             real=real,
-            is_run=real is None and (len(rows) == 1 or bool((np.diff(rows.ravel()) == 1).all())),
+            run=slice(rows.item(0), rows.item(-1) + 1) if is_run else None,
             heads=slice(0, g.num_kv_heads),
             form=form,
             spans=spans,
@@ -283,7 +294,8 @@ class Planner:
                 is_hidden |= key <= seen[..., None] - window
             limits = np.where(is_hidden, -np.inf, np.nan).astype(g.dtype)
             caps.append((tile - start, limits.take(query, 1)))
-        yield Span(split=split, start=start, stop=stop, width=width, caps=caps)
+        is_seen = window is None and lowest >= 0
+        yield Span(split=split, start=start, stop=stop, width=width, is_seen=is_seen, caps=caps)
 
 
 def _cut_large(items: list[Item], num_threads: int) -> list[Item]:

@@ -62,6 +62,9 @@ class SegmentReader:
             gathered = num_heads, len(segment.block_ids), block_size, head_dim
             self._gathered = [buffer.reshape(gathered) for buffer in buffers[:2]]
             planes = [buffer.reshape(1, *shape) for buffer in buffers[:2]]
+            # NumPy writes a position's values in one go if they are one item.
+            item = np.dtype((np.void, head_dim * memory.itemsize))
+            self._gathered_values, self._zero = planes[1].reshape(-1).view(item), np.zeros((), item)
         self.keys: Floats = planes[0].swapaxes(-1, -2)
         """[L or 1, Hkv, tiles, 1, Dh, width]"""
         self.values: Floats = planes[1]
@@ -69,6 +72,11 @@ class SegmentReader:
         self._stored_keys, self._transposes = self.keys, len(buffers) > 2
         if self._transposes:
             self.keys = buffers[2].reshape(1, *self.keys.shape[1:])
+
+    @property
+    def filled(self) -> int | None:
+        """The number of positions whose values may be read, or None for all."""
+        return self._segment.filled
 
     def hold(self, layer: int) -> None:
         """Read the keys and values of a held split, which `read` does not read again."""
@@ -81,7 +89,8 @@ class SegmentReader:
     def read(self, layer: int, which: int) -> int:
         """Read the layer's `KEYS` or `VALUES`, and return their index in `keys` or `values`.
 
-        Slots without a token hold anything in keys, and zeros in values.
+        Slots without a token hold anything in keys, and zeros in values unless `filled` says how
+        many hold a token.
         """
         if self._is_in_place:
             return 0 if self._transposes and which == KEYS else layer
@@ -93,4 +102,5 @@ class SegmentReader:
         # With "clip" NumPy writes directly to the array, without a copy.
         self._memory[layer, which].take(self._block_ids, 1, self._gathered[which], "clip")
         if which == VALUES and self._segment.empty is not None:
-            self.values[self._segment.empty] = 0  # the weight is 0, but 0 * NaN is NaN
+            own = self._segment.empty[: self._memory.shape[2]]
+            self._gathered_values.put(own, self._zero)  # the weight is 0, but 0 * NaN is NaN

@@ -1,6 +1,7 @@
 """Find the tiles of a step's sequences in the block pool.
 
-Full tiles of adjacent blocks are read in place, and others are gathered.
+Full tiles of adjacent blocks are read in place, and so is the last tile of a single decode. Others
+are gathered.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import Any
 
 import numpy as np
 
 from mie.arithmetic import ceil_div
+from mie.ops.arrays import Ints
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.attention.geometry import Geometry
 
@@ -33,20 +34,23 @@ class Segment:
     step: int | None = None
     """Blocks from one tile to the next if they are read in place, else None."""
     starts: tuple[Start, ...] = ()
-    """The sequence and first position of each tile, if they are gathered."""
-    empty: tuple[Any, ...] | None = None
-    """The index, in [1, Hkv, tiles, 1, width, Dh], of all slots without a token."""
+    """The sequence and first position of each tile, unless all are full and read in place."""
+    filled: int | None = None
+    """The number of positions with a token, if a tile that may not be full is read in place."""
+    empty: Ints | None = None
+    """The slots without a token [Hkv, slots], as indices into all heads' gathered positions."""
+    num_heads: int = 1
+    """The number of KV heads."""
 
     def fill(self, lengths: Sequence[int]) -> None:
         """Find the slots without a token, now that the sequences have these lengths."""
-        filled = (lengths[s] - first for s, first in self.starts)
-        ends = [(i, n) for i, n in enumerate(filled) if n < self.width]
-        if len(ends) <= 1:
-            self.empty = next(((0, slice(None), i, 0, slice(n, None)) for i, n in ends), None)
+        filled = [lengths[s] - first for s, first in self.starts]
+        if self.step is not None:
+            self.filled = filled[0] if filled else None
             return
-        tiles, filled_positions = np.array(ends).T
-        which, positions = np.nonzero(np.arange(self.width) >= filled_positions[:, None])
-        self.empty = 0, slice(None), tiles[which], 0, positions
+        tiles, positions = np.nonzero(np.arange(self.width) >= np.array(filled)[:, None])
+        heads = np.arange(self.num_heads)[:, None] * (len(filled) * self.width)
+        self.empty = heads + (tiles * self.width + positions) if len(tiles) else None
 
 
 class Tiles:
@@ -72,16 +76,25 @@ class Tiles:
             self._is_run = (is_full & (np.diff(by_tile) == 1).all(-1)).tolist()
 
     def segments(
-        self, starts: Sequence[Start], num_tiles: int, last_width: int, most: int
+        self,
+        starts: Sequence[Start],
+        num_tiles: int,
+        last_width: int,
+        most: int,
+        *,
+        reads_last_in_place: bool,
     ) -> list[Segment]:
         """Return how to read ``num_tiles`` tiles from each of ``starts``.
 
         The first tiles of all sequences come first, then the second ones. So the last tiles, which
         are rarely full, are gathered together, up to ``last_width`` positions. At most ``most``
-        positions are gathered at once.
+        positions are gathered at once. With ``reads_last_in_place``, there is a single sequence,
+        and its last tile is read in place if its blocks are adjacent.
         """
         tiles = [(s, first + i) for i in range(num_tiles) for s, first in starts]
         found = list(self._in_place(tiles, len(starts)))
+        if reads_last_in_place and not (found and found[-1].at[-1] == len(tiles) - 1):
+            found += self._last_in_place(tiles, last_width)
         placed = set(chain.from_iterable(segment.at for segment in found))
         last = len(tiles) - len(starts)
         for part, width in (
@@ -94,7 +107,7 @@ class Tiles:
         return found
 
     def _in_place(self, tiles: Sequence[Start], num_sequences: int) -> Iterator[Segment]:
-        """Find two or more full tiles at equal ascending distances.
+        """Find two or more full tiles at equal ascending distances, or one of a single sequence.
 
         They belong to one sequence if it has many, or else to several sequences at the same index.
         """
@@ -112,9 +125,19 @@ class Tiles:
                 if block >= 0 and step > 0:
                     while stop < len(line) and firsts[line[stop]] == block + (stop - begin) * step:
                         stop += 1
-                if stop > begin + 1:
+                if stop > begin + 1 or (count == 1 and block >= 0):
                     yield Segment(line[begin:stop], self._geometry.tile, [block], step)
                 begin = stop
+
+    def _last_in_place(self, tiles: Sequence[Start], width: int) -> Iterator[Segment]:
+        """Find the last tile if its blocks are adjacent."""
+        s, t = tiles[-1]
+        blocks = self._blocks[s][t][: width // self._geometry.block_size]
+        if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
+            at, start = range(len(tiles) - 1, len(tiles)), (s, t * self._geometry.tile)
+            segment = Segment(at, width, blocks[:1], step=0, starts=(start,))
+            segment.fill(self.lengths)
+            yield segment
 
     def _gathered(
         self, tiles: Sequence[Start], places: Sequence[int], width: int, most: int
@@ -126,6 +149,8 @@ class Tiles:
             own = tiles[at.start : at.stop]
             block_ids = [block for s, t in own for block in self._blocks[s][t][:num_blocks]]
             starts = tuple((s, t * self._geometry.tile) for s, t in own)
-            segment = Segment(at, width, block_ids, starts=starts)
+            segment = Segment(
+                at, width, block_ids, starts=starts, num_heads=self._geometry.num_kv_heads
+            )
             segment.fill(self.lengths)
             yield segment
