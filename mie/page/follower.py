@@ -18,8 +18,10 @@ MAX_SEQUENCES = 200
 More steps are merged, because finding what changed takes longer than applying a record.
 """
 MAX_SPLIT = 25
-"""Steps that are split into records. One record has all of more steps, because the engine is fast
-then, and this process shares its CPUs."""
+"""Steps that may be split into several records.
+
+An engine with more steps between two looks is fast, and this process takes CPU time from it.
+"""
 
 Place = tuple[str, int, int, int]
 """Tokens of a request that runs: its id, the choice, the first position and the end."""
