@@ -4,7 +4,7 @@
                                  [--threads 1]
 
 A round is two turns that serve the same requests, one with no page and one with open pages. The
-order changes from round to round. Each turn begins with a few steps that are not measured. The
+order changes from round to round. Each turn begins with 100 steps that are not measured. The
 script prints the medians (quartiles) for both kinds of turn, and of the ratios in each round. Last
 it prints the median ratio of the steps in a second, with a 95 % bootstrap interval.
 
@@ -76,7 +76,7 @@ while True:
 """
 """Pages that read everything that they are sent."""
 
-WARM_TOKENS = 20
+WARM_TOKENS = 100
 """Tokens of each request at the beginning of a turn, which are not measured."""
 
 
