@@ -278,10 +278,18 @@ class AsyncLLM:
         name = os.fspath(self._llm.engine_args.model)
         return await asyncio.to_thread((await self.metrics_snapshot()).read, name)
 
-    async def look(self, after: int | None = None, *, with_metrics: bool = False) -> Look:
-        """Return what the engine's log has after a step, and the engine's counts."""
+    async def look(self) -> Look:
+        """Return what the engine's log has, and the engine's counts."""
+        return await self._thread.call(lambda: look_at(self._loop.engine, None))
+
+    def look_and_wait(self, after: int | None, *, with_metrics: bool) -> Look:
+        """Return what is new after a step, for a thread without an event loop: see `look_at`.
+
+        Raises:
+            EngineDeadError: the engine cannot go on.
+        """
         engine = self._loop.engine
-        return await self._thread.call(lambda: look_at(engine, after, with_metrics=with_metrics))
+        return self._thread.call_and_wait(lambda: look_at(engine, after, with_metrics=with_metrics))
 
     async def why_waiting(self, seq_id: tuple[int, int]) -> Wait | None:
         """Return why a sequence waits, or None if it does not: see `mie.sched.waiting`."""

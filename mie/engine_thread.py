@@ -164,6 +164,15 @@ class EngineThread:
         await done.arrival
         return command.result()
 
+    def call_and_wait(self, function: Callable[[], T]) -> T:
+        """Do what `call` does for a thread without an event loop."""
+        self.check_alive()
+        done = threading.Event()
+        command = Command(function, done.set)
+        self.post(command)
+        done.wait()
+        return command.result()
+
     def check_alive(self) -> None:
         """Raise `EngineDeadError` if the engine is dead or belongs to another process."""
         if self._process_id != os.getpid():

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from mie.page.assets import assets
+from mie.page.cells import encode
 from mie.page.events import COLUMNS, SHOWN
-from mie.page.stream import PAGE_VERSION, encode
+from mie.page.stream import PAGE_VERSION
 
 NUM_SEQS, NUM_BLOCKS, BLOCK_SIZE = 10, 4096, 16
 LONGEST = 200

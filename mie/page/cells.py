@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from mie.events import Seq
 from mie.replay import NodeState, SequenceState, State
 
 Cells = dict[str, Any]
+
+encode = json.JSONEncoder(separators=(",", ":")).encode
+"""Returns cells as JSON, on one line."""
 
 FREE, IN_TABLE, CACHED, PINNED = range(4)
 """The kinds of a block: who holds it."""

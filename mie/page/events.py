@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from mie.events import FIELDS, SUMMARY_FIELDS, Record, Seq, Summary
-from mie.page.cells import seq_text
+from mie.events import FIELDS, SUMMARY_FIELDS, Record, Seq, Step, summary_of
+from mie.page.cells import encode, seq_text
 from mie.replay import State
 
 IN_CELLS = frozenset({"alloc", "share", "release", "close", "seal", "pin", "unpin", "rank", "step"})
@@ -25,22 +26,30 @@ SHOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
 COLUMNS = (*SUMMARY_FIELDS, "num_admitted_tokens", "num_hit_tokens")
 """What the numbers of a step's row are."""
 
-_TIMES = tuple(i for i, name in enumerate(SUMMARY_FIELDS) if name.endswith(("start", "seconds")))
-"""The columns with fractions. They are rounded to microseconds."""
+_OF_SUMMARY = itemgetter(*SUMMARY_FIELDS)
+_NUMBERS = ",".join(
+    "%.6f" if name.endswith(("start", "seconds")) else "%d" for name in SUMMARY_FIELDS
+)
+"""The form of a summary's numbers. Times are rounded to microseconds."""
 
 _OF_SEQUENCE = frozenset({"seq", "by"})
 
 
-def event_of(record: Record, state: State) -> list[Any] | None:
-    """Return the event of a record, given the state before it, or None if cells show it."""
+def event_of(record: Record, state: State) -> str | None:
+    """Return the event of a record, given the state before it, or None if cells show it.
+
+    Events and rows are JSON already. Each step has them, and they cost less if they are written one
+    by one than if a large value is encoded later.
+    """
     kind, *values = record
     if kind in IN_CELLS:
         return None
     if kind == "decode":
-        return [kind, [seq_text(state.rows[row]) for row in values[0]]]
+        seqs = ",".join([f'"{seq_text(state.rows[row])}"' for row in values[0]])
+        return f'["decode",[{seqs}]]'
     if kind == "rebuild":
-        return [kind]
-    return [kind, *map(_plain, FIELDS[kind], values)]
+        return '["rebuild"]'
+    return encode([kind, *map(_plain, FIELDS[kind], values)])
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -50,14 +59,15 @@ def _plain(name: str, value: Any) -> Any:
     return value
 
 
-def row_of(summary: Summary, records: tuple[Record, ...]) -> list[float]:
+def row_of(records: Step) -> str:
     """Return the numbers of a step in the order of `COLUMNS`."""
-    admitted = sum(record[3] for record in records if record[0] == "admit")
-    hit = sum(record[3] + record[4] for record in records if record[0] == "hit")
-    row = [summary[name] for name in SUMMARY_FIELDS]
-    for column in _TIMES:
-        row[column] = round(row[column], 6)
-    return [*row, admitted, hit]
+    admitted = hit = 0
+    for record in records:
+        if record[0] == "admit":
+            admitted += record[3]
+        elif record[0] == "hit":
+            hit += record[3] + record[4]
+    return f"[{_NUMBERS % _OF_SUMMARY(summary_of(records))},{admitted},{hit}]"
 
 
 def seq_from(text: str) -> Seq | None:

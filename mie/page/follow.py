@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from mie.errors import TraceError
 from mie.events import Segment, Snapshot, Step
+from mie.page.cells import encode
 from mie.page.follower import Follower, Place
-from mie.page.stream import encode
 
 NICENESS = 5
 """Where CPUs are short, the engine goes first. The page is then late, and skips nothing."""
@@ -52,8 +52,7 @@ class Desk:
         ``counts`` are the engine's at this moment, which `key` tells.
         """
         self._counts = counts
-        records = self._follower.records(steps, rest)
-        lines = [(record["record"], encode(record).encode()) for record in records]
+        lines = [(kind, line.encode()) for kind, line in self._follower.records(steps, rest)]
         return self._follower.step, lines
 
     def key(self) -> bytes:
@@ -73,8 +72,7 @@ def send(file: IO[bytes], message: tuple[Any, ...]) -> None:
     `marshal` takes a microsecond for a step, and it never runs code of what it reads.
     """
     content = marshal.dumps(message)
-    file.write(len(content).to_bytes(8, "little"))
-    file.write(content)
+    file.write(len(content).to_bytes(8, "little") + content)  # one write wakes the reader once
     file.flush()
 
 

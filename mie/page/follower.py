@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mie.arithmetic import ceil_div
 from mie.events import Segment, Step
 from mie.page.cells import Cells, NodeText
-from mie.page.stream import Steps, head_record
+from mie.page.stream import Line, Steps, head_record
 from mie.page.view import View
 from mie.replay import State
 
@@ -16,6 +16,11 @@ MAX_SEQUENCES = 200
 """Records for the steps that are taken in at once, and sequences in all of them together.
 
 More steps are merged, because finding what changed takes longer than applying a record.
+"""
+MAX_SPLIT = 25
+"""Steps that may be split into several records.
+
+An engine with more steps between two looks is fast, and this process takes CPU time from it.
 """
 
 Place = tuple[str, int, int, int]
@@ -44,10 +49,12 @@ class Follower:
         """The number of the last step that was taken in."""
         return self._view.state.step
 
-    def records(self, steps: Sequence[Step], rest: Step) -> Iterator[Cells]:
+    def records(self, steps: Sequence[Step], rest: Step) -> Iterator[Line]:
         """Take in what is new: steps after the last one, and what happened after them."""
-        num_records = MAX_SEQUENCES // max(1, len(self._view.state.rows))
-        per_record = ceil_div(max(1, len(steps)), max(1, min(num_records, MAX_RECORDS)))
+        num_records = min(MAX_RECORDS, MAX_SEQUENCES // max(1, len(self._view.state.rows)))
+        if len(steps) > MAX_SPLIT:
+            num_records = 1
+        per_record = ceil_div(max(1, len(steps)), max(1, num_records))
         for start in range(0, len(steps), per_record):
             for records in steps[start : start + per_record]:
                 self._steps.add(records, self._num_applied)

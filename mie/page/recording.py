@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from mie.errors import TraceError
 from mie.events import Segment, Snapshot
-from mie.page.cells import NodeText
-from mie.page.stream import Steps, encode, head_record
+from mie.page.cells import NodeText, encode
+from mie.page.stream import Steps, head_record
 from mie.page.view import View
 from mie.replay import State
 
@@ -93,7 +93,7 @@ class Recording:
             self._append(steps)
         if segment.rest:
             steps.apply(segment.rest)
-            self._chunks[-1].lines.append(encode(steps.take_now()))
+            self._chunks[-1].lines.append(steps.take_now()[1])
         self.is_cut = segment.is_cut
 
     def _begin(self, segment: Segment, text: NodeText) -> View:
@@ -114,9 +114,9 @@ class Recording:
             self._num_steps -= self._chunks.popleft().num_steps
 
     def _append(self, steps: Steps) -> None:
-        chunk, line = self._chunks[-1], ""
+        chunk = self._chunks[-1]
         chunk.num_steps += len(steps)
         self._num_steps += len(steps)
-        line = encode(steps.take())
+        _, line = steps.take()
         chunk.num_bytes += len(line)
         chunk.lines.append(line)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 from mie.errors import TraceError
-from mie.events import Record, Snapshot, Step, summary_of
+from mie.events import Record, Snapshot, Step
+from mie.page.cells import encode
 from mie.page.events import COLUMNS, SHOWN, event_of, row_of
 from mie.page.view import View
 
@@ -15,8 +15,8 @@ PAGE_VERSION = 1
 MAX_BLOCKS = 1 << 22
 """Blocks that a page can draw. The simulator's largest pools are smaller."""
 
-encode = json.JSONEncoder(separators=(",", ":")).encode
-"""Returns a record as a line without its end."""
+Line = tuple[str, str]
+"""A record: its kind, and its JSON without a line's end."""
 
 
 def head_record(
@@ -52,8 +52,8 @@ class Steps:
         """``is_checked`` says that records only name what exists, as in an engine's own log."""
         self._view = view
         self._is_checked = is_checked
-        self._events: list[list[Any]] = []
-        self._steps: list[dict[str, Any]] = []
+        self._events: list[str] = []
+        self._steps: list[str] = []
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -65,9 +65,7 @@ class Steps:
             TraceError: one of them cannot happen in this state.
         """
         self.apply(records[num_applied:])
-        row = row_of(summary_of(records), records)
-        self._steps.append({"row": row, "events": self._events})
-        self._events = []
+        self._steps.append(f'{{"row":{row_of(records)},"events":{self._take_events()}}}')
 
     def apply(self, records: Iterable[Record]) -> None:
         """Apply records without the end of their step."""
@@ -79,12 +77,19 @@ class Steps:
             if event is not None:
                 self._events.append(event)
 
-    def take(self) -> dict[str, Any]:
+    def take(self) -> Line:
         """Return the record of the steps that were added since the last call."""
-        steps, self._steps = self._steps, []
-        return {"record": "steps", "steps": steps, "set": self._view.changes()}
+        steps, self._steps = ",".join(self._steps), []
+        return "steps", f'{{"record":"steps","steps":[{steps}],"set":{self._changes()}}}'
 
-    def take_now(self) -> dict[str, Any]:
+    def take_now(self) -> Line:
         """Return the record of what happened after the last step."""
-        events, self._events = self._events, []
-        return {"record": "now", "events": events, "set": self._view.changes()}
+        events = self._take_events()
+        return "now", f'{{"record":"now","events":{events},"set":{self._changes()}}}'
+
+    def _take_events(self) -> str:
+        events, self._events = ",".join(self._events), []
+        return f"[{events}]"
+
+    def _changes(self) -> str:
+        return encode(self._view.changes())

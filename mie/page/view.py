@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from mie.events import FIELDS, Record, Seq
 from mie.page.cells import (
     FREE_CELL,
@@ -17,6 +19,18 @@ from mie.replay import NodeState, State
 
 _COMPUTES = frozenset({"decode", "prefill"})
 """The kinds of records that only count tokens of sequences. Most records of a log are of these."""
+
+_NAMING = MappingProxyType(
+    {
+        kind: tuple(
+            (index, name)
+            for index, name in enumerate(names, 1)
+            if name in ("rows", "number", "seq", "blocks", "block")
+        )
+        for kind, names in FIELDS.items()
+    }
+)
+"""The fields of each kind of record that name what may change, and where they are in it."""
 
 
 class View:
@@ -91,19 +105,20 @@ class View:
         self._changed_nodes = {*self._nodes, *state.blocks.tree}
 
     def _touch(self, record: Record) -> None:
-        kind, *values = record
-        for name, value in zip(FIELDS[kind], values, strict=True):
+        kind = record[0]
+        for index, name in _NAMING[kind]:
+            value = record[index]
             if name == "rows":
                 self._computed.update(map(self.state.rows.__getitem__, value))
             elif name == "number":
                 self._changed.add((value, 0))
-            elif name == "seq" or (name == "parent" and isinstance(value, tuple)):
-                (self._computed if kind in _COMPUTES else self._changed).add(value)
             elif name == "blocks":
                 self._changed_blocks.update(value)
             elif name == "block":
                 self._changed_blocks.add(value)
                 self._changed_nodes.add(value)
+            else:
+                (self._computed if kind in _COMPUTES else self._changed).add(value)
 
     # What did change.
 

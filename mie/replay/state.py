@@ -204,11 +204,16 @@ class State:
         values.num_tokens += is_complete
 
     def _on_decode(self, rows: Iterable[int]) -> None:
-        for row in rows:
-            require(row in self.rows, f"unknown row {row}")
-            values = self.sequences[self.rows[row]]
-            require(values.num_computed == values.num_tokens - 1, f"row {row} has more to compute")
-            self._compute(values, 1)
+        size, seqs, sequences = self.blocks.block_size, self.rows, self.sequences
+        for row in rows:  # Most of a replay is spent here, so no message is formatted in vain.
+            if row not in seqs:
+                raise TraceError(f"unknown row {row}")
+            values = sequences[seqs[row]]
+            if values.num_computed != values.num_tokens - 1:
+                raise TraceError(f"row {row} has more to compute")
+            if values.num_tokens > len(values.blocks) * size:
+                raise TraceError(f"its table has {len(values.blocks) * size} slots")
+            values.num_computed += 1
             values.num_tokens += 1
 
     def _on_force(self, seq: Seq, count: int) -> None:

@@ -106,6 +106,29 @@ def test_a_page_that_sleeps_gets_the_whole_state_when_it_wakes(engine):
     asks(watch())
 
 
+def test_a_page_that_wakes_during_a_look_gets_the_state_after_the_next_one(engine, monkeypatch):
+    async def watch():
+        feed = Feed(engine, "bundled")
+        await feed.tick()
+        page, shown = Page(), Applied()
+        feed._pages.add(page)
+        follow = feed._follow
+
+        def follow_late(*arguments, needs_key):
+            page.is_reading = True
+            return follow(*arguments, needs_key=needs_key)
+
+        monkeypatch.setattr(feed, "_follow", follow_late)
+        await feed.tick()
+        assert page.needs_key
+        await feed.tick()
+        assert (await read(page, shown))[0] == "key"
+        assert shown.cells() == await replayed(engine)
+        await feed.close()
+
+    asks(watch())
+
+
 def test_few_bytes_wait_for_a_page(engine, monkeypatch):
     async def watch():
         feed = Feed(engine, "bundled")
@@ -132,7 +155,7 @@ def test_what_is_kept_for_a_page_that_comes_back_is_bounded(engine, monkeypatch,
         feed = Feed(engine, "bundled")
         async with client_of(engine) as client:
             await feed.tick()
-            await generate(client, max_tokens=30)
+            await generate(client, max_tokens=5)  # steps that are not merged
             await feed.tick()
             num_new = len(feed._recent)
             await feed.tick()  # nothing is new

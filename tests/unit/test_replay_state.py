@@ -177,6 +177,7 @@ IMPOSSIBLE: list[tuple[tuple[int, int], Record, str]] = [
     ((0, 3), ("prefill", A, 0, 6, (0, 1)), "its table has 0 slots"),
     ((2, 0), ("decode", (0, 3)), "unknown row 3"),
     ((1, 0), ("decode", (0, 1)), "row 1 has more to compute"),
+    ((5, 0), ("decode", (0,)), "its table has 8 slots"),
     ((0, 7), ("fork", B, A, 1), "it already exists|row 1 is taken"),
     ((0, 7), ("fork", (0, 2), A, 2), "it is not a choice of that request"),
     ((0, 7), ("fork", (2, 1), A, 2), "it is not a choice of that request"),

@@ -17,7 +17,7 @@ START = "import sys; sys.path.append(sys.argv[1]); from mie.page.follow import m
 
 
 class Child:
-    """A process that runs `mie.page.follow`. One thread calls it, and any thread may close it."""
+    """A process that runs `mie.page.follow`. Threads call it one after the other, or close it."""
 
     def __init__(self) -> None:
         """Start the process, and do not wait for it."""

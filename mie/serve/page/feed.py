@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,9 @@ from mie.async_llm import AsyncLLM
 from mie.engine.look import Look
 from mie.engine.metrics import Snapshot
 from mie.errors import EngineDeadError
-from mie.page.cells import Cells
+from mie.page.cells import Cells, encode
 from mie.page.follow import Line
 from mie.page.follower import Place
-from mie.page.stream import encode
 from mie.serve.errors import ApiError
 from mie.serve.page.child import Child
 from mie.serve.page.worker import Worker
@@ -66,6 +66,11 @@ class Page:
         self._queue: deque[bytes] = deque()
         self._num_bytes = 0
         self._news = asyncio.Event()
+
+    @property
+    def is_hungry(self) -> bool:
+        """Whether it waits for the whole state."""
+        return self.needs_key and self.is_reading
 
     def put(self, events: bytes) -> None:
         """Queue events. If too many wait, they are dropped, and it needs a key."""
@@ -141,6 +146,7 @@ class Feed:
         self._task: asyncio.Task[None] | None = None
         self._is_ready: asyncio.Future[None] | None = None
         self._worker = Worker("mie-page-feed")
+        self._asker = Worker("mie-page-ask")  # the other one sleeps between two looks
         self._num_idle_ticks = 0
         self._is_truth_due = True
 
@@ -230,13 +236,14 @@ class Feed:
         child = self.child
         if child is None:
             raise EngineDeadError("the engine has ended")
-        return await self._worker.call(lambda: child.call(method, *arguments))
+        return await self._asker.call(lambda: child.call(method, *arguments))
 
     async def close(self) -> None:
         """End all streams, the process and the thread."""
         await self.stop_following()
         self._end_child()
         self._worker.close()
+        self._asker.close()
 
     async def stop_following(self) -> None:
         """End all streams. A page that comes back begins again."""
@@ -257,12 +264,12 @@ class Feed:
         self._why_ended = "the server no longer follows the engine (reload the page)"
         try:
             while self._num_idle_ticks <= LINGER_TICKS:
-                await self.tick(with_metrics=self._is_truth_due and tick % TRUTH_TICKS == 0)
+                with_metrics = self._is_truth_due and tick % TRUTH_TICKS == 0
+                await self.tick(TICK_SECONDS if tick else 0, with_metrics=with_metrics)
                 if not is_ready.done():
                     is_ready.set_result(None)
                 self._num_idle_ticks = 0 if self._pages else self._num_idle_ticks + 1
                 tick += 1
-                await asyncio.sleep(TICK_SECONDS)
         except Exception as error:
             self._why_ended = str(error)
             if not is_ready.done():
@@ -277,40 +284,50 @@ class Feed:
             for page in self._pages:
                 page.wake()
 
-    async def tick(self, *, with_metrics: bool = False) -> None:
-        """Look at the engine once, and queue what is new for each page."""
+    async def tick(self, delay: float = 0, *, with_metrics: bool = False) -> None:
+        """Look at the engine once, after a delay, and queue what is new for each page."""
         child = self.child = self.child or Child()
-        look = await self._engine.look(self._step, with_metrics=with_metrics)
-        if look.segments is not None and not look.segments:
-            raise ApiError(
-                409,
-                "the engine keeps no event log, which the page shows (start the server without "
-                "--event-log-steps 0)",
-                code="no_event_log",
-            )
-        hungry = {page for page in self._pages if page.needs_key and page.is_reading}
-        news = await self._worker.call(lambda: self._follow(child, look, needs_key=bool(hungry)))
+        step = self._step
+
+        def follow() -> News:
+            time.sleep(delay)  # here, so that the event loop wakes only once for each look
+            look = self._engine.look_and_wait(step, with_metrics=with_metrics)
+            needs_key = any(page.is_hungry for page in tuple(self._pages))
+            return self._follow(child, look, needs_key=needs_key)
+
+        news = await self._worker.call(follow)
         first = self._number + 1
         if news.head is not None:
             self._head = news.head
             self._recent.clear()
         self._step = news.step
-        self._is_truth_due = news.is_change or (self._is_truth_due and look.metrics is None)
+        self._is_truth_due = news.is_change or (self._is_truth_due and not with_metrics)
         for line in news.lines:
             self._number += 1
             self._recent.append((self._number, self._numbered(line)))
         self._drop_old(first)
         events = b"".join(events for number, events in self._recent if number >= first)
         for page in self._pages:
-            if page in hungry:
+            if page.is_hungry and news.key:
                 page.begin(self._numbered(("key", news.key)))
             elif not page.needs_key and events:
                 page.put(events)
 
     def _follow(self, child: Child, look: Look, *, needs_key: bool) -> News:
-        """Let the child take in what is new."""
+        """Let the child take in what is new.
+
+        Raises:
+            ApiError: the engine keeps no event log, or the child has ended.
+        """
         head = None
         if look.segments is not None:
+            if not look.segments:
+                raise ApiError(
+                    409,
+                    "the engine keeps no event log, which the page shows (start the server "
+                    "without --event-log-steps 0)",
+                    code="no_event_log",
+                )
             last = look.segments[-1]
             head = child.call("begin", last.after, last.snapshot, last.steps, self._name)
         step, lines = child.call("follow", look.steps, look.rest, look.counts)

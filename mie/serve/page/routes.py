@@ -16,10 +16,9 @@ from mie.async_llm import AsyncLLM
 from mie.errors import TraceError, shown
 from mie.events import Segment
 from mie.page.assets import RECORDED_RUNS, Asset, assets
-from mie.page.cells import NodeText, key_record
+from mie.page.cells import NodeText, encode, key_record
 from mie.page.events import seq_from
 from mie.page.recording import Recording
-from mie.page.stream import encode
 from mie.replay import State, at
 from mie.serve.asgi import route_of
 from mie.serve.config import ServeConfig
