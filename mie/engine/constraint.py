@@ -109,9 +109,9 @@ class RowConstraint:
     ) -> None:
         """``token_ids`` is the row's own list, which only grows.
 
-        With ``masks_early``, a drawn row's mask is computed as soon as its tokens are accepted,
-        while the matcher's state is still in the CPU's cache. Otherwise it is computed when it is
-        needed, which is while a GPU computes the logits.
+        With ``masks_early``, a drawn row computes its mask as soon as its tokens are accepted,
+        because the matcher's state is still in the CPU's cache. On a GPU it is better computed when
+        it is needed, while the device computes the logits.
         """
         self._matcher = constraints.start(_structure(params))
         self._num_words = ceil_div(constraints.vocab_size, 32)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mie.arithmetic import ceil_div
 from mie.ops import sampling
 from mie.ops.arrays import Floats, Ints
 from mie.ops.sampling import RowControls
@@ -19,13 +18,13 @@ from mie.ops.weights import exponents, scale_of
 from mie.ops_cpu.threads.workers import Workers
 
 ROW_WORTH_SHARING = 1 << 14
-"""Logits of a row from which on threads share the rows out.
+"""Logits of the shortest rows that threads share.
 
-The calls of NumPy for shorter rows are so short that the threads mostly wait for the GIL. Two
-threads took 1.1 to 1.3 times as long as one for rows of 2,048 and 8,192 logits.
+NumPy's calls for shorter rows are so short that threads wait for each other's GIL. For rows of
+2,048 and 8,192 logits, two threads took 1.1 to 1.3 times as long as one.
 """
 ROWS_DRAWN = 4
-"""Rows that a thread samples at a time, or more if they are short."""
+"""Rows that a thread samples at a time."""
 LOGITS_AT_A_TIME = 1 << 18
 """Logits whose masks are read at a time, so that their tokens stay in the cache."""
 MAX_BANNED = 0.25
@@ -36,10 +35,7 @@ def sample(logits: Floats, rows: Sequence[RowControls], workers: Workers) -> lis
     """Compute `ops.sampling.sample`, with the rows shared out among the threads."""
     vocab_size = logits.shape[1]
     is_shared = vocab_size >= ROW_WORTH_SHARING and any(row.temperature for row in rows)
-    size = max(1, LOGITS_AT_A_TIME // vocab_size)
-    if is_shared:
-        together = sampling.LOGITS_WEIGHED // vocab_size
-        size = max(ROWS_DRAWN, min(together, ceil_div(len(rows), workers.num_threads)))
+    size = ROWS_DRAWN if is_shared else max(1, LOGITS_AT_A_TIME // vocab_size)
     if len(rows) <= size:
         return _sample(logits, rows)
     token_ids = [0] * len(rows)
