@@ -101,7 +101,7 @@ def _sample_masked(logits: Floats, at: list[int], rows: Sequence[RowControls]) -
     for start in range(0, len(rows), size):
         some = slice(start, start + size)
         x = logits[at[some]]
-        x[banned[some].view(np.bool_)] = -np.inf
+        x.reshape(-1)[banned[some].reshape(-1).view(np.bool_).nonzero()] = -np.inf
         is_greedy = rows[start].temperature == 0.0
         token_ids += x.argmax(axis=1).tolist() if is_greedy else sampling.draw_rows(x, rows[some])
     return token_ids
