@@ -104,14 +104,22 @@ class RowConstraint:
         params: SamplingParams,
         token_ids: Sequence[int],
         num_prompt: int,
+        *,
+        masks_early: bool = False,
     ) -> None:
-        """``token_ids`` is the row's own list, which only grows."""
+        """``token_ids`` is the row's own list, which only grows.
+
+        With ``masks_early``, a drawn row computes its mask as soon as its tokens are accepted,
+        because the matcher's state is still in the CPU's cache. On a GPU it is better computed when
+        it is needed, while the device computes the logits.
+        """
         self._matcher = constraints.start(_structure(params))
         self._num_words = ceil_div(constraints.vocab_size, 32)
         self._token_ids = token_ids
         self._num_prompt = self._num_accepted = num_prompt
         # About the token after those accepted:
         self._mask: Words | None = None
+        self._masks_early = masks_early and params.temperature > 0
         self._is_open = False  # whether it is known that several may come
         allowed = params.allowed_token_ids
         self._allowed = None if allowed is None else self._words_of(allowed)
@@ -165,9 +173,11 @@ class RowConstraint:
             if self._is_open:
                 return None
             token_id = self._matcher.determined()
+            self._is_open = token_id is None
+            if self._is_open and self._masks_early:
+                self.words()
         except RequestError:
             return None
-        self._is_open = token_id is None
         if token_id is None or token_id in banned_ids:
             return None
         is_allowed = self._allowed is None or TokenMask(self._allowed).allows(token_id)

@@ -28,7 +28,9 @@ class RowFault(Exception):
 class Row:
     """The runner's state of one running sequence."""
 
-    def __init__(self, new: NewRow, constraints: Constraints | None = None) -> None:
+    def __init__(
+        self, new: NewRow, constraints: Constraints | None = None, *, masks_early: bool = False
+    ) -> None:
         self.token_ids = list(new.token_ids)  # for a plain row, only the initial tokens
         self.num_prompt = new.num_prompt
         self.params = new.params
@@ -44,6 +46,7 @@ class Row:
         self._is_greedy = self._is_unedited and new.params.temperature == 0
         self.is_plain = self._is_greedy and not self._is_constrained
         self._constraints = constraints
+        self._masks_early = masks_early
         self._constraint: RowConstraint | None = None
         self._greedy = GREEDY  # takes the largest logit that the constraint allows
         self._end_ids = frozenset(new.banned_ids)
@@ -143,7 +146,11 @@ class Row:
         if self._constraint is None:
             assert self._constraints is not None, "the engine refuses what it cannot constrain"
             self._constraint = RowConstraint(
-                self._constraints, self.params, self.token_ids, self.num_prompt
+                self._constraints,
+                self.params,
+                self.token_ids,
+                self.num_prompt,
+                masks_early=self._masks_early,
             )
             self._greedy = RowControls(allowed=self._constraint)
         return self._constraint

@@ -144,8 +144,9 @@ class ModelRunner:
 
     def prepare(self, plan: StepPlan) -> None:
         """Apply the plan's changes to rows, tables and blocks."""
+        masks_early = not self.backend.is_asynchronous
         for new in plan.new_rows:
-            state = self._rows[new.row] = Row(new, self._constraints)
+            state = self._rows[new.row] = Row(new, self._constraints, masks_early=masks_early)
             self._rows_with_history.discard(new.row)
             if not state.is_plain:
                 self._rows_with_history.add(new.row)

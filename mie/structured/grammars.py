@@ -155,7 +155,7 @@ class Matcher:
     def _next_run(self) -> Sequence[int]:
         run = self._run
         if run is None:
-            run = self._run = self._matcher.compute_ff_tokens()
+            run = self._run = self._matcher.compute_ff_tokens() or ()
         return run
 
     def validate(self, token_ids: Sequence[int]) -> int:

@@ -95,15 +95,24 @@ def test_a_greedy_row_whose_largest_logit_is_allowed_needs_no_mask():
     assert fast.sample(logits, rows, Workers(1)) == [largest[0], 7, 9, largest[3]]
 
 
-def test_rows_are_shared_out():
+def test_long_rows_are_shared_out(monkeypatch: pytest.MonkeyPatch):
     """The cases are rows of one block, several blocks of one thread, and blocks of two threads."""
-    for vocab_size in (10, 20_000):
+    monkeypatch.setattr(fast, "LOGITS_AT_A_TIME", 1 << 15)
+    shared: list[int] = []
+
+    class Observed(Workers):
+        def share(self, work, items, num_threads=None) -> None:
+            shared.append(vocab_size)
+            super().share(work, items, num_threads)
+
+    for vocab_size in (10, 8192, 20_000):
         logits = rng.normal(size=(9, vocab_size)).astype("float32")
         drawn = [
             RowControls(temperature=i % 3, top_p=0.9, uniform=float(rng.random())) for i in range(9)
         ]
         for rows in (drawn, [RowControls()] * 9):
-            assert fast.sample(logits, rows, Workers(2)) == sampling.sample(logits, rows)
+            assert fast.sample(logits, rows, Observed(2)) == sampling.sample(logits, rows)
+    assert shared == [20_000]  # greedy rows are not
 
 
 def test_a_nucleus_ends_at_the_same_token_where_rounding_decides():

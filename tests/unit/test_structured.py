@@ -8,6 +8,7 @@ import json
 import random
 import re
 import sys
+import types
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from mie import (
     StructuredOutputsParams,
 )
 from mie.cli import main
+from mie.engine.constraint import RowConstraint
 from mie.errors import ConfigError, RequestError, RequestFailedError
 from mie.load.engine import load_engine
 from mie.structured.grammars import Grammars
@@ -723,6 +725,48 @@ def test_a_token_that_is_not_allowed_is_refused():
         matcher.accept(7)
     with pytest.raises(RequestError, match="structured_outputs cannot be followed"):
         matcher.mask()
+
+
+class Counted:
+    """A matcher that determines no token and counts its masks."""
+
+    def __init__(self, error: RequestError | None) -> None:
+        self.num_masks = 0
+        self._error = error
+
+    def accept(self, token_id: int) -> None: ...
+
+    def determined(self) -> None: ...
+
+    def mask(self) -> bytes:
+        self.num_masks += 1
+        if self._error:
+            raise self._error
+        return bytes([0b110]) + bytes(259)
+
+
+@pytest.mark.parametrize("error", [None, RequestError("too complex")])
+@pytest.mark.parametrize(
+    ("temperature", "masks_early", "is_early"),
+    [(1, True, True), (0, True, False), (1, False, False)],
+)
+def test_a_drawn_row_computes_its_mask_early_if_asked_to(temperature, masks_early, is_early, error):
+    """An error of the mask is left to the step that samples."""
+    matcher = Counted(error)
+    constraints = types.SimpleNamespace(
+        vocab_size=2048, eos_token_ids=[EOS], start=lambda structure: matcher
+    )
+    params = params_of(regex="a*", temperature=temperature)
+    row = RowConstraint(constraints, params, [7, 5], 1, masks_early=masks_early)
+    assert row.forced_token([]) is None
+    assert matcher.num_masks == is_early
+    allowed = row.allowed([])
+    if error is None:
+        assert bits(allowed.words().tobytes()) == [1, 2]
+        assert matcher.num_masks == 1
+    else:
+        with pytest.raises(RequestError, match="too complex"):
+            allowed.words()
 
 
 # The command line.
