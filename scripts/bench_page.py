@@ -1,10 +1,10 @@
 """Measure what the web page costs the engine while three pages are open.
 
-    python scripts/bench_page.py [--pages 3] [--streams 8] [--tokens 200] [--rounds 40]
+    python scripts/bench_page.py [--pages 3] [--streams 8] [--seconds 1] [--rounds 40]
                                  [--threads 1]
 
 A round is two turns that serve the same requests, one with no page and one with open pages. The
-order changes from round to round. Each turn begins with 100 steps that are not measured. The
+order changes from round to round. The first half second of a turn is not measured. The
 script prints the medians (quartiles) for both kinds of turn, and of the ratios in each round. Last
 it prints the median ratio of the steps in a second, with a 95 % bootstrap interval.
 
@@ -76,8 +76,10 @@ while True:
 """
 """Pages that read everything that they are sent."""
 
-WARM_TOKENS = 100
-"""Tokens of each request at the beginning of a turn, which are not measured."""
+WARM_SECONDS = 0.5
+"""Time at the beginning of a turn that is not measured. The replaying process starts in it."""
+TOKENS = 200
+"""Tokens of each request."""
 
 
 class Turn(NamedTuple):
@@ -113,31 +115,33 @@ def clocks(llm: AsyncLLM, feed: Feed, readers: int) -> tuple[float, ...]:
     return llm.pulse.num_turns, *threads, time.process_time(), *others, time.monotonic()
 
 
-async def serve(llm: AsyncLLM, streams: int, tokens: int) -> None:
-    """Serve the requests once."""
+async def serve(llm: AsyncLLM, streams: int, seconds: float) -> None:
+    """Serve the same requests again and again until that time has passed."""
+    end = time.monotonic() + seconds
     params = SamplingParams(
-        max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
+        max_tokens=TOKENS, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
     )
 
     async def one(number: int) -> None:
         async for _ in llm.generate(f"Story {number}: once upon a time", params):
             pass
 
-    await asyncio.gather(*map(one, range(streams)))
+    while time.monotonic() < end:
+        await asyncio.gather(*map(one, range(streams)))
 
 
-async def turn(llm: AsyncLLM, feed: Feed, streams: int, tokens: int, readers: int) -> Turn:
-    """Measure the requests once."""
-    await serve(llm, streams, WARM_TOKENS)
+async def turn(llm: AsyncLLM, feed: Feed, streams: int, seconds: float, readers: int) -> Turn:
+    """Measure the requests for a time."""
+    await serve(llm, streams, WARM_SECONDS)
     before = clocks(llm, feed, readers)
-    await serve(llm, streams, tokens)
+    await serve(llm, streams, seconds)
     after = clocks(llm, feed, readers)
     steps, *cpu, wall = (b - a for a, b in zip(before, after, strict=True))
-    return Turn(*(1e6 * seconds / steps for seconds in cpu), steps / wall)
+    return Turn(*(1e6 * each / steps for each in cpu), steps / wall)
 
 
 async def with_pages(
-    port: int, count: int, llm: AsyncLLM, feed: Feed, streams: int, tokens: int
+    port: int, count: int, llm: AsyncLLM, feed: Feed, streams: int, seconds: float
 ) -> Turn:
     """Measure the requests while pages are open.
 
@@ -149,7 +153,7 @@ async def with_pages(
     try:
         assert readers.stdout is not None
         await readers.stdout.readline()
-        return await turn(llm, feed, streams, tokens, readers.pid)
+        return await turn(llm, feed, streams, seconds, readers.pid)
     finally:
         readers.kill()
         await readers.wait()
@@ -167,7 +171,7 @@ async def measure(args: argparse.Namespace) -> None:
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     feed: Feed = app.state.edge.page.feed
-    load = (llm, feed, args.streams, args.tokens)
+    load = (llm, feed, args.streams, args.seconds)
     closed: list[Turn] = []
     opened: list[Turn] = []
     for number in range(args.rounds):
@@ -215,14 +219,16 @@ def main() -> None:
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--pages", type=int, default=3)
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=1, help="time of a turn")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--threads", type=int, help="compute threads (default: one for each CPU)")
     args = parser.parse_args()
     # Quartiles need two rounds.
-    for name, least in {"pages": 0, "streams": 1, "tokens": 1, "rounds": 2}.items():
+    for name, least in {"pages": 0, "streams": 1, "rounds": 2}.items():
         if getattr(args, name) < least:
             parser.error(f"--{name} must be at least {least}; got {getattr(args, name)}")
+    if not args.seconds > 0:
+        parser.error(f"--seconds must be above 0; got {args.seconds}")
     asyncio.run(measure(args))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mie.arithmetic import ceil_div
 from mie.events import Segment, Step
@@ -30,8 +30,17 @@ Place = tuple[str, int, int, int]
 class Follower:
     """Replays a log while it grows. Records are applied once, in the order of the log."""
 
-    def __init__(self, segments: Sequence[Segment], name: str) -> None:
-        """``segments`` are what the log has in memory; its last snapshot is the beginning."""
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        name: str,
+        pause: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``segments`` are what the log has in memory; its last snapshot is the beginning.
+
+        ``pause`` is called between two steps, which take some ten microseconds.
+        """
+        self._pause = pause
         last = segments[-1]
         self.head = head_record(last.snapshot, source="live", name=name, first=last.last)
         """The record that begins every stream."""
@@ -42,6 +51,7 @@ class Follower:
         self._num_applied = 0  # of the records after the last step
         for records in last.steps:
             self._steps.add(records)
+            pause()
         self._steps.take()
 
     @property
@@ -59,6 +69,7 @@ class Follower:
             for records in steps[start : start + per_record]:
                 self._steps.add(records, self._num_applied)
                 self._num_applied = 0
+                self._pause()
             yield self._steps.take()
         if len(rest) > self._num_applied:
             self._steps.apply(rest[self._num_applied :])

@@ -59,3 +59,15 @@ def test_more_steps_are_merged(segment, num_steps, sizes):
     follower = Follower([Segment(after=0, snapshot=segment.snapshot, steps=())], "live")
     lines = follower.records(segment.steps[:num_steps], ())
     assert [len(json.loads(line)["steps"]) for _, line in lines] == sizes
+
+
+def test_it_pauses_after_each_step(segment):
+    pauses: list[int] = []
+    follower = Follower(
+        [Segment(after=0, snapshot=segment.snapshot, steps=segment.steps[:3])],
+        "live",
+        pause=lambda: pauses.append(len(pauses)),
+    )
+    assert len(pauses) == 3
+    list(follower.records(segment.steps[3:30], ()))
+    assert len(pauses) == 30
