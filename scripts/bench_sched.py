@@ -72,7 +72,8 @@ class ConstantRunner(ModelRunner):
 
 def no_decoder() -> Any:
     """Return a decoder without a model."""
-    return SimpleNamespace(backend=SimpleNamespace(copy_blocks=lambda cache, src, dst: None))
+    backend = SimpleNamespace(copy_blocks=lambda cache, src, dst: None, is_asynchronous=False)
+    return SimpleNamespace(backend=backend)
 
 
 def new_engine(num_blocks: int, num_seqs: int, log_steps: int = 2000) -> Engine:
