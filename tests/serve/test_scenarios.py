@@ -336,7 +336,8 @@ def text_of(events: Any) -> str:
 def has_only_last_reason(events: Any) -> bool:
     """Whether only the last chunk with choices says why the answer ended."""
     reasons = [choice(event)["finish_reason"] for event in events if event["choices"]]
-    return reasons[-1] is not None and set(reasons[:-1]) == {None}
+    # On a busy machine, several tokens may come in one chunk.
+    return reasons[-1] is not None and set(reasons[:-1]) <= {None}
 
 
 def totals(usage: Any) -> bool:
