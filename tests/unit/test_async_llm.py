@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import threading
+import time
 
 import pytest
 
@@ -242,6 +243,31 @@ def test_a_dead_engine_notifies_every_caller(llm):
             pass
 
     asyncio.run(main())
+
+
+def test_a_thread_that_waits_for_a_look_hears_that_the_engine_ended():
+    async def main():
+        async with AsyncLLM("bundled") as llm:
+            loop = llm._loop
+
+            def held(turn=loop.turn):
+                while llm._loop.inbox and not llm._thread._is_stopping:
+                    time.sleep(0.001)  # the look waits in the inbox until the shutdown
+                if not llm._thread._is_stopping:
+                    turn()
+
+            loop.turn = held
+            look = asyncio.ensure_future(
+                asyncio.to_thread(llm.look_and_wait, None, with_metrics=False)
+            )
+            while not loop.inbox:
+                await asyncio.sleep(0.001)
+        with pytest.raises(EngineDeadError, match="was shut down"):
+            await look
+        with pytest.raises(EngineDeadError, match="was shut down"):
+            llm.look_and_wait(None, with_metrics=False)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_shutdown_ends_the_thread_and_running_requests():
