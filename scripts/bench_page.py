@@ -227,8 +227,10 @@ def main() -> None:
     for name, least in {"pages": 0, "streams": 1, "rounds": 2}.items():
         if getattr(args, name) < least:
             parser.error(f"--{name} must be at least {least}; got {getattr(args, name)}")
-    if not args.seconds > 0:
-        parser.error(f"--seconds must be above 0; got {args.seconds}")
+    if not 0 < args.seconds < math.inf:
+        parser.error(f"--seconds must be above 0 and finite; got {args.seconds}")
+    if args.threads is not None and args.threads < 1:
+        parser.error(f"--threads must be at least 1; got {args.threads}")
     asyncio.run(measure(args))
 
 
