@@ -11,6 +11,7 @@ touches two lines. A product of one row then takes 15 % longer.
 from __future__ import annotations
 
 import math
+import mmap
 import sys
 from typing import Any
 
@@ -39,6 +40,21 @@ def huge_empty(num_bytes: int) -> NDArray[np.uint8]:
     memory = np.empty(size + unit, np.uint8)  # NumPy asks for huge pages from 4 MiB on
     start = -memory.ctypes.data % unit
     return memory[start : start + size]
+
+
+def shared_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return zeros that this process shares with the children it forks, in small pages.
+
+    They begin at a page, and take memory only where they are written.
+    """
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    try:
+        memory = mmap.mmap(-1, max(1, num_bytes))
+    except (OSError, OverflowError, ValueError) as error:
+        raise MemoryError(f"{num_bytes} bytes cannot be allocated") from error
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
 
 
 class WeightAllocator:

@@ -19,6 +19,7 @@ from mie.ops.sampling import RowControls
 from mie.ops_cpu import elementwise, kv_cache, sampling
 from mie.ops_cpu.allocator import CachingAllocator, WeightAllocator
 from mie.ops_cpu.attention.attention import Attention
+from mie.ops_cpu.crew import Crew
 from mie.ops_cpu.embedding import Embedding
 from mie.ops_cpu.linear.matrix import Matrix
 from mie.ops_cpu.linear.plain import PlainMatrix, PlainPlan
@@ -85,6 +86,7 @@ class CpuBackend(NumpyBackend):
         """Why the probe's answers are not remembered, once `find_probe` was called."""
         self._attention = Attention(self.workers, allocator)
         self._rotation = elementwise.Rotation(self.workers, allocator)
+        self._crew = Crew(self.workers, self._tiled, self._attention, allocator)
 
     def weight_bytes(self, shape: tuple[int, ...]) -> int:
         is_kept = len(shape) > 1 and self._weight_dtype != "auto"
@@ -148,6 +150,7 @@ class CpuBackend(NumpyBackend):
     def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
         """Run a step with a single-threaded BLAS, because the workers share out the work."""
         with self.blas.threads(1):
+            self._crew.begin_step(len(batch.token_ids))
             return super().run_step(forward, batch)
 
     def _plan_for(self, shape: tuple[int, int]) -> PlainPlan | TiledPlan:

@@ -6,38 +6,23 @@ Dh].
 
 from __future__ import annotations
 
-import math
-import mmap
 from typing import Any
 
 import numpy as np
 
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import KVCacheShape
+from mie.ops_cpu.allocator import shared_zeros
 
 
 def new_cache(shape: KVCacheShape, dtype: np.dtype[Any]) -> Floats:
     """Return a cache of zeros [L, 2, N, B, Hkv, Dh], a view of head-major memory."""
     s = shape
     dims = (s.num_layers, 2, s.num_kv_heads, s.num_blocks, s.block_size, s.head_dim)
-    cache: Floats = _pages(math.prod(dims), dtype).reshape(dims).transpose(0, 1, 3, 4, 2, 5)
+    # NumPy would ask for huge pages. The first token writes to every head of every layer, so it
+    # would take (and clear) 2 MiB for each.
+    cache: Floats = shared_zeros(dims, dtype).transpose(0, 1, 3, 4, 2, 5)
     return cache
-
-
-def _pages(size: int, dtype: np.dtype[Any]) -> Floats:
-    """Return ``size`` zeros that take memory only where they are written, in small pages.
-
-    NumPy would ask for huge pages. The first token writes to every head of every layer, so it would
-    take (and clear) 2 MiB for each.
-    """
-    try:
-        memory = mmap.mmap(-1, max(1, size * dtype.itemsize))
-    except (OSError, OverflowError, ValueError) as error:
-        raise MemoryError(f"{size * dtype.itemsize} bytes cannot be allocated") from error
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    zeros: Floats = np.frombuffer(memory, dtype, size)
-    return zeros
 
 
 def head_major(cache: Floats) -> Floats:

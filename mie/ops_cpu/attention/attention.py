@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
@@ -15,6 +16,12 @@ from mie.ops_cpu.attention.plan import WORTH_SHARING, Item, Planner, Split
 from mie.ops_cpu.attention.reader import readers_of
 from mie.ops_cpu.kv_cache import head_major
 from mie.ops_cpu.threads.workers import Workers
+
+if TYPE_CHECKING:
+    from mie.ops_cpu.attention.shared import SharedAttention
+
+PlanKey = tuple[int, "int | None", bool]
+"""The number of query heads, the window, and whether the bits may not depend on the batch."""
 
 
 class Attention:
@@ -31,9 +38,15 @@ class Attention:
         self._geometry: Geometry | None = None
         self._scratch: list[Scratch] = []
         self._batch: StepBatch | None = None
-        self._cache: Floats | None = None
+        self.cache: Floats | None = None
+        """The KV cache of the last step."""
+        self.num_heads = 0
+        """The number of query heads of the last plan."""
         self._blocks: tuple[bytes, bytes] | None = None
-        self._plans: dict[tuple[int, int | None, bool], Plan] = {}
+        self._plans: dict[PlanKey, Plan] = {}
+        self.shared: SharedAttention | None = None
+        """Where helper processes share this step's work. Otherwise threads do."""
+        self._last_shared: SharedAttention | None = None
 
     def __call__(
         self,
@@ -49,29 +62,50 @@ class Attention:
 
         The scale is 1/sqrt(Dh). Return a new array [T, Hq, Dh].
         """
-        if self._batch is not batch or self._cache is not cache:
+        if self._batch is not batch or self.cache is not cache:
             self._begin(batch, cache)
         key = q.shape[1], window, is_batch_invariant
+        shared = None if self.shared is None or self.shared.cache is not cache else self.shared
         if key not in self._plans:
-            self._plans[key] = self._plan(cache, batch, *key)
+            most = self._workers.num_threads if shared is None else shared.num_processes
+            self._plans[key] = self.plan(batch, cache, key, most, may_combine=shared is None)
+            if shared is not None:
+                shared.add(self._plans[key], batch, window)
         out = self._allocator.empty(q.shape, q.dtype)
         by_head = len(q), cache.shape[4], q.shape[1] // cache.shape[4], q.shape[2]
-        self._plans[key].run(self._workers, q.reshape(by_head), layer, out.reshape(by_head))
+        plan, q_by_head, out_by_head = self._plans[key], q.reshape(by_head), out.reshape(by_head)
+        if shared is None:
+            plan.run(self._workers, q_by_head, layer, out_by_head)
+        else:
+            shared.run(plan, key, batch, q_by_head, layer, out_by_head)
         return out
 
     def _begin(self, batch: StepBatch, cache: Floats) -> None:
         """Begin a step. If it decodes into the blocks of the last one, keep the plans."""
         blocks = _blocks_of_decodes(batch, cache.shape[3])
-        is_same = blocks is not None and blocks == self._blocks and cache is self._cache
+        is_same = blocks is not None and blocks == self._blocks
+        is_same = is_same and cache is self.cache and self.shared is self._last_shared
         self._plans = {k: p for k, p in self._plans.items() if is_same and k[1] is None}
         for plan in self._plans.values():
             plan.lengthen(batch.seq_lens.tolist())
-        self._batch, self._cache, self._blocks = batch, cache, blocks
+        self._batch, self.cache, self._blocks = batch, cache, blocks
+        self._last_shared = self.shared
 
-    def _plan(
-        self, cache: Floats, batch: StepBatch, num_heads: int, window: int | None, invariant: bool
+    def plan(
+        self,
+        batch: StepBatch,
+        cache: Floats,
+        key: PlanKey,
+        most_threads: int,
+        *,
+        may_combine: bool = True,
     ) -> Plan:
-        """Return the plan of all layers with this window."""
+        """Return the plan of all layers with this window, for at most so many threads.
+
+        ``may_combine`` allows several threads to compute parts of an item.
+        """
+        num_heads, window, invariant = key
+        self.num_heads = num_heads
         block_size, num_kv_heads, head_dim = cache.shape[-3:]
         g = Geometry(
             num_kv_heads=num_kv_heads,
@@ -86,8 +120,12 @@ class Attention:
             self._geometry = g
             self._scratch = [Scratch(g.dtype) for _ in range(self._workers.num_threads)]
         planner = Planner(batch, g, window, is_batch_invariant=invariant)
-        count = self._workers.at_most(2 * math.isqrt(planner.estimate() // WORTH_SHARING))
-        return Plan(planner.items(count), g, head_major(cache), self._scratch[:count])
+        worth = 2 * math.isqrt(planner.estimate() // WORTH_SHARING)
+        count = max(1, min(worth, most_threads))
+        items = planner.items(count)
+        if not may_combine and any(item.whole is not None for item in items):
+            items, count = planner.items(1), 1
+        return Plan(items, g, head_major(cache), self._scratch[:count])
 
 
 class Plan:
@@ -98,6 +136,9 @@ class Plan:
     ) -> None:
         """Bind nothing yet. ``memory`` [L, 2, Hkv, N, B, Dh]; ``scratch`` of each thread."""
         self._items, self._geometry, self._memory, self._scratch = items, geometry, memory, scratch
+        self.num_items, self.num_threads = len(items), len(scratch)
+        self.number = 0
+        """What helper processes know it by, unless they do not share it."""
         self._bound: list[dict[int, BoundItem]] = [{} for _ in scratch]
         self._readers: list[dict[tuple[Split, int], Readers]] = [{} for _ in scratch]
         self._wholes = {
@@ -115,16 +156,22 @@ class Plan:
         """Compute a layer into ``out``. q and out [T, Hkv, G, Dh]."""
 
         def work(thread: int, numbers: Iterable[int]) -> None:
-            bound = self._bound[thread]
-            self._scratch[thread].held = None
-            for i in numbers:
-                if i not in bound:
-                    bound[i] = self._bind(self._items[i], thread)
-                bound[i].run(q, layer, out)
+            self.run_items(thread, numbers, q, layer, out)
 
-        workers.share(work, range(len(self._items)), len(self._scratch))
+        workers.share(work, range(self.num_items), self.num_threads)
         for result in self._wholes.values():
             result.write(out)
+
+    def run_items(
+        self, thread: int, numbers: Iterable[int], q: Floats, layer: int, out: Floats
+    ) -> None:
+        """Compute some of the items in one thread."""
+        bound = self._bound[thread]
+        self._scratch[thread].held = None
+        for i in numbers:
+            if i not in bound:
+                bound[i] = self._bind(self._items[i], thread)
+            bound[i].run(q, layer, out)
 
     def _bind(self, item: Item, thread: int) -> BoundItem:
         scratch, known = self._scratch[thread], self._readers[thread]

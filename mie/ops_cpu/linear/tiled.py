@@ -12,10 +12,11 @@ A row's result does not depend on the other rows, because its bits are the same 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,9 @@ from mie.ops_cpu.linear.matrix import work_bytes
 from mie.ops_cpu.linear.widen import stored, widen
 from mie.ops_cpu.threads.counts import HeadStart, ThreadCount
 from mie.ops_cpu.threads.workers import Workers
+
+if TYPE_CHECKING:
+    from mie.ops_cpu.linear.shared import SharedProducts
 
 BYTES_PER_THREAD = 1 << 18
 """Bytes of weights below which another thread takes longer to start than it saves anywhere."""
@@ -70,9 +74,13 @@ class TiledMatrix:
         """[ceil(N / W) * W]"""
         self.parts = parts_of(tiles.shape[1])
         """The ranges of K whose products are added."""
+        self.shared_by: SharedProducts | None = None
+        """Whose helper processes know this matrix, under `shared_number`."""
+        self.shared_number = 0
         self.one_row: OneRow | None = None
         """What the plan has prepared for products of one row."""
         self.nbytes = tiles.nbytes + (0 if bias is None else bias.nbytes)
+        plan.remember(self)
 
     def apply(self, x: Floats, residual: Floats | None) -> Floats:
         """Compute `ops.linear.linear`."""
@@ -100,6 +108,11 @@ class TiledPlan:
         self._weight_dtype = weight_dtype
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
+        self.shared: SharedProducts | None = None
+        """Where helper processes share this step's products. Otherwise threads do."""
+        self.num_loaded = 0
+        """Number of matrices that were loaded by now."""
+        self._matrices: list[weakref.ref[TiledMatrix]] = []
         self._counts: dict[tuple[tuple[int, ...], int], ThreadCount] = {}
         self._head_starts: dict[tuple[int, ...], HeadStart] = {}
         self._tasks: dict[tuple[int, int, int, int, int], list[tuple[slice, slice]]] = {}
@@ -146,8 +159,20 @@ class TiledPlan:
         self._workers.share(fill, _shares(len(tiles), self._workers.num_threads))
         return tiles
 
+    def remember(self, matrix: TiledMatrix) -> None:
+        """List a matrix in `matrices` for as long as it exists."""
+        self.num_loaded += 1
+        self._matrices.append(weakref.ref(matrix))
+
+    def matrices(self) -> list[TiledMatrix]:
+        """Return the matrices with this plan."""
+        return [matrix for each in self._matrices if (matrix := each()) is not None]
+
     def apply(self, x: Floats, matrix: TiledMatrix, residual: Floats | None) -> Floats:
         """Compute `ops.linear.linear`."""
+        shared = self.shared
+        if shared is not None and shared.takes(matrix, len(x)):
+            return shared.apply(x, matrix, residual)
         num_tiles, num_inputs, width = matrix.tiles.shape
         if len(x) == 1:
             row = matrix.one_row
@@ -205,14 +230,14 @@ class TiledPlan:
         num_threads = count.choose()
         begin = perf_counter()
         if num_threads == 1:
-            self._product(groups, tiles, matrix.parts, out, 0)
+            self.product(groups, tiles, matrix.parts, out, 0)
             _add(y, matrix.bias, residual)
         else:
 
             def work(thread: int, tasks: Iterable[tuple[slice, slice]]) -> None:
                 for which, some in tasks:
                     own = out[which, some]
-                    self._product(groups[some], tiles[which], matrix.parts, own, thread)
+                    self.product(groups[some], tiles[which], matrix.parts, own, thread)
                     rows = slice(some.start * group, some.stop * group)
                     columns = slice(which.start * width, which.stop * width)
                     bias = None if matrix.bias is None else matrix.bias[columns]
@@ -235,13 +260,17 @@ class TiledPlan:
 
     def _count(self, tiles: NDArray[Any], num_rows: int) -> ThreadCount:
         """Return what knows how many threads to use for a product of this kind."""
-        num_bytes = work_bytes(tiles.nbytes, num_rows)
-        kind = tiles.shape, num_bytes.bit_length()
+        kind = tiles.shape, work_bytes(tiles.nbytes, num_rows).bit_length()
         if kind not in self._counts:
-            most = self._workers.at_most(num_bytes // self._bytes_per_thread)
-            least = math.isqrt(num_bytes // (CERTAIN * self._bytes_per_thread))
-            self._counts[kind] = ThreadCount(max(1, min(least, most)), most)
+            self._counts[kind] = self.new_count(tiles, num_rows)
         return self._counts[kind]
+
+    def new_count(self, tiles: NDArray[Any], num_rows: int) -> ThreadCount:
+        """Return what learns how many threads or processes to use for a product of this kind."""
+        num_bytes = work_bytes(tiles.nbytes, num_rows)
+        most = self._workers.at_most(num_bytes // self._bytes_per_thread)
+        least = math.isqrt(num_bytes // (CERTAIN * self._bytes_per_thread))
+        return ThreadCount(max(1, min(least, most)), most)
 
     def _head_start(self, *kind: int) -> HeadStart:
         """Return what knows how many more tiles the caller takes in a product of this kind."""
@@ -250,7 +279,7 @@ class TiledPlan:
             self._head_starts[kind] = HeadStart(num_tiles, num_threads)
         return self._head_starts[kind]
 
-    def _product(
+    def product(
         self,
         groups: Floats,
         tiles: NDArray[Any],

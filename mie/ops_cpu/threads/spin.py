@@ -30,9 +30,11 @@ class SpinLock:
     Any thread may release it, because in glibc and musl these locks have no owner.
     """
 
-    def __init__(self) -> None:
-        self._memory = ctypes.create_string_buffer(2 * CACHE_LINE)
-        address = ceil_div(ctypes.addressof(self._memory), CACHE_LINE) * CACHE_LINE
+    def __init__(self, address: int | None = None) -> None:
+        """Create a lock at ``address``, a cache line of zeros, or in memory of its own."""
+        if address is None:
+            self._memory = ctypes.create_string_buffer(2 * CACHE_LINE)
+            address = ceil_div(ctypes.addressof(self._memory), CACHE_LINE) * CACHE_LINE
         self._lock = ctypes.c_void_p(address)
         self._try = ctypes.cast(_LIBRARY.pthread_spin_trylock, ctypes.c_void_p)
         self._find = _LIBRARY["lfind"]  # a private object, because its type is set here
@@ -40,9 +42,9 @@ class SpinLock:
         _UNDER_GIL.pthread_spin_init(self._lock, 0)
         self.take()
 
-    def take(self) -> None:
+    def take(self) -> bool:
         """Take the lock if it is free. This keeps the GIL, because nothing here waits."""
-        _UNDER_GIL.pthread_spin_trylock(self._lock)
+        return bool(_UNDER_GIL.pthread_spin_trylock(self._lock) == 0)
 
     def acquire(self, num_tries: int) -> bool:
         """Take the lock as soon as it is free. Return False after ``num_tries`` tries."""

@@ -41,6 +41,8 @@ class Workers:
         tries_per_second = spin.tries_per_second() if may_spin else 0.0
         self._tries = [int(seconds * tries_per_second) for seconds in (HELPER_SPINS, CALLER_SPINS)]
         self._gains = Gains()
+        self.are_resting = False
+        """Whether the caller runs all tasks, because helper processes need the CPUs."""
         self._helpers: list[_Helper] = []
         self._start_helpers()
 
@@ -61,7 +63,7 @@ class Workers:
         """
         num_tasks = num_tasks or self.num_threads
         begin = time.perf_counter()
-        if num_tasks == 1 or self._gains.are_paused(begin):
+        if num_tasks == 1 or self.are_resting or self._gains.are_paused(begin):
             for index in range(num_tasks):
                 task(index)
             return 0.0

@@ -1,0 +1,147 @@
+"""Share a small step's attention with helper processes.
+
+The KV cache is in memory that they share. Every process plans the step from the same numbers, and
+so with the same items. It computes its own share of them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from mie.ops.arrays import Floats, Ints
+from mie.ops.backend import StepBatch
+from mie.ops_cpu.allocator import shared_zeros
+from mie.ops_cpu.attention.attention import Attention, Plan, PlanKey
+from mie.ops_cpu.processes.helpers import HelperProcesses, pack
+
+NUM_BATCHES = 4
+"""Batches that plans are made from: the last two without a window, and with one."""
+MOST_INTS = 1 << 16
+"""Maximum number of integers of a batch, which are block ids for the most part."""
+NO_WINDOW = -1
+
+
+class SharedAttention:
+    """Attention of steps with at most ``max_rows`` tokens over the KV cache of the last step."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        *,
+        kind: int,
+        max_rows: int,
+        num_processes: int,
+    ) -> None:
+        """Take the memory. Messages begin with ``kind``. `helpers` are forked afterwards."""
+        cache, num_heads = attention.cache, attention.num_heads
+        assert cache is not None
+        self.helpers: HelperProcesses | None = None
+        self.num_processes = num_processes
+        self.cache = cache
+        self._attention, self._kind, self._num_heads = attention, kind, num_heads
+        num_kv_heads, head_dim = cache.shape[-2:]
+        shape = max_rows, num_kv_heads, num_heads // num_kv_heads, head_dim
+        self._q, self._out = (shared_zeros(shape, cache.dtype) for _ in range(2))
+        self._batches = shared_zeros((NUM_BATCHES, MOST_INTS), np.int64)
+        self._lengths = shared_zeros((max_rows,), np.int64)
+        """The lengths of the sequences in the current step."""
+        self._batch: StepBatch | None = None
+        self._num_plans = self._num_steps = 0
+        self._plans: dict[int, Plan] = {}
+        self._steps: dict[int, int] = {}
+        """The plans by number, and the step that each was last used in."""
+
+    def add(self, plan: Plan, batch: StepBatch, window: int | None) -> None:
+        """Let the helpers make the same plan. Nothing happens if the batch is too large."""
+        if plan.num_threads == 1 or _size_of(batch) > MOST_INTS:
+            return
+        self._num_plans += 1
+        # Windowed plans serve for one step. They may not overwrite the batch of one that lasts.
+        plan.number = 2 * self._num_plans + (window is not None)
+        self._begin(batch)
+        _write(self._batches[plan.number % NUM_BATCHES], self._num_steps, batch)
+        self._keep(plan.number, plan, self._num_steps)
+
+    def run(
+        self, plan: Plan, key: PlanKey, batch: StepBatch, q: Floats, layer: int, out: Floats
+    ) -> None:
+        """Compute a layer into ``out``. q and out [T, Hkv, G, Dh]."""
+        helpers = self.helpers
+        if not plan.number or helpers is None or not helpers.are_usable or helpers.are_paused():
+            plan.run_items(0, range(plan.num_items), q, layer, out)
+            return
+        self._begin(batch)
+        self._q[: len(q)] = q
+        _, window, invariant = key
+        place = NO_WINDOW if window is None else window
+        numbers = self._kind, plan.number, self._num_steps, len(q), layer, place, invariant
+        messages = [pack(*numbers, share) for share in range(1, plan.num_threads)]
+        helpers.run(messages, partial(self._run_share, plan, 0, len(q), layer))
+        out[...] = self._out[: len(q)]
+
+    def do(
+        self,
+        number: int,
+        step: int,
+        num_rows: int,
+        layer: int,
+        window: int,
+        invariant: int,
+        share: int,
+    ) -> None:
+        """Compute one share of a plan's items, in any of the processes."""
+        if number not in self._plans:
+            first_step, batch = _read(self._batches[number % NUM_BATCHES])
+            key = self._num_heads, None if window == NO_WINDOW else window, bool(invariant)
+            plan = self._attention.plan(
+                batch, self.cache, key, self.num_processes, may_combine=False
+            )
+            self._keep(number, plan, first_step)
+        if self._steps[number] != step:
+            self._plans[number].lengthen(self._lengths.tolist())
+            self._steps[number] = step
+        self._run_share(self._plans[number], share, num_rows, layer)
+
+    def _run_share(self, plan: Plan, share: int, num_rows: int, layer: int) -> None:
+        numbers = range(share, plan.num_items, plan.num_threads)
+        plan.run_items(share, numbers, self._q[:num_rows], layer, self._out[:num_rows])
+
+    def _begin(self, batch: StepBatch) -> None:
+        if batch is not self._batch:
+            self._batch = batch
+            self._num_steps += 1
+            self._lengths[: len(batch.seq_lens)] = batch.seq_lens
+
+    def _keep(self, number: int, plan: Plan, step: int) -> None:
+        if len(self._plans) >= NUM_BATCHES:
+            oldest = next(iter(self._plans))
+            del self._plans[oldest], self._steps[oldest]
+        self._plans[number], self._steps[number] = plan, step
+
+
+def _size_of(batch: StepBatch) -> int:
+    return 3 + 2 * len(batch.seq_lens) + 1 + batch.block_tables.size
+
+
+def _write(memory: Ints, step: int, batch: StepBatch) -> None:
+    tables = batch.block_tables
+    numbers = [step, *tables.shape], batch.cu_seqlens_q, batch.seq_lens, tables.ravel()
+    memory[: _size_of(batch)] = np.concatenate(numbers)
+
+
+def _read(memory: Ints) -> tuple[int, StepBatch]:
+    step, num_sequences, num_blocks = memory[:3].tolist()
+    sizes = num_sequences + 1, num_sequences, num_sequences * num_blocks
+    starts, lengths, tables = np.split(memory[3 : 3 + sum(sizes)].copy(), np.cumsum(sizes[:2]))
+    none = np.empty(0, np.int64)
+    return step, StepBatch(
+        token_ids=none,
+        positions=none,
+        slot_mapping=none,
+        cu_seqlens_q=starts,
+        seq_lens=lengths,
+        block_tables=tables.reshape(num_sequences, num_blocks),
+        logits_rows=none,
+    )

@@ -1,0 +1,120 @@
+"""Decide in which steps helper processes share the work, and start them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mie.ops_cpu.allocator import CachingAllocator
+from mie.ops_cpu.attention.attention import Attention
+from mie.ops_cpu.attention.shared import SharedAttention
+from mie.ops_cpu.linear.shared import SharedProducts
+from mie.ops_cpu.linear.tiled import TiledPlan
+from mie.ops_cpu.processes import helpers
+from mie.ops_cpu.processes.helpers import HelperProcesses, unpack
+from mie.ops_cpu.threads.workers import Workers
+from mie.system.resources import available_cpus
+
+MAX_TOKENS = 64
+"""Maximum number of tokens of a small step. Threads share larger ones, whose work is longer."""
+START_BYTES = 1 << 31
+"""Bytes of weights that small steps read before helpers start, which takes some milliseconds."""
+MAX_TASKS = 1 << 12
+"""Number of products that are kept ready."""
+_PRODUCT, _ATTENTION = range(2)
+
+
+class Crew:
+    """Decides who shares the work of a step: helper processes if it is small, and threads if not.
+
+    In a small step the threads rest, because both would spin-wait on the same CPUs.
+    """
+
+    def __init__(
+        self, workers: Workers, plan: TiledPlan, attention: Attention, allocator: CachingAllocator
+    ) -> None:
+        self._workers, self._plan, self._attention = workers, plan, attention
+        self._allocator = allocator
+        # A helper that spins would hold up another one on the same CPU.
+        self._may_start = helpers.IS_AVAILABLE and 1 < workers.num_threads <= available_cpus()
+        self._num_bytes = 0
+        self._team: _Team | None = None
+
+    def begin_step(self, num_tokens: int) -> None:
+        """Decide for a step of so many tokens."""
+        self._use(self._find_team() if num_tokens <= MAX_TOKENS else None)
+
+    def close(self) -> None:
+        """End the helper processes. Another small step may start others."""
+        self._use(None)
+        if self._team is not None:
+            self._team.helpers.close()
+        self._team, self._num_bytes = None, 0
+
+    def __del__(self) -> None:
+        if hasattr(self, "_team"):
+            self.close()
+
+    def _use(self, team: _Team | None) -> None:
+        self._workers.are_resting = team is not None
+        self._plan.shared = None if team is None else team.products
+        self._attention.shared = None if team is None else team.attention
+
+    def _find_team(self) -> _Team | None:
+        """Return the helpers, started if it is time, or None if there are none."""
+        if self._team is not None and not self._team.is_usable:
+            self._may_start = not self._team.helpers.have_failed
+            self.close()
+        if self._team is None and self._may_start:
+            self._num_bytes += sum(matrix.nbytes for matrix in self._plan.matrices())
+            if self._num_bytes >= START_BYTES:
+                num_processes = self._workers.num_threads
+                self._team = _Team(self._plan, self._attention, self._allocator, num_processes)
+        return self._team
+
+
+class _Team:
+    """Helper processes, with what they share."""
+
+    def __init__(
+        self,
+        plan: TiledPlan,
+        attention: Attention,
+        allocator: CachingAllocator,
+        num_processes: int,
+    ) -> None:
+        """Start them. They know the matrices and the KV cache that exist by now."""
+        self._plan, self._attention = plan, attention
+        self._num_loaded, self._cache = plan.num_loaded, attention.cache
+        self.products = SharedProducts(plan, allocator, kind=_PRODUCT, max_rows=MAX_TOKENS)
+        self.attention: SharedAttention | None = None
+        if attention.cache is not None:
+            self.attention = SharedAttention(
+                attention, kind=_ATTENTION, max_rows=MAX_TOKENS, num_processes=num_processes
+            )
+        self._tasks: dict[bytes, Callable[[], object]] = {}
+        self.helpers = HelperProcesses(num_processes - 1, self._do)
+        self.products.helpers = self.helpers
+        if self.attention is not None:
+            self.attention.helpers = self.helpers
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the helpers are alive and know what this process works with."""
+        return (
+            self.helpers.are_usable
+            and self._num_loaded == self._plan.num_loaded
+            and self._cache is self._attention.cache
+        )
+
+    def _do(self, message: bytes) -> None:
+        """Do what a message says, in any of the processes."""
+        kind, *numbers = unpack(message)
+        if kind == _ATTENTION:
+            assert self.attention is not None
+            self.attention.do(*numbers)
+            return
+        if message not in self._tasks:
+            if len(self._tasks) >= MAX_TASKS:
+                self._tasks.clear()
+            self._tasks[message] = self.products.bind(*numbers[:4])
+        self._tasks[message]()
