@@ -198,7 +198,7 @@ class Backend(Protocol):
 
     # Several operators in one call. `ops.composed` defines them by those above.
     def norm_linear(self, x: Array, norm: Array, eps: float, weight: Array) -> Array:
-        """Normalise, then multiply to [T, N]."""
+        """Normalise, then multiply to [T, N]. The result lasts until the next product."""
 
     def norm_gate_up(self, x: Array, norm: Array, eps: float, weight: Array) -> Array:
         """Normalise, multiply, then apply the gated activation, as [T, F]."""

@@ -120,6 +120,9 @@ class CpuBackend(NumpyBackend):
     def linear(self, x: Floats, weight: Matrix, residual: Floats | None = None) -> Floats:  # type: ignore[override]  # as above
         return weight.apply(x, residual)
 
+    def norm_linear(self, x: Floats, norm: Floats, eps: float, weight: Matrix) -> Floats:
+        return weight.apply(self.rms_norm(x, norm, eps), None, is_brief=True)
+
     def new_kv_cache(self, shape: KVCacheShape) -> Cache:
         if self.kv_dtype != self.dtype:
             return super().new_kv_cache(shape)

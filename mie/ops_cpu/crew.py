@@ -111,7 +111,7 @@ class _Team:
         kind, *numbers = unpack(message)
         if kind == _ATTENTION:
             assert self.attention is not None
-            self.attention.do(*numbers)
+            self.attention.do(*numbers[:5])
             return
         if message not in self._tasks:
             if len(self._tasks) >= MAX_TASKS:

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.allocator import CachingAllocator, Scratch
 from mie.ops_cpu.attention.geometry import Geometry
 from mie.ops_cpu.attention.items import BoundItem, Readers, Result
-from mie.ops_cpu.attention.plan import WORTH_SHARING, Item, Planner, Split
+from mie.ops_cpu.attention.plan import WORTH_SHARING, Item, Planner, Split, estimate
 from mie.ops_cpu.attention.reader import readers_of
 from mie.ops_cpu.kv_cache import head_major
 from mie.ops_cpu.threads.workers import Workers
@@ -40,8 +42,6 @@ class Attention:
         self._batch: StepBatch | None = None
         self.cache: Floats | None = None
         """The KV cache of the last step."""
-        self.num_heads = 0
-        """The number of query heads of the last plan."""
         self._blocks: tuple[bytes, bytes] | None = None
         self._plans: dict[PlanKey, Plan] = {}
         self.shared: SharedAttention | None = None
@@ -67,18 +67,22 @@ class Attention:
         key = q.shape[1], window, is_batch_invariant
         shared = None if self.shared is None or self.shared.cache is not cache else self.shared
         if key not in self._plans:
-            most = self._workers.num_threads if shared is None else shared.num_processes
-            self._plans[key] = self.plan(batch, cache, key, most, may_combine=shared is None)
-            if shared is not None:
-                shared.add(self._plans[key], batch, window)
+            planned = shared or self
+            self._plans[key] = planned.plan(batch, cache, key, self.most_threads(batch, cache, key))
         out = self._allocator.empty(q.shape, q.dtype)
         by_head = len(q), cache.shape[4], q.shape[1] // cache.shape[4], q.shape[2]
         plan, q_by_head, out_by_head = self._plans[key], q.reshape(by_head), out.reshape(by_head)
         if shared is None:
             plan.run(self._workers, q_by_head, layer, out_by_head)
         else:
-            shared.run(plan, key, batch, q_by_head, layer, out_by_head)
+            shared.run(plan, batch, q_by_head, layer, out_by_head)
         return out
+
+    @property
+    def num_heads(self) -> int:
+        """The number of query heads of the last plan."""
+        g = self._geometry
+        return 0 if g is None else g.num_kv_heads * g.heads_per_kv
 
     def _begin(self, batch: StepBatch, cache: Floats) -> None:
         """Begin a step. If it decodes into the blocks of the last one, keep the plans."""
@@ -91,12 +95,19 @@ class Attention:
         self._batch, self.cache, self._blocks = batch, cache, blocks
         self._last_shared = self.shared
 
+    def most_threads(self, batch: StepBatch, cache: Floats, key: PlanKey) -> int:
+        """Return how many threads or processes a plan is worth."""
+        g, lengths = self._find_geometry(cache, key[0]), batch.seq_lens.tolist()
+        counts = np.diff(batch.cu_seqlens_q).tolist()
+        worth = 2 * math.isqrt(estimate(counts, lengths, g) // WORTH_SHARING)
+        return max(1, min(worth, self._workers.num_threads))
+
     def plan(
         self,
         batch: StepBatch,
         cache: Floats,
         key: PlanKey,
-        most_threads: int,
+        num_threads: int,
         *,
         may_combine: bool = True,
     ) -> Plan:
@@ -105,7 +116,14 @@ class Attention:
         ``may_combine`` allows several threads to compute parts of an item.
         """
         num_heads, window, invariant = key
-        self.num_heads = num_heads
+        g = self._find_geometry(cache, num_heads)
+        planner = Planner(batch, g, window, is_batch_invariant=invariant)
+        items = planner.items(num_threads)
+        if not may_combine and any(item.whole is not None for item in items):
+            items, num_threads = planner.items(1), 1
+        return Plan(items, g, head_major(cache), self._scratch[:num_threads])
+
+    def _find_geometry(self, cache: Floats, num_heads: int) -> Geometry:
         block_size, num_kv_heads, head_dim = cache.shape[-3:]
         g = Geometry(
             num_kv_heads=num_kv_heads,
@@ -114,18 +132,10 @@ class Attention:
             block_size=block_size,
             dtype=cache.dtype,
         )
-        if self._geometry == g:
-            g = self._geometry  # which remembers the results of its trials
-        else:
+        if self._geometry is None or self._geometry != g:
             self._geometry = g
             self._scratch = [Scratch(g.dtype) for _ in range(self._workers.num_threads)]
-        planner = Planner(batch, g, window, is_batch_invariant=invariant)
-        worth = 2 * math.isqrt(planner.estimate() // WORTH_SHARING)
-        count = max(1, min(worth, most_threads))
-        items = planner.items(count)
-        if not may_combine and any(item.whole is not None for item in items):
-            items, count = planner.items(1), 1
-        return Plan(items, g, head_major(cache), self._scratch[:count])
+        return self._geometry  # which remembers the results of its trials
 
 
 class Plan:

@@ -114,6 +114,16 @@ class Item:
                 yield replace(part, whole=part, first_span=own.start, **sizes)
 
 
+def estimate(counts: Sequence[int], lengths: Sequence[int], geometry: Geometry) -> int:
+    """Return about how many products a layer takes, or products that take as long.
+
+    Each sequence has a number of queries and a length.
+    """
+    by_query = geometry.num_rows * geometry.head_dim
+    each = zip(counts, lengths, strict=True)
+    return geometry.num_kv_heads * sum(n * max(PRODUCTS_PER_KEY, c * by_query) for c, n in each)
+
+
 class Planner:
     """Plans the items of a step in all layers with the same window."""
 
@@ -136,12 +146,6 @@ class Planner:
         shortens = not is_batch_invariant or g.short_tiles_are_exact
         self._width_step = g.width_step if shortens else g.tile
         self._reads_last_in_place = g.short_sums_are_exact
-
-    def estimate(self) -> int:
-        """Return about how many products a layer takes, or products that take as long."""
-        g, by_query = self._geometry, self._geometry.num_rows * self._geometry.head_dim
-        each = zip(self._counts, self._tiles.lengths, strict=True)
-        return g.num_kv_heads * sum(n * max(PRODUCTS_PER_KEY, c * by_query) for c, n in each)
 
     def items(self, num_threads: int) -> list[Item]:
         """Return the items, largest first. Items that read the same keys are adjacent."""

@@ -20,7 +20,7 @@ NUM_BATCHES = 4
 """Batches that plans are made from: the last two without a window, and with one."""
 MOST_INTS = 1 << 16
 """Maximum number of integers of a batch, which are block ids for the most part."""
-NO_WINDOW = -1
+NO_WINDOW = _NO_LAYER = -1
 
 
 class SharedAttention:
@@ -53,58 +53,62 @@ class SharedAttention:
         self._steps: dict[int, int] = {}
         """The plans by number, and the step that each was last used in."""
 
-    def add(self, plan: Plan, batch: StepBatch, window: int | None) -> None:
-        """Let the helpers make the same plan. Nothing happens if the batch is too large."""
-        if plan.num_threads == 1 or _size_of(batch) > MOST_INTS:
-            return
+    def plan(self, batch: StepBatch, cache: Floats, key: PlanKey, num_threads: int) -> Plan:
+        """Make a plan in so many processes at the same time."""
+        _, window, invariant = key
+        if num_threads == 1 or not self._is_possible() or _size_of(batch) > MOST_INTS:
+            return self._attention.plan(batch, cache, key, 1)
+        self._begin(batch)
         self._num_plans += 1
         # Windowed plans serve for one step. They may not overwrite the batch of one that lasts.
-        plan.number = 2 * self._num_plans + (window is not None)
-        self._begin(batch)
-        _write(self._batches[plan.number % NUM_BATCHES], self._num_steps, batch)
-        self._keep(plan.number, plan, self._num_steps)
+        number = 2 * self._num_plans + (window is not None)
+        header = num_threads, NO_WINDOW if window is None else window, int(invariant)
+        _write(self._batches[number % NUM_BATCHES], (self._num_steps, *header), batch)
+        message = pack(self._kind, number, self._num_steps, _NO_LAYER)
+        assert self.helpers is not None
+        self.helpers.run([message] * (num_threads - 1), partial(self._make, number))
+        plan = self._plans[number]
+        plan.number = number if plan.num_threads > 1 else 0
+        return plan
 
-    def run(
-        self, plan: Plan, key: PlanKey, batch: StepBatch, q: Floats, layer: int, out: Floats
-    ) -> None:
+    def run(self, plan: Plan, batch: StepBatch, q: Floats, layer: int, out: Floats) -> None:
         """Compute a layer into ``out``. q and out [T, Hkv, G, Dh]."""
-        helpers = self.helpers
-        if not plan.number or helpers is None or not helpers.are_usable or helpers.are_paused():
+        if not plan.number or not self._is_possible():
             plan.run_items(0, range(plan.num_items), q, layer, out)
             return
         self._begin(batch)
         self._q[: len(q)] = q
-        _, window, invariant = key
-        place = NO_WINDOW if window is None else window
-        numbers = self._kind, plan.number, self._num_steps, len(q), layer, place, invariant
+        numbers = self._kind, plan.number, self._num_steps, layer, len(q)
         messages = [pack(*numbers, share) for share in range(1, plan.num_threads)]
-        helpers.run(messages, partial(self._run_share, plan, 0, len(q), layer))
+        assert self.helpers is not None
+        self.helpers.run(messages, partial(self._run_share, plan, 0, layer, len(q)))
         out[...] = self._out[: len(q)]
 
-    def do(
-        self,
-        number: int,
-        step: int,
-        num_rows: int,
-        layer: int,
-        window: int,
-        invariant: int,
-        share: int,
-    ) -> None:
-        """Compute one share of a plan's items, in any of the processes."""
+    def do(self, number: int, step: int, layer: int, num_rows: int, share: int) -> None:
+        """Compute one share of a plan's items, in any of the processes, or only make the plan."""
         if number not in self._plans:
-            first_step, batch = _read(self._batches[number % NUM_BATCHES])
-            key = self._num_heads, None if window == NO_WINDOW else window, bool(invariant)
-            plan = self._attention.plan(
-                batch, self.cache, key, self.num_processes, may_combine=False
-            )
-            self._keep(number, plan, first_step)
+            self._make(number)
         if self._steps[number] != step:
             self._plans[number].lengthen(self._lengths.tolist())
             self._steps[number] = step
-        self._run_share(self._plans[number], share, num_rows, layer)
+        if layer != _NO_LAYER:
+            self._run_share(self._plans[number], share, layer, num_rows)
 
-    def _run_share(self, plan: Plan, share: int, num_rows: int, layer: int) -> None:
+    def _make(self, number: int) -> None:
+        """Make a plan from the batch that the caller has written."""
+        (step, num_threads, window, invariant), batch = _read(self._batches[number % NUM_BATCHES])
+        key = self._num_heads, None if window == NO_WINDOW else window, bool(invariant)
+        plan = self._attention.plan(batch, self.cache, key, num_threads, may_combine=False)
+        if len(self._plans) >= NUM_BATCHES:
+            oldest = next(iter(self._plans))
+            del self._plans[oldest], self._steps[oldest]
+        self._plans[number], self._steps[number] = plan, step
+
+    def _is_possible(self) -> bool:
+        helpers = self.helpers
+        return helpers is not None and helpers.are_usable and not helpers.are_paused()
+
+    def _run_share(self, plan: Plan, share: int, layer: int, num_rows: int) -> None:
         numbers = range(share, plan.num_items, plan.num_threads)
         plan.run_items(share, numbers, self._q[:num_rows], layer, self._out[:num_rows])
 
@@ -114,29 +118,25 @@ class SharedAttention:
             self._num_steps += 1
             self._lengths[: len(batch.seq_lens)] = batch.seq_lens
 
-    def _keep(self, number: int, plan: Plan, step: int) -> None:
-        if len(self._plans) >= NUM_BATCHES:
-            oldest = next(iter(self._plans))
-            del self._plans[oldest], self._steps[oldest]
-        self._plans[number], self._steps[number] = plan, step
-
 
 def _size_of(batch: StepBatch) -> int:
-    return 3 + 2 * len(batch.seq_lens) + 1 + batch.block_tables.size
+    num_sequences, num_blocks = batch.block_tables.shape
+    return int(6 + (num_sequences + 1) + num_sequences + num_sequences * num_blocks)
 
 
-def _write(memory: Ints, step: int, batch: StepBatch) -> None:
+def _write(memory: Ints, header: tuple[int, int, int, int], batch: StepBatch) -> None:
     tables = batch.block_tables
-    numbers = [step, *tables.shape], batch.cu_seqlens_q, batch.seq_lens, tables.ravel()
+    numbers = [*header, *tables.shape], batch.cu_seqlens_q, batch.seq_lens, tables.ravel()
     memory[: _size_of(batch)] = np.concatenate(numbers)
 
 
-def _read(memory: Ints) -> tuple[int, StepBatch]:
-    step, num_sequences, num_blocks = memory[:3].tolist()
+def _read(memory: Ints) -> tuple[list[int], StepBatch]:
+    *header, num_sequences, num_blocks = memory[:6].tolist()
     sizes = num_sequences + 1, num_sequences, num_sequences * num_blocks
-    starts, lengths, tables = np.split(memory[3 : 3 + sum(sizes)].copy(), np.cumsum(sizes[:2]))
+    ends = 6 + np.cumsum(sizes)
+    starts, lengths, tables = np.split(memory[6 : ends[-1]].copy(), ends[:2] - 6)
     none = np.empty(0, np.int64)
-    return step, StepBatch(
+    return header, StepBatch(
         token_ids=none,
         positions=none,
         slot_mapping=none,

@@ -16,8 +16,8 @@ class Matrix(Protocol):
 
     nbytes: int
 
-    def apply(self, x: Floats, residual: Floats | None) -> Floats:
-        """Compute `ops.linear.linear`."""
+    def apply(self, x: Floats, residual: Floats | None, *, is_brief: bool = False) -> Floats:
+        """Compute `ops.linear.linear`. A brief result may last only until the next product."""
 
 
 def work_bytes(weight_bytes: int, num_rows: int) -> int:

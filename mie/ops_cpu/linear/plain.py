@@ -33,8 +33,8 @@ class PlainMatrix:
         self.bias = bias
         self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
 
-    def apply(self, x: Floats, residual: Floats | None) -> Floats:
-        """Compute `ops.linear.linear`."""
+    def apply(self, x: Floats, residual: Floats | None, *, is_brief: bool = False) -> Floats:
+        """Compute `ops.linear.linear`. The result always lasts."""
         return self._plan.apply(x, self, residual)
 
 

@@ -64,14 +64,16 @@ class SharedProducts:
             and self.helpers.are_usable
         )
 
-    def apply(self, x: Floats, matrix: TiledMatrix, residual: Floats | None) -> Floats:
-        """Compute `ops.linear.linear`."""
+    def apply(
+        self, x: Floats, matrix: TiledMatrix, residual: Floats | None, *, is_brief: bool
+    ) -> Floats:
+        """Compute `TiledPlan.apply`."""
         key = matrix.shared_number, len(x)
         if key not in self._products:
             if len(self._products) >= MAX_PRODUCTS:
                 self._products.clear()
             self._products[key] = _Product(self, matrix, len(x))
-        return self._products[key].apply(x, residual)
+        return self._products[key].apply(x, residual, is_brief=is_brief)
 
     def places(self, matrix: TiledMatrix, num_rows: int) -> tuple[Floats, Floats]:
         """Return the places of the rows [groups, G, K] and of the result [padded rows, columns]."""
@@ -120,13 +122,15 @@ class _Product:
         self._alone = self._bind(slice(0, self._num_tiles))
         self._bound: tuple[tuple[int, int], list[Turn]] = (0, 0), []
 
-    def apply(self, x: Floats, residual: Floats | None) -> Floats:
-        """Compute `ops.linear.linear`."""
+    def apply(self, x: Floats, residual: Floats | None, *, is_brief: bool) -> Floats:
+        """Compute `TiledPlan.apply`."""
         self._place[...] = x
         if len(self._padding):
             self._padding[...] = 0
         self._multiply()
         y, bias = self._y, self._bias
+        if is_brief and bias is None and residual is None and y.flags.c_contiguous:
+            return y
         result: Floats = self._shared.allocator.empty(y.shape, y.dtype)
         if bias is not None:
             np.add(y, bias, out=result)

@@ -82,9 +82,9 @@ class TiledMatrix:
         self.nbytes = tiles.nbytes + (0 if bias is None else bias.nbytes)
         plan.remember(self)
 
-    def apply(self, x: Floats, residual: Floats | None) -> Floats:
-        """Compute `ops.linear.linear`."""
-        return self._plan.apply(x, self, residual)
+    def apply(self, x: Floats, residual: Floats | None, *, is_brief: bool = False) -> Floats:
+        """Compute `ops.linear.linear`. A brief result lasts until the next product."""
+        return self._plan.apply(x, self, residual, is_brief=is_brief)
 
 
 class TiledPlan:
@@ -168,11 +168,13 @@ class TiledPlan:
         """Return the matrices with this plan."""
         return [matrix for each in self._matrices if (matrix := each()) is not None]
 
-    def apply(self, x: Floats, matrix: TiledMatrix, residual: Floats | None) -> Floats:
-        """Compute `ops.linear.linear`."""
+    def apply(
+        self, x: Floats, matrix: TiledMatrix, residual: Floats | None, *, is_brief: bool = False
+    ) -> Floats:
+        """Compute `ops.linear.linear`. A brief result lasts until the next product."""
         shared = self.shared
         if shared is not None and shared.takes(matrix, len(x)):
-            return shared.apply(x, matrix, residual)
+            return shared.apply(x, matrix, residual, is_brief=is_brief)
         num_tiles, num_inputs, width = matrix.tiles.shape
         if len(x) == 1:
             row = matrix.one_row
