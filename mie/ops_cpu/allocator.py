@@ -83,7 +83,7 @@ class Scratch:
     """Named working memory of one thread, which grows on demand."""
 
     def __init__(self, dtype: DTypeLike) -> None:
-        self._dtype = np.dtype(dtype)
+        self.dtype = np.dtype(dtype)
         self._arrays: dict[str, NDArray[Any]] = {}
         self.held: object = None
         """What the owner last read into it and may use again."""
@@ -92,7 +92,7 @@ class Scratch:
         """Return an uninitialised array of that shape. It overwrites the last one of that name."""
         size = math.prod(shape)
         if name not in self._arrays or self._arrays[name].size < size:
-            self._arrays[name] = huge_empty(size * self._dtype.itemsize).view(self._dtype)
+            self._arrays[name] = huge_empty(size * self.dtype.itemsize).view(self.dtype)
         return self._arrays[name][:size].reshape(shape)
 
 
@@ -111,6 +111,10 @@ class CachingAllocator:
         if num_bytes < SMALL_BYTES:
             return np.empty(shape, dtype)
         return self._free_slab(num_bytes).bytes[:num_bytes].view(dtype).reshape(shape)
+
+    def release(self) -> None:
+        """Free the memory that no array refers to."""
+        self._slabs = [slab for slab in self._slabs if not slab.is_free]
 
     def _free_slab(self, num_bytes: int) -> _Slab:
         for slab in self._slabs:

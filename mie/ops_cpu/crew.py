@@ -83,6 +83,10 @@ class _Team:
         num_processes: int,
     ) -> None:
         """Start them. They know the matrices and the KV cache that exist by now."""
+        # Linux breaks a huge page up when this process writes to it after a fork. So the children
+        # get no working memory, and this process takes new huge pages.
+        for owner in (plan, attention, allocator):
+            owner.release()
         self._plan, self._attention = plan, attention
         self._num_loaded, self._cache = plan.num_loaded, attention.cache
         self.products = SharedProducts(plan, allocator, kind=_PRODUCT, max_rows=MAX_TOKENS)

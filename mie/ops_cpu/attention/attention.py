@@ -84,6 +84,11 @@ class Attention:
         g = self._geometry
         return 0 if g is None else g.num_kv_heads * g.heads_per_kv
 
+    def release(self) -> None:
+        """Free the working memory and the plans, between two steps."""
+        self._plans, self._blocks = {}, None
+        self._scratch = [Scratch(each.dtype) for each in self._scratch]
+
     def _begin(self, batch: StepBatch, cache: Floats) -> None:
         """Begin a step. If it decodes into the blocks of the last one, keep the plans."""
         blocks = _blocks_of_decodes(batch, cache.shape[3])

@@ -117,8 +117,12 @@ class TiledPlan:
         self._head_starts: dict[tuple[int, ...], HeadStart] = {}
         self._tasks: dict[tuple[int, int, int, int, int], list[tuple[slice, slice]]] = {}
         self._padded_rows: dict[tuple[int, int, int], Floats] = {}
-        self._parts = [np.empty(0, dtype) for _ in range(workers.num_threads)]
-        self._wide = [np.empty(0, dtype) for _ in self._parts]
+        self.release()
+
+    def release(self) -> None:
+        """Free the working memory."""
+        self._parts = [np.empty(0, self.dtype) for _ in range(self._workers.num_threads)]
+        self._wide = [np.empty(0, self.dtype) for _ in self._parts]
 
     def load(
         self,
