@@ -95,7 +95,7 @@ class HelperProcesses:
         """
         begin, cpu_begin = time.perf_counter(), time.thread_time()
         pairs = list(zip(self._helpers, messages, strict=False))
-        helpers_end = 0.0
+        own_end = helpers_end = 0.0
         try:
             for helper, message in pairs:
                 helper.give(message)
@@ -114,6 +114,8 @@ class HelperProcesses:
             logger.warning("%s; mie goes on without helper processes", error)
             self.have_failed = True
             self._end()
+            if not own_end:
+                own()
             for message in messages:
                 self._do(message)
             return 0.0
@@ -185,6 +187,8 @@ class _Helper:
 
         Linux may wake it on the caller's, and moves it away only some milliseconds later.
         """
+        if self._has_ended():
+            raise _HelperEnded(f"helper process {self._pid} died")
         others = self._cpus - {_LIBRARY.sched_getcpu()}
         if others:
             with suppress(OSError):  # the process may have lost these CPUs meanwhile
