@@ -66,7 +66,7 @@ class Crew:
             self.close()
         if self._team is None and self._may_start:
             self._num_bytes += sum(matrix.nbytes for matrix in self._plan.matrices())
-            if self._num_bytes >= START_BYTES:
+            if self._num_bytes > START_BYTES:  # never without a tiled matrix
                 num_processes = self._workers.num_threads
                 self._team = _Team(self._plan, self._attention, self._allocator, num_processes)
         return self._team
