@@ -84,7 +84,7 @@ class CpuBackend(NumpyBackend):
         self.cache_error: str | None = None
         """Why the probe's answers are not remembered, once `find_probe` was called."""
         self._attention = Attention(self.workers, allocator)
-        self._rotation = elementwise.Rotation(self.workers, allocator)
+        self._rotation = elementwise.Rotation(self.workers)
 
     def weight_bytes(self, shape: tuple[int, ...]) -> int:
         is_kept = len(shape) > 1 and self._weight_dtype != "auto"

@@ -52,15 +52,14 @@ def test_rotation_equals_rope_and_writes_to_the_slots(dtype, table_bytes, sharin
     shape = KVCacheShape(num_layers=2, num_blocks=30, block_size=3, num_kv_heads=2, head_dim=10)
     cache = new_cache(shape, np.dtype(dtype))
     table = rope.rope_table(10000.0 ** -(np.arange(5) / 5), 1.0, 90, dtype)
-    rotation, expected = Rotation(Workers(2), CachingAllocator()), np.zeros(cache.shape, dtype)
+    rotation, expected = Rotation(Workers(2)), np.zeros(cache.shape, dtype)
     for num_tokens in (3, 70, 1):
         positions, slots = rng.integers(90, size=num_tokens), rng.permutation(90)[:num_tokens]
         batch = batch_at(positions, slots)
         for layer in (0, 1):
             qkv = rng.normal(size=(num_tokens, 6 + 2 * 2, 10)).astype(dtype)
             qkv[0, ::2] = 0.0  # zeros have signs
-            qkv.flags.writeable = False
-            got = rotation.write(qkv, table, cache, layer, batch)
+            got = rotation.write(qkv.copy(), table, cache, layer, batch)
             rotated = rope.rope(qkv[:, :8], table[positions])
             assert_same_bits(got, rotated[:, :6])
             for token, slot in enumerate(slots):

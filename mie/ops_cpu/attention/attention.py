@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.allocator import CachingAllocator, Scratch
@@ -32,7 +33,7 @@ class Attention:
         self._scratch: list[Scratch] = []
         self._batch: StepBatch | None = None
         self._cache: Floats | None = None
-        self._blocks: tuple[bytes, bytes] | None = None
+        self._blocks: tuple[bytes, list[int]] | None = None
         self._plans: dict[tuple[int, int | None, bool], Plan] = {}
 
     def __call__(
@@ -61,11 +62,12 @@ class Attention:
 
     def _begin(self, batch: StepBatch, cache: Floats) -> None:
         """Begin a step. If it decodes into the blocks of the last one, keep the plans."""
-        blocks = _blocks_of_decodes(batch, cache.shape[3])
+        lengths: list[int] = batch.seq_lens.tolist()
+        blocks = _blocks_of_decodes(batch, lengths, cache.shape[3])
         is_same = blocks is not None and blocks == self._blocks and cache is self._cache
         self._plans = {k: p for k, p in self._plans.items() if is_same and k[1] is None}
         for plan in self._plans.values():
-            plan.lengthen(batch.seq_lens.tolist())
+            plan.lengthen(lengths)
         self._batch, self._cache, self._blocks = batch, cache, blocks
 
     def _plan(
@@ -110,6 +112,8 @@ class Plan:
         """Go on with these lengths of the sequences, as `Span.lengthen` says."""
         for span in chain.from_iterable(item.spans for item in self._items):
             span.lengthen(lengths, self._geometry.tile)
+        for item in chain.from_iterable(bound.values() for bound in self._bound):
+            item.lengthen()
 
     def run(self, workers: Workers, q: Floats, layer: int, out: Floats) -> None:
         """Compute a layer into ``out``. q and out [T, Hkv, G, Dh]."""
@@ -139,9 +143,11 @@ class Plan:
         return BoundItem(item, own or Result(item, self._geometry, scratch), readers, scratch)
 
 
-def _blocks_of_decodes(batch: StepBatch, block_size: int) -> tuple[bytes, bytes] | None:
-    """Return each sequence's blocks and which one is its last, or None if not all decode."""
+def _blocks_of_decodes(
+    batch: StepBatch, lengths: Sequence[int], block_size: int
+) -> tuple[bytes, list[int]] | None:
+    """Return each sequence's blocks and how many it fills, or None if not all decode."""
     starts = batch.cu_seqlens_q.tolist()
     if starts != list(range(len(starts))):
         return None
-    return batch.block_tables.tobytes(), ((batch.seq_lens - 1) // block_size).tobytes()
+    return batch.block_tables.tobytes(), [ceil_div(n, block_size) for n in lengths]

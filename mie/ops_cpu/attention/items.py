@@ -32,6 +32,17 @@ class Operands(NamedTuple):
     scores: Floats  # [Hkv, tiles, P, rows, width]
     weighted: Floats  # [Hkv, tiles, P, rows, Dh]
 
+    def filled(self) -> Operands:
+        """Return the operands of the second product, up to the last slot with a token.
+
+        The weight of another slot is 0, but 0 * NaN is NaN.
+        """
+        filled = self.reader.filled
+        if filled is None:
+            return self
+        values = self.values[..., :filled, :]
+        return self._replace(scores=self.scores[..., :filled], values=values)
+
 
 class BoundSpan:
     """A span with scratch memory: all views that its computation needs."""
@@ -44,7 +55,8 @@ class BoundSpan:
         The results are the largest scores and the sums of weights [Hkv, sequences, rows], and the
         weighted sums of values [Hkv, sequences, rows, Dh].
         """
-        self._readers, self._scratch = readers, scratch
+        self._span, self._readers, self._scratch = span, readers, scratch
+        self._held = [reader for reader in readers if reader.is_held]
         self._largest, self._total, self._attended = results
         num_heads, num_sequences, num_rows, head_dim = self._attended.shape
         num_tiles, first = span.stop - span.start, span.start * num_sequences
@@ -90,6 +102,13 @@ class BoundSpan:
                     weighted=sums[:, here],
                 )
             )
+        self.lengthen()
+
+    def lengthen(self) -> None:
+        """Bind what depends on how far the last tile is filled."""
+        self._filled = [each.filled() for each in self._operands]
+        num_seen = self._span.num_seen
+        self._hidden = None if num_seen is None else self._scores[:, -1, ..., num_seen:]
 
     def attend(self, layer: int) -> None:
         """Compute the results of the layer."""
@@ -97,10 +116,12 @@ class BoundSpan:
         is_one_tile = scores.shape[1] == 1
         if self._scratch.held is not self._readers:
             self._scratch.held = self._readers
-            for reader in self._readers:
+            for reader in self._held:
                 reader.hold(layer)
         for each in self._operands:
             np.matmul(each.queries, each.keys[each.reader.read(layer, KEYS)], out=each.scores)
+        if self._hidden is not None:
+            self._hidden.fill(-np.inf)
         for some, limits in self._caps:
             np.fmin(some, limits, out=some)  # Also replaces NaN.
         if not is_one_tile:
@@ -118,12 +139,9 @@ class BoundSpan:
             np.exp(scores, out=scores)
             np.add.reduce(scores, axis=1, out=lanes)
         np.add.reduce(self._rows, axis=1, out=self._flat_total)
-        for each in self._operands:
-            weights, values = each.scores, each.values[each.reader.read(layer, VALUES)]
-            filled = each.reader.filled
-            if filled is not None:  # the weight of another slot is 0, but 0 * NaN is NaN
-                weights, values = weights[..., :filled], values[..., :filled, :]
-            np.matmul(weights, values, out=each.weighted)
+        for each in self._filled:
+            values = each.values[each.reader.read(layer, VALUES)]
+            np.matmul(each.scores, values, out=each.weighted)
         if not is_one_tile:
             np.add.reduce(self._weighted, axis=1, out=self._attended)
 
@@ -184,6 +202,11 @@ class BoundItem:
             BoundSpan(span, own_readers, queries, scratch, *results)
             for span, own_readers, *results in zip(item.spans, readers, *parts, strict=True)
         ]
+
+    def lengthen(self) -> None:
+        """Follow the item's spans, which have been lengthened."""
+        for span in self._spans:
+            span.lengthen()
 
     def run(self, q: Floats, layer: int, out: Floats) -> None:
         """Compute the layer, and put the result in ``out`` unless it is part of a whole's."""

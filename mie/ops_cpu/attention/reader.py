@@ -47,7 +47,7 @@ class SegmentReader:
         Buffers are for keys, for values, and for transposed keys if these are wanted.
         """
         num_layers, _, num_heads, _, block_size, head_dim = memory.shape
-        self.at, self.width, self._is_held = segment.at, segment.width, is_held
+        self.at, self.width = segment.at, segment.width
         self._segment = segment
         self._memory, self._block_ids = memory, np.array(segment.block_ids)
         self._is_in_place = segment.step is not None
@@ -72,6 +72,9 @@ class SegmentReader:
         self._stored_keys, self._transposes = self.keys, len(buffers) > 2
         if self._transposes:
             self.keys = buffers[2].reshape(1, *self.keys.shape[1:])
+        self._is_kept = is_held and not self._is_in_place
+        self.is_held = self._is_kept or self._transposes
+        """Whether `hold` has something to read."""
 
     @property
     def filled(self) -> int | None:
@@ -80,7 +83,7 @@ class SegmentReader:
 
     def hold(self, layer: int) -> None:
         """Read the keys and values of a held split, which `read` does not read again."""
-        if self._is_held and not self._is_in_place:
+        if self._is_kept:
             self._gather(layer, KEYS)
             self._gather(layer, VALUES)
         if self._transposes:
@@ -94,7 +97,7 @@ class SegmentReader:
         """
         if self._is_in_place:
             return 0 if self._transposes and which == KEYS else layer
-        if not self._is_held:
+        if not self._is_kept:
             self._gather(layer, which)
         return 0
 
