@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from mie.arithmetic import ceil_div
-from mie.ops.arrays import Floats
+from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.allocator import CachingAllocator, Scratch
 from mie.ops_cpu.attention.geometry import Geometry
@@ -16,6 +16,9 @@ from mie.ops_cpu.attention.plan import WORTH_SHARING, Item, Planner, Split
 from mie.ops_cpu.attention.reader import readers_of
 from mie.ops_cpu.kv_cache import head_major
 from mie.ops_cpu.threads.workers import Workers
+
+Blocks = tuple[bytes, list[int]]
+"""The block tables of sequences that all decode, and how many blocks each fills."""
 
 
 class Attention:
@@ -61,11 +64,20 @@ class Attention:
         return out
 
     def _begin(self, batch: StepBatch, cache: Floats) -> None:
-        """Begin a step. If it decodes into the blocks of the last one, keep the plans."""
+        """Begin a step. Keep the plans of decodes whose blocks are those of the last step.
+
+        A plan that reads a single decode in place also serves when the next block is added.
+        """
         lengths: list[int] = batch.seq_lens.tolist()
+        before = self._blocks if cache is self._cache else None
         blocks = _blocks_of_decodes(batch, lengths, cache.shape[3])
-        is_same = blocks is not None and blocks == self._blocks and cache is self._cache
-        self._plans = {k: p for k, p in self._plans.items() if is_same and k[1] is None}
+        is_same = before is not None and before == blocks
+        is_next = not is_same and _adds_neighbour(before, blocks, batch.block_tables)
+        self._plans = {
+            key: plan
+            for key, plan in self._plans.items()
+            if key[1] is None and (is_same or (is_next and plan.may_grow(lengths[0])))
+        }
         for plan in self._plans.values():
             plan.lengthen(lengths)
         self._batch, self._cache, self._blocks = batch, cache, blocks
@@ -108,6 +120,16 @@ class Plan:
             if each.whole is not None and each.first_span == 0
         }
 
+    def may_grow(self, length: int) -> bool:
+        """Return whether it serves a single decode of this length that has one more block.
+
+        The block must be next to the one before and in the same tile, which is read in place.
+        """
+        spans = chain.from_iterable(item.spans for item in self._items)
+        segments = chain.from_iterable(span.split.segments for span in spans)
+        is_in_tile = (length - 1) % self._geometry.tile >= self._geometry.block_size
+        return is_in_tile and any(segment.width_of is not None for segment in segments)
+
     def lengthen(self, lengths: Sequence[int]) -> None:
         """Go on with these lengths of the sequences, as `Span.lengthen` says."""
         for span in chain.from_iterable(item.spans for item in self._items):
@@ -145,9 +167,18 @@ class Plan:
 
 def _blocks_of_decodes(
     batch: StepBatch, lengths: Sequence[int], block_size: int
-) -> tuple[bytes, list[int]] | None:
+) -> Blocks | None:
     """Return each sequence's blocks and how many it fills, or None if not all decode."""
     starts = batch.cu_seqlens_q.tolist()
     if starts != list(range(len(starts))):
         return None
     return batch.block_tables.tobytes(), [ceil_div(n, block_size) for n in lengths]
+
+
+def _adds_neighbour(before: Blocks | None, now: Blocks | None, tables: Ints) -> bool:
+    """Return whether a single sequence goes on in a block that is next to its last one."""
+    if before is None or now is None or not len(before[1]) == len(now[1]) == 1:
+        return False
+    [count], is_longer = now[1], now[0].startswith(before[0])
+    is_next = is_longer and count == before[1][0] + 1
+    return is_next and bool(tables[0, count - 1] == tables[0, count - 2] + 1)

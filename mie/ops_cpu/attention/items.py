@@ -56,8 +56,25 @@ class BoundSpan:
         weighted sums of values [Hkv, sequences, rows, Dh].
         """
         self._span, self._readers, self._scratch = span, readers, scratch
-        self._held = [reader for reader in readers if reader.is_held]
+        self._queries = queries
         self._largest, self._total, self._attended = results
+        self._held = [reader for reader in readers if reader.is_held]
+        self._widths: list[int] = []
+        self.lengthen()
+
+    def lengthen(self) -> None:
+        """Follow the span, whose last tile is filled further."""
+        widths = [reader.width for reader in self._readers]
+        if widths != self._widths:
+            self._bind()
+            self._widths = widths
+        self._filled = [each.filled() for each in self._operands]
+        num_seen = self._span.num_seen
+        self._hidden = None if num_seen is None else self._scores[:, -1, ..., num_seen:]
+
+    def _bind(self) -> None:
+        """Make the views of the positions that are read."""
+        span, scratch, queries = self._span, self._scratch, self._queries
         num_heads, num_sequences, num_rows, head_dim = self._attended.shape
         num_tiles, first = span.stop - span.start, span.start * num_sequences
         by_row = num_heads, num_tiles, num_sequences, num_rows
@@ -85,7 +102,7 @@ class BoundSpan:
         products = scores.reshape(*by_product, span.width)
         sums = weighted.reshape(*by_product, head_dim)
         self._operands: list[Operands] = []
-        for segment in readers:
+        for segment in self._readers:
             at, width = segment.at, min(segment.width, span.width)
             seen = [i for i, tile in enumerate(at) if 0 <= tile - first < sums.shape[1]]
             if not seen:
@@ -102,13 +119,6 @@ class BoundSpan:
                     weighted=sums[:, here],
                 )
             )
-        self.lengthen()
-
-    def lengthen(self) -> None:
-        """Bind what depends on how far the last tile is filled."""
-        self._filled = [each.filled() for each in self._operands]
-        num_seen = self._span.num_seen
-        self._hidden = None if num_seen is None else self._scores[:, -1, ..., num_seen:]
 
     def attend(self, layer: int) -> None:
         """Compute the results of the layer."""

@@ -74,6 +74,8 @@ class Span:
         if self.num_seen is not None:
             last = self.split.first_tiles.item(0) + self.stop - 1
             self.num_seen = lengths[self.split.sequences[0]] - last * tile
+            if self.split.num_tiles == 1:
+                self.width = self.split.segments[0].width
             return
         own = np.array([lengths[s] for s in self.split.sequences])
         for index, limits in self.caps:
@@ -243,6 +245,7 @@ class Planner:
                 self._width(filled),
                 most,
                 reads_last_in_place=in_place,
+                width_of=self._width if self._width_step == g.block_size else None,
             )
             splits.append(Split(chosen, np.array(firsts), num_tiles, segments, is_held))
         return splits

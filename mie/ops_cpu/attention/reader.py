@@ -46,12 +46,15 @@ class SegmentReader:
 
         Buffers are for keys, for values, and for transposed keys if these are wanted.
         """
-        num_layers, _, num_heads, _, block_size, head_dim = memory.shape
-        self.at, self.width = segment.at, segment.width
+        num_layers, _, num_heads, num_blocks, block_size, head_dim = memory.shape
+        self.at = segment.at
         self._segment = segment
         self._memory, self._block_ids = memory, np.array(segment.block_ids)
         self._is_in_place = segment.step is not None
-        shape = num_heads, len(segment.at), 1, segment.width, head_dim
+        width = segment.width
+        if segment.width_of is not None:
+            width = segment.width_of((num_blocks - segment.block_ids[0]) * block_size)
+        shape = num_heads, len(segment.at), 1, width, head_dim
         if segment.step is not None:
             *outer, by_block, by_position, by_element = memory.strides
             strides = *outer, segment.step * by_block, 0, by_position, by_element
@@ -75,6 +78,11 @@ class SegmentReader:
         self._is_kept = is_held and not self._is_in_place
         self.is_held = self._is_kept or self._transposes
         """Whether `hold` has something to read."""
+
+    @property
+    def width(self) -> int:
+        """The number of positions that are read of each tile, at most those of `keys`."""
+        return self._segment.width
 
     @property
     def filled(self) -> int | None:
