@@ -133,11 +133,12 @@ class Rotation:
         cos_sin = rope_table[batch.positions]
         num_tokens, _, half = cos_sin.shape
         is_small = cos_sin.nbytes * 2 * num_rotated <= TABLE_BYTES
-        tables = np.empty((2, num_tokens, num_rotated if is_small else 1, 2, half), cos_sin.dtype)
-        tables[...] = cos_sin.swapaxes(0, 1)[:, :, None, None]
-        first_halves = tables[1, :, :, 0]
-        np.negative(first_halves, out=first_halves)
-        self._cos, self._sin = tables.reshape(*tables.shape[:3], 2 * half)
+        shape = 2, num_tokens, num_rotated if is_small else 1
+        tables = np.empty((*shape, 2 * half), cos_sin.dtype)
+        halves = tables.reshape(*shape, 2, half)
+        halves[...] = cos_sin.swapaxes(0, 1)[:, :, None, None]
+        np.negative(halves[1, :, :, 0], out=halves[1, :, :, 0])
+        self._cos, self._sin = tables[0], tables[1]
         if len(self._turns) < num_tokens:
             # `take` swaps a head's halves in half the time of a view with a negative stride.
             halves = np.arange(2 * num_rotated).reshape(num_rotated, 2)[:, ::-1]

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from mie.stats.memory import MemoryStats
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class StepStats:
-    """One step in numbers, for observers and the event log.
+    """One step in numbers, for observers and the event log, which must not change it.
 
-    Blocks are counted while it computes, empty slots after its tokens are stored, and queues at its
+    It is not frozen, because each step makes one, and this would take three times as long. Blocks are counted while it computes, empty slots after its tokens are stored, and queues at its
     end. Times are in seconds.
     """
 
