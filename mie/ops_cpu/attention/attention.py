@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain
 
 from mie.arithmetic import ceil_div
@@ -140,17 +141,25 @@ class Plan:
     def run(self, workers: Workers, q: Floats, layer: int, out: Floats) -> None:
         """Compute a layer into ``out``. q and out [T, Hkv, G, Dh]."""
 
-        def work(thread: int, numbers: Iterable[int]) -> None:
-            bound = self._bound[thread]
-            self._scratch[thread].held = None
-            for i in numbers:
-                if i not in bound:
-                    bound[i] = self._bind(self._items[i], thread)
-                bound[i].run(q, layer, out)
-
-        workers.share(work, range(len(self._items)), len(self._scratch))
+        numbers, num_threads = range(len(self._items)), len(self._scratch)
+        if num_threads == 1:
+            self._run(0, numbers, q, layer, out)
+        else:
+            run = partial(self._run, q=q, layer=layer, out=out)
+            workers.share(run, numbers, num_threads)
         for result in self._wholes.values():
             result.write(out)
+
+    def _run(
+        self, thread: int, numbers: Iterable[int], q: Floats, layer: int, out: Floats
+    ) -> None:
+        """Compute some items in a thread."""
+        bound = self._bound[thread]
+        self._scratch[thread].held = None
+        for i in numbers:
+            if i not in bound:
+                bound[i] = self._bind(self._items[i], thread)
+            bound[i].run(q, layer, out)
 
     def _bind(self, item: Item, thread: int) -> BoundItem:
         scratch, known = self._scratch[thread], self._readers[thread]
