@@ -12,6 +12,7 @@ from mie.ops.sampling import GREEDY, RowControls
 from mie.ops.uniform import Uniforms
 from mie.sched.plan import NewRow
 
+
 class RowFault(Exception):
     """The sampling or the log-probabilities of one row raised. Other rows are not affected."""
 

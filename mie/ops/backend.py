@@ -30,11 +30,9 @@ Drawn = Any
 """Token ids chosen by `Backend.start_sample`, which may still be in flight. Opaque."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class StepBatch:
     """A step's tokens as one ragged batch of integers (docs/architecture.md has a drawing).
-
-    It must not be changed. It is not frozen, because this would take three times as long.
 
     Query i of a sequence with n queries and length s is at position s - n + i. Entries of
     ``block_tables`` at or past a sequence's length are arbitrary.

@@ -6,7 +6,7 @@ Every number equals that of the plain operators bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,30 +48,38 @@ def by_rows(
     workers.share(work_on, range(0, len(out), size))
 
 
-def rms_norm(x: Floats, weight: Floats, eps: float, allocator: CachingAllocator) -> Floats:
-    """Compute `ops.norm.rms_norm`, in a third of the time if there is one row.
+class RmsNorm:
+    """Computes RMSNorm, in a third of the time if there is one row."""
 
-    The mean square of a single row is a scalar, and its product with the weight needs no
-    broadcasting. Threads would not pay, because there is too little to do between two calls.
-    """
-    y: Floats
-    if len(x) == 1:
-        row = x[0]
-        one, size, least = _scalars(x.dtype.type, 1.0, row.size, eps)
-        y = row * (one / np.sqrt(row.dot(row) / size + least))
+    def __init__(self, dtype: np.dtype[Any], allocator: CachingAllocator) -> None:
+        self._scalar = dtype.type
+        self._allocator = allocator
+        self._scalars: dict[tuple[int, float], tuple[Any, ...]] = {}
+
+    def __call__(self, x: Floats, weight: Floats, eps: float) -> Floats:
+        """Compute `ops.norm.rms_norm`.
+
+        The mean square of a single row is a scalar, and its product with the weight needs no
+        broadcasting. Threads would not pay, because there is too little to do between two calls.
+        """
+        y: Floats
+        if len(x) == 1:
+            row = x[0]
+            one, size, least = self._as_scalars(row.size, eps)
+            y = row * (one / np.sqrt(row.dot(row) / size + least))
+            y *= weight
+            return y[None]
+        mean_square = np.matmul(x[:, None, :], x[:, :, None])[:, 0] / x.shape[-1]
+        scale = 1.0 / np.sqrt(mean_square + eps)
+        y = np.multiply(x, scale, out=self._allocator.empty(x.shape, x.dtype))
         y *= weight
-        return y[None]
-    mean_square = np.matmul(x[:, None, :], x[:, :, None])[:, 0] / x.shape[-1]
-    scale = 1.0 / np.sqrt(mean_square + eps)
-    y = np.multiply(x, scale, out=allocator.empty(x.shape, x.dtype))
-    y *= weight
-    return y
+        return y
 
-
-@lru_cache
-def _scalars(scalar: Callable[[float], Any], *numbers: float) -> tuple[Any, ...]:
-    """Return the numbers as NumPy's. To convert three takes as long as to scale a row."""
-    return tuple(map(scalar, numbers))
+    def _as_scalars(self, size: int, eps: float) -> tuple[Any, ...]:
+        """Return 1 and both numbers in the dtype, converted once: it takes as long as the rest."""
+        if (size, eps) not in self._scalars:
+            self._scalars[size, eps] = tuple(map(self._scalar, (1.0, size, eps)))
+        return self._scalars[size, eps]
 
 
 class Rotation:

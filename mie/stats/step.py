@@ -7,10 +7,11 @@ from mie.stats.memory import MemoryStats
 
 @dataclass(kw_only=True)
 class StepStats:
-    """One step in numbers, for observers and the event log, which must not change it.
+    """One step in numbers, for observers and the event log.
 
-    It is not frozen, because each step makes one, and this would take three times as long. Blocks are counted while it computes, empty slots after its tokens are stored, and queues at its
-    end. Times are in seconds.
+    Blocks are counted while it computes, empty slots after its tokens are stored, and queues at its
+    end. Times are in seconds. It must not be changed. It is not frozen, because each step makes
+    one, and this would take three times as long.
     """
 
     step: int

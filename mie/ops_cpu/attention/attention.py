@@ -150,9 +150,7 @@ class Plan:
         for result in self._wholes.values():
             result.write(out)
 
-    def _run(
-        self, thread: int, numbers: Iterable[int], q: Floats, layer: int, out: Floats
-    ) -> None:
+    def _run(self, thread: int, numbers: Iterable[int], q: Floats, layer: int, out: Floats) -> None:
         """Compute some items in a thread."""
         bound = self._bound[thread]
         self._scratch[thread].held = None
@@ -174,9 +172,7 @@ class Plan:
         return BoundItem(item, own or Result(item, self._geometry, scratch), readers, scratch)
 
 
-def _blocks_of_decodes(
-    batch: StepBatch, lengths: Sequence[int], block_size: int
-) -> Blocks | None:
+def _blocks_of_decodes(batch: StepBatch, lengths: Sequence[int], block_size: int) -> Blocks | None:
     """Return each sequence's blocks and how many it fills, or None if not all decode."""
     starts = batch.cu_seqlens_q.tolist()
     if starts != list(range(len(starts))):
