@@ -141,16 +141,12 @@ class Plan:
     def run(self, workers: Workers, q: Floats, layer: int, out: Floats) -> None:
         """Compute a layer into ``out``. q and out [T, Hkv, G, Dh]."""
 
-        numbers, num_threads = range(len(self._items)), len(self._scratch)
-        if num_threads == 1:
-            self._run(0, numbers, q, layer, out)
-        else:
-            run = partial(self._run, q=q, layer=layer, out=out)
-            workers.share(run, numbers, num_threads)
+        run = partial(self._run, q, layer, out)
+        workers.share(run, range(len(self._items)), len(self._scratch))
         for result in self._wholes.values():
             result.write(out)
 
-    def _run(self, thread: int, numbers: Iterable[int], q: Floats, layer: int, out: Floats) -> None:
+    def _run(self, q: Floats, layer: int, out: Floats, thread: int, numbers: Iterable[int]) -> None:
         """Compute some items in a thread."""
         bound = self._bound[thread]
         self._scratch[thread].held = None
