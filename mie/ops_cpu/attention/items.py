@@ -84,7 +84,7 @@ class BoundSpan:
             weighted = scratch.take("weighted", *by_row, head_dim)
         else:
             lanes, weighted = scores[:, 0], self._attended[:, None]
-        self._lanes, self._weighted = lanes, weighted
+        self._lanes, self._weighted, self._is_one_tile = lanes, weighted, num_tiles == 1
         # NumPy prepares a call faster for views with fewer axes.
         self._flat_lanes, self._flat_largest = lanes.reshape(-1), self._largest.reshape(-1)
         self._rows, self._flat_total = lanes.reshape(-1, span.width), self._total.reshape(-1)
@@ -123,7 +123,7 @@ class BoundSpan:
     def attend(self, layer: int) -> None:
         """Compute the results of the layer."""
         scores, lanes, largest = self._scores, self._lanes, self._flat_largest
-        is_one_tile = scores.shape[1] == 1
+        is_one_tile = self._is_one_tile
         if self._scratch.held is not self._readers:
             self._scratch.held = self._readers
             for reader in self._held:

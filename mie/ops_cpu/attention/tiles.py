@@ -52,9 +52,10 @@ class Segment:
             if self.filled is not None and self.width_of is not None:
                 self.width = self.width_of(self.filled)
             return
-        tiles, positions = np.nonzero(np.arange(self.width) >= np.array(filled)[:, None])
-        heads = np.arange(self.num_heads)[:, None] * (len(filled) * self.width)
-        self.empty = heads + (tiles * self.width + positions) if len(tiles) else None
+        is_empty = np.arange(self.width) >= np.array(filled)[:, None]
+        slots = np.flatnonzero(is_empty)
+        heads = np.arange(self.num_heads)[:, None] * is_empty.size
+        self.empty = heads + slots if slots.size else None
 
 
 class Tiles:
