@@ -282,7 +282,7 @@ class Engine:
         times.append(self._clock())
         last_times = [seq.request.metrics.last_token_time for seq in sampled]
         self._stamp(owners, sampled, times[0], times[-1])
-        num_finished = self._forget_finished(seq.request for seq in sampled if seq.finish_reason)
+        num_finished = self._forget_finished([seq.request for seq in sampled if seq.finish_reason])
         output = StepOutput(
             outputs=outputs_of(sampled),
             prompt_logprobs={

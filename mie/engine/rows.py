@@ -8,12 +8,9 @@ import numpy as np
 
 from mie.engine.bad_words import BadWords
 from mie.engine.constraint import Constraints, RowConstraint
-from mie.ops.sampling import RowControls
+from mie.ops.sampling import GREEDY, RowControls
 from mie.ops.uniform import Uniforms
 from mie.sched.plan import NewRow
-
-GREEDY = RowControls()
-"""Takes the largest logit."""
 
 
 class RowFault(Exception):

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.engine.constraint import Constraints
-from mie.engine.rows import GREEDY, Row, RowFault, take_forced
+from mie.engine.rows import Row, RowFault, take_forced
 from mie.model.decoder import Decoder
 from mie.ops.backend import Array, Drawn, StepBatch
-from mie.ops.sampling import RowControls
+from mie.ops.sampling import GREEDY, RowControls
 from mie.sched.plan import Chunk, StepPlan
 from mie.sched.result import ChunkResult, StepResult, TokenLogprobs
 
@@ -192,6 +192,7 @@ class ModelRunner:
         ]
         return self._batch(
             rows,
+            starts + counts,
             np.repeat(rows, counts),
             np.concatenate([token_ids[:num_decodes], *[chunk.token_ids for chunk in chunks]]),
             np.arange(ends[-1]) - np.repeat(shifts, counts),
@@ -203,11 +204,13 @@ class ModelRunner:
     def _decode_batch(self, rows: Ints, token_ids: Ints, positions: Ints) -> StepBatch:
         """Return a batch with one token of each row."""
         each = np.arange(len(rows) + 1)
-        return self._batch(rows, rows, token_ids, positions, each, each[:-1], len(rows))
+        seq_lens = positions + 1
+        return self._batch(rows, seq_lens, rows, token_ids, positions, each, each[:-1], len(rows))
 
     def _batch(
         self,
         rows: Ints,
+        seq_lens: Ints,
         token_rows: Ints,
         token_ids: Ints,
         positions: Ints,
@@ -217,14 +220,13 @@ class ModelRunner:
     ) -> StepBatch:
         """Return a batch of the tokens of ``rows`` [S]; ``token_rows`` [T] is each token's row."""
         block_index, offset = np.divmod(positions, self.block_size)
-        seq_lens = positions[cu_seqlens_q[1:] - 1] + 1
         return StepBatch(
             token_ids=token_ids,
             positions=positions,
             slot_mapping=self._block_tables[token_rows, block_index] * self.block_size + offset,
             cu_seqlens_q=cu_seqlens_q,
             seq_lens=seq_lens,
-            block_tables=self._tables_of(rows, ceil_div(int(seq_lens.max()), self.block_size)),
+            block_tables=self._tables_of(rows, ceil_div(max(seq_lens.tolist()), self.block_size)),
             logits_rows=logits_rows,
             num_decodes=num_decodes,
         )
@@ -259,11 +261,11 @@ class ModelRunner:
 
     def advance(self, plan: StepPlan, decoded: Sequence[int]) -> None:
         """Record what a step stored, and the tokens that its decodes sampled."""
-        rows = list(plan.decodes)
+        rows = np.array(plan.decodes, np.int64)
         self._num_stored[rows] += 1
         self._last_tokens[rows] = decoded
         if self._rows_with_history:
-            for row, token_id in zip(rows, decoded, strict=True):
+            for row, token_id in zip(plan.decodes, decoded, strict=True):
                 if row in self._rows_with_history:
                     self._rows[row].token_ids.append(token_id)
         for chunk in plan.chunks:

@@ -182,7 +182,7 @@ class Backend(Protocol):
         """Rotate queries and keys, and write keys and values to the cache.
 
         Return the rotated q [T, Hq, Dh]. The keys and values come from qkv [T, Hq + 2 Hkv, Dh]:
-        `ops.rope.rope`, `ops.kv_cache.write_kv`.
+        `ops.rope.rope`, `ops.kv_cache.write_kv`. The result may reuse qkv's memory.
         """
 
     def paged_attention(

@@ -125,12 +125,18 @@ class RowControls:
         )
 
 
+GREEDY = RowControls()
+"""Takes the largest logit. Most rows share it, so sampling asks nothing else of it."""
+
+
 def sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
     """Sample one token id for each row of ``logits`` [R, V] under its `RowControls`."""
     vocab_size = logits.shape[-1]
     token_ids: list[int] = logits.argmax(axis=-1).tolist()
     drawn = []
     for r, row in enumerate(rows):
+        if row is GREEDY:
+            continue
         if row.forced_id is not None:
             token_ids[r] = row.forced_id
         elif row.temperature > 0.0:

@@ -105,9 +105,9 @@ class CachingAllocator:
     def __init__(self) -> None:
         self._slabs: list[_Slab] = []  # the smallest first
 
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Allocate like `numpy.empty`."""
-        num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < SMALL_BYTES:
             return np.empty(shape, dtype)
         return self._free_slab(num_bytes).bytes[:num_bytes].view(dtype).reshape(shape)

@@ -85,7 +85,8 @@ class CpuBackend(NumpyBackend):
         self.cache_error: str | None = None
         """Why the probe's answers are not remembered, once `find_probe` was called."""
         self._attention = Attention(self.workers, allocator)
-        self._rotation = elementwise.Rotation(self.workers, allocator)
+        self._rms_norm = elementwise.RmsNorm(self.dtype, allocator)
+        self._rotation = elementwise.Rotation(self.workers)
         self._crew = Crew(self.workers, self._tiled, self._attention, allocator)
 
     def weight_bytes(self, shape: tuple[int, ...]) -> int:
@@ -115,7 +116,7 @@ class CpuBackend(NumpyBackend):
         return embedding.take(token_ids)
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        return elementwise.rms_norm(x, weight, eps, self._allocator)
+        return self._rms_norm(x, weight, eps)
 
     def linear(self, x: Floats, weight: Matrix, residual: Floats | None = None) -> Floats:  # type: ignore[override]  # as above
         return weight.apply(x, residual)

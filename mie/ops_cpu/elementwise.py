@@ -6,6 +6,7 @@ Every number equals that of the plain operators bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.allocator import CachingAllocator
-from mie.ops_cpu.kv_cache import head_major, slot_rows
+from mie.ops_cpu.kv_cache import head_major
 from mie.ops_cpu.threads.workers import Workers
 
 PIECE_BYTES = 1 << 20
@@ -25,7 +26,7 @@ TABLE_BYTES = 1 << 18
 SILU_WORTH_SHARING = 1 << 17
 """Elements of SiLU's result below which a hand-over takes longer than it saves."""
 ROPE_WORTH_SHARING = 1 << 18
-"""Elements of RoPE's result below which a hand-over takes longer than it saves."""
+"""Elements of queries, keys and values below which a hand-over takes longer than it saves."""
 
 
 def by_rows(
@@ -47,22 +48,38 @@ def by_rows(
     workers.share(work_on, range(0, len(out), size))
 
 
-def rms_norm(x: Floats, weight: Floats, eps: float, allocator: CachingAllocator) -> Floats:
-    """Compute `ops.norm.rms_norm`, in half the time if there is one row.
+class RmsNorm:
+    """Computes RMSNorm, in a third of the time if there is one row."""
 
-    The mean square of a single row is a scalar, not an array. Threads would not pay, because there
-    is too little to do between two calls.
-    """
-    y: Floats
-    if len(x) == 1:
-        row, scalar = x[0], x.dtype.type
-        y = x * (scalar(1.0) / np.sqrt(row.dot(row) / scalar(row.size) + scalar(eps)))
-    else:
+    def __init__(self, dtype: np.dtype[Any], allocator: CachingAllocator) -> None:
+        self._scalar = dtype.type
+        self._allocator = allocator
+        self._scalars: dict[tuple[int, float], tuple[Any, ...]] = {}
+
+    def __call__(self, x: Floats, weight: Floats, eps: float) -> Floats:
+        """Compute `ops.norm.rms_norm`.
+
+        The mean square of a single row is a scalar, and its product with the weight needs no
+        broadcasting. Threads would not pay, because there is too little to do between two calls.
+        """
+        y: Floats
+        if len(x) == 1:
+            row = x[0]
+            one, size, least = self._as_scalars(row.size, eps)
+            y = row * (one / np.sqrt(row.dot(row) / size + least))
+            y *= weight
+            return y[None]
         mean_square = np.matmul(x[:, None, :], x[:, :, None])[:, 0] / x.shape[-1]
         scale = 1.0 / np.sqrt(mean_square + eps)
-        y = np.multiply(x, scale, out=allocator.empty(x.shape, x.dtype))
-    y *= weight
-    return y
+        y = np.multiply(x, scale, out=self._allocator.empty(x.shape, x.dtype))
+        y *= weight
+        return y
+
+    def _as_scalars(self, size: int, eps: float) -> tuple[Any, ...]:
+        """Return 1 and both numbers in the dtype, converted once: it takes as long as the rest."""
+        if (size, eps) not in self._scalars:
+            self._scalars[size, eps] = tuple(map(self._scalar, (1.0, size, eps)))
+        return self._scalars[size, eps]
 
 
 class Rotation:
@@ -71,9 +88,8 @@ class Rotation:
     It keeps a reference to the cache of the last step.
     """
 
-    def __init__(self, workers: Workers, allocator: CachingAllocator) -> None:
+    def __init__(self, workers: Workers) -> None:
         self._workers = workers
-        self._allocator = allocator
         self._batch: StepBatch | None = None
         self._table: Floats | None = None
         self._cache: Floats | None = None
@@ -81,60 +97,61 @@ class Rotation:
     def write(
         self, qkv: Floats, rope_table: Floats, cache: Floats, layer: int, batch: StepBatch
     ) -> Floats:
-        """Apply `ops.rope.rope` to q and k, and write keys and values to the cache."""
-        num_kv_heads, head_dim = cache.shape[-2:]
-        num_rotated = qkv.shape[1] - num_kv_heads
+        """Apply `ops.rope.rope` to q and k in place, and write keys and values to the cache.
+
+        Return q as a view.
+        """
         if self._cache is not cache:
             self._open(cache)
         if self._batch is not batch or self._table is not rope_table:
-            self._prepare(rope_table, batch, num_rotated, qkv.shape[1])
-        row, half, turns = self._row, self._half, self._turns
-        keys, values = self._planes[layer]
-
-        def work(y: Floats, qkv: Floats, cos: Floats, sin: Floats, slots: Ints) -> None:
-            np.multiply(qkv[:, :num_rotated], cos, out=y)
-            turned = qkv.view(half).take(turns[: len(y)]).view(y.dtype)
-            turned *= sin  # Half of sin is negative, so this subtracts as `rope` does.
-            y += turned
-            keys[slots] = y.view(row)[:, -num_kv_heads:, 0]
-            values[slots] = qkv.view(row)[:, num_rotated:, 0]
-
-        y = self._allocator.empty((len(qkv), num_rotated, head_dim), qkv.dtype)
-        arrays = y, qkv, self._cos, self._sin, self._slots
-        if y.size < ROPE_WORTH_SHARING:
-            work(*arrays)
+            self._prepare(rope_table, batch, qkv.shape[1])
+        arrays = qkv, self._cos, self._sin, self._slots
+        if qkv.size < ROPE_WORTH_SHARING:
+            self._rotate(self._layers[layer], *arrays)
         else:
-            by_rows(work, self._workers, *arrays)
-        return y[:, :-num_kv_heads]
+            by_rows(partial(self._rotate, self._layers[layer]), self._workers, *arrays)
+        return qkv[:, : -2 * self._num_kv_heads]
+
+    def _rotate(
+        self, rows: NDArray[np.void], qkv: Floats, cos: Floats, sin: Floats, slots: Ints
+    ) -> None:
+        rotated = qkv[:, : -self._num_kv_heads]
+        turned = qkv.view(self._half).take(self._turns[: len(qkv)]).view(qkv.dtype)
+        turned *= sin  # Half of sin is negative, so this subtracts as `rope` does.
+        rotated *= cos
+        rotated += turned
+        rows[slots] = qkv.view(self._row)[:, -2 * self._num_kv_heads :, 0]
 
     def _open(self, cache: Floats) -> None:
-        num_layers, head_dim = cache.shape[0], cache.shape[-1]
+        num_layers, num_heads, head_dim = cache.shape[0], cache.shape[-2], cache.shape[-1]
         # NumPy moves a head's row, or half of it, in one go if it is one item.
         self._row = np.dtype((np.void, head_dim * cache.itemsize))
         self._half = np.dtype((np.void, head_dim // 2 * cache.itemsize))
-        memory = head_major(cache).reshape(num_layers, 2, -1, head_dim)
-        planes: NDArray[np.void] = memory.view(self._row)[..., 0]
-        self._planes = [(keys, values) for keys, values in planes]
+        memory = head_major(cache).reshape(num_layers, -1, head_dim)
+        layers: NDArray[np.void] = memory.view(self._row)[..., 0]
+        self._layers = list(layers)
+        # The rows of a layer are those of the keys' heads, and then those of the values' heads.
+        self._heads = np.arange(2 * num_heads) * (cache.shape[2] * cache.shape[3])
+        self._num_kv_heads = num_heads
         self._turns = np.empty((0, 0, 2), np.int64)
         self._cache, self._batch = cache, None
 
-    def _prepare(
-        self, rope_table: Floats, batch: StepBatch, num_rotated: int, num_heads: int
-    ) -> None:
-        assert self._cache is not None
+    def _prepare(self, rope_table: Floats, batch: StepBatch, num_heads: int) -> None:
+        num_rotated = num_heads - self._num_kv_heads
         cos_sin = rope_table[batch.positions]
         num_tokens, _, half = cos_sin.shape
         is_small = cos_sin.nbytes * 2 * num_rotated <= TABLE_BYTES
-        tables = np.empty((2, num_tokens, num_rotated if is_small else 1, 2, half), cos_sin.dtype)
-        tables[...] = cos_sin.swapaxes(0, 1)[:, :, None, None]
-        first_halves = tables[1, :, :, 0]
-        np.negative(first_halves, out=first_halves)
-        self._cos, self._sin = tables.reshape(*tables.shape[:3], 2 * half)
+        shape = 2, num_tokens, num_rotated if is_small else 1
+        tables = np.empty((*shape, 2 * half), cos_sin.dtype)
+        halves = tables.reshape(*shape, 2, half)
+        halves[...] = cos_sin.swapaxes(0, 1)[:, :, None, None]
+        np.negative(halves[1, :, :, 0], out=halves[1, :, :, 0])
+        self._cos, self._sin = tables[0], tables[1]
         if len(self._turns) < num_tokens:
             # `take` swaps a head's halves in half the time of a view with a negative stride.
             halves = np.arange(2 * num_rotated).reshape(num_rotated, 2)[:, ::-1]
             self._turns = halves + 2 * num_heads * np.arange(num_tokens)[:, None, None]
-        self._slots = slot_rows(self._cache, batch.slot_mapping)
+        self._slots = batch.slot_mapping[:, None] + self._heads
         self._batch, self._table = batch, rope_table
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mie.ops.arrays import Floats, Ints
+from mie.ops.arrays import Floats
 from mie.ops.backend import KVCacheShape
 from mie.ops_cpu.allocator import shared_zeros
 
@@ -29,14 +29,3 @@ def head_major(cache: Floats) -> Floats:
     """Return the same memory as a contiguous [L, 2, Hkv, N, B, Dh]."""
     memory: Floats = cache.transpose(0, 1, 4, 2, 3, 5)
     return memory
-
-
-def slot_rows(cache: Floats, slot_mapping: Ints) -> Ints:
-    """Return where layer 0 keeps the keys of the slots [T].
-
-    The result is rows [T, Hkv] of the cache viewed as [..., Dh]. The values are Hkv * N * B rows
-    further on, and the next layer's keys twice as many.
-    """
-    num_slots, num_kv_heads = cache.shape[2] * cache.shape[3], cache.shape[4]
-    rows: Ints = slot_mapping[:, None] + np.arange(num_kv_heads) * num_slots
-    return rows

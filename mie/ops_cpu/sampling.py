@@ -54,7 +54,8 @@ def sample(logits: Floats, rows: Sequence[RowControls], workers: Workers) -> lis
 
 
 def _sample(logits: Floats, rows: Sequence[RowControls]) -> list[int]:
-    if not any(row.allowed or row.forced_id is not None for row in rows):
+    own = [row for row in rows if row is not sampling.GREEDY]
+    if not any(row.allowed or row.forced_id is not None for row in own):
         return sampling.sample(logits, rows)
     token_ids = [0] * len(rows)
     greedy: list[int] = []

@@ -68,7 +68,7 @@ class StepPlan:
     @property
     def num_prefill_tokens(self) -> int:
         """The number of tokens in the chunks."""
-        return sum(len(chunk.token_ids) for chunk in self.chunks)
+        return sum([len(chunk.token_ids) for chunk in self.chunks])
 
     @property
     def num_tokens(self) -> int:

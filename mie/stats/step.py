@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from mie.stats.memory import MemoryStats
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class StepStats:
     """One step in numbers, for observers and the event log.
 
     Blocks are counted while it computes, empty slots after its tokens are stored, and queues at its
-    end. Times are in seconds.
+    end. Times are in seconds. It must not be changed. It is not frozen, because each step makes
+    one, and this would take three times as long.
     """
 
     step: int

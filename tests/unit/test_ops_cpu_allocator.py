@@ -26,7 +26,7 @@ def address(array: np.ndarray) -> int:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])
 @pytest.mark.parametrize("shape", [(3, 5), (0, 7), (MANY,), (3, MANY, 2)])
 def test_an_array_has_the_requested_shape_and_dtype(shape: tuple[int, ...], dtype: str) -> None:
-    array = CachingAllocator().empty(shape, dtype)
+    array = CachingAllocator().empty(shape, np.dtype(dtype))
     assert array.shape == shape
     assert array.dtype == dtype
     assert array.flags.c_contiguous
@@ -35,15 +35,15 @@ def test_an_array_has_the_requested_shape_and_dtype(shape: tuple[int, ...], dtyp
 
 def test_memory_without_references_is_reused() -> None:
     allocator = CachingAllocator()
-    first = allocator.empty((MANY,), "float32")
+    first = allocator.empty((MANY,), np.dtype("float32"))
     at = address(first)
     view = first[10:].reshape(2, -1).T
     del first
     gc.disable()  # references alone decide
     try:
-        assert address(allocator.empty((MANY,), "float32")) != at
+        assert address(allocator.empty((MANY,), np.dtype("float32"))) != at
         del view
-        assert address(allocator.empty((MANY // 2,), "float64")) == at
+        assert address(allocator.empty((MANY // 2,), np.dtype("float64"))) == at
     finally:
         gc.enable()
 
@@ -52,7 +52,7 @@ def test_arrays_in_use_never_overlap() -> None:
     rng = np.random.default_rng(0)
     allocator, held = CachingAllocator(), []
     for number in range(300):
-        array = allocator.empty((int(rng.integers(1, 5 * MANY)),), "float32")
+        array = allocator.empty((int(rng.integers(1, 5 * MANY)),), np.dtype("float32"))
         array.fill(number)
         held.append((number, array))
         while len(held) > 6 or (held and rng.random() < 0.3):
@@ -68,7 +68,7 @@ def test_the_allocator_keeps_only_what_was_in_use_at_once() -> None:
     try:
         held = []
         for _ in range(500):
-            held.append(allocator.empty((int(rng.integers(1, 3 * HUGE_PAGE)),), "uint8"))
+            held.append(allocator.empty((int(rng.integers(1, 3 * HUGE_PAGE)),), np.dtype("uint8")))
             held = held[-at_once:]
         kept, _ = tracemalloc.get_traced_memory()
     finally:

@@ -15,6 +15,7 @@ from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops_cpu.attention import attention as attention_module
 from mie.ops_cpu.attention import geometry as attention_geometry
 from mie.ops_cpu.attention.attention import Attention
+from mie.ops_cpu.attention.geometry import Geometry
 from mie.ops_cpu.attention.plan import Planner
 from mie.ops_cpu.kv_cache import new_cache
 from mie.ops_cpu.threads.workers import Workers
@@ -190,3 +191,58 @@ def test_a_table_may_name_the_next_block_in_advance():
         got = attend(attention, load, q, batch, None, True)
         expected = attend(Attention(Workers(1)), load, q, batch, None, True)
         np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (8, 2)])
+@pytest.mark.parametrize("jumps", [(), (5,), (9,)])
+def test_a_plan_of_one_sequence_serves_while_its_blocks_are_adjacent(heads, jumps, num_plans):
+    """The last of its blocks is at the end of the pool, and those after ``jumps`` are elsewhere."""
+    load, attention = Load(seed=0, heads=heads), Attention(Workers(1))
+    tile = geometry_of(load).tile
+    num_blocks = 2 * tile // BLOCK_SIZE - 1
+    last = NUM_BLOCKS - 1
+    order = [last - i - 3 * sum(i < jump for jump in jumps) for i in reversed(range(num_blocks))]
+    load.free = order[:1]
+    load.join(3)
+    while True:
+        if load.lengths[0] % BLOCK_SIZE == 0:
+            if len(load.blocks[0]) == num_blocks:
+                break
+            load.free = [order[len(load.blocks[0])]]
+        q, batch = load.step([1])
+        before = num_plans[0]
+        expected = attend(Attention(Workers(1)), load, q, batch, None, True)
+        fresh, num_plans[0] = num_plans[0], before
+        assert fresh == before + 1
+        np.testing.assert_array_equal(attend(attention, load, q, batch, None, True), expected)
+    if geometry_of(load).short_sums_are_exact and not jumps:
+        assert num_plans[0] == 2  # one for each tile
+    else:
+        assert num_plans[0] > 2
+
+
+def test_another_sequence_may_have_one_more_block():
+    load, attention = Load(seed=0, heads=(4, 2)), Attention(Workers(1))
+    for block_ids in ([10, 11], [9, 11, 12], [9, 11, 12, 13]):
+        load.free = []
+        for count, block_id in enumerate(block_ids):
+            load.free.append(block_id)
+            if count == 0:
+                load.join(BLOCK_SIZE)
+            else:
+                load.extend(0, BLOCK_SIZE - (block_id == block_ids[-1]))
+        q, batch = load.step([1])
+        got = attend(attention, load, q, batch, None, True)
+        expected = attend(Attention(Workers(1)), load, q, batch, None, True)
+        np.testing.assert_array_equal(got, expected)
+        load.leave(0)
+
+
+def geometry_of(load):
+    return Geometry(
+        num_kv_heads=load.heads[1],
+        heads_per_kv=load.heads[0] // load.heads[1],
+        head_dim=HEAD_DIM,
+        block_size=BLOCK_SIZE,
+        dtype=np.dtype("float32"),
+    )

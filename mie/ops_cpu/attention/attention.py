@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mie.ops.arrays import Floats
+from mie.arithmetic import ceil_div
+from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.allocator import CachingAllocator, Scratch
 from mie.ops_cpu.attention.geometry import Geometry
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 PlanKey = tuple[int, "int | None", bool]
 """The number of query heads, the window, and whether the bits may not depend on the batch."""
+Blocks = tuple[bytes, list[int]]
+"""The block tables of sequences that all decode, and how many blocks each fills."""
 
 
 class Attention:
@@ -42,7 +46,7 @@ class Attention:
         self._batch: StepBatch | None = None
         self.cache: Floats | None = None
         """The KV cache of the last step."""
-        self._blocks: tuple[bytes, bytes] | None = None
+        self._blocks: Blocks | None = None
         self._plans: dict[PlanKey, Plan] = {}
         self.shared: SharedAttention | None = None
         """Where helper processes share this step's work. Otherwise threads do."""
@@ -90,13 +94,23 @@ class Attention:
         self._scratch = [Scratch(each.dtype) for each in self._scratch]
 
     def _begin(self, batch: StepBatch, cache: Floats) -> None:
-        """Begin a step. If it decodes into the blocks of the last one, keep the plans."""
-        blocks = _blocks_of_decodes(batch, cache.shape[3])
-        is_same = blocks is not None and blocks == self._blocks
-        is_same = is_same and cache is self.cache and self.shared is self._last_shared
-        self._plans = {k: p for k, p in self._plans.items() if is_same and k[1] is None}
+        """Begin a step. Keep the plans of decodes whose blocks are those of the last step.
+
+        A plan that reads a single decode in place also serves when the next block is added.
+        """
+        lengths: list[int] = batch.seq_lens.tolist()
+        is_kept = cache is self.cache and self.shared is self._last_shared
+        before = self._blocks if is_kept else None
+        blocks = _blocks_of_decodes(batch, lengths, cache.shape[3])
+        is_same = before is not None and before == blocks
+        is_next = not is_same and _adds_neighbour(before, blocks, batch.block_tables)
+        self._plans = {
+            key: plan
+            for key, plan in self._plans.items()
+            if key[1] is None and (is_same or (is_next and plan.may_grow(lengths[0])))
+        }
         for plan in self._plans.values():
-            plan.lengthen(batch.seq_lens.tolist())
+            plan.lengthen(lengths)
         self._batch, self.cache, self._blocks = batch, cache, blocks
         self._last_shared = self.shared
 
@@ -162,23 +176,32 @@ class Plan:
             if each.whole is not None and each.first_span == 0
         }
 
+    def may_grow(self, length: int) -> bool:
+        """Return whether it serves a single decode of this length that has one more block.
+
+        The block must be next to the one before and in the same tile, which is read in place.
+        """
+        spans = chain.from_iterable(item.spans for item in self._items)
+        segments = chain.from_iterable(span.split.segments for span in spans)
+        is_in_tile = (length - 1) % self._geometry.tile >= self._geometry.block_size
+        return is_in_tile and any(segment.width_of is not None for segment in segments)
+
     def lengthen(self, lengths: Sequence[int]) -> None:
         """Go on with these lengths of the sequences, as `Span.lengthen` says."""
         for span in chain.from_iterable(item.spans for item in self._items):
             span.lengthen(lengths, self._geometry.tile)
+        for item in chain.from_iterable(bound.values() for bound in self._bound):
+            item.lengthen()
 
     def run(self, workers: Workers, q: Floats, layer: int, out: Floats) -> None:
         """Compute a layer into ``out``. q and out [T, Hkv, G, Dh]."""
-
-        def work(thread: int, numbers: Iterable[int]) -> None:
-            self.run_items(thread, numbers, q, layer, out)
-
-        workers.share(work, range(self.num_items), self.num_threads)
+        run = partial(self.run_items, q, layer, out)
+        workers.share(run, range(self.num_items), self.num_threads)
         for result in self._wholes.values():
             result.write(out)
 
     def run_items(
-        self, thread: int, numbers: Iterable[int], q: Floats, layer: int, out: Floats
+        self, q: Floats, layer: int, out: Floats, thread: int, numbers: Iterable[int]
     ) -> None:
         """Compute some of the items in one thread."""
         bound = self._bound[thread]
@@ -201,9 +224,18 @@ class Plan:
         return BoundItem(item, own or Result(item, self._geometry, scratch), readers, scratch)
 
 
-def _blocks_of_decodes(batch: StepBatch, block_size: int) -> tuple[bytes, bytes] | None:
-    """Return each sequence's blocks and which one is its last, or None if not all decode."""
+def _blocks_of_decodes(batch: StepBatch, lengths: Sequence[int], block_size: int) -> Blocks | None:
+    """Return each sequence's blocks and how many it fills, or None if not all decode."""
     starts = batch.cu_seqlens_q.tolist()
     if starts != list(range(len(starts))):
         return None
-    return batch.block_tables.tobytes(), ((batch.seq_lens - 1) // block_size).tobytes()
+    return batch.block_tables.tobytes(), [ceil_div(n, block_size) for n in lengths]
+
+
+def _adds_neighbour(before: Blocks | None, now: Blocks | None, tables: Ints) -> bool:
+    """Return whether a single sequence goes on in a block that is next to its last one."""
+    if before is None or now is None or not len(before[1]) == len(now[1]) == 1:
+        return False
+    [count], is_longer = now[1], now[0].startswith(before[0])
+    is_next = is_longer and count == before[1][0] + 1
+    return is_next and bool(tables[0, count - 1] == tables[0, count - 2] + 1)

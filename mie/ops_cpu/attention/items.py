@@ -32,6 +32,17 @@ class Operands(NamedTuple):
     scores: Floats  # [Hkv, tiles, P, rows, width]
     weighted: Floats  # [Hkv, tiles, P, rows, Dh]
 
+    def filled(self) -> Operands:
+        """Return the operands of the second product, up to the last slot with a token.
+
+        The weight of another slot is 0, but 0 * NaN is NaN.
+        """
+        filled = self.reader.filled
+        if filled is None:
+            return self
+        values = self.values[..., :filled, :]
+        return self._replace(scores=self.scores[..., :filled], values=values)
+
 
 class BoundSpan:
     """A span with scratch memory: all views that its computation needs."""
@@ -44,8 +55,26 @@ class BoundSpan:
         The results are the largest scores and the sums of weights [Hkv, sequences, rows], and the
         weighted sums of values [Hkv, sequences, rows, Dh].
         """
-        self._readers, self._scratch = readers, scratch
+        self._span, self._readers, self._scratch = span, readers, scratch
+        self._queries = queries
         self._largest, self._total, self._attended = results
+        self._held = [reader for reader in readers if reader.is_held]
+        self._widths: list[int] = []
+        self.lengthen()
+
+    def lengthen(self) -> None:
+        """Follow the span, whose last tile is filled further."""
+        widths = [reader.width for reader in self._readers]
+        if widths != self._widths:
+            self._bind()
+            self._widths = widths
+        self._filled = [each.filled() for each in self._operands]
+        num_seen = self._span.num_seen
+        self._hidden = None if num_seen is None else self._scores[:, -1, ..., num_seen:]
+
+    def _bind(self) -> None:
+        """Make the views of the positions that are read."""
+        span, scratch, queries = self._span, self._scratch, self._queries
         num_heads, num_sequences, num_rows, head_dim = self._attended.shape
         num_tiles, first = span.stop - span.start, span.start * num_sequences
         by_row = num_heads, num_tiles, num_sequences, num_rows
@@ -55,7 +84,7 @@ class BoundSpan:
             weighted = scratch.take("weighted", *by_row, head_dim)
         else:
             lanes, weighted = scores[:, 0], self._attended[:, None]
-        self._lanes, self._weighted = lanes, weighted
+        self._lanes, self._weighted, self._is_one_tile = lanes, weighted, num_tiles == 1
         # NumPy prepares a call faster for views with fewer axes.
         self._flat_lanes, self._flat_largest = lanes.reshape(-1), self._largest.reshape(-1)
         self._rows, self._flat_total = lanes.reshape(-1, span.width), self._total.reshape(-1)
@@ -73,7 +102,7 @@ class BoundSpan:
         products = scores.reshape(*by_product, span.width)
         sums = weighted.reshape(*by_product, head_dim)
         self._operands: list[Operands] = []
-        for segment in readers:
+        for segment in self._readers:
             at, width = segment.at, min(segment.width, span.width)
             seen = [i for i, tile in enumerate(at) if 0 <= tile - first < sums.shape[1]]
             if not seen:
@@ -94,13 +123,15 @@ class BoundSpan:
     def attend(self, layer: int) -> None:
         """Compute the results of the layer."""
         scores, lanes, largest = self._scores, self._lanes, self._flat_largest
-        is_one_tile = scores.shape[1] == 1
+        is_one_tile = self._is_one_tile
         if self._scratch.held is not self._readers:
             self._scratch.held = self._readers
-            for reader in self._readers:
+            for reader in self._held:
                 reader.hold(layer)
         for each in self._operands:
             np.matmul(each.queries, each.keys[each.reader.read(layer, KEYS)], out=each.scores)
+        if self._hidden is not None:
+            self._hidden.fill(-np.inf)
         for some, limits in self._caps:
             np.fmin(some, limits, out=some)  # Also replaces NaN.
         if not is_one_tile:
@@ -118,12 +149,9 @@ class BoundSpan:
             np.exp(scores, out=scores)
             np.add.reduce(scores, axis=1, out=lanes)
         np.add.reduce(self._rows, axis=1, out=self._flat_total)
-        for each in self._operands:
-            weights, values = each.scores, each.values[each.reader.read(layer, VALUES)]
-            filled = each.reader.filled
-            if filled is not None:  # the weight of another slot is 0, but 0 * NaN is NaN
-                weights, values = weights[..., :filled], values[..., :filled, :]
-            np.matmul(weights, values, out=each.weighted)
+        for each in self._filled:
+            values = each.values[each.reader.read(layer, VALUES)]
+            np.matmul(each.scores, values, out=each.weighted)
         if not is_one_tile:
             np.add.reduce(self._weighted, axis=1, out=self._attended)
 
@@ -184,6 +212,11 @@ class BoundItem:
             BoundSpan(span, own_readers, queries, scratch, *results)
             for span, own_readers, *results in zip(item.spans, readers, *parts, strict=True)
         ]
+
+    def lengthen(self) -> None:
+        """Follow the item's spans, which have been lengthened."""
+        for span in self._spans:
+            span.lengthen()
 
     def run(self, q: Floats, layer: int, out: Floats) -> None:
         """Compute the layer, and put the result in ``out`` unless it is part of a whole's."""

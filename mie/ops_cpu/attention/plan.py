@@ -48,7 +48,7 @@ class Split:
     """Whether a thread keeps the keys and values for several query tiles."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, eq=False, slots=True)
 class Span:
     """The tiles start … stop - 1 of a split, which an item's queries see."""
 
@@ -62,13 +62,21 @@ class Span:
     caps: list[tuple[int, Floats]]
     """Tiles with hidden keys: (tile of the span, upper limits [sequences or 1, rows, width]).
 
-    A decode's last tile always has them, so that it may decode further into its block.
+    The last tile of decodes always has them, so that these may decode further into their blocks.
     """
+    num_seen: int | None
+    """The number of positions of the last tile that a single decode sees. It has no caps then."""
 
     def lengthen(self, lengths: Sequence[int], tile: int) -> None:
         """Read as far as these lengths, if each sequence decodes in its block without a window."""
         for segment in self.split.segments:
             segment.fill(lengths)
+        if self.num_seen is not None:
+            last = self.split.first_tiles.item(0) + self.stop - 1
+            self.num_seen = lengths[self.split.sequences[0]] - last * tile
+            if self.split.num_tiles == 1:
+                self.width = self.split.segments[0].width
+            return
         own = np.array([lengths[s] for s in self.split.sequences])
         for index, limits in self.caps:
             firsts = (self.split.first_tiles + self.start + index) * tile
@@ -241,6 +249,7 @@ class Planner:
                 self._width(filled),
                 most,
                 reads_last_in_place=in_place,
+                width_of=self._width if self._width_step == g.block_size else None,
             )
             splits.append(Split(chosen, np.array(firsts), num_tiles, segments, is_held))
         return splits
@@ -286,8 +295,10 @@ class Planner:
         width = self._width(highest + 1 - start * g.tile) if stop - start == 1 else g.tile
         num_rows = ceil_div(seen.shape[1] * form.rows_per_query, form.num_rows) * form.num_rows
         query = np.minimum(np.arange(num_rows) // form.rows_per_query, seen.shape[1] - 1)
-        caps = []
-        for tile in range(start, stop):
+        caps, num_seen = [], None
+        if seen.size == 1 and window is None:
+            num_seen = highest + 1 - (stop - 1) * g.tile
+        for tile in range(start, stop if num_seen is None else start):
             first = tile * g.tile
             is_behind = window is not None and first <= highest - window
             if first + width - 1 < lowest and not is_behind:
@@ -299,7 +310,15 @@ class Planner:
             limits = np.where(is_hidden, -np.inf, np.nan).astype(g.dtype)
             caps.append((tile - start, limits.take(query, 1)))
         is_seen = window is None and lowest >= 0
-        yield Span(split=split, start=start, stop=stop, width=width, is_seen=is_seen, caps=caps)
+        yield Span(
+            split=split,
+            start=start,
+            stop=stop,
+            width=width,
+            is_seen=is_seen,
+            caps=caps,
+            num_seen=num_seen,
+        )
 
 
 def _cut_large(items: list[Item], num_threads: int) -> list[Item]:

@@ -46,12 +46,15 @@ class SegmentReader:
 
         Buffers are for keys, for values, and for transposed keys if these are wanted.
         """
-        num_layers, _, num_heads, _, block_size, head_dim = memory.shape
-        self.at, self.width, self._is_held = segment.at, segment.width, is_held
+        num_layers, _, num_heads, num_blocks, block_size, head_dim = memory.shape
+        self.at = segment.at
         self._segment = segment
         self._memory, self._block_ids = memory, np.array(segment.block_ids)
         self._is_in_place = segment.step is not None
-        shape = num_heads, len(segment.at), 1, segment.width, head_dim
+        width = segment.width
+        if segment.width_of is not None:
+            width = segment.width_of((num_blocks - segment.block_ids[0]) * block_size)
+        shape = num_heads, len(segment.at), 1, width, head_dim
         if segment.step is not None:
             *outer, by_block, by_position, by_element = memory.strides
             strides = *outer, segment.step * by_block, 0, by_position, by_element
@@ -72,6 +75,14 @@ class SegmentReader:
         self._stored_keys, self._transposes = self.keys, len(buffers) > 2
         if self._transposes:
             self.keys = buffers[2].reshape(1, *self.keys.shape[1:])
+        self._is_kept = is_held and not self._is_in_place
+        self.is_held = self._is_kept or self._transposes
+        """Whether `hold` has something to read."""
+
+    @property
+    def width(self) -> int:
+        """The number of positions that are read of each tile, at most those of `keys`."""
+        return self._segment.width
 
     @property
     def filled(self) -> int | None:
@@ -80,7 +91,7 @@ class SegmentReader:
 
     def hold(self, layer: int) -> None:
         """Read the keys and values of a held split, which `read` does not read again."""
-        if self._is_held and not self._is_in_place:
+        if self._is_kept:
             self._gather(layer, KEYS)
             self._gather(layer, VALUES)
         if self._transposes:
@@ -94,7 +105,7 @@ class SegmentReader:
         """
         if self._is_in_place:
             return 0 if self._transposes and which == KEYS else layer
-        if not self._is_held:
+        if not self._is_kept:
             self._gather(layer, which)
         return 0
 

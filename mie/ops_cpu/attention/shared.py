@@ -74,7 +74,7 @@ class SharedAttention:
     def run(self, plan: Plan, batch: StepBatch, q: Floats, layer: int, out: Floats) -> None:
         """Compute a layer into ``out``. q and out [T, Hkv, G, Dh]."""
         if not plan.number or not self._is_possible():
-            plan.run_items(0, range(plan.num_items), q, layer, out)
+            plan.run_items(q, layer, out, 0, range(plan.num_items))
             return
         self._begin(batch)
         self._q[: len(q)] = q
@@ -110,7 +110,7 @@ class SharedAttention:
 
     def _run_share(self, plan: Plan, share: int, layer: int, num_rows: int) -> None:
         numbers = range(share, plan.num_items, plan.num_threads)
-        plan.run_items(share, numbers, self._q[:num_rows], layer, self._out[:num_rows])
+        plan.run_items(self._q[:num_rows], layer, self._out[:num_rows], share, numbers)
 
     def _begin(self, batch: StepBatch) -> None:
         if batch is not self._batch:

@@ -6,7 +6,7 @@ are gathered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 
@@ -41,16 +41,21 @@ class Segment:
     """The slots without a token [Hkv, slots], as indices into all heads' gathered positions."""
     num_heads: int = 1
     """The number of KV heads."""
+    width_of: Callable[[int], int] | None = None
+    """Returns how many positions to read in place if so many are filled, if the tile may grow."""
 
     def fill(self, lengths: Sequence[int]) -> None:
         """Find the slots without a token, now that the sequences have these lengths."""
         filled = [lengths[s] - first for s, first in self.starts]
         if self.step is not None:
             self.filled = filled[0] if filled else None
+            if self.filled is not None and self.width_of is not None:
+                self.width = self.width_of(self.filled)
             return
-        tiles, positions = np.nonzero(np.arange(self.width) >= np.array(filled)[:, None])
-        heads = np.arange(self.num_heads)[:, None] * (len(filled) * self.width)
-        self.empty = heads + (tiles * self.width + positions) if len(tiles) else None
+        is_empty = np.arange(self.width) >= np.array(filled)[:, None]
+        slots = np.flatnonzero(is_empty)
+        heads = np.arange(self.num_heads)[:, None] * is_empty.size
+        self.empty = heads + slots if slots.size else None
 
 
 class Tiles:
@@ -83,18 +88,20 @@ class Tiles:
         most: int,
         *,
         reads_last_in_place: bool,
+        width_of: Callable[[int], int] | None,
     ) -> list[Segment]:
         """Return how to read ``num_tiles`` tiles from each of ``starts``.
 
         The first tiles of all sequences come first, then the second ones. So the last tiles, which
         are rarely full, are gathered together, up to ``last_width`` positions. At most ``most``
         positions are gathered at once. With ``reads_last_in_place``, there is a single sequence,
-        and its last tile is read in place if its blocks are adjacent.
+        and its last tile is read in place if its blocks are adjacent. With ``width_of``, the tile
+        may grow by blocks that follow these.
         """
         tiles = [(s, first + i) for i in range(num_tiles) for s, first in starts]
         found = list(self._in_place(tiles, len(starts)))
         if reads_last_in_place and not (found and found[-1].at[-1] == len(tiles) - 1):
-            found += self._last_in_place(tiles, last_width)
+            found += self._last_in_place(tiles, last_width, width_of)
         placed = set(chain.from_iterable(segment.at for segment in found))
         last = len(tiles) - len(starts)
         for part, width in (
@@ -129,13 +136,15 @@ class Tiles:
                     yield Segment(line[begin:stop], self._geometry.tile, [block], step)
                 begin = stop
 
-    def _last_in_place(self, tiles: Sequence[Start], width: int) -> Iterator[Segment]:
+    def _last_in_place(
+        self, tiles: Sequence[Start], width: int, width_of: Callable[[int], int] | None
+    ) -> Iterator[Segment]:
         """Find the last tile if its blocks are adjacent."""
         s, t = tiles[-1]
         blocks = self._blocks[s][t][: width // self._geometry.block_size]
         if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
             at, start = range(len(tiles) - 1, len(tiles)), (s, t * self._geometry.tile)
-            segment = Segment(at, width, blocks[:1], step=0, starts=(start,))
+            segment = Segment(at, width, blocks[:1], step=0, starts=(start,), width_of=width_of)
             segment.fill(self.lengths)
             yield segment
 
