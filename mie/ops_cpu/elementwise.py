@@ -138,7 +138,7 @@ class Rotation:
 
     def _prepare(self, rope_table: Floats, batch: StepBatch, num_heads: int) -> None:
         num_rotated = num_heads - self._num_kv_heads
-        cos_sin = rope_table[batch.positions]
+        cos_sin = rope_table.take(batch.positions, 0)
         num_tokens, _, half = cos_sin.shape
         is_small = cos_sin.nbytes * 2 * num_rotated <= TABLE_BYTES
         shape = 2, num_tokens, num_rotated if is_small else 1

@@ -61,7 +61,7 @@ class Embedding:
     def take(self, token_ids: Ints) -> Floats:
         """Return [T, D]: `ops.linear.embed`."""
         if self._tiles is None:
-            taken = self.memory[token_ids]
+            taken = self.memory.take(token_ids, 0)
         else:
             tile, column = np.divmod(token_ids, self._tiles.shape[2])
             taken = self._tiles[tile, :, column]
