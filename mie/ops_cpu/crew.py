@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
-from numpy.typing import NDArray
+from collections.abc import Callable
 
 from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.attention.attention import Attention
@@ -23,10 +20,6 @@ START_BYTES = 1 << 31
 """Bytes of weights that small steps read before helpers start, which takes some milliseconds."""
 MAX_TASKS = 1 << 12
 """Number of products that are kept ready."""
-AHEAD_BYTES = 1 << 22
-"""Bytes of the next products' weights that a waiting helper reads into its CPU's caches."""
-PIECE_BYTES = 1 << 17
-"""Bytes that it reads between two looks for a message, in some microseconds."""
 _PRODUCT, _ATTENTION = range(2)
 
 
@@ -103,10 +96,7 @@ class _Team:
                 attention, kind=_ATTENTION, max_rows=MAX_TOKENS, num_processes=num_processes
             )
         self._tasks: dict[bytes, Callable[[], object]] = {}
-        self._last = b""
-        self._next: dict[bytes, bytes] = {}
-        """The message of a product that came after each one."""
-        self.helpers = HelperProcesses(num_processes - 1, self._do, self._ahead)
+        self.helpers = HelperProcesses(num_processes - 1, self._do)
         self.products.helpers = self.helpers
         if self.attention is not None:
             self.attention.helpers = self.helpers
@@ -127,19 +117,8 @@ class _Team:
             assert self.attention is not None
             self.attention.do(*numbers[:5])
             return
-        self._next[self._last], self._last = message, message
         if message not in self._tasks:
             if len(self._tasks) >= MAX_TASKS:
                 self._tasks.clear()
-                self._next.clear()
             self._tasks[message] = self.products.bind(*numbers[:4])
         self._tasks[message]()
-
-    def _ahead(self) -> Iterator[NDArray[Any]]:
-        """Yield the weights of the next products, if they follow each other as in the last step."""
-        message, num_bytes = self._last, 0
-        while num_bytes < AHEAD_BYTES and (message := self._next.get(message, b"")):
-            weights = self.products.weights(*unpack(message)[1:5])
-            num_bytes += weights.nbytes
-            size = PIECE_BYTES // weights.itemsize
-            yield from (weights[i : i + size] for i in range(0, len(weights), size))

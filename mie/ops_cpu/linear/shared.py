@@ -10,10 +10,8 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import CachingAllocator, shared_zeros
@@ -25,11 +23,6 @@ from mie.ops_cpu.threads.counts import HeadStart, ThreadCount
 
 EARLIER = 1e-6
 """Seconds by which helper processes should end before the caller, which then need not wait."""
-PREFERENCE = 1.15
-"""How much longer all processes may take in a trial than fewer, and still be chosen.
-
-In a trial's changing calls, helpers cannot read the next weights ahead.
-"""
 LEAST_BYTES = 1 << 18
 """Bytes of a matrix below which a hand-over takes longer than it saves."""
 MAX_PRODUCTS = 1 << 12
@@ -93,7 +86,7 @@ class SharedProducts:
         """Return what learns how products of this kind are shared."""
         kind = matrix.tiles.shape, num_rows
         if kind not in self._learners:
-            count = self._plan.new_count(matrix.tiles, num_rows, PREFERENCE)
+            count = self._plan.new_count(matrix.tiles, num_rows)
             head_start = HeadStart(len(matrix.tiles), count.most, EARLIER)
             self._learners[kind] = count, head_start
         return self._learners[kind]
@@ -111,12 +104,6 @@ class SharedProducts:
             # The plan computes the same, and prepares it at each call.
             return partial(np.matmul, x, tiles[:, None], out=out, order="C")
         return partial(self._plan.product, x, tiles, matrix.parts, out, 0)
-
-    def weights(self, number: int, num_rows: int, first: int, stop: int) -> NDArray[Any]:
-        """Return the weights of some tiles in a row, as `bind` reads them."""
-        matrix = self._matrices[number]()
-        assert matrix is not None, "the caller multiplies by it"
-        return matrix.tiles[first:stop].reshape(-1)
 
 
 class _Product:

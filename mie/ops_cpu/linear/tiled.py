@@ -271,15 +271,12 @@ class TiledPlan:
             self._counts[kind] = self.new_count(tiles, num_rows)
         return self._counts[kind]
 
-    def new_count(self, tiles: NDArray[Any], num_rows: int, preference: float = 1.0) -> ThreadCount:
-        """Return what learns how many threads or processes to use for a product of this kind.
-
-        ``preference`` is that of `ThreadCount`.
-        """
+    def new_count(self, tiles: NDArray[Any], num_rows: int) -> ThreadCount:
+        """Return what learns how many threads or processes to use for a product of this kind."""
         num_bytes = work_bytes(tiles.nbytes, num_rows)
         most = self._workers.at_most(num_bytes // self._bytes_per_thread)
         least = math.isqrt(num_bytes // (CERTAIN * self._bytes_per_thread))
-        return ThreadCount(max(1, min(least, most)), most, preference=preference)
+        return ThreadCount(max(1, min(least, most)), most)
 
     def _head_start(self, *kind: int) -> HeadStart:
         """Return what knows how many more tiles the caller takes in a product of this kind."""

@@ -13,12 +13,10 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mie.ops_cpu.allocator import CACHE_LINE, shared_zeros
 from mie.ops_cpu.threads import spin
@@ -62,16 +60,10 @@ class HelperProcesses:
     for a while when they do not pay (see `Gains`).
     """
 
-    def __init__(
-        self,
-        number: int,
-        do: Callable[[bytes], object],
-        ahead: Callable[[], Iterable[NDArray[Any]]] = lambda: (),
-    ) -> None:
+    def __init__(self, number: int, do: Callable[[bytes], object]) -> None:
         """Fork ``number`` children, which call do(message).
 
-        The caller may do a message as well, so doing it twice must be harmless. While a child
-        waits, it reads the arrays of ahead() into its CPU's cache, a short one at a time.
+        The caller may do a message as well, so doing it twice must be harmless.
         """
         self.have_failed = False
         """Whether one of them died or was stuck."""
@@ -81,7 +73,7 @@ class HelperProcesses:
         reading, writing = os.pipe()
         self._helpers = [_Helper() for _ in range(number)]
         for helper in self._helpers:
-            helper.fork(do, ahead, reading)
+            helper.fork(do, reading)
         os.close(reading)
         self._end = weakref.finalize(self, _end, self._pid, self._helpers, writing)
 
@@ -161,12 +153,7 @@ class _Helper:
         self._cpus = os.sched_getaffinity(0)
         self._pid = 0
 
-    def fork(
-        self,
-        do: Callable[[bytes], object],
-        ahead: Callable[[], Iterable[NDArray[Any]]],
-        reading: int,
-    ) -> None:
+    def fork(self, do: Callable[[bytes], object], reading: int) -> None:
         """Fork the child. It ends when ``reading``, a pipe, has no writer left."""
         signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -177,7 +164,7 @@ class _Helper:
             if self._pid == 0:
                 status = 1
                 try:
-                    self._serve(do, ahead, reading)
+                    self._serve(do, reading)
                     status = 0
                 except BaseException:
                     traceback.print_exc()
@@ -237,20 +224,14 @@ class _Helper:
         os.close(self._wake)
 
     # In the child.
-    def _serve(
-        self,
-        do: Callable[[bytes], object],
-        ahead: Callable[[], Iterable[NDArray[Any]]],
-        reading: int,
-    ) -> None:
+    def _serve(self, do: Callable[[bytes], object], reading: int) -> None:
         """Do messages until the caller's process ends. All signals stay blocked."""
         gc.disable()  # it may not finalise what belongs to the caller
         _close_files(except_for=(_STDERR, self._wake, reading))
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(reading, 0)  # reports only that the last writer has gone
-        state, given = self.state, self._memory[0].view(np.int32)[:1].data
-        is_taken = given[0]
+        state = self.state
         with np.errstate(all="ignore"):  # the caller's own part warns
             while True:
                 while not self._given.acquire(self._helper_tries):
@@ -266,10 +247,6 @@ class _Helper:
                 state[_SECONDS] = time.thread_time() - begin
                 state[_ENDED] = time.perf_counter()
                 self._done.release()
-                for array in ahead():
-                    if given[0] != is_taken:
-                        break
-                    np.maximum.reduce(array)
 
 
 def _close_files(except_for: Sequence[int]) -> None:

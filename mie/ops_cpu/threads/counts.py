@@ -25,13 +25,9 @@ class ThreadCount:
     not depend on the number.
     """
 
-    def __init__(self, least: int, most: int, *, preference: float = 1.0) -> None:
-        """Choose among ``most``, and ``least`` times 1, 2, 4 …, with ``most`` first.
-
-        ``most`` is chosen unless it takes more than ``preference`` times as long as the fastest.
-        """
+    def __init__(self, least: int, most: int) -> None:
+        """Choose among ``most``, and ``least`` times 1, 2, 4 …, with ``most`` first."""
         self.most = most
-        self._preference = preference
         self._choices = [most]
         while least < most:
             self._choices.append(least)
@@ -58,7 +54,6 @@ class ThreadCount:
         self._num_calls += 1
         if self._num_calls == NUM_TRIALS * len(self._choices):
             medians = [sorted(each)[NUM_TRIALS // 2] for each in self._seconds]
-            medians[0] /= self._preference
             self._best = self._choices[medians.index(min(medians))]
             self._seconds = [[] for _ in self._choices]
             self.is_trial = False
