@@ -276,7 +276,7 @@ class EngineSettings:
     num_threads: int | None = setting(
         None,
         "integer",
-        "number of compute threads",
+        "number of threads that compute, or of processes in small steps",
         "computation",
         low=1,
         default_text="one for each CPU that the process may use",
