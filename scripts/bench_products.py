@@ -4,7 +4,8 @@
 
 For each matrix of the published models and each number of rows, the backends `numpy` and
 `numpy-plain` take turns in one process. Plain uses the BLAS's own threads, as its users do. After
-its turn everything pauses until these threads sleep. The weights come from memory, because the
+its turn everything pauses until these threads sleep. The backend multiplies inside a step of as
+many tokens, so that helper processes share small ones. The weights come from memory, because the
 calls go round through copies that no cache holds. Matrices above 128 MiB are measured with fewer
 columns.
 
@@ -32,6 +33,7 @@ from bench.cpu.children import child_environment
 
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
+from mie.ops.backend import StepBatch
 from mie.ops_cpu.threads.blas import Blas
 from mie.sim.shapes import SHAPES, find_shape
 
@@ -43,11 +45,14 @@ MOST_BYTES = 128 << 20
 """Bytes of a matrix at most."""
 CACHE_BYTES = 192 << 20
 """Bytes of all copies of a matrix, more than a last-level cache."""
-TURN_SECONDS = 0.01
-BLAS_SLEEPS = 0.05
-"""Seconds after which OpenBLAS's threads have stopped spinning."""
+TURN_SECONDS = 0.02
+BLAS_SLEEPS = 0.2
+"""Seconds after which OpenBLAS's threads have stopped spinning.
+
+They spin for 2^28 cycles of the clock (THREAD_TIMEOUT in driver/others/blas_server.c).
+"""
 WARM_UP = 24
-"""Calls that find the best number of threads."""
+"""Calls that start helper processes and find the best number of threads."""
 
 
 def shapes_of(name: str) -> Iterator[tuple[str, int, int]]:
@@ -83,17 +88,28 @@ class Pair:
         """Return the times of plain divided by those of the backend, round by round."""
         x = np.ones((num_rows, self._num_inputs), np.float32)
         plain, tuned = self._calls
-        blas = self._backend.blas
-        with blas.threads(1):
-            for _ in range(WARM_UP):
-                tuned(x)
+        for _ in range(WARM_UP):
+            self._in_step(num_rows, lambda: tuned(x))
         found = []
         for _ in range(rounds):
             plain_seconds = _turn(plain, x)
             time.sleep(BLAS_SLEEPS)
-            with blas.threads(1):
-                found.append(plain_seconds / _turn(tuned, x))
+            found.append(plain_seconds / self._in_step(num_rows, lambda: _turn(tuned, x)))
         return found
+
+    def _in_step(self, num_rows: int, action: Callable[[], Any]) -> Any:
+        """Return action(), called in a step of so many tokens, one of each sequence."""
+        rows, lengths = np.arange(num_rows), np.ones(num_rows, np.int64)
+        batch = StepBatch(
+            token_ids=rows,
+            positions=0 * rows,
+            slot_mapping=rows,
+            cu_seqlens_q=np.arange(num_rows + 1),
+            seq_lens=lengths,
+            block_tables=rows[:, None],
+            logits_rows=rows,
+        )
+        return self._backend.run_step(lambda _: action(), batch)
 
     def close(self) -> None:
         """End the backend's threads."""
@@ -113,14 +129,16 @@ def _cycle(linear: Callable[[Any, Any], Any], copies: list[Any]) -> Callable[[An
 
 
 def _turn(call: Callable[[Any], Any], x: Any) -> float:
-    """Return the median time of a call, from the calls of one turn."""
-    call(x)  # wakes up the threads
+    """Return the median time of a call, from the second half of the calls of one turn.
+
+    The first ones wake up the threads, and the CPUs after a pause.
+    """
     times: list[float] = []
-    while len(times) < 3 or sum(times) < TURN_SECONDS:
+    while len(times) < 6 or sum(times) < TURN_SECONDS:
         begin = time.perf_counter()
         call(x)
         times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return statistics.median(times[len(times) // 2 :])
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
