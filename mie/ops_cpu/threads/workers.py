@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TypeVar
 
 from mie.ops_cpu.threads import spin
+from mie.ops_cpu.threads.cpus import leave_to_caller
 from mie.ops_cpu.threads.gains import Gains
 from mie.system.resources import available_cpus
 
@@ -180,6 +181,7 @@ class _Signal:
 
     def __init__(self, num_tries: int) -> None:
         self._num_tries = num_tries
+        self._cpus = os.sched_getaffinity(0) if num_tries else set()
         self._spin_lock = spin.SpinLock() if num_tries else None
         self._lock = threading.Lock()
         self._lock.acquire()
@@ -196,11 +198,14 @@ class _Signal:
             self._lock.acquire()
         self._is_asleep = self._is_given = False
 
-    def give(self) -> None:
+    def give(self, thread_id: int | None = None) -> None:
+        """Give it. A thread of this id that sleeps wakes up on another CPU than the caller's."""
         self._is_given = True
         if self._spin_lock is not None:
             self._spin_lock.release()
         if self._is_asleep:
+            if thread_id is not None and self._num_tries:
+                leave_to_caller(thread_id, self._cpus)
             with suppress(RuntimeError):  # The other thread has not woken up.
                 self._lock.release()
 
@@ -224,13 +229,15 @@ class _Helper:
 
     def __init__(self, index: int, helper_tries: int, caller_tries: int) -> None:
         self._job = _Job(index, helper_tries, caller_tries)
-        thread = threading.Thread(target=_serve, args=(self._job,), daemon=True, name="mie-worker")
-        thread.start()
+        self._thread = threading.Thread(
+            target=_serve, args=(self._job,), daemon=True, name="mie-worker"
+        )
+        self._thread.start()
 
     def start(self, work: _Work) -> None:
         self.wait()  # an interrupt may have left it busy
         self._job.work = work
-        self._job.wake.give()
+        self._job.wake.give(self._thread.native_id)
 
     def wait(self) -> None:
         """Wait until the thread is idle. Work that it has not begun is taken back."""
