@@ -45,8 +45,7 @@ class Attention:
         self._blocks: tuple[bytes, bytes] | None = None
         self._plans: dict[PlanKey, Plan] = {}
         self.shared: SharedAttention | None = None
-        """Where helper processes share this step's work. Otherwise threads do."""
-        self._last_shared: SharedAttention | None = None
+        """Where helper processes share this step's work (see `share_by`). Otherwise threads do."""
 
     def __call__(
         self,
@@ -78,6 +77,12 @@ class Attention:
             shared.run(plan, batch, q_by_head, layer, out_by_head)
         return out
 
+    def share_by(self, shared: SharedAttention | None) -> None:
+        """Set `shared` from the next step on. Plans of other processes do not serve any longer."""
+        if shared is not self.shared:
+            self._blocks = None
+        self.shared = shared
+
     @property
     def num_heads(self) -> int:
         """The number of query heads of the last plan."""
@@ -88,12 +93,11 @@ class Attention:
         """Begin a step. If it decodes into the blocks of the last one, keep the plans."""
         blocks = _blocks_of_decodes(batch, cache.shape[3])
         is_same = blocks is not None and blocks == self._blocks
-        is_same = is_same and cache is self.cache and self.shared is self._last_shared
+        is_same = is_same and cache is self.cache
         self._plans = {k: p for k, p in self._plans.items() if is_same and k[1] is None}
         for plan in self._plans.values():
             plan.lengthen(batch.seq_lens.tolist())
         self._batch, self.cache, self._blocks = batch, cache, blocks
-        self._last_shared = self.shared
 
     def most_threads(self, batch: StepBatch, cache: Floats, key: PlanKey) -> int:
         """Return how many threads or processes a plan is worth."""
