@@ -154,7 +154,7 @@ class Plan:
         self.number = 0
         """What helper processes know it by, unless they do not share it."""
         self._bound: list[dict[int, BoundItem]] = [{} for _ in scratch]
-        self._readers: list[dict[tuple[Split, int], Readers]] = [{} for _ in scratch]
+        self._readers: list[dict[tuple[Split, int, int], Readers]] = [{} for _ in scratch]
         self._wholes = {
             id(each.whole): Result(each.whole, geometry, Scratch(geometry.dtype))
             for each in items
@@ -191,7 +191,7 @@ class Plan:
         scratch, known = self._scratch[thread], self._readers[thread]
         readers = []
         for span in item.spans:
-            key = span.split, item.heads.start
+            key = span.split, item.heads.start, item.heads.stop
             if key not in known:
                 memory, transposes = self._memory[:, :, item.heads], item.form.transposes
                 known[key] = readers_of(span.split, memory, scratch, transposes=transposes)

@@ -63,7 +63,7 @@ class SharedProducts:
         """Return whether to share this product. Small ones are not worth it."""
         return (
             matrix.shared_by is self
-            and num_rows <= self.max_rows
+            and 0 < num_rows <= self.max_rows
             and matrix.tiles.nbytes >= LEAST_BYTES
             and self.helpers is not None
             and self.helpers.are_usable
