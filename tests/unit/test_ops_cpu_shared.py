@@ -391,7 +391,14 @@ def test_an_interrupt_before_a_step_is_known_does_not_matter(
 # Engines.
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [3, 1, 4, 1, 5], [9] * 20, [2, 7]]
-SHAPES = {"max_position_embeddings": 512, "eos_token_id": 39}
+# Matrices of several tiles.
+SHAPES = {
+    "max_position_embeddings": 512,
+    "eos_token_id": 39,
+    "hidden_size": 100,
+    "intermediate_size": 130,
+    "head_dim": 40,
+}
 MODELS = {
     "llama": LLAMA | SHAPES,
     # Some layers have a window, and all have a bias.
@@ -462,7 +469,7 @@ def without_helpers(directory: Any, **settings: Any) -> dict[str, Any]:
     [
         {"batch_invariant": True},
         {"batch_invariant": True, "max_num_batched_tokens": 3},
-        {"kv_cache_dtype": "int8"},
+        {"kv_cache_dtype": "int8", "enable_prefix_caching": False},
     ],
     ids=["invariant", "short chunks", "int8 cache"],
 )
