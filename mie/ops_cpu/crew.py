@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import partial
 
 from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.attention.attention import Attention
@@ -13,6 +15,8 @@ from mie.ops_cpu.processes import helpers
 from mie.ops_cpu.processes.helpers import HelperProcesses, unpack
 from mie.ops_cpu.threads.workers import Workers
 from mie.system.resources import available_cpus
+
+logger = logging.getLogger(__name__)
 
 MAX_TOKENS = 64
 """Maximum number of tokens of a small step. Threads share larger ones, whose work is longer."""
@@ -46,9 +50,10 @@ class Crew:
     def close(self) -> None:
         """End the helper processes. Another small step may start others."""
         self._use(None)
-        if self._team is not None:
-            self._team.helpers.close()
-        self._team, self._num_bytes = None, 0
+        team, self._num_bytes = self._team, 0
+        if team is not None:
+            team.close()
+        self._team = None
 
     def __del__(self) -> None:
         if hasattr(self, "_team"):
@@ -57,7 +62,7 @@ class Crew:
     def _use(self, team: _Team | None) -> None:
         self._workers.are_resting = team is not None
         self._plan.shared = None if team is None else team.products
-        self._attention.shared = None if team is None else team.attention
+        self._attention.share_by(None if team is None else team.attention)
 
     def _find_team(self) -> _Team | None:
         """Return the helpers, started if it is time, or None if there are none."""
@@ -65,11 +70,21 @@ class Crew:
             self._may_start = not self._team.helpers.have_failed
             self.close()
         if self._team is None and self._may_start:
-            self._num_bytes += sum(matrix.nbytes for matrix in self._plan.matrices())
-            if self._num_bytes > START_BYTES:  # never without a tiled matrix
-                num_processes = self._workers.num_threads
-                self._team = _Team(self._plan, self._attention, self._allocator, num_processes)
+            num_bytes = sum(matrix.nbytes for matrix in self._plan.matrices())
+            self._num_bytes += num_bytes
+            if num_bytes and self._num_bytes >= START_BYTES:
+                self._start()
         return self._team
+
+    def _start(self) -> None:
+        num_processes = self._workers.num_threads
+        try:
+            self._team = _Team(self._plan, self._attention, self._allocator, num_processes)
+        except (OSError, MemoryError) as error:
+            self._may_start = False
+            logger.warning(
+                "helper processes could not be started; mie goes on without them: %r", error
+            )
 
 
 class _Team:
@@ -96,7 +111,9 @@ class _Team:
                 attention, kind=_ATTENTION, max_rows=MAX_TOKENS, num_processes=num_processes
             )
         self._tasks: dict[bytes, Callable[[], object]] = {}
-        self.helpers = HelperProcesses(num_processes - 1, self._do)
+        # The helpers do not refer to this object, so it is freed as soon as it is closed.
+        do = partial(_do, self.products, self.attention, self._tasks)
+        self.helpers = HelperProcesses(num_processes - 1, do)
         self.products.helpers = self.helpers
         if self.attention is not None:
             self.attention.helpers = self.helpers
@@ -110,15 +127,29 @@ class _Team:
             and self._cache is self._attention.cache
         )
 
-    def _do(self, message: bytes) -> None:
-        """Do what a message says, in any of the processes."""
-        kind, *numbers = unpack(message)
-        if kind == _ATTENTION:
-            assert self.attention is not None
-            self.attention.do(*numbers[:5])
-            return
-        if message not in self._tasks:
-            if len(self._tasks) >= MAX_TASKS:
-                self._tasks.clear()
-            self._tasks[message] = self.products.bind(*numbers[:4])
-        self._tasks[message]()
+    def close(self) -> None:
+        """End the helpers, and free what the program no longer uses."""
+        self.helpers.close()
+        self._tasks.clear()
+        self.products.close()
+        if self.attention is not None:
+            self.attention.helpers = None
+
+
+def _do(
+    products: SharedProducts,
+    attention: SharedAttention | None,
+    tasks: dict[bytes, Callable[[], object]],
+    message: bytes,
+) -> None:
+    """Do what a message says, in any of the processes. ``tasks`` are the products done before."""
+    kind, *numbers = unpack(message)
+    if kind == _ATTENTION:
+        assert attention is not None
+        attention.do(*numbers[:5])
+        return
+    if message not in tasks:
+        if len(tasks) >= MAX_TASKS:
+            tasks.clear()
+        tasks[message] = products.bind(*numbers[:4])
+    tasks[message]()

@@ -3,8 +3,9 @@
 Random loads go through the real engine. Requests run with others, in chunks, with and without the
 prefix cache, preempted by recompute and by swap, forked, and with a window. Each request's logits
 (of every position of its prompt and of every sampled token) must equal those it gets alone bit for
-bit, computed in one piece. So must its tokens. The dtype is float32, because in float64 the
-differences would rarely be large enough to change a bit.
+bit, computed in one piece. So must its tokens. Where there are two CPUs, helper processes share the
+steps of some loads. The dtype is float32, because in float64 the differences would rarely be large
+enough to change a bit.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from tiny_models import LLAMA, MISTRAL_WINDOW, QWEN2, QWEN3_TIED, random_weights
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
-from mie.ops_cpu import cpu_backend
+from mie.ops_cpu import cpu_backend, crew
 from mie.ops_cpu.attention import attention
 from mie.ops_cpu.attention import geometry as attention_geometry
 from mie.ops_cpu.attention import plan as attention_plan
+from mie.ops_cpu.linear import shared as shared_products
 from mie.ops_cpu.linear.tiled import TiledPlan
+from mie.ops_cpu.processes.helpers import IS_AVAILABLE, HelperProcesses
+from mie.system.resources import available_cpus
 
 VOCAB = LLAMA["vocab_size"]
 SIZES = {"max_position_embeddings": 1024, "eos_token_id": 39}
@@ -44,6 +48,8 @@ MODELS = {
     "wide group": LLAMA | ODD | {"num_attention_heads": 9, "num_key_value_heads": 1},
 }
 NUM_EXAMPLES = 20
+MAY_SHARE = IS_AVAILABLE and available_cpus() > 1
+NEVER = 1 << 62
 
 seen: Counter[str] = Counter()
 
@@ -55,6 +61,9 @@ def small_splits():
         patch.setattr(attention_geometry, "SPLIT_SCORES", 1 << 11)
         patch.setattr(attention_plan, "ITEM_SCORES", 1 << 11)
         patch.setattr(attention, "WORTH_SHARING", 1)
+        patch.setattr(shared_products, "LEAST_BYTES", 0)
+        run = HelperProcesses.run
+        patch.setattr(HelperProcesses, "run", lambda *args: seen.update(shared=1) or run(*args))
         patch.setattr(cpu_backend, "TiledPlan", partial(TiledPlan, bytes_per_thread=1))
         yield
 
@@ -103,14 +112,24 @@ def loads(draw):
         "swap_space": 1 << 24 if swaps else None,
         "num_threads": draw(st.sampled_from([1, 2])),
     }
-    return str(rng.choice(list(MODELS))), requests, config
+    start_bytes = draw(st.sampled_from([0, 0, 1 << 20, NEVER])) if MAY_SHARE else NEVER
+    if start_bytes < NEVER:
+        config["num_threads"] = 2
+    return str(rng.choice(list(MODELS))), requests, config, start_bytes
 
 
-def outcome(directory, requests, config):
+def outcome(directory, requests, config, start_bytes=NEVER):
     """Return the tokens and all their log-probabilities by request and choice.
 
-    Also return the log-probabilities of the prompts by request.
+    Also return the log-probabilities of the prompts by request. Helper processes start when small
+    steps have read ``start_bytes`` of weights.
     """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crew, "START_BYTES", start_bytes)
+        return _outcome(directory, requests, config)
+
+
+def _outcome(directory, requests, config):
     config = EngineConfig(batch_invariant=True, max_model_len=1024, **config)
     engine = load_engine(directory, config)
     tokens, logprobs, prompts = {}, {}, {}
@@ -145,8 +164,8 @@ def by_id(row):
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 @given(load=loads())
 def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, load):
-    model, requests, config = load
-    in_batch = outcome(directories[model], dict(enumerate(requests)), config)
+    model, requests, config, start_bytes = load
+    in_batch = outcome(directories[model], dict(enumerate(requests)), config, start_bytes)
     own = {"num_threads": 1, "block_size": config["block_size"]}
     for number, (prompt, params, _) in enumerate(requests):
         alone = outcome(directories[model], {number: (prompt, params, 0)}, own)
@@ -158,7 +177,7 @@ def test_a_request_gets_the_same_result_alone_and_in_a_batch(directories, load):
 
 def test_the_loads_include_every_case_that_changes_sums():
     """The loads contained every case that makes sums differ."""
-    for kind in ("prefix hits", "preempt", "import", "fork", "copy"):
+    for kind in ("prefix hits", "preempt", "import", "fork", "copy", *["shared"] * MAY_SHARE):
         assert seen[kind], f"{kind} never happened: {seen}"
 
 

@@ -246,3 +246,21 @@ def geometry_of(load):
         block_size=BLOCK_SIZE,
         dtype=np.dtype("float32"),
     )
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_thread_may_read_a_split_for_one_head_and_for_several(window, monkeypatch):
+    """Some items are cut by heads, and others with the same keys are not."""
+    monkeypatch.setattr(attention_module, "WORTH_SHARING", 1)
+    monkeypatch.setattr(attention_geometry, "SPLIT_SCORES", 1 << 11)
+    workers = Workers(2)
+    workers.are_resting = True  # so one thread computes all items
+    for lengths in ((60, 90), (11, 24), (150, 3)):
+        load, attention = Load(seed=0, heads=(8, 2)), Attention(workers)
+        for length in lengths:
+            load.join(length)
+        for num_tokens in (100, 113, 127):
+            q, batch = load.step([1, num_tokens])
+            got = attend(attention, load, q, batch, window, True)
+            expected = attend(Attention(Workers(1)), load, q, batch, window, True)
+            np.testing.assert_array_equal(got, expected)

@@ -49,8 +49,7 @@ class Attention:
         self._blocks: Blocks | None = None
         self._plans: dict[PlanKey, Plan] = {}
         self.shared: SharedAttention | None = None
-        """Where helper processes share this step's work. Otherwise threads do."""
-        self._last_shared: SharedAttention | None = None
+        """Where helper processes share this step's work (see `share_by`). Otherwise threads do."""
 
     def __call__(
         self,
@@ -82,6 +81,12 @@ class Attention:
             shared.run(plan, batch, q_by_head, layer, out_by_head)
         return out
 
+    def share_by(self, shared: SharedAttention | None) -> None:
+        """Set `shared` from the next step on. Plans of other processes do not serve any longer."""
+        if shared is not self.shared:
+            self._blocks = None
+        self.shared = shared
+
     @property
     def num_heads(self) -> int:
         """The number of query heads of the last plan."""
@@ -99,8 +104,7 @@ class Attention:
         A plan that reads a single decode in place also serves when the next block is added.
         """
         lengths: list[int] = batch.seq_lens.tolist()
-        is_kept = cache is self.cache and self.shared is self._last_shared
-        before = self._blocks if is_kept else None
+        before = self._blocks if cache is self.cache else None
         blocks = _blocks_of_decodes(batch, lengths, cache.shape[3])
         is_same = before is not None and before == blocks
         is_next = not is_same and _adds_neighbour(before, blocks, batch.block_tables)
@@ -112,7 +116,6 @@ class Attention:
         for plan in self._plans.values():
             plan.lengthen(lengths)
         self._batch, self.cache, self._blocks = batch, cache, blocks
-        self._last_shared = self.shared
 
     def most_threads(self, batch: StepBatch, cache: Floats, key: PlanKey) -> int:
         """Return how many threads or processes a plan is worth."""
@@ -169,7 +172,7 @@ class Plan:
         self.number = 0
         """What helper processes know it by, unless they do not share it."""
         self._bound: list[dict[int, BoundItem]] = [{} for _ in scratch]
-        self._readers: list[dict[tuple[Split, int], Readers]] = [{} for _ in scratch]
+        self._readers: list[dict[tuple[Split, int, int], Readers]] = [{} for _ in scratch]
         self._wholes = {
             id(each.whole): Result(each.whole, geometry, Scratch(geometry.dtype))
             for each in items
@@ -215,7 +218,7 @@ class Plan:
         scratch, known = self._scratch[thread], self._readers[thread]
         readers = []
         for span in item.spans:
-            key = span.split, item.heads.start
+            key = span.split, item.heads.start, item.heads.stop
             if key not in known:
                 memory, transposes = self._memory[:, :, item.heads], item.form.transposes
                 known[key] = readers_of(span.split, memory, scratch, transposes=transposes)

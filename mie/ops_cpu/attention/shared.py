@@ -49,16 +49,24 @@ class SharedAttention:
         """The lengths of the sequences in the current step."""
         self._batch: StepBatch | None = None
         self._num_plans = self._num_steps = 0
+        self._has_windowed = False
+        """Whether a plan with a window was made in this step. Models have one window at most."""
         self._plans: dict[int, Plan] = {}
         self._steps: dict[int, int] = {}
         """The plans by number, and the step that each was last used in."""
 
     def plan(self, batch: StepBatch, cache: Floats, key: PlanKey, num_threads: int) -> Plan:
         """Make a plan in so many processes at the same time."""
-        _, window, invariant = key
-        if num_threads == 1 or not self._is_possible() or _size_of(batch) > MOST_INTS:
-            return self._attention.plan(batch, cache, key, 1)
+        num_heads, window, invariant = key
         self._begin(batch)
+        is_possible = self._is_possible() and _size_of(batch) <= MOST_INTS
+        # The batch of a step's windowed plan is not overwritten by another one's.
+        is_possible = is_possible and num_heads == self._num_heads
+        if window is not None:
+            is_possible = is_possible and not self._has_windowed
+            self._has_windowed = True
+        if num_threads == 1 or not is_possible:
+            return self._attention.plan(batch, cache, key, 1)
         self._num_plans += 1
         # Windowed plans serve for one step. They may not overwrite the batch of one that lasts.
         number = 2 * self._num_plans + (window is not None)
@@ -114,9 +122,10 @@ class SharedAttention:
 
     def _begin(self, batch: StepBatch) -> None:
         if batch is not self._batch:
-            self._batch = batch
             self._num_steps += 1
             self._lengths[: len(batch.seq_lens)] = batch.seq_lens
+            self._has_windowed = False
+            self._batch = batch  # now, because an interrupt may come before
 
 
 def _size_of(batch: StepBatch) -> int:

@@ -54,6 +54,11 @@ class SharedProducts:
         self._products: dict[tuple[int, int], _Product] = {}
         self._learners: dict[tuple[tuple[int, ...], int], tuple[ThreadCount, HeadStart]] = {}
 
+    def close(self) -> None:
+        """Forget the helpers, and what was prepared for matrices."""
+        self.helpers = None
+        self._products.clear()
+
     def takes(self, matrix: TiledMatrix, num_rows: int) -> bool:
         """Return whether to share this product. Small ones are not worth it."""
         return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
@@ -13,13 +12,14 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import numpy as np
 
 from mie.ops_cpu.allocator import CACHE_LINE, shared_zeros
-from mie.ops_cpu.threads import spin
+from mie.ops_cpu.threads import cpus, spin
+from mie.ops_cpu.threads.cpus import leave_to_caller
 from mie.ops_cpu.threads.gains import Gains
 
 logger = logging.getLogger(__name__)
@@ -32,13 +32,16 @@ CALLER_SPINS = 2e-4
 NAP = 1e-4
 """Seconds that the caller then sleeps between two looks."""
 PATIENCE = 10.0
-"""Seconds after which a helper that has begun counts as stuck, and is killed."""
+"""Seconds of waiting after which a helper that has begun counts as stuck, and is killed."""
 
 _IS_ASLEEP, _ENDED, _SECONDS = range(3)
 _STDERR = 2
-_LIBRARY = ctypes.PyDLL(None)
 
-IS_AVAILABLE = spin.IS_AVAILABLE and hasattr(os, "eventfd") and hasattr(_LIBRARY, "sched_getcpu")
+IS_AVAILABLE = (
+    spin.IS_AVAILABLE
+    and all(hasattr(os, name) for name in ("eventfd", "pidfd_open"))
+    and cpus.IS_AVAILABLE
+)
 """Whether this system has what helper processes need, as Linux does."""
 
 
@@ -63,24 +66,29 @@ class HelperProcesses:
     def __init__(self, number: int, do: Callable[[bytes], object]) -> None:
         """Fork ``number`` children, which call do(message).
 
-        The caller may do a message as well, so doing it twice must be harmless.
+        The caller may do a message as well, so doing it twice must be harmless. Raise OSError or
+        MemoryError if the system cannot give so many processes, files or bytes.
         """
         self.have_failed = False
         """Whether one of them died or was stuck."""
         self._do = do
         self._gains = Gains()
+        self._are_idle = True
         self._pid = os.getpid()
-        reading, writing = os.pipe()
-        self._helpers = [_Helper() for _ in range(number)]
-        for helper in self._helpers:
-            helper.fork(do, reading)
-        os.close(reading)
-        self._end = weakref.finalize(self, _end, self._pid, self._helpers, writing)
+        self._helpers: list[_Helper] = []
+        self._end = weakref.finalize(self, _end, self._pid, self._helpers)
+        try:
+            for _ in range(number):
+                self._helpers.append(_Helper())
+                self._helpers[-1].fork(do)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def are_usable(self) -> bool:
         """Whether they are alive. A forked child of this process has none."""
-        return self._end.alive and os.getpid() == self._pid
+        return self._are_idle and self._end.alive and os.getpid() == self._pid
 
     def are_paused(self) -> bool:
         """Return whether to work without them now."""
@@ -93,10 +101,15 @@ class HelperProcesses:
         no helper has begun, and such a helper counts as if it were as slow again. If a helper dies
         or is stuck, the caller does all messages, and all helpers end.
         """
+        if not self.are_usable:
+            own()
+            self._do_all(messages)
+            return 0.0
         begin, cpu_begin = time.perf_counter(), time.thread_time()
         pairs = list(zip(self._helpers, messages, strict=False))
-        own_end = helpers_end = 0.0
+        helpers_end = 0.0
         try:
+            self._are_idle = False
             for helper, message in pairs:
                 helper.give(message)
             own()
@@ -104,31 +117,44 @@ class HelperProcesses:
             own_end = time.perf_counter()
             for helper, message in pairs:
                 if helper.take_back():
+                    helper.check()
                     self._do(message)
                     helpers_end = 2 * time.perf_counter() - begin
                 else:
                     helper.wait()
                     cpu_seconds += helper.state[_SECONDS]
                     helpers_end = max(helpers_end, helper.state[_ENDED])
+            self._are_idle = True
         except _HelperEnded as error:
-            logger.warning("%s; mie goes on without helper processes", error)
+            if self._end.alive:  # it did not end because the program does
+                logger.warning("%s; mie goes on without helper processes", error)
             self.have_failed = True
-            self._end()
-            if not own_end:
-                own()
-            for message in messages:
-                self._do(message)
+            self.close()
+            self._do_all(messages)
             return 0.0
         except BaseException:  # such as Ctrl-C, after which no helper may write to shared memory
-            self._end()
+            self.close()
             raise
         end = time.perf_counter()
         self._gains.add(cpu_seconds - (end - begin), end)
         return helpers_end - own_end
 
+    def _do_all(self, messages: Sequence[bytes]) -> None:
+        for message in messages:
+            self._do(message)
+
     def close(self) -> None:
-        """End the children. `run` may not be called afterwards."""
-        self._end()
+        """End the children, even if interrupts come meanwhile. `run` then works without them."""
+        interrupt: BaseException | None = None
+        while self._end.alive or self._helpers:
+            try:
+                self._end()
+                _end(self._pid, self._helpers)  # an interrupt may have ended the first call
+                break
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
 
 class _HelperEnded(Exception):
@@ -149,14 +175,18 @@ class _Helper:
         self._helper_tries, self._caller_tries = (
             int(seconds * rate) for seconds in (HELPER_SPINS, CALLER_SPINS)
         )
-        self._wake = os.eventfd(0)
         self._cpus = os.sched_getaffinity(0)
-        self._pid = 0
+        self._pid, self._wake = 0, -1
 
-    def fork(self, do: Callable[[bytes], object], reading: int) -> None:
-        """Fork the child. It ends when ``reading``, a pipe, has no writer left."""
-        signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    def fork(self, do: Callable[[bytes], object]) -> None:
+        """Fork the child. It ends with this process."""
+        signals = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        caller = -1
         try:
+            # A pipe would not tell the child while another child, forked later, has it open.
+            caller = os.pidfd_open(os.getpid())
+            self._wake = os.eventfd(0)
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             with warnings.catch_warnings():
                 # Python 3.12 warns of locks that other threads hold. The child takes none.
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -164,13 +194,14 @@ class _Helper:
             if self._pid == 0:
                 status = 1
                 try:
-                    self._serve(do, reading)
+                    self._serve(do, caller)
                     status = 0
                 except BaseException:
                     traceback.print_exc()
                 finally:
                     os._exit(status)
         finally:
+            _close([caller])
             signal.pthread_sigmask(signal.SIG_SETMASK, signals)
 
     # In the caller.
@@ -183,17 +214,9 @@ class _Helper:
             self._wake_up()
 
     def _wake_up(self) -> None:
-        """Wake the child on another CPU than the caller's.
-
-        Linux may wake it on the caller's, and moves it away only some milliseconds later.
-        """
-        if self._has_ended():
-            raise _HelperEnded(f"helper process {self._pid} died")
-        others = self._cpus - {_LIBRARY.sched_getcpu()}
-        if others:
-            with suppress(OSError):  # the process may have lost these CPUs meanwhile
-                os.sched_setaffinity(self._pid, others)
-        os.eventfd_write(self._wake, 1)
+        leave_to_caller(self._pid, self._cpus)
+        with suppress(OSError):  # the program may have closed all files
+            os.eventfd_write(self._wake, 1)
 
     def take_back(self) -> bool:
         """Take the message back, if the child has not begun."""
@@ -201,36 +224,49 @@ class _Helper:
 
     def wait(self) -> None:
         """Wait until the child has done the message that it has begun."""
-        deadline = time.perf_counter() + PATIENCE
+        # Looks are counted, because the clock goes on while both processes are stopped.
+        num_looks = int(PATIENCE / (CALLER_SPINS + NAP))
         while not self._done.acquire(self._caller_tries):
-            if self._has_ended():
-                raise _HelperEnded(f"helper process {self._pid} died")
-            if time.perf_counter() > deadline:
+            self.check()
+            num_looks -= 1
+            if num_looks < 0:
                 raise _HelperEnded(f"helper process {self._pid} took over {PATIENCE:g} s")
             time.sleep(NAP)
+
+    def check(self) -> None:
+        """Raise an exception if the child has died."""
+        if self._has_ended():
+            raise _HelperEnded(f"helper process {self._pid} died")
 
     def _has_ended(self) -> bool:
         try:
             return os.waitpid(self._pid, os.WNOHANG) != (0, 0)
-        except ChildProcessError:  # the program has waited for all its children
+        except ChildProcessError:  # it was waited for, here or by the program
             return True
 
     def end(self) -> None:
-        """Kill the child and wait until it has ended."""
-        with suppress(ProcessLookupError):
+        """Kill the child, if there is one, and wait until it has ended. Twice does no harm."""
+        # Its number may already belong to another process if the program has waited for it.
+        if self._pid and not self._has_ended():
             os.kill(self._pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
-        os.close(self._wake)
+            with suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+        wake, self._wake = self._wake, -1
+        try:  # noqa: SIM105  # in `suppress`, an interrupt could come before the call
+            os.close(wake)
+        except OSError:  # it is closed already
+            pass
 
     # In the child.
-    def _serve(self, do: Callable[[bytes], object], reading: int) -> None:
+    def _serve(self, do: Callable[[bytes], object], caller: int) -> None:
         """Do messages until the caller's process ends. All signals stay blocked."""
         gc.disable()  # it may not finalise what belongs to the caller
-        _close_files(except_for=(_STDERR, self._wake, reading))
+        # Nothing should wait for this process to close a file.
+        files = {int(name) for name in os.listdir("/proc/self/fd")}
+        _close(files - {_STDERR, self._wake, caller})
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
-        poll.register(reading, 0)  # reports only that the last writer has gone
+        poll.register(caller, select.POLLIN)  # reports that the process has ended
         state = self.state
         with np.errstate(all="ignore"):  # the caller's own part warns
             while True:
@@ -238,7 +274,7 @@ class _Helper:
                     state[_IS_ASLEEP] = 1
                     if self._given.take():
                         break
-                    if reading in dict(poll.poll()):
+                    if caller in dict(poll.poll()):
                         return
                     os.eventfd_read(self._wake)
                 state[_IS_ASLEEP] = 0
@@ -249,16 +285,15 @@ class _Helper:
                 self._done.release()
 
 
-def _close_files(except_for: Sequence[int]) -> None:
-    """Close all other files, so that nothing waits for this process to close them."""
-    for number in map(int, os.listdir("/proc/self/fd")):
-        if number not in except_for:
-            with suppress(OSError):  # the listing's own is closed already
-                os.close(number)
+def _close(files: Iterable[int]) -> None:
+    for number in files:
+        with suppress(OSError):  # it is closed already
+            os.close(number)
 
 
-def _end(pid: int, helpers: Sequence[_Helper], writing: int) -> None:
-    if os.getpid() == pid:  # a forked child of this process has no helpers
-        os.close(writing)
-        for helper in helpers:
-            helper.end()
+def _end(pid: int, helpers: list[_Helper]) -> None:
+    while helpers and os.getpid() == pid:  # a forked child of this process has no helpers
+        last = helpers[-1]
+        last.end()
+        with suppress(ValueError):  # another thread ends them too
+            helpers.remove(last)
