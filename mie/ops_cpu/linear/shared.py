@@ -130,8 +130,7 @@ class _Product:
     def apply(self, x: Floats, residual: Floats | None, *, is_brief: bool) -> Floats:
         """Compute `TiledPlan.apply`."""
         self._place[...] = x
-        if len(self._padding):
-            self._padding[...] = 0
+        self._padding.fill(0)
         self._multiply()
         y, bias = self._y, self._bias
         if is_brief and bias is None and residual is None and y.flags.c_contiguous:

@@ -105,24 +105,23 @@ class HelperProcesses:
             own()
             self._do_all(messages)
             return 0.0
-        begin, cpu_begin = time.perf_counter(), time.thread_time()
-        pairs = list(zip(self._helpers, messages, strict=False))
-        helpers_end = 0.0
+        begin, helpers_end = time.perf_counter(), 0.0
+        helpers = self._helpers[: len(messages)]
         try:
             self._are_idle = False
-            for helper, message in pairs:
+            for helper, message in zip(helpers, messages, strict=False):
                 helper.give(message)
             own()
-            cpu_seconds = time.thread_time() - cpu_begin
             own_end = time.perf_counter()
-            for helper, message in pairs:
+            seconds = own_end - begin
+            for helper, message in zip(helpers, messages, strict=False):
                 if helper.take_back():
                     helper.check()
                     self._do(message)
                     helpers_end = 2 * time.perf_counter() - begin
                 else:
                     helper.wait()
-                    cpu_seconds += helper.state[_SECONDS]
+                    seconds += helper.state[_SECONDS]
                     helpers_end = max(helpers_end, helper.state[_ENDED])
             self._are_idle = True
         except _HelperEnded as error:
@@ -136,7 +135,7 @@ class HelperProcesses:
             self.close()
             raise
         end = time.perf_counter()
-        self._gains.add(cpu_seconds - (end - begin), end)
+        self._gains.add(seconds - (end - begin), end)
         return helpers_end - own_end
 
     def _do_all(self, messages: Sequence[bytes]) -> None:
@@ -224,14 +223,16 @@ class _Helper:
 
     def wait(self) -> None:
         """Wait until the child has done the message that it has begun."""
+        if self._done.acquire(self._caller_tries):
+            return
         # Looks are counted, because the clock goes on while both processes are stopped.
         num_looks = int(PATIENCE / (CALLER_SPINS + NAP))
-        while not self._done.acquire(self._caller_tries):
+        for _ in range(num_looks):
             self.check()
-            num_looks -= 1
-            if num_looks < 0:
-                raise _HelperEnded(f"helper process {self._pid} took over {PATIENCE:g} s")
             time.sleep(NAP)
+            if self._done.acquire(self._caller_tries):
+                return
+        raise _HelperEnded(f"helper process {self._pid} took over {PATIENCE:g} s")
 
     def check(self) -> None:
         """Raise an exception if the child has died."""

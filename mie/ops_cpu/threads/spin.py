@@ -37,6 +37,8 @@ class SpinLock:
             address = ceil_div(ctypes.addressof(self._memory), CACHE_LINE) * CACHE_LINE
         self._lock = ctypes.c_void_p(address)
         self._try = ctypes.cast(_LIBRARY.pthread_spin_trylock, ctypes.c_void_p)
+        self._count = ctypes.c_size_t(0)  # made once, because many waits are short
+        self._count_place = ctypes.byref(self._count)
         self._find = _LIBRARY["lfind"]  # a private object, because its type is set here
         self._find.restype = ctypes.c_void_p
         _UNDER_GIL.pthread_spin_init(self._lock, 0)
@@ -50,8 +52,9 @@ class SpinLock:
         """Take the lock as soon as it is free. Return False after ``num_tries`` tries."""
         # lfind compares its key with each element until the comparison yields 0. Here a comparison
         # is an attempt to lock, and the elements, of size 0, are never read.
-        count = ctypes.c_size_t(num_tries)
-        found = self._find(self._lock, self._lock, ctypes.byref(count), _NO_SIZE, self._try)
+        if self._count.value != num_tries:
+            self._count.value = num_tries
+        found = self._find(self._lock, self._lock, self._count_place, _NO_SIZE, self._try)
         return found is not None
 
     def release(self) -> None:
