@@ -293,8 +293,15 @@ def _close(files: Iterable[int]) -> None:
 
 
 def _end(pid: int, helpers: list[_Helper]) -> None:
+    interrupt: BaseException | None = None
     while helpers and os.getpid() == pid:  # a forked child of this process has no helpers
-        last = helpers[-1]
-        last.end()
-        with suppress(ValueError):  # another thread ends them too
+        try:
+            last = helpers[-1]
+            last.end()
             helpers.remove(last)
+        except (IndexError, ValueError):  # another thread ends them too
+            continue
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
