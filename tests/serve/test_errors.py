@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
@@ -175,19 +176,25 @@ def test_a_request_that_fails_alone_is_a_500_and_the_engine_lives(server, monkey
 def test_a_stream_that_fails_later_ends_with_the_error_and_no_reason(server, monkeypatch):
     from mie.text.stream import TextStream
 
-    original = TextStream.add
+    original, has_begun = TextStream.add, threading.Event()
 
     def add(self, token_ids, armed=True):
         self.count = getattr(self, "count", 0) + 1
         if self._searches and self.count > 5:
+            assert has_begun.wait(60)
             raise ValueError("a broken tokenizer")
         return original(self, token_ids, armed)
 
     monkeypatch.setattr(TextStream, "add", add)
     asked = {"prompt": "A mill", "stop": "never", "stream": True, "max_tokens": 60}
-    answer = server.post("/v1/completions", **asked, ignore_eos=True)
-    assert answer.status_code == 200
-    *chunks, error, done, empty = answer.text.split("\n\n")
+    asked["ignore_eos"] = True
+    with server.client.stream("POST", "/v1/completions", json=asked) as answer:
+        assert answer.status_code == 200
+        pieces = answer.iter_text()
+        text = next(pieces)
+        has_begun.set()
+        text += "".join(pieces)
+    *chunks, error, done, empty = text.split("\n\n")
     assert (done, empty) == ("data: [DONE]", "")
     assert json.loads(error[6:])["error"]["code"] == "request_failed"
     assert chunks
