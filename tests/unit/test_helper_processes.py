@@ -13,13 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forks import exit_code_of_child
 from interrupts import KINDS, Injector
 
 from mie.ops_cpu.allocator import shared_zeros
@@ -469,8 +469,7 @@ def test_helpers_ignore_the_signals_of_a_terminal(
 
 @pytest.mark.parametrize("how", ["closed", "deleted"])
 def test_helpers_end_with_the_object(how: str) -> None:
-    num_maps = len(Path("/proc/self/maps").read_text().splitlines())
-    for _ in range(3):
+    def end_some() -> None:
         helpers = HelperProcesses(2, lambda message: None)
         pids = [helper._pid for helper in helpers._helpers]
         assert all(state_of(pid) for pid in pids)
@@ -480,7 +479,10 @@ def test_helpers_end_with_the_object(how: str) -> None:
         else:
             del helpers
         assert not any(state_of(pid) for pid in pids)
-    helpers = None  # type: ignore[assignment]  # its mailboxes go with it
+
+    num_maps = len(Path("/proc/self/maps").read_text().splitlines())
+    for _ in range(3):
+        end_some()
     gc.collect()
     # The C library may keep a few regions of its own.
     assert len(Path("/proc/self/maps").read_text().splitlines()) < num_maps + 6
@@ -518,25 +520,19 @@ def test_a_fork_of_the_program_has_no_helpers_and_leaves_the_parents_alone(
     new_board: Callable[..., Board],
 ) -> None:
     board = new_board(2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of forks beside threads
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            signal.alarm(int(PATIENCE))
-            assert not board.helpers.are_usable
-            ran: list[int] = []
-            board.helpers._do = lambda message: ran.append(unpack(message)[0])
-            board.helpers.run([pack(0), pack(1)], lambda: ran.append(2))
-            assert sorted(ran) == [0, 1, 2]
-            board.helpers.close()
-            del board
-            gc.collect()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def action() -> None:
+        nonlocal board
+        assert not board.helpers.are_usable
+        ran: list[int] = []
+        board.helpers._do = lambda message: ran.append(unpack(message)[0])
+        board.helpers.run([pack(0), pack(1)], lambda: ran.append(2))
+        assert sorted(ran) == [0, 1, 2]
+        board.helpers.close()
+        del board
+        gc.collect()
+
+    assert exit_code_of_child(action) == 0
     board.run(2)
     assert board.workers(2) == board.pids
 

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forks import exit_code_of_child
 from interrupts import KINDS, Injector
 from test_ops_cpu_attention_reuse import Load, attend
 from tiny_models import LLAMA, QWEN2, random_weights, write_model
@@ -598,21 +598,14 @@ def test_a_fork_while_a_step_runs_disturbs_neither(directories: dict[str, Any]) 
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(generate(engine) for _ in range(3)))
     thread.start()
+
+    def action() -> None:
+        crew_of(engine)._find_team()
+        assert crew_of(engine)._team is None or crew_of(engine)._team.helpers.are_usable
+        crew_of(engine).close()
+
     for _ in range(3):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                signal.alarm(int(PATIENCE))
-                crew_of(engine)._find_team()
-                assert crew_of(engine)._team is None or crew_of(engine)._team.helpers.are_usable
-                crew_of(engine).close()
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert exit_code_of_child(action) == 0
     thread.join(PATIENCE)
     assert found == [wanted] * 3
     assert not crew_of(engine)._team.helpers.have_failed
@@ -624,21 +617,14 @@ def test_an_engine_runs_in_a_forked_child_with_helpers_of_its_own(
     wanted = without_helpers(directories["llama"])
     engine = new_engine(directories["llama"])
     assert generate(engine) == wanted
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            signal.alarm(int(PATIENCE))
-            messages.clear()
-            assert generate(engine) == wanted
-            assert messages[PRODUCT] > 100
-            assert messages[ATTENTION] > 50
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def action() -> None:
+        messages.clear()
+        assert generate(engine) == wanted
+        assert messages[PRODUCT] > 100
+        assert messages[ATTENTION] > 50
+
+    assert exit_code_of_child(action) == 0
     assert generate(engine) == wanted
     assert not crew_of(engine)._team.helpers.have_failed
 

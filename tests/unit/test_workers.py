@@ -7,13 +7,13 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from types import FrameType
 from typing import Any
 
 import pytest
+from forks import exit_code_of_child
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
@@ -479,23 +479,6 @@ def test_a_gain_is_the_cpu_time_of_all_less_the_time_that_passed(
 
 
 # Forks.
-
-
-def exit_code_of_child(action: Callable[[], object]) -> int:
-    """Return the exit code of a forked child that runs ``action``: 0 unless it raises or hangs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of forks beside threads
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(int(PATIENCE))  # ends a child that hangs
-            action()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_forked_child_has_threads_of_its_own(new_workers: Callable[[int], Workers]) -> None:

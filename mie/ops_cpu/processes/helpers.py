@@ -109,12 +109,12 @@ class HelperProcesses:
         helpers = self._helpers[: len(messages)]
         try:
             self._are_idle = False
-            for helper, message in zip(helpers, messages, strict=False):
+            for helper, message in zip(helpers, messages, strict=True):
                 helper.give(message)
             own()
             own_end = time.perf_counter()
             seconds = own_end - begin
-            for helper, message in zip(helpers, messages, strict=False):
+            for helper, message in zip(helpers, messages, strict=True):
                 if helper.take_back():
                     helper.check()
                     self._do(message)
@@ -174,7 +174,6 @@ class _Helper:
         self._helper_tries, self._caller_tries = (
             int(seconds * rate) for seconds in (HELPER_SPINS, CALLER_SPINS)
         )
-        self._cpus = os.sched_getaffinity(0)
         self._pid, self._wake = 0, -1
 
     def fork(self, do: Callable[[bytes], object]) -> None:
@@ -213,7 +212,7 @@ class _Helper:
             self._wake_up()
 
     def _wake_up(self) -> None:
-        leave_to_caller(self._pid, self._cpus)
+        leave_to_caller(self._pid)
         with suppress(OSError):  # the program may have closed all files
             os.eventfd_write(self._wake, 1)
 

@@ -181,7 +181,6 @@ class _Signal:
 
     def __init__(self, num_tries: int) -> None:
         self._num_tries = num_tries
-        self._cpus = os.sched_getaffinity(0) if num_tries else set()
         self._spin_lock = spin.SpinLock() if num_tries else None
         self._lock = threading.Lock()
         self._lock.acquire()
@@ -205,7 +204,7 @@ class _Signal:
             self._spin_lock.release()
         if self._is_asleep:
             if thread_id is not None and self._num_tries:
-                leave_to_caller(thread_id, self._cpus)
+                leave_to_caller(thread_id)
             with suppress(RuntimeError):  # The other thread has not woken up.
                 self._lock.release()
 
