@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from mie.errors import ConfigError
 from mie.ops.arrays import Floats, Ints
-from mie.ops.backend import KVCacheShape, StepBatch
+from mie.ops.backend import HeadWeights, KVCacheShape, StepBatch
+from mie.ops.composed import rotate_heads
 from mie.ops.kv_cache import Cache
 from mie.ops.numpy_backend import NumpyBackend
 from mie.ops.sampling import RowControls
@@ -124,9 +126,23 @@ class CpuBackend(NumpyBackend):
     def norm_linear(self, x: Floats, norm: Floats, eps: float, weight: Matrix) -> Floats:
         return weight.apply(self.rms_norm(x, norm, eps), None, is_brief=True)
 
+    def norm_heads(
+        self,
+        x: Floats,
+        weights: HeadWeights,
+        rope: Floats,
+        kv_cache: Cache,
+        layer: int,
+        batch: StepBatch,
+    ) -> Floats:
+        # The heads are changed in place, which a brief result does not allow.
+        qkv = self.linear(self.rms_norm(x, weights.norm, weights.eps), weights.qkv)
+        q: Floats = rotate_heads(self, qkv, weights, rope, kv_cache, layer, batch)
+        return q
+
     def new_kv_cache(self, shape: KVCacheShape) -> Cache:
         if self.kv_dtype != self.dtype:
-            return super().new_kv_cache(shape)
+            return kv_cache.new_quantized_cache(shape, self.kv_dtype)
         return kv_cache.new_cache(shape, self.dtype)
 
     def rope_write_kv(
@@ -152,10 +168,9 @@ class CpuBackend(NumpyBackend):
         return sampling.sample(logits, rows, self.workers)
 
     def run_step(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
-        """Run a step with a single-threaded BLAS, because the workers share out the work."""
+        """Run a step with a single-threaded BLAS, because threads or processes share the work."""
         with self.blas.threads(1):
-            self._crew.begin_step(len(batch.token_ids))
-            return super().run_step(forward, batch)
+            return super().run_step(partial(self._crew.run, forward), batch)
 
     def _plan_for(self, shape: tuple[int, int]) -> PlainPlan | TiledPlan:
         num_outputs, num_inputs = shape

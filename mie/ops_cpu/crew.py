@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import weakref
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from mie.ops_cpu.allocator import CachingAllocator
+import numpy as np
+
+from mie.ops.arrays import Floats
+from mie.ops.backend import StepBatch
+from mie.ops_cpu.allocator import CachingAllocator, shared_zeros
 from mie.ops_cpu.attention.attention import Attention
 from mie.ops_cpu.attention.shared import SharedAttention
 from mie.ops_cpu.linear.shared import SharedProducts
 from mie.ops_cpu.linear.tiled import TiledPlan
 from mie.ops_cpu.processes import helpers
-from mie.ops_cpu.processes.helpers import HelperProcesses, unpack
+from mie.ops_cpu.processes.helpers import HelperProcesses, pack, unpack
 from mie.ops_cpu.threads.workers import Workers
 from mie.system.resources import available_cpus
 
@@ -22,9 +29,9 @@ MAX_TOKENS = 64
 """Maximum number of tokens of a small step. Threads share larger ones, whose work is longer."""
 START_BYTES = 1 << 31
 """Bytes of weights that small steps read before helpers start, which takes some milliseconds."""
-MAX_TASKS = 1 << 12
-"""Number of products that are kept ready."""
-_PRODUCT, _ATTENTION = range(2)
+MAX_INTS = 1 << 16
+"""Maximum number of integers of a batch, which are block ids for the most part."""
+Forward = Callable[[StepBatch], Floats]
 
 
 class Crew:
@@ -40,46 +47,50 @@ class Crew:
         self._allocator = allocator
         # A helper that spins would hold up another one on the same CPU.
         self._may_start = helpers.IS_AVAILABLE and 1 < workers.num_threads <= available_cpus()
+        self._forward: Callable[[], Forward | None] = lambda: None
         self._num_bytes = 0
         self._team: _Team | None = None
 
-    def begin_step(self, num_tokens: int) -> None:
-        """Decide for a step of so many tokens."""
-        self._use(self._find_team() if num_tokens <= MAX_TOKENS else None)
+    def run(self, forward: Forward, batch: StepBatch) -> Floats:
+        """Return forward(batch), which helper processes may run as well."""
+        team = self._find_team(forward) if len(batch.token_ids) <= MAX_TOKENS else None
+        if team is not None and _size_of(batch) <= MAX_INTS:
+            return team.run(forward, batch)
+        if self._team is not None:
+            self._team.rest()
+        return forward(batch)
 
     def close(self) -> None:
-        """End the helper processes. Another small step may start others."""
-        self._use(None)
-        team, self._num_bytes = self._team, 0
+        """End the helper processes. More small steps may start others."""
+        team, self._team, self._num_bytes = self._team, None, 0
         if team is not None:
             team.close()
-        self._team = None
 
     def __del__(self) -> None:
         if hasattr(self, "_team"):
             self.close()
 
-    def _use(self, team: _Team | None) -> None:
-        self._workers.are_resting = team is not None
-        self._plan.shared = None if team is None else team.products
-        self._attention.share_by(None if team is None else team.attention)
-
-    def _find_team(self) -> _Team | None:
+    def _find_team(self, forward: Forward) -> _Team | None:
         """Return the helpers, started if it is time, or None if there are none."""
-        if self._team is not None and not self._team.is_usable:
+        if self._forward() != forward:
+            self.close()
+            self._forward = _weakly(forward)
+            return None
+        if self._team is not None and not self._team.helpers.are_usable:
             self._may_start = not self._team.helpers.have_failed
             self.close()
         if self._team is None and self._may_start:
             num_bytes = sum(matrix.nbytes for matrix in self._plan.matrices())
             self._num_bytes += num_bytes
             if num_bytes and self._num_bytes >= START_BYTES:
-                self._start()
+                self._start(forward)
+        if self._team is None or self._team.helpers.are_paused():
+            return None
         return self._team
 
-    def _start(self) -> None:
-        num_processes = self._workers.num_threads
+    def _start(self, forward: Forward) -> None:
         try:
-            self._team = _Team(self._plan, self._attention, self._allocator, num_processes)
+            self._team = _Team(forward, self._workers, self._plan, self._attention, self._allocator)
         except (OSError, MemoryError) as error:
             self._may_start = False
             logger.warning(
@@ -88,68 +99,111 @@ class Crew:
 
 
 class _Team:
-    """Helper processes, with what they share."""
+    """Helper processes that run the same forward pass in lockstep, with what they share."""
 
     def __init__(
         self,
+        forward: Forward,
+        workers: Workers,
         plan: TiledPlan,
         attention: Attention,
         allocator: CachingAllocator,
-        num_processes: int,
     ) -> None:
-        """Start them. They know the matrices and the KV cache that exist by now."""
+        """Start them. They know the weights and the KV cache that exist by now."""
         # Linux breaks a huge page up when this process writes to it after a fork. So the children
         # get no working memory, and this process takes new huge pages.
         for owner in (plan, attention, allocator):
             owner.release()
-        self._plan, self._attention = plan, attention
-        self._num_loaded, self._cache = plan.num_loaded, attention.cache
-        self.products = SharedProducts(plan, allocator, kind=_PRODUCT, max_rows=MAX_TOKENS)
-        self.attention: SharedAttention | None = None
+        self._workers, self._plan, self._attention = workers, plan, attention
+        self._is_resting = True
+        self._batch = shared_zeros((MAX_INTS,), np.int64)
+        self.helpers = HelperProcesses(workers.num_threads)
+        self._products = SharedProducts(plan, self.helpers, allocator, MAX_TOKENS)
+        self._shared_attention: SharedAttention | None = None
         if attention.cache is not None:
-            self.attention = SharedAttention(
-                attention, kind=_ATTENTION, max_rows=MAX_TOKENS, num_processes=num_processes
-            )
-        self._tasks: dict[bytes, Callable[[], object]] = {}
-        # The helpers do not refer to this object, so it is freed as soon as it is closed.
-        do = partial(_do, self.products, self.attention, self._tasks)
-        self.helpers = HelperProcesses(num_processes - 1, do)
-        self.products.helpers = self.helpers
-        if self.attention is not None:
-            self.attention.helpers = self.helpers
+            self._shared_attention = SharedAttention(attention, self.helpers, MAX_TOKENS)
+        self.helpers.start(partial(self._do, forward))
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether the helpers are alive and know what this process works with."""
-        return (
-            self.helpers.are_usable
-            and self._num_loaded == self._plan.num_loaded
-            and self._cache is self._attention.cache
-        )
+    def run(self, forward: Forward, batch: StepBatch) -> Floats:
+        """Return forward(batch), which all processes compute."""
+        is_first, self._is_resting = self._is_resting, False
+        if is_first:
+            self._begin()
+        header = _write(self._batch, batch)
+        return self.helpers.run(pack(is_first, *header), partial(forward, batch))
+
+    def rest(self) -> None:
+        """Leave the next steps to threads."""
+        self._is_resting = True
+        self._workers.are_resting = False
+        self._plan.shared = self._attention.shared = None
 
     def close(self) -> None:
         """End the helpers, and free what the program no longer uses."""
+        self.rest()
         self.helpers.close()
-        self._tasks.clear()
-        self.products.close()
-        if self.attention is not None:
-            self.attention.helpers = None
+        self._products.close()
+
+    def _begin(self) -> None:
+        """Share the next steps. Plans have to be the same in all processes, and so begin anew."""
+        self._workers.are_resting = True
+        self._plan.shared, self._attention.shared = self._products, self._shared_attention
+        self._attention.forget_plans()
+
+    def _do(self, forward: Forward, message: bytes) -> None:
+        """Do what a message says, in a helper."""
+        is_first, *header = unpack(message)
+        if is_first:
+            self._begin()
+        forward(_read(self._batch, header))
 
 
-def _do(
-    products: SharedProducts,
-    attention: SharedAttention | None,
-    tasks: dict[bytes, Callable[[], object]],
-    message: bytes,
-) -> None:
-    """Do what a message says, in any of the processes. ``tasks`` are the products done before."""
-    kind, *numbers = unpack(message)
-    if kind == _ATTENTION:
-        assert attention is not None
-        attention.do(*numbers[:5])
-        return
-    if message not in tasks:
-        if len(tasks) >= MAX_TASKS:
-            tasks.clear()
-        tasks[message] = products.bind(*numbers[:4])
-    tasks[message]()
+def _weakly(forward: Forward) -> Callable[[], Forward | None]:
+    """Return a weak reference, because the forward pass refers to the backend."""
+    return weakref.WeakMethod(forward) if inspect.ismethod(forward) else weakref.ref(forward)
+
+
+def _size_of(batch: StepBatch) -> int:
+    num_tokens, num_sequences = len(batch.token_ids), len(batch.seq_lens)
+    return 3 * num_tokens + 2 * num_sequences + 1 + len(batch.logits_rows) + batch.block_tables.size
+
+
+def _write(memory: Any, batch: StepBatch) -> tuple[int, ...]:
+    """Write the batch's integers to memory. Return what `_read` needs to know."""
+    arrays = (
+        batch.token_ids,
+        batch.positions,
+        batch.slot_mapping,
+        batch.cu_seqlens_q,
+        batch.seq_lens,
+        batch.logits_rows,
+        batch.block_tables.ravel(),
+    )
+    np.concatenate(arrays, out=memory[: _size_of(batch)])
+    num_decodes = -1 if batch.num_decodes is None else batch.num_decodes
+    return len(batch.token_ids), *batch.block_tables.shape, len(batch.logits_rows), num_decodes
+
+
+def _read(memory: Any, header: list[int]) -> StepBatch:
+    num_tokens, num_sequences, num_blocks, num_rows, num_decodes, *_ = header
+    sizes = (
+        *[num_tokens] * 3,
+        num_sequences + 1,
+        num_sequences,
+        num_rows,
+        num_sequences * num_blocks,
+    )
+    ends = np.cumsum(sizes)
+    token_ids, positions, slots, starts, lengths, rows, tables = np.split(
+        memory[: ends[-1]].copy(), ends[:-1]
+    )
+    return StepBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=slots,
+        cu_seqlens_q=starts,
+        seq_lens=lengths,
+        block_tables=tables.reshape(num_sequences, num_blocks),
+        logits_rows=rows,
+        num_decodes=None if num_decodes < 0 else num_decodes,
+    )

@@ -49,7 +49,6 @@ class Attention:
         self._blocks: Blocks | None = None
         self._plans: dict[PlanKey, Plan] = {}
         self.shared: SharedAttention | None = None
-        """Where helper processes share this step's work (see `share_by`). Otherwise threads do."""
 
     def __call__(
         self,
@@ -63,29 +62,24 @@ class Attention:
     ) -> Floats:
         """Compute `ops.attention.paged_attention` over a cache of `kv_cache.new_cache`.
 
-        The scale is 1/sqrt(Dh). Return a new array [T, Hq, Dh].
+        The scale is 1/sqrt(Dh). Return [T, Hq, Dh], which lasts until the layer after the next.
         """
         if self._batch is not batch or self.cache is not cache:
             self._begin(batch, cache)
         key = q.shape[1], window, is_batch_invariant
-        shared = None if self.shared is None or self.shared.cache is not cache else self.shared
         if key not in self._plans:
-            planned = shared or self
-            self._plans[key] = planned.plan(batch, cache, key, self.most_threads(batch, cache, key))
-        out = self._allocator.empty(q.shape, q.dtype)
+            self._plans[key] = self._plan(batch, cache, key)
         by_head = len(q), cache.shape[4], q.shape[1] // cache.shape[4], q.shape[2]
-        plan, q_by_head, out_by_head = self._plans[key], q.reshape(by_head), out.reshape(by_head)
-        if shared is None:
-            plan.run(self._workers, q_by_head, layer, out_by_head)
-        else:
-            shared.run(plan, batch, q_by_head, layer, out_by_head)
+        plan, q_by_head = self._plans[key], q.reshape(by_head)
+        if self.shared is not None and plan.num_threads > 1:
+            return self.shared.run(plan, q_by_head, layer)
+        out = self._allocator.empty(q.shape, q.dtype)
+        plan.run(self._workers, q_by_head, layer, out.reshape(by_head))
         return out
 
-    def share_by(self, shared: SharedAttention | None) -> None:
-        """Set `shared` from the next step on. Plans of other processes do not serve any longer."""
-        if shared is not self.shared:
-            self._blocks = None
-        self.shared = shared
+    def forget_plans(self) -> None:
+        """Plan the next step anew, as other processes do which have not seen the last one."""
+        self._blocks = None
 
     @property
     def num_heads(self) -> int:
@@ -117,31 +111,17 @@ class Attention:
             plan.lengthen(lengths)
         self._batch, self.cache, self._blocks = batch, cache, blocks
 
-    def most_threads(self, batch: StepBatch, cache: Floats, key: PlanKey) -> int:
-        """Return how many threads or processes a plan is worth."""
-        g, lengths = self._find_geometry(cache, key[0]), batch.seq_lens.tolist()
-        counts = np.diff(batch.cu_seqlens_q).tolist()
-        worth = 2 * math.isqrt(estimate(counts, lengths, g) // WORTH_SHARING)
-        return max(1, min(worth, self._workers.num_threads))
-
-    def plan(
-        self,
-        batch: StepBatch,
-        cache: Floats,
-        key: PlanKey,
-        num_threads: int,
-        *,
-        may_combine: bool = True,
-    ) -> Plan:
-        """Return the plan of all layers with this window, for at most so many threads.
-
-        ``may_combine`` allows several threads to compute parts of an item.
-        """
+    def _plan(self, batch: StepBatch, cache: Floats, key: PlanKey) -> Plan:
+        """Return the plan of all layers with this window."""
         num_heads, window, invariant = key
         g = self._find_geometry(cache, num_heads)
+        counts, lengths = np.diff(batch.cu_seqlens_q).tolist(), batch.seq_lens.tolist()
+        worth = 2 * math.isqrt(estimate(counts, lengths, g) // WORTH_SHARING)
+        num_threads = self._workers.at_most(worth)
         planner = Planner(batch, g, window, is_batch_invariant=invariant)
         items = planner.items(num_threads)
-        if not may_combine and any(item.whole is not None for item in items):
+        # Processes do not combine the parts of an item, which are in their own memory.
+        if self.shared is not None and any(item.whole is not None for item in items):
             items, num_threads = planner.items(1), 1
         return Plan(items, g, head_major(cache), self._scratch[:num_threads])
 
@@ -169,8 +149,6 @@ class Plan:
         """Bind nothing yet. ``memory`` [L, 2, Hkv, N, B, Dh]; ``scratch`` of each thread."""
         self._items, self._geometry, self._memory, self._scratch = items, geometry, memory, scratch
         self.num_items, self.num_threads = len(items), len(scratch)
-        self.number = 0
-        """What helper processes know it by, unless they do not share it."""
         self._bound: list[dict[int, BoundItem]] = [{} for _ in scratch]
         self._readers: list[dict[tuple[Split, int, int], Readers]] = [{} for _ in scratch]
         self._wholes = {

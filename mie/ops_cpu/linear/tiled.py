@@ -74,13 +74,11 @@ class TiledMatrix:
         """[ceil(N / W) * W]"""
         self.parts = parts_of(tiles.shape[1])
         """The ranges of K whose products are added."""
-        self.shared_by: SharedProducts | None = None
-        """Whose helper processes know this matrix, under `shared_number`."""
-        self.shared_number = 0
+        self.number = plan.remember(self)
+        """What tells it from the plan's other matrices."""
         self.one_row: OneRow | None = None
         """What the plan has prepared for products of one row."""
         self.nbytes = tiles.nbytes + (0 if bias is None else bias.nbytes)
-        plan.remember(self)
 
     def apply(self, x: Floats, residual: Floats | None, *, is_brief: bool = False) -> Floats:
         """Compute `ops.linear.linear`. A brief result lasts until the next product."""
@@ -109,9 +107,8 @@ class TiledPlan:
         self._workers = workers
         self._bytes_per_thread = bytes_per_thread
         self.shared: SharedProducts | None = None
-        """Where helper processes share this step's products. Otherwise threads do."""
-        self.num_loaded = 0
-        """Number of matrices that were loaded by now."""
+        """Where processes share this step's products. Otherwise threads do."""
+        self._num_loaded = 0
         self._matrices: list[weakref.ref[TiledMatrix]] = []
         self._counts: dict[tuple[tuple[int, ...], int], ThreadCount] = {}
         self._head_starts: dict[tuple[int, ...], HeadStart] = {}
@@ -163,10 +160,11 @@ class TiledPlan:
         self._workers.share(fill, _shares(len(tiles), self._workers.num_threads))
         return tiles
 
-    def remember(self, matrix: TiledMatrix) -> None:
-        """List a matrix in `matrices` for as long as it exists."""
-        self.num_loaded += 1
+    def remember(self, matrix: TiledMatrix) -> int:
+        """List a matrix in `matrices` for as long as it exists. Return a number of its own."""
         self._matrices.append(weakref.ref(matrix))
+        self._num_loaded += 1
+        return self._num_loaded
 
     def matrices(self) -> list[TiledMatrix]:
         """Return the matrices with this plan."""
@@ -268,15 +266,11 @@ class TiledPlan:
         """Return what knows how many threads to use for a product of this kind."""
         kind = tiles.shape, work_bytes(tiles.nbytes, num_rows).bit_length()
         if kind not in self._counts:
-            self._counts[kind] = self.new_count(tiles, num_rows)
+            num_bytes = work_bytes(tiles.nbytes, num_rows)
+            most = self._workers.at_most(num_bytes // self._bytes_per_thread)
+            least = math.isqrt(num_bytes // (CERTAIN * self._bytes_per_thread))
+            self._counts[kind] = ThreadCount(max(1, min(least, most)), most)
         return self._counts[kind]
-
-    def new_count(self, tiles: NDArray[Any], num_rows: int) -> ThreadCount:
-        """Return what learns how many threads or processes to use for a product of this kind."""
-        num_bytes = work_bytes(tiles.nbytes, num_rows)
-        most = self._workers.at_most(num_bytes // self._bytes_per_thread)
-        least = math.isqrt(num_bytes // (CERTAIN * self._bytes_per_thread))
-        return ThreadCount(max(1, min(least, most)), most)
 
     def _head_start(self, *kind: int) -> HeadStart:
         """Return what knows how many more tiles the caller takes in a product of this kind."""

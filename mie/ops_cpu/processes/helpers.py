@@ -1,4 +1,4 @@
-"""Fork helper processes, and share one piece of work at a time with them."""
+"""Fork helper processes that compute the same as the caller, and share what takes long."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from mie.ops_cpu.allocator import CACHE_LINE, shared_zeros
+from mie.ops_cpu.processes.barrier import Barrier
 from mie.ops_cpu.threads import cpus, spin
 from mie.ops_cpu.threads.cpus import leave_to_caller
 from mie.ops_cpu.threads.gains import Gains
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 _MESSAGE = struct.Struct("8q")
 HELPER_SPINS = 1e-3
-"""Seconds that a helper spin-waits for a message before it sleeps."""
+"""Seconds that a helper spin-waits before it sleeps."""
 CALLER_SPINS = 2e-4
 """Seconds that the caller spin-waits for a helper. The helper may be waiting for this CPU."""
 NAP = 1e-4
-"""Seconds that the caller then sleeps between two looks."""
+"""Seconds that a process which waits longer sleeps between two looks."""
 PATIENCE = 10.0
-"""Seconds of waiting after which a helper that has begun counts as stuck, and is killed."""
+"""Seconds of waiting after which helpers count as stuck, and are killed."""
 
-_IS_ASLEEP, _ENDED, _SECONDS = range(3)
 _STDERR = 2
 
 IS_AVAILABLE = (
@@ -56,31 +59,45 @@ def unpack(message: bytes) -> tuple[int, ...]:
 
 
 class HelperProcesses:
-    """Forked children that do what messages say. Only one thread at a time may call `run`.
+    """Forked children that run the same code as the caller, in lockstep.
+
+    Each process calls `share` with the same tasks in the same order, computes its own task, and
+    waits until the others have computed theirs. Whatever lies between two calls is computed by all
+    of them, which costs no time, and less than to hand it over.
 
     A child sees this process's memory as it was when the child was forked, and shared memory as it
     is. Children end with this object, or with this process. Like helper threads, they are left out
-    for a while when they do not pay (see `Gains`).
+    for a while when they do not pay (see `Gains`). Only one thread at a time may call `run`.
     """
 
-    def __init__(self, number: int, do: Callable[[bytes], object]) -> None:
-        """Fork ``number`` children, which call do(message).
-
-        The caller may do a message as well, so doing it twice must be harmless. Raise OSError or
-        MemoryError if the system cannot give so many processes, files or bytes.
-        """
+    def __init__(self, number: int) -> None:
+        """Take the memory for this many processes, of which the caller is one."""
+        self.number = number
+        self.rank = 0
+        """Which of the processes this one is. The caller is 0."""
         self.have_failed = False
         """Whether one of them died or was stuck."""
-        self._do = do
-        self._gains = Gains()
-        self._are_idle = True
+        self._gains, self._gained = Gains(), 0.0
+        self._barrier = Barrier(number)
+        rate = spin.tries_per_second()
+        self._caller_tries, self._helper_tries = (
+            int(seconds * rate) for seconds in (CALLER_SPINS, HELPER_SPINS)
+        )
+        self._is_idle = self._is_together = False
         self._pid = os.getpid()
         self._helpers: list[_Helper] = []
         self._end = weakref.finalize(self, _end, self._pid, self._helpers)
+
+    def start(self, do: Callable[[bytes], object]) -> None:
+        """Fork the children. They call do(message) for each message of `run`.
+
+        Raise OSError or MemoryError if the system cannot give so many processes, files or bytes.
+        """
         try:
-            for _ in range(number):
-                self._helpers.append(_Helper())
-                self._helpers[-1].fork(do)
+            for rank in range(1, self.number):
+                self._helpers.append(_Helper(self._helper_tries))
+                self._helpers[-1].fork(partial(self._do_in_child, rank, do))
+            self._is_idle = True
         except BaseException:
             self.close()
             raise
@@ -88,59 +105,81 @@ class HelperProcesses:
     @property
     def are_usable(self) -> bool:
         """Whether they are alive. A forked child of this process has none."""
-        return self._are_idle and self._end.alive and os.getpid() == self._pid
+        return self._is_idle and self._end.alive and os.getpid() == self._pid
 
     def are_paused(self) -> bool:
         """Return whether to work without them now."""
-        return not self._end.alive or self._gains.are_paused(time.perf_counter())
+        return self._gains.are_paused(time.perf_counter())
 
-    def run(self, messages: Sequence[bytes], own: Callable[[], object]) -> float:
-        """Call own() here while each of the first helpers does a message.
+    def run(self, message: bytes, own: Callable[[], Result]) -> Result:
+        """Return own() while each helper does the message, which must do the same.
 
-        Return how many seconds the last helper ended after the caller. The caller takes back what
-        no helper has begun, and such a helper counts as if it were as slow again. If a helper dies
-        or is stuck, the caller does all messages, and all helpers end.
+        If a helper dies or is stuck, own() goes on without help, and all helpers end.
         """
         if not self.are_usable:
-            own()
-            self._do_all(messages)
-            return 0.0
-        begin, helpers_end = time.perf_counter(), 0.0
-        helpers = self._helpers[: len(messages)]
+            return own()
+        # Everything stays inside one try statement, because an interrupt can come anywhere. After
+        # one, no helper may write to shared memory.
         try:
-            self._are_idle = False
-            for helper, message in zip(helpers, messages, strict=True):
+            self._is_idle = False
+            self._is_together, self._gained = True, 0.0
+            for helper in self._helpers:
                 helper.give(message)
-            own()
+            result = own()
+            if self._is_together:
+                self._meet()
+            self._is_together, self._is_idle = False, True
+        except BaseException:
+            self.close()
+            raise
+        self._gains.add(self._gained, time.perf_counter())
+        return result
+
+    def share(self, tasks: Sequence[Callable[[], object]]) -> None:
+        """Call this process's task, and return when each process has called its own.
+
+        Without helpers, call all of them.
+        """
+        if self._is_together:
+            begin = time.perf_counter()
+            tasks[self.rank]()
             own_end = time.perf_counter()
-            seconds = own_end - begin
-            for helper, message in zip(helpers, messages, strict=True):
-                if helper.take_back():
-                    helper.check()
-                    self._do(message)
-                    helpers_end = 2 * time.perf_counter() - begin
-                else:
-                    helper.wait()
-                    seconds += helper.state[_SECONDS]
-                    helpers_end = max(helpers_end, helper.state[_ENDED])
-            self._are_idle = True
+            if self._meet():
+                waited = time.perf_counter() - own_end
+                self._gained += (self.number - 1) * (own_end - begin) - waited
+                return
+            tasks = tasks[1:]
+        for task in tasks:
+            task()
+
+    def _meet(self) -> bool:
+        """Wait for the other processes. In the caller, return False if there are none any more."""
+        tries = self._helper_tries if self.rank else self._caller_tries
+        try:
+            self._barrier.meet(tries, self._wait_longer)
         except _HelperEnded as error:
             if self._end.alive:  # it did not end because the program does
                 logger.warning("%s; mie goes on without helper processes", error)
-            self.have_failed = True
+            self.have_failed, self._is_together = True, False
             self.close()
-            self._do_all(messages)
-            return 0.0
-        except BaseException:  # such as Ctrl-C, after which no helper may write to shared memory
-            self.close()
-            raise
-        end = time.perf_counter()
-        self._gains.add(seconds - (end - begin), end)
-        return helpers_end - own_end
+            return False
+        return True
 
-    def _do_all(self, messages: Sequence[bytes]) -> None:
-        for message in messages:
-            self._do(message)
+    def _wait_longer(self, lock: spin.SpinLock) -> None:
+        if self.rank:
+            while not lock.acquire(self._helper_tries):
+                if os.getppid() != self._pid:
+                    raise SystemExit
+                time.sleep(NAP)
+            return
+        # Looks are counted, because the clock goes on while all processes are stopped.
+        for _ in range(int(PATIENCE / (CALLER_SPINS + NAP))):
+            for helper in self._helpers:
+                helper.check()
+            time.sleep(NAP)
+            if lock.acquire(self._caller_tries):
+                return
+        raise _HelperEnded(f"a helper process took over {PATIENCE:g} s")
 
     def close(self) -> None:
         """End the children, even if interrupts come meanwhile. `run` then works without them."""
@@ -152,8 +191,16 @@ class HelperProcesses:
                 break
             except BaseException as error:
                 interrupt = error
+        self._is_together = False
         if interrupt is not None:
             raise interrupt
+
+    def _do_in_child(self, rank: int, do: Callable[[bytes], object], message: bytes) -> None:
+        if not self.rank:
+            self.rank, self._is_together = rank, True
+            self._barrier.join(rank)
+        do(message)
+        self._meet()
 
 
 class _HelperEnded(Exception):
@@ -163,17 +210,14 @@ class _HelperEnded(Exception):
 class _Helper:
     """One child, seen from both sides."""
 
-    def __init__(self) -> None:
-        # Each lock, the message and the state have a cache line of their own.
-        self._memory = shared_zeros((4, CACHE_LINE), np.uint8)
-        given, done, message, state = self._memory
-        self._given, self._done = spin.SpinLock(given.ctypes.data), spin.SpinLock(done.ctypes.data)
-        self._message, self.state = memoryview(message), memoryview(state).cast("d")
-        self.state[_IS_ASLEEP] = 1  # the first message wakes it up, on a CPU of its own
-        rate = spin.tries_per_second()
-        self._helper_tries, self._caller_tries = (
-            int(seconds * rate) for seconds in (HELPER_SPINS, CALLER_SPINS)
-        )
+    def __init__(self, num_tries: int) -> None:
+        # The lock, the message and the state have a cache line of their own.
+        self._memory = shared_zeros((3, CACHE_LINE), np.uint8)
+        given, message, state = self._memory
+        self._given = spin.SpinLock(given.ctypes.data)
+        self._message, self._is_asleep = memoryview(message), memoryview(state)
+        self._is_asleep[0] = 1  # the first message wakes it up, on a CPU of its own
+        self._num_tries = num_tries
         self._pid, self._wake = 0, -1
 
     def fork(self, do: Callable[[bytes], object]) -> None:
@@ -194,6 +238,8 @@ class _Helper:
                 try:
                     self._serve(do, caller)
                     status = 0
+                except SystemExit:
+                    status = 0
                 except BaseException:
                     traceback.print_exc()
                 finally:
@@ -204,39 +250,27 @@ class _Helper:
 
     # In the caller.
     def give(self, message: bytes) -> None:
-        """Offer the message to the child."""
+        """Give the message to the child, which is idle."""
         self._message[:] = message
         self._given.release()
-        # If the child falls asleep at this moment, the caller takes the message back.
-        if self.state[_IS_ASLEEP]:
+        # If the child falls asleep at this moment, `check` wakes it up.
+        if self._is_asleep[0]:
+            with suppress(_HelperEnded):  # `check` will raise it
+                self._wake_up()
+
+    def check(self) -> None:
+        """Wake the child up if it sleeps. Raise an exception if it has died."""
+        if self._has_ended():
+            raise _HelperEnded(f"helper process {self._pid} died")
+        if self._is_asleep[0]:
             self._wake_up()
 
     def _wake_up(self) -> None:
         leave_to_caller(self._pid)
-        with suppress(OSError):  # the program may have closed all files
+        try:
             os.eventfd_write(self._wake, 1)
-
-    def take_back(self) -> bool:
-        """Take the message back, if the child has not begun."""
-        return self._given.take()
-
-    def wait(self) -> None:
-        """Wait until the child has done the message that it has begun."""
-        if self._done.acquire(self._caller_tries):
-            return
-        # Looks are counted, because the clock goes on while both processes are stopped.
-        num_looks = int(PATIENCE / (CALLER_SPINS + NAP))
-        for _ in range(num_looks):
-            self.check()
-            time.sleep(NAP)
-            if self._done.acquire(self._caller_tries):
-                return
-        raise _HelperEnded(f"helper process {self._pid} took over {PATIENCE:g} s")
-
-    def check(self) -> None:
-        """Raise an exception if the child has died."""
-        if self._has_ended():
-            raise _HelperEnded(f"helper process {self._pid} died")
+        except OSError as error:  # the program may have closed all files
+            raise _HelperEnded(f"helper process {self._pid} cannot be woken up") from error
 
     def _has_ended(self) -> bool:
         try:
@@ -260,29 +294,24 @@ class _Helper:
     # In the child.
     def _serve(self, do: Callable[[bytes], object], caller: int) -> None:
         """Do messages until the caller's process ends. All signals stay blocked."""
-        gc.disable()  # it may not finalise what belongs to the caller
+        gc.freeze()  # what belongs to the caller is not finalised here
         # Nothing should wait for this process to close a file.
         files = {int(name) for name in os.listdir("/proc/self/fd")}
         _close(files - {_STDERR, self._wake, caller})
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(caller, select.POLLIN)  # reports that the process has ended
-        state = self.state
-        with np.errstate(all="ignore"):  # the caller's own part warns
+        with np.errstate(all="ignore"):  # the caller warns
             while True:
-                while not self._given.acquire(self._helper_tries):
-                    state[_IS_ASLEEP] = 1
+                while not self._given.acquire(self._num_tries):
+                    self._is_asleep[0] = 1
                     if self._given.take():
                         break
                     if caller in dict(poll.poll()):
                         return
                     os.eventfd_read(self._wake)
-                state[_IS_ASLEEP] = 0
-                begin = time.thread_time()
+                self._is_asleep[0] = 0
                 do(bytes(self._message))
-                state[_SECONDS] = time.thread_time() - begin
-                state[_ENDED] = time.perf_counter()
-                self._done.release()
 
 
 def _close(files: Iterable[int]) -> None:

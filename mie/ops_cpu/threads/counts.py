@@ -65,18 +65,15 @@ class HeadStart:
     A helper begins later, because it has to get the GIL, and the time of that differs by machine.
     """
 
-    def __init__(self, size: int, num_threads: int, earlier: float = EARLIER) -> None:
-        """Divide work of this size among ``num_threads``.
-
-        The helpers should end ``earlier`` seconds before the caller.
-        """
+    def __init__(self, size: int, num_threads: int) -> None:
+        """Divide work of this size among ``num_threads``."""
         self.extra = 0.0
         """The size of what the caller takes in addition to an equal share."""
-        self._size, self._num_threads, self._earlier = size, num_threads, earlier
+        self._size, self._num_threads = size, num_threads
 
     def note(self, lag: float, seconds: float) -> None:
         """Note how long the call took, and how much later than the caller the helpers ended."""
-        change = (lag + self._earlier) / seconds * self._size / self._num_threads * GAIN
+        change = (lag + EARLIER) / seconds * self._size / self._num_threads * GAIN
         most = self._size * LARGEST_CHANGE
         extra = self.extra + max(-most, min(change, most))
         # Every thread keeps at least half of an equal share.
