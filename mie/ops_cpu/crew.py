@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from mie.ops.arrays import Floats
+from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.allocator import CachingAllocator, shared_zeros
 from mie.ops_cpu.attention.attention import Attention
@@ -54,8 +53,9 @@ class Crew:
     def run(self, forward: Forward, batch: StepBatch) -> Floats:
         """Return forward(batch), which helper processes may run as well."""
         team = self._find_team(forward) if len(batch.token_ids) <= MAX_TOKENS else None
-        if team is not None and _size_of(batch) <= MAX_INTS:
-            return team.run(forward, batch)
+        message = None if team is None else team.prepare(batch)
+        if team is not None and message is not None:
+            return team.helpers.run(message, partial(forward, batch))
         if self._team is not None:
             self._team.rest()
         return forward(batch)
@@ -116,7 +116,7 @@ class _Team:
             owner.release()
         self._workers, self._plan, self._attention = workers, plan, attention
         self._is_resting = True
-        self._batch = shared_zeros((MAX_INTS,), np.int64)
+        self._batch = _SharedBatch()
         self.helpers = HelperProcesses(workers.num_threads)
         self._products = SharedProducts(plan, self.helpers, allocator, MAX_TOKENS)
         self._shared_attention: SharedAttention | None = None
@@ -124,13 +124,15 @@ class _Team:
             self._shared_attention = SharedAttention(attention, self.helpers, MAX_TOKENS)
         self.helpers.start(partial(self._do, forward))
 
-    def run(self, forward: Forward, batch: StepBatch) -> Floats:
-        """Return forward(batch), which all processes compute."""
+    def prepare(self, batch: StepBatch) -> bytes | None:
+        """Return the message for a step with this batch, or None if it is too large."""
+        header = self._batch.write(batch)
+        if header is None:
+            return None
         is_first, self._is_resting = self._is_resting, False
         if is_first:
             self._begin()
-        header = _write(self._batch, batch)
-        return self.helpers.run(pack(is_first, *header), partial(forward, batch))
+        return pack(is_first, *header)
 
     def rest(self) -> None:
         """Leave the next steps to threads."""
@@ -152,10 +154,10 @@ class _Team:
 
     def _do(self, forward: Forward, message: bytes) -> None:
         """Do what a message says, in a helper."""
-        is_first, *header = unpack(message)
+        is_first, *header = unpack(message)[:6]
         if is_first:
             self._begin()
-        forward(_read(self._batch, header))
+        forward(self._batch.read(header))
 
 
 def _weakly(forward: Forward) -> Callable[[], Forward | None]:
@@ -163,47 +165,54 @@ def _weakly(forward: Forward) -> Callable[[], Forward | None]:
     return weakref.WeakMethod(forward) if inspect.ismethod(forward) else weakref.ref(forward)
 
 
-def _size_of(batch: StepBatch) -> int:
-    num_tokens, num_sequences = len(batch.token_ids), len(batch.seq_lens)
-    return 3 * num_tokens + 2 * num_sequences + 1 + len(batch.logits_rows) + batch.block_tables.size
+class _SharedBatch:
+    """A batch in shared memory: all its integers, one array after another."""
 
+    def __init__(self) -> None:
+        self._memory = shared_zeros((MAX_INTS,), np.int64)
+        self._header: Sequence[int] = ()
+        self._copy = np.empty(0, np.int64)
+        self._arrays: list[Ints] = []
 
-def _write(memory: Any, batch: StepBatch) -> tuple[int, ...]:
-    """Write the batch's integers to memory. Return what `_read` needs to know."""
-    arrays = (
-        batch.token_ids,
-        batch.positions,
-        batch.slot_mapping,
-        batch.cu_seqlens_q,
-        batch.seq_lens,
-        batch.logits_rows,
-        batch.block_tables.ravel(),
-    )
-    np.concatenate(arrays, out=memory[: _size_of(batch)])
-    num_decodes = -1 if batch.num_decodes is None else batch.num_decodes
-    return len(batch.token_ids), *batch.block_tables.shape, len(batch.logits_rows), num_decodes
+    def write(self, batch: StepBatch) -> tuple[int, ...] | None:
+        """Write a batch. Return what `read` needs to know, or None if there is no room for it."""
+        tables = batch.block_tables
+        arrays = (
+            batch.token_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.cu_seqlens_q,
+            batch.seq_lens,
+            batch.logits_rows,
+            tables.ravel(),
+        )
+        num_ints = sum(map(len, arrays))
+        if num_ints > MAX_INTS:
+            return None
+        np.concatenate(arrays, out=self._memory[:num_ints])
+        num_decodes = -1 if batch.num_decodes is None else batch.num_decodes
+        return len(batch.token_ids), *tables.shape, len(batch.logits_rows), num_decodes
 
-
-def _read(memory: Any, header: list[int]) -> StepBatch:
-    num_tokens, num_sequences, num_blocks, num_rows, num_decodes, *_ = header
-    sizes = (
-        *[num_tokens] * 3,
-        num_sequences + 1,
-        num_sequences,
-        num_rows,
-        num_sequences * num_blocks,
-    )
-    ends = np.cumsum(sizes)
-    token_ids, positions, slots, starts, lengths, rows, tables = np.split(
-        memory[: ends[-1]].copy(), ends[:-1]
-    )
-    return StepBatch(
-        token_ids=token_ids,
-        positions=positions,
-        slot_mapping=slots,
-        cu_seqlens_q=starts,
-        seq_lens=lengths,
-        block_tables=tables.reshape(num_sequences, num_blocks),
-        logits_rows=rows,
-        num_decodes=None if num_decodes < 0 else num_decodes,
-    )
+    def read(self, header: Sequence[int]) -> StepBatch:
+        """Return the batch, whose arrays last until the next one is read."""
+        num_tokens, num_sequences, num_blocks, num_rows, num_decodes = header
+        if header != self._header:
+            sizes = [num_tokens] * 3 + [num_sequences + 1, num_sequences, num_rows]
+            ends = np.cumsum([*sizes, num_sequences * num_blocks]).tolist()
+            self._copy = np.empty(ends[-1], np.int64)
+            self._arrays = np.split(self._copy, ends[:-1])
+            self._header = header
+        np.copyto(self._copy, self._memory[: len(self._copy)])
+        token_ids, positions, slot_mapping, cu_seqlens_q, seq_lens, logits_rows, tables = (
+            self._arrays
+        )
+        return StepBatch(
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=slot_mapping,
+            cu_seqlens_q=cu_seqlens_q,
+            seq_lens=seq_lens,
+            block_tables=tables.reshape(num_sequences, num_blocks),
+            logits_rows=logits_rows,
+            num_decodes=None if num_decodes < 0 else num_decodes,
+        )

@@ -16,6 +16,7 @@ from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import CachingAllocator, shared_zeros
 from mie.ops_cpu.linear.geometry import MAX_GROUP
 from mie.ops_cpu.linear.tiled import TiledMatrix, TiledPlan
+from mie.ops_cpu.processes.balance import UNITS
 from mie.ops_cpu.processes.helpers import HelperProcesses
 
 LEAST_BYTES = 1 << 18
@@ -45,7 +46,7 @@ class SharedProducts:
         # While one process still reads a result, another may compute the next one.
         sizes = [max_padded * self.max_columns] * 2
         self.results = [shared_zeros((size,), plan.dtype) for size in sizes]
-        self._turn = 0
+        self._turn, self._ends = 0, helpers.ends
         self._products: dict[tuple[int, int, int], _Product] = {}
 
     def takes(self, matrix: TiledMatrix, num_rows: int) -> bool:
@@ -63,6 +64,9 @@ class SharedProducts:
     ) -> Floats:
         """Compute `TiledPlan.apply`. A brief result is only to be read."""
         self._turn = turn = 1 - self._turn
+        if self._ends is not self.helpers.ends:
+            self._ends = self.helpers.ends
+            self._products.clear()
         key = matrix.number, len(x), turn
         if key not in self._products:
             if len(self._products) >= MAX_PRODUCTS:
@@ -87,8 +91,7 @@ class _Product:
         y = result[: num_padded * num_tiles * width].reshape(num_padded, -1)
         out = y.reshape(num_groups, group, num_tiles, width).transpose(2, 0, 1, 3)
         groups = rows.reshape(num_groups, group, num_inputs)
-        number = shared.helpers.number
-        ends = [num_tiles * rank // number for rank in range(number + 1)]
+        ends = [(num_tiles * end + UNITS // 2) // UNITS for end in shared.helpers.ends]
         self._tasks: Sequence[Callable[[], object]] = [
             _task(shared.plan, matrix, groups, out, slice(first, stop))
             for first, stop in pairwise(ends)

@@ -20,6 +20,7 @@ from typing import TypeVar
 import numpy as np
 
 from mie.ops_cpu.allocator import CACHE_LINE, shared_zeros
+from mie.ops_cpu.processes.balance import Balance
 from mie.ops_cpu.processes.barrier import Barrier
 from mie.ops_cpu.threads import cpus, spin
 from mie.ops_cpu.threads.cpus import leave_to_caller
@@ -35,6 +36,15 @@ CALLER_SPINS = 2e-4
 """Seconds that the caller spin-waits for a helper. The helper may be waiting for this CPU."""
 NAP = 1e-4
 """Seconds that a process which waits longer sleeps between two looks."""
+SAVED = 0.4
+"""Share of the helpers' work that counts as saved. One process alone would have more bandwidth."""
+CREDIT = 4e-3
+"""Seconds that helpers may lose before they pause. The first step after a pause loses about 2 ms.
+
+Its helpers sleep, and what they need is in no cache.
+"""
+MOST_KEPT = 2e-2
+"""Maximum seconds of gains that offset later losses, which other programs cause now and then."""
 PATIENCE = 10.0
 """Seconds of waiting after which helpers count as stuck, and are killed."""
 
@@ -77,8 +87,14 @@ class HelperProcesses:
         """Which of the processes this one is. The caller is 0."""
         self.have_failed = False
         """Whether one of them died or was stuck."""
-        self._gains, self._gained = Gains(), 0.0
-        self._barrier = Barrier(number)
+        self._gains = Gains(CREDIT, MOST_KEPT)
+        self._barrier, self._balance = Barrier(number), Balance(number)
+        self.ends = self._balance.ends
+        """Where each process's share of a piece of work begins, of `UNITS` equal parts."""
+        self._ends = shared_zeros((number + 1,), np.int64)
+        self._seconds = shared_zeros((number, CACHE_LINE // 8), np.float64)
+        """How long each process worked on its shares in the last step, and how long it waited."""
+        self._worked = self._waited = 0.0
         rate = spin.tries_per_second()
         self._caller_tries, self._helper_tries = (
             int(seconds * rate) for seconds in (CALLER_SPINS, HELPER_SPINS)
@@ -122,17 +138,21 @@ class HelperProcesses:
         # one, no helper may write to shared memory.
         try:
             self._is_idle = False
-            self._is_together, self._gained = True, 0.0
+            self._begin()
+            self._ends[:] = self.ends
+            self._is_together = True
             for helper in self._helpers:
                 helper.give(message)
             result = own()
-            if self._is_together:
-                self._meet()
+            if self._is_together and self._end_step():
+                self._balance.note(*self._seconds[:, :2].T.tolist())
+                self.ends = self._balance.ends
             self._is_together, self._is_idle = False, True
         except BaseException:
             self.close()
             raise
-        self._gains.add(self._gained, time.perf_counter())
+        saved = SAVED * (self.number - 1) * self._worked
+        self._gains.add(saved - self._waited, time.perf_counter())
         return result
 
     def share(self, tasks: Sequence[Callable[[], object]]) -> None:
@@ -143,14 +163,22 @@ class HelperProcesses:
         if self._is_together:
             begin = time.perf_counter()
             tasks[self.rank]()
-            own_end = time.perf_counter()
+            end = time.perf_counter()
             if self._meet():
-                waited = time.perf_counter() - own_end
-                self._gained += (self.number - 1) * (own_end - begin) - waited
+                self._worked += end - begin
+                self._waited += time.perf_counter() - end
                 return
             tasks = tasks[1:]
         for task in tasks:
             task()
+
+    def _begin(self) -> None:
+        self._worked = self._waited = 0.0
+
+    def _end_step(self) -> bool:
+        """Tell how long this process worked and waited, and wait until all have ended."""
+        self._seconds[self.rank, :2] = self._worked, self._waited
+        return self._meet()
 
     def _meet(self) -> bool:
         """Wait for the other processes. In the caller, return False if there are none any more."""
@@ -199,8 +227,12 @@ class HelperProcesses:
         if not self.rank:
             self.rank, self._is_together = rank, True
             self._barrier.join(rank)
+        self._begin()
+        ends = self._ends.tolist()
+        if ends != self.ends:
+            self.ends = ends
         do(message)
-        self._meet()
+        self._end_step()
 
 
 class _HelperEnded(Exception):

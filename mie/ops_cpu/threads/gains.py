@@ -31,8 +31,9 @@ class Gains:
     so helpers pause whenever the balance falls below zero.
     """
 
-    def __init__(self) -> None:
-        self._balance = CREDIT
+    def __init__(self, credit: float = CREDIT, most_kept: float = MOST_KEPT) -> None:
+        self._credit, self._most_kept = credit, most_kept
+        self._balance = credit
         self._pause_per_loss = SHORTEST_PAUSE
         self._resume_at = float("-inf")
 
@@ -43,11 +44,11 @@ class Gains:
     def add(self, gained: float, now: float) -> None:
         """Add the seconds that shared work was faster than one thread (negative if slower)."""
         self._balance += gained
-        if self._balance >= MOST_KEPT:
-            self._balance = MOST_KEPT
+        if self._balance >= self._most_kept:
+            self._balance = self._most_kept
             self._pause_per_loss = SHORTEST_PAUSE
         elif self._balance < 0:
-            lost = CREDIT - self._balance
+            lost = self._credit - self._balance
             self._resume_at = now + min(lost * self._pause_per_loss, MOST_SECONDS)
             self._pause_per_loss = min(2 * self._pause_per_loss, LONGEST_PAUSE)
-            self._balance = CREDIT
+            self._balance = self._credit
