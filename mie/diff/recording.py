@@ -125,7 +125,8 @@ class RecordingBackend(ComposedOperators):
         self._previous = None
         self._counts = {}
         self._num_tokens, self._num_rows = len(batch.token_ids), len(batch.logits_rows)
-        logits = self._inner.run_step(forward, batch)
+        # A function of its own, so that no other process runs it too: the observer is in this one.
+        logits = self._inner.run_step(lambda batch: forward(batch), batch)
         assert self._counts, f"run_step of {self.name} did not call forward (set enforce_eager)"
         return self._seen("run_step", logits)
 

@@ -245,5 +245,6 @@ class Backend(Protocol):
     def run_step(self, forward: Callable[[StepBatch], Array], batch: StepBatch) -> Array:
         """Run forward(batch) and return its logits [R, V], which last until the next step.
 
-        The backend handles padding, capture and replay.
+        The backend handles padding, capture and replay. Several processes may run a ``forward``
+        that is the same from step to step, so it should do nothing but call operators.
         """
