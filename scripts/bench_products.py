@@ -5,7 +5,7 @@
 For each matrix of the published models and each number of rows, the backends `numpy` and
 `numpy-plain` take turns in one process. Plain uses the BLAS's own threads, as its users do. After
 its turn everything pauses until these threads sleep. The backend multiplies inside a step of as
-many tokens, so that helper processes share small ones. The weights come from memory, because the
+many tokens, which helper processes share if it is small. The weights come from memory, because the
 calls go round through copies that no cache holds. Matrices above 128 MiB are measured with fewer
 columns.
 
@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from bench.cpu.children import child_environment
+from numpy.typing import NDArray
 
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
@@ -46,13 +47,15 @@ MOST_BYTES = 128 << 20
 CACHE_BYTES = 192 << 20
 """Bytes of all copies of a matrix, more than a last-level cache."""
 TURN_SECONDS = 0.02
+LEAST_CALLS = 6
+"""Calls of a turn at least, however long they take."""
 BLAS_SLEEPS = 0.2
 """Seconds after which OpenBLAS's threads have stopped spinning.
 
 They spin for 2^28 cycles of the clock (THREAD_TIMEOUT in driver/others/blas_server.c).
 """
 WARM_UP = 24
-"""Calls that start helper processes and find the best number of threads."""
+"""Steps that start helper processes and find the best number of threads."""
 
 
 def shapes_of(name: str) -> Iterator[tuple[str, int, int]]:
@@ -78,38 +81,47 @@ class Pair:
         count = max(2, CACHE_BYTES // weight.nbytes)
         self._num_inputs = num_inputs
         self.plan = ""
-        self._calls: list[Callable[[Any], Any]] = []
-        for backend in (plain, self._backend):
-            copies = [backend.load_linear(weight.shape, [weight]) for _ in range(count)]
-            self._calls.append(_cycle(backend.linear, copies))
+        self._plain, self._tuned = (
+            _cycle(
+                backend.linear,
+                [backend.load_linear(weight.shape, [weight]) for _ in range(count)],
+            )
+            for backend in (plain, self._backend)
+        )
         [self.plan] = set(self._backend.linear_plans.values())
 
     def ratio(self, num_rows: int, rounds: int) -> list[float]:
         """Return the times of plain divided by those of the backend, round by round."""
-        x = np.ones((num_rows, self._num_inputs), np.float32)
-        plain, tuned = self._calls
         for _ in range(WARM_UP):
-            self._in_step(num_rows, lambda: tuned(x))
+            self._step(num_rows, 1)
+        x = np.ones((num_rows, self._num_inputs), np.float32)
+        seconds = self._step(num_rows, LEAST_CALLS)
+        num_calls = max(LEAST_CALLS, int(TURN_SECONDS / seconds))
         found = []
         for _ in range(rounds):
-            plain_seconds = _turn(plain, x)
+            plain_seconds = _turn(self._plain, x, num_calls)
             time.sleep(BLAS_SLEEPS)
-            found.append(plain_seconds / self._in_step(num_rows, lambda: _turn(tuned, x)))
+            found.append(plain_seconds / self._step(num_rows, num_calls))
         return found
 
-    def _in_step(self, num_rows: int, action: Callable[[], Any]) -> Any:
-        """Return action(), called in a step of so many tokens, one of each sequence."""
-        rows, lengths = np.arange(num_rows), np.ones(num_rows, np.int64)
+    def _step(self, num_rows: int, num_calls: int) -> float:
+        """Return the time of a call by the backend, in a step of so many tokens and calls."""
+        rows, calls = np.arange(num_rows), np.full(num_rows, num_calls)
         batch = StepBatch(
             token_ids=rows,
             positions=0 * rows,
             slot_mapping=rows,
             cu_seqlens_q=np.arange(num_rows + 1),
-            seq_lens=lengths,
+            seq_lens=calls,
             block_tables=rows[:, None],
             logits_rows=rows,
         )
-        return self._backend.run_step(lambda _: action(), batch)
+        return float(self._backend.run_step(self._forward, batch).item())
+
+    def _forward(self, batch: StepBatch) -> NDArray[np.float64]:
+        """Make as many calls as each sequence is long, in each of the processes."""
+        x = np.ones((len(batch.token_ids), self._num_inputs), np.float32)
+        return np.array(_turn(self._tuned, x, batch.seq_lens.item(0)))
 
     def close(self) -> None:
         """End the backend's threads."""
@@ -128,13 +140,13 @@ def _cycle(linear: Callable[[Any, Any], Any], copies: list[Any]) -> Callable[[An
     return call
 
 
-def _turn(call: Callable[[Any], Any], x: Any) -> float:
+def _turn(call: Callable[[Any], Any], x: Any, num_calls: int) -> float:
     """Return the median time of a call, from the second half of the calls of one turn.
 
     The first ones wake up the threads, and the CPUs after a pause.
     """
     times: list[float] = []
-    while len(times) < 6 or sum(times) < TURN_SECONDS:
+    for _ in range(num_calls):
         begin = time.perf_counter()
         call(x)
         times.append(time.perf_counter() - begin)
@@ -160,6 +172,13 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def row_count(text: str) -> int:
+    """Return a number of rows, or say why it cannot be measured."""
+    if not text.isdecimal() or not 1 <= int(text) <= max(LADDER):
+        raise argparse.ArgumentTypeError(f"got {text!r}; give a number from 1 to {max(LADDER)}")
+    return int(text)
+
+
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(
@@ -167,7 +186,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--models", nargs="+", choices=SHAPES, default=MODELS, metavar="NAME")
-    add("--rows", nargs="+", type=int, default=LADDER)
+    add("--rows", nargs="+", type=row_count, default=LADDER, metavar="N")
     add("--every", action="store_true", help="measure every number of rows from 1 to 512")
     add("--rounds", type=int, default=5)
     add("--plan", default="auto", help="the backend's linear_plan")
