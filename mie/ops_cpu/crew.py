@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from mie.ops_cpu.linear.shared import SharedProducts
 from mie.ops_cpu.linear.tiled import TiledPlan
 from mie.ops_cpu.processes import helpers
 from mie.ops_cpu.processes.helpers import HelperProcesses, pack, unpack
+from mie.ops_cpu.threads.counts import Trials
 from mie.ops_cpu.threads.workers import Workers
 from mie.system.resources import available_cpus
 
@@ -49,16 +51,28 @@ class Crew:
         self._forward: Callable[[], Forward | None] = lambda: None
         self._num_bytes = 0
         self._team: _Team | None = None
+        self._trials: dict[int, Trials[bool]] = {}
+        """What finds out, by the number of tokens, whether helpers make a step faster."""
 
     def run(self, forward: Forward, batch: StepBatch) -> Floats:
         """Return forward(batch), which helper processes may run as well."""
-        team = self._find_team(forward) if len(batch.token_ids) <= MAX_TOKENS else None
-        message = None if team is None else team.prepare(batch)
-        if team is not None and message is not None:
-            return team.helpers.run(message, partial(forward, batch))
-        if self._team is not None:
-            self._team.rest()
-        return forward(batch)
+        num_tokens = len(batch.token_ids)
+        team = self._find_team(forward) if num_tokens <= MAX_TOKENS else None
+        if team is None or team.helpers.are_paused():
+            if self._team is not None:
+                self._team.rest()
+            return forward(batch)
+        trials = self._trials.setdefault(num_tokens.bit_length(), _new_trials())
+        begin = perf_counter()
+        message = team.prepare(batch) if trials.choose() else None
+        if message is None:
+            team.rest()
+            logits = forward(batch)
+        else:
+            logits = team.helpers.run(message, partial(forward, batch))
+        if trials.is_trial:
+            trials.note(perf_counter() - begin)
+        return logits
 
     def close(self) -> None:
         """End the helper processes. More small steps may start others."""
@@ -84,8 +98,6 @@ class Crew:
             self._num_bytes += num_bytes
             if num_bytes and self._num_bytes >= START_BYTES:
                 self._start(forward)
-        if self._team is None or self._team.helpers.are_paused():
-            return None
         return self._team
 
     def _start(self, forward: Forward) -> None:
@@ -96,6 +108,11 @@ class Crew:
             logger.warning(
                 "helper processes could not be started; mie goes on without them: %r", error
             )
+
+
+def _new_trials() -> Trials[bool]:
+    # The first steps of a turn are slower, because helpers slept.
+    return Trials((True, False), num_turns=2, length=12)
 
 
 class _Team:

@@ -36,8 +36,6 @@ CALLER_SPINS = 2e-4
 """Seconds that the caller spin-waits for a helper. The helper may be waiting for this CPU."""
 NAP = 1e-4
 """Seconds that a process which waits longer sleeps between two looks."""
-SAVED = 0.4
-"""Share of the helpers' work that counts as saved. One process alone would have more bandwidth."""
 CREDIT = 4e-3
 """Seconds that helpers may lose before they pause. The first step after a pause loses about 2 ms.
 
@@ -151,7 +149,7 @@ class HelperProcesses:
         except BaseException:
             self.close()
             raise
-        saved = SAVED * (self.number - 1) * self._worked
+        saved = (self.number - 1) * self._worked  # at most: one alone would have more bandwidth
         self._gains.add(saved - self._waited, time.perf_counter())
         return result
 

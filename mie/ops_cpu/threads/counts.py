@@ -1,9 +1,13 @@
-"""Learn how to share one kind of call among threads, from the times of the calls."""
+"""Learn how to share one kind of call, from the times of the calls."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+Choice = TypeVar("Choice")
 NUM_TRIALS = 5
-"""Number of calls with each number of threads, in turns, of which the median counts."""
+"""Number of calls with each choice, in turns, of which the median counts."""
 NUM_CALLS = 1 << 10
 """Number of calls after which all are tried again, because the machine may have changed."""
 GAIN = 0.125
@@ -17,8 +21,50 @@ A caller that waits for a helper then waits for the GIL as well, which takes twi
 """
 
 
-class ThreadCount:
-    """The number of threads for one kind of call, from the times of the calls themselves.
+class Trials(Generic[Choice]):
+    """Finds the fastest way to make one kind of call, from the times of the calls themselves."""
+
+    def __init__(self, choices: Sequence[Choice], num_turns: int = NUM_TRIALS, length: int = 1):
+        """Try each of the choices in ``num_turns`` turns of ``length`` calls.
+
+        A change may make the first calls of a turn slower, so only the last half of them counts.
+        """
+        self._choices = choices
+        self._num_turns, self._length = num_turns, length
+        self._seconds: list[list[float]] = [[] for _ in choices]
+        self._num_calls = 0
+        self._best = choices[0]
+        self.is_trial = len(choices) > 1
+        """Whether the call that `choose` returned a choice for is a trial, which `note` times."""
+
+    def choose(self) -> Choice:
+        """Return how to make the next call."""
+        if not self.is_trial:
+            if self._num_calls < NUM_CALLS:
+                self._num_calls += 1
+                return self._best
+            self._num_calls = 0
+            self.is_trial = len(self._choices) > 1
+        return self._choices[self._index]
+
+    def note(self, seconds: float) -> None:
+        """Note the time of a trial of what `choose` returned."""
+        if self._num_calls % self._length >= self._length // 2:
+            self._seconds[self._index].append(seconds)
+        self._num_calls += 1
+        if self._num_calls == self._num_turns * self._length * len(self._choices):
+            medians = [sorted(each)[len(each) // 2] for each in self._seconds]
+            self._best = self._choices[medians.index(min(medians))]
+            self._seconds = [[] for _ in self._choices]
+            self.is_trial = False
+
+    @property
+    def _index(self) -> int:
+        return self._num_calls // self._length % len(self._choices)
+
+
+class ThreadCount(Trials[int]):
+    """The number of threads for one kind of call.
 
     A hand-over costs 5 µs on one machine and 100 µs on another. One thread reads memory at a half
     of the bandwidth or at nearly all of it. So constants would be wrong somewhere. Results do
@@ -27,36 +73,11 @@ class ThreadCount:
 
     def __init__(self, least: int, most: int) -> None:
         """Choose among ``most``, and ``least`` times 1, 2, 4 …, with ``most`` first."""
-        self.most = most
-        self._choices = [most]
+        choices = [most]
         while least < most:
-            self._choices.append(least)
+            choices.append(least)
             least *= 2
-        self._seconds: list[list[float]] = [[] for _ in self._choices]
-        self._num_calls = 0
-        self._best = most
-        self.is_trial = len(self._choices) > 1
-        """Whether the call that `choose` returned a number for is a trial, which `note` times."""
-
-    def choose(self) -> int:
-        """Return the number of threads for the next call."""
-        if not self.is_trial:
-            if self._num_calls < NUM_CALLS:
-                self._num_calls += 1
-                return self._best
-            self._num_calls = 0
-            self.is_trial = len(self._choices) > 1
-        return self._choices[self._num_calls % len(self._choices)]
-
-    def note(self, seconds: float) -> None:
-        """Note the time of a trial with the number that `choose` returned."""
-        self._seconds[self._num_calls % len(self._choices)].append(seconds)
-        self._num_calls += 1
-        if self._num_calls == NUM_TRIALS * len(self._choices):
-            medians = [sorted(each)[NUM_TRIALS // 2] for each in self._seconds]
-            self._best = self._choices[medians.index(min(medians))]
-            self._seconds = [[] for _ in self._choices]
-            self.is_trial = False
+        super().__init__(choices)
 
 
 class HeadStart:
