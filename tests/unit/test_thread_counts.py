@@ -6,7 +6,14 @@ from collections import Counter
 
 import pytest
 
-from mie.ops_cpu.threads.counts import EARLIER, NUM_CALLS, NUM_TRIALS, HeadStart, ThreadCount
+from mie.ops_cpu.threads.counts import (
+    EARLIER,
+    NUM_CALLS,
+    NUM_TRIALS,
+    HeadStart,
+    ThreadCount,
+    Trials,
+)
 
 
 def use(count: ThreadCount, seconds: dict[int, float], num_calls: int) -> Counter[int]:
@@ -61,6 +68,27 @@ def test_a_settled_number_needs_no_times():
     assert not count.is_trial
     count.choose()
     assert count.is_trial
+
+
+def test_the_first_half_of_a_turn_does_not_count():
+    """A turn begins with calls that are slow because the choice has changed."""
+    trials = Trials("ab", num_turns=2, length=4)
+    used = ""
+    for _ in range(16):
+        choice = trials.choose()
+        is_early = len(used) % 4 < 2
+        used += choice
+        trials.note({"a": 9.0 if is_early else 1.0, "b": 2.0}[choice])
+    assert used == "aaaabbbbaaaabbbb"
+    assert not trials.is_trial
+    assert [trials.choose() for _ in range(3)] == ["a"] * 3
+
+
+def test_a_choice_that_is_slower_in_the_second_half_loses():
+    trials = Trials("ab", num_turns=1, length=4)
+    for _ in range(8):
+        trials.note({"a": 3.0, "b": 2.0}[trials.choose()])
+    assert trials.choose() == "b"
 
 
 @pytest.mark.parametrize("num_threads", [2, 3, 8])
