@@ -51,8 +51,10 @@ class Crew:
         self._forward: Callable[[], Forward | None] = lambda: None
         self._num_bytes = 0
         self._team: _Team | None = None
+        self._kind = 0
+        """The kind of the last small step: the number of bits of its number of tokens."""
         self._trials: dict[int, Trials[bool]] = {}
-        """What finds out, by the number of tokens, whether helpers make a step faster."""
+        """What finds out, by kind, whether helpers make a step faster."""
 
     def run(self, forward: Forward, batch: StepBatch) -> Floats:
         """Return forward(batch), which helper processes may run as well."""
@@ -62,15 +64,21 @@ class Crew:
             if self._team is not None:
                 self._team.rest()
             return forward(batch)
-        trials = self._trials.setdefault(num_tokens.bit_length(), _new_trials())
+        # A single step of another kind, such as a prompt among decodes, does not wake up helpers
+        # or let them sleep.
+        kind = num_tokens.bit_length()
+        is_steady, self._kind = kind == self._kind, kind
+        trials = self._trials.setdefault(kind, _new_trials())
         begin = perf_counter()
-        message = team.prepare(batch) if trials.choose() else None
+        wants_helpers = trials.choose() if is_steady else not team.is_resting
+        message = team.prepare(batch) if wants_helpers else None
         if message is None:
             team.rest()
             logits = forward(batch)
         else:
             logits = team.helpers.run(message, partial(forward, batch))
-        if trials.is_trial:
+            team.is_resting = False
+        if is_steady and trials.is_trial:
             trials.note(perf_counter() - begin)
         return logits
 
@@ -132,7 +140,8 @@ class _Team:
         for owner in (plan, attention, allocator):
             owner.release()
         self._workers, self._plan, self._attention = workers, plan, attention
-        self._is_resting = True
+        self.is_resting = True
+        """Whether the helpers have not seen the last step."""
         self._batch = _SharedBatch()
         self.helpers = HelperProcesses(workers.num_threads)
         self._products = SharedProducts(plan, self.helpers, allocator, MAX_TOKENS)
@@ -146,14 +155,13 @@ class _Team:
         header = self._batch.write(batch)
         if header is None:
             return None
-        is_first, self._is_resting = self._is_resting, False
-        if is_first:
+        if self.is_resting:
             self._begin()
-        return pack(is_first, *header)
+        return pack(self.is_resting, *header)
 
     def rest(self) -> None:
         """Leave the next steps to threads."""
-        self._is_resting = True
+        self.is_resting = True
         self._workers.are_resting = False
         self._plan.shared = self._attention.shared = None
 
