@@ -4,10 +4,13 @@
 
 The task lists come from the real planners: `tiled.tasks_of` for products, and `Planner.items` for
 attention. Their times come from a simple machine. A core computes at --flops and reads at
---core-bandwidth, and all cores together read at --bandwidth for each --channel-cores cores. Each
-task first holds the GIL for --gil seconds, one thread at a time, and the caller wakes up its
-helpers one after another. A thread takes the next task as soon as it is idle. For each product the
-number of threads is the one that `ThreadCount` would find: the fastest of the powers of two.
+--core-bandwidth, and all cores together read at --bandwidth for each --channel-cores cores.
+
+Small steps run in lockstep in as many processes as there are cores. These meet after each product,
+in log2(cores) rounds of --meet seconds. In larger steps, each task first holds the GIL for --gil
+seconds, one thread at a time, and the caller wakes up its helpers one after another. A thread takes
+the next task as soon as it is idle. For each product the number of threads is the one that
+`ThreadCount` would find: the fastest of the powers of two.
 
 The table shows milliseconds of a step, and how many times as fast as one core it is. What is not
 simulated: NUMA distances, clocks that fall under load, other programs, norms, RoPE and sampling.
@@ -28,7 +31,8 @@ from mie.arithmetic import ceil_div
 from mie.checkpoint.config import ModelConfig
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.attention.geometry import Geometry as AttentionGeometry
-from mie.ops_cpu.attention.plan import WORTH_SHARING, Planner
+from mie.ops_cpu.attention.plan import WORTH_SHARING, Item, Planner, estimate
+from mie.ops_cpu.crew import MAX_TOKENS
 from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, Geometry
 from mie.ops_cpu.linear.matrix import work_bytes
 from mie.ops_cpu.linear.tiled import tasks_of
@@ -55,6 +59,12 @@ class Machine(NamedTuple):
     bandwidth: float
     gil: float
     wake: float
+    meet: float
+
+    def lockstep_seconds(self, shares: Sequence[tuple[float, float]]) -> float:
+        """Return when all processes have computed their shares (flops, bytes) and met."""
+        rounds = (len(shares) - 1).bit_length()
+        return rounds * self.meet + max(self._task(*share, len(shares)) for share in shares)
 
     def seconds(self, work: Sequence[tuple[float, float]], num_threads: int) -> float:
         """Return when the last of the tasks (flops, bytes) ends, if threads take them in order."""
@@ -73,10 +83,15 @@ class Machine(NamedTuple):
 
 
 def product_seconds(machine: Machine, num_inputs: int, num_outputs: int, num_rows: int) -> float:
-    """Return the time of a product with the best number of threads."""
+    """Return the time of a product, by processes or with the best number of threads."""
     width = DEFAULT_WIDTH
     [(_, group, num_groups)] = Geometry(FLOAT32).cut(num_rows, num_inputs, width).calls
     num_tiles = ceil_div(num_outputs, width)
+    if machine.cores > 1 and num_rows <= MAX_TOKENS:
+        padded = group * num_groups
+        columns = width * ceil_div(num_tiles, machine.cores)
+        share = 2.0 * padded * columns * num_inputs, 4.0 * columns * num_inputs
+        return machine.lockstep_seconds([share] * machine.cores)
     num_bytes = work_bytes(4 * num_inputs * num_tiles * width, group * num_groups)
     found = []
     for num_threads in threads_up_to(machine.cores):
@@ -102,10 +117,18 @@ def attention_seconds(
         dtype=FLOAT32,
     )
     planner = Planner(_batch(counts, lengths), geometry, None, is_batch_invariant=True)
-    num_threads = min(machine.cores, max(1, 2 * math.isqrt(planner.estimate() // WORTH_SHARING)))
+    worth = 2 * math.isqrt(estimate(counts, lengths, geometry) // WORTH_SHARING)
+    num_threads = min(machine.cores, max(1, worth))
     items = planner.items(num_threads)
+    if num_threads > 1 and sum(counts) <= MAX_TOKENS:
+        shares = [items[i::num_threads] for i in range(num_threads)]
+        return machine.lockstep_seconds([(sum(map(_flops, own)), 0.0) for own in shares])
+    return machine.seconds([(_flops(item), 0.0) for item in items], num_threads)
+
+
+def _flops(item: Item) -> float:
     # An item's products include reading its keys, at the rate of products (see PRODUCTS_PER_KEY).
-    return machine.seconds([(4.0 * item.num_products, 0.0) for item in items], num_threads)
+    return 4.0 * item.num_products
 
 
 def _batch(counts: Sequence[int], lengths: Sequence[int]) -> StepBatch:
@@ -158,6 +181,7 @@ def main() -> int:
     add("--channel-cores", type=int, default=4, help="cores that share this bandwidth")
     add("--gil", type=float, default=8e-6, help="seconds that a task holds the GIL")
     add("--wake", type=float, default=2e-6, help="seconds to wake up a helper")
+    add("--meet", type=float, default=1.2e-6, help="seconds of a round of processes that meet")
     args = parser.parse_args()
     print(f"| model, step | {' | '.join(f'{cores} cores' for cores in args.cores)} |")
     print("|---|" + "---|" * len(args.cores))
@@ -167,9 +191,8 @@ def main() -> int:
             times = []
             for cores in args.cores:
                 bandwidth = args.bandwidth * max(1, cores / args.channel_cores)
-                machine = Machine(
-                    cores, args.flops, args.core_bandwidth, bandwidth, args.gil, args.wake
-                )
+                costs = args.gil, args.wake, args.meet
+                machine = Machine(cores, args.flops, args.core_bandwidth, bandwidth, *costs)
                 times.append(step_seconds(machine, config, step))
             cells = (f"{1e3 * each:.1f} ({times[0] / each:.1f} ×)" for each in times)
             print(f"| {name}, {step} | {' | '.join(cells)} |", flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from mie.ops.arrays import Floats, Ints
 from mie.ops.backend import StepBatch
 from mie.ops_cpu.allocator import CachingAllocator, Scratch
 from mie.ops_cpu.attention.geometry import Geometry
-from mie.ops_cpu.attention.items import BoundItem, Readers, Result
+from mie.ops_cpu.attention.items import BoundItem, Readers, Result, wholes_of
 from mie.ops_cpu.attention.plan import WORTH_SHARING, Item, Planner, Split, estimate
 from mie.ops_cpu.attention.reader import readers_of
 from mie.ops_cpu.kv_cache import head_major
@@ -120,10 +120,12 @@ class Attention:
         num_threads = self._workers.at_most(worth)
         planner = Planner(batch, g, window, is_batch_invariant=invariant)
         items = planner.items(num_threads)
-        # Processes do not combine the parts of an item, which are in their own memory.
-        if self.shared is not None and any(item.whole is not None for item in items):
-            items, num_threads = planner.items(1), 1
-        return Plan(items, g, head_major(cache), self._scratch[:num_threads])
+        memory, scratch = head_major(cache), self._scratch[:num_threads]
+        if self.shared is None:
+            return Plan(items, g, memory, scratch, partial(Scratch, g.dtype))
+        if not self.shared.has_room_for(items):
+            items, scratch = planner.items(1), scratch[:1]
+        return Plan(items, g, memory, scratch, self.shared.new_parts())
 
     def _find_geometry(self, cache: Floats, num_heads: int) -> Geometry:
         block_size, num_kv_heads, head_dim = cache.shape[-3:]
@@ -144,17 +146,23 @@ class Plan:
     """The items of a step, with what each thread has prepared for them."""
 
     def __init__(
-        self, items: Sequence[Item], geometry: Geometry, memory: Floats, scratch: Sequence[Scratch]
+        self,
+        items: Sequence[Item],
+        geometry: Geometry,
+        memory: Floats,
+        scratch: Sequence[Scratch],
+        new_parts: Callable[[], Scratch],
     ) -> None:
-        """Bind nothing yet. ``memory`` [L, 2, Hkv, N, B, Dh]; ``scratch`` of each thread."""
+        """Bind nothing yet. ``memory`` [L, 2, Hkv, N, B, Dh]; ``scratch`` of each thread.
+
+        ``new_parts`` returns memory for what the parts of an item compute.
+        """
         self._items, self._geometry, self._memory, self._scratch = items, geometry, memory, scratch
         self.num_items, self.num_threads = len(items), len(scratch)
         self._bound: list[dict[int, BoundItem]] = [{} for _ in scratch]
         self._readers: list[dict[tuple[Split, int, int], Readers]] = [{} for _ in scratch]
         self._wholes = {
-            id(each.whole): Result(each.whole, geometry, Scratch(geometry.dtype))
-            for each in items
-            if each.whole is not None and each.first_span == 0
+            id(whole): Result(whole, geometry, new_parts()) for whole in wholes_of(items)
         }
 
     def may_grow(self, length: int) -> bool:
@@ -178,6 +186,15 @@ class Plan:
         """Compute a layer into ``out``. q and out [T, Hkv, G, Dh]."""
         run = partial(self.run_items, q, layer, out)
         workers.share(run, range(self.num_items), self.num_threads)
+        self.combine(out)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether some items are parts of a whole, which `combine` has to put together."""
+        return bool(self._wholes)
+
+    def combine(self, out: Floats) -> None:
+        """Combine what the parts of items have computed, and put it in ``out``."""
         for result in self._wholes.values():
             result.write(out)
 

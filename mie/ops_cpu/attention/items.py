@@ -6,6 +6,7 @@ do not depend on the item. A tile that it does not see adds exact zeros.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -156,6 +157,11 @@ class BoundSpan:
             np.add.reduce(self._weighted, axis=1, out=self._attended)
 
 
+def wholes_of(items: Sequence[Item]) -> list[Item]:
+    """Return the items that some of these are parts of."""
+    return [item.whole for item in items if item.whole is not None and item.first_span == 0]
+
+
 class Result:
     """The sums over the spans of an item, and the way from there to the output."""
 
@@ -163,16 +169,27 @@ class Result:
         """Take the memory for the sums from ``scratch``."""
         self._item, form, head_dim = item, item.form, geometry.head_dim
         self.heads_per_kv = geometry.heads_per_kv
-        num_sequences, num_queries = item.rows.shape
-        self.num_products = ceil_div(num_queries * form.rows_per_query, form.num_rows)
-        num_heads = item.heads.stop - item.heads.start
-        by_row = len(item.spans), num_heads, num_sequences, self.num_products * form.num_rows
+        by_row = self._shape(item)
+        self.num_products = by_row[-1] // form.num_rows
         self.largest, self.total = (scratch.take(name, *by_row) for name in ("largest", "total"))
         self.attended = scratch.take("attended", *by_row, head_dim)
         self._attended, self._total = (
             by_query(each, item, self.heads_per_kv)
             for each in (self.attended[0], self.total[0, ..., None])
         )
+
+    @staticmethod
+    def _shape(item: Item) -> tuple[int, ...]:
+        """Return the spans, heads, sequences and rows of an item."""
+        num_sequences, num_queries = item.rows.shape
+        num_products = ceil_div(num_queries * item.form.rows_per_query, item.form.num_rows)
+        num_heads = item.heads.stop - item.heads.start
+        return len(item.spans), num_heads, num_sequences, num_products * item.form.num_rows
+
+    @classmethod
+    def size(cls, item: Item, head_dim: int) -> int:
+        """Return how many numbers the result of an item takes."""
+        return math.prod(cls._shape(item)) * (head_dim + 2)
 
     def write(self, out: Floats) -> None:
         """Combine the spans and put the queries' results in ``out`` [T, Hkv, G, Dh]."""

@@ -6,12 +6,19 @@ The results have places in shared memory.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from mie.ops.arrays import Floats
-from mie.ops_cpu.allocator import shared_zeros
+from mie.ops_cpu.allocator import Scratch, shared_zeros
 from mie.ops_cpu.attention.attention import Attention, Plan
+from mie.ops_cpu.attention.items import Result, wholes_of
+from mie.ops_cpu.attention.plan import Item
 from mie.ops_cpu.processes.helpers import HelperProcesses
+
+MAX_PARTS = 1 << 20
+"""Numbers that the parts of a plan's items may compute."""
 
 
 class SharedAttention:
@@ -26,16 +33,43 @@ class SharedAttention:
         # While one process still reads a result, another may compute the next one.
         self._places = [shared_zeros(shape, cache.dtype) for _ in range(2)]
         self._turn = 0
+        self._parts = shared_zeros((MAX_PARTS,), cache.dtype)
+        self._head_dim = cache.shape[-1]
+
+    def has_room_for(self, items: Sequence[Item]) -> bool:
+        """Return whether several processes can compute parts of these items."""
+        return sum(Result.size(each, self._head_dim) for each in wholes_of(items)) <= MAX_PARTS
+
+    def new_parts(self) -> Callable[[], Scratch]:
+        """Return what gives memory to a plan. All plans use the same, one after another."""
+        parts = _Parts(self._parts)
+        return lambda: parts
 
     def run(self, plan: Plan, q: Floats, layer: int) -> Floats:
         """Compute a layer for q [T, Hkv, G, Dh], and return its result [T, Hq, Dh]."""
         self._turn = turn = 1 - self._turn
         result = self._places[turn][: len(q)]
         run, number = partial(plan.run_items, q, layer, result.reshape(q.shape)), plan.num_threads
-        tasks = [partial(run, i, range(i, plan.num_items, number)) for i in range(number)]
-        self._helpers.share(tasks + [_do_nothing] * (self._helpers.number - number))
+        idle: list[Callable[[], object]] = [_do_nothing] * self._helpers.number
+        shares = [partial(run, i, range(i, plan.num_items, number)) for i in range(number)]
+        self._helpers.share([*shares, *idle[number:]])
+        if plan.has_parts:
+            self._helpers.share([partial(plan.combine, result.reshape(q.shape)), *idle[1:]])
         return result
 
 
+class _Parts(Scratch):
+    """Memory of which no piece is taken twice."""
+
+    def __init__(self, memory: Floats) -> None:
+        super().__init__(memory.dtype)
+        self._rest = memory
+
+    def take(self, name: str, *shape: int) -> Floats:
+        size = math.prod(shape)
+        own, self._rest = self._rest[:size], self._rest[size:]
+        return own.reshape(shape)
+
+
 def _do_nothing() -> None:
-    """Do the task of a process that the attention of a step is not worth."""
+    """Do the task of a process that has none."""
