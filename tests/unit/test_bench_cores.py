@@ -1,0 +1,35 @@
+"""Test the simulation of more cores on a few steps."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import bench_cores
+
+
+def test_more_cores_are_faster_in_every_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--models", "TinyLlama-1.1B", "--cores", "1", "2", "16"]
+    monkeypatch.setattr(sys, "argv", ["bench_cores.py", *arguments])
+    assert bench_cores.main() == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| TinyLlama")]
+    assert len(rows) == len(bench_cores.STEPS)
+    for row in rows:
+        one, two, many = (float(factor) for factor in re.findall(r"\(([\d.]+) ×\)", row))
+        assert 1 == one < two <= 2 < many <= 16
+
+
+def test_processes_in_lockstep_wait_for_the_slowest_and_for_each_round() -> None:
+    machine = bench_cores.Machine(
+        cores=4, flops=1e9, core_bandwidth=1e9, bandwidth=1e9, gil=1.0, wake=1.0, meet=1e-3
+    )
+    shares = [(1e6, 0.0), (3e6, 0.0), (0.0, 1e6), (0.0, 0.0)]
+    # The shares of bandwidth are a quarter each.
+    assert machine.lockstep_seconds(shares) == pytest.approx(2e-3 + 4e-3)
