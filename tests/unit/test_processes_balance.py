@@ -57,6 +57,32 @@ def test_a_process_that_is_twice_as_slow_gets_about_half_as_much(slow: int, numb
     assert max(shares) - min(shares) <= 2 * LEAST_CHANGE
 
 
+@pytest.mark.parametrize("seconds", [[1.0, 1.05], [1.05, 1.0], [1.0, 1.0, 1.05]])
+def test_a_small_difference_that_stays_moves_no_border(seconds: list[float]) -> None:
+    """A border moves by more than it is worth, and would have to move back."""
+    balance = Balance(len(seconds))
+    before = balance.ends
+    for _ in range(100 * NUM_STEPS):
+        step(balance, seconds)
+    assert balance.ends is before
+
+
+SPEEDS = [[1, 1.1], [1, 2], [8, 1], [1, 1, 2], [1, 2, 3, 4, 5], [1, 1, 1, 3, 1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("seconds", SPEEDS)
+def test_borders_come_to_rest(seconds: list[float]) -> None:
+    balance, num_changes = Balance(len(seconds)), 0
+    for _ in range(300 * NUM_STEPS):
+        before = balance.ends
+        step(balance, seconds)
+        num_changes += balance.ends is not before
+    assert num_changes <= 10
+    shares = units(balance)
+    times = [FIXED + each * n / UNITS for each, n in zip(seconds, shares, strict=True)]
+    assert max(times) < 1.25 * sum(times) / len(times)
+
+
 @pytest.mark.parametrize("at", [0, NUM_STEPS // 2, NUM_STEPS - 1])
 def test_single_late_steps_change_nothing(at: int) -> None:
     balance = Balance(2)
