@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain, repeat
 from typing import TypeVar
 
 import numpy as np
@@ -36,6 +37,10 @@ CALLER_SPINS = 2e-4
 """Seconds that the caller spin-waits for a helper. The helper may be waiting for this CPU."""
 NAP = 1e-4
 """Seconds that a process which waits longer sleeps between two looks."""
+NUM_NAPS = 1000
+"""Naps after which a helper's become long. The caller may be suspended, as by Ctrl-Z."""
+LONG_NAP = 1e-1
+"""Seconds of a long nap. A helper that waits takes one percent of a CPU then."""
 SAVED = 0.4
 """Share of the helpers' work that counts as saved. One process alone would have more bandwidth."""
 CREDIT = 4e-3
@@ -195,10 +200,11 @@ class HelperProcesses:
 
     def _wait_longer(self, lock: spin.SpinLock) -> None:
         if self.rank:
+            naps = chain(repeat(NAP, NUM_NAPS), repeat(LONG_NAP))
             while not lock.acquire(self._helper_tries):
                 if os.getppid() != self._pid:
                     raise SystemExit
-                time.sleep(NAP)
+                time.sleep(next(naps))
             return
         # Looks are counted, because the clock goes on while all processes are stopped.
         for _ in range(int(PATIENCE / (CALLER_SPINS + NAP))):
