@@ -192,9 +192,9 @@ class HelperProcesses:
         try:
             self._barrier.meet(tries, self._wait_longer)
         except _HelperEnded as error:
-            if self._end.alive:  # it did not end because the program does
+            if self._end.alive:  # it did not end because another thread or the program ends it
                 logger.warning("%s; mie goes on without helper processes", error)
-            self.have_failed, self._is_together = True, False
+                self.have_failed = True
             self.close()
             return False
         return True
@@ -209,6 +209,8 @@ class HelperProcesses:
             return
         # Looks are counted, because the clock goes on while all processes are stopped.
         for _ in range(int(PATIENCE / (CALLER_SPINS + NAP))):
+            if not self._end.alive:
+                raise _HelperEnded("another thread ended the helper processes")
             for helper in self._helpers:
                 helper.check()
             time.sleep(NAP)
@@ -284,8 +286,10 @@ class _Helper:
                 finally:
                     os._exit(status)
         finally:
-            _close([caller])
-            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+            try:
+                _close([caller])
+            finally:  # another thread may have received a signal
+                signal.pthread_sigmask(signal.SIG_SETMASK, signals)
 
     # In the caller.
     def give(self, message: bytes) -> None:
