@@ -325,8 +325,9 @@ class _Helper:
         """Kill the child, if there is one, and wait until it has ended. Twice does no harm."""
         # Its number may already belong to another process if the program has waited for it.
         if self._pid and not self._has_ended():
-            os.kill(self._pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
+            # Another thread may wait for it meanwhile, or the program may have changed its user.
+            with suppress(OSError):
+                os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)
         wake, self._wake = self._wake, -1
         try:  # noqa: SIM105  # in `suppress`, an interrupt could come before the call
