@@ -697,6 +697,7 @@ def test_a_second_interrupt_leaves_no_step_unfinished(new_board: Callable[..., B
     """It comes when the first one is about to end the helpers, which wait for the caller."""
 
     def interrupt() -> None:
+        wait_until(lambda: board.rows[NUMBER, 0, 1:].all())
         board.helpers.close = interrupted_close
         raise KeyboardInterrupt
 
@@ -704,13 +705,13 @@ def test_a_second_interrupt_leaves_no_step_unfinished(new_board: Callable[..., B
         del board.helpers.close
         raise KeyboardInterrupt
 
-    board = new_board(3)
+    board, ended = new_board(3), []
     with pytest.raises(KeyboardInterrupt):
         board.run(own=interrupt)
     assert not board.helpers.are_usable
-    board.run(20)
-    assert board.workers()[0][0] == os.getpid()
-    assert board.done == [(part, rank) for part in range(NUM_PARTS) for rank in range(3)]
+    board.run(20, lambda: ended.extend(not state_of(pid) for pid in board.pids))
+    assert ended == [True, True]  # before this step began
+    board.check_caller_is_alone()
 
 
 @pytest.mark.parametrize("second_call", [None, 1, 2, 3])
@@ -810,11 +811,11 @@ def test_helpers_end_with_the_object(how: str) -> None:
 
 
 PROGRAM = """
-import os, sys, time
+import os, sys, threading, time
 import numpy as np
 from mie.ops_cpu.allocator import shared_zeros
 from mie.ops_cpu.processes.helpers import HelperProcesses, pack
-_, where, has_child = sys.argv
+_, where, how = sys.argv
 flags = shared_zeros((3,), np.int64)
 helpers = HelperProcesses(3)
 
@@ -826,20 +827,30 @@ def step(message):
     flags[helpers.rank] = 2
     helpers.share([lambda: None] * 3)
 
+begun = threading.Event()
+
 def own():
     begin()
-    while where == "step" and flags.tolist() != [1, 2, 2]:
+    while flags.tolist() != [1, 2, 2]:
         time.sleep(0.001)
-    wait()
+    if where == "thread":
+        begun.set()
+        helpers.share([lambda: time.sleep(0.2)] * 3)
+    else:
+        wait()
 
 def wait():
-    child = os.fork() if has_child == "with a child" else 0
-    if child or has_child == "alone":
+    child = os.fork() if how == "with a child" else 0
+    if child or how != "with a child":
         print(child, *[helper._pid for helper in helpers._helpers], flush=True)
-    time.sleep(1000)
+    if how != "exits":
+        time.sleep(1000)
 
 helpers.start(step)
-wait() if where == "idle" else helpers.run(pack(0), own)
+if where == "thread":
+    threading.Thread(target=helpers.run, args=(pack(0), own), daemon=True).start()
+    begun.wait()
+wait() if where != "step" else helpers.run(pack(0), own)
 """
 
 
@@ -863,6 +874,17 @@ def test_helpers_end_when_the_program_is_killed(where: str, has_child: str) -> N
         finally:
             if child:
                 os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("where", ["idle", "step", "thread"])
+def test_helpers_end_when_the_program_exits(where: str) -> None:
+    """A thread of it may be within a step, and wait for a helper that is no longer there."""
+    command = [sys.executable, "-c", PROGRAM, where, "exits"]
+    program = subprocess.run(command, capture_output=True, timeout=PATIENCE)
+    assert (program.returncode, program.stderr) == (0, b"")
+    _, *pids = map(int, program.stdout.split())
+    assert len(pids) == 2
+    assert not any(state_of(pid) for pid in pids)
 
 
 @pytest.mark.parametrize("where", ["idle", "step"])

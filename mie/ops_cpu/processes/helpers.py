@@ -138,7 +138,7 @@ class HelperProcesses:
         If a helper dies or is stuck, own() goes on without help, and all helpers end.
         """
         if not self.are_usable:
-            self._is_together = False  # a fork or a second interrupt may have come within a step
+            self.close()  # a fork or a second interrupt may have come within a step
             return own()
         # Everything stays inside one try statement, because an interrupt can come anywhere. After
         # one, no helper may write to shared memory.
