@@ -456,6 +456,31 @@ def test_trials_that_fail_become_rare_until_one_succeeds(balance: Gains) -> None
     assert not balance.are_paused(gains.MOST_SECONDS)
 
 
+def test_the_credit_and_the_gains_that_are_kept_can_be_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Helper processes need longer to wake up than threads, and lose more now and then."""
+    monkeypatch.undo()
+    balance = Gains(credit=4.0, most_kept=20.0)
+    balance.add(-3.5, 0.0)
+    assert not balance.are_paused(0.0)
+    for _ in range(3):
+        balance.add(15.0, 0.0)
+    for _ in range(19):
+        balance.add(-1.0, 0.0)
+    assert not balance.are_paused(0.0)
+    balance.add(-1.5, 0.0)
+    assert balance.are_paused(0.0)
+    # A pause is as long as all that was lost, the credit too, demands.
+    balance = Gains(credit=1e-2)
+    balance.add(-1.1e-2, 0.0)
+    assert balance.are_paused(0.99 * gains.SHORTEST_PAUSE * 1.1e-2)
+    assert not balance.are_paused(1.01 * gains.SHORTEST_PAUSE * 1.1e-2)
+    # Each pause gives the whole credit back.
+    balance.add(-0.9e-2, 10.0)
+    assert not balance.are_paused(10.0)
+
+
 @pytest.mark.parametrize(("wall", "cpu", "is_paused"), [(1e-3, 1.5e-3, False), (5e-3, 2e-3, True)])
 def test_a_gain_is_the_cpu_time_of_all_less_the_time_that_passed(
     wall: float, cpu: float, is_paused: bool, monkeypatch: pytest.MonkeyPatch

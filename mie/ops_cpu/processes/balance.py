@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import median
 
 UNITS = 64
@@ -49,9 +49,16 @@ class Balance:
     def _change(self, works: Sequence[float], waits: Sequence[float]) -> None:
         """Let each process work as much longer as it waited longer than the others."""
         mean, equal = sum(waits) / len(waits), 1 / len(waits)
+        longer = [(waited - mean) / work for work, waited in zip(works, waits, strict=True)]
+        widths = [(stop - start) / UNITS for start, stop in pairwise(self.ends)]
+        moves = accumulate(width * each for width, each in zip(widths, longer, strict=True))
+        if UNITS * max(map(abs, moves)) < LEAST_CHANGE:
+            # Otherwise a small lasting difference would add up, and move a border back and forth.
+            self._shares = widths
+            return
         shares = []
-        for share, work, waited in zip(self._shares, works, waits, strict=True):
-            factor = 1 + (waited - mean) / work
+        for share, each in zip(self._shares, longer, strict=True):
+            factor = 1 + each
             factor = max(1 / LARGEST_CHANGE, min(factor, LARGEST_CHANGE))
             shares.append(max(equal / MOST_UNEQUAL, min(share * factor, equal * MOST_UNEQUAL)))
         self._shares = [share / sum(shares) for share in shares]

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain, repeat
 from typing import TypeVar
 
 import numpy as np
@@ -36,6 +37,10 @@ CALLER_SPINS = 2e-4
 """Seconds that the caller spin-waits for a helper. The helper may be waiting for this CPU."""
 NAP = 1e-4
 """Seconds that a process which waits longer sleeps between two looks."""
+NUM_NAPS = 1000
+"""Naps after which a helper's become long. The caller may be suspended, as by Ctrl-Z."""
+LONG_NAP = 1e-1
+"""Seconds of a long nap. A helper that waits takes one percent of a CPU then."""
 CREDIT = 4e-3
 """Seconds that helpers may lose before they pause. The first step after a pause loses about 2 ms.
 
@@ -131,6 +136,7 @@ class HelperProcesses:
         If a helper dies or is stuck, own() goes on without help, and all helpers end.
         """
         if not self.are_usable:
+            self.close()  # a fork or a second interrupt may have come within a step
             return own()
         # Everything stays inside one try statement, because an interrupt can come anywhere. After
         # one, no helper may write to shared memory.
@@ -184,22 +190,25 @@ class HelperProcesses:
         try:
             self._barrier.meet(tries, self._wait_longer)
         except _HelperEnded as error:
-            if self._end.alive:  # it did not end because the program does
+            if self._end.alive:  # it did not end because another thread or the program ends it
                 logger.warning("%s; mie goes on without helper processes", error)
-            self.have_failed, self._is_together = True, False
+                self.have_failed = True
             self.close()
             return False
         return True
 
     def _wait_longer(self, lock: spin.SpinLock) -> None:
         if self.rank:
+            naps = chain(repeat(NAP, NUM_NAPS), repeat(LONG_NAP))
             while not lock.acquire(self._helper_tries):
                 if os.getppid() != self._pid:
                     raise SystemExit
-                time.sleep(NAP)
+                time.sleep(next(naps))
             return
         # Looks are counted, because the clock goes on while all processes are stopped.
         for _ in range(int(PATIENCE / (CALLER_SPINS + NAP))):
+            if not self._end.alive:
+                raise _HelperEnded("another thread ended the helper processes")
             for helper in self._helpers:
                 helper.check()
             time.sleep(NAP)
@@ -275,8 +284,10 @@ class _Helper:
                 finally:
                     os._exit(status)
         finally:
-            _close([caller])
-            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+            try:
+                _close([caller])
+            finally:  # another thread may have received a signal
+                signal.pthread_sigmask(signal.SIG_SETMASK, signals)
 
     # In the caller.
     def give(self, message: bytes) -> None:
@@ -312,8 +323,9 @@ class _Helper:
         """Kill the child, if there is one, and wait until it has ended. Twice does no harm."""
         # Its number may already belong to another process if the program has waited for it.
         if self._pid and not self._has_ended():
-            os.kill(self._pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
+            # Another thread may wait for it meanwhile, or the program may have changed its user.
+            with suppress(OSError):
+                os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)
         wake, self._wake = self._wake, -1
         try:  # noqa: SIM105  # in `suppress`, an interrupt could come before the call
