@@ -62,8 +62,14 @@ def small_splits():
         patch.setattr(attention_plan, "ITEM_SCORES", 1 << 11)
         patch.setattr(attention, "WORTH_SHARING", 1)
         patch.setattr(shared_products, "LEAST_BYTES", 0)
-        run = HelperProcesses.run
-        patch.setattr(HelperProcesses, "run", lambda *args: seen.update(shared=1) or run(*args))
+        share = HelperProcesses.share
+
+        def seen_share(helpers, tasks):
+            if helpers._is_together:
+                seen.update(shared=1)
+            share(helpers, tasks)
+
+        patch.setattr(HelperProcesses, "share", seen_share)
         patch.setattr(cpu_backend, "TiledPlan", partial(TiledPlan, bytes_per_thread=1))
         yield
 
