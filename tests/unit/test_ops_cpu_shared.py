@@ -28,6 +28,7 @@ from mie.ops_cpu.crew import Crew
 from mie.ops_cpu.linear import shared as shared_products
 from mie.ops_cpu.processes import helpers as helpers_module
 from mie.ops_cpu.processes.helpers import HelperProcesses
+from mie.ops_cpu.threads.counts import Trials
 from mie.ops_cpu.threads.gains import Gains
 
 pytestmark = pytest.mark.skipif(
@@ -42,6 +43,7 @@ RNG = np.random.default_rng(0)
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Share any work of any model. Count the calls that share work with usable helpers."""
     monkeypatch.setattr(crew_module, "START_BYTES", 0)
+    monkeypatch.setattr(crew_module, "_new_trials", lambda: Trials((True,)))
     monkeypatch.setattr(crew_module, "available_cpus", lambda: 64)
     monkeypatch.setattr(attention_module, "WORTH_SHARING", 1)
     monkeypatch.setattr(shared_products, "LEAST_BYTES", 0)
