@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
+import sys
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import KINDS, Injector
 
+from mie.diff.recording import RecordingBackend
 from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
 from mie.ops_cpu import crew as crew_module
 from mie.ops_cpu.allocator import CachingAllocator, shared_zeros
 from mie.ops_cpu.attention.attention import Attention
-from mie.ops_cpu.crew import MAX_TOKENS, Crew
+from mie.ops_cpu.cpu_backend import CpuBackend
+from mie.ops_cpu.crew import MAX_INTS, MAX_TOKENS, Crew
 from mie.ops_cpu.linear import shared as shared_products
 from mie.ops_cpu.linear.tiled import TiledMatrix, TiledPlan
 from mie.ops_cpu.processes import helpers as helpers_module
-from mie.ops_cpu.processes.helpers import HelperProcesses
+from mie.ops_cpu.processes.helpers import HelperProcesses, pack, unpack
 from mie.ops_cpu.threads.blas import Blas
 from mie.ops_cpu.threads.counts import Trials
 from mie.ops_cpu.threads.gains import Gains
@@ -33,6 +41,7 @@ pytestmark = pytest.mark.skipif(
 PATIENCE = 120.0
 NUM_IDS = 100
 PID = os.getpid()
+NEW_TRIALS = crew_module._new_trials
 
 
 def children() -> set[int]:
@@ -138,19 +147,19 @@ class Products:
     """A forward pass of products with and without a bias and a residual."""
 
     def __init__(self, model: Model, num_inputs: int, num_outputs: int) -> None:
-        self._matrices = [
+        self.matrices = [
             model.load(num_inputs, num_outputs, has_bias=has_bias) for has_bias in (False, True)
         ]
-        self._x = model.values(NUM_IDS, num_inputs)
+        self.x = model.values(NUM_IDS, num_inputs)
         self._residual = model.values(NUM_IDS, num_outputs)
 
     def forward(self, batch: StepBatch) -> Floats:
-        x = self._x[batch.token_ids]
+        x = self.x[batch.token_ids]
         wide = np.repeat(x, 2, axis=1)
         wide[:, 1::2] = np.nan
         results = [
             matrix.apply(each, residual, is_brief=is_brief).copy()
-            for matrix in self._matrices
+            for matrix in self.matrices
             for residual in (None, self._residual[batch.token_ids])
             for each in (x, wide[:, ::2])
             for is_brief in (False, True)
@@ -283,3 +292,325 @@ def test_shares_may_be_unequal_and_change_from_step_to_step(
         got, expected = both[0].run(shared.forward, batch), both[1].run(wanted.forward, batch)
         np.testing.assert_array_equal(got, expected)
         assert counts.tolist() == (NUM_PRODUCTS * widths).tolist()
+
+
+# Batches.
+
+
+def random_batch(rng: np.random.Generator, most_blocks: int = 20) -> StepBatch:
+    num_tokens, num_sequences = int(rng.integers(1, MAX_TOKENS + 1)), int(rng.integers(1, 9))
+
+    def ints(*shape: int) -> Any:
+        return rng.integers(-(2**62), 2**62, shape)
+
+    return StepBatch(
+        token_ids=rng.integers(0, NUM_IDS, num_tokens),
+        positions=ints(num_tokens),
+        slot_mapping=ints(num_tokens),
+        cu_seqlens_q=ints(num_sequences + 1),
+        seq_lens=ints(num_sequences),
+        # The caller's tables may be some columns of wider ones.
+        block_tables=ints(num_sequences, most_blocks + 1)[:, : rng.integers(0, most_blocks + 1)],
+        logits_rows=ints(int(rng.integers(0, 9))),
+        num_decodes=None if rng.random() < 0.3 else int(rng.integers(0, num_sequences + 1)),
+    )
+
+
+def test_a_batch_in_shared_memory_is_the_same() -> None:
+    shared, rng = crew_module._SharedBatch(), np.random.default_rng(0)
+    for _ in range(100):
+        batch = random_batch(rng)
+        for _ in range(int(rng.integers(1, 4))):  # The same shapes may come again.
+            batch = replace(batch, positions=batch.positions + 1)
+            header = shared.write(batch)
+            assert header is not None
+            # Helpers get the header as a message.
+            read = shared.read(unpack(pack(0, *header))[1:6])
+            for field in fields(StepBatch):
+                np.testing.assert_equal(getattr(read, field.name), getattr(batch, field.name))
+            assert read.num_decodes == batch.num_decodes
+
+
+def test_a_batch_fits_up_to_the_last_integer() -> None:
+    shared = crew_module._SharedBatch()
+    small = step_of(5)
+    num_others = 3 * 5 + 2 + 1
+    for num_blocks in (MAX_INTS - num_others, MAX_INTS - num_others + 1):
+        tables = np.arange(num_blocks).reshape(1, -1)
+        header = shared.write(replace(small, block_tables=tables))
+        assert (header is None) == (num_blocks > MAX_INTS - num_others)
+        if header is not None:
+            np.testing.assert_array_equal(shared.read(header).block_tables, tables)
+
+
+def test_a_batch_that_is_too_large_is_not_shared(
+    new_model: Callable[..., Model], calls: Counter[str]
+) -> None:
+    both = [new_model(number) for number in (2, 1)]
+    shared, wanted = (Products(each, 100, 300) for each in both)
+    start_helpers(both[0], shared.forward)
+    for number, num_blocks in enumerate((1, MAX_INTS, 1, MAX_INTS, MAX_INTS, 3, 3)):
+        calls.clear()
+        tables = np.zeros((1, num_blocks), np.int64)
+        batch = replace(step_of(4, number), block_tables=tables)
+        got, expected = both[0].run(shared.forward, batch), both[1].run(wanted.forward, batch)
+        np.testing.assert_array_equal(got, expected)
+        assert calls == ({} if num_blocks == MAX_INTS else {"shared": NUM_PRODUCTS})
+
+
+# Forward passes.
+
+
+def pids_of(model: Model) -> list[int]:
+    team = model.crew._team
+    return [] if team is None else [helper._pid for helper in team.helpers._helpers]
+
+
+def has_ended(pid: int) -> bool:
+    return pid not in children()
+
+
+def test_a_new_function_at_each_step_is_never_shared(
+    new_model: Callable[..., Model], calls: Counter[str]
+) -> None:
+    both = [new_model(number) for number in (2, 1)]
+    shared, wanted = (Products(each, 100, 300) for each in both)
+    before = children()
+    for number in range(6):
+        batch = step_of(2, number)
+        got = both[0].run(lambda batch: shared.forward(batch), batch)
+        np.testing.assert_array_equal(got, both[1].run(wanted.forward, batch))
+        assert both[0].crew._team is None
+        assert children() == before
+    assert not calls
+
+
+@pytest.mark.parametrize("kind", ["method", "function"])
+def test_a_forward_pass_that_comes_again_is_shared(
+    kind: str, new_model: Callable[..., Model], calls: Counter[str]
+) -> None:
+    model = new_model(3)
+    products = Products(model, 100, 300)
+
+    def function(batch: StepBatch) -> Floats:
+        return products.forward(batch)
+
+    found = []
+    for _ in range(5):
+        # A bound method is a new object each time.
+        model.run(function if kind == "function" else products.forward, step_of(2))
+        found.append((len(pids_of(model)), calls["shared"]))
+    wanted = [(0, 0), (2, 0), *((2, number * NUM_PRODUCTS) for number in (1, 2, 3))]
+    assert found == wanted
+
+
+def test_helpers_end_when_another_forward_pass_comes(
+    new_model: Callable[..., Model], calls: Counter[str]
+) -> None:
+    both = [new_model(number) for number in (2, 1)]
+    pairs = [[Products(each, *shape) for each in both] for shape in ((100, 300), (300, 130))]
+    old: list[int] = []
+    for shared, wanted in [*pairs, *pairs]:
+        for number in range(4):
+            calls.clear()
+            got = both[0].run(shared.forward, step_of(3, number))
+            np.testing.assert_array_equal(got, both[1].run(wanted.forward, step_of(3, number)))
+            assert all(map(has_ended, old))
+            if number != 1:  # The second step is shared if it is like the last one before.
+                assert calls == ({"shared": NUM_PRODUCTS} if number else {})
+        old += pids_of(both[0])
+    assert len(old) == 4
+
+
+def test_a_forward_pass_is_freed_while_the_crew_lives(new_model: Callable[..., Model]) -> None:
+    model = new_model(2)
+    products = Products(model, 100, 300)
+    start_helpers(model, products.forward)
+    freed = weakref.ref(products)
+    gc.collect()
+    gc.disable()
+    try:
+        del products
+        assert freed() is None
+    finally:
+        gc.enable()
+    # Another object may have the same address.
+    other = Products(model, 100, 130)
+    expected = other.forward(step_of(2))
+    for _ in range(4):
+        np.testing.assert_array_equal(model.run(other.forward, step_of(2)), expected)
+
+
+def test_an_observed_step_is_never_shared(calls: Counter[str]) -> None:
+    """Its observer would be called in a helper too, and its memory would not change here."""
+    backend = CpuBackend(num_threads=2, linear_plan="tiled")
+    seen: list[str] = []
+    recording = RecordingBackend(backend, lambda spot, _: seen.append(spot.method))
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((NUM_IDS, 100)).astype("float32")
+    matrix = backend.load_linear((300, 100), [rng.standard_normal((300, 100)).astype("float32")])
+
+    def observed(batch: StepBatch) -> Floats:
+        result: Floats = recording.linear(x[batch.token_ids], matrix)
+        return result
+
+    def plain(batch: StepBatch) -> Floats:
+        return backend.linear(x[batch.token_ids], matrix)
+
+    batch = replace(step_of(2), logits_rows=np.arange(2))
+    try:
+        found = [recording.run_step(observed, batch) for _ in range(5)]
+        assert backend._crew._team is None
+        assert not calls
+        assert seen == ["linear", "run_step"] * 5
+        # The same steps are shared if no one observes them.
+        found += [backend.run_step(plain, batch) for _ in range(5)]
+        assert calls == {"shared": 3}
+        for each in found:
+            np.testing.assert_array_equal(each, found[0])
+    finally:
+        backend._crew.close()
+
+
+# Exceptions.
+
+
+@pytest.mark.parametrize("after", [0, 1, 7])
+def test_an_exception_in_the_caller_ends_the_helpers(
+    after: int, new_model: Callable[..., Model], calls: Counter[str]
+) -> None:
+    """The next steps are right, and have helpers again."""
+    both = [new_model(number) for number in (3, 1)]
+    shared, wanted = (Products(each, 100, 300) for each in both)
+    fails = False
+
+    def forward(batch: StepBatch) -> Floats:
+        # The helpers do not see this change of a variable.
+        for _ in range(after if fails else 0):
+            shared.matrices[0].apply(shared.x[batch.token_ids], None)
+        if fails:
+            raise ValueError("planted")
+        return shared.forward(batch)
+
+    start_helpers(both[0], forward)
+    for number in range(3):
+        old = pids_of(both[0])
+        assert len(old) == 2
+        fails = True
+        with pytest.raises(ValueError, match="planted"):
+            both[0].run(forward, step_of(2, number))
+        assert all(map(has_ended, old))
+        fails = False
+        for num_tokens in (2, MAX_TOKENS + 1, 2, 2):
+            calls.clear()
+            batch = step_of(num_tokens, number)
+            got, expected = both[0].run(forward, batch), both[1].run(wanted.forward, batch)
+            np.testing.assert_array_equal(got, expected)
+        assert calls == {"shared": NUM_PRODUCTS}
+    assert not both[0].crew._team.helpers.have_failed
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_an_interrupt_at_any_line_leaves_right_results(
+    num_before: int, new_model: Callable[..., Model], calls: Counter[str]
+) -> None:
+    """It comes in the step that starts the helpers, or in a later one."""
+    if sys.gettrace() is not None:
+        pytest.skip("another tracer is at work")
+    both = [new_model(number) for number in (2, 1)]
+    model, alone = both
+    chains = [Chain(each) for each in both]
+    batches = [step_of(3, first) for first in range(4)]
+    expected = [alone.run(chains[1].forward, batch) for batch in batches]
+    line, num_interrupts = 1, 0
+    while True:
+        model.crew.close()
+        for _ in range(num_before):
+            model.run(chains[0].forward, batches[0])
+        injector = Injector(KINDS["SIGINT"][0], line)
+        with contextlib.suppress(KeyboardInterrupt), Blas().threads(1):
+            injector.run(lambda: model.crew.run(chains[0].forward, batches[1]))
+        calls.clear()
+        for batch, wanted in zip(batches, expected, strict=True):
+            got = model.run(chains[0].forward, batch)
+            np.testing.assert_array_equal(got, wanted, str(injector.where))
+        assert calls["shared"] > 0, injector.where
+        if not injector.where:
+            break
+        num_interrupts += 1
+        line += 1 if line < 60 else 23
+    assert num_interrupts > 60
+    assert not model.crew._team.helpers.have_failed
+
+
+# Trials.
+
+
+class Timed:
+    """A forward pass that takes as long as it is told to, by a clock of its own."""
+
+    def __init__(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(crew_module, "_new_trials", NEW_TRIALS)
+        monkeypatch.setattr(crew_module, "perf_counter", lambda: self._now)
+        self._now = 0.0
+        self._model, self._matrix = model, model.load(100, 300)
+        self._x = model.values(NUM_IDS, 100)
+        self.is_slower = dict.fromkeys(range(MAX_TOKENS + 2), False)
+        """Whether helpers make a step slower, by its number of tokens."""
+
+    def forward(self, batch: StepBatch) -> Floats:
+        is_shared = self._model.plan.shared is not None
+        self._now += 2.0 if is_shared == self.is_slower[len(batch.token_ids)] else 1.0
+        return self._matrix.apply(self._x[batch.token_ids], None)
+
+    def is_shared(self, num_tokens: int) -> bool:
+        """Run a step. Return whether it was shared."""
+        self._model.run(self.forward, step_of(num_tokens))
+        return self._model.plan.shared is not None
+
+
+NUM_TRIALS = 48
+
+
+@pytest.mark.parametrize("is_slower", [False, True])
+def test_steps_that_are_slower_with_helpers_go_to_threads(
+    is_slower: bool, new_model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(new_model(2), monkeypatch)
+    timed.is_slower[1] = is_slower
+    begin = [timed.is_shared(1) for _ in range(2)]
+    assert begin == [False, False]  # There are no helpers yet, and then no step of this kind.
+    trials = [timed.is_shared(1) for _ in range(NUM_TRIALS)]
+    assert trials == ([True] * 12 + [False] * 12) * 2
+    assert {timed.is_shared(1) for _ in range(100)} == {not is_slower}
+
+
+def test_each_kind_of_step_has_trials_of_its_own(
+    new_model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(new_model(2), monkeypatch)
+    timed.is_slower[1] = True
+    kinds = (1, 20, 4)
+    for num_tokens in kinds:
+        for _ in range(3 + NUM_TRIALS):
+            timed.is_shared(num_tokens)
+    for num_tokens in kinds * 2:
+        timed.is_shared(num_tokens)
+        assert {timed.is_shared(num_tokens) for _ in range(10)} == {num_tokens != 1}
+
+
+def test_a_single_step_of_another_kind_follows_the_one_before(
+    new_model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(new_model(2), monkeypatch)
+    timed.is_slower[1] = True
+    for num_tokens in (1, 20):
+        for _ in range(3 + NUM_TRIALS):
+            timed.is_shared(num_tokens)
+    # Kinds that are known and one that is not.
+    assert [timed.is_shared(number) for number in (1, 20, 7, 1, 20)] == [True] * 5
+    assert [timed.is_shared(number) for number in (1, 1)] == [True, False]
+    assert [timed.is_shared(number) for number in (20, 1, 40, 20, 1)] == [False] * 5
+    # A larger step goes to threads, and so does a smaller one of another kind after it.
+    assert [timed.is_shared(number) for number in (20, 20)] == [False, True]
+    assert [timed.is_shared(number) for number in (65, 1, 20, 20)] == [False, False, False, True]
