@@ -131,6 +131,12 @@ def step_of(num_tokens: int, first: int = 0) -> StepBatch:
     )
 
 
+def helpers_of(model: Model) -> HelperProcesses:
+    team = model.crew._team
+    assert team is not None
+    return team.helpers
+
+
 def start_helpers(model: Model, forward: Callable[[StepBatch], Floats]) -> None:
     """Run the steps after which those of any kind are shared."""
     for _ in range(3):
@@ -202,7 +208,7 @@ def test_shared_products_have_the_bits_of_those_alone(
         assert np.isfinite(got).all()
         assert calls == {"shared": NUM_PRODUCTS}
     assert alone.crew._team is None
-    assert not model.crew._team.helpers.have_failed
+    assert not helpers_of(model).have_failed
 
 
 def test_larger_steps_are_not_shared(new_model: Callable[..., Model], calls: Counter[str]) -> None:
@@ -256,7 +262,7 @@ def test_no_result_is_overwritten_while_a_slower_process_reads_it(
         expected = both[1].run(wanted.forward, batch)
         np.testing.assert_array_equal(both[0].run(shared.forward, batch), expected)
     assert calls == {"shared": 6 * 24}
-    assert not both[0].crew._team.helpers.have_failed
+    assert not helpers_of(both[0]).have_failed
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
@@ -281,7 +287,7 @@ def test_shares_may_be_unequal_and_change_from_step_to_step(
     both = [new_model(number) for number in (num_processes, 1)]
     shared, wanted = (Products(each, 100, 64 * num_tiles) for each in both)
     start_helpers(both[0], shared.forward)
-    helpers, rng = both[0].crew._team.helpers, np.random.default_rng(0)
+    helpers, rng = helpers_of(both[0]), np.random.default_rng(0)
     borders = [[0, 0], [64, 64], [0, 64], [1, 63], [32, 32]]
     borders += [sorted(rng.integers(0, 65, 2).tolist()) for _ in range(20)]
     for number, border in enumerate(borders):
@@ -507,7 +513,7 @@ def test_an_exception_in_the_caller_ends_the_helpers(
             got, expected = both[0].run(forward, batch), both[1].run(wanted.forward, batch)
             np.testing.assert_array_equal(got, expected)
         assert calls == {"shared": NUM_PRODUCTS}
-    assert not both[0].crew._team.helpers.have_failed
+    assert not helpers_of(both[0]).have_failed
 
 
 @pytest.mark.parametrize("num_before", [0, 2])
@@ -540,7 +546,7 @@ def test_an_interrupt_at_any_line_leaves_right_results(
         num_interrupts += 1
         line += 1 if line < 60 else 23
     assert num_interrupts > 60
-    assert not model.crew._team.helpers.have_failed
+    assert not helpers_of(model).have_failed
 
 
 # Trials.
@@ -551,8 +557,8 @@ class Timed:
 
     def __init__(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(crew_module, "_new_trials", NEW_TRIALS)
-        monkeypatch.setattr(crew_module, "perf_counter", lambda: self._now)
         self._now = 0.0
+        monkeypatch.setattr(crew_module, "perf_counter", lambda: self._now)
         self._model, self._matrix = model, model.load(100, 300)
         self._x = model.values(NUM_IDS, 100)
         self.is_slower = dict.fromkeys(range(MAX_TOKENS + 2), False)
