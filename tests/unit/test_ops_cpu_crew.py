@@ -536,6 +536,9 @@ def test_an_interrupt_at_any_line_leaves_right_results(
         injector = Injector(KINDS["SIGINT"][0], line)
         with contextlib.suppress(KeyboardInterrupt), Blas().threads(1):
             injector.run(lambda: model.crew.run(chains[0].forward, batches[1]))
+        # No helper is within a step any more.
+        if pids_of(model):
+            assert helpers_of(model).are_usable, injector.where
         calls.clear()
         for batch, wanted in zip(batches, expected, strict=True):
             got = model.run(chains[0].forward, batch)
