@@ -24,6 +24,7 @@ from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
 from mie.ops_cpu import crew as crew_module
 from mie.ops_cpu.attention import attention as attention_module
+from mie.ops_cpu.attention.shared import SharedAttention
 from mie.ops_cpu.crew import Crew
 from mie.ops_cpu.linear import shared as shared_products
 from mie.ops_cpu.processes import helpers as helpers_module
@@ -155,6 +156,63 @@ def test_an_engine_gives_the_same(
     for _ in range(2):
         assert generate(engine) == wanted
     assert calls["shared"] > 100
+    assert not crew_of(engine)._team.helpers.have_failed
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the products and the layers of attention that the processes share."""
+    shared: Counter[str] = Counter()
+    attend, multiply = SharedAttention.run, shared_products.SharedProducts.apply
+
+    def attended(own: SharedAttention, *arguments: Any) -> Any:
+        shared["attention"] += own._helpers._is_together
+        return attend(own, *arguments)
+
+    def multiplied(own: shared_products.SharedProducts, *arguments: Any, **settings: Any) -> Any:
+        shared["products"] += own.helpers._is_together
+        return multiply(own, *arguments, **settings)
+
+    monkeypatch.setattr(SharedAttention, "run", attended)
+    monkeypatch.setattr(shared_products.SharedProducts, "apply", multiplied)
+    return shared
+
+
+def complete(engine: Any) -> dict[str, list[int]]:
+    """Return the tokens of two samples of each of several prompts that begin alike."""
+    found: dict[str, list[int]] = {}
+    shared_prefix = [5, 6, 7, 8] * 4
+    for number in range(4):
+        params = SamplingParams(
+            max_tokens=16 + number, ignore_eos=True, temperature=1.0, seed=number, n=2
+        )
+        engine.add_request([*shared_prefix, number + 1], params, str(number))
+    while engine.has_work:
+        for new in engine.step().outputs:
+            found.setdefault(f"{new.request_id} {new.index}", []).extend(new.token_ids)
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_three_processes_give_the_same_with_preemption_and_shared_prompts(
+    model: str, directories: dict[str, Any], calls: Counter[str], shared: Counter[str]
+) -> None:
+    settings = {
+        "num_threads": 3,
+        "num_blocks": 24,
+        "enable_prefix_caching": True,
+        "batch_invariant": True,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crew_module, "START_BYTES", NEVER)
+        wanted = complete(new_engine(directories[model], **settings))
+    assert not calls
+    engine = new_engine(directories[model], **settings)
+    for _ in range(2):
+        assert complete(engine) == wanted
+    assert engine.stats.num_preemptions > 0
+    assert shared["attention"] > 50
+    assert shared["products"] > 50
     assert not crew_of(engine)._team.helpers.have_failed
 
 
