@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -249,6 +250,32 @@ def test_an_engine_is_freed_at_once_with_its_helpers(directories: dict[str, Any]
                 os.kill(pid, 0)
     finally:
         gc.enable()
+
+
+def test_the_memory_of_a_helper_does_not_grow(tmp_path: Any) -> None:
+    """Plans and products that a helper prepares for some steps are freed or used again."""
+    config = LLAMA | {"eos_token_id": 39, "num_hidden_layers": 1}
+    directory = write_model(tmp_path, config, random_weights(config))
+    engine, num_steps = new_engine(directory), 0
+    resident = []
+    for wanted_steps in (500, 3000):
+        while num_steps < wanted_steps:
+            if not engine.has_work:
+                params = SamplingParams(max_tokens=40, ignore_eos=True)
+                engine.add_request([1, 2, 3 + num_steps % 30], params, str(num_steps))
+            engine.step()
+            num_steps += 1
+        [helper] = crew_of(engine)._team.helpers._helpers
+        resident.append((helper._pid, resident_bytes(helper._pid)))
+    (pid, before), (last_pid, after) = resident
+    assert pid == last_pid
+    assert after - before < 4 << 20
+
+
+def resident_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith("VmRSS:")]
+    return int(line.split()[1]) << 10
 
 
 @pytest.mark.parametrize("what", ["fork", "eventfd", "pidfd_open", "mmap"])
