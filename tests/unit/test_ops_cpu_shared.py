@@ -217,6 +217,17 @@ def test_three_processes_give_the_same_with_preemption_and_shared_prompts(
     assert not crew_of(engine)._team.helpers.have_failed
 
 
+def test_small_products_are_not_shared(
+    directories: dict[str, Any], shared: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = without_helpers(directories["llama"])
+    monkeypatch.setattr(shared_products, "LEAST_BYTES", NEVER)
+    engine = new_engine(directories["llama"])
+    assert generate(engine) == wanted
+    assert shared["attention"] > 0
+    assert shared["products"] == 0
+
+
 def test_two_engines_may_run_at_once(directories: dict[str, Any]) -> None:
     wanted = {name: without_helpers(path) for name, path in directories.items()}
     found: dict[str, Any] = {}
