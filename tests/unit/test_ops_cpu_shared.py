@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
 from mie.ops_cpu import crew as crew_module
 from mie.ops_cpu.attention import attention as attention_module
+from mie.ops_cpu.attention.shared import SharedAttention
 from mie.ops_cpu.crew import Crew
 from mie.ops_cpu.linear import shared as shared_products
 from mie.ops_cpu.processes import helpers as helpers_module
@@ -158,6 +160,74 @@ def test_an_engine_gives_the_same(
     assert not crew_of(engine)._team.helpers.have_failed
 
 
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the products and the layers of attention that the processes share."""
+    shared: Counter[str] = Counter()
+    attend, multiply = SharedAttention.run, shared_products.SharedProducts.apply
+
+    def attended(own: SharedAttention, *arguments: Any) -> Any:
+        shared["attention"] += own._helpers._is_together
+        return attend(own, *arguments)
+
+    def multiplied(own: shared_products.SharedProducts, *arguments: Any, **settings: Any) -> Any:
+        shared["products"] += own.helpers._is_together
+        return multiply(own, *arguments, **settings)
+
+    monkeypatch.setattr(SharedAttention, "run", attended)
+    monkeypatch.setattr(shared_products.SharedProducts, "apply", multiplied)
+    return shared
+
+
+def complete(engine: Any) -> dict[str, list[int]]:
+    """Return the tokens of two samples of each of several prompts that begin alike."""
+    found: dict[str, list[int]] = {}
+    shared_prefix = [5, 6, 7, 8] * 4
+    for number in range(4):
+        params = SamplingParams(
+            max_tokens=16 + number, ignore_eos=True, temperature=1.0, seed=number, n=2
+        )
+        engine.add_request([*shared_prefix, number + 1], params, str(number))
+    while engine.has_work:
+        for new in engine.step().outputs:
+            found.setdefault(f"{new.request_id} {new.index}", []).extend(new.token_ids)
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_three_processes_give_the_same_with_preemption_and_shared_prompts(
+    model: str, directories: dict[str, Any], calls: Counter[str], shared: Counter[str]
+) -> None:
+    settings = {
+        "num_threads": 3,
+        "num_blocks": 24,
+        "enable_prefix_caching": True,
+        "batch_invariant": True,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crew_module, "START_BYTES", NEVER)
+        wanted = complete(new_engine(directories[model], **settings))
+    assert not calls
+    engine = new_engine(directories[model], **settings)
+    for _ in range(2):
+        assert complete(engine) == wanted
+    assert engine.stats.num_preemptions > 0
+    assert shared["attention"] > 50
+    assert shared["products"] > 50
+    assert not crew_of(engine)._team.helpers.have_failed
+
+
+def test_small_products_are_not_shared(
+    directories: dict[str, Any], shared: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = without_helpers(directories["llama"])
+    monkeypatch.setattr(shared_products, "LEAST_BYTES", NEVER)
+    engine = new_engine(directories["llama"])
+    assert generate(engine) == wanted
+    assert shared["attention"] > 0
+    assert shared["products"] == 0
+
+
 def test_two_engines_may_run_at_once(directories: dict[str, Any]) -> None:
     wanted = {name: without_helpers(path) for name, path in directories.items()}
     found: dict[str, Any] = {}
@@ -191,6 +261,32 @@ def test_an_engine_is_freed_at_once_with_its_helpers(directories: dict[str, Any]
                 os.kill(pid, 0)
     finally:
         gc.enable()
+
+
+def test_the_memory_of_a_helper_does_not_grow(tmp_path: Any) -> None:
+    """Plans and products that a helper prepares for some steps are freed or used again."""
+    config = LLAMA | {"eos_token_id": 39, "num_hidden_layers": 1}
+    directory = write_model(tmp_path, config, random_weights(config))
+    engine, num_steps = new_engine(directory), 0
+    resident = []
+    for wanted_steps in (500, 3000):
+        while num_steps < wanted_steps:
+            if not engine.has_work:
+                params = SamplingParams(max_tokens=40, ignore_eos=True)
+                engine.add_request([1, 2, 3 + num_steps % 30], params, str(num_steps))
+            engine.step()
+            num_steps += 1
+        [helper] = crew_of(engine)._team.helpers._helpers
+        resident.append((helper._pid, resident_bytes(helper._pid)))
+    (pid, before), (last_pid, after) = resident
+    assert pid == last_pid
+    assert after - before < 4 << 20
+
+
+def resident_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith("VmRSS:")]
+    return int(line.split()[1]) << 10
 
 
 @pytest.mark.parametrize("what", ["fork", "eventfd", "pidfd_open", "mmap"])

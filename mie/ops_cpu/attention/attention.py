@@ -62,7 +62,7 @@ class Attention:
     ) -> Floats:
         """Compute `ops.attention.paged_attention` over a cache of `kv_cache.new_cache`.
 
-        The scale is 1/sqrt(Dh). Return [T, Hq, Dh], which lasts until the layer after the next.
+        The scale is 1/sqrt(Dh). Return [T, Hq, Dh], which lasts until the next layer.
         """
         if self._batch is not batch or self.cache is not cache:
             self._begin(batch, cache)
