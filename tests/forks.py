@@ -1,9 +1,11 @@
-"""Run a part of a test in a forked child."""
+"""Run a part of a test in a forked child, and see which children there are."""
 
+import contextlib
 import os
 import signal
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 PATIENCE = 120
 """Seconds after which a child counts as hung."""
@@ -24,3 +26,14 @@ def exit_code_of_child(action: Callable[[], object]) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def children() -> set[int]:
+    """Return the children of this process, zombies among them."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            number, _, rest = stat.read_text().partition(" ")
+            if int(rest.rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(number))
+    return found

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forks import exit_code_of_child
+from forks import children, exit_code_of_child
 from interrupts import KINDS, Injector
 
 from mie.ops_cpu.allocator import shared_zeros
@@ -57,17 +57,6 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
-
-
-def children() -> set[int]:
-    """Return the children of this process, zombies among them."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            number, _, rest = stat.read_text().partition(" ")
-            if int(rest.rpartition(")")[2].split()[1]) == os.getpid():
-                found.add(int(number))
-    return found
 
 
 def open_files() -> set[int]:

@@ -11,11 +11,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forks import children
 from interrupts import KINDS, Injector
 
 from mie.diff.recording import RecordingBackend
@@ -42,12 +42,6 @@ PATIENCE = 120.0
 NUM_IDS = 100
 PID = os.getpid()
 NEW_TRIALS = crew_module._new_trials
-
-
-def children() -> set[int]:
-    """Return the process ids of this process's children."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()}
 
 
 @pytest.fixture(autouse=True)
