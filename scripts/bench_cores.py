@@ -167,6 +167,13 @@ def step_seconds(machine: Machine, config: ModelConfig, step: str) -> float:
     )
 
 
+def core_count(text: str) -> int:
+    """Return a number of cores, or say why it cannot be simulated."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}; give a number from 1 on")
+    return int(text)
+
+
 def main() -> int:
     """Simulate and print a table."""
     parser = argparse.ArgumentParser(
@@ -174,7 +181,7 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--models", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="NAME")
-    add("--cores", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64])
+    add("--cores", nargs="+", type=core_count, default=[1, 2, 4, 8, 16, 32, 64])
     add("--flops", type=float, default=2e11, help="operations per second of a core")
     add("--core-bandwidth", type=float, default=3e10, help="bytes per second that a core reads")
     add("--bandwidth", type=float, default=5e10, help="bytes per second of a group of cores")

@@ -54,7 +54,7 @@ class Crew:
         self._kind = 0
         """The kind of the last small step: the number of bits of its number of tokens."""
         self._trials: dict[int, Trials[bool]] = {}
-        """What finds out, by kind, whether helpers make a step faster."""
+        """Trials of steps with and without helpers, by kind."""
 
     def run(self, forward: Forward, batch: StepBatch) -> Floats:
         """Return forward(batch), which helper processes may run as well."""

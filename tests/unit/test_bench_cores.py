@@ -33,3 +33,13 @@ def test_processes_in_lockstep_wait_for_the_slowest_and_for_each_round() -> None
     shares = [(1e6, 0.0), (3e6, 0.0), (0.0, 1e6), (0.0, 0.0)]
     # The shares of bandwidth are a quarter each.
     assert machine.lockstep_seconds(shares) == pytest.approx(2e-3 + 4e-3)
+
+
+@pytest.mark.parametrize("cores", ["0", "-1", "many"])
+def test_a_number_of_cores_that_cannot_be_is_refused(
+    cores: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench_cores.py", f"--cores={cores}"])
+    with pytest.raises(SystemExit):
+        bench_cores.main()
+    assert f"got {cores!r}; give a number from 1 on" in capsys.readouterr().err

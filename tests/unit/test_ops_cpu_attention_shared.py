@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shared_steps import share_always
 from test_ops_cpu_attention_reuse import HEAD_DIM, Load
 
 from mie.ops.arrays import Floats
 from mie.ops.backend import StepBatch
-from mie.ops_cpu import crew as crew_module
 from mie.ops_cpu.allocator import CachingAllocator, shared_zeros
-from mie.ops_cpu.attention import attention as attention_module
 from mie.ops_cpu.attention import geometry as attention_geometry
 from mie.ops_cpu.attention import shared as shared_attention
 from mie.ops_cpu.attention.attention import Attention, Plan
@@ -23,7 +22,6 @@ from mie.ops_cpu.attention.shared import SharedAttention
 from mie.ops_cpu.crew import MAX_TOKENS, Crew
 from mie.ops_cpu.linear.tiled import TiledPlan
 from mie.ops_cpu.processes import helpers as helpers_module
-from mie.ops_cpu.threads.counts import Trials
 from mie.ops_cpu.threads.gains import Gains
 from mie.ops_cpu.threads.workers import Workers
 
@@ -36,14 +34,9 @@ MOST_QUERIES = 4 * MAX_TOKENS
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Share any attention. Count the layers that were shared, and those with combined parts."""
-    monkeypatch.setattr(crew_module, "START_BYTES", 0)
-    monkeypatch.setattr(crew_module, "_new_trials", lambda: Trials((True,)))
-    monkeypatch.setattr(crew_module, "available_cpus", lambda: 64)
-    monkeypatch.setattr(attention_module, "WORTH_SHARING", 1)
+    share_always(monkeypatch)
     # Each tile is a split.
     monkeypatch.setattr(attention_geometry, "SPLIT_SCORES", 1)
-    monkeypatch.setattr(Gains, "are_paused", lambda self, now: False)
-    monkeypatch.setattr(helpers_module, "PATIENCE", 120.0)
     calls: Counter[str] = Counter()
     run = SharedAttention.run
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from forks import children
 from interrupts import KINDS, Injector
+from shared_steps import count_shares, share_always
 
 from mie.diff.recording import RecordingBackend
 from mie.ops.arrays import Floats
@@ -31,14 +32,11 @@ from mie.ops_cpu.linear.tiled import TiledMatrix, TiledPlan
 from mie.ops_cpu.processes import helpers as helpers_module
 from mie.ops_cpu.processes.helpers import HelperProcesses, pack, unpack
 from mie.ops_cpu.threads.blas import Blas
-from mie.ops_cpu.threads.counts import Trials
-from mie.ops_cpu.threads.gains import Gains
 from mie.ops_cpu.threads.workers import Workers
 
 pytestmark = pytest.mark.skipif(
     not helpers_module.IS_AVAILABLE, reason="helper processes need Linux's eventfd and pidfd"
 )
-PATIENCE = 120.0
 NUM_IDS = 100
 PID = os.getpid()
 NEW_TRIALS = crew_module._new_trials
@@ -48,21 +46,8 @@ NEW_TRIALS = crew_module._new_trials
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Share any work. Count the calls that share work with usable helpers. Leave no process."""
     before = children()
-    monkeypatch.setattr(crew_module, "START_BYTES", 0)
-    monkeypatch.setattr(crew_module, "_new_trials", lambda: Trials((True,)))
-    monkeypatch.setattr(crew_module, "available_cpus", lambda: 64)
-    monkeypatch.setattr(shared_products, "LEAST_BYTES", 0)
-    monkeypatch.setattr(Gains, "are_paused", lambda self, now: False)
-    monkeypatch.setattr(helpers_module, "PATIENCE", PATIENCE)
-    calls: Counter[str] = Counter()
-    share = HelperProcesses.share
-
-    def counted(helpers: HelperProcesses, tasks: Any) -> None:
-        calls["shared" if helpers._is_together else "alone"] += 1
-        share(helpers, tasks)
-
-    monkeypatch.setattr(HelperProcesses, "share", counted)
-    yield calls
+    share_always(monkeypatch)
+    yield count_shares(monkeypatch)
     assert children() <= before
 
 

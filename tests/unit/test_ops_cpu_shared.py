@@ -19,47 +19,29 @@ import numpy as np
 import pytest
 from forks import exit_code_of_child
 from interrupts import KINDS, Injector
+from shared_steps import PATIENCE, count_shares, share_always
 from tiny_models import LLAMA, QWEN2, random_weights, write_model
 
 from mie import EngineConfig, SamplingParams
 from mie.load.engine import load_engine
 from mie.ops_cpu import crew as crew_module
-from mie.ops_cpu.attention import attention as attention_module
 from mie.ops_cpu.attention.shared import SharedAttention
 from mie.ops_cpu.crew import Crew
 from mie.ops_cpu.linear import shared as shared_products
 from mie.ops_cpu.processes import helpers as helpers_module
-from mie.ops_cpu.processes.helpers import HelperProcesses
-from mie.ops_cpu.threads.counts import Trials
-from mie.ops_cpu.threads.gains import Gains
 
 pytestmark = pytest.mark.skipif(
     not helpers_module.IS_AVAILABLE, reason="helper processes need Linux's eventfd and pidfd"
 )
 NEVER = 1 << 62
-PATIENCE = 120.0
 RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Share any work of any model. Count the calls that share work with usable helpers."""
-    monkeypatch.setattr(crew_module, "START_BYTES", 0)
-    monkeypatch.setattr(crew_module, "_new_trials", lambda: Trials((True,)))
-    monkeypatch.setattr(crew_module, "available_cpus", lambda: 64)
-    monkeypatch.setattr(attention_module, "WORTH_SHARING", 1)
-    monkeypatch.setattr(shared_products, "LEAST_BYTES", 0)
-    monkeypatch.setattr(Gains, "are_paused", lambda self, now: False)
-    monkeypatch.setattr(helpers_module, "PATIENCE", PATIENCE)
-    calls: Counter[str] = Counter()
-    share = HelperProcesses.share
-
-    def counted(helpers: HelperProcesses, tasks: Any) -> None:
-        calls["shared" if helpers._is_together else "alone"] += 1
-        share(helpers, tasks)
-
-    monkeypatch.setattr(HelperProcesses, "share", counted)
-    return calls
+    share_always(monkeypatch)
+    return count_shares(monkeypatch)
 
 
 # Engines.

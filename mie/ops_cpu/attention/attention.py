@@ -78,7 +78,7 @@ class Attention:
         return out
 
     def forget_plans(self) -> None:
-        """Plan the next step anew, as other processes do which have not seen the last one."""
+        """Plan the next step anew, because other processes have not seen the last one."""
         self._blocks = None
 
     @property

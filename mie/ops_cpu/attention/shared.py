@@ -59,7 +59,7 @@ class SharedAttention:
 
 
 class _Parts(Scratch):
-    """Memory of which no piece is taken twice."""
+    """Memory whose pieces are each taken once."""
 
     def __init__(self, memory: Floats) -> None:
         super().__init__(memory.dtype)
@@ -72,4 +72,4 @@ class _Parts(Scratch):
 
 
 def _do_nothing() -> None:
-    """Do the task of a process that has none."""
+    """Stand in for the task of a process that has none."""

@@ -75,7 +75,7 @@ class TiledMatrix:
         self.parts = parts_of(tiles.shape[1])
         """The ranges of K whose products are added."""
         self.number = plan.remember(self)
-        """What tells it from the plan's other matrices."""
+        """A number that no other matrix of the plan has."""
         self.one_row: OneRow | None = None
         """What the plan has prepared for products of one row."""
         self.nbytes = tiles.nbytes + (0 if bias is None else bias.nbytes)

@@ -36,7 +36,7 @@ HELPER_SPINS = 1e-3
 CALLER_SPINS = 2e-4
 """Seconds that the caller spin-waits for a helper. The helper may be waiting for this CPU."""
 NAP = 1e-4
-"""Seconds that a process which waits longer sleeps between two looks."""
+"""Seconds of sleep between two looks of a process that has to wait longer."""
 NUM_NAPS = 1000
 """Naps after which a helper's become long. The caller may be suspended, as by Ctrl-Z."""
 LONG_NAP = 1e-1
@@ -75,8 +75,8 @@ class HelperProcesses:
     """Forked children that run the same code as the caller, in lockstep.
 
     Each process calls `share` with the same tasks in the same order, computes its own task, and
-    waits until the others have computed theirs. Whatever lies between two calls is computed by all
-    of them, which costs no time, and less than to hand it over.
+    waits until the others have computed theirs. All processes compute what lies between two calls.
+    This takes no longer than computing it once.
 
     A child sees this process's memory as it was when the child was forked, and shared memory as it
     is. Children end with this object, or with this process. Like helper threads, they are left out
