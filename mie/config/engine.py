@@ -295,9 +295,9 @@ class EngineSettings:
     linear_plan: str = setting(
         "auto",
         "choice",
-        "memory layout of weight matrices on a CPU; auto selects the faster in a probe",
+        "memory layout of weight matrices on a CPU; auto selects the fastest in a probe",
         "computation",
-        choices=("auto", "plain", "tiled"),
+        choices=("auto", "plain", "tiled", "packed"),
         backends=("numpy",),
     )
     weight_dtype: str = setting(

@@ -23,6 +23,8 @@ from mie.ops_cpu.allocator import CachingAllocator, WeightAllocator
 from mie.ops_cpu.attention.attention import Attention
 from mie.ops_cpu.crew import Crew
 from mie.ops_cpu.embedding import Embedding
+from mie.ops_cpu.linear.kernel import numpy_kernel
+from mie.ops_cpu.linear.layout import Layout
 from mie.ops_cpu.linear.matrix import Matrix
 from mie.ops_cpu.linear.plain import PlainMatrix, PlainPlan
 from mie.ops_cpu.linear.plan_answers import PLANS_CACHE, PlanAnswers
@@ -40,9 +42,10 @@ class CpuBackend(NumpyBackend):
     The dtype is "float32" (also "auto") or "float64". ``num_threads`` defaults to one thread for
     each CPU that it may run on.
 
-    ``linear_plan`` sets how matrices are kept and multiplied: "plain", "tiled", or "auto". "auto"
-    takes what `Probe` found to be faster here for each shape. ``weight_dtype`` "bfloat16" or
-    "float16" keeps matrices of that dtype as they are, in tiles, while "auto" widens them at load.
+    ``linear_plan`` sets how matrices are kept and multiplied: "plain", "tiled", "packed", or
+    "auto". "auto" takes what `Probe` found to be fastest here for each shape. ``weight_dtype``
+    "bfloat16" or "float16" keeps matrices of that dtype as they are, in tiles, while "auto" widens
+    them at load.
     ``batch_invariant`` True makes a request's result independent of the rest of the batch, bit for
     bit. "auto" does so if every shape's plan allows it.
     """
@@ -77,11 +80,20 @@ class CpuBackend(NumpyBackend):
         self._weights = weights = WeightAllocator()
         self._plain = PlainPlan(self.dtype, self.workers, allocator=allocator, weights=weights)
         self._tiled = TiledPlan(
-            self.dtype, self.workers, weight_dtype, allocator=allocator, weights=weights
+            self.dtype,
+            self.workers,
+            weight_dtype,
+            allocator=allocator,
+            weights=weights,
+            kernel=numpy_kernel() if self.dtype == np.float32 else None,
         )
-        # 16-bit weights are only kept in tiles.
-        is_tiled = weight_dtype != "auto" or batch_invariant is True
-        self._linear_plan = "tiled" if is_tiled else linear_plan
+        if linear_plan == "packed" and self._tiled.packed is None:
+            raise ConfigError(
+                f"linear_plan 'packed' needs dtype float32 and the inner kernel of OpenBLAS; got "
+                f"{self.dtype.name} and BLAS {self.blas.version!r} (use 'auto')"
+            )
+        self._linear_plan = linear_plan
+        self._must_be_invariant = batch_invariant is True
         self._weight_dtype = weight_dtype
         self._probe: Probe | None = None
         self.cache_error: str | None = None
@@ -104,15 +116,17 @@ class CpuBackend(NumpyBackend):
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
     ) -> Matrix:
-        if self._plan_for(shape) is self._plain:
+        layout = self._layout_for(shape)
+        if layout is None:
             return self._plain.load(shape, blocks, bias)
-        return self._tiled.load(shape, blocks, bias, self._width_for(shape))
+        return self._tiled.load(shape, blocks, bias, layout)
 
     def tie_linear(self, embedding: Embedding) -> Matrix:  # type: ignore[override]  # as above
-        if self._plan_for(embedding.shape) is self._plain:
+        layout = self._layout_for(embedding.shape)
+        if layout is None:
             return PlainMatrix(self._plain, embedding.rows.T, None)
-        tiles = embedding.as_tiles(self._width_for(embedding.shape))
-        return TiledMatrix(self._tiled, tiles, embedding.shape[0], None)
+        tiles = embedding.as_tiles(layout)
+        return TiledMatrix(self._tiled, layout, tiles, embedding.shape[0], None)
 
     def embed(self, token_ids: Ints, embedding: Embedding) -> Floats:  # type: ignore[override]  # as above
         return embedding.take(token_ids)
@@ -172,21 +186,33 @@ class CpuBackend(NumpyBackend):
         with self.blas.threads(1):
             return super().run_step(partial(self._crew.run, forward), batch)
 
-    def _plan_for(self, shape: tuple[int, int]) -> PlainPlan | TiledPlan:
+    def _layout_for(self, shape: tuple[int, int]) -> Layout | None:
+        """Return how a matrix (N, K) is kept in tiles, or None if it is kept plain."""
         num_outputs, num_inputs = shape
-        name = self._linear_plan
-        if name == "auto":
-            with self.blas.threads(1):
-                name = self.find_probe().plan(num_inputs, num_outputs).choice
-        self.linear_plans[num_inputs, num_outputs] = name
-        plan = self._plain if name == self._plain.name else self._tiled
-        if plan is self._plain:
-            self.linear_is_batch_invariant = self.is_batch_invariant = False
-        return plan
-
-    def _width_for(self, shape: tuple[int, int]) -> int:
         with self.blas.threads(1):
-            return self.find_probe().width(shape[1])
+            layout = self._find_layout(num_inputs, num_outputs)
+        self.linear_plans[num_inputs, num_outputs] = "plain" if layout is None else layout.name
+        if layout is None or not layout.is_batch_invariant:
+            self.linear_is_batch_invariant = self.is_batch_invariant = False
+        return layout
+
+    def _find_layout(self, num_inputs: int, num_outputs: int) -> Layout | None:
+        if self._linear_plan == "plain":
+            return None
+        probe = self.find_probe()
+        if self._linear_plan == "tiled":
+            return self._tiled.layouts[probe.width(num_inputs)]
+        if self._linear_plan == "packed":
+            invariant: Layout = self._tiled.packed(num_inputs, is_invariant=True)
+        else:
+            invariant = probe.invariant(num_inputs, num_outputs)
+        if self._must_be_invariant:
+            return invariant
+        fastest = probe.fastest(num_inputs)
+        if probe.plan(num_inputs, num_outputs).choice not in ("plain", "packed"):
+            return invariant
+        # 16-bit weights are only kept in tiles.
+        return invariant if fastest is None and self._weight_dtype != "auto" else fastest
 
     def find_probe(self) -> Probe:
         """Return the probe that chooses the plans, with its answers from this machine."""
@@ -197,8 +223,8 @@ class CpuBackend(NumpyBackend):
                 folder = open_cache(PLANS_CACHE)
             except CacheError as error:
                 self.cache_error = str(error)
-            answers, widths = (
-                PlanAnswers(folder, key) for key in (machine, f"{machine}, tile widths")
+            answers = (
+                PlanAnswers(folder, f"{machine}{what}") for what in ("", ", layouts", ", widths")
             )
-            self._probe = Probe(self._plain, self._tiled, answers, widths)
+            self._probe = Probe(self._plain, self._tiled, *answers)
         return self._probe

@@ -12,6 +12,7 @@ from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops_cpu.allocator import WeightAllocator
 from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH
+from mie.ops_cpu.linear.layout import Layout
 from mie.ops_cpu.linear.widen import stored, widen
 
 
@@ -30,6 +31,7 @@ class Embedding:
         self.memory: NDArray[Any] = np.empty(0)
         self._dtype = dtype
         self._tiles: NDArray[Any] | None = None
+        self._layout: Layout | None = None
         num_rows, num_columns = shape
         row = 0
         for block in blocks:
@@ -47,24 +49,24 @@ class Embedding:
         assert self._tiles is None, "the rows became tiles"
         return self.memory[: self.shape[0]]
 
-    def as_tiles(self, width: int = DEFAULT_WIDTH) -> NDArray[Any]:
-        """Convert to the tiles of the head, in place. ``width`` rows make one tile."""
+    def as_tiles(self, layout: Layout) -> NDArray[Any]:
+        """Convert to the tiles of the head, in place. The rows of a tile become its columns."""
         if self._tiles is None:
-            num_columns = self.shape[1]
+            num_columns, width = self.shape[1], layout.width
             self._tiles = self.memory.reshape(-1, num_columns, width)
             rows = self.memory.reshape(-1, width, num_columns)
             for tile, rows_of_it in zip(self._tiles, rows, strict=True):
-                tile[...] = rows_of_it.T.copy()
+                layout.put(rows_of_it.copy(), tile, 0)
             self._tiles = self._tiles[: ceil_div(self.shape[0], width)]
+            self._layout = layout
         return self._tiles
 
     def take(self, token_ids: Ints) -> Floats:
         """Return [T, D]: `ops.linear.embed`."""
-        if self._tiles is None:
+        if self._tiles is None or self._layout is None:
             taken = self.memory.take(token_ids, 0)
         else:
-            tile, column = np.divmod(token_ids, self._tiles.shape[2])
-            taken = self._tiles[tile, :, column]
+            taken = self._layout.take(self._tiles, token_ids)
         return (
             taken
             if taken.dtype == self._dtype

@@ -6,6 +6,8 @@ it, how often that kernel is called, and for some kernels how a row is rounded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +46,7 @@ REST = 0.7
 """Time of a kernel's remaining rows, relative to the rows that it computes at a time."""
 
 
+@lru_cache(MAX_CUTS)
 def parts_of(num_inputs: int) -> list[tuple[int, int]]:
     """Return the fewest ranges of K whose products are small, of equal size except the last.
 
@@ -60,6 +63,17 @@ class RowCut(NamedTuple):
     """The rows of each call, the rows of a group, and the number of groups."""
     num_padded: int
     """The number of rows with padding. A call may pad into the rows of the next one."""
+
+
+def cut_rows(num_rows: int, costs: Mapping[int, float]) -> RowCut:
+    """Return the fastest cut, from the time that each possible group takes."""
+    calls = []
+    for start in range(0, max(1, num_rows), MAX_ROWS):
+        count = min(MAX_ROWS, num_rows - start)
+        group = min(costs, key=lambda each: ceil_div(count, each) * costs[each])
+        calls.append((slice(start, start + count), group, ceil_div(count, group)))
+    num_padded = max(rows.start + group * number for rows, group, number in calls)
+    return RowCut(calls, num_padded)
 
 
 class Geometry:
@@ -92,21 +106,10 @@ class Geometry:
         if key not in self._cuts:
             if len(self._cuts) >= MAX_CUTS:
                 self._cuts.clear()
-            self._cuts[key] = self._cut(*key)
+            groups = self.groups(num_inputs, width)
+            costs = {group: _cost(group, num_inputs, width) for group in groups}
+            self._cuts[key] = cut_rows(num_rows, costs)
         return self._cuts[key]
-
-    def _cut(self, num_rows: int, num_inputs: int, width: int) -> RowCut:
-        calls = []
-        for start in range(0, max(1, num_rows), MAX_ROWS):
-            count = min(MAX_ROWS, num_rows - start)
-            costs = {
-                group: ceil_div(count, group) * _cost(group, num_inputs, width)
-                for group in self.groups(num_inputs, width)
-            }
-            group = min(costs, key=costs.__getitem__)
-            calls.append((slice(start, start + count), group, ceil_div(count, group)))
-        num_padded = max(rows.start + group * number for rows, group, number in calls)
-        return RowCut(calls, num_padded)
 
     def _is_equal(self, num_inputs: int, width: int, group: int) -> bool:
         """Return whether these products are small, and have the bits of the reference."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ import numpy as np
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import huge_empty
 from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, KERNEL_ROWS
+from mie.ops_cpu.linear.layout import Layout
+from mie.ops_cpu.linear.matrix import Matrix
 from mie.ops_cpu.linear.plain import PlainMatrix, PlainPlan
 from mie.ops_cpu.linear.plan_answers import PlanAnswers
 from mie.ops_cpu.linear.tiled import TiledMatrix, TiledPlan
@@ -41,12 +44,14 @@ MOST_WEIGHTS = 1 << 21
 """Maximum number of elements of a trial matrix. A larger matrix is tried with fewer columns."""
 MOST_TILE_WEIGHTS = 1 << 18
 """Maximum number of elements of a matrix with which a width is tried. It stays in a core's L2."""
-PLANS = 5
+PLANS = 6
 """Version of the plans. A change makes the remembered answers invalid."""
 TOLERATED = 1.05
-"""How much slower `tiled` may be and still be chosen, because its rows are batch-invariant."""
+"""How much slower tiles may be and still be chosen, because its rows are batch-invariant."""
 PLAN_MARGIN = 1.1
 """Factor by which a ratio must differ from TOLERATED to be clear."""
+WORTH_PACKING = 0.96
+"""Time, relative to tiles that NumPy multiplies by, below which packed tiles are chosen."""
 WORTH_A_WIDTH = 0.96
 """Time, relative to the default width, below which another width is chosen."""
 WIDTH_MARGIN = 1.02
@@ -107,30 +112,73 @@ class Probe:
     """
 
     def __init__(
-        self, plain: PlainPlan, tiled: TiledPlan, answers: PlanAnswers, widths: PlanAnswers
+        self,
+        plain: PlainPlan,
+        tiled: TiledPlan,
+        answers: PlanAnswers,
+        layouts: PlanAnswers,
+        widths: PlanAnswers,
     ) -> None:
         self._plain = plain
         self._tiled = tiled
         self.answers = answers
+        self._layout_answers = layouts
         self._width_answers = widths
         self._plans: dict[tuple[int, int], Found] = {}
+        self._layouts: dict[tuple[int, int], str] = {}
         self._widths: dict[int, int] = {}
 
     def plan(self, num_inputs: int, num_outputs: int) -> Found:
-        """Return the name of the faster plan for a matrix [K, N]. The ratio is tiled / plain."""
+        """Return the name of the fastest plan for a matrix [K, N].
+
+        An invariant one may be a little slower. The ratio is its time divided by that of the
+        fastest other one.
+        """
         shape = num_inputs, num_outputs
         if shape not in self._plans:
+            invariant, other = self.invariant(*shape), self.fastest(num_inputs)
             question = Question(
                 answers=self.answers,
                 subject=f"{self._tiled.dtype} {num_inputs}x{num_outputs}",
-                first=self._plain.name,
-                second=self._tiled.name,
+                first=self._plain.name if other is None else other.name,
+                second=invariant.name,
                 limit=TOLERATED,
                 margin=PLAN_MARGIN,
-                guess=self._tiled.name,
+                guess=invariant.name if other is None else other.name,
             )
-            self._plans[shape] = question.answer(lambda: self._plan_ratio(*shape))
+            ratio = partial(self._layout_ratio, *shape, other, invariant)
+            self._plans[shape] = question.answer(ratio)
         return self._plans[shape]
+
+    def fastest(self, num_inputs: int) -> Layout | None:
+        """Return the fastest layout whose rows may depend on each other, or None for plain.
+
+        Plain multiplies with the kernel of the packed layout, and packs for it at every call.
+        """
+        if not self._tiled.has_packed:
+            return None
+        return self._tiled.packed(num_inputs, is_invariant=False)
+
+    def invariant(self, num_inputs: int, num_outputs: int) -> Layout:
+        """Return the fastest layout for a matrix [K, N] whose rows are batch-invariant."""
+        tiles = self._tiled.layouts[self.width(num_inputs)]
+        if not self._tiled.has_packed:
+            return tiles
+        packed = self._tiled.packed(num_inputs, is_invariant=True)
+        shape = num_inputs, num_outputs
+        if shape not in self._layouts:
+            question = Question(
+                answers=self._layout_answers,
+                subject=f"{self._tiled.dtype} {num_inputs}x{num_outputs}",
+                first=tiles.name,
+                second=packed.name,
+                limit=WORTH_PACKING,
+                margin=WIDTH_MARGIN,
+                guess=packed.name,  # Tiles lose a factor of two where packed ones are faster.
+            )
+            found = question.answer(partial(self._layout_ratio, *shape, tiles, packed))
+            self._layouts[shape] = found.choice
+        return packed if self._layouts[shape] == packed.name else tiles
 
     def width(self, num_inputs: int) -> int:
         """Return the width of tiles [K, W]: the default, unless another is clearly faster."""
@@ -158,23 +206,38 @@ class Probe:
         )
         return question.answer(lambda: self._width_ratio(num_inputs, width))
 
-    def _plan_ratio(self, num_inputs: int, num_outputs: int) -> float:
-        """Return the time of tiled divided by that of plain, over all numbers of rows."""
-        width = self.width(num_inputs)
-        num_tiles = max(1, min(num_outputs, MOST_WEIGHTS // num_inputs) // width)
-        # All elements are equal, so one array is the matrix in either layout.
-        tiles = self._trial_weights(num_tiles * num_inputs * width).reshape(-1, num_inputs, width)
-        weight = tiles.reshape(num_inputs, -1)
-        plain = PlainMatrix(self._plain, weight, None)
-        tiled = TiledMatrix(self._tiled, tiles, weight.shape[1], None)
-        return self._ratio((plain.apply, tiled.apply), num_inputs, ROWS)
+    def _layout_ratio(
+        self, num_inputs: int, num_outputs: int, first: Layout | None, second: Layout
+    ) -> float:
+        """Return the time of the second layout divided by that of the first, or of plain."""
+        matrix = self._trial_matrix(num_inputs, num_outputs, second)
+        if first is None:
+            weight = matrix.tiles.reshape(num_inputs, -1)
+            other: Matrix = PlainMatrix(self._plain, weight, None)
+        else:
+            other = self._trial_matrix(num_inputs, num_outputs, first)
+        return self._ratio((other.apply, matrix.apply), num_inputs, ROWS)
+
+    def _trial_matrix(self, num_inputs: int, num_outputs: int, layout: Layout) -> TiledMatrix:
+        """Return a matrix of equal elements, which is the same in any layout."""
+        width = layout.width
+        num_tiles = max(1, min(num_outputs, MOST_WEIGHTS // num_inputs) // DEFAULT_WIDTH)
+        num_columns = num_tiles * DEFAULT_WIDTH
+        tiles = self._trial_weights(num_inputs * num_columns).reshape(-1, num_inputs, width)
+        return TiledMatrix(self._tiled, layout, tiles, num_columns, None)
 
     def _width_ratio(self, num_inputs: int, width: int) -> float:
         """Return the time of tiles of this width, divided by that of the default width."""
         num_columns = max(1, MOST_TILE_WEIGHTS // num_inputs // DEFAULT_WIDTH) * DEFAULT_WIDTH
         weights = self._trial_weights(num_inputs * num_columns)
         default, other = (
-            TiledMatrix(self._tiled, weights.reshape(-1, num_inputs, each), num_columns, None)
+            TiledMatrix(
+                self._tiled,
+                self._tiled.layouts[each],
+                weights.reshape(-1, num_inputs, each),
+                num_columns,
+                None,
+            )
             for each in (DEFAULT_WIDTH, width)
         )
         return self._ratio((default.apply, other.apply), num_inputs, WIDTH_ROWS)

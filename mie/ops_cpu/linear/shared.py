@@ -7,7 +7,6 @@ process multiplies the same rows by its own tiles. The results have places in sh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -86,26 +85,23 @@ class _Product:
         self, shared: SharedProducts, matrix: TiledMatrix, num_rows: int, result: Floats
     ) -> None:
         num_tiles, num_inputs, width = matrix.tiles.shape
-        [(_, group, num_groups)], num_padded = shared.plan.geometry.cut(num_rows, num_inputs, width)
-        rows = shared.rows[: num_padded * num_inputs].reshape(num_padded, num_inputs)
-        y = result[: num_padded * num_tiles * width].reshape(num_padded, -1)
-        out = y.reshape(num_groups, group, num_tiles, width).transpose(2, 0, 1, 3)
+        [(_, group, num_groups)], num_padded = matrix.layout.cut(num_rows, num_inputs)
+        rows = shared.rows[: num_padded * num_inputs]
         groups = rows.reshape(num_groups, group, num_inputs)
+        y = result[: num_padded * num_tiles * width].reshape(num_padded, -1)
         ends = [(num_tiles * end + UNITS // 2) // UNITS for end in shared.helpers.ends]
         self._tasks: Sequence[Callable[[], object]] = [
-            _task(shared.plan, matrix, groups, out, slice(first, stop))
-            for first, stop in pairwise(ends)
+            _task(matrix, groups, y, slice(first, stop)) for first, stop in pairwise(ends)
         ]
         self._share, self._allocator = shared.helpers.share, shared.allocator
-        self._place, self._padding = rows[:num_rows], rows[num_rows:]
+        self._place = matrix.layout.placer(groups, num_rows)
         self._y = y[:num_rows, : matrix.num_outputs]
         self._bias = None if matrix.bias is None else matrix.bias[: matrix.num_outputs]
         self._may_be_brief = matrix.bias is None and self._y.flags.c_contiguous
 
     def apply(self, x: Floats, residual: Floats | None, *, is_brief: bool) -> Floats:
         """Compute `TiledPlan.apply`."""
-        self._place[...] = x
-        self._padding.fill(0)
+        self._place(x)
         self._share(self._tasks)
         y, bias = self._y, self._bias
         if is_brief and self._may_be_brief and residual is None:
@@ -121,12 +117,7 @@ class _Product:
         return result
 
 
-def _task(
-    plan: TiledPlan, matrix: TiledMatrix, groups: Floats, out: Floats, which: slice
-) -> Callable[[], object]:
-    """Return what multiplies some tiles of a matrix."""
-    tiles, own = matrix.tiles[which], out[which]
-    if len(matrix.parts) == 1 and tiles.dtype == groups.dtype:
-        # The plan computes the same, and prepares it at each call.
-        return partial(np.matmul, groups, tiles[:, None], out=own, order="C")
-    return partial(plan.product, groups, tiles, matrix.parts, own, 0)
+def _task(matrix: TiledMatrix, groups: Floats, y: Floats, which: slice) -> Callable[[], object]:
+    """Return what multiplies by some tiles of a matrix."""
+    columns = slice(which.start * matrix.layout.width, which.stop * matrix.layout.width)
+    return matrix.layout.prepared(groups, matrix.tiles[which], y[:, columns])

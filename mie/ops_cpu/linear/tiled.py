@@ -1,19 +1,18 @@
-"""Implement the plan `tiled`: matrices in tiles that OpenBLAS multiplies without packing them.
+"""Implement the plans `tiled` and `packed`: matrices in tiles, which the threads share out.
 
-Weights [K, N] are stored as tiles [N / W, K, W], and rows are multiplied a group at a time. The
-products (group, K) @ (K, W) are small enough for OpenBLAS's small-matrix kernels, which read their
-operands in place. A tile stays in the CPU cache while all rows are multiplied, so weights come from
-memory once a call. Other products of this size would be packed first, every time.
+Weights [K, N] are stored as tiles [N / W, K, W], and rows are multiplied a group at a time. A
+`Layout` says how. No product packs its weights, as BLAS would do every time. A tile stays in the
+CPU cache while all rows are multiplied, so weights come from memory once a call.
 
 A row's result does not depend on the other rows, because its bits are the same in every group that
-`Geometry` chooses.
+the layout chooses.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,10 +22,13 @@ from numpy.typing import NDArray
 
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
-from mie.ops_cpu.allocator import CachingAllocator, WeightAllocator, huge_empty
-from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, MAX_CUTS, Geometry, parts_of
+from mie.ops_cpu.allocator import CachingAllocator, WeightAllocator
+from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, KERNEL_ROWS, MAX_CUTS, Geometry, parts_of
+from mie.ops_cpu.linear.kernel import Kernel
+from mie.ops_cpu.linear.layout import Buffers, Layout, TileLayout
 from mie.ops_cpu.linear.matrix import work_bytes
-from mie.ops_cpu.linear.widen import stored, widen
+from mie.ops_cpu.linear.packed import WIDTH, WIDTH_OF_PARTS, PackedLayout
+from mie.ops_cpu.linear.widen import stored
 from mie.ops_cpu.threads.counts import HeadStart, ThreadCount
 from mie.ops_cpu.threads.workers import Workers
 
@@ -55,9 +57,9 @@ class OneRow(NamedTuple):
     """What a product of one row needs, prepared once because a small product takes 2 µs."""
 
     groups: Floats
-    """[1, rows of a group, K], zeros except for the first row."""
-    place: Floats
-    """[K], its first row."""
+    """[1, rows of a group, K]"""
+    place: Callable[[Floats], None]
+    """Writes the row into the group."""
     thread_count: ThreadCount
 
 
@@ -65,15 +67,19 @@ class TiledMatrix:
     """Tiles [ceil(N / W), K, W]. Columns past N hold zeros."""
 
     def __init__(
-        self, plan: TiledPlan, tiles: NDArray[Any], num_outputs: int, bias: Floats | None
+        self,
+        plan: TiledPlan,
+        layout: Layout,
+        tiles: NDArray[Any],
+        num_outputs: int,
+        bias: Floats | None,
     ) -> None:
         self._plan = plan
+        self.layout = layout
         self.tiles = tiles
         self.num_outputs = num_outputs
         self.bias = bias
         """[ceil(N / W) * W]"""
-        self.parts = parts_of(tiles.shape[1])
-        """The ranges of K whose products are added."""
         self.number = plan.remember(self)
         """A number that no other matrix of the plan has."""
         self.one_row: OneRow | None = None
@@ -88,8 +94,6 @@ class TiledMatrix:
 class TiledPlan:
     """Multiplies by tiles, which the threads share out."""
 
-    name = "tiled"
-
     def __init__(
         self,
         dtype: np.dtype[Any],
@@ -98,9 +102,18 @@ class TiledPlan:
         bytes_per_thread: int = BYTES_PER_THREAD,
         allocator: CachingAllocator | None = None,
         weights: WeightAllocator | None = None,
+        kernel: Kernel | None = None,
     ) -> None:
+        """Multiply in ``dtype``. A ``kernel`` can multiply by packed tiles of float32."""
         self.dtype = dtype
+        self._wide, self._sums = (Buffers(workers.num_threads, dtype) for _ in range(2))
         self.geometry = Geometry(dtype)
+        self.layouts: dict[int, Layout] = {
+            width: TileLayout(self.geometry, width, self._wide, self._sums) for width in KERNEL_ROWS
+        }
+        """The layouts that NumPy multiplies by, by their width."""
+        self._kernel = kernel
+        self._packed: dict[tuple[int, bool], PackedLayout] = {}
         self._allocator = allocator or CachingAllocator()
         self._weights = weights or WeightAllocator()
         self._weight_dtype = weight_dtype
@@ -113,22 +126,42 @@ class TiledPlan:
         self._counts: dict[tuple[tuple[int, ...], int], ThreadCount] = {}
         self._head_starts: dict[tuple[int, ...], HeadStart] = {}
         self._tasks: dict[tuple[int, int, int, int, int], list[tuple[slice, slice]]] = {}
-        self._padded_rows: dict[tuple[int, int, int], Floats] = {}
-        self.release()
+        self._one_rows: dict[tuple[str, int, int], Floats] = {}
 
     def release(self) -> None:
         """Free the working memory."""
-        self._parts = [np.empty(0, self.dtype) for _ in range(self._workers.num_threads)]
-        self._wide = [np.empty(0, self.dtype) for _ in self._parts]
+        self._wide.release()
+        self._sums.release()
+
+    @property
+    def has_packed(self) -> bool:
+        """Whether tiles can be packed for the inner kernel of BLAS."""
+        return self._kernel is not None
+
+    def packed(self, num_inputs: int, *, is_invariant: bool) -> PackedLayout:
+        """Return the packed layout for matrices with this K."""
+        assert self._kernel is not None
+        width = WIDTH if len(parts_of(num_inputs)) == 1 else WIDTH_OF_PARTS
+        key = width, is_invariant
+        if key not in self._packed:
+            self._packed[key] = PackedLayout(
+                self._kernel, self._workers, self._wide, width, is_invariant=is_invariant
+            )
+        return self._packed[key]
 
     def load(
         self,
         shape: tuple[int, int],
         blocks: Iterable[NDArray[Any]],
         bias: NDArray[Any] | None = None,
-        width: int = DEFAULT_WIDTH,
+        layout: Layout | None = None,
     ) -> TiledMatrix:
-        """Load a matrix from the rows of a checkpoint's (N, K), block by block."""
+        """Load a matrix from the rows of a checkpoint's (N, K), block by block.
+
+        ``layout`` is `TileLayout` with the default width, if it is not given.
+        """
+        layout = layout or self.layouts[DEFAULT_WIDTH]
+        width = layout.width
         tiles: NDArray[Any] = np.empty(0)
         column = 0
         for block in blocks:
@@ -137,12 +170,11 @@ class TiledPlan:
                 tiles = self._new_tiles(shape, width, block.dtype)
             for start, stop in _pieces(column, column + len(block), width):
                 tile, first = divmod(start, width)
-                piece = block[start - column : stop - column]
-                tiles[tile, :, first : first + len(piece)] = piece.T
+                layout.put(block[start - column : stop - column], tiles[tile], first)
             column += len(block)
         if bias is not None:
             bias = np.pad(bias.astype(self.dtype), (0, len(tiles) * width - len(bias)))
-        return TiledMatrix(self, tiles, shape[0], bias)
+        return TiledMatrix(self, layout, tiles, shape[0], bias)
 
     def _new_tiles(self, shape: tuple[int, int], width: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return zeros for a checkpoint's (N, K).
@@ -182,16 +214,16 @@ class TiledPlan:
             row = matrix.one_row
             if row is None:
                 row = matrix.one_row = self._prepare(matrix)
-            row.place[...] = x[0]
+            row.place(x)
             y = self._allocator.empty((row.groups.shape[1], num_tiles * width), self.dtype)
             self._multiply(row.groups, matrix, y, residual, row.thread_count)
         else:
-            cut = self.geometry.cut(len(x), num_inputs, width)
+            cut = matrix.layout.cut(len(x), num_inputs)
             y = self._allocator.empty((cut.num_padded, num_tiles * width), self.dtype)
             for rows, group, num_groups in cut.calls:
                 own = None if residual is None else residual[rows]
                 padded = y[rows.start : rows.start + num_groups * group]
-                groups = self._groups(x[rows], group, num_groups)
+                groups = matrix.layout.groups(x[rows], (num_groups, group), self._allocator)
                 count = self._count(matrix.tiles, len(padded))
                 self._multiply(groups, matrix, padded, own, count)
         result: Floats = y[: len(x)]
@@ -199,25 +231,16 @@ class TiledPlan:
             result = np.ascontiguousarray(result[:, : matrix.num_outputs])
         return result
 
-    def _groups(self, x: Floats, group: int, num_groups: int) -> Floats:
-        """Return x as [groups, rows of a group, K], padded with rows of zeros."""
-        num_rows, num_inputs = x.shape
-        if num_rows < num_groups * group or not x.flags.c_contiguous:
-            padded = self._allocator.empty((num_groups * group, num_inputs), self.dtype)
-            padded[:num_rows] = x
-            padded[num_rows:] = 0
-            x = padded
-        return x.reshape(num_groups, group, num_inputs)
-
     def _prepare(self, matrix: TiledMatrix) -> OneRow:
-        """Prepare products of one row. Matrices with the same K share the padded row."""
-        _, num_inputs, width = matrix.tiles.shape
-        [(_, group, num_groups)], num_padded = self.geometry.cut(1, num_inputs, width)
-        shape = num_groups, group, num_inputs
-        if shape not in self._padded_rows:
-            self._padded_rows[shape] = np.zeros(shape, self.dtype)
-        groups = self._padded_rows[shape]
-        return OneRow(groups, groups[0, 0], self._count(matrix.tiles, num_padded))
+        """Prepare products of one row. Matrices with the same K share the memory."""
+        _, num_inputs, _ = matrix.tiles.shape
+        [(_, group, num_groups)], num_padded = matrix.layout.cut(1, num_inputs)
+        key = matrix.layout.name, group, num_inputs
+        if key not in self._one_rows:
+            self._one_rows[key] = np.zeros((num_groups, group, num_inputs), self.dtype)
+        groups = self._one_rows[key]
+        place = matrix.layout.placer(groups, 1)
+        return OneRow(groups, place, self._count(matrix.tiles, num_padded))
 
     def _multiply(
         self,
@@ -228,22 +251,20 @@ class TiledPlan:
         count: ThreadCount,
     ) -> None:
         """Multiply into y [rows of whole groups, columns of whole tiles]."""
-        tiles, (num_groups, group, _) = matrix.tiles, groups.shape
+        tiles, (num_groups, group, _), layout = matrix.tiles, groups.shape, matrix.layout
         num_tiles, _, width = tiles.shape
-        out = y.reshape(num_groups, group, num_tiles, width).transpose(2, 0, 1, 3)
         num_threads = count.choose()
         begin = perf_counter()
         if num_threads == 1:
-            self.product(groups, tiles, matrix.parts, out, 0)
+            layout.product(groups, tiles, y, 0)
             _add(y, matrix.bias, residual)
         else:
 
             def work(thread: int, tasks: Iterable[tuple[slice, slice]]) -> None:
                 for which, some in tasks:
-                    own = out[which, some]
-                    self.product(groups[some], tiles[which], matrix.parts, own, thread)
                     rows = slice(some.start * group, some.stop * group)
                     columns = slice(which.start * width, which.stop * width)
+                    layout.product(groups[some], tiles[which], y[rows, columns], thread)
                     bias = None if matrix.bias is None else matrix.bias[columns]
                     added = None if residual is None else residual[rows, columns]
                     _add(y[rows, columns], bias, added)
@@ -278,46 +299,6 @@ class TiledPlan:
             num_tiles, num_threads = kind[0], kind[-1]
             self._head_starts[kind] = HeadStart(num_tiles, num_threads)
         return self._head_starts[kind]
-
-    def product(
-        self,
-        groups: Floats,
-        tiles: NDArray[Any],
-        parts: Sequence[tuple[int, int]],
-        out: Floats,
-        thread: int,
-    ) -> None:
-        """Multiply groups [groups, G, K] @ tiles [tiles, K, W] into out [tiles, groups, G, W]."""
-        for first, last in parts:
-            target = _buffer(self._parts, thread, out.shape) if first else out
-            rows, weights = groups, tiles
-            if len(parts) > 1:
-                rows, weights = groups[..., first:last], tiles[:, first:last]
-            if tiles.dtype == self.dtype:
-                # Iterate over tiles here, because NumPy's own order would be that of the output's
-                # memory.
-                np.matmul(rows, weights[:, None], out=target, order="C")
-            else:
-                self._widening_product(rows, weights, target, thread)
-            if first:
-                out += target
-
-    def _widening_product(
-        self, groups: Floats, tiles: NDArray[Any], out: Floats, thread: int
-    ) -> None:
-        """Multiply the same way, but widen each tile into the CPU cache just before."""
-        wide = _buffer(self._wide, thread, tiles.shape[1:])
-        for tile, tile_out in zip(tiles, out, strict=True):
-            np.matmul(groups, widen(tile, wide), out=tile_out)
-
-
-def _buffer(buffers: list[Floats], thread: int, shape: tuple[int, ...]) -> Floats:
-    """Return the thread's buffer, which grows on demand, in that shape."""
-    size = math.prod(shape)
-    if buffers[thread].size < size:
-        dtype = buffers[thread].dtype
-        buffers[thread] = huge_empty(size * dtype.itemsize).view(dtype)
-    return buffers[thread][:size].reshape(shape)
 
 
 def tasks_of(

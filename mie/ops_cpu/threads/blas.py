@@ -47,6 +47,10 @@ class Blas:
         finally:
             self._set_num_threads(before)
 
+    def symbol(self, name: str) -> Any:
+        """Return what the library exports under this name, or None."""
+        return getattr(self._library, name, None)
+
     def _function(self, name: str) -> Any:
         """Return a function of the library, or None."""
         found = (getattr(self._library, pattern.format(name), None) for pattern in _NAMES)

@@ -1,0 +1,221 @@
+"""Implement the layout `packed`: tiles in the order in which the inner kernel of BLAS reads them.
+
+A tile [K, W] consists of panels [K, columns of a panel]. Neighbouring tiles are one run of panels,
+which a single call of the kernel multiplies. Where `parts_of` cuts K, a tile consists of parts, and
+each part of panels. A group of rows is packed in the same way.
+
+No product packs its weights, whatever its size, so this is fast on CPUs for which OpenBLAS has no
+small-matrix kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mie.arithmetic import ceil_div
+from mie.ops.arrays import Floats, Ints
+from mie.ops_cpu.allocator import CachingAllocator
+from mie.ops_cpu.linear.geometry import (
+    MAX_CUTS,
+    MAX_GROUP,
+    MAX_ROWS,
+    REFERENCE_GROUP,
+    RowCut,
+    parts_of,
+)
+from mie.ops_cpu.linear.kernel import MULTIPLY, PACK, Kernel, address, prepared
+from mie.ops_cpu.linear.layout import Buffers, padded
+from mie.ops_cpu.linear.widen import widen
+from mie.ops_cpu.samples import samples
+from mie.ops_cpu.threads.workers import Workers
+
+WIDTH, WIDTH_OF_PARTS = 32, 64
+"""Columns of a tile, and of one whose parts are multiplied one by one."""
+ROWS_AT_ONCE = 4
+"""Rows that a kernel computes in the time of one. The number of rows is padded to a multiple."""
+ROWS_AT_ONCE_PASS = 12
+"""Rows for which a kernel reads the weights once. For more rows it reads them again."""
+GROUP = 128
+"""Maximum number of rows of a group that need not be batch-invariant. Threads share groups."""
+CALL_BYTES = 1 << 19
+"""Bytes of weights that a kernel reads several times. They stay in a cache meanwhile."""
+MAX_PREPARED = 8
+"""Maximum number of calls that are kept ready for a product."""
+TRIAL_TILES = 1, 3
+"""Numbers of tiles with which groups are tried. Their ends may be computed in another way."""
+
+
+class PackedLayout:
+    """Tiles that OpenBLAS's inner kernel reads as they are. They hold float32, or 16 bits."""
+
+    def __init__(
+        self, kernel: Kernel, workers: Workers, wide: Buffers, width: int, *, is_invariant: bool
+    ) -> None:
+        """Multiply by ``kernel``, and widen 16-bit tiles into ``wide``.
+
+        ``is_invariant`` gives a row the same bits in any batch, with smaller groups.
+        """
+        self.name = "packed-invariant" if is_invariant else "packed"
+        self.width, self.is_batch_invariant = width, is_invariant
+        self._kernel, self._workers, self._wide = kernel, workers, wide
+        self._stage = Buffers(1, np.dtype(np.float32))
+
+    def put(self, rows: NDArray[Any], tile: NDArray[Any], first: int) -> None:
+        panel, column = np.divmod(np.arange(first, first + len(rows)), self._kernel.columns)
+        for start, stop in parts_of(tile.shape[0]):
+            self._panels(tile, start, stop)[panel, :, column] = rows[:, start:stop]
+
+    def take(self, tiles: NDArray[Any], columns: Ints) -> NDArray[Any]:
+        tile, column = np.divmod(columns, self.width)
+        panel, column = np.divmod(column, self._kernel.columns)
+        parts = (self._panels(tiles, *part) for part in parts_of(tiles.shape[1]))
+        taken = [part[tile, panel, :, column] for part in parts]
+        return taken[0] if len(taken) == 1 else np.concatenate(taken, 1)
+
+    def cut(self, num_rows: int, num_inputs: int) -> RowCut:
+        calls = []
+        for start in range(0, max(1, num_rows), MAX_ROWS):
+            count = max(1, min(MAX_ROWS, num_rows - start))
+            if self.is_batch_invariant:
+                groups = invariant_groups(self._kernel, num_inputs)
+                group = min(groups, key=lambda each: (ceil_div(count, each) * each, -each))
+            else:
+                group = ceil_div(count, ceil_div(count, GROUP) * ROWS_AT_ONCE) * ROWS_AT_ONCE
+            calls.append((slice(start, start + count), group, ceil_div(count, group)))
+        num_padded = max(rows.start + group * number for rows, group, number in calls)
+        return RowCut(calls, num_padded)
+
+    def groups(self, x: Floats, shape: tuple[int, int], allocator: CachingAllocator) -> Floats:
+        if len(x) < math.prod(shape) or x.strides[1] != x.itemsize:
+            x = padded(x, math.prod(shape), allocator)
+        groups: Floats = allocator.empty((*shape, x.shape[1]), x.dtype)
+        num_groups, num_rows = shape
+
+        def pack(_: int, numbers: Iterable[int]) -> None:
+            for number in numbers:
+                rows = x[number * num_rows : (number + 1) * num_rows]
+                for args in self._packings(rows, groups[number : number + 1]):
+                    self._kernel.pack_rows(*args)
+
+        if num_groups == 1:
+            pack(0, [0])
+        else:
+            self._workers.share(pack, range(num_groups))
+        return groups
+
+    def placer(self, groups: Floats, num_rows: int) -> Callable[[Floats], None]:
+        num_groups, rows, num_inputs = groups.shape
+        stage = self._stage.take(0, (num_groups * rows, num_inputs))
+        own, padding = stage[:num_rows], stage[num_rows:]
+        calls = [
+            prepared(self._kernel.pack_rows, PACK, *args) for args in self._packings(stage, groups)
+        ]
+
+        def place(x: Floats) -> None:
+            own[...] = x
+            padding.fill(0)
+            for call in calls:
+                call()
+
+        return place
+
+    def product(self, groups: Floats, tiles: NDArray[Any], y: Floats, thread: int) -> None:
+        y.fill(0)
+        if tiles.dtype == y.dtype:
+            for args in self._multiplications(groups, tiles, y):
+                self._kernel.multiply(*args)
+            return
+        # Widen each tile into the CPU cache just before it is multiplied.
+        wide = self._wide.take(thread, (1, *tiles.shape[1:]))
+        for number in range(len(tiles)):
+            widen(tiles[number : number + 1], wide)
+            columns = y[:, number * self.width : (number + 1) * self.width]
+            for args in self._multiplications(groups, wide, columns):
+                self._kernel.multiply(*args)
+
+    def prepared(self, groups: Floats, tiles: NDArray[Any], y: Floats) -> Callable[[], object]:
+        if tiles.dtype == y.dtype:
+            every = list(self._multiplications(groups, tiles, y))
+            if len(every) <= MAX_PREPARED:
+                calls = [prepared(self._kernel.multiply, MULTIPLY, *args) for args in every]
+
+                def multiply() -> None:
+                    y.fill(0)
+                    for call in calls:
+                        call()
+
+                return multiply
+        return partial(self.product, groups, tiles, y, 0)
+
+    def _panels(self, tiles: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
+        """Return a part of tiles [..., K, W] as [..., panels, K of the part, columns]."""
+        flat = tiles.reshape(*tiles.shape[:-2], -1)[..., start * self.width : stop * self.width]
+        return flat.reshape(*flat.shape[:-1], -1, stop - start, self._kernel.columns)
+
+    def _packings(self, x: Floats, groups: Floats) -> Iterator[tuple[int, ...]]:
+        """Yield the operands of the calls that pack x into groups."""
+        num_groups, rows, num_inputs = groups.shape
+        source, target, stride = address(x), address(groups), x.strides[0] // x.itemsize
+        for group in range(num_groups):
+            for start, stop in parts_of(num_inputs):
+                place = target + x.itemsize * rows * (group * num_inputs + start)
+                begin = source + x.itemsize * (group * rows * stride + start)
+                yield stop - start, rows, begin, stride, place
+
+    def _multiplications(
+        self, groups: Floats, tiles: NDArray[Any], y: Floats
+    ) -> Iterator[tuple[int, int, int, float, int, int, int, int]]:
+        """Yield the operands of the calls that multiply groups by tiles into y."""
+        (num_groups, rows, num_inputs), size = groups.shape, y.itemsize
+        parts, stride = parts_of(num_inputs), y.strides[0] // size
+        at_once = max(1, len(tiles))
+        if len(parts) > 1:
+            at_once = 1
+        elif num_groups * rows > ROWS_AT_ONCE_PASS:
+            at_once = max(1, CALL_BYTES // (size * num_inputs * self.width))
+        weights, packed, out = address(tiles), address(groups), address(y)
+        for tile in range(0, len(tiles), at_once):
+            num_columns = min(at_once, len(tiles) - tile) * self.width
+            column = out + size * tile * self.width
+            for start, stop in parts:
+                part = weights + size * self.width * (tile * num_inputs + start)
+                for group in range(num_groups):
+                    own = packed + size * rows * (group * num_inputs + start)
+                    place = column + size * stride * rows * group
+                    yield num_columns, rows, stop - start, 1.0, part, own, place, stride
+
+
+@lru_cache(MAX_CUTS)
+def invariant_groups(kernel: Kernel, num_inputs: int) -> list[int]:
+    """Return the groups whose rows have the bits that a group of four gives, as a trial finds."""
+    sizes = {stop - start for start, stop in parts_of(num_inputs)}
+    others = range(2 * ROWS_AT_ONCE, MAX_GROUP + 1, ROWS_AT_ONCE)
+    equal = [group for group in others if all(_is_equal(kernel, size, group) for size in sizes)]
+    return [REFERENCE_GROUP, *equal]
+
+
+def _is_equal(kernel: Kernel, num_inputs: int, group: int) -> bool:
+    x = samples(group, num_inputs).astype(np.float32)
+    for num_tiles in TRIAL_TILES:
+        columns = num_tiles * WIDTH
+        weights = samples(columns // kernel.columns, num_inputs * kernel.columns)
+        panels = weights.astype(np.float32)
+        found = []
+        for rows in (group, REFERENCE_GROUP):
+            y = np.zeros((group, columns), np.float32)
+            for first in range(0, group, rows):
+                packed, own = np.zeros((rows, num_inputs), np.float32), x[first : first + rows]
+                kernel.pack_rows(num_inputs, rows, address(own), num_inputs, address(packed))
+                sizes = columns, rows, num_inputs
+                operands = address(panels), address(packed), address(y[first:])
+                kernel.multiply(*sizes, 1.0, *operands, columns)
+            found.append(y)
+        if (found[0] != found[1]).any():
+            return False
+    return True
