@@ -120,7 +120,7 @@ class Crew:
 
 def _new_trials() -> Trials[bool]:
     # The first steps of a turn are slower, because helpers slept.
-    return Trials((True, False), num_turns=2, length=12)
+    return Trials((True, False), num_turns=2, length=8)
 
 
 class _Team:

@@ -40,7 +40,7 @@ The candidates alternate, so that both meet the same load.
 """
 ROUNDS = 3
 """Number of rounds that must agree, by the margin, before an answer is remembered."""
-MOST_WEIGHTS = 1 << 21
+MOST_WEIGHTS = 1 << 20
 """Maximum number of elements of a trial matrix. A larger matrix is tried with fewer columns."""
 MOST_TILE_WEIGHTS = 1 << 18
 """Maximum number of elements of a matrix with which a width is tried. It stays in a core's L2."""
@@ -210,21 +210,19 @@ class Probe:
         self, num_inputs: int, num_outputs: int, first: Layout | None, second: Layout
     ) -> float:
         """Return the time of the second layout divided by that of the first, or of plain."""
-        matrix = self._trial_matrix(num_inputs, num_outputs, second)
-        if first is None:
-            weight = matrix.tiles.reshape(num_inputs, -1)
-            other: Matrix = PlainMatrix(self._plain, weight, None)
-        else:
-            other = self._trial_matrix(num_inputs, num_outputs, first)
-        return self._ratio((other.apply, matrix.apply), num_inputs, ROWS)
-
-    def _trial_matrix(self, num_inputs: int, num_outputs: int, layout: Layout) -> TiledMatrix:
-        """Return a matrix of equal elements, which is the same in any layout."""
-        width = layout.width
         num_tiles = max(1, min(num_outputs, MOST_WEIGHTS // num_inputs) // DEFAULT_WIDTH)
         num_columns = num_tiles * DEFAULT_WIDTH
-        tiles = self._trial_weights(num_inputs * num_columns).reshape(-1, num_inputs, width)
-        return TiledMatrix(self._tiled, layout, tiles, num_columns, None)
+        # All elements are equal, so one array is the matrix in any layout.
+        weights = self._trial_weights(num_inputs * num_columns)
+
+        def matrix(layout: Layout | None) -> Matrix:
+            if layout is None:
+                return PlainMatrix(self._plain, weights.reshape(num_inputs, -1), None)
+            tiles = weights.reshape(-1, num_inputs, layout.width)
+            return TiledMatrix(self._tiled, layout, tiles, num_columns, None)
+
+        applies = [matrix(layout).apply for layout in (first, second)]
+        return self._ratio(applies, num_inputs, ROWS)
 
     def _width_ratio(self, num_inputs: int, width: int) -> float:
         """Return the time of tiles of this width, divided by that of the default width."""
