@@ -11,7 +11,7 @@ small-matrix kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
@@ -33,7 +33,6 @@ from mie.ops_cpu.linear.kernel import MULTIPLY, PACK, Kernel, address, prepared
 from mie.ops_cpu.linear.layout import Buffers, padded
 from mie.ops_cpu.linear.widen import widen
 from mie.ops_cpu.samples import samples
-from mie.ops_cpu.threads.workers import Workers
 
 WIDTH, WIDTH_OF_PARTS = 32, 64
 """Columns of a tile, and of one whose parts are multiplied one by one."""
@@ -41,9 +40,7 @@ ROWS_AT_ONCE = 4
 """Rows that a kernel computes in the time of one. The number of rows is padded to a multiple."""
 ROWS_AT_ONCE_PASS = 12
 """Rows for which a kernel reads the weights once. For more rows it reads them again."""
-GROUP = 128
-"""Maximum number of rows of a group that need not be batch-invariant. Threads share groups."""
-CALL_BYTES = 1 << 19
+CALL_BYTES = 1 << 20
 """Bytes of weights that a kernel reads several times. They stay in a cache meanwhile."""
 MAX_PREPARED = 8
 """Maximum number of calls that are kept ready for a product."""
@@ -54,16 +51,14 @@ TRIAL_TILES = 1, 3
 class PackedLayout:
     """Tiles that OpenBLAS's inner kernel reads as they are. They hold float32, or 16 bits."""
 
-    def __init__(
-        self, kernel: Kernel, workers: Workers, wide: Buffers, width: int, *, is_invariant: bool
-    ) -> None:
+    def __init__(self, kernel: Kernel, wide: Buffers, width: int, *, is_invariant: bool) -> None:
         """Multiply by ``kernel``, and widen 16-bit tiles into ``wide``.
 
         ``is_invariant`` gives a row the same bits in any batch, with smaller groups.
         """
         self.name = "packed-invariant" if is_invariant else "packed"
         self.width, self.is_batch_invariant = width, is_invariant
-        self._kernel, self._workers, self._wide = kernel, workers, wide
+        self._kernel, self._wide = kernel, wide
         self._stage = Buffers(1, np.dtype(np.float32))
 
     def put(self, rows: NDArray[Any], tile: NDArray[Any], first: int) -> None:
@@ -86,7 +81,7 @@ class PackedLayout:
                 groups = invariant_groups(self._kernel, num_inputs)
                 group = min(groups, key=lambda each: (ceil_div(count, each) * each, -each))
             else:
-                group = ceil_div(count, ceil_div(count, GROUP) * ROWS_AT_ONCE) * ROWS_AT_ONCE
+                group = ceil_div(count, ROWS_AT_ONCE) * ROWS_AT_ONCE
             calls.append((slice(start, start + count), group, ceil_div(count, group)))
         num_padded = max(rows.start + group * number for rows, group, number in calls)
         return RowCut(calls, num_padded)
@@ -95,18 +90,8 @@ class PackedLayout:
         if len(x) < math.prod(shape) or x.strides[1] != x.itemsize:
             x = padded(x, math.prod(shape), allocator)
         groups: Floats = allocator.empty((*shape, x.shape[1]), x.dtype)
-        num_groups, num_rows = shape
-
-        def pack(_: int, numbers: Iterable[int]) -> None:
-            for number in numbers:
-                rows = x[number * num_rows : (number + 1) * num_rows]
-                for args in self._packings(rows, groups[number : number + 1]):
-                    self._kernel.pack_rows(*args)
-
-        if num_groups == 1:
-            pack(0, [0])
-        else:
-            self._workers.share(pack, range(num_groups))
+        for args in self._packings(x, groups):
+            self._kernel.pack_rows(*args)
         return groups
 
     def placer(self, groups: Floats, num_rows: int) -> Callable[[Floats], None]:

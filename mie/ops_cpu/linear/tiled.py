@@ -145,7 +145,7 @@ class TiledPlan:
         key = width, is_invariant
         if key not in self._packed:
             self._packed[key] = PackedLayout(
-                self._kernel, self._workers, self._wide, width, is_invariant=is_invariant
+                self._kernel, self._wide, width, is_invariant=is_invariant
             )
         return self._packed[key]
 
