@@ -6,14 +6,12 @@ process multiplies the same rows by its own tiles. The results have places in sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-
 import numpy as np
 
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import CachingAllocator, shared_zeros
 from mie.ops_cpu.linear.geometry import MAX_GROUP
+from mie.ops_cpu.linear.ready import ReadyProduct
 from mie.ops_cpu.linear.tiled import TiledMatrix, TiledPlan
 from mie.ops_cpu.processes.balance import UNITS
 from mie.ops_cpu.processes.helpers import HelperProcesses
@@ -46,7 +44,7 @@ class SharedProducts:
         sizes = [max_padded * self.max_columns] * 2
         self.results = [shared_zeros((size,), plan.dtype) for size in sizes]
         self._turn, self._ends = 0, helpers.ends
-        self._products: dict[tuple[int, int, int], _Product] = {}
+        self._products: dict[tuple[int, int, int], ReadyProduct] = {}
 
     def takes(self, matrix: TiledMatrix, num_rows: int) -> bool:
         """Return whether to share this product. Small ones are not worth it."""
@@ -70,54 +68,13 @@ class SharedProducts:
         if key not in self._products:
             if len(self._products) >= MAX_PRODUCTS:
                 self._products.clear()
-            self._products[key] = _Product(self, matrix, len(x), self.results[turn])
-        return self._products[key].apply(x, residual, is_brief=is_brief)
+            tiles = len(matrix.tiles)
+            ends = [(tiles * end + UNITS // 2) // UNITS for end in self._ends]
+            self._products[key] = ReadyProduct(
+                matrix, len(x), ends, self.rows, self.results[turn], self.allocator
+            )
+        return self._products[key].apply(x, residual, self.helpers.share, is_brief=is_brief)
 
     def close(self) -> None:
         """Forget what was prepared for matrices."""
         self._products.clear()
-
-
-class _Product:
-    """The product of some number of rows with one matrix."""
-
-    def __init__(
-        self, shared: SharedProducts, matrix: TiledMatrix, num_rows: int, result: Floats
-    ) -> None:
-        num_tiles, num_inputs, width = matrix.tiles.shape
-        [(_, group, num_groups)], num_padded = matrix.layout.cut(num_rows, num_inputs)
-        rows = shared.rows[: num_padded * num_inputs]
-        groups = rows.reshape(num_groups, group, num_inputs)
-        y = result[: num_padded * num_tiles * width].reshape(num_padded, -1)
-        ends = [(num_tiles * end + UNITS // 2) // UNITS for end in shared.helpers.ends]
-        self._tasks: Sequence[Callable[[], object]] = [
-            _task(matrix, groups, y, slice(first, stop)) for first, stop in pairwise(ends)
-        ]
-        self._share, self._allocator = shared.helpers.share, shared.allocator
-        self._place = matrix.layout.placer(groups, num_rows)
-        self._y = y[:num_rows, : matrix.num_outputs]
-        self._bias = None if matrix.bias is None else matrix.bias[: matrix.num_outputs]
-        self._may_be_brief = matrix.bias is None and self._y.flags.c_contiguous
-
-    def apply(self, x: Floats, residual: Floats | None, *, is_brief: bool) -> Floats:
-        """Compute `TiledPlan.apply`."""
-        self._place(x)
-        self._share(self._tasks)
-        y, bias = self._y, self._bias
-        if is_brief and self._may_be_brief and residual is None:
-            return y
-        result: Floats = self._allocator.empty(y.shape, y.dtype)
-        if bias is not None:
-            np.add(y, bias, out=result)
-            y = result
-        if residual is not None:
-            np.add(y, residual, out=result)
-        elif bias is None:
-            result[...] = y
-        return result
-
-
-def _task(matrix: TiledMatrix, groups: Floats, y: Floats, which: slice) -> Callable[[], object]:
-    """Return what multiplies by some tiles of a matrix."""
-    columns = slice(which.start * matrix.layout.width, which.stop * matrix.layout.width)
-    return matrix.layout.prepared(groups, matrix.tiles[which], y[:, columns])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +28,7 @@ from mie.ops_cpu.linear.kernel import Kernel
 from mie.ops_cpu.linear.layout import Buffers, Layout, TileLayout
 from mie.ops_cpu.linear.matrix import work_bytes
 from mie.ops_cpu.linear.packed import WIDTH, WIDTH_OF_PARTS, PackedLayout
+from mie.ops_cpu.linear.ready import ReadyProduct, do_alone
 from mie.ops_cpu.linear.widen import stored
 from mie.ops_cpu.threads.counts import HeadStart, ThreadCount
 from mie.ops_cpu.threads.workers import Workers
@@ -54,12 +55,10 @@ READING = 1
 
 
 class OneRow(NamedTuple):
-    """What a product of one row needs, prepared once because a small product takes 2 µs."""
+    """What a matrix has for products of one row."""
 
-    groups: Floats
-    """[1, rows of a group, K]"""
-    place: Callable[[Floats], None]
-    """Writes the row into the group."""
+    product: ReadyProduct
+    """Computes it in one thread."""
     thread_count: ThreadCount
 
 
@@ -126,7 +125,8 @@ class TiledPlan:
         self._counts: dict[tuple[tuple[int, ...], int], ThreadCount] = {}
         self._head_starts: dict[tuple[int, ...], HeadStart] = {}
         self._tasks: dict[tuple[int, int, int, int, int], list[tuple[slice, slice]]] = {}
-        self._one_rows: dict[tuple[str, int, int], Floats] = {}
+        # Products of one row share their memory. A result lasts until the next one.
+        self._lone_rows, self._lone_results = (Buffers(1, dtype) for _ in range(2))
 
     def release(self) -> None:
         """Free the working memory."""
@@ -209,38 +209,42 @@ class TiledPlan:
         shared = self.shared
         if shared is not None and shared.takes(matrix, len(x)):
             return shared.apply(x, matrix, residual, is_brief=is_brief)
-        num_tiles, num_inputs, width = matrix.tiles.shape
         if len(x) == 1:
             row = matrix.one_row
             if row is None:
                 row = matrix.one_row = self._prepare(matrix)
-            row.place(x)
-            y = self._allocator.empty((row.groups.shape[1], num_tiles * width), self.dtype)
-            self._multiply(row.groups, matrix, y, residual, row.thread_count)
-        else:
-            cut = matrix.layout.cut(len(x), num_inputs)
-            y = self._allocator.empty((cut.num_padded, num_tiles * width), self.dtype)
-            for rows, group, num_groups in cut.calls:
-                own = None if residual is None else residual[rows]
-                padded = y[rows.start : rows.start + num_groups * group]
-                groups = matrix.layout.groups(x[rows], (num_groups, group), self._allocator)
-                count = self._count(matrix.tiles, len(padded))
-                self._multiply(groups, matrix, padded, own, count)
+            count = row.thread_count
+            if count.choose() == 1:
+                begin = perf_counter()
+                y = row.product.apply(x, residual, do_alone, is_brief=is_brief)
+                if count.is_trial:
+                    count.note(perf_counter() - begin)
+                return y
+        num_tiles, num_inputs, width = matrix.tiles.shape
+        cut = matrix.layout.cut(len(x), num_inputs)
+        y = self._allocator.empty((cut.num_padded, num_tiles * width), self.dtype)
+        for rows, group, num_groups in cut.calls:
+            own = None if residual is None else residual[rows]
+            padded = y[rows.start : rows.start + num_groups * group]
+            groups = matrix.layout.groups(x[rows], (num_groups, group), self._allocator)
+            count = self._count(matrix.tiles, len(padded))
+            begin = perf_counter()
+            self._multiply(groups, matrix, padded, own, count.choose())
+            if count.is_trial:
+                count.note(perf_counter() - begin)
         result: Floats = y[: len(x)]
         if num_tiles * width > matrix.num_outputs:
             result = np.ascontiguousarray(result[:, : matrix.num_outputs])
         return result
 
     def _prepare(self, matrix: TiledMatrix) -> OneRow:
-        """Prepare products of one row. Matrices with the same K share the memory."""
-        _, num_inputs, _ = matrix.tiles.shape
-        [(_, group, num_groups)], num_padded = matrix.layout.cut(1, num_inputs)
-        key = matrix.layout.name, group, num_inputs
-        if key not in self._one_rows:
-            self._one_rows[key] = np.zeros((num_groups, group, num_inputs), self.dtype)
-        groups = self._one_rows[key]
-        place = matrix.layout.placer(groups, 1)
-        return OneRow(groups, place, self._count(matrix.tiles, num_padded))
+        num_tiles, num_inputs, width = matrix.tiles.shape
+        num_padded = matrix.layout.cut(1, num_inputs).num_padded
+        rows = self._lone_rows.take(0, (num_padded * num_inputs,))
+        result = self._lone_results.take(0, (num_padded * num_tiles * width,))
+        ends = 0, num_tiles
+        product = ReadyProduct(matrix, 1, ends, rows, result, self._allocator)
+        return OneRow(product, self._count(matrix.tiles, num_padded))
 
     def _multiply(
         self,
@@ -248,12 +252,11 @@ class TiledPlan:
         matrix: TiledMatrix,
         y: Floats,
         residual: Floats | None,
-        count: ThreadCount,
+        num_threads: int,
     ) -> None:
         """Multiply into y [rows of whole groups, columns of whole tiles]."""
         tiles, (num_groups, group, _), layout = matrix.tiles, groups.shape, matrix.layout
         num_tiles, _, width = tiles.shape
-        num_threads = count.choose()
         begin = perf_counter()
         if num_threads == 1:
             layout.product(groups, tiles, y, 0)
@@ -280,8 +283,6 @@ class TiledPlan:
             lag = self._workers.share(work, tasks, num_threads)
             if lag and len(tasks) == num_threads:
                 head_start.note(lag, perf_counter() - begin)
-        if count.is_trial:
-            count.note(perf_counter() - begin)
 
     def _count(self, tiles: NDArray[Any], num_rows: int) -> ThreadCount:
         """Return what knows how many threads to use for a product of this kind."""
