@@ -189,6 +189,45 @@ def test_a_decode_without_padding_changes_no_bit(monkeypatch, dtype, heads, wind
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (9, 3)])
+@pytest.mark.parametrize("single", [False, True])
+def test_a_decode_has_the_bits_of_a_prefill_with_products_of_one_row_or_more(
+    monkeypatch, dtype, window, heads, single
+):
+    monkeypatch.setattr(Geometry, "has_single_rows", single)
+    lengths = (1, 127, 9, 300, 256, 16, 40)
+    keys = Keys(lengths, heads=heads, scattered=True, head_dim=64, dtype=dtype)
+    counts = [min(n, 30) for n in lengths]
+    prefilled, expected = attend(keys, counts, window), keys.expected(*keys.batch(counts), window)
+    np.testing.assert_allclose(prefilled, expected, rtol=0, atol=ATOL[dtype])
+    q, _ = keys.batch(counts)
+    last = np.cumsum(counts) - 1
+    _, batch = keys.batch([1] * len(lengths))
+    decoded = Attention(Workers(2))(q[last], keys.cache, 1, batch, window, is_batch_invariant=True)
+    np.testing.assert_array_equal(decoded, prefilled[last])
+
+
+@pytest.mark.parametrize(
+    ("heads_per_kv", "head_dim", "packs", "rows"),
+    [(1, 64, True, 1), (3, 64, True, 1), (3, 32, True, 4), (4, 64, True, 4), (3, 64, False, 3)],
+)
+def test_products_have_one_row_where_small_ones_are_packed(
+    monkeypatch, heads_per_kv, head_dim, packs, rows
+):
+    monkeypatch.setattr(Geometry, "_is_exact_without_others", lambda self, few: not packs)
+    geometry = Geometry(
+        num_kv_heads=3,
+        heads_per_kv=heads_per_kv,
+        head_dim=head_dim,
+        block_size=16,
+        dtype=np.dtype("float32"),
+    )
+    assert geometry.decode_form.num_rows == rows
+    assert geometry.prefill_form.num_rows == (1 if rows == 1 else 4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("length", [1, 15, 16, 40, 127, 128, 129, 300, 700])
 def test_reading_a_last_tile_in_place_changes_no_bit(splits, monkeypatch, dtype, window, length):
     """The slots after its tokens are NaN, in place too."""

@@ -24,6 +24,10 @@ SPLIT_SCORES = 1 << 17
 """Scores of a split, over all KV heads. As float32 they take half of a core's L2."""
 SPLIT_TILES = 32
 """Maximum number of tiles of a split, so that threads can share the keys of one long sequence."""
+MAX_SINGLE_ROWS = 3
+"""Query heads of a KV head up to which products of one row pay where small products are packed."""
+LEAST_SINGLE_DIM = 64
+"""Head size from which they pay. With smaller heads, prefills would take longer."""
 FAST_ROWS = 64
 """Rows of a prefill's product where it need not equal a decode's bit for bit."""
 PARTIAL_SUMS = 8
@@ -76,7 +80,9 @@ class Geometry:
 
     @cached_property
     def decode_form(self) -> Form:
-        """The form of a decode, without padding if that changes no bit."""
+        """The form of a decode, without padding if that costs nothing."""
+        if self.has_single_rows:
+            return Form(1, self.heads_per_kv, transposes=False)
         num_rows = max(2, self.heads_per_kv)
         if not self.padding_is_exact:
             num_rows = self.num_rows
@@ -88,8 +94,20 @@ class Geometry:
 
         What is padding in a decode's product holds other queries, if that changes no bit.
         """
+        if self.has_single_rows:
+            return self.decode_form
         rows_per_query = self.heads_per_kv if self.rows_are_alike else self.num_rows
         return Form(self.num_rows, rows_per_query, transposes=False)
+
+    @cached_property
+    def has_single_rows(self) -> bool:
+        """Whether each product has one row, because those of more rows are packed.
+
+        OpenBLAS packs small products too if it has no kernels for them, as for AVX2. Packed
+        products of 3 rows give other bits than those of 4.
+        """
+        may_pay = self.heads_per_kv <= MAX_SINGLE_ROWS and self.head_dim >= LEAST_SINGLE_DIM
+        return may_pay and not self._is_exact_without_others(3)
 
     @cached_property
     def padding_is_exact(self) -> bool:
@@ -97,8 +115,12 @@ class Geometry:
 
         Kernels for AVX-512 compute them so, and as fast. Others take longer for an odd number.
         """
+        return self._is_exact_without_others(max(2, self.heads_per_kv))
+
+    def _is_exact_without_others(self, few: int) -> bool:
+        """Return whether the first few rows of a product give the same bits alone."""
         queries, keys = self._samples()
-        weights, few = np.exp(queries @ keys.T), max(2, self.heads_per_kv)
+        weights = np.exp(queries @ keys.T)
         same_scores = queries[:few] @ keys.T == (queries @ keys.T)[:few]
         same_sums = weights[:few] @ keys == (weights @ keys)[:few]
         return bool(same_scores.all() and same_sums.all())
@@ -106,7 +128,8 @@ class Geometry:
     @cached_property
     def short_tiles_are_exact(self) -> bool:
         """Whether a tile's first positions give the same bits as all, if other weights are 0."""
-        return all(map(self._are_short_tiles_exact, {self.num_rows, self.decode_form.num_rows}))
+        forms = self.decode_form, self.prefill_form
+        return all(map(self._are_short_tiles_exact, {form.num_rows for form in forms}))
 
     def _are_short_tiles_exact(self, num_rows: int) -> bool:
         queries, keys = self._samples()
