@@ -102,7 +102,8 @@ class PackedLayout:
             prepared(self._kernel.pack_rows, PACK, *args) for args in self._packings(stage, groups)
         ]
 
-        def place(x: Floats) -> None:
+        # The calls know addresses only, so the last argument keeps the memory of the groups.
+        def place(x: Floats, _kept: Floats = groups) -> None:
             own[...] = x
             padding.fill(0)
             for call in calls:
@@ -130,7 +131,7 @@ class PackedLayout:
             if len(every) <= MAX_PREPARED:
                 calls = [prepared(self._kernel.multiply, MULTIPLY, *args) for args in every]
 
-                def multiply() -> None:
+                def multiply(_kept: tuple[Floats, ...] = (groups, tiles)) -> None:
                     y.fill(0)
                     for call in calls:
                         call()
