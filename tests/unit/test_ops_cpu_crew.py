@@ -252,12 +252,13 @@ def test_shares_may_be_unequal_and_change_from_step_to_step(
     counts = shared_zeros((num_processes,), np.int64)
     task_of = shared_products._task
 
-    def counted(plan: TiledPlan, matrix: TiledMatrix, groups: Any, out: Any, which: slice) -> Any:
-        task = task_of(plan, matrix, groups, out, which)
+    def counted(matrix: TiledMatrix, groups: Any, out: Any, which: slice) -> Any:
+        task = task_of(matrix, groups, out, which)
 
         def count_and_do() -> None:
-            assert plan.shared is not None
-            counts[plan.shared.helpers.rank] += which.stop - which.start
+            shared = both[0].plan.shared
+            assert shared is not None
+            counts[shared.helpers.rank] += which.stop - which.start
             task()
 
         return count_and_do
