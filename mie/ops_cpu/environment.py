@@ -23,9 +23,9 @@ def products_facts() -> dict[str, Any]:
     """Return how `CpuBackend` multiplies by a matrix of `TRIED_SHAPE`.
 
     The facts are the "plan" that the probe chooses, the fastest "invariant" plan and the fastest
-    "other" one, the "ratio" of their times, "is_clear", which is false if the rounds of the trial disagreed, the "kernels" of the
-    BLAS, "is_controlled", which is false if the number of its threads cannot be set, and
-    "num_threads" of the backend. "odd_plans" are the remembered shapes whose plan differs from the
+    "other" one, the "ratio" of their times, "is_clear", which is false if the ratio speaks for
+    another plan, the "kernels" of the BLAS, "is_controlled", which is false if the number of its
+    threads cannot be set, and "num_threads" of the backend. "odd_plans" are the remembered shapes whose plan differs from the
     rest, "cache" is the folder of the remembered plans, and "cache_error" says why there is none.
     """
     from mie.ops_cpu.cpu_backend import CpuBackend
@@ -47,8 +47,8 @@ def products_facts() -> dict[str, Any]:
         "is_controlled": backend.blas.is_controlled,
         "num_threads": backend.workers.num_threads,
         "odd_plans": [
-            f"{each.shape} {each.plan} (the fastest invariant plan took {each.ratio:.2f} x the time "
-            f"of the fastest other one, {each.day})"
+            f"{each.shape} {each.plan} (the fastest invariant plan took {each.ratio:.2f} x the "
+            f"time of the fastest other one, {each.day})"
             for each in probe.answers.odd_ones()
         ],
         "cache": str(probe.answers.folder),
