@@ -66,7 +66,8 @@ class CpuBackend(NumpyBackend):
         if batch_invariant is True and (linear_plan == "plain" or self.kv_dtype != self.dtype):
             raise ConfigError(
                 "batch_invariant=True needs linear_plan 'tiled', 'packed' or 'auto' and "
-                f"kv_cache_dtype 'auto' on the {self.name} backend; got {linear_plan!r} and {kv_cache_dtype!r}"
+                f"kv_cache_dtype 'auto' on the {self.name} backend; got {linear_plan!r} and "
+                f"{kv_cache_dtype!r}"
             )
         self.workers = Workers(num_threads or available_cpus())
         self.blas = Blas()

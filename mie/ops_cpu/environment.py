@@ -25,8 +25,9 @@ def products_facts() -> dict[str, Any]:
     The facts are the "plan" that the probe chooses, the fastest "invariant" plan and the fastest
     "other" one, the "ratio" of their times, "is_clear", which is false if the ratio speaks for
     another plan, the "kernels" of the BLAS, "is_controlled", which is false if the number of its
-    threads cannot be set, and "num_threads" of the backend. "odd_plans" are the remembered shapes whose plan differs from the
-    rest, "cache" is the folder of the remembered plans, and "cache_error" says why there is none.
+    threads cannot be set, and "num_threads" of the backend. "odd_plans" are the remembered shapes
+    whose plan differs from the rest, "cache" is the folder of the remembered plans, and
+    "cache_error" says why there is none.
     """
     from mie.ops_cpu.cpu_backend import CpuBackend
     from mie.ops_cpu.linear.probe import TOLERATED

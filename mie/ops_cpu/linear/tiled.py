@@ -57,7 +57,7 @@ class OneRow(NamedTuple):
     """What a product of one row needs, prepared once because a small product takes 2 µs."""
 
     groups: Floats
-    """[1, rows of a group, K]"""
+    """Holds the row and its padding: [1, rows of a group, K]."""
     place: Callable[[Floats], None]
     """Writes the row into the group."""
     thread_count: ThreadCount
