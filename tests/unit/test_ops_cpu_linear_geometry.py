@@ -34,7 +34,7 @@ OTHER_KERNELS = (
     *(pytest.param(core, marks=pytest.mark.slow) for core in ("Prescott", "Zen")),
 )
 FILES = [__file__, __file__.replace("_geometry", "")]
-THEIR_TESTS = "bits or itself or any_number_of_rows"
+THEIR_TESTS = "geometry or (packed and (16_bits or itself or any_number_of_rows))"
 
 
 def tiles_of(weight: np.ndarray, width: int) -> np.ndarray:
