@@ -27,7 +27,10 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
     # One client alone is served first come first served under this policy, too.
     "scheduling_policy": ("fair", "fair"),
     # Equal seeds give equal answers under any load.
-    "batch_invariant": (True, "on where the backend keeps it: numpy, tiled, KV cache as computed"),
+    "batch_invariant": (
+        True,
+        "on where the backend keeps it: numpy, not plain, KV cache as computed",
+    ),
 }
 """Settings of the engine whose defaults are the server's own, and how the help says them."""
 

@@ -356,8 +356,8 @@ class EngineConfig(EngineSettings):
             ),
             (
                 self.weight_dtype != "auto" and self.linear_plan == "plain",
-                f"weight_dtype={self.weight_dtype!r} needs linear_plan='tiled' or 'auto'; got "
-                "'plain'",
+                f"weight_dtype={self.weight_dtype!r} needs linear_plan='tiled', 'packed' or "
+                "'auto'; got 'plain'",
             ),
             (
                 self.swap_space is not None and not swaps,

@@ -83,10 +83,11 @@ def _invariance(survey: Survey) -> list[Finding]:
     facts = survey.products
     if "error" in facts:
         return []
-    time = f"plan tiled, which it needs, takes {facts['ratio']:.2f} x the time of plain"
+    invariant, other = facts["invariant"], facts["other"]
+    time = f"its fastest plan, {invariant}, takes {facts['ratio']:.2f} x the time of {other}"
     if not facts["is_clear"]:
-        time += " now, but the rounds of the trial disagreed"
-    if facts["plan"] == "tiled":
+        time += " now, but the trial was not clear"
+    if facts["plan"] == invariant:
         return ok(f"auto is on: {time}")
     return ok(f"auto is off: {time}; --batch-invariant sets it")
 

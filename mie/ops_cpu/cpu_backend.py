@@ -65,8 +65,9 @@ class CpuBackend(NumpyBackend):
         super().__init__(dtype, kv_cache_dtype=kv_cache_dtype)
         if batch_invariant is True and (linear_plan == "plain" or self.kv_dtype != self.dtype):
             raise ConfigError(
-                "batch_invariant=True needs linear_plan 'tiled' or 'auto' and kv_cache_dtype "
-                f"'auto' on the {self.name} backend; got {linear_plan!r} and {kv_cache_dtype!r}"
+                "batch_invariant=True needs linear_plan 'tiled', 'packed' or 'auto' and "
+                f"kv_cache_dtype 'auto' on the {self.name} backend; got {linear_plan!r} and "
+                f"{kv_cache_dtype!r}"
             )
         self.workers = Workers(num_threads or available_cpus())
         self.blas = Blas()
@@ -87,7 +88,7 @@ class CpuBackend(NumpyBackend):
             weights=weights,
             kernel=numpy_kernel() if self.dtype == np.float32 else None,
         )
-        if linear_plan == "packed" and self._tiled.packed is None:
+        if linear_plan == "packed" and not self._tiled.has_packed:
             raise ConfigError(
                 f"linear_plan 'packed' needs dtype float32 and the inner kernel of OpenBLAS; got "
                 f"{self.dtype.name} and BLAS {self.blas.version!r} (use 'auto')"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops_cpu.allocator import WeightAllocator
-from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH
+from mie.ops_cpu.linear.geometry import COMMON_WIDTH
 from mie.ops_cpu.linear.layout import Layout
 from mie.ops_cpu.linear.widen import stored, widen
 
@@ -37,7 +37,7 @@ class Embedding:
         for block in blocks:
             block = stored(block, weight_dtype, dtype)
             if row == 0:
-                padded = ceil_div(num_rows, DEFAULT_WIDTH) * DEFAULT_WIDTH, num_columns
+                padded = ceil_div(num_rows, COMMON_WIDTH) * COMMON_WIDTH, num_columns
                 self.memory = (weights or WeightAllocator()).empty(padded, block.dtype)
                 self.memory[num_rows:] = 0
             self.memory[row : row + len(block)] = block

@@ -23,6 +23,7 @@ from mie.doctor.survey import Check
 from mie.load import backends
 from mie.ops_cpu.cpu_backend import CpuBackend
 from mie.ops_cpu.environment import numpy_facts
+from mie.ops_cpu.linear.kernel import numpy_kernel
 from mie.system.commands import CommandError
 from mie.system.resources import cpu_quota, memory_limit
 
@@ -38,6 +39,8 @@ NUMPY = {"version": "2.4.6", "blas": "scipy-openblas", "blas_version": "0.3.31"}
 
 PRODUCTS = {
     "plan": "tiled",
+    "invariant": "tiled",
+    "other": "plain",
     "ratio": 0.61,
     "is_clear": True,
     "kernels": "SkylakeX",
@@ -138,7 +141,7 @@ def test_a_healthy_machine_has_no_problems(root: Path) -> None:
         "NumPy": "2.4.6, BLAS scipy-openblas 0.3.31",
         "BLAS settings": "none that cost speed",
         "matrix plans": "plan tiled; SkylakeX kernels; 8 threads",
-        "invariance": "auto is on: plan tiled, which it needs, takes 0.61 x the time of plain",
+        "invariance": "auto is on: its fastest plan, tiled, takes 0.61 x the time of plain",
         "CPUs": "8",
         "memory": "8.0 GiB available of 16.0 GiB",
         "C++ compiler": "g++ 12.2",
@@ -173,14 +176,24 @@ def test_matrix_products_name_their_plan(root: Path) -> None:
     assert check.status == invariance.status == "ok"
     assert check.value == "plan plain; SkylakeX kernels; 1 thread"
     assert invariance.value == (
-        "auto is off: plan tiled, which it needs, takes 1.30 x the time of plain; "
+        "auto is off: its fastest plan, tiled, takes 1.30 x the time of plain; "
         "--batch-invariant sets it"
     )
+    packed = {"plan": "packed", "invariant": "packed-invariant", "other": "packed", "ratio": 1.2}
+    checks = cpu(FakeMachine(root=root, facts={"products": {**PRODUCTS, **packed}}))
+    assert checks["matrix plans"].value == "plan packed; SkylakeX kernels; 8 threads"
+    took = "its fastest plan, packed-invariant, takes 1.20 x the time of packed"
+    assert checks["invariance"].value == f"auto is off: {took}; --batch-invariant sets it"
+    packed |= {"plan": "packed-invariant", "ratio": 1.02}
+    checks = cpu(FakeMachine(root=root, facts={"products": {**PRODUCTS, **packed}}))
+    assert checks["matrix plans"].value == "plan packed-invariant; SkylakeX kernels; 8 threads"
+    took = "its fastest plan, packed-invariant, takes 1.02 x the time of packed"
+    assert checks["invariance"].value == f"auto is on: {took}"
     busy = {**PRODUCTS, "ratio": 1.29, "is_clear": False}
     check = cpu(FakeMachine(root=root, facts={"products": busy}))["invariance"]
     assert check.value == (
-        "auto is on: plan tiled, which it needs, takes 1.29 x the time of plain now, but the "
-        "rounds of the trial disagreed"
+        "auto is on: its fastest plan, tiled, takes 1.29 x the time of plain now, but the "
+        "trial was not clear"
     )
     other = {**PRODUCTS, "kernels": "unknown", "is_controlled": False}
     check = cpu(FakeMachine(root=root, facts={"products": other}))["matrix plans"]
@@ -197,7 +210,7 @@ def test_matrix_products_name_their_plan(root: Path) -> None:
 
 
 def test_shapes_with_another_plan_than_the_rest_are_listed(root: Path) -> None:
-    odd = ["float32 8x9 plain (tiled takes 1.30 x as long, 2026-11-22)"]
+    odd = ["float32 8x9 plain (the fastest invariant plan took 1.30 x the time)"]
     facts = {**PRODUCTS, "odd_plans": odd, "cache": "/home/me/my cache"}
     check = cpu(FakeMachine(root=root, facts={"products": facts}))["plan cache"]
     assert (check.status, check.value) == ("note", f"another plan than the rest: {odd[0]}")
@@ -223,14 +236,17 @@ def test_the_doctor_reads_the_remembered_plans(
     backend.workers.close()
     facts = Machine().ask("products")
     assert facts["cache"] == str(tmp_path / "mie" / "linear_plans")
-    assert f"b plain (tiled takes 1.30 x as long, {date.today()})" in facts["odd_plans"]
+    took = "the fastest invariant plan took 1.30 x the time of the fastest other one"
+    assert f"b plain ({took}, {date.today()})" in facts["odd_plans"]
     (tmp_path / "mie").chmod(0o777)
     assert "other users may write" in Machine().ask("products")["cache_error"]
 
 
 def test_matrix_products_are_tried() -> None:
     facts = Machine().ask("products")
-    assert facts["plan"] in ("plain", "tiled")
+    assert facts["plan"] in (facts["invariant"], facts["other"])
+    assert facts["invariant"] in ("tiled", "packed-invariant")
+    assert facts["other"] == ("plain" if numpy_kernel() is None else "packed")
     assert facts["num_threads"] >= 1
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from forks import children
 from interrupts import KINDS, Injector
+from linear_layouts import KERNEL, PACKED, layout_of, needs_kernel
 from shared_steps import count_shares, share_always
 
 from mie.diff.recording import RecordingBackend
@@ -27,7 +28,7 @@ from mie.ops_cpu.allocator import CachingAllocator, shared_zeros
 from mie.ops_cpu.attention.attention import Attention
 from mie.ops_cpu.cpu_backend import CpuBackend
 from mie.ops_cpu.crew import MAX_INTS, MAX_TOKENS, Crew
-from mie.ops_cpu.linear import shared as shared_products
+from mie.ops_cpu.linear import ready
 from mie.ops_cpu.linear.tiled import TiledMatrix, TiledPlan
 from mie.ops_cpu.processes import helpers as helpers_module
 from mie.ops_cpu.processes.helpers import HelperProcesses, pack, unpack
@@ -55,10 +56,15 @@ class Model:
     """A crew, and matrices for the forward passes that it runs."""
 
     def __init__(
-        self, num_threads: int, dtype: str = "float32", weight_dtype: str = "auto"
+        self,
+        num_threads: int,
+        dtype: str = "float32",
+        weight_dtype: str = "auto",
+        layout: str = "tiled",
     ) -> None:
         self.workers = Workers(num_threads)
-        self.plan = TiledPlan(np.dtype(dtype), self.workers, weight_dtype)
+        self.plan = TiledPlan(np.dtype(dtype), self.workers, weight_dtype, kernel=KERNEL)
+        self._layout = layout
         self.attention = Attention(self.workers)
         self.crew = Crew(self.workers, self.plan, self.attention, CachingAllocator())
         self._weight_dtype = dtype if weight_dtype == "auto" else weight_dtype
@@ -72,7 +78,8 @@ class Model:
         weight = self.values(num_outputs, num_inputs) / num_inputs**0.5
         weight = weight.astype(self._weight_dtype)
         bias = self.values(num_outputs) if has_bias else None
-        return self.plan.load(weight.shape, [weight], bias)
+        layout = layout_of(self.plan, self._layout, num_inputs)
+        return self.plan.load(weight.shape, [weight], bias, layout)
 
     def run(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
         with Blas().threads(1):  # as in a step
@@ -153,17 +160,25 @@ class Products:
 
 
 NUM_PRODUCTS = 16
+SHARED = [
+    ((100, 300), "float32", "auto"),
+    ((300, 330), "float32", "bfloat16"),
+    ((2100, 130), "float32", "auto"),
+    ((2100, 130), "float32", "float16"),
+]
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
 @pytest.mark.parametrize(
-    ("shape", "dtype", "weight_dtype"),
+    ("shape", "dtype", "weight_dtype", "layout"),
     [
-        ((100, 300), "float32", "auto"),
-        ((100, 256), "float64", "auto"),
-        ((300, 330), "float32", "bfloat16"),
-        ((2100, 130), "float32", "auto"),
-        ((2100, 130), "float32", "float16"),
+        ((100, 256), "float64", "auto", "tiled"),
+        *((*case, "tiled") for case in SHARED),
+        *(
+            pytest.param(*case, *each.values, marks=needs_kernel)
+            for each in PACKED
+            for case in SHARED
+        ),
     ],
 )
 def test_shared_products_have_the_bits_of_those_alone(
@@ -171,10 +186,11 @@ def test_shared_products_have_the_bits_of_those_alone(
     shape: tuple[int, int],
     dtype: str,
     weight_dtype: str,
+    layout: str,
     new_model: Callable[..., Model],
     calls: Counter[str],
 ) -> None:
-    both = [new_model(number, dtype, weight_dtype) for number in (num_processes, 1)]
+    both = [new_model(number, dtype, weight_dtype, layout) for number in (num_processes, 1)]
     model, alone = both
     shared, wanted = (Products(each, *shape) for each in both)
     start_helpers(model, shared.forward)
@@ -250,19 +266,20 @@ def test_shares_may_be_unequal_and_change_from_step_to_step(
 ) -> None:
     num_tiles = 5
     counts = shared_zeros((num_processes,), np.int64)
-    task_of = shared_products._task
+    task_of = ready._task
 
-    def counted(plan: TiledPlan, matrix: TiledMatrix, groups: Any, out: Any, which: slice) -> Any:
-        task = task_of(plan, matrix, groups, out, which)
+    def counted(matrix: TiledMatrix, groups: Any, out: Any, which: slice) -> Any:
+        task = task_of(matrix, groups, out, which)
 
         def count_and_do() -> None:
-            assert plan.shared is not None
-            counts[plan.shared.helpers.rank] += which.stop - which.start
+            shared = both[0].plan.shared
+            assert shared is not None
+            counts[shared.helpers.rank] += which.stop - which.start
             task()
 
         return count_and_do
 
-    monkeypatch.setattr(shared_products, "_task", counted)
+    monkeypatch.setattr(ready, "_task", counted)
     both = [new_model(number) for number in (num_processes, 1)]
     shared, wanted = (Products(each, 100, 64 * num_tiles) for each in both)
     start_helpers(both[0], shared.forward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,14 @@ from mie.ops_cpu.threads.workers import Workers
 RNG = np.random.default_rng(3)
 # The K of published models and of odd ones, in one part and in several.
 INPUTS = (1, 9, 64, 130, 576, 896, 2048, 2049, 5632)
-OTHER_KERNELS = ("SkylakeX", "Haswell", pytest.param("Zen", marks=pytest.mark.slow))
+OTHER_KERNELS = (
+    "SkylakeX",
+    "Haswell",
+    "Nehalem",
+    *(pytest.param(core, marks=pytest.mark.slow) for core in ("Prescott", "Zen")),
+)
+FILES = [__file__, __file__.replace("_geometry", "")]
+THEIR_TESTS = "geometry or (packed and (16_bits or itself or any_number_of_rows))"
 
 
 def tiles_of(weight: np.ndarray, width: int) -> np.ndarray:
@@ -59,7 +67,7 @@ def test_every_group_and_width_gives_the_same_bits(num_inputs: int, dtype: str):
         for width in KERNEL_ROWS:
             if not plan.geometry.is_possible(num_inputs, width):
                 continue
-            matrix = TiledMatrix(plan, tiles_of(weight, width), 128, None)
+            matrix = TiledMatrix(plan, plan.layouts[width], tiles_of(weight, width), 128, None)
             assert REFERENCE_GROUP in plan.geometry.groups(num_inputs, width)
             for num_rows in (*range(1, 10), 12, 13, 17, 20, 24, 48, 95, 96):
                 np.testing.assert_array_equal(matrix.apply(x[:num_rows], None), wanted[:num_rows])
@@ -91,13 +99,17 @@ def test_parts_are_small_and_cover_every_input():
 @pytest.mark.parametrize("core", OTHER_KERNELS)
 def test_the_same_holds_under_other_kernels(core: str):
     """OpenBLAS chooses its kernels when it is loaded, so each choice takes a separate process."""
+    if platform.machine() != "x86_64":
+        pytest.skip("the kernels are of x86-64")
     if core == "SkylakeX" and " avx512f " not in Path("/proc/cpuinfo").read_text():
         pytest.skip("the CPU has no AVX-512")
+    if core == Blas().core:
+        pytest.skip("the kernels of this process")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
     environment |= {"OPENBLAS_CORETYPE": core, "MIE_OTHER_KERNELS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-k", THEIR_TESTS]
     run = subprocess.run(
-        [*command, "-p", "no:cacheprovider", __file__],
+        [*command, "-p", "no:cacheprovider", *FILES],
         env=environment,
         capture_output=True,
         text=True,

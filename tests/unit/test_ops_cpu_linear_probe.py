@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from linear_layouts import KERNEL, needs_kernel
 
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
+from mie.ops_cpu import cpu_backend
 from mie.ops_cpu.linear import probe as probe_module
 from mie.ops_cpu.linear.geometry import Geometry
+from mie.ops_cpu.linear.kernel import Kernel
 from mie.ops_cpu.linear.plain import PlainPlan
 from mie.ops_cpu.linear.plan_answers import Answer, PlanAnswers
 from mie.ops_cpu.linear.probe import Found, Probe, machine_key
@@ -29,10 +33,16 @@ WIDTH_RATIO = Probe._width_ratio
 @pytest.fixture
 def new_probe() -> Iterator[Callable[..., Probe]]:
     workers = Workers(1)
-    plans = (PlainPlan(np.dtype("float32"), workers), TiledPlan(np.dtype("float32"), workers))
-    yield lambda folder=None, machine="here": Probe(
-        *plans, PlanAnswers(folder, machine), PlanAnswers(folder, f"{machine}, tile widths")
-    )
+    plain = PlainPlan(np.dtype("float32"), workers)
+
+    def new(
+        folder: Path | None = None, machine: str = "here", kernel: Kernel | None = None
+    ) -> Probe:
+        tiled = TiledPlan(np.dtype("float32"), workers, kernel=kernel)
+        parts = ("", ", layouts", ", widths")
+        return Probe(plain, tiled, *(PlanAnswers(folder, f"{machine}{each}") for each in parts))
+
+    yield new
     workers.close()
 
 
@@ -40,7 +50,7 @@ def new_probe() -> Iterator[Callable[..., Probe]]:
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The ratios, time of tiled by that of plain, that the rounds to come will find."""
     ratios: list[float] = []
-    monkeypatch.setattr(Probe, "_plan_ratio", lambda self, num_inputs, num_outputs: ratios.pop(0))
+    monkeypatch.setattr(Probe, "_layout_ratio", lambda *_: ratios.pop(0))
     return ratios
 
 
@@ -102,7 +112,7 @@ def test_an_answer_is_for_its_machine_and_shape(
     assert new_probe(tmp_path).plan(128, 64).choice == "tiled"
     assert new_probe(tmp_path).plan(64, 128).choice == "plain"
     assert rounds == []
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 6  # with the widths
 
 
 def test_an_old_answer_is_tried_again(
@@ -128,7 +138,74 @@ def test_a_round_compares_both_plans(new_probe: Callable[..., Probe], monkeypatc
     monkeypatch.setattr(probe_module, "_fastest", FASTEST)
     assert new_probe().plan(64, 128).choice in ("plain", "tiled")
     monkeypatch.setattr(probe_module, "_fastest", lambda applies, x: [2.0, len(x) * 1.0])
-    assert new_probe()._plan_ratio(64, 128) == pytest.approx(8.0)  # (4 * 16 * 64) ** (1 / 3) / 2
+    probe = new_probe()
+    ratio = probe._layout_ratio(64, 128, None, probe.invariant(64, 128))
+    assert ratio == pytest.approx(8.0)  # (4 * 16 * 64) ** (1 / 3) / 2
+
+
+@needs_kernel
+def test_a_round_compares_layouts(new_probe: Callable[..., Probe], monkeypatch):
+    probe = new_probe(kernel=KERNEL)
+    compared: list[list[str]] = []
+
+    def fastest(applies: Sequence[Any], x: np.ndarray) -> list[float]:
+        matrices = [apply.__self__ for apply in applies]
+        compared.append([each.layout.name for each in matrices])
+        results = [each.apply(x, None) for each in matrices]
+        np.testing.assert_allclose(results[0], 32.0)  # 64 numbers of 0.5
+        np.testing.assert_array_equal(*results)
+        return [1.0, 2.0]
+
+    monkeypatch.setattr(probe_module, "_fastest", fastest)
+    assert probe.plan(64, 192) == ("packed", 2.0)
+    wanted = [["tiled", "packed-invariant"], ["packed", "tiled"]]
+    assert [each for number, each in enumerate(compared) if each not in compared[:number]] == wanted
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("seconds", "invariant", "wanted"),
+    [
+        ({"tiled": 3, "packed": 1, "packed-invariant": 0.9}, "packed-invariant", "same"),
+        ({"tiled": 3, "packed": 1, "packed-invariant": 1.5}, "packed-invariant", "packed"),
+        ({"tiled": 0.5, "packed": 1, "packed-invariant": 1}, "tiled", "same"),
+        ({"tiled": 1.5, "packed": 1, "packed-invariant": 2}, "tiled", "packed"),
+        # Where nothing is clear, they are packed.
+        ({"tiled": 1, "packed": 1, "packed-invariant": 0.97}, "packed-invariant", "packed"),
+        ({"tiled": 2, "packed": 1, "packed-invariant": 1.05}, "packed-invariant", "packed"),
+    ],
+)
+def test_the_fastest_layout_is_chosen_unless_an_invariant_one_is_as_fast(
+    seconds: dict[str, float],
+    invariant: str,
+    wanted: str,
+    tmp_path: Path,
+    new_probe: Callable[..., Probe],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(
+        Probe, "_layout_ratio", lambda *args: seconds[args[4].name] / seconds[args[3].name]
+    )
+    for _ in range(2):  # The second one may know the answers.
+        probe = new_probe(tmp_path, kernel=KERNEL)
+        assert probe.invariant(64, 128).name == invariant
+        found = probe.plan(64, 128)
+        assert found.choice == (invariant if wanted == "same" else wanted)
+        assert found.ratio == pytest.approx(seconds[invariant] / seconds["packed"], abs=1e-3)
+        fastest = probe.fastest(64)
+        assert fastest is not None
+        assert fastest.name == "packed"
+
+
+@needs_kernel
+def test_an_answer_about_other_layouts_is_tried_again(
+    tmp_path: Path, new_probe: Callable[..., Probe], rounds: list[float]
+):
+    rounds += [3.0] * 3
+    assert new_probe(tmp_path).plan(64, 128).choice == "plain"
+    rounds += [0.5] * 6
+    assert new_probe(tmp_path, kernel=KERNEL).plan(64, 128).choice == "packed-invariant"
+    assert rounds == []
 
 
 @pytest.mark.parametrize(
@@ -217,6 +294,7 @@ def test_the_machine_key_has_cpu_blas_numpy_and_threads():
 
 
 def test_a_backend_asks_the_probe_unless_a_plan_is_set(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu_backend, "numpy_kernel", lambda: None)
     monkeypatch.setattr(Probe, "plan", lambda self, *shape: Found("tiled", 0.5))
     for plan, wanted in (("auto", "tiled"), ("plain", "plain")):
         backend = load_backend("numpy", config=EngineConfig(linear_plan=plan))

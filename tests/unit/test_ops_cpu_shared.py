@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from forks import exit_code_of_child
 from interrupts import KINDS, Injector
+from linear_layouts import needs_kernel
 from shared_steps import PATIENCE, count_shares, share_always
 from tiny_models import LLAMA, QWEN2, random_weights, write_model
 
@@ -125,10 +126,11 @@ def without_helpers(directory: Any, **settings: Any) -> dict[str, Any]:
     [
         {"batch_invariant": True},
         {"batch_invariant": True, "max_num_batched_tokens": 3},
+        pytest.param({"batch_invariant": True, "linear_plan": "packed"}, marks=needs_kernel),
         {"kv_cache_dtype": "int8", "enable_prefix_caching": False},
         {"kv_cache_dtype": "fp8", "enable_prefix_caching": False},
     ],
-    ids=["invariant", "short chunks", "int8 cache", "fp8 cache"],
+    ids=["invariant", "short chunks", "packed", "int8 cache", "fp8 cache"],
 )
 def test_an_engine_gives_the_same(
     model: str, settings: dict[str, Any], directories: dict[str, Any], calls: Counter[str]

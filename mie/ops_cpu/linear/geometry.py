@@ -7,7 +7,6 @@ it, how often that kernel is called, and for some kernels how a row is rounded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +23,8 @@ The kernels keep 4 x 64 or 6 x 32 sums in AVX-512 registers.
 """
 DEFAULT_WIDTH = 64
 """Columns of a tile unless the probe found another width to be faster."""
+COMMON_WIDTH = 192
+"""A multiple of the width of every layout."""
 REFERENCE_GROUP = 4
 """Rows of the products whose bits all others must have."""
 MAX_ROWS = 512
@@ -46,7 +47,6 @@ REST = 0.7
 """Time of a kernel's remaining rows, relative to the rows that it computes at a time."""
 
 
-@lru_cache(MAX_CUTS)
 def parts_of(num_inputs: int) -> list[tuple[int, int]]:
     """Return the fewest ranges of K whose products are small, of equal size except the last.
 

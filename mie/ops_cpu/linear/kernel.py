@@ -13,7 +13,7 @@ import platform
 from collections.abc import Callable
 from ctypes import c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ MACHINES = ("x86_64", "aarch64")
 """The machines on which the functions have these signatures."""
 VERSION = "OpenBLAS 0.3."
 """How the description of a known OpenBLAS begins."""
-MOST_COLUMNS = 32
+MOST_COLUMNS = 16
 """Maximum number of columns of a panel."""
 MULTIPLY = (c_long, c_long, c_long, c_float, c_void_p, c_void_p, c_void_p, c_long)
 PACK = (c_long, c_long, c_void_p, c_long, c_void_p)
@@ -58,7 +58,6 @@ def address(array: Floats) -> int:
     return number
 
 
-@lru_cache(1)
 def numpy_kernel() -> Kernel | None:
     """Return the kernel of NumPy's BLAS, or None."""
     return find_kernel(Blas())

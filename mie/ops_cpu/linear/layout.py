@@ -95,7 +95,7 @@ class TileLayout:
     def groups(self, x: Floats, shape: tuple[int, int], allocator: CachingAllocator) -> Floats:
         if len(x) < math.prod(shape) or not x.flags.c_contiguous:
             x = padded(x, math.prod(shape), allocator)
-        return x.reshape(*shape, -1)
+        return x.reshape(*shape, x.shape[1])
 
     def placer(self, groups: Floats, num_rows: int) -> Callable[[Floats], None]:
         rows = groups.reshape(-1, groups.shape[2])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.linear.geometry import (
-    MAX_CUTS,
     MAX_GROUP,
     MAX_ROWS,
     REFERENCE_GROUP,
@@ -34,8 +33,11 @@ from mie.ops_cpu.linear.layout import Buffers, padded
 from mie.ops_cpu.linear.widen import widen
 from mie.ops_cpu.samples import samples
 
-WIDTH, WIDTH_OF_PARTS = 32, 64
-"""Columns of a tile, and of one whose parts are multiplied one by one."""
+WIDTH, WIDTH_OF_PARTS = 48, 96
+"""Columns of a tile, and of one whose parts are multiplied one by one.
+
+The kernel for AVX2 computes 24 columns at a time, and those for AVX-512 16.
+"""
 ROWS_AT_ONCE = 4
 """Rows that a kernel computes in the time of one. The number of rows is padded to a multiple."""
 ROWS_AT_ONCE_PASS = 12
@@ -44,8 +46,8 @@ CALL_BYTES = 1 << 20
 """Bytes of weights that a kernel reads several times. They stay in a cache meanwhile."""
 MAX_PREPARED = 8
 """Maximum number of calls that are kept ready for a product."""
-TRIAL_TILES = 1, 3
-"""Numbers of tiles with which groups are tried. Their ends may be computed in another way."""
+TRIAL_TILES = 3
+"""Number of tiles of a trial, of which two are at the ends and one is not."""
 
 
 class PackedLayout:
@@ -60,6 +62,8 @@ class PackedLayout:
         self.width, self.is_batch_invariant = width, is_invariant
         self._kernel, self._wide = kernel, wide
         self._stage = Buffers(1, np.dtype(np.float32))
+        self._invariant_groups: dict[int, list[int]] = {}
+        self._are_alike: dict[tuple[int, int], bool] = {}
 
     def put(self, rows: NDArray[Any], tile: NDArray[Any], first: int) -> None:
         panel, column = np.divmod(np.arange(first, first + len(rows)), self._kernel.columns)
@@ -78,7 +82,7 @@ class PackedLayout:
         for start in range(0, max(1, num_rows), MAX_ROWS):
             count = max(1, min(MAX_ROWS, num_rows - start))
             if self.is_batch_invariant:
-                groups = invariant_groups(self._kernel, num_inputs)
+                groups = self.invariant_groups(num_inputs)
                 group = min(groups, key=lambda each: (ceil_div(count, each) * each, -each))
             else:
                 group = ceil_div(count, ROWS_AT_ONCE) * ROWS_AT_ONCE
@@ -139,6 +143,55 @@ class PackedLayout:
                 return multiply
         return partial(self.product, groups, tiles, y, 0)
 
+    def invariant_groups(self, num_inputs: int) -> list[int]:
+        """Return the groups whose rows have the bits that a group of four gives, by a trial."""
+        if num_inputs not in self._invariant_groups:
+            groups = [REFERENCE_GROUP]
+            for group in range(2 * ROWS_AT_ONCE, MAX_GROUP + 1, ROWS_AT_ONCE):
+                if all(self._is_equal(size, group) for size in _sizes(num_inputs)):
+                    groups.append(group)
+            self._invariant_groups[num_inputs] = groups
+        return self._invariant_groups[num_inputs]
+
+    def are_alike(self, num_inputs: int, num_rows: int) -> bool:
+        """Return whether a tile's bits do not depend on which others a call multiplies.
+
+        The kernel may compute the first and last columns of a call in another way. A trial finds
+        it for few rows. With more rows, a call is long enough with one tile.
+        """
+        key = num_inputs, num_rows
+        if key not in self._are_alike:
+            self._are_alike[key] = num_rows <= MAX_GROUP and all(
+                self._is_alike(size, num_rows) for size in _sizes(num_inputs)
+            )
+        return self._are_alike[key]
+
+    def _is_equal(self, num_inputs: int, group: int) -> bool:
+        x, tiles = self._samples(group, num_inputs, 1)
+        fours = [
+            self._multiply(x[i : i + ROWS_AT_ONCE], tiles) for i in range(0, group, ROWS_AT_ONCE)
+        ]
+        return bool((self._multiply(x, tiles) == np.concatenate(fours)).all())
+
+    def _is_alike(self, num_inputs: int, num_rows: int) -> bool:
+        x, tiles = self._samples(num_rows, num_inputs, TRIAL_TILES)
+        alone = [self._multiply(x, tile[None]) for tile in tiles]
+        return bool((self._multiply(x, tiles) == np.concatenate(alone, 1)).all())
+
+    def _samples(self, num_rows: int, num_inputs: int, num_tiles: int) -> tuple[Floats, Floats]:
+        """Return rows [R, K], and tiles [tiles, K * W] of one part."""
+        x, tiles = samples(num_rows, num_inputs), samples(num_tiles, num_inputs * self.width)
+        return x.astype(np.float32), tiles.astype(np.float32)
+
+    def _multiply(self, x: Floats, tiles: Floats) -> Floats:
+        """Return the product of one call."""
+        (num_rows, num_inputs), columns = x.shape, len(tiles) * self.width
+        rows, y = np.empty_like(x), np.zeros((num_rows, columns), np.float32)
+        self._kernel.pack_rows(num_inputs, num_rows, address(x), num_inputs, address(rows))
+        operands = address(tiles), address(rows), address(y)
+        self._kernel.multiply(columns, num_rows, num_inputs, 1.0, *operands, columns)
+        return y
+
     def _panels(self, tiles: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
         """Return a part of tiles [..., K, W] as [..., panels, K of the part, columns]."""
         flat = tiles.reshape(*tiles.shape[:-2], -1)[..., start * self.width : stop * self.width]
@@ -161,7 +214,7 @@ class PackedLayout:
         (num_groups, rows, num_inputs), size = groups.shape, y.itemsize
         parts, stride = parts_of(num_inputs), y.strides[0] // size
         at_once = max(1, len(tiles))
-        if len(parts) > 1:
+        if len(parts) > 1 or not self.are_alike(num_inputs, rows):
             at_once = 1
         elif num_groups * rows > ROWS_AT_ONCE_PASS:
             at_once = max(1, CALL_BYTES // (size * num_inputs * self.width))
@@ -177,31 +230,6 @@ class PackedLayout:
                     yield num_columns, rows, stop - start, 1.0, part, own, place, stride
 
 
-@lru_cache(MAX_CUTS)
-def invariant_groups(kernel: Kernel, num_inputs: int) -> list[int]:
-    """Return the groups whose rows have the bits that a group of four gives, as a trial finds."""
-    sizes = {stop - start for start, stop in parts_of(num_inputs)}
-    others = range(2 * ROWS_AT_ONCE, MAX_GROUP + 1, ROWS_AT_ONCE)
-    equal = [group for group in others if all(_is_equal(kernel, size, group) for size in sizes)]
-    return [REFERENCE_GROUP, *equal]
-
-
-def _is_equal(kernel: Kernel, num_inputs: int, group: int) -> bool:
-    x = samples(group, num_inputs).astype(np.float32)
-    for num_tiles in TRIAL_TILES:
-        columns = num_tiles * WIDTH
-        weights = samples(columns // kernel.columns, num_inputs * kernel.columns)
-        panels = weights.astype(np.float32)
-        found = []
-        for rows in (group, REFERENCE_GROUP):
-            y = np.zeros((group, columns), np.float32)
-            for first in range(0, group, rows):
-                packed, own = np.zeros((rows, num_inputs), np.float32), x[first : first + rows]
-                kernel.pack_rows(num_inputs, rows, address(own), num_inputs, address(packed))
-                sizes = columns, rows, num_inputs
-                operands = address(panels), address(packed), address(y[first:])
-                kernel.multiply(*sizes, 1.0, *operands, columns)
-            found.append(y)
-        if (found[0] != found[1]).any():
-            return False
-    return True
+def _sizes(num_inputs: int) -> set[int]:
+    """Return the sizes of the parts of K."""
+    return {stop - start for start, stop in parts_of(num_inputs)}

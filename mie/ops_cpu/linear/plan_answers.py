@@ -29,7 +29,7 @@ class Answer:
     """The dtype and the shape: "float32 576x1536"."""
     plan: str
     ratio: float
-    """The time of tiled divided by that of plain."""
+    """The time of the second choice divided by that of the first."""
     day: str
     """The day it was found: "2026-11-22"."""
 

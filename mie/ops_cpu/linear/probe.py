@@ -17,7 +17,7 @@ import numpy as np
 
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import huge_empty
-from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, KERNEL_ROWS
+from mie.ops_cpu.linear.geometry import COMMON_WIDTH, DEFAULT_WIDTH, KERNEL_ROWS
 from mie.ops_cpu.linear.layout import Layout
 from mie.ops_cpu.linear.matrix import Matrix
 from mie.ops_cpu.linear.plain import PlainMatrix, PlainPlan
@@ -81,8 +81,8 @@ class Question(NamedTuple):
     """The second is chosen where its time, relative to the first, is at most this."""
     margin: float
     """Factor by which a ratio must differ from the limit to be clear."""
-    guess: str
-    """The choice where neither is clear and no answer is known."""
+    guess: str | None
+    """The choice where neither is clear and no answer is known. None takes what seems better."""
 
     def answer(self, measure: Callable[[], float]) -> Found:
         """Return the known answer, or the one that rounds of ``measure`` find.
@@ -97,11 +97,14 @@ class Question(NamedTuple):
             return Found(known.plan, known.ratio)
         ratios = sorted(measure() for _ in range(ROUNDS))
         ratio = round(ratios[ROUNDS // 2], 3)
+        choice = self.second if ratio <= self.limit else self.first
         if ratios[-1] <= self.limit / self.margin or ratios[0] >= self.limit * self.margin:
-            choice = self.second if ratio <= self.limit else self.first
             self.answers.put(self.subject, choice, ratio, today)
-            return Found(choice, ratio)
-        return Found(self.guess if known is None else known.plan, ratio)
+        elif known is not None:
+            choice = known.plan
+        elif self.guess is not None:
+            choice = self.guess
+        return Found(choice, ratio)
 
 
 class Probe:
@@ -144,7 +147,7 @@ class Probe:
                 second=invariant.name,
                 limit=TOLERATED,
                 margin=PLAN_MARGIN,
-                guess=invariant.name if other is None else other.name,
+                guess=invariant.name if other is None else None,
             )
             ratio = partial(self._layout_ratio, *shape, other, invariant)
             self._plans[shape] = question.answer(ratio)
@@ -210,8 +213,8 @@ class Probe:
         self, num_inputs: int, num_outputs: int, first: Layout | None, second: Layout
     ) -> float:
         """Return the time of the second layout divided by that of the first, or of plain."""
-        num_tiles = max(1, min(num_outputs, MOST_WEIGHTS // num_inputs) // DEFAULT_WIDTH)
-        num_columns = num_tiles * DEFAULT_WIDTH
+        num_columns = min(num_outputs, MOST_WEIGHTS // num_inputs)
+        num_columns = max(1, num_columns // COMMON_WIDTH) * COMMON_WIDTH
         # All elements are equal, so one array is the matrix in any layout.
         weights = self._trial_weights(num_inputs * num_columns)
 
