@@ -270,6 +270,8 @@ def test_shares_may_be_unequal_and_change_from_step_to_step(
 
     def counted(matrix: TiledMatrix, groups: Any, out: Any, which: slice) -> Any:
         task = task_of(matrix, groups, out, which)
+        if matrix._plan is not both[0].plan:
+            return task
 
         def count_and_do() -> None:
             shared = both[0].plan.shared
@@ -574,7 +576,7 @@ class Timed:
         return self._model.plan.shared is not None
 
 
-NUM_TRIALS = 48
+NUM_TRIALS = 32
 
 
 @pytest.mark.parametrize("is_slower", [False, True])
@@ -586,7 +588,7 @@ def test_steps_that_are_slower_with_helpers_go_to_threads(
     begin = [timed.is_shared(1) for _ in range(2)]
     assert begin == [False, False]  # There are no helpers yet, and then no step of this kind.
     trials = [timed.is_shared(1) for _ in range(NUM_TRIALS)]
-    assert trials == ([True] * 12 + [False] * 12) * 2
+    assert trials == ([True] * 8 + [False] * 8) * 2
     assert {timed.is_shared(1) for _ in range(100)} == {not is_slower}
 
 
