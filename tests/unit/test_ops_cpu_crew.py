@@ -275,8 +275,8 @@ def test_shares_may_be_unequal_and_change_from_step_to_step(
 
         def count_and_do() -> None:
             shared = both[0].plan.shared
-            assert shared is not None
-            counts[shared.helpers.rank] += which.stop - which.start
+            if shared is not None:  # otherwise the caller does it before there are helpers
+                counts[shared.helpers.rank] += which.stop - which.start
             task()
 
         return count_and_do
