@@ -43,7 +43,7 @@ _CHECKED = (
     "-fsanitize=alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero",
     "-fno-sanitize-recover=all",
 )
-
+_LIBRARIES = ("-nodefaultlibs", "-lm", "-lgcc", "-lc")  # libstdc++ would take half of the linking
 _HEADER = "mie_emu_launch.h"
 
 
@@ -90,7 +90,7 @@ class Builder:
         path = self._path(source.stem, [source, *sorted(headers)], [*flags, stub, runtime.name])
         if not is_private_file(path):
             flags = [f"-I{self._headers(common)}", *flags]
-            self._compile(path, stub, flags, [str(runtime), "-Wl,-rpath,$ORIGIN"])
+            self._compile(path, stub, flags, [str(runtime), "-Wl,-rpath,$ORIGIN", *_LIBRARIES])
         return path
 
     def _headers(self, flags: Sequence[str]) -> Path:
