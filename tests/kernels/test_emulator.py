@@ -458,4 +458,4 @@ def test_processes_may_build_at_the_same_time(tmp_path: Path):
     both = [subprocess.Popen(command, env=environment) for _ in range(2)]
     assert [each.wait(timeout=280) for each in both] == [0, 0]
     built = sorted(path.name.split("-")[0] for path in (tmp_path / "mie/emulator").iterdir())
-    assert built == ["emulator", "runtime"]
+    assert built == ["emulator", "headers", "runtime"]

@@ -307,7 +307,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     built: list[Path] = []
 
     def run(self: Builder, command: list[str]) -> str:
-        if "-o" in command:
+        if "-shared" in command:
             built.append(Path(command[command.index("-o") + 1]))
             built[-1].write_text("")
         return "a compiler"

@@ -39,10 +39,13 @@ _KERNEL = (
     f"-I{KERNELS}",
 )
 _CHECKED = (
+    "-Og",  # In the tests it saves more time of builds than it costs in launches.
     "-fsanitize=thread",
     "-fsanitize=alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero",
     "-fno-sanitize-recover=all",
 )
+_LIBRARIES = ("-nodefaultlibs", "-lm", "-lgcc", "-lc")  # libstdc++ would take half of the linking
+_HEADER = "mie_emu_launch.h"
 
 
 class Builder:
@@ -71,7 +74,9 @@ class Builder:
         sources = sorted(HERE.glob("*.cpp"))
         path = self._path("runtime", [*sources, *sorted(HERE.glob("*.h"))], _RUNTIME)
         if not is_private_file(path):
-            self._build(path, [*_RUNTIME, "-shared", *map(str, sources), "-lrt", "-ldl"])
+            # In one unit, to read the headers once.
+            unit = "".join(f'#include "{source}"\n' for source in sources)
+            self._compile(path, unit, _RUNTIME, ["-lrt", "-ldl"])
         return path
 
     def kernels(
@@ -79,16 +84,32 @@ class Builder:
     ) -> Path:
         """Return the shared library of the kernels ``names`` in the file ``source``."""
         runtime = self.runtime()
-        flags = [*_KERNEL, f"-I{source.parent}", *(_CHECKED if is_checked else ())]
-        flags += options
+        common = [*_KERNEL, *(_CHECKED if is_checked else ())]
+        flags = [*common, f"-I{source.parent}", *options]
         stub = _stub(source, names)
         headers = [*HERE.glob("*.h"), *KERNELS.glob("*.cuh"), *source.parent.glob("*.cuh")]
         path = self._path(source.stem, [source, *sorted(headers)], [*flags, stub, runtime.name])
         if not is_private_file(path):
-            self._compile(path, stub, flags, runtime)
+            flags = [f"-I{self._headers(common)}", *flags]
+            self._compile(path, stub, flags, [str(runtime), "-Wl,-rpath,$ORIGIN", *_LIBRARIES])
         return path
 
-    def _compile(self, path: Path, stub: str, flags: Sequence[str], runtime: Path) -> None:
+    def _headers(self, flags: Sequence[str]) -> Path:
+        """Return the folder of the precompiled header of the stubs.
+
+        Reading the header itself would be a quarter of a small kernel's build. The compiler does
+        so if it cannot use what is precompiled.
+        """
+        folder = self._path("headers", sorted(HERE.glob("*.h")), flags).with_suffix("")
+        path = folder / f"{_HEADER}.gch"
+        if not is_private_file(path):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._build(path, [*flags, "-x", "c++-header", str(HERE / _HEADER)])
+        return folder
+
+    def _compile(
+        self, path: Path, text: str, flags: Sequence[str], libraries: Sequence[str]
+    ) -> None:
         """Compile and link separately, because the linker must not see -fsanitize.
 
         The emulator itself implements the calls that -fsanitize inserts.
@@ -96,12 +117,9 @@ class Builder:
         mine = f"{os.getpid()}-{threading.get_ident()}"
         unit, compiled = path.with_suffix(f".{mine}.cpp"), path.with_suffix(f".{mine}.o")
         try:
-            unit.write_text(stub)
+            unit.write_text(text)
             self._run([*self.compiler, *flags, "-c", str(unit), "-o", str(compiled)])
-            self._build(
-                path,
-                ["-shared", str(compiled), str(runtime), "-Wl,-rpath,$ORIGIN"],
-            )
+            self._build(path, ["-shared", str(compiled), *libraries])
         finally:
             unit.unlink(missing_ok=True)
             compiled.unlink(missing_ok=True)
@@ -168,8 +186,8 @@ extern "C" void mie_signature_{index}(char* out, size_t size) {{
         for index, name in enumerate(names)
     )
     return f"""\
+#include "{_HEADER}"
 #include "{source}"
-#include "mie_emu_launch.h"
 #pragma GCC visibility push(default)
 {functions}#pragma GCC visibility pop
 """

@@ -6,6 +6,9 @@
 
 #include "mie_emu.h"
 
+struct f16;  // mie_cuda.cuh defines both
+struct bf16;
+
 namespace mie_emu {
 
 // Not instrumented by the checked build, because the launch's memory is not the kernel's.
