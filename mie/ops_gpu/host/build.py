@@ -39,7 +39,6 @@ _KERNEL = (
     f"-I{KERNELS}",
 )
 _CHECKED = (
-    "-Og",  # In the tests it saves more time of builds than it costs in launches.
     "-fsanitize=thread",
     "-fsanitize=alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero",
     "-fno-sanitize-recover=all",
