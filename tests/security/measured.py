@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MAX_CPU_SECONDS = 1.0
+MAX_CPU_SECONDS = 4.0
 MAX_BYTES = 200_000_000
 """Limits of the cost of untrusted input before it is refused, above the idle process."""
 
