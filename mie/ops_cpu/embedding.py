@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats, Ints
 from mie.ops_cpu.allocator import WeightAllocator
-from mie.ops_cpu.linear.geometry import COMMON_WIDTH
+from mie.ops_cpu.linear.geometry import WIDTHS
 from mie.ops_cpu.linear.layout import Layout
 from mie.ops_cpu.linear.widen import stored, widen
 
@@ -37,7 +37,7 @@ class Embedding:
         for block in blocks:
             block = stored(block, weight_dtype, dtype)
             if row == 0:
-                padded = ceil_div(num_rows, COMMON_WIDTH) * COMMON_WIDTH, num_columns
+                padded = max(ceil_div(num_rows, each) * each for each in WIDTHS), num_columns
                 self.memory = (weights or WeightAllocator()).empty(padded, block.dtype)
                 self.memory[num_rows:] = 0
             self.memory[row : row + len(block)] = block
@@ -53,11 +53,10 @@ class Embedding:
         """Convert to the tiles of the head, in place. The rows of a tile become its columns."""
         if self._tiles is None:
             num_columns, width = self.shape[1], layout.width
-            self._tiles = self.memory.reshape(-1, num_columns, width)
-            rows = self.memory.reshape(-1, width, num_columns)
-            for tile, rows_of_it in zip(self._tiles, rows, strict=True):
-                layout.put(rows_of_it.copy(), tile, 0)
-            self._tiles = self._tiles[: ceil_div(self.shape[0], width)]
+            rows = self.memory[: ceil_div(self.shape[0], width) * width]
+            self._tiles = rows.reshape(-1, num_columns, width)
+            for tile, own in zip(self._tiles, rows.reshape(-1, width, num_columns), strict=True):
+                layout.put(own.copy(), tile, 0)
             self._layout = layout
         return self._tiles
 

@@ -23,8 +23,8 @@ The kernels keep 4 x 64 or 6 x 32 sums in AVX-512 registers.
 """
 DEFAULT_WIDTH = 64
 """Columns of a tile unless the probe found another width to be faster."""
-COMMON_WIDTH = 192
-"""A multiple of the width of every layout."""
+WIDTHS = 32, 48, 64, 96
+"""The widths of all layouts."""
 REFERENCE_GROUP = 4
 """Rows of the products whose bits all others must have."""
 MAX_ROWS = 512

@@ -17,7 +17,7 @@ import numpy as np
 
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import huge_empty
-from mie.ops_cpu.linear.geometry import COMMON_WIDTH, DEFAULT_WIDTH, KERNEL_ROWS
+from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, KERNEL_ROWS, WIDTHS
 from mie.ops_cpu.linear.layout import Layout
 from mie.ops_cpu.linear.matrix import Matrix
 from mie.ops_cpu.linear.plain import PlainMatrix, PlainPlan
@@ -213,8 +213,9 @@ class Probe:
         self, num_inputs: int, num_outputs: int, first: Layout | None, second: Layout
     ) -> float:
         """Return the time of the second layout divided by that of the first, or of plain."""
+        multiple = math.lcm(*WIDTHS)
         num_columns = min(num_outputs, MOST_WEIGHTS // num_inputs)
-        num_columns = max(1, num_columns // COMMON_WIDTH) * COMMON_WIDTH
+        num_columns = max(1, num_columns // multiple) * multiple
         # All elements are equal, so one array is the matrix in any layout.
         weights = self._trial_weights(num_inputs * num_columns)
 
