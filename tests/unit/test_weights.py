@@ -37,6 +37,7 @@ from mie.checkpoint.weights import (
     non_finite_tensors,
 )
 from mie.errors import WeightsError
+from mie.ops_cpu.allocator import HUGE_PAGE
 
 CONFIG = ModelConfig.from_hf(hf_config())
 EXPECTED = expected_tensors(CONFIG)
@@ -582,7 +583,9 @@ def test_the_engine_loads_within_115_percent_of_its_weights(
 ) -> None:
     """Matrices are converted in blocks: the file and its copy are never both held."""
     model = write_large_model(tmp_path, dtype)
-    assert peak_over_weights(tmp_path, str(4 * num_parameters(model)), ENGINE_LOADER) < 1.15
+    num_bytes = 4 * num_parameters(model)
+    most = 1.15 + HUGE_PAGE / num_bytes  # A few more bytes may begin another huge page.
+    assert peak_over_weights(tmp_path, str(num_bytes), ENGINE_LOADER) < most
 
 
 def write_large_model(directory: Path, dtype: DTypeLike) -> ModelConfig:
