@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import weakref
 from collections.abc import Callable
 from ctypes import c_float
 from dataclasses import dataclass, field
@@ -278,3 +279,17 @@ def test_one_row_and_many_are_packed_alike(num_inputs: int):
         layout.placer(placed, num_rows)(x)
         np.testing.assert_array_equal(placed, groups)
     workers.close()
+
+
+def test_prepared_calls_keep_the_memory_that_they_use():
+    layout = layout_with(FAKE_KERNEL)
+    memory = [np.zeros(shape, "float32") for shape in ((1, 4, 30), (2, 30, WIDTH))]
+    kept = [weakref.ref(each) for each in memory]
+    place = layout.placer(memory[0], 4)
+    multiply = layout.prepared(*memory, np.zeros((4, 2 * WIDTH), "float32"))
+    memory.clear()
+    assert None not in [each() for each in kept]
+    del multiply
+    assert [each() is None for each in kept] == [False, True]
+    del place
+    assert kept[0]() is None
