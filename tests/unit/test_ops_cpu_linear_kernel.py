@@ -281,14 +281,16 @@ def test_one_row_and_many_are_packed_alike(num_inputs: int):
     workers.close()
 
 
+@needs_kernel
 def test_prepared_calls_keep_the_memory_that_they_use():
-    layout = layout_with(FAKE_KERNEL)
-    memory = [np.zeros(shape, "float32") for shape in ((1, 4, 30), (2, 30, WIDTH))]
-    kept = [weakref.ref(each) for each in memory]
-    place = layout.placer(memory[0], 4)
-    multiply = layout.prepared(*memory, np.zeros((4, 2 * WIDTH), "float32"))
-    memory.clear()
-    assert None not in [each() for each in kept]
+    assert KERNEL is not None
+    layout = layout_with(KERNEL)
+    groups, tiles = np.zeros((1, 4, 30), "float32"), np.zeros((2, 30, WIDTH), "float32")
+    kept = [weakref.ref(each) for each in (groups, tiles)]
+    place = layout.placer(groups, 4)
+    multiply = layout.prepared(groups, tiles, np.zeros((4, 2 * WIDTH), "float32"))
+    del groups, tiles
+    assert [each() is None for each in kept] == [False, False]
     del multiply
     assert [each() is None for each in kept] == [False, True]
     del place
