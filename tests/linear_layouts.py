@@ -17,8 +17,9 @@ TILED = ["tiled", "tiled, 32 wide"]
 LAYOUTS = [*TILED, *PACKED]
 
 
-def layout_of(plan: TiledPlan, name: str, num_inputs: int) -> Layout:
-    """Return a layout for matrices with this K."""
+def layout_of(plan: TiledPlan, name: str, shape: tuple[int, ...]) -> Layout:
+    """Return a layout for a matrix (N, K)."""
     if name in ("packed", "packed-invariant"):
-        return plan.packed(num_inputs, is_invariant=name == "packed-invariant")
+        num_outputs, num_inputs = shape
+        return plan.packed(num_inputs, num_outputs, is_invariant=name == "packed-invariant")
     return plan.layouts[64 if name == "tiled" else 32]

@@ -204,12 +204,12 @@ class CpuBackend(NumpyBackend):
         if self._linear_plan == "tiled":
             return self._tiled.layouts[probe.width(num_inputs)]
         if self._linear_plan == "packed":
-            invariant: Layout = self._tiled.packed(num_inputs, is_invariant=True)
+            invariant: Layout = self._tiled.packed(num_inputs, num_outputs, is_invariant=True)
         else:
             invariant = probe.invariant(num_inputs, num_outputs)
         if self._must_be_invariant:
             return invariant
-        fastest = probe.fastest(num_inputs)
+        fastest = probe.fastest(num_inputs, num_outputs)
         if probe.plan(num_inputs, num_outputs).choice not in ("plain", "packed"):
             return invariant
         # 16-bit weights are only kept in tiles.

@@ -37,7 +37,7 @@ def products_facts() -> dict[str, Any]:
     with backend.blas.threads(1):
         plan, ratio = probe.plan(*TRIED_SHAPE)
         invariant = probe.invariant(*TRIED_SHAPE).name
-    other = probe.fastest(TRIED_SHAPE[0])
+    other = probe.fastest(*TRIED_SHAPE)
     return {
         "plan": plan,
         "invariant": invariant,

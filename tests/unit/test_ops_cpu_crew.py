@@ -78,7 +78,7 @@ class Model:
         weight = self.values(num_outputs, num_inputs) / num_inputs**0.5
         weight = weight.astype(self._weight_dtype)
         bias = self.values(num_outputs) if has_bias else None
-        layout = layout_of(self.plan, self._layout, num_inputs)
+        layout = layout_of(self.plan, self._layout, weight.shape)
         return self.plan.load(weight.shape, [weight], bias, layout)
 
     def run(self, forward: Callable[[StepBatch], Floats], batch: StepBatch) -> Floats:
@@ -162,6 +162,7 @@ class Products:
 NUM_PRODUCTS = 16
 SHARED = [
     ((100, 300), "float32", "auto"),
+    ((100, 2000), "float32", "auto"),
     ((300, 330), "float32", "bfloat16"),
     ((2100, 130), "float32", "auto"),
     ((2100, 130), "float32", "float16"),

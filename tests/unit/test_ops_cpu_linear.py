@@ -65,7 +65,7 @@ def load(
         plain = PlainPlan(np.dtype(dtype), workers, bytes_per_thread=1)
         return plain.load(shape, blocks, bias)
     plan = make_plan(dtype, workers, weight_dtype)
-    return plan.load(shape, blocks, bias, layout_of(plan, name, shape[1]))
+    return plan.load(shape, blocks, bias, layout_of(plan, name, shape))
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -164,7 +164,7 @@ def test_a_row_of_an_invariant_layout_depends_only_on_itself(
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("shape", [(64, 64), (576, 330), (4001, 270)])
+@pytest.mark.parametrize("shape", [(64, 64), (576, 330), (100, 2000), (4001, 270)])
 def test_a_product_in_tiles_does_not_depend_on_the_number_of_threads(
     name: str, shape: tuple[int, int]
 ):
@@ -231,7 +231,7 @@ def test_an_embedding_and_its_head_share_their_memory(
     table = normal(70, size).astype(ml_dtypes.bfloat16)
     embedding = Embedding((70, size), [table[:8], table[8:]], np.dtype("float32"), weight_dtype)
     plan = make_plan("float32", workers, weight_dtype)
-    layout = layout_of(plan, name, size)
+    layout = layout_of(plan, name, (70, size))
     token_ids = np.array([69, 0, 64, 0])
     wanted = table[token_ids].astype("float32")
     np.testing.assert_array_equal(embedding.take(token_ids), wanted)

@@ -17,11 +17,12 @@ from mie.ops_cpu.allocator import CachingAllocator
 from mie.ops_cpu.linear.geometry import REFERENCE_GROUP
 from mie.ops_cpu.linear.kernel import Kernel, find_kernel
 from mie.ops_cpu.linear.layout import Buffers
-from mie.ops_cpu.linear.packed import WIDTH, PackedLayout
+from mie.ops_cpu.linear.packed import LEAST_CALLS, PACKED_WIDTHS, PackedLayout
 from mie.ops_cpu.linear.tiled import TiledPlan
 from mie.ops_cpu.threads.blas import Blas
 from mie.ops_cpu.threads.workers import Workers
 
+WIDTH = PACKED_WIDTHS[0]
 AT_ONCE = 4
 """The rows, and the columns, that the fake kernel packs next to each other."""
 
@@ -216,6 +217,30 @@ def test_bits_that_depend_on_the_other_tiles_of_a_call_are_found(column: int):
     assert not layout.are_alike(30, 28), "more rows are not tried"
 
 
+@pytest.mark.parametrize("num_tiles", [1, 7, 17, 40])
+def test_calls_whose_ends_have_other_bits_are_the_same_for_any_number_of_threads(num_tiles: int):
+    def spoil(product: np.ndarray) -> None:
+        if len(product) > 8:
+            product[:, [0, -1]] = np.nextafter(product[:, [0, -1]], 9)
+
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((num_tiles * WIDTH, 9)).astype("float32")
+    x = rng.standard_normal((16, 9)).astype("float32")
+    products = []
+    for num_threads in (1, 2, 3):
+        workers = Workers(num_threads)
+        kernel = Kernel(converted(spoiled(spoil)), converted(pack), AT_ONCE)
+        plan = TiledPlan(np.dtype("float32"), workers, bytes_per_thread=1, kernel=kernel)
+        layout = plan.packed(9, len(weight), is_invariant=False)
+        at_once = layout.tiles_at_once(np.zeros((num_tiles, 9, WIDTH), "float32"), 16)
+        assert at_once == max(1, num_tiles // LEAST_CALLS)
+        matrix = plan.load(weight.shape, [weight], None, layout)
+        products.append(matrix.apply(x, None))
+        np.testing.assert_allclose(products[-1], x @ weight.T, rtol=0, atol=1e-4)
+        np.testing.assert_array_equal(products[-1], products[0])
+        workers.close()
+
+
 def test_each_part_of_the_inputs_is_tried():
     def spoil(num_inputs: int) -> Callable[..., None]:
         def apply(*args: Any) -> None:
@@ -234,7 +259,7 @@ def test_each_part_of_the_inputs_is_tried():
 def test_rows_are_cut_into_the_groups_that_give_equal_bits(is_invariant: bool):
     workers = Workers(1)
     plan = TiledPlan(np.dtype("float32"), workers, kernel=FAKE_KERNEL)
-    layout = plan.packed(30, is_invariant=is_invariant)
+    layout = plan.packed(30, 48, is_invariant=is_invariant)
     for num_rows in (0, 1, 3, 4, 5, 25, 128, 129, 512, 513, 1100):
         calls, num_padded = layout.cut(num_rows, 30)
         assert [row for rows, _, _ in calls for row in range(num_rows)[rows]] == [*range(num_rows)]
@@ -257,7 +282,7 @@ def test_packed_tiles_fit_any_kernel(shape: tuple[int, int], num_rows: int):
     workers = Workers(1)
     plan = TiledPlan(np.dtype("float32"), workers, kernel=FAKE_KERNEL)
     for is_invariant in (False, True):
-        layout = plan.packed(num_inputs, is_invariant=is_invariant)
+        layout = plan.packed(num_inputs, num_outputs, is_invariant=is_invariant)
         matrix = plan.load(weight.shape, [weight], None, layout)
         np.testing.assert_allclose(matrix.apply(x, None), x @ weight.T, rtol=0, atol=1e-3)
     workers.close()
@@ -269,7 +294,7 @@ def test_one_row_and_many_are_packed_alike(num_inputs: int):
     """Rows that a placer writes have the bits of those that are packed in groups."""
     workers, rng = Workers(2), np.random.default_rng(0)
     plan = TiledPlan(np.dtype("float32"), workers, kernel=KERNEL)
-    layout = plan.packed(num_inputs, is_invariant=True)
+    layout = plan.packed(num_inputs, 48, is_invariant=True)
     for num_rows in (1, 4, 7, 30):
         x = rng.standard_normal((num_rows, num_inputs)).astype("float32")
         [(_, group, number)], _ = layout.cut(num_rows, num_inputs)
@@ -288,7 +313,7 @@ def test_prepared_calls_keep_the_memory_that_they_use():
     groups, tiles = np.zeros((1, 4, 30), "float32"), np.zeros((2, 30, WIDTH), "float32")
     kept = [weakref.ref(each) for each in (groups, tiles)]
     place = layout.placer(groups, 4)
-    multiply = layout.prepared(groups, tiles, np.zeros((4, 2 * WIDTH), "float32"))
+    multiply = layout.prepared(groups, tiles, np.zeros((4, 2 * WIDTH), "float32"), 1)
     del groups, tiles
     assert [each() is None for each in kept] == [False, False]
     del multiply

@@ -193,7 +193,7 @@ def test_the_fastest_layout_is_chosen_unless_an_invariant_one_is_as_fast(
         found = probe.plan(64, 128)
         assert found.choice == (invariant if wanted == "same" else wanted)
         assert found.ratio == pytest.approx(seconds[invariant] / seconds["packed"], abs=1e-3)
-        fastest = probe.fastest(64)
+        fastest = probe.fastest(64, 128)
         assert fastest is not None
         assert fastest.name == "packed"
 

@@ -23,7 +23,7 @@ The kernels keep 4 x 64 or 6 x 32 sums in AVX-512 registers.
 """
 DEFAULT_WIDTH = 64
 """Columns of a tile unless the probe found another width to be faster."""
-WIDTHS = 32, 48, 64, 96
+WIDTHS = 32, 48, 64, 96, 128
 """The widths of all layouts."""
 REFERENCE_GROUP = 4
 """Rows of the products whose bits all others must have."""

@@ -44,10 +44,23 @@ class Layout(Protocol):
     def placer(self, groups: Floats, num_rows: int) -> Callable[[Floats], None]:
         """Return what writes x [R, K] with this many rows into groups."""
 
-    def product(self, groups: Floats, tiles: NDArray[Any], y: Floats, thread: int) -> None:
-        """Multiply groups by tiles into y [rows of the groups, columns of the tiles]."""
+    def tiles_at_once(self, tiles: NDArray[Any], rows: int) -> int:
+        """Return how many neighbouring tiles are multiplied at once, by groups of that many rows.
 
-    def prepared(self, groups: Floats, tiles: NDArray[Any], y: Floats) -> Callable[[], object]:
+        Each share of a matrix is a multiple of them, unless it is the last one.
+        """
+
+    def product(
+        self, groups: Floats, tiles: NDArray[Any], y: Floats, thread: int, at_once: int
+    ) -> None:
+        """Multiply groups by a share of tiles into y [rows of the groups, columns of the tiles].
+
+        ``at_once`` is what `tiles_at_once` returned for the matrix.
+        """
+
+    def prepared(
+        self, groups: Floats, tiles: NDArray[Any], y: Floats, at_once: int
+    ) -> Callable[[], object]:
         """Return a call of `product` in thread 0, prepared to be made often."""
 
 
@@ -107,7 +120,12 @@ class TileLayout:
 
         return place
 
-    def product(self, groups: Floats, tiles: NDArray[Any], y: Floats, thread: int) -> None:
+    def tiles_at_once(self, tiles: NDArray[Any], rows: int) -> int:
+        return 1
+
+    def product(
+        self, groups: Floats, tiles: NDArray[Any], y: Floats, thread: int, at_once: int
+    ) -> None:
         out = self._tiles_of(y, groups, tiles)
         parts = parts_of(tiles.shape[1])
         for first, last in parts:
@@ -127,11 +145,13 @@ class TileLayout:
             if first:
                 out += target
 
-    def prepared(self, groups: Floats, tiles: NDArray[Any], y: Floats) -> Callable[[], object]:
+    def prepared(
+        self, groups: Floats, tiles: NDArray[Any], y: Floats, at_once: int
+    ) -> Callable[[], object]:
         if len(parts_of(tiles.shape[1])) == 1 and tiles.dtype == y.dtype:
             out = self._tiles_of(y, groups, tiles)
             return partial(np.matmul, groups, tiles[:, None], out=out, order="C")
-        return partial(self.product, groups, tiles, y, 0)
+        return partial(self.product, groups, tiles, y, 0, at_once)
 
     def _tiles_of(self, y: Floats, groups: Floats, tiles: NDArray[Any]) -> Floats:
         """Return y as [tiles, groups, rows of a group, W]."""

@@ -33,8 +33,8 @@ from mie.ops_cpu.linear.layout import Buffers, padded
 from mie.ops_cpu.linear.widen import widen
 from mie.ops_cpu.samples import samples
 
-WIDTH, WIDTH_OF_PARTS = 48, 96
-"""Columns of a tile, and of one whose parts are multiplied one by one.
+PACKED_WIDTHS, WIDTHS_OF_PARTS = (48, 64), (96, 128)
+"""Possible columns of a tile, and of one whose parts are multiplied one by one.
 
 The kernel for AVX2 computes 24 columns at a time, and those for AVX-512 16.
 """
@@ -44,6 +44,13 @@ ROWS_AT_ONCE_PASS = 12
 """Rows for which a kernel reads the weights once. For more rows it reads them again."""
 CALL_BYTES = 1 << 20
 """Bytes of weights that a kernel reads several times. They stay in a cache meanwhile."""
+CALL_PRODUCTS = 1 << 23
+"""Multiplications of a call, 0.1 or 0.2 ms. Threads seldom wait for the GIL between such calls."""
+LEAST_CALLS = 8
+"""Minimum number of calls for a matrix, so that threads or processes can share them evenly.
+
+The number of threads does not change it, because it would change the bits.
+"""
 MAX_PREPARED = 8
 """Maximum number of calls that are kept ready for a product."""
 TRIAL_TILES = 3
@@ -115,10 +122,28 @@ class PackedLayout:
 
         return place
 
-    def product(self, groups: Floats, tiles: NDArray[Any], y: Floats, thread: int) -> None:
+    def tiles_at_once(self, tiles: NDArray[Any], rows: int) -> int:
+        num_tiles, num_inputs, width = tiles.shape
+        if (
+            tiles.dtype != np.float32  # which are widened one by one
+            or len(parts_of(num_inputs)) > 1
+            or self.are_alike(num_inputs, rows)
+        ):
+            return 1
+        size = num_inputs * width
+        limits: tuple[int, ...] = (
+            CALL_BYTES // (tiles.itemsize * size),
+            CALL_PRODUCTS // (rows * size),
+            num_tiles // LEAST_CALLS,
+        )
+        return max(1, min(limits))
+
+    def product(
+        self, groups: Floats, tiles: NDArray[Any], y: Floats, thread: int, at_once: int
+    ) -> None:
         y.fill(0)
         if tiles.dtype == y.dtype:
-            for args in self._multiplications(groups, tiles, y):
+            for args in self._multiplications(groups, tiles, y, at_once):
                 self._kernel.multiply(*args)
             return
         # Widen each tile into the CPU cache just before it is multiplied.
@@ -126,12 +151,14 @@ class PackedLayout:
         for number in range(len(tiles)):
             widen(tiles[number : number + 1], wide)
             columns = y[:, number * self.width : (number + 1) * self.width]
-            for args in self._multiplications(groups, wide, columns):
+            for args in self._multiplications(groups, wide, columns, 1):
                 self._kernel.multiply(*args)
 
-    def prepared(self, groups: Floats, tiles: NDArray[Any], y: Floats) -> Callable[[], object]:
+    def prepared(
+        self, groups: Floats, tiles: NDArray[Any], y: Floats, at_once: int
+    ) -> Callable[[], object]:
         if tiles.dtype == y.dtype:
-            every = list(self._multiplications(groups, tiles, y))
+            every = list(self._multiplications(groups, tiles, y, at_once))
             if len(every) <= MAX_PREPARED:
                 calls = [prepared(self._kernel.multiply, MULTIPLY, *args) for args in every]
 
@@ -141,7 +168,7 @@ class PackedLayout:
                         call()
 
                 return multiply
-        return partial(self.product, groups, tiles, y, 0)
+        return partial(self.product, groups, tiles, y, 0, at_once)
 
     def invariant_groups(self, num_inputs: int) -> list[int]:
         """Return the groups whose rows have the bits that a group of four gives, by a trial."""
@@ -208,16 +235,15 @@ class PackedLayout:
                 yield stop - start, rows, begin, stride, place
 
     def _multiplications(
-        self, groups: Floats, tiles: NDArray[Any], y: Floats
+        self, groups: Floats, tiles: NDArray[Any], y: Floats, at_once: int
     ) -> Iterator[tuple[int, int, int, float, int, int, int, int]]:
         """Yield the operands of the calls that multiply groups by tiles into y."""
         (num_groups, rows, num_inputs), size = groups.shape, y.itemsize
         parts, stride = parts_of(num_inputs), y.strides[0] // size
-        at_once = max(1, len(tiles))
-        if len(parts) > 1 or not self.are_alike(num_inputs, rows):
-            at_once = 1
-        elif num_groups * rows > ROWS_AT_ONCE_PASS:
-            at_once = max(1, CALL_BYTES // (size * num_inputs * self.width))
+        if len(parts) == 1 and self.are_alike(num_inputs, rows):
+            at_once = max(1, len(tiles))
+            if num_groups * rows > ROWS_AT_ONCE_PASS:
+                at_once = max(1, CALL_BYTES // (size * num_inputs * self.width))
         weights, packed, out = address(tiles), address(groups), address(y)
         for tile in range(0, len(tiles), at_once):
             num_columns = min(at_once, len(tiles) - tile) * self.width
@@ -228,6 +254,12 @@ class PackedLayout:
                     own = packed + size * rows * (group * num_inputs + start)
                     place = column + size * stride * rows * group
                     yield num_columns, rows, stop - start, 1.0, part, own, place, stride
+
+
+def width_of(num_inputs: int, num_outputs: int) -> int:
+    """Return the width of the packed tiles of a matrix [K, N], with the least padding."""
+    widths = PACKED_WIDTHS if len(parts_of(num_inputs)) == 1 else WIDTHS_OF_PARTS
+    return min(widths, key=lambda width: ceil_div(num_outputs, width) * width)
 
 
 def _sizes(num_inputs: int) -> set[int]:

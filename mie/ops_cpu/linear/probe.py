@@ -44,7 +44,7 @@ MOST_WEIGHTS = 1 << 20
 """Maximum number of elements of a trial matrix. A larger matrix is tried with fewer columns."""
 MOST_TILE_WEIGHTS = 1 << 18
 """Maximum number of elements of a matrix with which a width is tried. It stays in a core's L2."""
-PLANS = 6
+PLANS = 7
 """Version of the plans. A change makes the remembered answers invalid."""
 TOLERATED = 1.05
 """How much slower tiles may be and still be chosen, because its rows are batch-invariant."""
@@ -139,7 +139,7 @@ class Probe:
         """
         shape = num_inputs, num_outputs
         if shape not in self._plans:
-            invariant, other = self.invariant(*shape), self.fastest(num_inputs)
+            invariant, other = self.invariant(*shape), self.fastest(*shape)
             question = Question(
                 answers=self.answers,
                 subject=f"{self._tiled.dtype} {num_inputs}x{num_outputs}",
@@ -153,21 +153,21 @@ class Probe:
             self._plans[shape] = question.answer(ratio)
         return self._plans[shape]
 
-    def fastest(self, num_inputs: int) -> Layout | None:
+    def fastest(self, num_inputs: int, num_outputs: int) -> Layout | None:
         """Return the fastest layout whose rows may depend on each other, or None for plain.
 
         Plain multiplies with the kernel of the packed layout, and packs for it at every call.
         """
         if not self._tiled.has_packed:
             return None
-        return self._tiled.packed(num_inputs, is_invariant=False)
+        return self._tiled.packed(num_inputs, num_outputs, is_invariant=False)
 
     def invariant(self, num_inputs: int, num_outputs: int) -> Layout:
         """Return the fastest layout for a matrix [K, N] whose rows are batch-invariant."""
         tiles = self._tiled.layouts[self.width(num_inputs)]
         if not self._tiled.has_packed:
             return tiles
-        packed = self._tiled.packed(num_inputs, is_invariant=True)
+        packed = self._tiled.packed(num_inputs, num_outputs, is_invariant=True)
         shape = num_inputs, num_outputs
         if shape not in self._layouts:
             question = Question(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,23 +23,21 @@ class ReadyProduct:
         self,
         matrix: TiledMatrix,
         num_rows: int,
-        ends: Sequence[int],
+        shares: Sequence[slice],
         rows: Floats,
         result: Floats,
         allocator: CachingAllocator,
     ) -> None:
         """Place the rows in ``rows`` and their product in ``result``.
 
-        ``ends`` says at which tile each task begins, and where the last one ends. What lasts is
-        copied to memory of ``allocator``.
+        Each task multiplies by a share of the tiles. What lasts is copied to memory of
+        ``allocator``.
         """
         num_tiles, num_inputs, width = matrix.tiles.shape
         [(_, group, num_groups)], num_padded = matrix.layout.cut(num_rows, num_inputs)
         groups = rows[: num_padded * num_inputs].reshape(num_groups, group, num_inputs)
         y = result[: num_padded * num_tiles * width].reshape(num_padded, -1)
-        self._tasks: Sequence[Task] = [
-            _task(matrix, groups, y, slice(first, stop)) for first, stop in pairwise(ends)
-        ]
+        self._tasks: Sequence[Task] = [_task(matrix, groups, y, share) for share in shares]
         self._allocator = allocator
         self._place = matrix.layout.placer(groups, num_rows)
         self._y = y[:num_rows, : matrix.num_outputs]
@@ -81,4 +78,5 @@ def do_alone(tasks: Sequence[Task]) -> None:
 def _task(matrix: TiledMatrix, groups: Floats, y: Floats, which: slice) -> Task:
     """Return what multiplies by some tiles of a matrix."""
     columns = slice(which.start * matrix.layout.width, which.stop * matrix.layout.width)
-    return matrix.layout.prepared(groups, matrix.tiles[which], y[:, columns])
+    at_once = matrix.layout.tiles_at_once(matrix.tiles, groups.shape[1])
+    return matrix.layout.prepared(groups, matrix.tiles[which], y[:, columns], at_once)

@@ -6,8 +6,12 @@ process multiplies the same rows by its own tiles. The results have places in sh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import numpy as np
 
+from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import CachingAllocator, shared_zeros
 from mie.ops_cpu.linear.geometry import MAX_GROUP
@@ -68,12 +72,24 @@ class SharedProducts:
         if key not in self._products:
             if len(self._products) >= MAX_PRODUCTS:
                 self._products.clear()
-            tiles = len(matrix.tiles)
-            ends = [(tiles * end + UNITS // 2) // UNITS for end in self._ends]
             self._products[key] = ReadyProduct(
-                matrix, len(x), ends, self.rows, self.results[turn], self.allocator
+                matrix,
+                len(x),
+                list(self._shares(matrix, len(x))),
+                self.rows,
+                self.results[turn],
+                self.allocator,
             )
         return self._products[key].apply(x, residual, self.helpers.share, is_brief=is_brief)
+
+    def _shares(self, matrix: TiledMatrix, num_rows: int) -> Iterator[slice]:
+        """Yield the tiles of each process."""
+        [(_, group, _)], _ = matrix.layout.cut(num_rows, matrix.tiles.shape[1])
+        at_once = matrix.layout.tiles_at_once(matrix.tiles, group)
+        number = ceil_div(len(matrix.tiles), at_once)
+        ends = ((number * end + UNITS // 2) // UNITS * at_once for end in self._ends)
+        for start, stop in pairwise(ends):
+            yield slice(start, stop)
 
     def close(self) -> None:
         """Forget what was prepared for matrices."""

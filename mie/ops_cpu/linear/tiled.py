@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import CachingAllocator, WeightAllocator
-from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, KERNEL_ROWS, MAX_CUTS, Geometry, parts_of
+from mie.ops_cpu.linear.geometry import DEFAULT_WIDTH, KERNEL_ROWS, MAX_CUTS, Geometry
 from mie.ops_cpu.linear.kernel import Kernel
 from mie.ops_cpu.linear.layout import Buffers, Layout, TileLayout
 from mie.ops_cpu.linear.matrix import work_bytes
-from mie.ops_cpu.linear.packed import WIDTH, WIDTH_OF_PARTS, PackedLayout
+from mie.ops_cpu.linear.packed import PackedLayout, width_of
 from mie.ops_cpu.linear.ready import ReadyProduct, do_alone
 from mie.ops_cpu.linear.widen import stored
 from mie.ops_cpu.threads.counts import HeadStart, ThreadCount
@@ -45,6 +45,8 @@ BYTES_PER_TURN = 1 << 27
 
 Another task costs tens of microseconds, because threads wait for the GIL.
 """
+MAX_FEW_ROWS = 24
+"""Maximum number of rows of a product that is prepared. A larger one takes long enough."""
 CERTAIN = 1 << 5
 """Times the least bytes for a thread, from which on more threads are faster than one.
 
@@ -54,8 +56,8 @@ READING = 1
 """Groups of rows whose products take as long as reading their tile from memory."""
 
 
-class OneRow(NamedTuple):
-    """What a matrix has for products of one row."""
+class FewRows(NamedTuple):
+    """What a matrix has for products of a small number of rows."""
 
     product: ReadyProduct
     """Computes it in one thread."""
@@ -81,8 +83,8 @@ class TiledMatrix:
         """[ceil(N / W) * W]"""
         self.number = plan.remember(self)
         """A number that no other matrix of the plan has."""
-        self.one_row: OneRow | None = None
-        """What the plan has prepared for products of one row."""
+        self.few_rows: dict[int, FewRows] = {}
+        """What the plan has prepared, by the number of rows."""
         self.nbytes = tiles.nbytes + (0 if bias is None else bias.nbytes)
 
     def apply(self, x: Floats, residual: Floats | None, *, is_brief: bool = False) -> Floats:
@@ -125,23 +127,25 @@ class TiledPlan:
         self._counts: dict[tuple[tuple[int, ...], int], ThreadCount] = {}
         self._head_starts: dict[tuple[int, ...], HeadStart] = {}
         self._tasks: dict[tuple[int, int, int, int, int], list[tuple[slice, slice]]] = {}
-        # Products of one row share their memory. A result lasts until the next one.
-        self._lone_rows, self._lone_results = (Buffers(1, dtype) for _ in range(2))
+        # Products of few rows share their memory. A result lasts until the next one.
+        self._few_rows, self._few_results = (Buffers(1, dtype) for _ in range(2))
 
     def release(self) -> None:
         """Free the working memory."""
-        self._wide.release()
-        self._sums.release()
+        for buffers in (self._wide, self._sums, self._few_rows, self._few_results):
+            buffers.release()
+        for matrix in self.matrices():
+            matrix.few_rows.clear()
 
     @property
     def has_packed(self) -> bool:
         """Whether tiles can be packed for the inner kernel of BLAS."""
         return self._kernel is not None
 
-    def packed(self, num_inputs: int, *, is_invariant: bool) -> PackedLayout:
-        """Return the packed layout for matrices with this K."""
+    def packed(self, num_inputs: int, num_outputs: int, *, is_invariant: bool) -> PackedLayout:
+        """Return the packed layout for a matrix [K, N]."""
         assert self._kernel is not None
-        width = WIDTH if len(parts_of(num_inputs)) == 1 else WIDTH_OF_PARTS
+        width = width_of(num_inputs, num_outputs)
         key = width, is_invariant
         if key not in self._packed:
             self._packed[key] = PackedLayout(
@@ -209,14 +213,12 @@ class TiledPlan:
         shared = self.shared
         if shared is not None and shared.takes(matrix, len(x)):
             return shared.apply(x, matrix, residual, is_brief=is_brief)
-        if len(x) == 1:
-            row = matrix.one_row
-            if row is None:
-                row = matrix.one_row = self._prepare(matrix)
-            count = row.thread_count
+        if 0 < len(x) <= MAX_FEW_ROWS:
+            few = matrix.few_rows.get(len(x)) or self._prepare(matrix, len(x))
+            count = few.thread_count
             if count.choose() == 1:
                 begin = perf_counter()
-                y = row.product.apply(x, residual, do_alone, is_brief=is_brief)
+                y = few.product.apply(x, residual, do_alone, is_brief=is_brief)
                 if count.is_trial:
                     count.note(perf_counter() - begin)
                 return y
@@ -237,14 +239,16 @@ class TiledPlan:
             result = np.ascontiguousarray(result[:, : matrix.num_outputs])
         return result
 
-    def _prepare(self, matrix: TiledMatrix) -> OneRow:
+    def _prepare(self, matrix: TiledMatrix, num_rows: int) -> FewRows:
         num_tiles, num_inputs, width = matrix.tiles.shape
-        num_padded = matrix.layout.cut(1, num_inputs).num_padded
-        rows = self._lone_rows.take(0, (num_padded * num_inputs,))
-        result = self._lone_results.take(0, (num_padded * num_tiles * width,))
-        ends = 0, num_tiles
-        product = ReadyProduct(matrix, 1, ends, rows, result, self._allocator)
-        return OneRow(product, self._count(matrix.tiles, num_padded))
+        num_padded = matrix.layout.cut(num_rows, num_inputs).num_padded
+        rows = self._few_rows.take(0, (num_padded * num_inputs,))
+        result = self._few_results.take(0, (num_padded * num_tiles * width,))
+        whole = slice(0, num_tiles)
+        product = ReadyProduct(matrix, num_rows, [whole], rows, result, self._allocator)
+        few = FewRows(product, self._count(matrix.tiles, num_padded))
+        matrix.few_rows[num_rows] = few
+        return few
 
     def _multiply(
         self,
@@ -257,24 +261,27 @@ class TiledPlan:
         """Multiply into y [rows of whole groups, columns of whole tiles]."""
         tiles, (num_groups, group, _), layout = matrix.tiles, groups.shape, matrix.layout
         num_tiles, _, width = tiles.shape
+        at_once = layout.tiles_at_once(tiles, group)
         begin = perf_counter()
         if num_threads == 1:
-            layout.product(groups, tiles, y, 0)
+            layout.product(groups, tiles, y, 0, at_once)
             _add(y, matrix.bias, residual)
         else:
 
             def work(thread: int, tasks: Iterable[tuple[slice, slice]]) -> None:
                 for which, some in tasks:
+                    own = slice(which.start * at_once, which.stop * at_once)
                     rows = slice(some.start * group, some.stop * group)
-                    columns = slice(which.start * width, which.stop * width)
-                    layout.product(groups[some], tiles[which], y[rows, columns], thread)
+                    columns = slice(own.start * width, own.stop * width)
+                    layout.product(groups[some], tiles[own], y[rows, columns], thread, at_once)
                     bias = None if matrix.bias is None else matrix.bias[columns]
                     added = None if residual is None else residual[rows, columns]
                     _add(y[rows, columns], bias, added)
 
             num_bytes = work_bytes(tiles.nbytes, len(y))
-            head_start = self._head_start(*tiles.shape, num_groups, num_threads)
-            key = num_tiles, num_groups, num_threads, num_bytes, round(head_start.extra)
+            number = ceil_div(num_tiles, at_once)
+            head_start = self._head_start(number, *tiles.shape[1:], num_groups, num_threads)
+            key = number, num_groups, num_threads, num_bytes, round(head_start.extra)
             if key not in self._tasks:
                 if len(self._tasks) >= MAX_CUTS:
                     self._tasks.clear()
@@ -297,8 +304,7 @@ class TiledPlan:
     def _head_start(self, *kind: int) -> HeadStart:
         """Return what knows how many more tiles the caller takes in a product of this kind."""
         if kind not in self._head_starts:
-            num_tiles, num_threads = kind[0], kind[-1]
-            self._head_starts[kind] = HeadStart(num_tiles, num_threads)
+            self._head_starts[kind] = HeadStart(kind[0], kind[-1])
         return self._head_starts[kind]
 
 
