@@ -291,18 +291,28 @@ def test_packed_tiles_fit_any_kernel(shape: tuple[int, int], num_rows: int):
 @needs_kernel
 @pytest.mark.parametrize("num_inputs", [1, 9, 64, 576, 2049])
 def test_one_row_and_many_are_packed_alike(num_inputs: int):
-    """Rows that a placer writes have the bits of those that are packed in groups."""
+    """Products of rows that a placer writes have the bits of those that are packed in groups.
+
+    The memory that they are written to may hold anything before.
+    """
     workers, rng = Workers(2), np.random.default_rng(0)
     plan = TiledPlan(np.dtype("float32"), workers, kernel=KERNEL)
     layout = plan.packed(num_inputs, 48, is_invariant=True)
-    for num_rows in (1, 4, 7, 30):
+    tiles = rng.standard_normal((2, num_inputs, layout.width)).astype("float32")
+    for num_rows in (1, 3, 4, 7, 30):
         x = rng.standard_normal((num_rows, num_inputs)).astype("float32")
         [(_, group, number)], _ = layout.cut(num_rows, num_inputs)
         assert group % REFERENCE_GROUP == 0
         groups = layout.groups(x, (number, group), CachingAllocator())
-        placed = np.full_like(groups, np.nan)
-        layout.placer(placed, num_rows)(x)
-        np.testing.assert_array_equal(placed, groups)
+        placed = np.empty_like(groups)
+        place = layout.placer(placed, num_rows)
+        placed.fill(np.nan)
+        place(x)
+        products = np.empty((2, number * group, 2 * layout.width), "float32")
+        for each, y in zip((placed, groups), products, strict=True):
+            layout.product(each, tiles, y, 0, 1)
+        np.testing.assert_array_equal(*products[:, :num_rows])
+        assert np.isfinite(products[:, :num_rows]).all()
     workers.close()
 
 

@@ -24,6 +24,8 @@ from mie.ops_cpu.threads.workers import Workers
 if TYPE_CHECKING:
     from mie.ops_cpu.attention.shared import SharedAttention
 
+SOONER = 4
+"""Factor by which less work is worth sharing among processes, which meet sooner than threads."""
 PlanKey = tuple[int, "int | None", bool]
 """The number of query heads, the window, and whether the bits may not depend on the batch."""
 Blocks = tuple[bytes, list[int]]
@@ -116,7 +118,10 @@ class Attention:
         num_heads, window, invariant = key
         g = self._find_geometry(cache, num_heads)
         counts, lengths = np.diff(batch.cu_seqlens_q).tolist(), batch.seq_lens.tolist()
-        worth = 2 * math.isqrt(estimate(counts, lengths, g) // WORTH_SHARING)
+        num_products = estimate(counts, lengths, g)
+        if self.shared is not None:
+            num_products *= SOONER
+        worth = 2 * math.isqrt(num_products // WORTH_SHARING)
         num_threads = self._workers.at_most(worth)
         planner = Planner(batch, g, window, is_batch_invariant=invariant)
         items = planner.items(num_threads)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -42,10 +42,8 @@ ROWS_AT_ONCE = 4
 """Rows that a kernel computes in the time of one. The number of rows is padded to a multiple."""
 ROWS_AT_ONCE_PASS = 12
 """Rows for which a kernel reads the weights once. For more rows it reads them again."""
-CALL_BYTES = 1 << 20
+CALL_BYTES = 1 << 19
 """Bytes of weights that a kernel reads several times. They stay in a cache meanwhile."""
-CALL_PRODUCTS = 1 << 23
-"""Multiplications of a call, 0.1 or 0.2 ms. Threads seldom wait for the GIL between such calls."""
 LEAST_CALLS = 8
 """Minimum number of calls for a matrix, so that threads or processes can share them evenly.
 
@@ -107,6 +105,15 @@ class PackedLayout:
 
     def placer(self, groups: Floats, num_rows: int) -> Callable[[Floats], None]:
         num_groups, rows, num_inputs = groups.shape
+        if num_groups == 1 and rows == ROWS_AT_ONCE and self._are_interleaved:
+            groups.fill(0)  # the memory may be uninitialised, and subnormal numbers are slow
+            columns = groups.reshape(num_inputs, rows)[:, :num_rows].T
+
+            # The other columns hold rows of earlier products, on which no other row depends.
+            def place_few(x: Floats) -> None:
+                columns[...] = x
+
+            return place_few
         stage = self._stage.take(0, (num_groups * rows, num_inputs))
         own, padding = stage[:num_rows], stage[num_rows:]
         calls = [
@@ -122,6 +129,16 @@ class PackedLayout:
 
         return place
 
+    @cached_property
+    def _are_interleaved(self) -> bool:
+        """Whether a group of the least size is packed as [K, rows], as with all known kernels."""
+        rows, packed = (
+            samples(ROWS_AT_ONCE, 9).astype(np.float32),
+            np.empty((9, ROWS_AT_ONCE), np.float32),
+        )
+        self._kernel.pack_rows(9, ROWS_AT_ONCE, address(rows), 9, address(packed))
+        return bool((packed == rows.T).all())
+
     def tiles_at_once(self, tiles: NDArray[Any], rows: int) -> int:
         num_tiles, num_inputs, width = tiles.shape
         if (
@@ -130,13 +147,8 @@ class PackedLayout:
             or self.are_alike(num_inputs, rows)
         ):
             return 1
-        size = num_inputs * width
-        limits: tuple[int, ...] = (
-            CALL_BYTES // (tiles.itemsize * size),
-            CALL_PRODUCTS // (rows * size),
-            num_tiles // LEAST_CALLS,
-        )
-        return max(1, min(limits))
+        most = CALL_BYTES // (tiles.itemsize * num_inputs * width)
+        return int(max(1, min(most, num_tiles // LEAST_CALLS)))
 
     def product(
         self, groups: Floats, tiles: NDArray[Any], y: Floats, thread: int, at_once: int
