@@ -23,6 +23,7 @@ def share_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "available_cpus", lambda: 64)
     monkeypatch.setattr(attention, "WORTH_SHARING", 1)
     monkeypatch.setattr(shared_products, "LEAST_BYTES", 0)
+    monkeypatch.setattr(shared_products, "LEAST_SILU", 0)
     monkeypatch.setattr(Gains, "are_paused", lambda self, now: False)
     monkeypatch.setattr(helpers, "PATIENCE", PATIENCE)
 

@@ -201,7 +201,10 @@ class Backend(Protocol):
         """Normalise, then multiply to [T, N]. The result lasts until the next product."""
 
     def norm_gate_up(self, x: Array, norm: Array, eps: float, weight: Array) -> Array:
-        """Normalise, multiply, then apply the gated activation, as [T, F]."""
+        """Normalise, multiply, then apply the gated activation, as [T, F].
+
+        The result lasts until the next product.
+        """
 
     def norm_heads(
         self,

@@ -141,6 +141,12 @@ class CpuBackend(NumpyBackend):
     def norm_linear(self, x: Floats, norm: Floats, eps: float, weight: Matrix) -> Floats:
         return weight.apply(self.rms_norm(x, norm, eps), None, is_brief=True)
 
+    def norm_gate_up(self, x: Floats, norm: Floats, eps: float, weight: Matrix) -> Floats:
+        gate_up = self.norm_linear(x, norm, eps, weight)
+        shared = self._tiled.shared
+        y = None if shared is None else shared.silu_mul(gate_up)
+        return self.silu_mul(gate_up) if y is None else y
+
     def norm_heads(
         self,
         x: Floats,

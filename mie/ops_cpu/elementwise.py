@@ -159,15 +159,16 @@ def silu_mul(gate_up: Floats, workers: Workers, allocator: CachingAllocator) -> 
     """Compute `ops.activation.silu_mul`, with the rows shared out among the threads."""
     y = allocator.empty((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
     if y.size < SILU_WORTH_SHARING:
-        _silu_mul(y, gate_up)
+        silu_mul_into(y, gate_up)
     else:
-        by_rows(_silu_mul, workers, y, gate_up)
+        by_rows(silu_mul_into, workers, y, gate_up)
     return y
 
 
 # exp overflows to inf below about -88 in float32. The quotient is then the limit, -0.
 @np.errstate(over="ignore")
-def _silu_mul(y: Floats, gate_up: Floats) -> None:
+def silu_mul_into(y: Floats, gate_up: Floats) -> None:
+    """Write the result for gate_up [T, 2 F] to y [T, F]."""
     width = y.shape[1]
     gate = gate_up[:, :width]
     np.negative(gate, out=y)

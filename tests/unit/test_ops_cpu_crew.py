@@ -28,6 +28,7 @@ from mie.ops_cpu.allocator import CachingAllocator, shared_zeros
 from mie.ops_cpu.attention.attention import Attention
 from mie.ops_cpu.cpu_backend import CpuBackend
 from mie.ops_cpu.crew import MAX_INTS, MAX_TOKENS, Crew
+from mie.ops_cpu.elementwise import silu_mul
 from mie.ops_cpu.linear import ready
 from mie.ops_cpu.linear.tiled import TiledMatrix, TiledPlan
 from mie.ops_cpu.processes import helpers as helpers_module
@@ -238,6 +239,51 @@ class Chain:
             if self._is_slow() and rng.random() < 0.3:
                 time.sleep(3e-3)
         return total
+
+
+class GatedLayers:
+    """A forward pass of layers with a gated activation between two products."""
+
+    def __init__(self, model: Model, is_slow: Callable[[], bool] = lambda: False) -> None:
+        self._up, self._down = model.load(96, 320), model.load(160, 96)
+        self._plan, self._workers = model.plan, model.workers
+        self._x = model.values(NUM_IDS, 96)
+        self._is_slow = is_slow
+
+    def forward(self, batch: StepBatch) -> Floats:
+        rng = np.random.default_rng(int(batch.token_ids[0]))
+        x = self._x[batch.token_ids]
+        for _ in range(8):
+            gate_up = self._up.apply(x, None, is_brief=True)
+            shared = self._plan.shared
+            y = None if shared is None else shared.silu_mul(gate_up)
+            if y is None:
+                y = silu_mul(gate_up, self._workers, CachingAllocator())
+            if self._is_slow() and rng.random() < 0.3:
+                time.sleep(3e-3)
+            x = self._down.apply(y, x)
+        return x
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+@pytest.mark.parametrize("slow", ["caller", "helpers"])
+def test_shared_activations_have_the_bits_of_those_alone(
+    num_processes: int, slow: str, new_model: Callable[..., Model], calls: Counter[str]
+) -> None:
+    both = [new_model(number) for number in (num_processes, 1)]
+    is_slow = {
+        "caller": lambda: os.getpid() == PID,
+        "helpers": lambda: os.getpid() != PID,
+    }
+    shared, wanted = GatedLayers(both[0], is_slow[slow]), GatedLayers(both[1])
+    start_helpers(both[0], shared.forward)
+    for num_rows in (1, 2, 3, 17, MAX_TOKENS):
+        calls.clear()
+        batch = step_of(num_rows, num_rows)
+        expected = both[1].run(wanted.forward, batch)
+        np.testing.assert_array_equal(both[0].run(shared.forward, batch), expected)
+        assert calls == {"shared": 8 * (3 if num_rows >= num_processes else 2)}
+    assert not helpers_of(both[0]).have_failed
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])

@@ -1,12 +1,14 @@
 """Share the products of a small step among processes.
 
 Such a product takes tens or hundreds of microseconds, and a helper thread begins too late. Each
-process multiplies the same rows by its own tiles. The results have places in shared memory.
+process multiplies the same rows by its own tiles. The results have places in shared memory. So have
+those of SiLU between two products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy as np
 from mie.arithmetic import ceil_div
 from mie.ops.arrays import Floats
 from mie.ops_cpu.allocator import CachingAllocator, shared_zeros
+from mie.ops_cpu.elementwise import silu_mul_into
 from mie.ops_cpu.linear.geometry import MAX_GROUP
 from mie.ops_cpu.linear.ready import ReadyProduct
 from mie.ops_cpu.linear.tiled import TiledMatrix, TiledPlan
@@ -22,6 +25,8 @@ from mie.ops_cpu.processes.helpers import HelperProcesses
 
 LEAST_BYTES = 1 << 18
 """Bytes of a matrix below which waiting for each other takes longer than it saves."""
+LEAST_SILU = 1 << 13
+"""Elements of SiLU's result below which each process computes all of them."""
 MAX_PRODUCTS = 1 << 12
 """Number of products that are kept ready."""
 
@@ -82,15 +87,35 @@ class SharedProducts:
             )
         return self._products[key].apply(x, residual, self.helpers.share, is_brief=is_brief)
 
+    def silu_mul(self, gate_up: Floats) -> Floats | None:
+        """Compute `ops.activation.silu_mul`, or return None if that is too little to share.
+
+        The result is only to be read, and lasts until the next product.
+        """
+        num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        size = num_rows * width
+        if not LEAST_SILU <= size <= self.results[0].size or num_rows < self.helpers.number:
+            return None
+        self._turn = turn = 1 - self._turn
+        y = self.results[turn][:size].reshape(num_rows, width)
+        shares = slices_of(num_rows, self.helpers.ends)
+        self.helpers.share([partial(silu_mul_into, y[own], gate_up[own]) for own in shares])
+        return y
+
     def _shares(self, matrix: TiledMatrix, num_rows: int) -> Iterator[slice]:
         """Yield the tiles of each process."""
         [(_, group, _)], _ = matrix.layout.cut(num_rows, matrix.tiles.shape[1])
         at_once = matrix.layout.tiles_at_once(matrix.tiles, group)
         number = ceil_div(len(matrix.tiles), at_once)
-        ends = ((number * end + UNITS // 2) // UNITS * at_once for end in self._ends)
-        for start, stop in pairwise(ends):
-            yield slice(start, stop)
+        for calls in slices_of(number, self._ends):
+            yield slice(calls.start * at_once, calls.stop * at_once)
 
     def close(self) -> None:
         """Forget what was prepared for matrices."""
         self._products.clear()
+
+
+def slices_of(number: int, ends: Sequence[int]) -> list[slice]:
+    """Return the slice of each process, of this many things, from where the shares begin."""
+    rounded = [(number * end + UNITS // 2) // UNITS for end in ends]
+    return [slice(start, stop) for start, stop in pairwise(rounded)]
