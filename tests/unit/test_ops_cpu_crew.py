@@ -41,6 +41,11 @@ pytestmark = pytest.mark.skipif(
 )
 NUM_IDS = 100
 PID = os.getpid()
+IS_SLOW: dict[str, Callable[[], bool]] = {
+    "caller": lambda: os.getpid() == PID,
+    "helpers": lambda: os.getpid() != PID,
+}
+"""Whether this process is one that a test slows down."""
 NEW_TRIALS = crew_module._new_trials
 
 
@@ -271,11 +276,7 @@ def test_shared_activations_have_the_bits_of_those_alone(
     num_processes: int, slow: str, new_model: Callable[..., Model], calls: Counter[str]
 ) -> None:
     both = [new_model(number) for number in (num_processes, 1)]
-    is_slow = {
-        "caller": lambda: os.getpid() == PID,
-        "helpers": lambda: os.getpid() != PID,
-    }
-    shared, wanted = GatedLayers(both[0], is_slow[slow]), GatedLayers(both[1])
+    shared, wanted = GatedLayers(both[0], IS_SLOW[slow]), GatedLayers(both[1])
     start_helpers(both[0], shared.forward)
     for num_rows in (1, 2, 3, 17, MAX_TOKENS):
         calls.clear()
@@ -292,11 +293,7 @@ def test_no_result_is_overwritten_while_a_slower_process_reads_it(
     num_processes: int, slow: str, new_model: Callable[..., Model], calls: Counter[str]
 ) -> None:
     both = [new_model(number) for number in (num_processes, 1)]
-    is_slow = {
-        "caller": lambda: os.getpid() == PID,
-        "helpers": lambda: os.getpid() != PID,
-    }
-    shared, wanted = Chain(both[0], is_slow[slow]), Chain(both[1])
+    shared, wanted = Chain(both[0], IS_SLOW[slow]), Chain(both[1])
     start_helpers(both[0], shared.forward)
     calls.clear()
     for first in range(6):
