@@ -140,7 +140,20 @@ def test_a_round_compares_both_plans(new_probe: Callable[..., Probe], monkeypatc
     monkeypatch.setattr(probe_module, "_fastest", lambda applies, x: [2.0, len(x) * 1.0])
     probe = new_probe()
     ratio = probe._layout_ratio(64, 128, None, probe.invariant(64, 128))
-    assert ratio == pytest.approx(8.0)  # (4 * 16 * 64) ** (1 / 3) / 2
+    assert ratio == pytest.approx((4 * 16 * 128) ** (1 / 3) / 2)
+
+
+@needs_kernel
+def test_invariant_tiles_that_are_slow_only_for_prompts_are_not_chosen(
+    new_probe: Callable[..., Probe], monkeypatch: pytest.MonkeyPatch
+):
+    def fastest(applies: Sequence[Any], x: np.ndarray) -> list[float]:
+        names = [apply.__self__.layout.name for apply in applies]
+        cost = {"packed-invariant": 1.7 if len(x) > 100 else 1.0, "packed": 1.0, "tiled": 3.0}
+        return [cost[name] for name in names]
+
+    monkeypatch.setattr(probe_module, "_fastest", fastest)
+    assert new_probe(kernel=KERNEL).plan(576, 960).choice == "packed"
 
 
 @needs_kernel

@@ -25,8 +25,8 @@ from mie.ops_cpu.linear.plan_answers import PlanAnswers
 from mie.ops_cpu.linear.tiled import TiledMatrix, TiledPlan
 from mie.ops_cpu.threads.blas import Blas
 
-ROWS = (4, 16, 64)
-"""The row counts with which plans are tried.
+ROWS = (4, 16, 128)
+"""The row counts with which plans are tried: two of decodes, and one of a prompt.
 
 One row is left out. Either plan then takes as long as its weights take to arrive from memory, but
 in the trial they are already in the CPU cache.
@@ -44,7 +44,7 @@ MOST_WEIGHTS = 1 << 20
 """Maximum number of elements of a trial matrix. A larger matrix is tried with fewer columns."""
 MOST_TILE_WEIGHTS = 1 << 18
 """Maximum number of elements of a matrix with which a width is tried. It stays in a core's L2."""
-PLANS = 7
+PLANS = 8
 """Version of the plans. A change makes the remembered answers invalid."""
 TOLERATED = 1.05
 """How much slower tiles may be and still be chosen, because its rows are batch-invariant."""
