@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
 from mie.ops.backend import StepBatch
+from mie.ops_cpu.crew import MAX_TOKENS
 from mie.ops_cpu.threads.blas import Blas
 from mie.sim.shapes import SHAPES, find_shape
 
@@ -46,7 +47,7 @@ MOST_BYTES = 128 << 20
 """Bytes of a matrix at most."""
 CACHE_BYTES = 192 << 20
 """Bytes of all copies of a matrix, more than a last-level cache."""
-TURN_SECONDS = 0.02
+TURN_SECONDS = 0.06
 LEAST_CALLS = 6
 """Calls of a turn at least, however long they take."""
 BLAS_SLEEPS = 0.2
@@ -54,8 +55,13 @@ BLAS_SLEEPS = 0.2
 
 They spin for 2^28 cycles of the clock (THREAD_TIMEOUT in driver/others/blas_server.c).
 """
-WARM_UP = 24
-"""Steps that start helper processes and find the best number of threads."""
+WARM_UP = 64
+"""Small steps after which helper processes have started, and the engine knows whether they pay.
+
+A step must be as long as those of a turn, because each costs helper processes the same time.
+"""
+WARM_UP_THREADS = 4
+"""Larger steps after which the best number of threads is known."""
 
 
 def shapes_of(name: str) -> Iterator[tuple[str, int, int]]:
@@ -90,15 +96,21 @@ class Pair:
         )
         [self.plan] = set(self._backend.linear_plans.values())
 
+    def warm_up(self, num_rows: int) -> int:
+        """Let the backend choose who shares its work. Return the number of calls of a turn."""
+        self._step(num_rows, LEAST_CALLS)
+        num_calls = max(LEAST_CALLS, int(TURN_SECONDS / self._step(num_rows, LEAST_CALLS)))
+        for _ in range(WARM_UP if num_rows <= MAX_TOKENS else WARM_UP_THREADS):
+            self._step(num_rows, num_calls)
+        return num_calls
+
     def ratio(self, num_rows: int, rounds: int) -> list[float]:
         """Return the times of plain divided by those of the backend, round by round."""
-        for _ in range(WARM_UP):
-            self._step(num_rows, 1)
         x = np.ones((num_rows, self._num_inputs), np.float32)
-        seconds = self._step(num_rows, LEAST_CALLS)
-        num_calls = max(LEAST_CALLS, int(TURN_SECONDS / seconds))
+        num_calls = self.warm_up(num_rows)
         found = []
         for _ in range(rounds):
+            time.sleep(BLAS_SLEEPS)  # before each turn, because a CPU is slower after a pause
             plain_seconds = _turn(self._plain, x, num_calls)
             time.sleep(BLAS_SLEEPS)
             found.append(plain_seconds / self._step(num_rows, num_calls))
