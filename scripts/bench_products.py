@@ -58,7 +58,7 @@ They spin for 2^28 cycles of the clock (THREAD_TIMEOUT in driver/others/blas_ser
 WARM_UP = 64
 """Small steps after which helper processes have started, and the engine knows whether they pay.
 
-A step must be as long as those of a turn, because each costs helper processes the same time.
+Each step makes as many calls as a turn, because starting a step costs helper processes some time.
 """
 WARM_UP_THREADS = 4
 """Larger steps after which the best number of threads is known."""

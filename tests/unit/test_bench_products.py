@@ -25,7 +25,7 @@ SMALL = 1 << 20
 def test_small_products_are_measured_after_the_engine_has_chosen(
     num_rows: int, monkeypatch: pytest.MonkeyPatch
 ):
-    # As many steps as with the real sizes read the weights until helpers start.
+    # Helpers start after as many steps as with the real sizes.
     monkeypatch.setattr(crew, "START_BYTES", crew.START_BYTES * SMALL // bench_products.CACHE_BYTES)
     monkeypatch.setattr(bench_products, "CACHE_BYTES", SMALL)
     monkeypatch.setattr(bench_products, "TURN_SECONDS", 0)
