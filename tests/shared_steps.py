@@ -19,7 +19,7 @@ PATIENCE = 120.0
 def share_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share any work of any model, however long it takes."""
     monkeypatch.setattr(crew, "START_BYTES", 0)
-    monkeypatch.setattr(crew, "_new_trials", lambda: Trials((True,)))
+    monkeypatch.setattr(crew, "_new_trials", lambda is_large: Trials((True,)))
     monkeypatch.setattr(crew, "available_cpus", lambda: 64)
     monkeypatch.setattr(attention, "WORTH_SHARING", 1)
     monkeypatch.setattr(shared_products, "LEAST_BYTES", 0)

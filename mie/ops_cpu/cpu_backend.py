@@ -185,6 +185,10 @@ class CpuBackend(NumpyBackend):
     def silu_mul(self, gate_up: Floats) -> Floats:
         return elementwise.silu_mul(gate_up, self.workers, self._allocator)
 
+    def take_rows(self, x: Floats, rows: Ints) -> Floats:
+        by_token = self._tiled.by_token
+        return super().take_rows(x, rows) if by_token is None else by_token.take_rows(x, rows)
+
     def sample(self, logits: Floats, rows: Sequence[RowControls]) -> list[int]:
         return sampling.sample(logits, rows, self.workers)
 
@@ -199,6 +203,8 @@ class CpuBackend(NumpyBackend):
         with self.blas.threads(1):
             layout = self._find_layout(num_inputs, num_outputs)
         self.linear_plans[num_inputs, num_outputs] = "plain" if layout is None else layout.name
+        if layout is None:
+            self._crew.may_share_tokens = False  # the number of rows would change their bits
         if layout is None or not layout.is_batch_invariant:
             self.linear_is_batch_invariant = self.is_batch_invariant = False
         return layout

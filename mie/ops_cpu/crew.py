@@ -19,7 +19,8 @@ from mie.ops_cpu.attention.shared import SharedAttention
 from mie.ops_cpu.linear.shared import SharedProducts
 from mie.ops_cpu.linear.tiled import TiledPlan
 from mie.ops_cpu.processes import helpers
-from mie.ops_cpu.processes.helpers import HelperProcesses, pack, unpack
+from mie.ops_cpu.processes.helpers import HelperProcesses, StepLostError, pack, unpack
+from mie.ops_cpu.shared_tokens import SharedTokens
 from mie.ops_cpu.threads.counts import Trials
 from mie.ops_cpu.threads.workers import Workers
 from mie.system.resources import available_cpus
@@ -27,18 +28,21 @@ from mie.system.resources import available_cpus
 logger = logging.getLogger(__name__)
 
 MAX_TOKENS = 64
-"""Maximum number of tokens of a small step. Threads share larger ones, whose work is longer."""
+"""Maximum number of tokens of a small step, and of rows of logits of a large one."""
+MAX_LARGE_TOKENS = 1 << 12
+"""Maximum number of tokens of a large step."""
 START_BYTES = 1 << 31
-"""Bytes of weights that small steps read before helpers start, which takes some milliseconds."""
+"""Bytes of weights that steps read before helpers start, which takes some milliseconds."""
 MAX_INTS = 1 << 16
 """Maximum number of integers of a batch, which are block ids for the most part."""
 Forward = Callable[[StepBatch], Floats]
 
 
 class Crew:
-    """Decides who shares the work of a step: helper processes if it is small, and threads if not.
+    """Decides who shares the work of a step: helper processes or threads.
 
-    In a small step the threads rest, because both would spin-wait on the same CPUs.
+    Helpers share the products of a small step, and the tokens of a large one. The threads rest
+    meanwhile, because both would spin-wait on the same CPUs.
     """
 
     def __init__(
@@ -48,27 +52,28 @@ class Crew:
         self._allocator = allocator
         # A helper that spins would hold up another one on the same CPU.
         self._may_start = helpers.IS_AVAILABLE and 1 < workers.num_threads <= available_cpus()
+        self.may_share_tokens = True
+        """Whether processes may share the tokens of large steps."""
         self._forward: Callable[[], Forward | None] = lambda: None
         self._num_bytes = 0
         self._team: _Team | None = None
         self._kind = 0
-        """The kind of the last small step: the number of bits of its number of tokens."""
+        """The kind of the last step: the number of bits of its number of tokens."""
         self._trials: dict[int, Trials[bool]] = {}
         """Trials of steps with and without helpers, by kind."""
 
     def run(self, forward: Forward, batch: StepBatch) -> Floats:
         """Return forward(batch), which helper processes may run as well."""
         num_tokens = len(batch.token_ids)
-        team = self._find_team(forward) if num_tokens <= MAX_TOKENS else None
+        team = self._find_team(forward) if num_tokens <= MAX_LARGE_TOKENS else None
         if team is None or team.helpers.are_paused():
             if self._team is not None:
                 self._team.rest()
             return forward(batch)
-        # A single step of another kind, such as a prompt among decodes, does not wake up helpers
-        # or let them sleep.
-        kind = num_tokens.bit_length()
-        is_steady, self._kind = kind == self._kind, kind
-        trials = self._trials.setdefault(kind, _new_trials())
+        # A single small step of another kind does not wake up helpers or let them sleep.
+        kind, is_large = num_tokens.bit_length(), num_tokens > MAX_TOKENS
+        is_steady, self._kind = is_large or kind == self._kind, kind
+        trials = self._trials.setdefault(kind, _new_trials(is_large))
         begin = perf_counter()
         wants_helpers = trials.choose() if is_steady else not team.is_resting
         message = team.prepare(batch) if wants_helpers else None
@@ -76,10 +81,14 @@ class Crew:
             team.rest()
             logits = forward(batch)
         else:
-            logits = team.helpers.run(message, partial(forward, batch))
-            team.is_resting = False
+            try:
+                logits = team.helpers.run(message, partial(team.do, forward, batch))
+                team.is_resting = False
+            except StepLostError:
+                team.rest()
+                logits = forward(batch)
         if is_steady and trials.is_trial:
-            trials.note(perf_counter() - begin)
+            trials.note((perf_counter() - begin) / (num_tokens if is_large else 1))
         return logits
 
     def close(self) -> None:
@@ -110,7 +119,14 @@ class Crew:
 
     def _start(self, forward: Forward) -> None:
         try:
-            self._team = _Team(forward, self._workers, self._plan, self._attention, self._allocator)
+            self._team = _Team(
+                forward,
+                self._workers,
+                self._plan,
+                self._attention,
+                self._allocator,
+                may_share_tokens=self.may_share_tokens,
+            )
         except (OSError, MemoryError) as error:
             self._may_start = False
             logger.warning(
@@ -118,9 +134,10 @@ class Crew:
             )
 
 
-def _new_trials() -> Trials[bool]:
-    # The first steps of a turn are slower, because helpers slept.
-    return Trials((True, False), num_turns=2, length=8)
+def _new_trials(is_large: bool) -> Trials[bool]:
+    # The first steps of a turn are slower, because helpers slept. A large step takes much longer.
+    num_turns, length = (3, 2) if is_large else (2, 8)
+    return Trials((True, False), num_turns, length)
 
 
 class _Team:
@@ -133,6 +150,8 @@ class _Team:
         plan: TiledPlan,
         attention: Attention,
         allocator: CachingAllocator,
+        *,
+        may_share_tokens: bool,
     ) -> None:
         """Start them. They know the weights and the KV cache that exist by now."""
         # Linux breaks a huge page up when this process writes to it after a fork. So the children
@@ -146,12 +165,18 @@ class _Team:
         self.helpers = HelperProcesses(workers.num_threads)
         self._products = SharedProducts(plan, self.helpers, allocator, MAX_TOKENS)
         self._shared_attention: SharedAttention | None = None
+        self._tokens: SharedTokens | None = None
         if attention.cache is not None:
-            self._shared_attention = SharedAttention(attention, self.helpers, MAX_TOKENS)
-        self.helpers.start(partial(self._do, forward))
+            self._shared_attention = SharedAttention(attention, self.helpers, MAX_LARGE_TOKENS)
+            if may_share_tokens:
+                parts = self._products, self._shared_attention
+                self._tokens = SharedTokens(plan, self.helpers, *parts, MAX_TOKENS)
+        self.helpers.start(partial(self._do_message, forward))
 
     def prepare(self, batch: StepBatch) -> bytes | None:
-        """Return the message for a step with this batch, or None if it is too large."""
+        """Return the message for a step with this batch, or None if it cannot be shared."""
+        if _is_large(batch) and (self._tokens is None or not self._tokens.takes(batch)):
+            return None
         header = self._batch.write(batch)
         if header is None:
             return None
@@ -159,8 +184,18 @@ class _Team:
             self._begin()
         return pack(self.is_resting, *header)
 
+    def do(self, forward: Forward, batch: StepBatch) -> Floats:
+        """Run this process's part of a step, and return the logits of all tokens."""
+        if self._tokens is None or not _is_large(batch):
+            return forward(batch)
+        logits = forward(self._tokens.begin(batch))
+        assert self._plan.by_token is None, "a forward pass takes the rows of its logits"
+        return logits
+
     def rest(self) -> None:
         """Leave the next steps to threads."""
+        if self._tokens is not None:
+            self._tokens.end()
         self.is_resting = True
         self._workers.are_resting = False
         self._plan.shared = self._attention.shared = None
@@ -177,12 +212,16 @@ class _Team:
         self._plan.shared, self._attention.shared = self._products, self._shared_attention
         self._attention.forget_plans()
 
-    def _do(self, forward: Forward, message: bytes) -> None:
+    def _do_message(self, forward: Forward, message: bytes) -> None:
         """Do what a message says, in a helper."""
         is_first, *header = unpack(message)[:6]
         if is_first:
             self._begin()
-        forward(self._batch.read(header))
+        self.do(forward, self._batch.read(header))
+
+
+def _is_large(batch: StepBatch) -> bool:
+    return len(batch.token_ids) > MAX_TOKENS
 
 
 def _weakly(forward: Forward) -> Callable[[], Forward | None]:

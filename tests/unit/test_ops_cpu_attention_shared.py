@@ -68,6 +68,7 @@ class Crewed:
         # Helpers start only if there are weights.
         self._matrix = plan.load((8, 8), [np.zeros((8, 8), np.float32)])
         self.crew = Crew(self._workers, plan, self._attention, CachingAllocator())
+        self.crew.may_share_tokens = False  # only a whole forward pass can compute some of them
         self._queries = shared_zeros((MOST_QUERIES, load.heads[0], HEAD_DIM), np.float32)
 
     def step(self, counts: Sequence[int]) -> tuple[Floats, Floats]:

@@ -73,7 +73,7 @@ class Attention:
             self._plans[key] = self._plan(batch, cache, key)
         by_head = len(q), cache.shape[4], q.shape[1] // cache.shape[4], q.shape[2]
         plan, q_by_head = self._plans[key], q.reshape(by_head)
-        if self.shared is not None and plan.num_threads > 1:
+        if self.shared is not None and (plan.num_threads > 1 or self.shared.part is not None):
             return self.shared.run(plan, q_by_head, layer)
         out = self._allocator.empty(q.shape, q.dtype)
         plan.run(self._workers, q_by_head, layer, out.reshape(by_head))

@@ -1,4 +1,4 @@
-"""Share a small step's attention among processes.
+"""Share a step's attention among processes.
 
 Each process plans the step itself, and so has the same items. It computes its own share of them.
 The results have places in shared memory.
@@ -33,6 +33,9 @@ class SharedAttention:
         # While one process still reads a result, another may compute the next one.
         self._places = [shared_zeros(shape, cache.dtype) for _ in range(2)]
         self._turn = 0
+        self._queries = shared_zeros(shape, cache.dtype)
+        self.part: tuple[slice, int] | None = None
+        """The tokens whose queries this process has, and the number of all. None: it has all."""
         self._parts = shared_zeros((MAX_PARTS,), cache.dtype)
         self._head_dim = cache.shape[-1]
 
@@ -46,7 +49,18 @@ class SharedAttention:
         return lambda: parts
 
     def run(self, plan: Plan, q: Floats, layer: int) -> Floats:
-        """Compute a layer for q [T, Hkv, G, Dh], and return its result [T, Hq, Dh]."""
+        """Compute a layer for q [T, Hkv, G, Dh], and return its result [T, Hq, Dh].
+
+        If this process has a part of the queries, the result is that of these.
+        """
+        own = slice(None)
+        if self.part is not None:
+            own, num_tokens = self.part
+            queries = self._queries[:num_tokens].reshape(-1, *q.shape[1:])
+            queries[own] = q
+            # The others have written the keys and values of their tokens as well.
+            self._helpers.meet()
+            q = queries
         self._turn = turn = 1 - self._turn
         result = self._places[turn][: len(q)]
         run, number = partial(plan.run_items, q, layer, result.reshape(q.shape)), plan.num_threads
@@ -55,7 +69,7 @@ class SharedAttention:
         self._helpers.share([*shares, *idle[number:]])
         if plan.has_parts:
             self._helpers.share([partial(plan.combine, result.reshape(q.shape)), *idle[1:]])
-        return result
+        return result[own]
 
 
 class _Parts(Scratch):

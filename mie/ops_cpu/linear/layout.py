@@ -38,6 +38,12 @@ class Layout(Protocol):
     def cut(self, num_rows: int, num_inputs: int) -> RowCut:
         """Return how to multiply this many rows."""
 
+    def row_unit(self, num_inputs: int) -> int:
+        """Return a number of rows that can be computed apart from the next ones with the same bits.
+
+        So can a multiple of it. 0 if there is no such number.
+        """
+
     def groups(self, x: Floats, shape: tuple[int, int], allocator: CachingAllocator) -> Floats:
         """Return x [R, K] as groups [groups, rows of a group, K], padded with rows of zeros."""
 
@@ -104,6 +110,9 @@ class TileLayout:
 
     def cut(self, num_rows: int, num_inputs: int) -> RowCut:
         return self._geometry.cut(num_rows, num_inputs, self.width)
+
+    def row_unit(self, num_inputs: int) -> int:
+        return 1
 
     def groups(self, x: Floats, shape: tuple[int, int], allocator: CachingAllocator) -> Floats:
         if len(x) < math.prod(shape) or not x.flags.c_contiguous:

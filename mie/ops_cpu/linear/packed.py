@@ -51,6 +51,10 @@ The number of threads does not change it, because it would change the bits.
 """
 MAX_PREPARED = 8
 """Maximum number of calls that are kept ready for a product."""
+ROW_UNITS = (4, 12, 24, 48)
+"""Numbers of rows that a kernel may compute at a time, or multiples of them."""
+TRIAL_ROWS = (96, 100, 104)
+"""Numbers of rows of the trials of these units. Each ends with other remaining rows."""
 TRIAL_TILES = 3
 """Number of tiles of a trial, of which two are at the ends and one is not."""
 
@@ -69,6 +73,7 @@ class PackedLayout:
         self._stage = Buffers(1, np.dtype(np.float32))
         self._invariant_groups: dict[int, list[int]] = {}
         self._are_alike: dict[tuple[int, int], bool] = {}
+        self._row_units: dict[int, int] = {}
 
     def put(self, rows: NDArray[Any], tile: NDArray[Any], first: int) -> None:
         panel, column = np.divmod(np.arange(first, first + len(rows)), self._kernel.columns)
@@ -83,9 +88,11 @@ class PackedLayout:
         return taken[0] if len(taken) == 1 else np.concatenate(taken, 1)
 
     def cut(self, num_rows: int, num_inputs: int) -> RowCut:
-        calls = []
-        for start in range(0, max(1, num_rows), MAX_ROWS):
-            count = max(1, min(MAX_ROWS, num_rows - start))
+        calls, most = [], MAX_ROWS
+        if num_rows > most:
+            most -= most % max(1, self.row_unit(num_inputs))
+        for start in range(0, max(1, num_rows), most):
+            count = max(1, min(most, num_rows - start))
             if self.is_batch_invariant:
                 groups = self.invariant_groups(num_inputs)
                 group = min(groups, key=lambda each: (ceil_div(count, each) * each, -each))
@@ -94,6 +101,17 @@ class PackedLayout:
             calls.append((slice(start, start + count), group, ceil_div(count, group)))
         num_padded = max(rows.start + group * number for rows, group, number in calls)
         return RowCut(calls, num_padded)
+
+    def row_unit(self, num_inputs: int) -> int:
+        if self.is_batch_invariant:
+            return 1
+        if num_inputs not in self._row_units:
+            sizes = _sizes(num_inputs)
+            fitting = (
+                unit for unit in ROW_UNITS if all(self._is_unit(size, unit) for size in sizes)
+            )
+            self._row_units[num_inputs] = next(fitting, 0)
+        return self._row_units[num_inputs]
 
     def groups(self, x: Floats, shape: tuple[int, int], allocator: CachingAllocator) -> Floats:
         if len(x) < math.prod(shape) or x.strides[1] != x.itemsize:
@@ -216,6 +234,16 @@ class PackedLayout:
         x, tiles = self._samples(num_rows, num_inputs, TRIAL_TILES)
         alone = [self._multiply(x, tile[None]) for tile in tiles]
         return bool((self._multiply(x, tiles) == np.concatenate(alone, 1)).all())
+
+    def _is_unit(self, num_inputs: int, unit: int) -> bool:
+        x, tiles = self._samples(max(TRIAL_ROWS), num_inputs, 1)
+        for num_rows in TRIAL_ROWS:
+            whole = self._multiply(x[:num_rows], tiles)
+            for cut in range(unit, num_rows, unit):
+                parts = [self._multiply(x[:cut], tiles), self._multiply(x[cut:num_rows], tiles)]
+                if (np.concatenate(parts) != whole).any():
+                    return False
+        return True
 
     def _samples(self, num_rows: int, num_inputs: int, num_tiles: int) -> tuple[Floats, Floats]:
         """Return rows [R, K], and tiles [tiles, K * W] of one part."""

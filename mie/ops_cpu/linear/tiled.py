@@ -35,6 +35,7 @@ from mie.ops_cpu.threads.workers import Workers
 
 if TYPE_CHECKING:
     from mie.ops_cpu.linear.shared import SharedProducts
+    from mie.ops_cpu.shared_tokens import SharedTokens
 
 BYTES_PER_THREAD = 1 << 18
 """Bytes of weights below which another thread takes longer to start than it saves anywhere."""
@@ -122,9 +123,11 @@ class TiledPlan:
         self._bytes_per_thread = bytes_per_thread
         self.shared: SharedProducts | None = None
         """Where processes share this step's products. Otherwise threads do."""
+        self.by_token: SharedTokens | None = None
+        """Where processes share this step's tokens."""
         self._num_loaded = 0
         self._matrices: list[weakref.ref[TiledMatrix]] = []
-        self._counts: dict[tuple[tuple[int, ...], int], ThreadCount] = {}
+        self._counts: dict[tuple[tuple[int, ...], int, bool], ThreadCount] = {}
         self._head_starts: dict[tuple[int, ...], HeadStart] = {}
         self._tasks: dict[tuple[int, int, int, int, int], list[tuple[slice, slice]]] = {}
         # Products of few rows share their memory. A result lasts until the next one.
@@ -293,10 +296,10 @@ class TiledPlan:
 
     def _count(self, tiles: NDArray[Any], num_rows: int) -> ThreadCount:
         """Return what knows how many threads to use for a product of this kind."""
-        kind = tiles.shape, work_bytes(tiles.nbytes, num_rows).bit_length()
+        num_bytes, is_alone = work_bytes(tiles.nbytes, num_rows), self._workers.are_resting
+        kind = tiles.shape, num_bytes.bit_length(), is_alone
         if kind not in self._counts:
-            num_bytes = work_bytes(tiles.nbytes, num_rows)
-            most = self._workers.at_most(num_bytes // self._bytes_per_thread)
+            most = 1 if is_alone else self._workers.at_most(num_bytes // self._bytes_per_thread)
             least = math.isqrt(num_bytes // (CERTAIN * self._bytes_per_thread))
             self._counts[kind] = ThreadCount(max(1, min(least, most)), most)
         return self._counts[kind]

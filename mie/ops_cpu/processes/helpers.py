@@ -97,7 +97,7 @@ class HelperProcesses:
         self._ends = shared_zeros((number + 1,), np.int64)
         self._seconds = shared_zeros((number, CACHE_LINE // 8), np.float64)
         """How long each process worked on its shares in the last step, and how long it waited."""
-        self._worked = self._waited = 0.0
+        self._worked = self._waited = self._since = 0.0
         rate = spin.tries_per_second()
         self._caller_tries, self._helper_tries = (
             int(seconds * rate) for seconds in (CALLER_SPINS, HELPER_SPINS)
@@ -169,15 +169,29 @@ class HelperProcesses:
             tasks[self.rank]()
             end = time.perf_counter()
             if self._meet():
+                self._since = now = time.perf_counter()
                 self._worked += end - begin
-                self._waited += time.perf_counter() - end
+                self._waited += now - end
                 return
             tasks = tasks[1:]
         for task in tasks:
             task()
 
+    def meet(self) -> None:
+        """Wait until each process is here. All that it did since the last meeting was its share.
+
+        Raise StepLostError if there are no helpers any more.
+        """
+        end = time.perf_counter()
+        if not self._is_together or not self._meet():
+            raise StepLostError
+        self._worked += end - self._since
+        self._since = now = time.perf_counter()
+        self._waited += now - end
+
     def _begin(self) -> None:
         self._worked = self._waited = 0.0
+        self._since = time.perf_counter()
 
     def _end_step(self) -> bool:
         """Tell how long this process worked and waited, and wait until all have ended."""
@@ -240,6 +254,10 @@ class HelperProcesses:
             self.ends = ends
         do(message)
         self._end_step()
+
+
+class StepLostError(Exception):
+    """A helper died or is stuck, and nothing has the results of its part of the step."""
 
 
 class _HelperEnded(Exception):
