@@ -5,7 +5,7 @@
 For each matrix of the published models and each number of rows, the backends `numpy` and
 `numpy-plain` take turns in one process. Plain uses the BLAS's own threads, as its users do. After
 its turn everything pauses until these threads sleep. The backend multiplies inside a step of as
-many tokens, which helper processes share if it is small. The weights come from memory, because the
+many tokens, which helper processes share as in an engine. The weights come from memory, because the
 calls go round through copies that no cache holds. Matrices above 128 MiB are measured with fewer
 columns.
 
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from mie.config.engine import EngineConfig
 from mie.load.backends import load_backend
-from mie.ops.backend import StepBatch
+from mie.ops.backend import KVCacheShape, StepBatch
 from mie.ops_cpu.crew import MAX_TOKENS
 from mie.ops_cpu.threads.blas import Blas
 from mie.sim.shapes import SHAPES, find_shape
@@ -48,6 +48,7 @@ MOST_BYTES = 128 << 20
 CACHE_BYTES = 192 << 20
 """Bytes of all copies of a matrix, more than a last-level cache."""
 TURN_SECONDS = 0.06
+HEAD_DIM, BLOCK_SIZE = 16, 16
 LEAST_CALLS = 6
 """Calls of a turn at least, however long they take."""
 BLAS_SLEEPS = 0.2
@@ -60,8 +61,8 @@ WARM_UP = 64
 
 Each step makes as many calls as a turn, because starting a step costs helper processes some time.
 """
-WARM_UP_THREADS = 4
-"""Larger steps after which the best number of threads is known."""
+WARM_UP_LARGE = 32
+"""Large steps after which the best number of threads is known, and whether helpers pay."""
 
 
 def shapes_of(name: str) -> Iterator[tuple[str, int, int]]:
@@ -95,12 +96,17 @@ class Pair:
             for backend in (plain, self._backend)
         )
         [self.plan] = set(self._backend.linear_plans.values())
+        # Processes share the tokens of a large step if it has attention.
+        shape = {"num_layers": 1, "num_kv_heads": 1, "head_dim": HEAD_DIM}
+        self._cache = self._backend.new_kv_cache(
+            KVCacheShape(num_blocks=max(LADDER), block_size=BLOCK_SIZE, **shape)
+        )
 
     def warm_up(self, num_rows: int) -> int:
         """Let the backend choose who shares its work. Return the number of calls of a turn."""
         self._step(num_rows, LEAST_CALLS)
         num_calls = max(LEAST_CALLS, int(TURN_SECONDS / self._step(num_rows, LEAST_CALLS)))
-        for _ in range(WARM_UP if num_rows <= MAX_TOKENS else WARM_UP_THREADS):
+        for _ in range(WARM_UP if num_rows <= MAX_TOKENS else WARM_UP_LARGE):
             self._step(num_rows, num_calls)
         return num_calls
 
@@ -118,22 +124,27 @@ class Pair:
 
     def _step(self, num_rows: int, num_calls: int) -> float:
         """Return the time of a call by the backend, in a step of so many tokens and calls."""
-        rows, calls = np.arange(num_rows), np.full(num_rows, num_calls)
+        rows = np.arange(num_rows)
         batch = StepBatch(
-            token_ids=rows,
+            token_ids=np.full(num_rows, num_calls),
             positions=0 * rows,
-            slot_mapping=rows,
+            slot_mapping=BLOCK_SIZE * rows,
             cu_seqlens_q=np.arange(num_rows + 1),
-            seq_lens=calls,
+            seq_lens=np.ones_like(rows),
             block_tables=rows[:, None],
-            logits_rows=rows,
+            logits_rows=rows[:1],
         )
         return float(self._backend.run_step(self._forward, batch).item())
 
     def _forward(self, batch: StepBatch) -> NDArray[np.float64]:
-        """Make as many calls as each sequence is long, in each of the processes."""
-        x = np.ones((len(batch.token_ids), self._num_inputs), np.float32)
-        return np.array(_turn(self._tuned, x, batch.seq_lens.item(0)))
+        """Make as many calls as each token says, in each of the processes."""
+        num_tokens, num_calls = len(batch.token_ids), batch.token_ids.item(0)
+        q = np.zeros((num_tokens, 1, HEAD_DIM), np.float32)
+        self._backend.paged_attention(q, self._cache, 0, batch, None)
+        x = np.ones((num_tokens, self._num_inputs), np.float32)
+        seconds = _turn(self._tuned, x, num_calls)
+        self._backend.take_rows(x, batch.logits_rows)
+        return np.array(seconds)
 
     def close(self) -> None:
         """End the backend's threads."""

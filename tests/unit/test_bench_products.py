@@ -21,8 +21,8 @@ SMALL = 1 << 20
 @pytest.mark.skipif(
     not helpers.IS_AVAILABLE, reason="helper processes need Linux's eventfd and pidfd"
 )
-@pytest.mark.parametrize("num_rows", [1, 4, 64])
-def test_small_products_are_measured_after_the_engine_has_chosen(
+@pytest.mark.parametrize("num_rows", [1, 4, 64, 128])
+def test_products_are_measured_after_the_engine_has_chosen(
     num_rows: int, monkeypatch: pytest.MonkeyPatch
 ):
     # Helpers start after as many steps as with the real sizes.
