@@ -249,5 +249,7 @@ class Backend(Protocol):
         """Run forward(batch) and return its logits [R, V], which last until the next step.
 
         The backend handles padding, capture and replay. Several processes may run a ``forward``
-        that is the same from step to step, so it should do nothing but call operators.
+        that is the same from step to step, each for a part of the tokens. So it should do nothing
+        but call operators. Tokens may depend on each other only in `paged_attention`, and
+        `take_rows` returns the rows of the logits, from whichever process has them.
         """

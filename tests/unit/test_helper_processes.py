@@ -919,3 +919,25 @@ def test_helpers_hold_no_file_of_the_program_open(new_board: Callable[..., Board
         names = [os.readlink(each) for each in files]
         assert len(names) == 2
         assert all(re.fullmatch(r".*(eventfd|pidfd).*", name) for name in names)
+
+
+@pytest.mark.parametrize(("worked", "wanted"), [(0.0, 1.0), (0.1, 1.0), (2.0, 16.0)])
+def test_a_helper_may_take_several_times_as_long_as_the_caller_did(
+    worked: float, wanted: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helpers, num_looks, now = HelperProcesses(2), 0, 100.0
+    monkeypatch.setattr(module, "PATIENCE", 1.0)
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now)
+
+    def look(_: int) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return False
+
+    helpers._begin()
+    now += worked
+    with pytest.raises(module._HelperEnded, match=f"took over {wanted:g} s"):
+        helpers._wait_longer(SimpleNamespace(acquire=look))  # type: ignore[arg-type]
+    assert num_looks == int(wanted / (module.CALLER_SPINS + module.NAP))
+    helpers.close()

@@ -49,7 +49,9 @@ Its helpers sleep, and what they need is in no cache.
 MOST_KEPT = 2e-2
 """Maximum seconds of gains that offset later losses, which other programs cause now and then."""
 PATIENCE = 10.0
-"""Seconds of waiting after which helpers count as stuck, and are killed."""
+"""Minimum seconds of waiting after which helpers count as stuck, and are killed."""
+MOST_TIMES = 8
+"""Times as long as the caller's own share took. A large step may take minutes between meetings."""
 
 _STDERR = 2
 
@@ -219,8 +221,9 @@ class HelperProcesses:
                     raise SystemExit
                 time.sleep(next(naps))
             return
+        patience = max(PATIENCE, MOST_TIMES * (time.perf_counter() - self._since))
         # Looks are counted, because the clock goes on while all processes are stopped.
-        for _ in range(int(PATIENCE / (CALLER_SPINS + NAP))):
+        for _ in range(int(patience / (CALLER_SPINS + NAP))):
             if not self._end.alive:
                 raise _HelperEnded("another thread ended the helper processes")
             for helper in self._helpers:
@@ -228,7 +231,7 @@ class HelperProcesses:
             time.sleep(NAP)
             if lock.acquire(self._caller_tries):
                 return
-        raise _HelperEnded(f"a helper process took over {PATIENCE:g} s")
+        raise _HelperEnded(f"a helper process took over {patience:g} s")
 
     def close(self) -> None:
         """End the children, even if interrupts come meanwhile. `run` then works without them."""
