@@ -703,7 +703,9 @@ def test_a_second_interrupt_leaves_no_step_unfinished(new_board: Callable[..., B
     board.check_caller_is_alone()
 
 
-@pytest.mark.parametrize("second_call", [None, 1, 2, 3])
+@pytest.mark.parametrize(
+    "second_call", [None, 2, *(pytest.param(call, marks=pytest.mark.slow) for call in (1, 3))]
+)
 def test_an_interrupt_at_any_line_leaves_no_helper_at_work(second_call: int | None) -> None:
     """It comes while helpers start, work or end. A second one may come soon afterwards."""
     before, files = children(), open_files()

@@ -589,8 +589,8 @@ def test_an_interrupt_at_any_line_leaves_right_results(
         if not injector.where:
             break
         num_interrupts += 1
-        line += 1 if line < 50 else 29
-    assert num_interrupts > 50
+        line += 1 if line < 30 else 59
+    assert num_interrupts > 30
     assert not helpers_of(model).have_failed
 
 
